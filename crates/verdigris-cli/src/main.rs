@@ -1,0 +1,3 @@
+//! The command line: doctor, verify, inspect, bench.
+
+fn main() {}

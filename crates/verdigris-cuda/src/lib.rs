@@ -1,0 +1,1 @@
+//! Programs onto the GPU: the only room that knows the driver.

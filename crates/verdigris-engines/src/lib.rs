@@ -1,0 +1,1 @@
+//! From problems to programs: every algorithm and its kernels.

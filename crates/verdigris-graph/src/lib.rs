@@ -1,0 +1,1 @@
+//! What is asked: operations, inferred shapes, validation, identity.

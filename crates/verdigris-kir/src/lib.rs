@@ -1,0 +1,1 @@
+//! The kernel language: build, verify, print as PTX, interpret.

@@ -1,0 +1,1 @@
+//! What a tensor is: element formats, exact conversions, layouts.

@@ -1,0 +1,1 @@
+//! Deep-learning primitives for NVIDIA GPUs: choose, remember, run, explain.

@@ -1,0 +1,3 @@
+//! The workshop.
+
+fn main() {}
