@@ -1,1 +1,16 @@
-//! The kernel language: build, verify, print as PTX, interpret.
+//! The kernel language of Verdigris: build a kernel in Rust, verify it, print it as PTX, interpret it on the CPU.
+//!
+//! A kernel is a pure function of its spec. Building it ([`face::build`]) records a tree of structured blocks ([`ir::KernelBody`]);
+//! [`verify()`](verify::verify) turns that into a [`Verified`](verify::Verified) body, the only thing that can be
+//! printed ([`ptx::print`]) or interpreted ([`interp`]).
+//!
+//! The rule of the language on one line: **an operator is pure, a verb has an effect, a Rust keyword happens while building.**
+#![forbid(unsafe_code)]
+
+pub mod face;
+pub mod inst;
+pub mod ir;
+pub mod program;
+pub mod ptx;
+pub mod tile;
+pub mod verify;

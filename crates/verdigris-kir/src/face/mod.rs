@@ -1,0 +1,1 @@
+//! The language: typed values with operators, verbs for effects.

@@ -1,0 +1,353 @@
+//! What a chosen engine hands on: launches and a scratch ledger, pure data.
+//!
+//! A [`Program`] names its kernels by spec and holds the function that builds each, which is called only where no compiled copy is found.
+//! It knows nothing of a device: the same program runs on the interpreter and on a GPU.
+
+use crate::ir::{KernelBody, MapDecl, ParamKind, Ty};
+use std::fmt;
+use std::sync::Arc;
+
+/// A kernel by name, with the function that builds it. Two references with the same name mean the same kernel.
+#[derive(Clone)]
+pub struct KernelRef {
+    name: String,
+    build: Arc<dyn Fn() -> KernelBody + Send + Sync>,
+}
+
+impl KernelRef {
+    /// A reference to the kernel that `build` makes. The name is the spec's: everything that shapes the code is in it.
+    pub fn new(name: impl Into<String>, build: impl Fn() -> KernelBody + Send + Sync + 'static) -> Self {
+        KernelRef { name: name.into(), build: Arc::new(build) }
+    }
+
+    /// The spec's name: cache key, entry name, and what a profiler shows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Builds the kernel.
+    pub fn build(&self) -> KernelBody {
+        (self.build)()
+    }
+}
+
+impl fmt::Debug for KernelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KernelRef({})", self.name)
+    }
+}
+
+/// A piece of workspace that lives for one execution. Its contents are undefined at entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    /// What it holds.
+    pub name: &'static str,
+    /// Size.
+    pub bytes: u64,
+}
+
+/// Where an address points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Base {
+    /// A buffer that the caller binds, by slot number.
+    Buffer(usize),
+    /// A piece of the workspace, by index into [`Program::scratch`].
+    Scratch(usize),
+    /// A constant, by index into [`Program::constants`].
+    Constant(usize),
+}
+
+/// An address: a base and a distance from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// What it is relative to.
+    pub base: Base,
+    /// Distance in bytes.
+    pub offset_bytes: u64,
+}
+
+impl Address {
+    /// The start of a caller's buffer.
+    pub fn buffer(slot: usize) -> Self {
+        Address { base: Base::Buffer(slot), offset_bytes: 0 }
+    }
+
+    /// The start of a piece of workspace.
+    pub fn scratch(index: usize) -> Self {
+        Address { base: Base::Scratch(index), offset_bytes: 0 }
+    }
+}
+
+/// What the copy engine puts where a box reaches past the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Fill {
+    /// Zero.
+    #[default]
+    Zero,
+    /// A NaN that multiplies like zero is not offered by every type; this is the map's NaN fill for float types.
+    Nan,
+}
+
+/// How much of L2 a tensor load brings in at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum L2Promotion {
+    /// Nothing beyond what is asked.
+    None,
+    /// 128 bytes.
+    #[default]
+    B128,
+    /// 256 bytes.
+    B256,
+}
+
+/// The launch-time part of a tensor map: extents and strides. Together with an address and the kernel's [`MapDecl`] it is a tensor map.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MapSpec {
+    /// What the kernel was built for.
+    pub decl: MapDecl,
+    /// Extents in elements, innermost first (`decl.rank` numbers).
+    pub dims: Vec<u64>,
+    /// Byte strides of dimensions 1 and up (`decl.rank − 1` numbers); multiples of 16.
+    pub strides_bytes: Vec<u64>,
+    /// Traversal strides, innermost first (`decl.rank` numbers, 1 unless a convolution is strided).
+    pub element_strides: Vec<u32>,
+    /// Im2col: signed offset of the first pixel visited, for each spatial dimension, innermost (W) first.
+    pub lower_corner: Vec<i32>,
+    /// Im2col: signed offset of the last pixel visited from the last pixel of the tensor, likewise.
+    pub upper_corner: Vec<i32>,
+    /// What stands outside.
+    pub fill: Fill,
+    /// L2 promotion.
+    pub l2: L2Promotion,
+}
+
+/// A kernel argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// A number, as bits.
+    Scalar(Ty, u64),
+    /// The constants of a division by this number (1 ≤ d < 2³²).
+    Divisor(u32),
+    /// A device address.
+    Pointer(Address),
+    /// A number that the caller gives at execution: an index into its host scalars; f32 bits.
+    HostScalar(usize),
+    /// A tensor map over memory at an address.
+    TensorMap(Address, MapSpec),
+}
+
+/// How many of a launch's CTAs are on the chip at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Residency {
+    /// Any number, in any order: CTAs do not wait for each other (clusters aside).
+    #[default]
+    Any,
+    /// All of them: CTAs may wait for each other. The launch is cooperative, and refused where they do not fit.
+    All,
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The kernel.
+    pub kernel: KernelRef,
+    /// CTAs along x, y, z.
+    pub grid: [u32; 3],
+    /// Whether CTAs wait for each other.
+    pub residency: Residency,
+    /// May start before the launch in front of it ends; the kernel waits by `griddepcontrol.wait` (programmatic dependent launch).
+    pub overlap: bool,
+    /// Arguments in the order of the kernel's parameters.
+    pub args: Vec<Arg>,
+}
+
+/// One thing to do on the stream.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Run a kernel.
+    Launch(Launch),
+    /// Set `bytes` bytes to `value`.
+    Fill {
+        /// Where.
+        at: Address,
+        /// How many bytes.
+        bytes: u64,
+        /// What.
+        value: u8,
+    },
+    /// Copy `bytes` bytes within the device.
+    Copy {
+        /// Destination.
+        to: Address,
+        /// Source.
+        from: Address,
+        /// How many bytes.
+        bytes: u64,
+    },
+}
+
+/// Launches and a scratch ledger, run in order.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// What to do.
+    pub steps: Vec<Step>,
+    /// The workspace, piece by piece; each starts at a multiple of 256 bytes.
+    pub scratch: Vec<Scratch>,
+    /// Bytes that are the same for every execution, put on the device when the plan is made.
+    pub constants: Vec<Vec<u8>>,
+    /// Alignment in bytes that each buffer slot must have; checked at execution.
+    pub buffer_alignment_bytes: Vec<u64>,
+}
+
+/// The alignment of each scratch piece.
+pub const SCRATCH_ALIGNMENT_BYTES: u64 = 256;
+
+impl Program {
+    /// Offsets of the scratch pieces in one workspace, and its size: what the caller must lend.
+    pub fn workspace(&self) -> (Vec<u64>, u64) {
+        let mut at = 0u64;
+        let offsets = self
+            .scratch
+            .iter()
+            .map(|piece| {
+                let here = at;
+                at += piece.bytes.next_multiple_of(SCRATCH_ALIGNMENT_BYTES);
+                here
+            })
+            .collect();
+        (offsets, at)
+    }
+
+    /// Adds a piece of scratch and returns its address.
+    pub fn add_scratch(&mut self, name: &'static str, bytes: u64) -> Address {
+        self.scratch.push(Scratch { name, bytes });
+        Address::scratch(self.scratch.len() - 1)
+    }
+
+    /// The launches, in order.
+    pub fn launches(&self) -> impl Iterator<Item = &Launch> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Launch(launch) => Some(launch),
+            _ => None,
+        })
+    }
+}
+
+/// A launch whose arguments do not fit its kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The kernel.
+    pub kernel: String,
+    /// What disagrees.
+    pub what: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "launch of {}: {}", self.kernel, self.what)
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+impl Launch {
+    /// Checks arguments, grid and tensor maps against the kernel.
+    pub fn check(&self, body: &KernelBody) -> Result<(), Mismatch> {
+        let fail = |what: String| Err(Mismatch { kernel: body.name.clone(), what });
+        if self.kernel.name() != body.name {
+            return fail(format!("the program names it {}", self.kernel.name()));
+        }
+        if self.args.len() != body.params.len() {
+            return fail(format!("{} arguments given, {} parameters declared", self.args.len(), body.params.len()));
+        }
+        for (arg, param) in self.args.iter().zip(&body.params) {
+            let fits = match (arg, &param.kind) {
+                (Arg::Scalar(given, _), ParamKind::Scalar(wanted)) => given.as_bits() == wanted.as_bits(),
+                (Arg::HostScalar(_), ParamKind::Scalar(wanted)) => *wanted == Ty::F32,
+                (Arg::Divisor(d), ParamKind::Divisor) => *d > 0,
+                (Arg::Pointer(address), ParamKind::Pointer { alignment_bytes, .. }) => {
+                    address.offset_bytes.is_multiple_of(u64::from(*alignment_bytes))
+                }
+                (Arg::TensorMap(_, spec), ParamKind::TensorMap(decl)) => {
+                    if spec.decl != *decl {
+                        return fail(format!("map {} was built for {decl:?}, given {:?}", param.name, spec.decl));
+                    }
+                    let rank = decl.rank as usize;
+                    spec.dims.len() == rank && spec.strides_bytes.len() + 1 == rank && spec.element_strides.len() == rank
+                }
+                _ => false,
+            };
+            if !fits {
+                return fail(format!("parameter {} is {:?}, argument is {arg:?}", param.name, param.kind));
+            }
+        }
+        let limits = [(1u64 << 31) - 1, 65535, 65535];
+        for (axis, (&extent, &limit)) in ["x", "y", "z"].iter().zip(self.grid.iter().zip(&limits)) {
+            if extent == 0 || u64::from(extent) > limit {
+                return fail(format!("grid {axis} is {extent}, must be 1 to {limit}"));
+            }
+        }
+        if !self.grid[0].is_multiple_of(body.cluster) {
+            return fail(format!("grid x {} is not a multiple of the cluster size {}", self.grid[0], body.cluster));
+        }
+        Ok(())
+    }
+}
+
+/// Division of any `u32` by a number fixed at launch, without a divide: `t = mulhi(n, multiplier); q = (t + ((n − t) >> shift1)) >> shift2`.
+///
+/// Source: Granlund and Montgomery, "Division by invariant integers using multiplication", PLDI 1994, figure 4.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divisor {
+    /// The divisor.
+    pub divisor: u32,
+    /// The multiplier.
+    pub multiplier: u32,
+    /// The first shift: 0 or 1.
+    pub shift1: u32,
+    /// The second shift.
+    pub shift2: u32,
+}
+
+impl Divisor {
+    /// The constants for a division by `divisor`, which must not be 0.
+    pub fn new(divisor: u32) -> Option<Divisor> {
+        if divisor == 0 {
+            return None;
+        }
+        let bits = 32 - (divisor - 1).leading_zeros();
+        let multiplier = (((1u128 << 32) * ((1u128 << bits) - u128::from(divisor))) / u128::from(divisor) + 1) as u32;
+        Some(Divisor { divisor, multiplier, shift1: bits.min(1), shift2: bits.saturating_sub(1) })
+    }
+
+    /// The 16 bytes of the parameter: divisor, multiplier, shift 1, shift 2.
+    pub fn words(self) -> [u32; 4] {
+        [self.divisor, self.multiplier, self.shift1, self.shift2]
+    }
+
+    /// The quotient, by the same steps as on the device.
+    pub fn quotient(self, n: u32) -> u32 {
+        let t = ((u64::from(n) * u64::from(self.multiplier)) >> 32) as u32;
+        (t.wrapping_add((n.wrapping_sub(t)) >> self.shift1)) >> self.shift2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_divide_exactly() {
+        let interesting = |seed: u32| (0..200u32).map(move |i| seed.wrapping_mul(2654435761).wrapping_add(i.wrapping_mul(0x9E37_79B9)));
+        for d in (1..300).chain([1 << 16, (1 << 16) + 1, 0x7FFF_FFFF, 0x8000_0000, u32::MAX - 1, u32::MAX]).chain(interesting(7)) {
+            if d == 0 {
+                continue;
+            }
+            let divisor = Divisor::new(d).unwrap();
+            for n in [0, 1, d - 1, d, d.wrapping_add(1), u32::MAX, u32::MAX - 1, 0x8000_0000].into_iter().chain(interesting(d)) {
+                assert_eq!(divisor.quotient(n), n / d, "{n} / {d}");
+            }
+        }
+        assert_eq!(Divisor::new(0), None);
+    }
+}

@@ -1,0 +1,1 @@
+//! Tiles, rings, accumulators, schedules: built from the face alone.
