@@ -95,16 +95,7 @@ impl DType {
     /// Whether values are floating-point.
     #[inline]
     pub const fn is_float(self) -> bool {
-        matches!(
-            self,
-            DType::F64
-                | DType::F32
-                | DType::Tf32
-                | DType::F16
-                | DType::Bf16
-                | DType::E4m3
-                | DType::E5m2
-        )
+        matches!(self, DType::F64 | DType::F32 | DType::Tf32 | DType::F16 | DType::Bf16 | DType::E4m3 | DType::E5m2)
     }
 
     /// Whether values are integers (a truth value is not).
@@ -147,14 +138,7 @@ impl DType {
             DType::U8 => Some((0, u8::MAX as i64)),
             DType::I32 => Some((i32::MIN as i64, i32::MAX as i64)),
             DType::I64 => Some((i64::MIN, i64::MAX)),
-            DType::F64
-            | DType::F32
-            | DType::Tf32
-            | DType::F16
-            | DType::Bf16
-            | DType::E4m3
-            | DType::E5m2
-            | DType::Bool => None,
+            DType::F64 | DType::F32 | DType::Tf32 | DType::F16 | DType::Bf16 | DType::E4m3 | DType::E5m2 | DType::Bool => None,
         }
     }
 }
@@ -167,19 +151,14 @@ impl fmt::Display for DType {
 
 /// A name that is no element type.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "`{0}` is no element type; the element types are f64, f32, tf32, f16, bf16, e4m3, e5m2, i8, u8, i32, i64, bool"
-)]
+#[error("`{0}` is no element type; the element types are f64, f32, tf32, f16, bf16, e4m3, e5m2, i8, u8, i32, i64, bool")]
 pub struct UnknownDType(pub String);
 
 impl FromStr for DType {
     type Err = UnknownDType;
 
     fn from_str(name: &str) -> Result<DType, UnknownDType> {
-        DType::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| UnknownDType(name.to_owned()))
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| UnknownDType(name.to_owned()))
     }
 }
 

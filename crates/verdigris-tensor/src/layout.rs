@@ -46,9 +46,7 @@ pub enum LayoutError {
         strides: Vec<u64>,
     },
     /// A dim that is neither equal nor 1 and so cannot be broadcast.
-    #[error(
-        "dims {from:?} cannot be broadcast to {to:?}; from the last on, each dim must be equal or 1"
-    )]
+    #[error("dims {from:?} cannot be broadcast to {to:?}; from the last on, each dim must be equal or 1")]
     Broadcast {
         /// The dims of this layout.
         from: Vec<u64>,
@@ -85,10 +83,7 @@ impl TryFrom<Parts> for Layout {
 
 impl From<Layout> for Parts {
     fn from(layout: Layout) -> Parts {
-        Parts {
-            dims: layout.dims().to_vec(),
-            strides: layout.strides().to_vec(),
-        }
+        Parts { dims: layout.dims().to_vec(), strides: layout.strides().to_vec() }
     }
 }
 
@@ -114,16 +109,9 @@ impl Layout {
             return Err(LayoutError::Rank { rank: dims.len() });
         }
         if dims.len() != strides.len() {
-            return Err(LayoutError::StrideCount {
-                dims: dims.len(),
-                strides: strides.len(),
-            });
+            return Err(LayoutError::StrideCount { dims: dims.len(), strides: strides.len() });
         }
-        let mut layout = Layout {
-            rank: dims.len() as u8,
-            dims: [0; MAX_RANK],
-            strides: [0; MAX_RANK],
-        };
+        let mut layout = Layout { rank: dims.len() as u8, dims: [0; MAX_RANK], strides: [0; MAX_RANK] };
         layout.dims[..dims.len()].copy_from_slice(dims);
         layout.strides[..dims.len()].copy_from_slice(strides);
         if dims.contains(&0) {
@@ -136,10 +124,7 @@ impl Layout {
             last += u128::from(dim - 1) * u128::from(stride);
             elements = elements.saturating_mul(u128::from(dim));
             if last >= limit || elements > limit {
-                return Err(LayoutError::TooLarge {
-                    dims: dims.to_vec(),
-                    strides: strides.to_vec(),
-                });
+                return Err(LayoutError::TooLarge { dims: dims.to_vec(), strides: strides.to_vec() });
             }
         }
         Ok(layout)
@@ -168,23 +153,15 @@ impl Layout {
         for &dim in order.iter().rev() {
             strides[dim] = stride;
             // A dim of 0 empties the tensor; the strides stay those of dim 1, so that they remain legal numbers.
-            stride = stride
-                .checked_mul(dims[dim].max(1))
-                .ok_or_else(|| LayoutError::TooLarge {
-                    dims: dims.to_vec(),
-                    strides: Vec::new(),
-                })?;
+            stride =
+                stride.checked_mul(dims[dim].max(1)).ok_or_else(|| LayoutError::TooLarge { dims: dims.to_vec(), strides: Vec::new() })?;
         }
         Layout::new(dims, &strides[..dims.len()])
     }
 
     /// The layout of a scalar: no dims, one element.
     pub const fn scalar() -> Layout {
-        Layout {
-            rank: 0,
-            dims: [0; MAX_RANK],
-            strides: [0; MAX_RANK],
-        }
+        Layout { rank: 0, dims: [0; MAX_RANK], strides: [0; MAX_RANK] }
     }
 
     /// Number of dims.
@@ -223,12 +200,7 @@ impl Layout {
         if self.is_empty() {
             return 0;
         }
-        1 + self
-            .dims()
-            .iter()
-            .zip(self.strides())
-            .map(|(dim, stride)| (dim - 1) * stride)
-            .sum::<u64>()
+        1 + self.dims().iter().zip(self.strides()).map(|(dim, stride)| (dim - 1) * stride).sum::<u64>()
     }
 
     /// [`Layout::span_elements`] in bytes. `u128`, since 2^63 elements of 8 bytes do not fit 64 bits.
@@ -288,10 +260,7 @@ impl Layout {
 
     /// Whether some dim of extent above 1 has stride 0.
     pub fn is_broadcast(&self) -> bool {
-        self.dims()
-            .iter()
-            .zip(self.strides())
-            .any(|(&dim, &stride)| dim > 1 && stride == 0)
+        self.dims().iter().zip(self.strides()).any(|(&dim, &stride)| dim > 1 && stride == 0)
     }
 
     /// Whether two indices might name one element. `false` is a proof: sorted by stride, each dim steps past everything that the
@@ -320,14 +289,8 @@ impl Layout {
     /// of that width along `dim` start aligned on every row if the first element is so aligned. 2^63 where no other stride counts.
     pub fn row_alignment_elements(&self, dim: usize) -> u64 {
         let strides = self.dims().iter().zip(self.strides()).enumerate();
-        let bits = strides
-            .filter(|&(i, (&extent, _))| i != dim && extent > 1)
-            .fold(0, |bits, (_, (_, &stride))| bits | stride);
-        if bits == 0 {
-            1 << 63
-        } else {
-            1 << bits.trailing_zeros()
-        }
+        let bits = strides.filter(|&(i, (&extent, _))| i != dim && extent > 1).fold(0, |bits, (_, (_, &stride))| bits | stride);
+        if bits == 0 { 1 << 63 } else { 1 << bits.trailing_zeros() }
     }
 
     /// The same elements seen with other dims: a new leading dim, or a dim of 1 that grows, gets stride 0.
@@ -335,10 +298,7 @@ impl Layout {
     /// # Errors
     /// A dim that is neither equal nor 1, or too many dims.
     pub fn broadcast_to(&self, dims: &[u64]) -> Result<Layout, LayoutError> {
-        let mismatch = || LayoutError::Broadcast {
-            from: self.dims().to_vec(),
-            to: dims.to_vec(),
-        };
+        let mismatch = || LayoutError::Broadcast { from: self.dims().to_vec(), to: dims.to_vec() };
         let new = dims.len().checked_sub(self.rank()).ok_or_else(mismatch)?;
         let mut strides = vec![0; dims.len()];
         for i in 0..self.rank() {
@@ -369,14 +329,7 @@ fn check_order(order: &[usize], rank: usize) -> Result<(), LayoutError> {
     for &dim in order {
         legal &= dim < rank && !std::mem::replace(&mut seen[dim.min(MAX_RANK - 1)], true);
     }
-    if legal {
-        Ok(())
-    } else {
-        Err(LayoutError::Order {
-            order: order.to_vec(),
-            rank,
-        })
-    }
+    if legal { Ok(()) } else { Err(LayoutError::Order { order: order.to_vec(), rank }) }
 }
 
 /// Whether two byte ranges share a byte. Each is (address of the first byte, length); an empty range shares none.
@@ -398,10 +351,7 @@ mod tests {
         let nhwc = Layout::with_order(&[2, 5, 3, 4], &[0, 2, 3, 1]).unwrap();
         assert_eq!(nhwc.strides(), [60, 1, 20, 5]);
         assert!(nhwc.is_packed() && !nhwc.is_row_major());
-        assert_eq!(
-            nhwc.permuted(&[0, 2, 3, 1]).unwrap(),
-            Layout::row_major(&[2, 3, 4, 5]).unwrap()
-        );
+        assert_eq!(nhwc.permuted(&[0, 2, 3, 1]).unwrap(), Layout::row_major(&[2, 3, 4, 5]).unwrap());
     }
 
     #[test]
@@ -413,9 +363,7 @@ mod tests {
         assert_eq!(padded.offset(&[2, 3]), Some(17));
         assert_eq!(padded.offset(&[3, 0]), None);
         assert_eq!(padded.offset(&[0]), None);
-        let by_position: Vec<u64> = (0..12)
-            .map(|i| padded.offset_of_position(i).unwrap())
-            .collect();
+        let by_position: Vec<u64> = (0..12).map(|i| padded.offset_of_position(i).unwrap()).collect();
         let mut by_index = Vec::new();
         for i in 0..3 {
             for j in 0..4 {
@@ -438,19 +386,10 @@ mod tests {
         assert_eq!(wide.strides(), [0, 0, 1]);
         assert!(wide.is_broadcast() && wide.may_overlap());
         assert_eq!(wide.span_elements(), 5);
-        let column = Layout::row_major(&[4, 1])
-            .unwrap()
-            .broadcast_to(&[4, 6])
-            .unwrap();
+        let column = Layout::row_major(&[4, 1]).unwrap().broadcast_to(&[4, 6]).unwrap();
         assert_eq!(column.strides(), [1, 0]);
-        assert!(matches!(
-            bias.broadcast_to(&[3, 4]),
-            Err(LayoutError::Broadcast { .. })
-        ));
-        assert!(matches!(
-            wide.broadcast_to(&[5]),
-            Err(LayoutError::Broadcast { .. })
-        ));
+        assert!(matches!(bias.broadcast_to(&[3, 4]), Err(LayoutError::Broadcast { .. })));
+        assert!(matches!(wide.broadcast_to(&[5]), Err(LayoutError::Broadcast { .. })));
     }
 
     #[test]
@@ -460,9 +399,7 @@ mod tests {
                 for s0 in 0..6u64 {
                     for s1 in 0..6u64 {
                         let layout = Layout::new(&[d0, d1], &[s0, s1]).unwrap();
-                        let mut offsets: Vec<u64> = (0..d0 * d1)
-                            .map(|i| layout.offset_of_position(i).unwrap())
-                            .collect();
+                        let mut offsets: Vec<u64> = (0..d0 * d1).map(|i| layout.offset_of_position(i).unwrap()).collect();
                         assert_eq!(offsets.iter().max().unwrap() + 1, layout.span_elements());
                         offsets.sort_unstable();
                         offsets.dedup();
@@ -486,37 +423,13 @@ mod tests {
 
     #[test]
     fn refusals() {
-        assert_eq!(
-            Layout::row_major(&[1; 9]),
-            Err(LayoutError::Rank { rank: 9 })
-        );
-        assert_eq!(
-            Layout::new(&[1, 2], &[1]),
-            Err(LayoutError::StrideCount {
-                dims: 2,
-                strides: 1
-            })
-        );
-        assert!(matches!(
-            Layout::with_order(&[1, 2], &[1, 1]),
-            Err(LayoutError::Order { .. })
-        ));
-        assert!(matches!(
-            Layout::with_order(&[1, 2], &[0, 9]),
-            Err(LayoutError::Order { .. })
-        ));
-        assert!(matches!(
-            Layout::row_major(&[1 << 40, 1 << 40]),
-            Err(LayoutError::TooLarge { .. })
-        ));
-        assert!(matches!(
-            Layout::new(&[3, u64::MAX], &[u64::MAX, 2]),
-            Err(LayoutError::TooLarge { .. })
-        ));
-        assert!(matches!(
-            Layout::new(&[1 << 40, 1 << 40], &[0, 0]),
-            Err(LayoutError::TooLarge { .. })
-        ));
+        assert_eq!(Layout::row_major(&[1; 9]), Err(LayoutError::Rank { rank: 9 }));
+        assert_eq!(Layout::new(&[1, 2], &[1]), Err(LayoutError::StrideCount { dims: 2, strides: 1 }));
+        assert!(matches!(Layout::with_order(&[1, 2], &[1, 1]), Err(LayoutError::Order { .. })));
+        assert!(matches!(Layout::with_order(&[1, 2], &[0, 9]), Err(LayoutError::Order { .. })));
+        assert!(matches!(Layout::row_major(&[1 << 40, 1 << 40]), Err(LayoutError::TooLarge { .. })));
+        assert!(matches!(Layout::new(&[3, u64::MAX], &[u64::MAX, 2]), Err(LayoutError::TooLarge { .. })));
+        assert!(matches!(Layout::new(&[1 << 40, 1 << 40], &[0, 0]), Err(LayoutError::TooLarge { .. })));
         // An empty tensor may have any strides.
         assert!(Layout::new(&[0, u64::MAX], &[u64::MAX, u64::MAX]).is_ok());
     }

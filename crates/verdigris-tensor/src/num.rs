@@ -51,41 +51,17 @@ pub struct Format {
 
 impl Format {
     /// IEEE binary32.
-    pub const F32: Format = Format {
-        exponent_bits: 8,
-        mantissa_bits: 23,
-        has_infinity: true,
-    };
+    pub const F32: Format = Format { exponent_bits: 8, mantissa_bits: 23, has_infinity: true };
     /// 1 + 8 + 10 bits.
-    pub const TF32: Format = Format {
-        exponent_bits: 8,
-        mantissa_bits: 10,
-        has_infinity: true,
-    };
+    pub const TF32: Format = Format { exponent_bits: 8, mantissa_bits: 10, has_infinity: true };
     /// IEEE binary16.
-    pub const F16: Format = Format {
-        exponent_bits: 5,
-        mantissa_bits: 10,
-        has_infinity: true,
-    };
+    pub const F16: Format = Format { exponent_bits: 5, mantissa_bits: 10, has_infinity: true };
     /// 1 + 8 + 7 bits.
-    pub const BF16: Format = Format {
-        exponent_bits: 8,
-        mantissa_bits: 7,
-        has_infinity: true,
-    };
+    pub const BF16: Format = Format { exponent_bits: 8, mantissa_bits: 7, has_infinity: true };
     /// The fp8 format with the longer mantissa, without infinity.
-    pub const E4M3: Format = Format {
-        exponent_bits: 4,
-        mantissa_bits: 3,
-        has_infinity: false,
-    };
+    pub const E4M3: Format = Format { exponent_bits: 4, mantissa_bits: 3, has_infinity: false };
     /// The fp8 format with the wider range.
-    pub const E5M2: Format = Format {
-        exponent_bits: 5,
-        mantissa_bits: 2,
-        has_infinity: true,
-    };
+    pub const E5M2: Format = Format { exponent_bits: 5, mantissa_bits: 2, has_infinity: true };
 
     /// Bits of a code, the sign included.
     #[inline(always)]
@@ -126,11 +102,7 @@ impl Format {
     /// The code of +∞, or of the positive NaN where the format has no infinity.
     #[inline(always)]
     pub const fn infinity(self) -> u32 {
-        if self.has_infinity {
-            self.magnitude_mask() >> self.mantissa_bits << self.mantissa_bits
-        } else {
-            self.magnitude_mask()
-        }
+        if self.has_infinity { self.magnitude_mask() >> self.mantissa_bits << self.mantissa_bits } else { self.magnitude_mask() }
     }
 
     /// The code of the largest finite value.
@@ -143,11 +115,7 @@ impl Format {
     #[inline(always)]
     pub const fn is_nan(self, code: u32) -> bool {
         let magnitude = code & self.magnitude_mask();
-        if self.has_infinity {
-            magnitude > self.infinity()
-        } else {
-            magnitude == self.magnitude_mask()
-        }
+        if self.has_infinity { magnitude > self.infinity() } else { magnitude == self.magnitude_mask() }
     }
 
     /// Whether `code` is an infinity.
@@ -170,16 +138,8 @@ impl Format {
             return f64::NAN;
         }
         let biased = ((value.to_bits() >> 52) & 0x7ff) as i32;
-        let exponent = if biased == 0 {
-            i32::MIN / 2
-        } else {
-            biased - 1023
-        };
-        let exponent = if exponent < self.min_exponent() {
-            self.min_exponent()
-        } else {
-            exponent
-        };
+        let exponent = if biased == 0 { i32::MIN / 2 } else { biased - 1023 };
+        let exponent = if exponent < self.min_exponent() { self.min_exponent() } else { exponent };
         power_of_two(exponent - self.mantissa_bits as i32)
     }
 
@@ -204,11 +164,7 @@ impl Format {
         }
 
         // value = significand · 2^(exponent − 52)
-        let (significand, exponent) = if biased == 0 {
-            (fraction, -1022)
-        } else {
-            (fraction | 1 << 52, biased - 1023)
-        };
+        let (significand, exponent) = if biased == 0 { (fraction, -1022) } else { (fraction | 1 << 52, biased - 1023) };
         // The last kept bit weighs 2^(max(exponent, min_exponent) − mantissa_bits). Beyond a shift of 60 all bits are below half of
         // it, so a longer shift decides nothing else.
         let below = self.min_exponent() - exponent;
@@ -249,11 +205,7 @@ impl Format {
     #[inline(always)]
     pub const fn decode(self, code: u32) -> f64 {
         let single = self.decode_f32(code);
-        if single.is_nan() {
-            f64::from_bits(CANONICAL_NAN_F64)
-        } else {
-            single as f64
-        }
+        if single.is_nan() { f64::from_bits(CANONICAL_NAN_F64) } else { single as f64 }
     }
 
     /// The value of `code` as `f32`, exactly: every format here is a subset of binary32. NaN codes give `0x7fffffff`.
@@ -274,9 +226,7 @@ impl Format {
         }
         if magnitude >> self.mantissa_bits == 0 {
             // Subnormal: magnitude · 2^(min_exponent − mantissa_bits), a normal f32 with an exact product.
-            let scale = f32::from_bits(
-                ((self.min_exponent() - self.mantissa_bits as i32 + 127) as u32) << 23,
-            );
+            let scale = f32::from_bits(((self.min_exponent() - self.mantissa_bits as i32 + 127) as u32) << 23);
             return f32::from_bits(sign | (magnitude as f32 * scale).to_bits());
         }
         f32::from_bits(sign | ((magnitude << widen) + (((127 - self.bias()) as u32) << 23)))
@@ -483,18 +433,12 @@ pub fn write_element(dtype: DType, value: f64, bytes: &mut [u8]) -> Option<()> {
         }
         DType::F16 => *bytes.first_chunk_mut()? = f64_to_f16(value).to_le_bytes(),
         DType::Bf16 => *bytes.first_chunk_mut()? = f64_to_bf16(value).to_le_bytes(),
-        DType::E4m3 => {
-            *bytes.first_mut()? = Format::E4M3.encode(value, nearest, Overflow::Saturate) as u8
-        }
-        DType::E5m2 => {
-            *bytes.first_mut()? = Format::E5M2.encode(value, nearest, Overflow::Saturate) as u8
-        }
+        DType::E4m3 => *bytes.first_mut()? = Format::E4M3.encode(value, nearest, Overflow::Saturate) as u8,
+        DType::E5m2 => *bytes.first_mut()? = Format::E5M2.encode(value, nearest, Overflow::Saturate) as u8,
         DType::I8 => *bytes.first_mut()? = f64_to_i8(value, nearest) as u8,
         DType::U8 => *bytes.first_mut()? = f64_to_u8(value, nearest),
         DType::I32 => *bytes.first_chunk_mut()? = f64_to_i32(value, nearest).to_le_bytes(),
-        DType::I64 => {
-            *bytes.first_chunk_mut()? = (round_to_integer(value, nearest) as i64).to_le_bytes()
-        }
+        DType::I64 => *bytes.first_chunk_mut()? = (round_to_integer(value, nearest) as i64).to_le_bytes(),
         DType::Bool => *bytes.first_mut()? = u8::from(value != 0.0),
     }
     Some(())
