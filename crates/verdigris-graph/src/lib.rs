@@ -1,1 +1,26 @@
 //! What is asked: operations, inferred shapes, validation, identity.
+//!
+//! A [`Graph`] of [`Op`]s on [`TensorDesc`]s is built ([`GraphBuilder`]) or read from JSON ([`json`]), checked as a whole
+//! ([`validate`]), and cut into [`Problem`]s ([`pattern::problems`]): canonical, device-free subgraphs that one engine may take. Equal
+//! problems have equal [`Key`]s, whatever their tensors were called.
+#![forbid(unsafe_code)]
+
+pub mod error;
+mod graph;
+pub mod json;
+mod key;
+mod op;
+pub mod ops;
+pub mod pattern;
+pub mod problem;
+mod tensor;
+pub mod validate;
+
+pub use error::Error;
+pub use graph::{Graph, GraphBuilder, Node};
+pub use key::Key;
+pub use op::{HostScalar, Op, Real};
+pub use ops::matmul::{Matmul, OperandScale, Precision};
+pub use ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
+pub use problem::{Determinism, EpilogueStep, GemmProblem, Matrix, Order, Problem, Scale, Slot};
+pub use tensor::{TensorDesc, Uid};

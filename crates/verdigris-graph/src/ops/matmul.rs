@@ -1,0 +1,248 @@
+//! Matrix multiplication.
+//!
+//! `D[b…, m, n] = alpha · Σₖ (sA·A[b…, m, k]) · (sB·B[b…, k, n]) + beta · C[b…, m, n]`
+//!
+//! The last two dims are the matrices; the dims before them are batch dims, broadcast from the right as in NumPy. Any strides are
+//! taken for the inputs; a transposed operand is one whose strides say so. `K = 0` gives `beta · C`. With `beta` equal to 0, fixed or
+//! at run time, `C` is never read, so that a NaN in it does not reach `D`. `sA` and `sB` are 1 unless [`OperandScale`]s are given.
+//!
+//! Batch dims of `C` follow the same broadcasting; `C` may also have 1 in place of `m` or `n`.
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::DType;
+
+use crate::error::Error;
+use crate::op::HostScalar;
+use crate::tensor::{TensorDesc, Uid};
+
+/// How products are formed and summed. It bounds the error; how the bound is met is the engine's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// f64 operands, f64 products and sums.
+    F64,
+    /// Operands exact as stored, every product and sum an f32 fused multiply-add. No tensor core, no splitting.
+    Ieee,
+    /// Operands exact as stored, error within four times the f32 multiply-add model. Tensor cores with f32 accumulators serve 16-bit
+    /// and 8-bit operands; f32 operands may be split into narrower parts. Engines note it when they do.
+    Fp32,
+    /// f32 operands, of which the upper 19 bits are used (tf32, rounded or truncated); f32 sums.
+    Tf32,
+    /// f16 operands, sums rounded to f16.
+    F16,
+    /// fp8 operands, summed in the tensor core's own accumulator all along K: about 14 bits of each partial sum are kept.
+    Fp8Fast,
+    /// fp8 operands, with partial sums over at most 128 of K added in f32.
+    Fp8Promoted,
+    /// 8-bit integer operands; exact 32-bit sums, wrapping.
+    I32,
+}
+
+impl Precision {
+    /// Every policy.
+    pub const ALL: [Precision; 8] = [
+        Precision::F64,
+        Precision::Ieee,
+        Precision::Fp32,
+        Precision::Tf32,
+        Precision::F16,
+        Precision::Fp8Fast,
+        Precision::Fp8Promoted,
+        Precision::I32,
+    ];
+
+    /// The type of a finished sum.
+    pub const fn accumulator(self) -> DType {
+        match self {
+            Precision::F64 => DType::F64,
+            Precision::Ieee
+            | Precision::Fp32
+            | Precision::Tf32
+            | Precision::Fp8Fast
+            | Precision::Fp8Promoted => DType::F32,
+            Precision::F16 => DType::F16,
+            Precision::I32 => DType::I32,
+        }
+    }
+
+    /// The type in which alpha, beta and the epilogue compute: f64 for f64 operands, else f32.
+    pub const fn epilogue(self) -> DType {
+        match self {
+            Precision::F64 => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// The usual policy for operands of these types: the most exact that the tensor core has. `None` if no policy takes the pair.
+    pub fn usual(a: DType, b: DType) -> Option<Precision> {
+        let choice = match a {
+            DType::F64 => Precision::F64,
+            DType::F32 | DType::F16 | DType::Bf16 => Precision::Fp32,
+            DType::E4m3 | DType::E5m2 => Precision::Fp8Promoted,
+            DType::I8 | DType::U8 => Precision::I32,
+            DType::Tf32 | DType::I32 | DType::I64 | DType::Bool => return None,
+        };
+        choice.rule_broken_by(a, b).is_none().then_some(choice)
+    }
+
+    /// The rule that operands of these types break, or `None` if this policy takes them.
+    pub fn rule_broken_by(self, a: DType, b: DType) -> Option<&'static str> {
+        let both = |test: fn(DType) -> bool| test(a) && test(b);
+        match self {
+            Precision::F64 => (!both(|d| d == DType::F64)).then_some("f64 takes f64 operands"),
+            Precision::Ieee | Precision::Fp32 => {
+                if !both(|d| {
+                    matches!(
+                        d,
+                        DType::F32 | DType::F16 | DType::Bf16 | DType::E4m3 | DType::E5m2
+                    )
+                }) {
+                    Some("ieee and fp32 take f32, f16, bf16, e4m3 and e5m2 operands")
+                } else if a != b && !both(DType::is_fp8) {
+                    Some("A and B share one type; only e4m3 and e5m2 may be mixed")
+                } else {
+                    None
+                }
+            }
+            Precision::Tf32 => (!both(|d| d == DType::F32)).then_some("tf32 takes f32 operands"),
+            Precision::F16 => (!both(|d| d == DType::F16)).then_some("f16 sums take f16 operands"),
+            Precision::Fp8Fast | Precision::Fp8Promoted => (!both(DType::is_fp8))
+                .then_some("fp8_fast and fp8_promoted take e4m3 and e5m2 operands"),
+            Precision::I32 => (!both(|d| matches!(d, DType::I8 | DType::U8)))
+                .then_some("i32 sums take i8 and u8 operands"),
+        }
+    }
+}
+
+/// The dequantization factor of an fp8 operand: an f32 tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperandScale {
+    /// The factors. One element for the whole operand, or, with `block`, dims `[b…, outer blocks, k blocks]`, where *outer* is `m` for
+    /// A and `n` for B.
+    pub tensor: Uid,
+    /// Extents `[outer, k]` of the block that one factor covers; the last block of a dim may be cut short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<[u64; 2]>,
+}
+
+/// Matrix multiplication; the module's head has the formula.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Matmul {
+    /// `[b…, m, k]`.
+    pub a: Uid,
+    /// `[b…, k, n]`.
+    pub b: Uid,
+    /// `[b…, m, n]`, or absent: then `beta` plays no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub c: Option<Uid>,
+    /// `[b…, m, n]`, written.
+    pub d: Uid,
+    /// Factor of the product.
+    pub alpha: HostScalar<Uid>,
+    /// Factor of `C`.
+    pub beta: HostScalar<Uid>,
+    /// How products are formed and summed.
+    pub precision: Precision,
+    /// Factor of A; fp8 only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_a: Option<OperandScale>,
+    /// Factor of B; fp8 only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_b: Option<OperandScale>,
+}
+
+impl Matmul {
+    /// `D = A · B`.
+    pub fn new(a: Uid, b: Uid, d: Uid, precision: Precision) -> Matmul {
+        Matmul {
+            a,
+            b,
+            c: None,
+            d,
+            alpha: HostScalar::ONE,
+            beta: HostScalar::ZERO,
+            precision,
+            scale_a: None,
+            scale_b: None,
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Vec<Uid> {
+        let mut inputs = vec![self.a, self.b];
+        inputs.extend(self.c);
+        for scalar in [self.alpha, self.beta] {
+            if let HostScalar::Bound(uid) = scalar {
+                inputs.push(uid);
+            }
+        }
+        inputs.extend(
+            self.scale_a
+                .iter()
+                .chain(&self.scale_b)
+                .map(|scale| scale.tensor),
+        );
+        inputs
+    }
+
+    /// The dims of `D`.
+    ///
+    /// # Errors
+    /// Fewer than two dims, a `k` that differs, or batch dims that do not broadcast.
+    pub fn infer(op: &str, a: &TensorDesc, b: &TensorDesc) -> Result<Vec<u64>, Error> {
+        for tensor in [a, b] {
+            if tensor.layout.rank() < 2 {
+                return Err(Error::Mismatch {
+                    op: op.to_owned(),
+                    tensor: tensor.name.clone(),
+                    quantity: "the number of dims".to_owned(),
+                    got: tensor.layout.rank() as u64,
+                    want: 2,
+                    rule: "a matrix has at least two dims",
+                });
+            }
+        }
+        let (a_batch, a_matrix) = a.layout.dims().split_at(a.layout.rank() - 2);
+        let (b_batch, b_matrix) = b.layout.dims().split_at(b.layout.rank() - 2);
+        if a_matrix[1] != b_matrix[0] {
+            return Err(Error::Mismatch {
+                op: op.to_owned(),
+                tensor: b.name.clone(),
+                quantity: "k (its last dim but one)".to_owned(),
+                got: b_matrix[0],
+                want: a_matrix[1],
+                rule: "the last dim of A and the last but one of B are the same k",
+            });
+        }
+        let mut dims = broadcast_dims(op, b, a_batch, b_batch)?;
+        dims.extend([a_matrix[0], b_matrix[1]]);
+        Ok(dims)
+    }
+}
+
+/// The common dims of two lists of batch dims, aligned from the right; a dim of 1 gives way. `tensor` is the one that has `theirs`.
+pub(crate) fn broadcast_dims(
+    op: &str,
+    tensor: &TensorDesc,
+    ours: &[u64],
+    theirs: &[u64],
+) -> Result<Vec<u64>, Error> {
+    let rank = ours.len().max(theirs.len());
+    let at = |dims: &[u64], i: usize| (i + dims.len()).checked_sub(rank).map_or(1, |i| dims[i]);
+    (0..rank)
+        .map(|i| match (at(ours, i), at(theirs, i)) {
+            (x, y) if x == y => Ok(x),
+            (1, y) => Ok(y),
+            (x, 1) => Ok(x),
+            (want, got) => Err(Error::Mismatch {
+                op: op.to_owned(),
+                tensor: tensor.name.clone(),
+                quantity: format!("dim {}", (i + theirs.len()).saturating_sub(rank)),
+                got,
+                want,
+                rule: "dims broadcast from the right: each pair is equal or holds a 1",
+            }),
+        })
+        .collect()
+}

@@ -1,0 +1,743 @@
+//! What one engine may take: one canonical, device-free subgraph.
+//!
+//! A [`GemmProblem`] computes, for every batch index and every `(m, n)`:
+//!
+//! ```text
+//! v = alpha · Σₖ (sA·A[m, k]) · (sB·B[k, n]) + beta · C[m, n]      sums as `precision` says, the rest in precision.epilogue()
+//! for step in epilogue: v = step(v)
+//! D[m, n] = v rounded to D's type (to nearest even; saturating in fp8 and integers)
+//! ```
+//!
+//! `beta` equal to 0, fixed or at run time, means that C is not read. With [`Precision::I32`], no epilogue step, `alpha` fixed to 1 and
+//! no C, an i32 D is the exact sum, wrapped to 32 bits; otherwise the sum is converted to f32 first.
+//!
+//! **Slots.** A problem knows its buffers and host scalars as slots, numbered from 0 in the order A, B, C, scale of A, scale of B,
+//! alpha, beta, epilogue, D. An operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::{DType, Layout, LayoutError};
+
+use crate::error::Error;
+use crate::op::HostScalar;
+use crate::ops::matmul::Precision;
+use crate::ops::pointwise::{BinaryOp, UnaryOp};
+
+/// A buffer or a host scalar of a problem.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Slot(pub u32);
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {}", self.0)
+    }
+}
+
+/// One subgraph in canonical form. Engines match on it exhaustively.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Problem {
+    /// Matrix multiplication with an epilogue.
+    Gemm(GemmProblem),
+}
+
+/// Whether two executions must agree bit for bit.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Determinism {
+    /// They need not.
+    #[default]
+    Any,
+    /// Same device, same inputs, same bits.
+    Repeatable,
+}
+
+/// Which index of a matrix runs through neighbouring elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Order {
+    /// The column index: `column_stride` is 1.
+    RowMajor,
+    /// The row index: `row_stride` is 1.
+    ColumnMajor,
+    /// Neither.
+    Strided,
+}
+
+/// A matrix, or a stack of them: where element `(batch, row, column)` of a buffer lies.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Matrix {
+    /// The buffer.
+    pub slot: Slot,
+    /// Its element type.
+    pub dtype: DType,
+    /// Elements from one row to the next; 0 repeats one row.
+    pub row_stride: u64,
+    /// Elements from one column to the next; 0 repeats one column.
+    pub column_stride: u64,
+    /// Elements from one matrix to the next, one for each of the problem's batch dims; 0 repeats one matrix.
+    pub batch_strides: Vec<u64>,
+}
+
+impl Matrix {
+    /// A single packed matrix of `columns` columns, row-major.
+    pub fn row_major(slot: Slot, dtype: DType, columns: u64) -> Matrix {
+        Matrix::with_leading_dimension(slot, dtype, Order::RowMajor, columns)
+    }
+
+    /// A single matrix whose rows (columns, if column-major) begin `leading` elements apart. [`Order::Strided`] is taken as row-major
+    /// here, since one leading dimension cannot describe it.
+    pub fn with_leading_dimension(slot: Slot, dtype: DType, order: Order, leading: u64) -> Matrix {
+        let (row_stride, column_stride) = match order {
+            Order::RowMajor | Order::Strided => (leading, 1),
+            Order::ColumnMajor => (1, leading),
+        };
+        Matrix {
+            slot,
+            dtype,
+            row_stride,
+            column_stride,
+            batch_strides: Vec::new(),
+        }
+    }
+
+    /// Which index is contiguous. A canonical matrix of one row or one column is row-major where it can be.
+    pub fn order(&self) -> Order {
+        match (self.row_stride, self.column_stride) {
+            (_, 1) => Order::RowMajor,
+            (1, _) => Order::ColumnMajor,
+            _ => Order::Strided,
+        }
+    }
+
+    /// The stride of the index that is not contiguous: the leading dimension of BLAS. `None` if neither is contiguous.
+    pub fn leading_dimension(&self) -> Option<u64> {
+        match self.order() {
+            Order::RowMajor => Some(self.row_stride),
+            Order::ColumnMajor => Some(self.column_stride),
+            Order::Strided => None,
+        }
+    }
+
+    /// Whether every row is the same: one value for each column, as a bias over n has.
+    pub fn is_per_column(&self) -> bool {
+        self.row_stride == 0 && self.column_stride != 0
+    }
+
+    /// Whether every column is the same: one value for each row, as a bias over m has.
+    pub fn is_per_row(&self) -> bool {
+        self.column_stride == 0 && self.row_stride != 0
+    }
+
+    /// Whether one value serves a whole matrix.
+    pub fn is_scalar(&self) -> bool {
+        self.row_stride == 0 && self.column_stride == 0
+    }
+
+    /// The offset of an element, in elements.
+    #[inline]
+    pub fn offset(&self, batch: &[u64], row: u64, column: u64) -> u64 {
+        let base: u64 = batch
+            .iter()
+            .zip(&self.batch_strides)
+            .map(|(index, stride)| index * stride)
+            .sum();
+        base + row * self.row_stride + column * self.column_stride
+    }
+
+    /// The layout `[batch…, rows, columns]`.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn layout(&self, batch: &[u64], rows: u64, columns: u64) -> Result<Layout, LayoutError> {
+        let dims: Vec<u64> = batch.iter().copied().chain([rows, columns]).collect();
+        let strides: Vec<u64> = self
+            .batch_strides
+            .iter()
+            .copied()
+            .chain([self.row_stride, self.column_stride])
+            .collect();
+        Layout::new(&dims, &strides)
+    }
+
+    /// The same matrix read the other way round.
+    pub fn transposed(&self) -> Matrix {
+        Matrix {
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self.clone()
+        }
+    }
+
+    fn normalize_strides(&mut self, rows: u64, columns: u64) {
+        // The stride of an index that takes one value decides nothing; fixing it makes equal problems equal and gives every vector
+        // an order. A broadcast (0) of extent 1 is no broadcast.
+        if columns <= 1 {
+            self.column_stride = 1;
+            if rows <= 1 {
+                self.row_stride = 1;
+            }
+        } else if rows <= 1 {
+            self.row_stride = match self.column_stride {
+                1 => columns,
+                0 => 0,
+                _ => 1,
+            };
+        }
+    }
+}
+
+/// The dequantization factor of an fp8 operand.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scale {
+    /// One f32 in device memory for the whole operand.
+    Tensor {
+        /// Its buffer.
+        slot: Slot,
+    },
+    /// One f32 for each block of the operand.
+    Block {
+        /// Rows of A or columns of B that share a factor.
+        outer: u64,
+        /// Elements along k that share a factor.
+        k: u64,
+        /// The factors: rows are outer blocks, columns are k blocks.
+        factors: Matrix,
+    },
+}
+
+/// One step between the sum and D. `v` is the value of one element, in the epilogue's type.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EpilogueStep {
+    /// `v = f(v)`.
+    Unary(UnaryOp),
+    /// `v = f(v, operand[m, n])`, or `f(operand[m, n], v)`: bias (an operand that is per column or per row), residual, gate, mask.
+    Binary {
+        /// The function.
+        f: BinaryOp,
+        /// Read; strides of 0 broadcast it.
+        operand: Matrix,
+        /// Whether `v` is the right argument. `false` for commutative functions.
+        v_is_right: bool,
+    },
+    /// `v = factor · v`.
+    Scale {
+        /// The factor, from the host.
+        factor: HostScalar<Slot>,
+    },
+    /// `v` rounded to a type, as if it had been stored and read again.
+    Round {
+        /// The type.
+        dtype: DType,
+    },
+    /// Stores `v`, rounded to the target's type, and goes on with the unrounded `v`.
+    Store {
+        /// Written.
+        target: Matrix,
+    },
+}
+
+/// Matrix multiplication with an epilogue; the module's head has the formula.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmProblem {
+    /// Extents of the batch dims, outermost first; empty for a single product. Canonical: no 1, and dims merged where all strides allow.
+    pub batch: Vec<u64>,
+    /// Rows of A, C and D.
+    pub m: u64,
+    /// Columns of B, C and D.
+    pub n: u64,
+    /// Columns of A and rows of B.
+    pub k: u64,
+    /// How products are formed and summed.
+    pub precision: Precision,
+    /// Whether two executions must agree bit for bit.
+    pub determinism: Determinism,
+    /// `m × k`.
+    pub a: Matrix,
+    /// `k × n`.
+    pub b: Matrix,
+    /// `m × n`.
+    pub c: Option<Matrix>,
+    /// Factor of A.
+    pub scale_a: Option<Scale>,
+    /// Factor of B; the rows of its block factors are blocks of n.
+    pub scale_b: Option<Scale>,
+    /// Factor of the product.
+    pub alpha: HostScalar<Slot>,
+    /// Factor of C; fixed to 0 without C.
+    pub beta: HostScalar<Slot>,
+    /// Steps between the sum and D, in order.
+    pub epilogue: Vec<EpilogueStep>,
+    /// `m × n`, written.
+    pub d: Matrix,
+}
+
+impl GemmProblem {
+    /// `D = A · B` for packed row-major matrices: A in slot 0, B in slot 1, D in slot 2. A start for the variations.
+    ///
+    /// # Errors
+    /// Types that no precision policy takes.
+    pub fn packed(m: u64, n: u64, k: u64, operands: DType, d: DType) -> Result<GemmProblem, Error> {
+        let precision = Precision::usual(operands, operands).ok_or_else(|| Error::DType {
+            op: "gemm".to_owned(),
+            tensor: "a".to_owned(),
+            got: operands,
+            rule: "a GEMM multiplies f64, f32, f16, bf16, e4m3, e5m2, i8 or u8",
+        })?;
+        GemmProblem {
+            batch: Vec::new(),
+            m,
+            n,
+            k,
+            precision,
+            determinism: Determinism::Any,
+            a: Matrix::row_major(Slot(0), operands, k),
+            b: Matrix::row_major(Slot(1), operands, n),
+            c: None,
+            scale_a: None,
+            scale_b: None,
+            alpha: HostScalar::ONE,
+            beta: HostScalar::ZERO,
+            epilogue: Vec::new(),
+            d: Matrix::row_major(Slot(2), d, n),
+        }
+        .canonical()
+    }
+
+    /// Number of products: the product of the batch dims.
+    pub fn batch_count(&self) -> u64 {
+        self.batch.iter().product()
+    }
+
+    /// Arithmetic work, 2·m·n·k for each product of the batch. As `f64`, since 64 bits can overflow.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch_count() as f64
+    }
+
+    /// Whether nothing is written: a batch dim, m or n is 0.
+    pub fn is_empty(&self) -> bool {
+        self.m == 0 || self.n == 0 || self.batch.contains(&0)
+    }
+
+    /// Whether D is the exact integer sum (the module's head says when).
+    pub fn is_exact_integer(&self) -> bool {
+        self.precision == Precision::I32
+            && self.epilogue.is_empty()
+            && self.alpha.is_fixed(1.0)
+            && self.c.is_none()
+            && self.d.dtype == DType::I32
+    }
+
+    /// Two letters for the orders of A and B, as BLAS has them for row-major matrices: `n` if row-major, `t` if column-major, `s` if
+    /// neither. `nt` means that both run along k.
+    pub fn layout_letters(&self) -> String {
+        let letter = |matrix: &Matrix| match matrix.order() {
+            Order::RowMajor => 'n',
+            Order::ColumnMajor => 't',
+            Order::Strided => 's',
+        };
+        [letter(&self.a), letter(&self.b)].into_iter().collect()
+    }
+
+    /// Every matrix that is read or written, with its name, its rows and its columns, in the order of slots.
+    pub fn matrices(&self) -> Vec<(&'static str, &Matrix, u64, u64)> {
+        let (m, n, k) = (self.m, self.n, self.k);
+        let mut list = vec![("a", &self.a, m, k), ("b", &self.b, k, n)];
+        list.extend(self.c.iter().map(|c| ("c", c, m, n)));
+        for (name, scale, extent) in [("scale_a", &self.scale_a, m), ("scale_b", &self.scale_b, n)]
+        {
+            if let Some(Scale::Block {
+                outer,
+                k: along_k,
+                factors,
+            }) = scale
+            {
+                list.push((name, factors, blocks(extent, *outer), blocks(k, *along_k)));
+            }
+        }
+        for step in &self.epilogue {
+            match step {
+                EpilogueStep::Binary { operand, .. } => {
+                    list.push(("epilogue operand", operand, m, n))
+                }
+                EpilogueStep::Store { target } => list.push(("auxiliary output", target, m, n)),
+                EpilogueStep::Unary(_)
+                | EpilogueStep::Scale { .. }
+                | EpilogueStep::Round { .. } => {}
+            }
+        }
+        list.push(("d", &self.d, m, n));
+        list
+    }
+
+    /// The matrices written: the auxiliary outputs, then D.
+    pub fn outputs(&self) -> Vec<&Matrix> {
+        let mut outputs: Vec<&Matrix> = (self.epilogue.iter())
+            .filter_map(|step| {
+                if let EpilogueStep::Store { target } = step {
+                    Some(target)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        outputs.push(&self.d);
+        outputs
+    }
+
+    /// Every slot, in order, each once.
+    pub fn slots(&self) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        let mut copy = self.clone();
+        copy.visit_slots(&mut |slot| {
+            if !slots.contains(slot) {
+                slots.push(*slot);
+            }
+        });
+        slots
+    }
+
+    /// The same problem in canonical form, or the rule that it breaks.
+    ///
+    /// Canonical form: batch dims of 1 dropped and mergeable ones merged; strides of extents of 1 fixed; C dropped if `beta` is fixed to
+    /// 0; steps that do nothing dropped. Slots keep their numbers; [`GemmProblem::number_slots`] closes gaps.
+    ///
+    /// # Errors
+    /// Types that the precision does not take, strides that are not one a batch dim, a written matrix that overlaps itself or shares its
+    /// slot with an operand of another shape, attributes out of range.
+    pub fn canonical(mut self) -> Result<GemmProblem, Error> {
+        self.check()?;
+        if self.beta.is_fixed(0.0) {
+            self.c = None;
+        }
+        if self.c.is_none() {
+            self.beta = HostScalar::ZERO;
+        }
+        let accumulator = self.precision.epilogue();
+        for step in &mut self.epilogue {
+            if let EpilogueStep::Binary { f, v_is_right, .. } = step {
+                *v_is_right &= !f.is_commutative();
+            }
+        }
+        self.epilogue.retain(|step| match step {
+            EpilogueStep::Unary(UnaryOp::Identity) => false,
+            EpilogueStep::Scale { factor } => !factor.is_fixed(1.0),
+            EpilogueStep::Round { dtype } => *dtype != accumulator,
+            _ => true,
+        });
+        if let Some(EpilogueStep::Round { dtype }) = self.epilogue.last()
+            && *dtype == self.d.dtype
+        {
+            self.epilogue.pop();
+        }
+        self.normalize_batch();
+        let (m, n, k) = (self.m, self.n, self.k);
+        self.for_each_matrix(
+            &mut |matrix, rows, columns| matrix.normalize_strides(rows, columns),
+            m,
+            n,
+            k,
+        );
+        Ok(self)
+    }
+
+    /// Numbers the slots from 0 in the order of the module's head and returns the old slot of each new one.
+    pub fn number_slots(&mut self) -> Vec<Slot> {
+        let old = self.slots();
+        self.visit_slots(&mut |slot| {
+            if let Some(new) = old.iter().position(|known| known == slot) {
+                *slot = Slot(new as u32);
+            }
+        });
+        old
+    }
+
+    fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
+        visit(&mut self.a.slot);
+        visit(&mut self.b.slot);
+        if let Some(c) = &mut self.c {
+            visit(&mut c.slot);
+        }
+        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
+            match scale {
+                Scale::Tensor { slot } => visit(slot),
+                Scale::Block { factors, .. } => visit(&mut factors.slot),
+            }
+        }
+        for scalar in [&mut self.alpha, &mut self.beta] {
+            if let HostScalar::Bound(slot) = scalar {
+                visit(slot);
+            }
+        }
+        for step in &mut self.epilogue {
+            match step {
+                EpilogueStep::Binary { operand, .. } => visit(&mut operand.slot),
+                EpilogueStep::Store { target } => visit(&mut target.slot),
+                EpilogueStep::Scale {
+                    factor: HostScalar::Bound(slot),
+                } => visit(slot),
+                EpilogueStep::Unary(_)
+                | EpilogueStep::Scale {
+                    factor: HostScalar::Fixed(_),
+                }
+                | EpilogueStep::Round { .. } => {}
+            }
+        }
+        visit(&mut self.d.slot);
+    }
+
+    fn for_each_matrix(
+        &mut self,
+        visit: &mut dyn FnMut(&mut Matrix, u64, u64),
+        m: u64,
+        n: u64,
+        k: u64,
+    ) {
+        visit(&mut self.a, m, k);
+        visit(&mut self.b, k, n);
+        if let Some(c) = &mut self.c {
+            visit(c, m, n);
+        }
+        for (scale, extent) in [(&mut self.scale_a, m), (&mut self.scale_b, n)] {
+            if let Some(Scale::Block {
+                outer,
+                k: along_k,
+                factors,
+            }) = scale
+            {
+                visit(factors, blocks(extent, *outer), blocks(k, *along_k));
+            }
+        }
+        for step in &mut self.epilogue {
+            match step {
+                EpilogueStep::Binary { operand, .. } => visit(operand, m, n),
+                EpilogueStep::Store { target } => visit(target, m, n),
+                EpilogueStep::Unary(_)
+                | EpilogueStep::Scale { .. }
+                | EpilogueStep::Round { .. } => {}
+            }
+        }
+        visit(&mut self.d, m, n);
+    }
+
+    fn normalize_batch(&mut self) {
+        let (m, n, k) = (self.m, self.n, self.k);
+        let mut i = 0;
+        while i < self.batch.len() {
+            let extent = self.batch[i];
+            let next = self.batch.get(i + 1).copied();
+            let drop_it = extent == 1;
+            let merge = !drop_it
+                && next.is_some_and(|next| {
+                    self.matrices().iter().all(|(_, matrix, ..)| {
+                        matrix.batch_strides[i + 1].checked_mul(next)
+                            == Some(matrix.batch_strides[i])
+                    })
+                });
+            if drop_it || merge {
+                // Merged, the pair keeps the inner stride; dropped, the dim takes its own away. Both remove entry `i`.
+                self.batch.remove(i);
+                if merge {
+                    self.batch[i] *= extent;
+                }
+                self.for_each_matrix(
+                    &mut |matrix, _, _| {
+                        matrix.batch_strides.remove(i);
+                    },
+                    m,
+                    n,
+                    k,
+                );
+                i = 0;
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let op = || "gemm".to_owned();
+        if let Some(rule) = self.precision.rule_broken_by(self.a.dtype, self.b.dtype) {
+            return Err(Error::DType {
+                op: op(),
+                tensor: "a".to_owned(),
+                got: self.a.dtype,
+                rule,
+            });
+        }
+        let batch_elements = self
+            .batch
+            .iter()
+            .try_fold(1u64, |all, &dim| all.checked_mul(dim));
+        if batch_elements.is_none_or(|count| count > 1 << 63) {
+            return Err(Error::Attribute {
+                op: op(),
+                attribute: "batch",
+                value: format!("{:?}", self.batch),
+                rule: "a batch has at most 2^63 products",
+            });
+        }
+        for (name, scale, operand) in [
+            ("scale_a", &self.scale_a, &self.a),
+            ("scale_b", &self.scale_b, &self.b),
+        ] {
+            let Some(scale) = scale else { continue };
+            if !operand.dtype.is_fp8() {
+                let rule = "operand scales belong to fp8 operands";
+                return Err(Error::DType {
+                    op: op(),
+                    tensor: name.to_owned(),
+                    got: operand.dtype,
+                    rule,
+                });
+            }
+            if let Scale::Block { outer, k, factors } = scale {
+                if *outer == 0 || *k == 0 {
+                    return Err(Error::Attribute {
+                        op: op(),
+                        attribute: "block",
+                        value: format!("{outer}×{k}"),
+                        rule: "a block is at least 1 by 1",
+                    });
+                }
+                if factors.dtype != DType::F32 {
+                    let rule = "operand scales are f32";
+                    return Err(Error::DType {
+                        op: op(),
+                        tensor: name.to_owned(),
+                        got: factors.dtype,
+                        rule,
+                    });
+                }
+                if self.precision == Precision::Fp8Fast {
+                    return Err(Error::Attribute {
+                        op: op(),
+                        attribute: "precision",
+                        value: "fp8_fast".to_owned(),
+                        rule: "block scales are applied where partial sums are promoted: fp8_promoted, fp32 or ieee",
+                    });
+                }
+            }
+        }
+        for (name, matrix, rows, columns) in self.matrices() {
+            if matrix.batch_strides.len() != self.batch.len() {
+                return Err(Error::Mismatch {
+                    op: op(),
+                    tensor: name.to_owned(),
+                    quantity: "the number of batch strides".to_owned(),
+                    got: matrix.batch_strides.len() as u64,
+                    want: self.batch.len() as u64,
+                    rule: "a matrix has one batch stride for each batch dim",
+                });
+            }
+            if !matrix.dtype.is_storage() || matrix.dtype == DType::Bool {
+                let rule = "a matrix holds numbers of a storage type";
+                return Err(Error::DType {
+                    op: op(),
+                    tensor: name.to_owned(),
+                    got: matrix.dtype,
+                    rule,
+                });
+            }
+            matrix
+                .layout(&self.batch, rows, columns)
+                .map_err(|source| Error::Layout {
+                    tensor: name.to_owned(),
+                    source,
+                })?;
+        }
+        self.check_outputs()?;
+        for step in &self.epilogue {
+            match step {
+                EpilogueStep::Unary(f) => f.check("gemm")?,
+                EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
+                    let rule = "a value is rounded to a storage type";
+                    return Err(Error::DType {
+                        op: op(),
+                        tensor: "epilogue".to_owned(),
+                        got: *dtype,
+                        rule,
+                    });
+                }
+                EpilogueStep::Scale { factor } => finite("factor", factor)?,
+                EpilogueStep::Round { .. }
+                | EpilogueStep::Binary { .. }
+                | EpilogueStep::Store { .. } => {}
+            }
+        }
+        finite("alpha", &self.alpha)?;
+        finite("beta", &self.beta)
+    }
+
+    fn check_outputs(&self) -> Result<(), Error> {
+        let structure = |tensor: &'static str, rule| {
+            Err(Error::Structure {
+                op: "gemm".to_owned(),
+                tensor: tensor.to_owned(),
+                rule,
+            })
+        };
+        let matrices = self.matrices();
+        let is_output = |matrix: &Matrix| {
+            self.outputs()
+                .iter()
+                .any(|output| std::ptr::eq(*output, matrix))
+        };
+        for (i, &(name, output, rows, columns)) in matrices.iter().enumerate() {
+            if !is_output(output) {
+                continue;
+            }
+            let layout = output
+                .layout(&self.batch, rows, columns)
+                .map_err(|source| Error::Layout {
+                    tensor: name.to_owned(),
+                    source,
+                })?;
+            if layout.may_overlap() {
+                return structure(name, "what is written has one place for each element");
+            }
+            for (j, &(_, other, ..)) in matrices.iter().enumerate() {
+                if i == j || other.slot != output.slot {
+                    continue;
+                }
+                if is_output(other) {
+                    return structure(name, "two outputs have two buffers");
+                }
+                if other != output || j < 2 {
+                    return structure(
+                        name,
+                        "an output may share its buffer only with C or an epilogue operand of the same type and strides",
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn blocks(extent: u64, block: u64) -> u64 {
+    if block == 0 {
+        0
+    } else {
+        extent.div_ceil(block)
+    }
+}
+
+fn finite(attribute: &'static str, scalar: &HostScalar<Slot>) -> Result<(), Error> {
+    match scalar {
+        HostScalar::Fixed(real) if !real.0.is_finite() => Err(Error::Attribute {
+            op: "gemm".to_owned(),
+            attribute,
+            value: real.to_string(),
+            rule: "a fixed factor is finite",
+        }),
+        _ => Ok(()),
+    }
+}
