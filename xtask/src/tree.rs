@@ -1,0 +1,82 @@
+//! The files that the house rules read: a map from workspace-relative path to text.
+//!
+//! Rules see only this map, so a test can plant a violation in a tree of three lines, without a disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Text files by workspace-relative path, with `/` as separator on every system.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    files: BTreeMap<String, String>,
+}
+
+impl Tree {
+    /// A tree made of the given files, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(files: &[(&str, &str)]) -> Self {
+        let files = files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
+        Self { files }
+    }
+
+    /// The files under `root` that git tracks, and those that it would track (new and not ignored), so
+    /// that a violation is found before it is committed. Files that are not UTF-8 are left out.
+    pub(crate) fn read(root: &Path) -> Result<Self> {
+        let listing = Command::new("git")
+            // The listing is only read, so it does not matter whose checkout this is.
+            .args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .current_dir(root)
+            .output()
+            .context("running `git ls-files`")?;
+        if !listing.status.success() {
+            bail!("`git ls-files` failed in {}: {}", root.display(), String::from_utf8_lossy(&listing.stderr).trim());
+        }
+        let names = String::from_utf8(listing.stdout).context("file names are not UTF-8")?;
+        let mut files = BTreeMap::new();
+        for name in names.split('\0').filter(|name| !name.is_empty()) {
+            // A file deleted but not yet committed is still listed; it is no longer ours to judge.
+            let Ok(bytes) = std::fs::read(root.join(name)) else {
+                continue;
+            };
+            if let Ok(text) = String::from_utf8(bytes) {
+                files.insert(name.to_string(), text);
+            }
+        }
+        Ok(Self { files })
+    }
+
+    /// Every file, in order of path.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
+    }
+
+    /// The text of one file.
+    pub(crate) fn text(&self, path: &str) -> Option<&str> {
+        self.files.get(path).map(String::as_str)
+    }
+
+    /// Every Rust source under `folder` (which ends in `/`), in order of path.
+    pub(crate) fn rust_under<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(".rs"))
+    }
+}
+
+/// The root of the workspace: the nearest folder, from the current one upward, whose `Cargo.toml`
+/// opens a `[workspace]`.
+///
+/// Searched at run time rather than baked in, so that a built `xtask` judges the tree that it stands in.
+pub(crate) fn workspace_root() -> Result<PathBuf> {
+    let start = std::env::current_dir().context("asking for the current folder")?;
+    for folder in start.ancestors() {
+        let manifest = folder.join("Cargo.toml");
+        if let Ok(text) = std::fs::read_to_string(&manifest)
+            && text.lines().any(|line| line.trim() == "[workspace]")
+        {
+            return Ok(folder.to_path_buf());
+        }
+    }
+    bail!("no Cargo.toml with a [workspace] in {} or above it: run this from inside the repository", start.display())
+}
