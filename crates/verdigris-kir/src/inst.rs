@@ -935,7 +935,7 @@ impl Packed {
         }
     }
 
-    const fn is_fp8(self) -> bool {
+    pub(crate) const fn is_fp8(self) -> bool {
         matches!(self, Packed::E4m3x2 | Packed::E5m2x2)
     }
 }

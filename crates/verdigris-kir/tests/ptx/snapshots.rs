@@ -1,0 +1,50 @@
+//! Small kernels as text, kept beside the test, and accepted by the assembler without a remark.
+
+use crate::{assembler, kernels};
+use std::path::Path;
+use verdigris_kir::ir::KernelBody;
+use verdigris_kir::ptx::{self, Isa};
+use verdigris_kir::verify::verify;
+
+pub(crate) fn check_snapshot(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/snapshots").join(name);
+    if std::env::var_os("VERDIGRIS_BLESS").is_some() {
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    if kept != text {
+        let line = kept.lines().zip(text.lines()).position(|(a, b)| a != b).unwrap_or(kept.lines().count().min(text.lines().count()));
+        panic!(
+            "{name} differs from line {} on:\n  kept {:?}\n  new  {:?}\nVERDIGRIS_BLESS=1 takes the new text over",
+            line + 1,
+            kept.lines().nth(line),
+            text.lines().nth(line)
+        );
+    }
+}
+
+fn check(name: &str, body: KernelBody) {
+    let arch = body.target.ptx();
+    let verified = verify(body).unwrap();
+    let text = ptx::print(&verified, Isa::V9_0);
+    assert_eq!(text, ptx::print(&verified, Isa::V9_0));
+    check_snapshot(&format!("{name}.ptx"), &text);
+    match assembler::find() {
+        Err(why) => eprintln!("not assembled: {why}"),
+        Ok(ptxas) => {
+            let said = assembler::assemble(&ptxas, arch, &text).unwrap_or_else(|said| panic!("{name}: {said}\n{text}"));
+            assert!(!said.contains("(C7") && said.contains("0 bytes spill stores"), "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_loop_over_elements() {
+    check("scale", kernels::scale());
+}
+
+#[test]
+fn roles_with_a_copy_engine_and_a_product() {
+    check("tile", kernels::tile());
+}
