@@ -9,6 +9,7 @@
 
 pub mod face;
 pub mod inst;
+pub mod interp;
 pub mod ir;
 pub mod program;
 pub mod ptx;

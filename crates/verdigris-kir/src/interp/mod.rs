@@ -1,0 +1,3 @@
+//! The interpreter: runs verified kernels on the CPU with every rule of the programming model checked.
+
+pub mod alu;
