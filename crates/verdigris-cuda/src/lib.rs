@@ -1,1 +1,33 @@
 //! Programs onto the GPU: the only room that knows the driver.
+//!
+//! Start with [`Driver::load`], which fails with a typed error where there is no NVIDIA driver; everything else is made from
+//! it. Nothing here keeps global state, writes to the outside, or reads the environment.
+//!
+//! - [`Driver`] → [`Device`] → [`Context`] (its own or the caller's) → [`Stream`] (likewise), [`Event`], [`Graph`]
+//! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]
+//! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk
+//! - [`tensor_map::encode`] → [`TensorMap`]
+
+pub mod cache;
+mod device;
+mod driver;
+mod error;
+mod facts;
+mod jit;
+pub mod launch;
+mod memory;
+mod module;
+mod stream;
+pub mod tensor_map;
+
+pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
+pub use device::{Context, ContextGuard, Device, DeviceProperties};
+pub use driver::{DRIVER_LIBRARIES, Driver, max_ptx_isa};
+pub use error::{Error, MINIMUM_DRIVER_VERSION};
+pub use facts::{KernelFacts, Parameter, ParameterFact};
+pub use jit::{CompileOptions, Cubin, JitFinding, JitReport, compile};
+pub use launch::{LaunchConfig, LaunchError, Parameters};
+pub use memory::{DeviceBuffer, DeviceSlice, HostBuffer, Pool, PoolOptions, PoolStatistics};
+pub use module::{Function, FunctionAttributes, FunctionOptions, KernelSource, LoadReport, LoadedKernel, Module, ModuleCache, Origin};
+pub use stream::{CaptureStatus, Event, Graph, GraphExecutable, Stream};
+pub use tensor_map::{MapError, TensorMap};

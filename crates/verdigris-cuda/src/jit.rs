@@ -1,0 +1,244 @@
+//! PTX text to a cubin through the driver's compiler, with its log kept and read.
+//!
+//! The driver speaks of what costs performance (a spill, a serialized wgmma pipeline, an ignored `setmaxnreg`) only in its
+//! information log, and succeeds all the same. So every compilation keeps both logs, and [`JitReport::findings`] holds
+//! what in them a performance kernel must not have.
+
+use std::ffi::{CString, c_void};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use sys::CUjit_option as Jit;
+
+use crate::device::Context;
+use crate::error::{Doing, Error, Failure};
+
+/// Bytes for each of the two logs; the verbose log has a few lines a kernel.
+const LOG_BYTES: usize = 64 << 10;
+
+/// How a kernel is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CompileOptions {
+    /// 0 to 4; wgmma needs 4, the default, since lower levels serialize it.
+    pub optimization_level: u32,
+    /// Keeps the PTX's `.loc` lines in the cubin, for profilers and sanitizers; costs size, not speed.
+    pub line_info: bool,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self { optimization_level: 4, line_info: true }
+    }
+}
+
+/// Something in the compiler's log that costs performance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JitFinding {
+    /// A numbered message, `C7510` for one: wgmma serialization (C7510–C7520), an ignored directive (C7504–C7508), a form
+    /// that does not fit (C76xx).
+    Message {
+        /// The number, with its letter.
+        code: String,
+        /// The whole line.
+        line: String,
+    },
+    /// Registers spilled to local memory.
+    Spill {
+        /// Bytes stored.
+        store_bytes: u64,
+        /// Bytes loaded.
+        load_bytes: u64,
+    },
+    /// A stack frame in local memory.
+    StackFrame {
+        /// Its size.
+        bytes: u64,
+    },
+}
+
+/// What the driver's compiler said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JitReport {
+    /// The information log, as it came.
+    pub info_log: String,
+    /// The error log; on success, warnings.
+    pub error_log: String,
+    /// What in the logs costs performance.
+    pub findings: Vec<JitFinding>,
+    /// How long the compilation took.
+    pub duration: Duration,
+}
+
+impl JitReport {
+    fn new(info_log: String, error_log: String, duration: Duration) -> Self {
+        let findings = info_log.lines().chain(error_log.lines()).flat_map(findings_in).collect();
+        Self { info_log, error_log, findings, duration }
+    }
+}
+
+/// A compiled kernel and what was said of it.
+#[derive(Debug, Clone)]
+pub struct Cubin {
+    /// The ELF image.
+    pub bytes: Vec<u8>,
+    /// The compiler's report.
+    pub report: JitReport,
+}
+
+/// Compiles PTX for the context's device. `kernel` names it in errors.
+///
+/// The whole compilation is the driver's, on the calling thread; several threads may compile at once.
+///
+/// # Errors
+/// [`Error::Compile`] with the log, [`Error::Driver`].
+pub fn compile(context: &Context, kernel: &str, ptx: &str, options: CompileOptions) -> Result<Cubin, Error> {
+    let api = context.driver().api();
+    let refuse = |failure: Failure, log: String| match failure {
+        Failure::Status { name, .. } => Error::Compile { kernel: kernel.to_owned(), name, log },
+        missing @ Failure::Missing { .. } => missing.into_error(String::new()),
+    };
+    let unterminated = || Error::Compile {
+        kernel: kernel.to_owned(),
+        name: "invalid text".to_owned(),
+        log: "the PTX text or the kernel's name holds a NUL byte".to_owned(),
+    };
+    let text = CString::new(ptx).map_err(|_| unterminated())?;
+    let name = CString::new(kernel).map_err(|_| unterminated())?;
+    let _current = context.enter()?;
+    let started = Instant::now();
+
+    let mut info = vec![0_u8; LOG_BYTES];
+    let mut error = vec![0_u8; LOG_BYTES];
+    let number = |value: usize| std::ptr::without_provenance_mut::<c_void>(value);
+    let mut names = [
+        Jit::CU_JIT_INFO_LOG_BUFFER,
+        Jit::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        Jit::CU_JIT_ERROR_LOG_BUFFER,
+        Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        Jit::CU_JIT_LOG_VERBOSE,
+        Jit::CU_JIT_OPTIMIZATION_LEVEL,
+        Jit::CU_JIT_GENERATE_LINE_INFO,
+    ];
+    let mut values = [
+        info.as_mut_ptr().cast::<c_void>(),
+        number(LOG_BYTES),
+        error.as_mut_ptr().cast::<c_void>(),
+        number(LOG_BYTES),
+        number(1),
+        number(options.optimization_level as usize),
+        number(usize::from(options.line_info)),
+    ];
+    let mut state: sys::CUlinkState = std::ptr::null_mut();
+    // SAFETY: the options are of the kinds that the header gives them, as many as announced; they and the logs outlive the link
+    // state, which is destroyed below on every path.
+    unsafe { api.cuLinkCreate_v2(names.len() as u32, names.as_mut_ptr(), values.as_mut_ptr(), &mut state) }
+        .doing(|| format!("starting to compile `{kernel}`"))?;
+    let kind = sys::CUjitInputType::CU_JIT_INPUT_PTX;
+    let data = text.as_bytes_with_nul();
+    let (none, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: `data` and `name` are NUL-terminated and outlive the call; the driver does not write to `data`.
+    let added = unsafe { api.cuLinkAddData_v2(state, kind, data.as_ptr().cast_mut().cast(), data.len(), name.as_ptr(), 0, none, nothing) };
+    let mut image: *mut c_void = std::ptr::null_mut();
+    let mut image_bytes = 0_usize;
+    let linked = added.and_then(|()| {
+        // SAFETY: both results outlive the call.
+        unsafe { api.cuLinkComplete(state, &mut image, &mut image_bytes) }
+    });
+    let bytes = match linked {
+        // SAFETY: on success the driver hands out that many bytes, which it keeps until the state is destroyed.
+        Ok(()) => Ok(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), image_bytes) }.to_vec()),
+        Err(failure) => Err(failure),
+    };
+    // SAFETY: the state is ours; the image was copied.
+    let destroyed = unsafe { api.cuLinkDestroy(state) };
+    let (info, error) = (log_text(&info), log_text(&error));
+    match bytes {
+        Err(failure) => Err(refuse(failure, if error.is_empty() { info } else { error })),
+        Ok(bytes) => {
+            destroyed.doing(|| format!("finishing the compilation of `{kernel}`"))?;
+            Ok(Cubin { bytes, report: JitReport::new(info, error, started.elapsed()) })
+        }
+    }
+}
+
+/// The text in a log buffer, up to its first NUL.
+fn log_text(buffer: &[u8]) -> String {
+    let length = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..length]).trim_end().to_owned()
+}
+
+/// What one line of the log says that costs performance: a numbered message, and the sizes of spills and stack frames that
+/// are not 0.
+fn findings_in(line: &str) -> Vec<JitFinding> {
+    let mut found = Vec::new();
+    let is_code = |word: &&str| {
+        word.len() == 5 && (word.starts_with("C75") || word.starts_with("C76")) && word[1..].bytes().all(|b| b.is_ascii_digit())
+    };
+    let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
+    if let Some(code) = words.find(is_code) {
+        found.push(JitFinding::Message { code: code.to_owned(), line: line.trim().to_owned() });
+    }
+    let bytes_before = |what: &str| -> u64 {
+        line.split(',').filter_map(|part| part.trim().strip_suffix(what)?.trim_end().rsplit(' ').next()?.parse().ok()).next().unwrap_or(0)
+    };
+    match bytes_before("bytes stack frame") {
+        0 => {}
+        bytes => found.push(JitFinding::StackFrame { bytes }),
+    }
+    match (bytes_before("bytes spill stores"), bytes_before("bytes spill loads")) {
+        (0, 0) => {}
+        (store_bytes, load_bytes) => found.push(JitFinding::Spill { store_bytes, load_bytes }),
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines as ptxas 13.0 prints them.
+    const CLEAN: &str = "ptxas info    : Compiling entry function 'gemm' for 'sm_90a'
+ptxas info    : Function properties for gemm
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 8 barriers";
+    const DIRTY: &str =
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions
+ptxas info    : Function properties for gemm
+    96 bytes stack frame, 92 bytes spill stores, 128 bytes spill loads
+ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry";
+
+    #[test]
+    fn a_clean_log_has_no_findings() {
+        let report = JitReport::new(CLEAN.to_owned(), String::new(), Duration::ZERO);
+        assert_eq!(report.findings, []);
+    }
+
+    #[test]
+    fn serialization_spills_and_ignored_directives_are_found() {
+        let report = JitReport::new(DIRTY.to_owned(), "C7602 : does not fit".to_owned(), Duration::ZERO);
+        let codes: Vec<_> = report
+            .findings
+            .iter()
+            .filter_map(|finding| match finding {
+                JitFinding::Message { code, .. } => Some(code.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(codes, ["C7510", "C7508", "C7602"]);
+        assert!(report.findings.contains(&JitFinding::Spill { store_bytes: 92, load_bytes: 128 }));
+        assert!(report.findings.contains(&JitFinding::StackFrame { bytes: 96 }));
+    }
+
+    #[test]
+    fn names_that_look_like_numbers_are_not_messages() {
+        assert_eq!(findings_in("ptxas info : Compiling entry function 'C7510x_kernel' for 'sm_90a'"), []);
+        assert_eq!(findings_in("ptxas info : Used 40 registers, 4 bytes cmem[0]"), []);
+    }
+
+    #[test]
+    fn log_text_ends_at_the_first_nul() {
+        assert_eq!(log_text(b"abc\n\0rest"), "abc");
+        assert_eq!(log_text(b"\0"), "");
+        assert_eq!(log_text(b"full"), "full");
+    }
+}
