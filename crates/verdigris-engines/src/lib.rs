@@ -1,1 +1,54 @@
 //! From problems to programs: every algorithm and its kernels.
+//!
+//! An [`engine::Engine`] takes a problem or says why not; what it takes becomes a program of verified kernels with extents as arguments.
+//! Engines know no device: [`arch::Arch`] is data.
+#![forbid(unsafe_code)]
+
+pub mod arch;
+pub mod engine;
+pub mod gemm;
+
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::KernelRef;
+
+use engine::Engine;
+
+/// Every engine of every family.
+pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
+    [gemm::ENGINES].into_iter().flatten().copied()
+}
+
+/// The engine of that name.
+pub fn engine(name: &str) -> Option<&'static dyn Engine> {
+    engines().find(|engine| engine.id().name == name)
+}
+
+/// Every kernel that chips of `target` may be asked to run; fused chains, which only a user's graph makes, apart.
+pub fn catalog(target: Target) -> Vec<KernelRef> {
+    engines().flat_map(|engine| engine.catalog(target)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::EngineId;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_and_numbers_are_given_once() {
+        let ids: Vec<EngineId> = engines().map(Engine::id).collect();
+        assert_eq!(ids.iter().map(|id| id.name).collect::<HashSet<_>>().len(), ids.len());
+        assert_eq!(ids.iter().map(|id| id.number).collect::<HashSet<_>>().len(), ids.len());
+    }
+
+    #[test]
+    fn each_catalog_is_finite_and_names_each_kernel_once() {
+        for target in [Target::Sm80, Target::Sm89, Target::Sm90, Target::Sm90a] {
+            for engine in engines() {
+                let names: Vec<String> = engine.catalog(target).iter().map(|kernel| kernel.name().to_owned()).collect();
+                assert!(names.len() <= 300, "{} has {} specs", engine.id(), names.len());
+                assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{}", engine.id());
+            }
+        }
+    }
+}
