@@ -1,1 +1,17 @@
-//! Tiles, rings, accumulators, schedules: built from the face alone.
+//! Tiles, rings, accumulators, schedules: the vocabulary of fast kernels, built from the [`face`](crate::face) alone.
+//!
+//! | module | gives |
+//! |---|---|
+//! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
+//! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
+//! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
+//! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
+//! | [`schedule`] | which tile and which part of its depth a CTA works on next |
+//! | [`reduce`] | sums and maxima over lanes, warps and the CTA |
+
+pub mod fragment;
+pub mod operand;
+pub mod reduce;
+pub mod ring;
+pub mod schedule;
+pub mod staging;

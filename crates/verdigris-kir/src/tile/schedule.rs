@@ -1,0 +1,281 @@
+//! Schedules: which output tile, and which part of its depth, a CTA (or cluster) works on next.
+//!
+//! Every role of a kernel iterates the same schedule, so producers and consumers agree on the work without talking. The kernel sees
+//! [`Work`]; how tiles are laid over the matrix (the raster) and how depth is split is settled here, by arguments, not by the spec.
+
+use crate::face::{Divisor, Kernel, Val, Var};
+use std::panic::Location;
+
+/// How a grid of tiles is walked: in groups of rows of tiles, so that the operands of tiles under way at the same time fit in L2.
+#[derive(Clone, Copy, Debug)]
+pub struct Raster<'k> {
+    tiles_per_batch: Divisor<'k>,
+    tiles_per_group: Divisor<'k>,
+    group_rows: Divisor<'k>,
+    last_group_rows: Divisor<'k>,
+    last_group: Val<'k, u32>,
+    along_columns: Val<'k, u32>,
+}
+
+/// The numbers behind a [`Raster`], worked out on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RasterArgs {
+    /// Tiles of one matrix.
+    pub tiles_per_batch: u32,
+    /// Tiles of a full group.
+    pub tiles_per_group: u32,
+    /// Rows of tiles in a full group.
+    pub group_rows: u32,
+    /// Rows of tiles in the last group.
+    pub last_group_rows: u32,
+    /// Index of the last group.
+    pub last_group: u32,
+    /// 1 when groups are of columns instead of rows.
+    pub along_columns: u32,
+}
+
+impl RasterArgs {
+    /// Walks `rows` × `columns` tiles in groups of `group` rows (or columns).
+    pub fn new(rows: u32, columns: u32, group: u32, along_columns: bool) -> Self {
+        let (rows, columns) = if along_columns { (columns, rows) } else { (rows, columns) };
+        let group_rows = group.clamp(1, rows.max(1));
+        let last_group = rows.max(1).div_ceil(group_rows) - 1;
+        RasterArgs {
+            tiles_per_batch: (rows * columns).max(1),
+            tiles_per_group: (group_rows * columns).max(1),
+            group_rows,
+            last_group_rows: (rows - last_group * group_rows).max(1),
+            last_group,
+            along_columns: u32::from(along_columns),
+        }
+    }
+
+    /// The tile at place `index` of the walk: `(row, column, batch)`, by the same steps as on the device.
+    pub fn tile(&self, index: u32) -> (u32, u32, u32) {
+        let (batch, rest) = (index / self.tiles_per_batch, index % self.tiles_per_batch);
+        let (group, rest) = (rest / self.tiles_per_group, rest % self.tiles_per_group);
+        let rows = if group == self.last_group { self.last_group_rows } else { self.group_rows };
+        let (row, column) = (group * self.group_rows + rest % rows, rest / rows);
+        if self.along_columns == 1 { (column, row, batch) } else { (row, column, batch) }
+    }
+}
+
+impl<'k> Raster<'k> {
+    /// Declares the parameters of a raster, in the order of [`RasterArgs`]: four divisors, two numbers.
+    #[track_caller]
+    pub fn declare(k: Kernel<'k>) -> Self {
+        Raster {
+            tiles_per_batch: k.divisor("tiles_per_batch"),
+            tiles_per_group: k.divisor("tiles_per_group"),
+            group_rows: k.divisor("group_rows"),
+            last_group_rows: k.divisor("last_group_rows"),
+            last_group: k.scalar("last_group"),
+            along_columns: k.scalar("along_columns"),
+        }
+    }
+
+    /// The tile at place `index` of the walk: `(row, column, batch)`.
+    #[track_caller]
+    pub fn tile(&self, index: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
+        let k = index.kernel();
+        k.scope(Location::caller(), || {
+            let (batch, rest) = self.tiles_per_batch.split(index);
+            let (group, rest) = self.tiles_per_group.split(rest);
+            let last = group.eq(self.last_group);
+            let column = k.select(last, self.last_group_rows.quotient(rest), self.group_rows.quotient(rest));
+            let rows = k.select(last, self.last_group_rows.value(), self.group_rows.value());
+            let row = group * self.group_rows.value() + (rest - column * rows);
+            let swap = self.along_columns.ne(0);
+            (k.select(swap, column, row), k.select(swap, row, column), batch)
+        })
+    }
+}
+
+/// A piece of work: a tile and a part of its depth.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'k> {
+    /// Row of tiles.
+    pub row: Val<'k, u32>,
+    /// Column of tiles.
+    pub column: Val<'k, u32>,
+    /// Matrix of the batch.
+    pub batch: Val<'k, u32>,
+    /// Place of the tile in the walk.
+    pub tile: Val<'k, u32>,
+    /// First step of depth.
+    pub first_step: Val<'k, u32>,
+    /// How many steps of depth.
+    pub steps: Val<'k, u32>,
+    /// Which part of the tile this is.
+    pub part: Val<'k, u32>,
+    /// How many parts the tile has; 1 when its depth is not split.
+    pub parts: Val<'k, u32>,
+}
+
+/// A static persistent schedule: worker `w` of `workers` first takes its share of the depth of the split tiles (stream-K), then whole tiles
+/// `w`, `w + workers`, … behind them.
+///
+/// Source of the split: Osama et al., "Stream-K: Work-centric parallel decomposition for dense matrix-matrix multiplication", PPoPP 2023.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule<'k> {
+    raster: Raster<'k>,
+    tiles: Val<'k, u32>,
+    steps: Val<'k, u32>,
+    split: Option<Split<'k>>,
+    worker: Val<'k, u32>,
+    workers: Val<'k, u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Split<'k> {
+    /// Tiles whose depth is split; they come first in the walk.
+    tiles: Val<'k, u32>,
+    /// Steps of depth of one tile.
+    steps: Divisor<'k>,
+    /// Steps that one worker takes.
+    share: Divisor<'k>,
+}
+
+/// The numbers behind a [`Schedule`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleArgs {
+    /// The walk.
+    pub raster: RasterArgs,
+    /// All tiles.
+    pub tiles: u32,
+    /// Steps of depth of one tile.
+    pub steps: u32,
+    /// Tiles whose depth is split.
+    pub split_tiles: u32,
+    /// Steps of split depth that one worker takes.
+    pub share: u32,
+}
+
+impl ScheduleArgs {
+    /// Whole tiles only.
+    pub fn whole(raster: RasterArgs, tiles: u32, steps: u32) -> Self {
+        ScheduleArgs { raster, tiles, steps, split_tiles: 0, share: 1 }
+    }
+
+    /// Splits the depth of the first `split_tiles` tiles evenly over `workers`, at least `least` steps each.
+    pub fn split(raster: RasterArgs, tiles: u32, steps: u32, split_tiles: u32, workers: u32, least: u32) -> Self {
+        let total = u64::from(split_tiles) * u64::from(steps);
+        let share = total.div_ceil(u64::from(workers.max(1))).max(u64::from(least.max(1))) as u32;
+        ScheduleArgs { raster, tiles, steps, split_tiles, share }
+    }
+
+    /// The most parts that a tile can have.
+    pub fn most_parts(&self) -> u32 {
+        if self.split_tiles == 0 { 1 } else { (self.steps - 1).div_ceil(self.share) + 1 }
+    }
+
+    /// Arguments in the order of [`Schedule::declare`].
+    pub fn args(&self, can_split: bool) -> Vec<crate::program::Arg> {
+        use crate::ir::Ty;
+        use crate::program::Arg;
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        let r = &self.raster;
+        let mut args = vec![
+            Arg::Divisor(r.tiles_per_batch),
+            Arg::Divisor(r.tiles_per_group),
+            Arg::Divisor(r.group_rows),
+            Arg::Divisor(r.last_group_rows),
+            number(r.last_group),
+            number(r.along_columns),
+            number(self.tiles),
+            number(self.steps),
+        ];
+        if can_split {
+            args.extend([number(self.split_tiles), Arg::Divisor(self.steps.max(1)), Arg::Divisor(self.share)]);
+        }
+        args
+    }
+}
+
+impl<'k> Schedule<'k> {
+    /// Declares the parameters, in the order of [`ScheduleArgs::args`], and takes the worker's place from the cluster's (or CTA's) index.
+    #[track_caller]
+    pub fn declare(k: Kernel<'k>, can_split: bool) -> Self {
+        use crate::inst::Special;
+        let clusters = k.cluster_ctas() > 1;
+        Schedule {
+            raster: Raster::declare(k),
+            tiles: k.scalar("tiles"),
+            steps: k.scalar("steps"),
+            split: can_split.then(|| Split { tiles: k.scalar("split_tiles"), steps: k.divisor("split_steps"), share: k.divisor("share") }),
+            worker: k.special(if clusters { Special::ClusterX } else { Special::CtaX }),
+            workers: k.special(if clusters { Special::ClustersX } else { Special::GridX }),
+        }
+    }
+
+    /// Runs `body` for each piece of this worker's work, in order.
+    #[track_caller]
+    pub fn for_each(&self, body: impl Fn(Work<'k>)) {
+        let k = self.tiles.kernel();
+        let at = Location::caller();
+        k.scope(at, || match &self.split {
+            None => k.range_step(self.worker, self.tiles, self.workers, |tile| {
+                let (row, column, batch) = self.raster.tile(tile);
+                let (zero, one) = (k.constant(0), k.constant(1));
+                body(Work { row, column, batch, tile, first_step: zero, steps: self.steps, part: zero, parts: one });
+            }),
+            Some(split) => self.for_each_split(split, &body),
+        });
+    }
+
+    fn for_each_split(&self, split: &Split<'k>, body: &dyn Fn(Work<'k>)) {
+        let k = self.tiles.kernel();
+        let total = split.tiles * self.steps;
+        let position: Var<'k, u32> = k.var_named("position", (self.worker * split.share.value()).min(total));
+        let end = (position + split.share.value()).min(total);
+        let whole: Var<'k, u32> = k.var_named("tile", split.tiles + self.worker);
+        k.while_(
+            || position.lt(end) | whole.lt(self.tiles),
+            || {
+                let in_split = position.lt(end);
+                let (split_tile, split_step) = split.steps.split(position);
+                let tile = k.select(in_split, split_tile, whole);
+                let first_step = k.select(in_split, split_step, 0u32);
+                let steps = k.select(in_split, (self.steps - first_step).min(end - position), self.steps);
+                let first = split.share.quotient(split_tile * self.steps);
+                let last = split.share.quotient(split_tile * self.steps + (self.steps - 1));
+                let part = k.select(in_split, self.worker - first, 0u32);
+                let parts = k.select(in_split, last - first + 1, 1u32);
+                let (row, column, batch) = self.raster.tile(tile);
+                body(Work { row, column, batch, tile, first_step, steps, part, parts });
+                whole.set(k.select(in_split, whole, whole + self.workers));
+                position.set(k.select(in_split, position + steps, position));
+            },
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raster_visits_every_tile_once() {
+        for (rows, columns, group, along) in
+            [(1, 1, 8, false), (7, 5, 3, false), (7, 5, 3, true), (16, 3, 8, false), (3, 16, 8, true), (9, 9, 1, false)]
+        {
+            let raster = RasterArgs::new(rows, columns, group, along);
+            let mut seen: Vec<_> = (0..2 * rows * columns).map(|i| raster.tile(i)).collect();
+            assert!(seen.iter().all(|&(r, c, b)| r < rows && c < columns && b < 2), "{rows}×{columns} group {group}");
+            seen.sort_unstable();
+            seen.dedup();
+            assert_eq!(seen.len() as u32, 2 * rows * columns);
+        }
+    }
+
+    #[test]
+    fn the_most_parts_are_never_exceeded() {
+        for steps in 1..40u32 {
+            for share in 1..50u32 {
+                let args = ScheduleArgs { raster: RasterArgs::new(1, 9, 1, false), tiles: 9, steps, split_tiles: 9, share };
+                let parts = (0..9).map(|t| (t * steps + steps - 1) / share - t * steps / share + 1).max().unwrap();
+                assert!(parts <= args.most_parts(), "steps {steps} share {share}: {parts} > {}", args.most_parts());
+            }
+        }
+    }
+}

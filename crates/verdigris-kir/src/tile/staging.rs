@@ -1,0 +1,129 @@
+//! From registers to global memory: a warpgroup's slab of 64 rows by 128 bytes under the 128-byte swizzle, stored by the copy engine.
+
+use crate::face::{AsVal, Kernel, SharedPiece, TensorMap, Val};
+use crate::ir::{Access, MapDecl, MapType, Swizzle};
+use std::panic::Location;
+
+/// Bytes of one slab: 64 rows of 128 bytes.
+pub const SLAB_BYTES: u32 = 64 * 128;
+
+/// The slabs of each warpgroup that stores.
+#[derive(Clone, Copy, Debug)]
+pub struct Staging<'k> {
+    kernel: Kernel<'k>,
+    piece: SharedPiece<'k>,
+    /// Slabs that a warpgroup has, used in turn.
+    slabs: u32,
+    /// First named barrier; warpgroup `w` uses `barrier + w`.
+    barrier: u32,
+}
+
+/// The tensor map through which slabs are stored: rank 3, `{columns, rows, batch}`.
+pub fn store_map(ty: MapType) -> MapDecl {
+    MapDecl { ty, rank: 3, box_dims: vec![128 / ty.bytes(), 64, 1], im2col: false, swizzle: Swizzle::B128, access: Access::Write }
+}
+
+impl<'k> Staging<'k> {
+    /// Room for `warpgroups` times `slabs` slabs.
+    #[track_caller]
+    pub fn new(k: Kernel<'k>, warpgroups: u32, slabs: u32, barrier: u32) -> Self {
+        let piece = k.shared("staging", warpgroups * slabs * SLAB_BYTES, 1024);
+        Staging { kernel: k, piece, slabs, barrier }
+    }
+
+    /// Slabs of a warpgroup.
+    pub fn slabs(&self) -> u32 {
+        self.slabs
+    }
+
+    /// The address of slab `slab` of warpgroup `warpgroup`.
+    #[track_caller]
+    pub fn slab(&self, warpgroup: Val<'k, u32>, slab: u32) -> Val<'k, u32> {
+        self.piece.address() + warpgroup * (self.slabs * SLAB_BYTES) + slab * SLAB_BYTES
+    }
+
+    /// Waits until the warpgroup may write a slab again, `in_use` of its slabs being still on their way. All its threads call it.
+    #[track_caller]
+    pub fn acquire(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, in_use: u32) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            k.when(thread.eq(0), || k.bulk_wait_read(in_use));
+            k.barrier_sync(warpgroup + self.barrier, 128);
+        });
+    }
+
+    /// Writes 16 columns of 16-bit elements: four registers as [`Fragment::pack_a`](super::fragment::Fragment::pack_a) gives them, to 16-byte
+    /// chunks `2·pair` and `2·pair + 1` of each row.
+    #[track_caller]
+    pub fn write_halves(&self, slab: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            let lane = thread & 31;
+            // Lane 8i + r names row r of matrix i: rows 0–7 and 8–15 of the first chunk, then of the second.
+            let row = ((thread >> 5) << 4) + (lane & 15);
+            let chunk = (lane >> 4) + 2 * pair;
+            let address = slab + (row << 7) + ((chunk ^ (lane & 7)) << 4);
+            // `pack_a` orders by column block, then row half: just the order of the matrices.
+            k.stmatrix(false, address, 0, values);
+        });
+    }
+
+    /// Writes 16 columns of 16-bit elements of the transposed tile: the fragment's rows are the slab's columns. The slab's rows are the
+    /// fragment's columns `16·pair ..`; its 64 columns are the fragment's 64 rows.
+    #[track_caller]
+    pub fn write_halves_transposed(&self, slab: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            let lane = thread & 31;
+            // Matrices: (block 0, half 0), (block 0, half 1), (block 1, half 0), (block 1, half 1), each transposed on the way: matrix i
+            // lands in slab rows 8·(i/2) .. and in the chunk of fragment rows 16·warp + 8·(i mod 2).
+            let matrix = lane >> 3;
+            let row = ((matrix >> 1) << 3) + (lane & 7) + 16 * pair;
+            let chunk = ((thread >> 5) << 1) + (matrix & 1);
+            let address = slab + (row << 7) + ((chunk ^ (lane & 7)) << 4);
+            k.stmatrix(true, address, 0, values);
+        });
+    }
+
+    /// Writes two neighbouring 32-bit elements of row `row`, at column `column` of the slab's 32.
+    #[track_caller]
+    pub fn write_pair(&self, slab: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>, values: &[Val<'k, u32>; 2]) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            let chunk = column >> 2;
+            let address = slab + (row << 7) + ((chunk ^ (row & 7)) << 4) + ((column & 3) << 2);
+            k.st_shared_vector(address, 0, values);
+        });
+    }
+
+    /// Hands a written slab to the copy engine: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
+    #[track_caller]
+    pub fn store(
+        &self,
+        slab: Val<'k, u32>,
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        column: Val<'k, u32>,
+        row: Val<'k, u32>,
+        batch: impl AsVal<'k, u32>,
+    ) {
+        let k = self.kernel;
+        let batch = batch.operand_val(k);
+        k.scope(Location::caller(), || {
+            k.fence_proxy_async();
+            k.barrier_sync(warpgroup + self.barrier, 128);
+            k.when(thread.eq(0), || {
+                k.tma_store(map, &[column.signed(), row.signed(), batch.signed()], slab);
+                k.bulk_commit();
+            });
+        });
+    }
+
+    /// Waits until everything stored by the warpgroup is in global memory; before the kernel ends.
+    #[track_caller]
+    pub fn finish(&self, thread: Val<'k, u32>) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || k.when(thread.eq(0), || k.bulk_wait(0)));
+    }
+}
