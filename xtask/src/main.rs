@@ -1,4 +1,4 @@
-//! The workshop: house rules, the offline assembly check, the kit.
+//! The workshop: house rules, the offline assembly check, replay, the kit.
 //!
 //! `cargo xtask help` lists the commands. Everything here looks at the repository from outside; nothing
 //! of it is part of the library.
@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a program for the terminal; its tables are its result")]
 
+mod catalog;
 mod kit;
 mod ptxas;
+mod replay;
 mod source;
 mod tidy;
 mod tree;
@@ -15,7 +17,7 @@ mod tree;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -31,8 +33,8 @@ enum Action {
     Tidy,
     /// Assemble PTX with NVIDIA's assembler and fail on spills, serialization or budgets exceeded.
     Ptxas {
-        /// Folder of `.ptx` files to assemble.
-        #[arg(long, value_name = "FOLDER", required_unless_present = "install")]
+        /// Assemble the `.ptx` files of this folder instead of the engines' catalog.
+        #[arg(long, value_name = "FOLDER")]
         dir: Option<PathBuf>,
         /// Print the outcomes as JSON instead of a table.
         #[arg(long)]
@@ -49,6 +51,17 @@ enum Action {
         /// Use this assembler instead of the pinned one.
         #[arg(long, value_name = "PATH")]
         ptxas: Option<PathBuf>,
+    },
+    /// Write the text of every kernel of the catalog.
+    Ptx {
+        /// Where to.
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+    },
+    /// Tell which kernels differ from those of another revision; like `diff`, fails if any does.
+    Replay {
+        /// A commit, branch or tag.
+        revision: String,
     },
     /// Pack optimized programs and test runners for a machine without Rust.
     Kit {
@@ -90,7 +103,13 @@ fn run(action: Action) -> Result<bool> {
                 println!("assembler: {}", toolchain.ptxas().display());
                 return Ok(true);
             }
-            let assemblies = ptxas::read_folder(&dir.context("no --dir")?)?;
+            let assemblies = match dir {
+                Some(folder) => ptxas::read_folder(&folder)?,
+                None => catalog::kernels()?,
+            };
+            if assemblies.is_empty() {
+                eprintln!("no engine lists a kernel yet: nothing to assemble");
+            }
             let outcomes = ptxas::assemble_all(&toolchain, &assemblies, jobs)?;
             if let Some(folder) = keep {
                 ptxas::write_cubins(&outcomes, &folder)?;
@@ -103,6 +122,22 @@ fn run(action: Action) -> Result<bool> {
                 println!("ptxas: {} kernels, {failed} failed", outcomes.len());
             }
             Ok(failed == 0)
+        }
+        Action::Ptx { out } => {
+            let kernels = catalog::kernels()?;
+            catalog::write_folder(&kernels, &out)?;
+            println!("ptx: {} kernels in {}", kernels.len(), out.display());
+            Ok(true)
+        }
+        Action::Replay { revision } => {
+            let then = replay::kernels_at(&root, &revision)?;
+            let now = catalog::kernels()?;
+            let changes = replay::compare(&then, &now);
+            for change in &changes {
+                println!("{change}");
+            }
+            println!("replay: {} kernels at {revision}, {} now, {} changes", then.len(), now.len(), changes.len());
+            Ok(changes.is_empty())
         }
         Action::Kit { out } => {
             let out = if out.is_absolute() { out } else { root.join(out) };

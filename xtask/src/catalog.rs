@@ -1,0 +1,124 @@
+//! Every kernel that the library can name without a user's own chain, as text for the assembler.
+//!
+//! This is the one place where the workshop looks into the house.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use verdigris_kir::ir::KernelBody;
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::ptx::{self, Isa};
+use verdigris_kir::verify::verify;
+
+use crate::ptxas::Assembly;
+
+/// The lists of kernels that engines keep. One line for each list; nothing else in the workshop changes when one is added.
+const LISTS: &[fn() -> Vec<KernelRef>] = &[];
+
+/// All kernels of all lists, built, verified and printed for the newest language version that we print.
+pub(crate) fn kernels() -> Result<Vec<Assembly>> {
+    LISTS.iter().flat_map(|list| list()).map(|kernel| assembly(&kernel)).collect()
+}
+
+/// Builds, verifies and prints one kernel.
+fn assembly(kernel: &KernelRef) -> Result<Assembly> {
+    let verified = verify(kernel.build()).with_context(|| format!("the catalog's kernel `{}` has faults", kernel.name()))?;
+    Ok(Assembly {
+        name: kernel.name().to_string(),
+        target: verified.target.ptx().to_string(),
+        ptx: ptx::print(&verified, Isa::V9_0),
+        allow_spill_bytes: verified.allowed_spill_bytes,
+        max_registers: Some(register_budget(&verified)),
+    })
+}
+
+/// Registers a thread that let `min_ctas` CTAs stand on one SM together: 65,536 of them, given out in units of 8 a thread.
+fn register_budget(body: &KernelBody) -> u32 {
+    const REGISTERS_PER_SM: u32 = 65_536;
+    let threads = (body.threads * body.min_ctas.max(1)).max(1);
+    (REGISTERS_PER_SM / threads / 8 * 8).min(255)
+}
+
+/// Writes assemblies as a folder that [`crate::ptxas::read_folder`] reads back.
+pub(crate) fn write_folder(assemblies: &[Assembly], folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    for assembly in assemblies {
+        let mut text = format!("// allow-spill-bytes: {}\n", assembly.allow_spill_bytes);
+        if let Some(max_registers) = assembly.max_registers {
+            text.push_str(&format!("// max-registers: {max_registers}\n"));
+        }
+        text.push_str(&assembly.ptx);
+        let path = folder.join(format!("{}.ptx", assembly.name));
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use verdigris_kir::face::{Header, build};
+    use verdigris_kir::ir::Target;
+
+    use super::*;
+
+    fn relu() -> KernelRef {
+        KernelRef::new("relu", || {
+            let header = Header { name: "relu".into(), target: Target::Sm80, threads: 256, min_ctas: 4, ..Header::default() };
+            build(header, |k| {
+                let x = k.input("x", 4);
+                let y = k.output("y", 4);
+                let elements = k.scalar::<u32>("elements");
+                let i = k.cta() * 256 + k.thread();
+                k.when(i.lt(elements), || {
+                    let value = k.ld_global::<f32>(x.at(i, 4), 0);
+                    k.st_global(y.at(i, 4), 0, value.max(0.0));
+                });
+            })
+        })
+    }
+
+    #[test]
+    fn a_kernel_goes_all_the_way_to_the_assembler() {
+        let assembly = assembly(&relu()).expect("a kernel without faults");
+        assert_eq!((assembly.name.as_str(), assembly.target.as_str()), ("relu", "sm_80"));
+        assert_eq!((assembly.allow_spill_bytes, assembly.max_registers), (0, Some(64)));
+        let root = crate::tree::workspace_root().expect("tests run inside the workspace");
+        let Some(toolchain) = crate::ptxas::Toolchain::installed(&root) else {
+            eprintln!("skipped: no assembler here; `cargo xtask ptxas --install` fetches it");
+            return;
+        };
+        let outcomes = crate::ptxas::assemble_all(&toolchain, &[assembly], 1).expect("ptxas can be run");
+        assert_eq!(outcomes[0].failures, [""; 0]);
+        assert_eq!(outcomes[0].entries.len(), 1);
+    }
+
+    #[test]
+    fn a_folder_keeps_text_and_allowances() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let written = Assembly {
+            name: "gemm".to_string(),
+            target: "sm_90a".to_string(),
+            ptx: ".version 9.0\n.target sm_90a\n".to_string(),
+            allow_spill_bytes: 8,
+            max_registers: Some(168),
+        };
+        write_folder(std::slice::from_ref(&written), folder.path()).expect("writable");
+        let read = crate::ptxas::read_folder(folder.path()).expect("readable");
+        assert_eq!(read.len(), 1);
+        assert!(read[0].ptx.ends_with(&written.ptx));
+        assert_eq!(Assembly { ptx: written.ptx.clone(), ..read[0].clone() }, written);
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut seen = BTreeSet::new();
+        for list in LISTS {
+            for kernel in list() {
+                assert!(seen.insert(kernel.name().to_string()), "two kernels are called `{}`", kernel.name());
+            }
+        }
+    }
+}
