@@ -1,0 +1,266 @@
+//! `wgmma`: the product of a warpgroup, 64 rows by `n` columns.
+//!
+//! Reading the operands, multiplying and the registers of the accumulator are separate steps, since the machine may place them at
+//! different times: operands are read at any moment between issue and completion, and accumulators may stay in an [`Accumulator`] over a
+//! whole group of instructions.
+
+use super::super::alu::Lanes;
+use super::mma::canonical;
+use super::{Descriptor, Major, MatrixError, a_element, accumulate, accumulator_element, add_integer, element, is_integer, operand_chunks};
+use crate::inst::{MatrixType, WgmmaShape};
+use verdigris_tensor::num::{Format, f32_to_f16};
+
+/// How products of 8-bit floats are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Accumulation {
+    /// In f32, as all other types.
+    #[default]
+    Full,
+    /// As observed on Hopper: the products of one instruction and the accumulator are aligned to the largest exponent among them and cut
+    /// off 13 binary places below it, then added. (DeepSeek-V3 technical report, section 3.3.2: 14 bits survive.)
+    Hopper,
+}
+
+/// An operand of a warpgroup product, converted once. Values are f32, exactly.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// A: `[64][k]`. B: `[k][n]`.
+    values: Vec<f32>,
+    /// The 16-byte chunks of shared memory that it was read from, by address; empty for registers.
+    pub chunks: Vec<u32>,
+}
+
+/// Checks the combination of shape and types.
+fn check(shape: &WgmmaShape) -> Result<(), MatrixError> {
+    use MatrixType::{Bf16, E4m3, E5m2, F16, F32, S8, S32, Tf32, U8};
+    let fail = |what| Err(MatrixError::Unsupported { what });
+    if shape.sparse {
+        return fail("wgmma.sp: sparse operands are not interpreted");
+    }
+    if shape.n == 0 || shape.n > 256 || !shape.n.is_multiple_of(8) {
+        return fail("wgmma: n must be a multiple of 8 up to 256");
+    }
+    match (shape.a, shape.b, shape.d) {
+        (F16, F16, F16 | F32) | (Bf16, Bf16, F32) => {}
+        (Tf32, Tf32, F32) | (E4m3 | E5m2, E4m3 | E5m2, F16 | F32) => {
+            if shape.transpose_a || shape.transpose_b {
+                return fail("wgmma: only 16-bit operands may be transposed");
+            }
+        }
+        (S8 | U8, S8 | U8, S32) => {
+            if shape.transpose_a || shape.transpose_b {
+                return fail("wgmma: only 16-bit operands may be transposed");
+            }
+            if shape.negate_a || shape.negate_b {
+                return fail("wgmma: integer operands have no negated form");
+            }
+            // Every multiple of 8 up to 32, then every multiple of 16.
+            if shape.n > 32 && !shape.n.is_multiple_of(16) {
+                return fail("wgmma: with integers n beyond 32 must be a multiple of 16");
+            }
+        }
+        _ => return fail("wgmma: no such combination of types"),
+    }
+    if shape.a_in_registers && shape.transpose_a {
+        return fail("wgmma: an A operand in registers has no transposed form");
+    }
+    Ok(())
+}
+
+/// Reads an operand of `rows` rows; `store(row, k)` gives the place of an element in the result.
+fn read(
+    ty: MatrixType,
+    descriptor: u64,
+    shared: &[u8],
+    rows: usize,
+    transpose: bool,
+    negate: bool,
+    store: impl Fn(usize, usize) -> usize,
+) -> Result<Operand, MatrixError> {
+    let descriptor = Descriptor::decode(descriptor)?;
+    let major = if transpose { Major::Mn } else { Major::K };
+    let bits = ty.bits() as usize;
+    let depth = 256 / bits;
+    let shared_bytes = u32::try_from(shared.len()).unwrap_or(u32::MAX);
+    let chunks = operand_chunks(&descriptor, major, rows as u32, 32, shared_bytes)?;
+    let mut values = vec![0f32; rows * depth];
+    let sign = if negate { -1.0 } else { 1.0 };
+    let width = bits / 8;
+    let per_chunk = 16 / width;
+    let mut spread = |index: usize, bytes: &[u8]| {
+        for (i, word) in bytes.chunks_exact(width).enumerate() {
+            let code = word.iter().rev().fold(0u32, |code, &byte| (code << 8) | u32::from(byte));
+            let (row, k) = match major {
+                Major::K => (index / 2, (index % 2) * per_chunk + i),
+                Major::Mn => ((index % (rows / 8)) * 8 + i, index / (rows / 8)),
+            };
+            values[store(row, k)] = sign * element(ty, code);
+        }
+    };
+    for (index, &address) in chunks.iter().enumerate() {
+        let from = address as usize;
+        spread(index, &shared[from..from + 16]);
+    }
+    Ok(Operand { values, chunks })
+}
+
+/// Operand A, 64 rows, from the CTA's shared memory, of which `shared` is all.
+pub fn read_a(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
+    check(shape)?;
+    let depth = shape.k() as usize;
+    read(shape.a, descriptor, shared, 64, shape.transpose_a, shape.negate_a, |row, k| row * depth + k)
+}
+
+/// Operand B, `n` columns, from the CTA's shared memory, of which `shared` is all.
+pub fn read_b(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
+    check(shape)?;
+    let n = shape.n as usize;
+    read(shape.b, descriptor, shared, n, shape.transpose_b, shape.negate_b, |row, k| k * n + row)
+}
+
+/// Operand A from the four registers of each of the four warps.
+pub fn read_a_registers(shape: &WgmmaShape, registers: &[[&Lanes; 4]; 4]) -> Result<Operand, MatrixError> {
+    check(shape)?;
+    let (bits, depth) = (shape.a.bits(), shape.k() as usize);
+    let sign = if shape.negate_a { -1.0 } else { 1.0 };
+    let mut values = vec![0f32; 64 * depth];
+    for (warp, registers) in registers.iter().enumerate() {
+        for (register, lanes) in registers.iter().enumerate() {
+            for (lane, &word) in lanes.iter().enumerate() {
+                for index in 0..32 / bits {
+                    let (row, k) = a_element(bits, 16, register as u32, lane as u32, index);
+                    values[(16 * warp + row as usize) * depth + k as usize] = sign * element(shape.a, (word as u32) >> (index * bits));
+                }
+            }
+        }
+    }
+    Ok(Operand { values, chunks: Vec::new() })
+}
+
+/// The accumulators of a warpgroup as a matrix of 64 rows.
+#[derive(Clone, Debug)]
+pub struct Accumulator {
+    n: usize,
+    ty: MatrixType,
+    /// Row by row. f16 values are held as f32.
+    floats: Vec<f32>,
+    integers: Vec<i32>,
+}
+
+impl Accumulator {
+    /// All zero.
+    pub fn new(shape: &WgmmaShape) -> Self {
+        let n = shape.n as usize;
+        let (floats, integers) = if is_integer(shape.a) { (0, 64 * n) } else { (64 * n, 0) };
+        Accumulator { n, ty: shape.d, floats: vec![0.0; floats], integers: vec![0; integers] }
+    }
+
+    /// Whether an instruction of this shape can add to it.
+    pub fn fits(&self, shape: &WgmmaShape) -> bool {
+        self.n == shape.n as usize && self.ty == shape.d
+    }
+
+    fn place(&self, warp: usize, lane: usize, index: usize) -> usize {
+        let (row, column) = accumulator_element(lane as u32, index as u32);
+        (16 * warp + row as usize) * self.n + column as usize
+    }
+
+    /// Takes over accumulator register `register` of warp `warp` (0 to 3).
+    pub fn load(&mut self, warp: usize, register: usize, lanes: &Lanes) {
+        for (lane, &word) in lanes.iter().enumerate() {
+            match self.ty {
+                MatrixType::F16 => {
+                    for half in 0..2 {
+                        let at = self.place(warp, lane, 2 * register + half);
+                        self.floats[at] = Format::F16.decode_f32((word >> (16 * half)) as u32 & 0xffff);
+                    }
+                }
+                MatrixType::S32 => {
+                    let at = self.place(warp, lane, register);
+                    self.integers[at] = word as u32 as i32;
+                }
+                _ => {
+                    let at = self.place(warp, lane, register);
+                    self.floats[at] = f32::from_bits(word as u32);
+                }
+            }
+        }
+    }
+
+    /// What accumulator register `register` of warp `warp` holds; NaN canonical.
+    pub fn store(&self, warp: usize, register: usize) -> Lanes {
+        std::array::from_fn(|lane| match self.ty {
+            MatrixType::F16 => {
+                let half = |index: usize| u64::from(f32_to_f16(self.floats[self.place(warp, lane, 2 * register + index)]));
+                half(0) | half(1) << 16
+            }
+            MatrixType::S32 => u64::from(self.integers[self.place(warp, lane, register)] as u32),
+            _ => canonical(self.floats[self.place(warp, lane, register)]),
+        })
+    }
+}
+
+/// `d = a · b`, or `d += a · b` with `scale_d`.
+///
+/// Cost: `64 · n · k` multiply-adds in f32, vectorized. Errors: an accumulator of another shape.
+pub fn multiply(
+    shape: &WgmmaShape,
+    a: &Operand,
+    b: &Operand,
+    scale_d: bool,
+    d: &mut Accumulator,
+    accumulation: Accumulation,
+) -> Result<(), MatrixError> {
+    check(shape)?;
+    let (n, depth) = (shape.n as usize, shape.k() as usize);
+    if !d.fits(shape) || a.values.len() != 64 * depth || b.values.len() != depth * n {
+        return Err(MatrixError::Unsupported { what: "wgmma: operands or accumulator of another shape" });
+    }
+    if !scale_d {
+        d.floats.fill(0.0);
+        d.integers.fill(0);
+    }
+    if is_integer(shape.a) {
+        // Exact in f32: a sum of 32 products stays below 2²⁴.
+        let mut sums = vec![0f32; 64 * n];
+        accumulate(&mut sums, &a.values, &b.values, depth, n);
+        for (accumulator, &sum) in d.integers.iter_mut().zip(&sums) {
+            *accumulator = add_integer(*accumulator, i64::from(sum as i32), shape.saturate);
+        }
+        return Ok(());
+    }
+    let fp8 = matches!(shape.a, MatrixType::E4m3 | MatrixType::E5m2);
+    if fp8 && accumulation == Accumulation::Hopper {
+        for row in 0..64 {
+            for column in 0..n {
+                let products = (0..depth).map(|k| a.values[row * depth + k] * b.values[k * n + column]);
+                let at = row * n + column;
+                d.floats[at] = truncated_sum(d.floats[at], products);
+            }
+        }
+    } else {
+        accumulate(&mut d.floats, &a.values, &b.values, depth, n);
+    }
+    if shape.d == MatrixType::F16 {
+        for value in &mut d.floats {
+            *value = Format::F16.decode_f32(u32::from(f32_to_f16(*value)));
+        }
+    }
+    Ok(())
+}
+
+/// The sum of terms that are first cut off 13 binary places below the largest exponent among them.
+fn truncated_sum(start: f32, terms: impl Iterator<Item = f32> + Clone) -> f32 {
+    let all = || std::iter::once(start).chain(terms.clone());
+    if all().any(|term| !term.is_finite()) {
+        return all().sum();
+    }
+    let largest = all().fold(0f32, |largest, term| largest.max(term.abs()));
+    if largest == 0.0 {
+        return all().sum();
+    }
+    let exponent = (f64::from(largest).to_bits() >> 52) as i32 - 1023;
+    let quantum = verdigris_tensor::num::power_of_two(exponent - 13);
+    // At most 33 terms of 14 bits: exact in f64 and in f32.
+    all().map(|term| (f64::from(term) / quantum).trunc()).sum::<f64>().mul_add(quantum, 0.0) as f32
+}
