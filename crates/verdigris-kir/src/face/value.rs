@@ -312,6 +312,18 @@ impl<'k> Kernel<'k> {
         self.compute(Op::CvtPack { to, relu: false }, &[high.operand(), low.operand()])
     }
 
+    /// Two fp8 of format `from`, side by side in 16 bits, widened exactly to two binary16 (sm_89).
+    #[track_caller]
+    pub fn widen_fp8(self, from: Packed, pair: impl AsVal<'k, u16>) -> Val<'k, F16x2> {
+        self.compute(Op::CvtFp8ToHalf { from, relu: false }, &[pair.operand()])
+    }
+
+    /// A number rounded to the nearest 8-bit integer, to even where two are as near, clamped to its range; NaN gives 0. In the low byte.
+    #[track_caller]
+    pub fn round_to_byte<T: Number>(self, value: impl AsVal<'k, T>, signed: bool) -> Val<'k, u32> {
+        self.compute(Op::CvtToByte { from: T::TY, signed }, &[value.operand()])
+    }
+
     /// Two 16-bit halves side by side, `low` in the low one.
     #[track_caller]
     pub fn join16(self, low: impl AsVal<'k, u16>, high: impl AsVal<'k, u16>) -> Val<'k, u32> {
