@@ -13,6 +13,8 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use verdigris_kir::ptx::Isa;
+
 use crate::jit::CompileOptions;
 
 /// First bytes of an entry; the number changes with the layout.
@@ -47,8 +49,8 @@ pub struct CacheKey {
     pub arch: String,
     /// The driver whose compiler makes it (1000 × major + 10 × minor).
     pub driver_version: u32,
-    /// The PTX ISA it is printed in.
-    pub ptx_isa: (u32, u32),
+    /// The PTX version it is printed in.
+    pub ptx_isa: Isa,
     /// How it is compiled.
     pub options: CompileOptions,
 }
@@ -64,7 +66,7 @@ impl CacheKey {
             hasher.update(text.as_bytes());
         }
         let CompileOptions { optimization_level, line_info } = self.options;
-        for number in [self.driver_version, self.ptx_isa.0, self.ptx_isa.1, optimization_level, line_info.into()] {
+        for number in [self.driver_version, self.ptx_isa.major, self.ptx_isa.minor, optimization_level, line_info.into()] {
             hasher.update(&number.to_le_bytes());
         }
         *hasher.finalize().as_bytes()
@@ -265,7 +267,7 @@ mod tests {
             spec: spec.to_owned(),
             arch: "sm_90a".to_owned(),
             driver_version: 13_000,
-            ptx_isa: (9, 0),
+            ptx_isa: Isa::V9_0,
             options: CompileOptions::default(),
         }
     }
@@ -302,8 +304,8 @@ mod tests {
             CacheKey { spec: "l".to_owned(), ..base.clone() },
             CacheKey { arch: "sm_80".to_owned(), ..base.clone() },
             CacheKey { driver_version: 12_090, ..base.clone() },
-            CacheKey { ptx_isa: (8, 0), ..base.clone() },
-            CacheKey { ptx_isa: (9, 1), ..base.clone() },
+            CacheKey { ptx_isa: Isa::MINIMUM, ..base.clone() },
+            CacheKey { ptx_isa: Isa::new(9, 1), ..base.clone() },
             CacheKey { options: CompileOptions { optimization_level: 3, ..base.options }, ..base.clone() },
             CacheKey { options: CompileOptions { line_info: false, ..base.options }, ..base.clone() },
             // The same text, cut elsewhere.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use sys::CUdevice_attribute as Attribute;
+use verdigris_kir::ptx::Isa;
 
-use crate::driver::{Driver, max_ptx_isa};
+use crate::driver::Driver;
 use crate::error::{Doing, Error};
 
 /// What a device is, as data: everything that a decision about kernels may depend on.
@@ -48,11 +49,20 @@ pub struct DeviceProperties {
     pub memory_pools: bool,
     /// What the driver supports, as 1000 × major + 10 × minor.
     pub driver_version: u32,
-    /// The newest PTX ISA that the driver accepts.
-    pub max_ptx_isa: (u32, u32),
+    /// The newest PTX version that the driver reads and that we print.
+    pub ptx_isa: Isa,
 }
 
 impl DeviceProperties {
+    /// All that a kernel's code may depend on, as text: the device's part of a [`crate::CacheKey`].
+    pub fn arch_key(&self) -> String {
+        let (major, minor) = self.compute_capability;
+        format!(
+            "cc {major}.{minor}, {} SMs, {} bytes of shared memory, {} bytes of L2",
+            self.sm_count, self.shared_memory_per_cta_bytes, self.l2_bytes
+        )
+    }
+
     /// Fails unless the chip is at least of this compute capability.
     ///
     /// # Errors
@@ -162,7 +172,7 @@ impl Driver {
             cooperative_launch: attribute(A::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0,
             memory_pools: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
             driver_version: self.version(),
-            max_ptx_isa: max_ptx_isa(self.version()),
+            ptx_isa: self.ptx_isa(),
         };
         Ok(Device { driver: self.clone(), raw, ordinal, properties: Arc::new(properties) })
     }

@@ -5,9 +5,11 @@
 //! ([`Error::OutOfMemory`], [`Error::PoolLimit`]), and a call failed ([`Error::Driver`] and the rest). Nothing here is logged;
 //! the floor above decides what is told to whom.
 
-use std::path::PathBuf;
+use verdigris_kir::program::Mismatch;
+use verdigris_kir::verify::Faults;
 
 use crate::cache::CacheError;
+use crate::exec::BindingError;
 use crate::launch::LaunchError;
 use crate::tensor_map::MapError;
 
@@ -156,6 +158,18 @@ pub enum Error {
     #[error(transparent)]
     Map(#[from] MapError),
 
+    /// What was bound to a program does not suit it.
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+
+    /// A kernel that the verifier refuses: a defect in its engine.
+    #[error(transparent)]
+    Unverified(#[from] Faults),
+
+    /// A launch whose arguments do not fit its kernel: a defect in its engine.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+
     /// A launch outside the limits of the kernel or the chip.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -163,15 +177,6 @@ pub enum Error {
     /// The disk cache could not be opened.
     #[error(transparent)]
     Cache(#[from] CacheError),
-
-    /// A compressed or foreign file could not be read.
-    #[error("cannot read {path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
 
     /// Any other failed driver call.
     #[error("{call} failed with {name} ({code}: {text}) while {doing}{}", advice(*code))]

@@ -3,7 +3,7 @@
 //! A kernel's body is built only to be compiled; a program launched from the cache has its facts instead, kept beside
 //! the cubin.
 
-use verdigris_kir::ir::{KernelBody, ParamKind};
+use verdigris_kir::ir::{KernelBody, MapDecl, ParamKind};
 
 /// What a parameter of a compiled kernel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,10 @@ pub enum ParameterFact {
     /// The 16 bytes of a division by a run-time number.
     Divisor,
     /// The 128 bytes of a tensor map.
-    TensorMap,
+    TensorMap {
+        /// A hash of the [`MapDecl`] that the kernel was built for.
+        decl_hash: u32,
+    },
 }
 
 /// A parameter and its place in the parameter block.
@@ -55,9 +58,16 @@ impl ParameterFact {
             Self::Scalar { bytes } => *bytes,
             Self::Pointer { .. } => 8,
             Self::Divisor => 16,
-            Self::TensorMap => 128,
+            Self::TensorMap { .. } => 128,
         }
     }
+}
+
+/// A hash of a map's declaration that is the same in every process: equal declarations print alike.
+pub(crate) fn hash_of(decl: &MapDecl) -> u32 {
+    let hash = blake3::hash(format!("{decl:?}").as_bytes());
+    let [a, b, c, d, ..] = *hash.as_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }
 
 impl KernelFacts {
@@ -67,7 +77,7 @@ impl KernelFacts {
             ParamKind::Scalar(_) => ParameterFact::Scalar { bytes: kind.bytes() },
             ParamKind::Pointer { alignment_bytes, .. } => ParameterFact::Pointer { alignment_bytes: *alignment_bytes },
             ParamKind::Divisor => ParameterFact::Divisor,
-            ParamKind::TensorMap(_) => ParameterFact::TensorMap,
+            ParamKind::TensorMap(decl) => ParameterFact::TensorMap { decl_hash: hash_of(decl) },
         };
         let (offsets, parameter_bytes) = body.param_offsets();
         let places = body.params.iter().zip(offsets);
@@ -88,7 +98,7 @@ impl KernelFacts {
                 ParameterFact::Scalar { bytes } => (0, bytes),
                 ParameterFact::Pointer { alignment_bytes } => (1, alignment_bytes),
                 ParameterFact::Divisor => (2, 0),
-                ParameterFact::TensorMap => (3, 0),
+                ParameterFact::TensorMap { decl_hash } => (3, decl_hash),
             };
             [parameter.offset_bytes, kind, number]
         });
@@ -115,7 +125,7 @@ impl KernelFacts {
                 (0, bytes) => ParameterFact::Scalar { bytes },
                 (1, alignment_bytes) => ParameterFact::Pointer { alignment_bytes },
                 (2, _) => ParameterFact::Divisor,
-                (3, _) => ParameterFact::TensorMap,
+                (3, decl_hash) => ParameterFact::TensorMap { decl_hash },
                 _ => return None,
             };
             parameters.push(Parameter { offset_bytes, fact });
@@ -138,7 +148,7 @@ mod tests {
             cluster: 2,
             shared_bytes: 200_000,
             parameters: vec![
-                at(0, ParameterFact::TensorMap),
+                at(0, ParameterFact::TensorMap { decl_hash: 77 }),
                 at(128, ParameterFact::Pointer { alignment_bytes: 16 }),
                 at(136, ParameterFact::Scalar { bytes: 4 }),
                 at(140, ParameterFact::Divisor),

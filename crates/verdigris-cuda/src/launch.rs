@@ -111,6 +111,26 @@ pub enum LaunchError {
         /// What the chip gives a CTA.
         most: u32,
     },
+    /// A grid whose CTAs wait for each other, and which the device cannot hold at once.
+    #[error("launch of `{kernel}`: {ctas} CTAs must be resident together, the device holds {resident}; use fewer CTAs")]
+    Residency {
+        /// The kernel.
+        kernel: String,
+        /// CTAs of the grid.
+        ctas: u64,
+        /// CTAs that fit.
+        resident: u64,
+    },
+    /// The parameter block is larger than the driver takes.
+    #[error("launch of `{kernel}`: {bytes} bytes of parameters, at most {most}; pass a table in memory")]
+    ParameterBytes {
+        /// The kernel.
+        kernel: String,
+        /// The block's size.
+        bytes: u32,
+        /// The most.
+        most: u32,
+    },
     /// The compiled kernel has other parameters than its facts say.
     #[error("`{kernel}` as compiled has {found} as parameter {index}, its declaration {declared}")]
     Signature {

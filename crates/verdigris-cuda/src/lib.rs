@@ -6,12 +6,14 @@
 //! - [`Driver`] → [`Device`] → [`Context`] (its own or the caller's) → [`Stream`] (likewise), [`Event`], [`Graph`]
 //! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]
 //! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk
+//! - [`Loader`]: a [`Program`](verdigris_kir::program::Program) → [`Executable`]
 //! - [`tensor_map::encode`] → [`TensorMap`]
 
 pub mod cache;
 mod device;
 mod driver;
 mod error;
+pub mod exec;
 mod facts;
 mod jit;
 pub mod launch;
@@ -22,8 +24,9 @@ pub mod tensor_map;
 
 pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
 pub use device::{Context, ContextGuard, Device, DeviceProperties};
-pub use driver::{DRIVER_LIBRARIES, Driver, max_ptx_isa};
+pub use driver::{DRIVER_LIBRARIES, Driver};
 pub use error::{Error, MINIMUM_DRIVER_VERSION};
+pub use exec::{BindingError, Bindings, Executable, Loaded, Loader};
 pub use facts::{KernelFacts, Parameter, ParameterFact};
 pub use jit::{CompileOptions, Cubin, JitFinding, JitReport, compile};
 pub use launch::{LaunchConfig, LaunchError, Parameters};

@@ -285,7 +285,7 @@ pub(crate) fn encode_checked(driver: &Driver, address: u64, spec: &MapSpec) -> R
 }
 
 /// Bytes from the tensor's first element to the end of its last.
-fn span_bytes(spec: &MapSpec) -> u64 {
+pub(crate) fn span_bytes(spec: &MapSpec) -> u64 {
     let inner = (spec.dims[0] - 1).saturating_mul(spec.decl.ty.bytes().into());
     let outer = spec.dims[1..].iter().zip(&spec.strides_bytes).map(|(&extent, &stride)| (extent - 1).saturating_mul(stride));
     outer.fold(inner + u64::from(spec.decl.ty.bytes()), u64::saturating_add)

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use verdigris_cuda::{CacheKey, CompileOptions, DiskCache, Lookup};
+use verdigris_kir::ptx::Isa;
 
 const CHILD_ROOT: &str = "VERDIGRIS_TEST_CACHE_ROOT";
 const ENTRIES: u32 = 7;
@@ -18,7 +19,7 @@ fn key(number: u32) -> CacheKey {
         spec: format!("kernel {number}"),
         arch: "sm_90a".to_owned(),
         driver_version: 13_000,
-        ptx_isa: (9, 0),
+        ptx_isa: Isa::V9_0,
         options: CompileOptions::default(),
     }
 }

@@ -1,0 +1,627 @@
+//! Programs made ready for a device, and run.
+//!
+//! [`Loader::load`] turns a [`Program`] into an [`Executable`]: kernels loaded, constants on the device, every launch a block of
+//! parameter bytes with a list of patches. [`Executable::execute`] copies each block to its stack, patches in the addresses of the
+//! day, encodes the tensor maps over them and launches. An executable never changes, so any number of threads may execute it
+//! at once, and a stream that captures records it like any other work.
+//!
+//! Every allocation, compilation and query happens while loading; executing does none.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use verdigris_kir::program::{
+    Address, Arg, Base, Divisor, KernelRef, Launch, MapSpec, Mismatch, Program, Residency, SCRATCH_ALIGNMENT_BYTES, Step,
+};
+use verdigris_kir::ptx;
+use verdigris_kir::verify::verify;
+
+use crate::cache::CacheKey;
+use crate::error::Error;
+use crate::facts::{KernelFacts, ParameterFact, hash_of};
+use crate::jit::CompileOptions;
+use crate::launch::{LaunchConfig, LaunchError, MAX_PARAMETERS, Parameters};
+use crate::memory::{self, DeviceBuffer, DeviceSlice, Pool};
+use crate::module::{KernelSource, LoadReport, LoadedKernel, ModuleCache};
+use crate::stream::Stream;
+use crate::tensor_map;
+
+/// Most bytes of parameters: what every driver that we run on takes.
+const MAX_PARAMETER_BYTES: usize = 4096;
+
+/// What was bound to a program does not suit it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindingError {
+    /// Too few buffers.
+    #[error("{given} buffers are bound, the program has slots for {needed}")]
+    Buffers {
+        /// Buffers bound.
+        given: usize,
+        /// Slots of the program.
+        needed: usize,
+    },
+    /// Too few host scalars.
+    #[error("{given} host scalars are given, the program reads {needed}")]
+    HostScalars {
+        /// Scalars given.
+        given: usize,
+        /// Scalars read.
+        needed: usize,
+    },
+    /// A buffer is not aligned as the program was told it would be.
+    #[error(
+        "buffer {slot} is at {address:#x}, not a multiple of the {alignment_bytes} bytes that were declared for it; declare less or align it"
+    )]
+    Alignment {
+        /// The slot.
+        slot: usize,
+        /// The address bound.
+        address: u64,
+        /// The alignment declared.
+        alignment_bytes: u64,
+    },
+    /// A buffer is shorter than what the program does with it.
+    #[error("{what} reaches to byte {end_bytes} of buffer {slot}, which has {buffer_bytes} bytes")]
+    Length {
+        /// What reaches past the end.
+        what: &'static str,
+        /// The slot.
+        slot: usize,
+        /// One past the last byte reached.
+        end_bytes: u64,
+        /// The buffer's size.
+        buffer_bytes: u64,
+    },
+    /// The workspace is too small.
+    #[error("the workspace has {given_bytes} bytes, the program needs {needed_bytes}")]
+    Workspace {
+        /// Its size.
+        given_bytes: u64,
+        /// The size needed.
+        needed_bytes: u64,
+    },
+    /// The workspace is not aligned.
+    #[error("the workspace is at {address:#x}, not a multiple of {SCRATCH_ALIGNMENT_BYTES} bytes")]
+    WorkspaceAlignment {
+        /// Its address.
+        address: u64,
+    },
+    /// The program names a piece of scratch or a constant that it does not have.
+    #[error("the program names {base:?}, which it does not have: a defect in its engine")]
+    NoSuchBase {
+        /// What it names.
+        base: Base,
+    },
+}
+
+/// What is needed to load programs: kernels' cache, memory for constants, and what the cache key holds beside the spec.
+#[derive(Clone)]
+pub struct Loader {
+    /// The kernels of the context.
+    pub cache: Arc<ModuleCache>,
+    /// Where constants live.
+    pub pool: Pool,
+    /// Hash of the sources that build and print kernels; see [`CacheKey::source_hash`].
+    pub source_hash: [u8; 32],
+    /// How kernels are compiled.
+    pub options: CompileOptions,
+}
+
+/// A program made ready, and how its kernels were come by.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The program.
+    pub executable: Executable,
+    /// For each launch in order: the kernel's name and where it came from.
+    pub reports: Vec<(String, LoadReport)>,
+}
+
+impl Loader {
+    /// The key under which a kernel of that spec is kept.
+    pub fn key(&self, spec: &str) -> CacheKey {
+        let properties = self.cache.context().properties();
+        CacheKey {
+            source_hash: self.source_hash,
+            spec: spec.to_owned(),
+            arch: properties.arch_key(),
+            driver_version: properties.driver_version,
+            ptx_isa: properties.ptx_isa,
+            options: self.options,
+        }
+    }
+
+    /// The kernel, loaded; built, verified, printed and compiled only where no compiled copy is found. Several threads may ask at
+    /// once, so that a program's kernels can be compiled side by side before it is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Unverified`], [`Error::Compile`], [`Error::Launch`], [`Error::Driver`].
+    pub fn kernel(&self, kernel: &KernelRef) -> Result<(Arc<LoadedKernel>, LoadReport), Error> {
+        let isa = self.cache.context().properties().ptx_isa;
+        self.cache.kernel(&self.key(kernel.name()), &ptx::entry_name(kernel.name()), || {
+            let body = verify(kernel.build())?;
+            Ok(KernelSource { ptx: ptx::print(&body, isa), facts: KernelFacts::of(&body) })
+        })
+    }
+
+    /// Makes a program ready. `stream` carries the constants over; it is waited for.
+    ///
+    /// # Errors
+    /// As [`Loader::kernel`]; [`Error::Mismatch`] where arguments do not fit a kernel, [`Error::Map`], [`Error::Launch`],
+    /// [`Error::Binding`], [`Error::OutOfMemory`].
+    pub fn load(&self, program: &Program, stream: &Stream) -> Result<Loaded, Error> {
+        let (scratch_offsets, workspace_bytes) = program.workspace();
+        let mut packed = Vec::new();
+        let mut constant_offsets = Vec::new();
+        for constant in &program.constants {
+            packed.resize(packed.len().next_multiple_of(SCRATCH_ALIGNMENT_BYTES as usize), 0);
+            constant_offsets.push(packed.len() as u64);
+            packed.extend_from_slice(constant);
+        }
+        let mut needs = Needs { slots: program.buffer_alignment_bytes.len(), scalars: 0 };
+        let ends: (Vec<u64>, Vec<u64>) = (
+            program.scratch.iter().map(|piece| piece.bytes).collect(),
+            program.constants.iter().map(|constant| constant.len() as u64).collect(),
+        );
+        let (mut steps, mut reports) = (Vec::new(), Vec::new());
+        for step in &program.steps {
+            steps.push(match step {
+                Step::Launch(launch) => {
+                    let (kernel, report) = self.kernel(&launch.kernel)?;
+                    reports.push((launch.kernel.name().to_owned(), report));
+                    Prepared::Launch(prepare(launch, kernel, &mut needs)?)
+                }
+                Step::Fill { at, bytes, value } => {
+                    needs.see(at);
+                    Prepared::Fill { at: *at, bytes: *bytes, value: *value }
+                }
+                Step::Copy { to, from, bytes } => {
+                    needs.see(to);
+                    needs.see(from);
+                    Prepared::Copy { to: *to, from: *from, bytes: *bytes }
+                }
+            });
+        }
+        let executable = Executable {
+            steps,
+            alignments: program.buffer_alignment_bytes.clone(),
+            slots: needs.slots,
+            scalars: needs.scalars,
+            scratch: scratch_offsets.into_iter().zip(ends.0).collect(),
+            workspace_bytes,
+            constants: constant_offsets.into_iter().zip(ends.1).collect(),
+            constant_memory: self.pool.alloc_from(stream, &packed)?,
+        };
+        executable.check_bases()?;
+        Ok(Loaded { executable, reports })
+    }
+}
+
+/// What a program asks of its caller, found while loading.
+struct Needs {
+    slots: usize,
+    scalars: usize,
+}
+
+impl Needs {
+    fn see(&mut self, address: &Address) {
+        if let Base::Buffer(slot) = address.base {
+            self.slots = self.slots.max(slot + 1);
+        }
+    }
+}
+
+/// A step as it is executed.
+#[derive(Debug)]
+enum Prepared {
+    Launch(PreparedLaunch),
+    Fill { at: Address, bytes: u64, value: u8 },
+    Copy { to: Address, from: Address, bytes: u64 },
+}
+
+/// A launch whose parameters are known but for what the patches write.
+#[derive(Debug)]
+struct PreparedLaunch {
+    kernel: Arc<LoadedKernel>,
+    config: LaunchConfig,
+    offsets_bytes: Box<[u32]>,
+    template: Box<[u8]>,
+    patches: Box<[Patch]>,
+}
+
+/// What is written into a parameter block at execution, and where.
+#[derive(Debug)]
+enum Patch {
+    Pointer { at: usize, to: Address, alignment_bytes: u32 },
+    HostScalar { at: usize, index: usize },
+    TensorMap { at: usize, to: Address, spec: Box<MapSpec>, span_bytes: u64 },
+}
+
+fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs) -> Result<PreparedLaunch, Error> {
+    let (template, patches) = parameters(launch, &kernel.facts, needs)?;
+    let facts = &kernel.facts;
+    let config = LaunchConfig {
+        grid: launch.grid,
+        block: [facts.threads, 1, 1],
+        cluster: [facts.cluster, 1, 1],
+        dynamic_smem_bytes: facts.shared_bytes,
+        overlap: launch.overlap,
+        cooperative: launch.residency == Residency::All,
+    };
+    kernel.function.check(&config)?;
+    if config.cooperative {
+        let ctas = config.grid.iter().fold(1_u64, |ctas, &extent| ctas.saturating_mul(extent.into()));
+        let resident = u64::from(kernel.function.resident_clusters(&config)?) * u64::from(facts.cluster);
+        if ctas > resident {
+            return Err(LaunchError::Residency { kernel: launch.kernel.name().to_owned(), ctas, resident }.into());
+        }
+    }
+    let offsets_bytes = facts.parameters.iter().map(|parameter| parameter.offset_bytes).collect();
+    Ok(PreparedLaunch { offsets_bytes, template: template.into(), patches: patches.into(), config, kernel })
+}
+
+/// The parameter block of a launch and what is left to write into it.
+fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs) -> Result<(Vec<u8>, Vec<Patch>), Error> {
+    let name = launch.kernel.name();
+    let mismatch = |what: String| Error::Mismatch(Mismatch { kernel: name.to_owned(), what });
+    let (given, declared) = (launch.args.len(), facts.parameters.len());
+    if given != declared {
+        return Err(mismatch(format!("{given} arguments given, {declared} parameters compiled")));
+    }
+    let (bytes, most) = (facts.parameter_bytes, MAX_PARAMETER_BYTES as u32);
+    if bytes > most || declared > MAX_PARAMETERS {
+        return Err(LaunchError::ParameterBytes { kernel: name.to_owned(), bytes, most }.into());
+    }
+    let mut template = vec![0_u8; bytes as usize];
+    let mut patches = Vec::new();
+    for (index, (arg, parameter)) in launch.args.iter().zip(&facts.parameters).enumerate() {
+        let at = parameter.offset_bytes as usize;
+        let unfit = || mismatch(format!("parameter {index} is compiled as {:?}, argument is {arg:?}", parameter.fact));
+        let room = template.get_mut(at..at + parameter.fact.bytes() as usize).ok_or_else(unfit)?;
+        match (arg, parameter.fact) {
+            (Arg::Scalar(ty, bits), ParameterFact::Scalar { bytes }) if ty.bytes().max(4) == bytes => {
+                room.copy_from_slice(&bits.to_le_bytes()[..bytes as usize]);
+            }
+            (Arg::HostScalar(number), ParameterFact::Scalar { bytes: 4 }) => {
+                needs.scalars = needs.scalars.max(number + 1);
+                patches.push(Patch::HostScalar { at, index: *number });
+            }
+            (Arg::Divisor(divisor), ParameterFact::Divisor) => {
+                let divisor = Divisor::new(*divisor).ok_or_else(unfit)?;
+                for (place, word) in room.chunks_exact_mut(4).zip(divisor.words()) {
+                    place.copy_from_slice(&word.to_le_bytes());
+                }
+            }
+            (Arg::Pointer(to), ParameterFact::Pointer { alignment_bytes }) => {
+                if !to.offset_bytes.is_multiple_of(u64::from(alignment_bytes.max(1))) {
+                    return Err(unfit());
+                }
+                needs.see(to);
+                patches.push(Patch::Pointer { at, to: *to, alignment_bytes: alignment_bytes.max(1) });
+            }
+            (Arg::TensorMap(to, spec), ParameterFact::TensorMap { decl_hash }) => {
+                if hash_of(&spec.decl) != decl_hash {
+                    return Err(unfit());
+                }
+                tensor_map::check(spec)?;
+                needs.see(to);
+                let span_bytes = tensor_map::span_bytes(spec);
+                patches.push(Patch::TensorMap { at, to: *to, spec: Box::new(spec.clone()), span_bytes });
+            }
+            _ => return Err(unfit()),
+        }
+    }
+    Ok((template, patches))
+}
+
+/// What a caller lends to one execution.
+#[derive(Debug, Clone, Copy)]
+pub struct Bindings<'a> {
+    /// The buffers, by slot number. Each must reach as far as the program's problem says.
+    pub buffers: &'a [DeviceSlice<'a>],
+    /// At least [`Executable::workspace_bytes`], at a multiple of 256; its contents are lost.
+    pub workspace: DeviceSlice<'a>,
+    /// The numbers that the program reads from the host, by index.
+    pub host_scalars: &'a [f32],
+}
+
+/// A program on a device. Immutable: it can be executed from several threads and streams at once, each with a workspace of its
+/// own. Drop it only when the device is done with it.
+#[derive(Debug)]
+pub struct Executable {
+    steps: Vec<Prepared>,
+    alignments: Vec<u64>,
+    slots: usize,
+    scalars: usize,
+    /// Offset and size of each piece of scratch.
+    scratch: Vec<(u64, u64)>,
+    workspace_bytes: u64,
+    /// Offset and size of each constant.
+    constants: Vec<(u64, u64)>,
+    constant_memory: DeviceBuffer,
+}
+
+/// Room for the parameters of one launch, aligned as the strictest of them.
+#[repr(align(128))]
+struct Block(MaybeUninit<[u8; MAX_PARAMETER_BYTES]>);
+
+impl Executable {
+    /// The workspace that each execution needs.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+
+    /// The number of kernel launches.
+    pub fn launch_count(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, Prepared::Launch(_))).count()
+    }
+
+    /// The kernels, in the order of the launches.
+    pub fn kernels(&self) -> impl Iterator<Item = &LoadedKernel> {
+        self.steps.iter().filter_map(|step| match step {
+            Prepared::Launch(launch) => Some(&*launch.kernel),
+            Prepared::Fill { .. } | Prepared::Copy { .. } => None,
+        })
+    }
+
+    /// Submits the whole program to the stream and returns without waiting. What the program was told of alignment is checked
+    /// here, and how far its tensor maps, fills and copies reach; how far its kernels reach through plain pointers is the
+    /// program's word.
+    ///
+    /// After an error of the driver, steps before the failed one are already on the stream.
+    ///
+    /// # Errors
+    /// [`Error::Binding`], [`Error::Map`] (an operand at an address that the copy engine cannot take), [`Error::ContextMismatch`],
+    /// [`Error::Driver`].
+    pub fn execute(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
+        let context = stream.context();
+        let mut block = Block(MaybeUninit::uninit());
+        self.check(bindings)?;
+        // One entry for all launches: each then finds the context current.
+        let _current = context.enter()?;
+        for step in &self.steps {
+            match step {
+                Prepared::Fill { at, bytes, value } => {
+                    memory::fill(stream, self.range("a fill", at, *bytes, bindings)?, *value)?;
+                }
+                Prepared::Copy { to, from, bytes } => {
+                    let (to, from) = (self.range("a copy", to, *bytes, bindings)?, self.range("a copy", from, *bytes, bindings)?);
+                    memory::copy(stream, to, from)?;
+                }
+                Prepared::Launch(launch) => {
+                    let function = &launch.kernel.function;
+                    if function.module().context() != context {
+                        return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
+                    }
+                    let length = launch.template.len();
+                    let start = block.0.as_mut_ptr().cast::<u8>();
+                    // SAFETY: a template has at most as many bytes as a block, by `parameters`, and is no part of it.
+                    unsafe { std::ptr::copy_nonoverlapping(launch.template.as_ptr(), start, length) };
+                    // SAFETY: these bytes of the block were written above, and are borrowed alone until the launch.
+                    let bytes = unsafe { std::slice::from_raw_parts_mut(start, length) };
+                    for patch in &launch.patches {
+                        self.apply(patch, bytes, stream, bindings)?;
+                    }
+                    let arguments = Parameters { bytes, offsets_bytes: &launch.offsets_bytes };
+                    // SAFETY: number, order and types of the arguments were compared with the compiled kernel's when the program was
+                    // loaded; addresses lie in slices, whose makers vouch for them.
+                    unsafe { function.launch_checked(stream, &launch.config, arguments) }?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one patch into a parameter block.
+    fn apply(&self, patch: &Patch, block: &mut [u8], stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
+        let mut write = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+        match patch {
+            Patch::Pointer { at, to, alignment_bytes } => {
+                let (address, _) = self.resolve(to, bindings)?;
+                let alignment_bytes = u64::from(*alignment_bytes);
+                if !address.is_multiple_of(alignment_bytes)
+                    && let Base::Buffer(slot) = to.base
+                {
+                    return Err(BindingError::Alignment { slot, address, alignment_bytes }.into());
+                }
+                write(*at, &address.to_le_bytes());
+            }
+            Patch::HostScalar { at, index } => write(*at, &bindings.host_scalars[*index].to_le_bytes()),
+            Patch::TensorMap { at, to, spec, span_bytes } => {
+                let address = self.range("a tensor map", to, *span_bytes, bindings)?.address();
+                write(*at, &tensor_map::encode_checked(stream.context().driver(), address, spec)?.bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks numbers, alignments and the workspace.
+    fn check(&self, bindings: &Bindings<'_>) -> Result<(), BindingError> {
+        let (given, needed) = (bindings.buffers.len(), self.slots);
+        if given < needed {
+            return Err(BindingError::Buffers { given, needed });
+        }
+        let (given, needed) = (bindings.host_scalars.len(), self.scalars);
+        if given < needed {
+            return Err(BindingError::HostScalars { given, needed });
+        }
+        for (slot, (buffer, &alignment_bytes)) in bindings.buffers.iter().zip(&self.alignments).enumerate() {
+            let address = buffer.address();
+            if !address.is_multiple_of(alignment_bytes.max(1)) {
+                return Err(BindingError::Alignment { slot, address, alignment_bytes });
+            }
+        }
+        let (given_bytes, needed_bytes) = (bindings.workspace.len_bytes(), self.workspace_bytes);
+        if given_bytes < needed_bytes {
+            return Err(BindingError::Workspace { given_bytes, needed_bytes });
+        }
+        let address = bindings.workspace.address();
+        if needed_bytes > 0 && !address.is_multiple_of(SCRATCH_ALIGNMENT_BYTES) {
+            return Err(BindingError::WorkspaceAlignment { address });
+        }
+        Ok(())
+    }
+
+    /// Checks that every piece of scratch and constant that the program names is there.
+    fn check_bases(&self) -> Result<(), BindingError> {
+        let check = |address: &Address| match address.base {
+            Base::Scratch(index) if index >= self.scratch.len() => Err(BindingError::NoSuchBase { base: address.base }),
+            Base::Constant(index) if index >= self.constants.len() => Err(BindingError::NoSuchBase { base: address.base }),
+            Base::Buffer(_) | Base::Scratch(_) | Base::Constant(_) => Ok(()),
+        };
+        for step in &self.steps {
+            match step {
+                Prepared::Fill { at, .. } => check(at)?,
+                Prepared::Copy { to, from, .. } => check(to).and(check(from))?,
+                Prepared::Launch(launch) => {
+                    for patch in &launch.patches {
+                        match patch {
+                            Patch::Pointer { to, .. } | Patch::TensorMap { to, .. } => check(to)?,
+                            Patch::HostScalar { .. } => {}
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The device address, and how many bytes its base has in all.
+    fn resolve(&self, address: &Address, bindings: &Bindings<'_>) -> Result<(u64, u64), BindingError> {
+        let (start, bytes) = match address.base {
+            Base::Buffer(slot) => (bindings.buffers[slot].address(), bindings.buffers[slot].len_bytes()),
+            Base::Scratch(index) => (bindings.workspace.address() + self.scratch[index].0, self.scratch[index].1),
+            Base::Constant(index) => (self.constant_memory.address() + self.constants[index].0, self.constants[index].1),
+        };
+        // One past the end is a place to point to, if nothing is read from it.
+        if address.offset_bytes > bytes {
+            return Err(too_long("a pointer", address, address.offset_bytes, bytes));
+        }
+        Ok((start + address.offset_bytes, bytes))
+    }
+
+    /// The range of that many bytes from the address on.
+    fn range<'a>(
+        &self,
+        what: &'static str,
+        address: &Address,
+        bytes: u64,
+        bindings: &Bindings<'a>,
+    ) -> Result<DeviceSlice<'a>, BindingError> {
+        let (start, base_bytes) = self.resolve(address, bindings)?;
+        let end_bytes = address.offset_bytes.saturating_add(bytes);
+        if end_bytes > base_bytes {
+            return Err(too_long(what, address, end_bytes, base_bytes));
+        }
+        // SAFETY: the range lies within a bound slice, the workspace or the executable's own constants.
+        Ok(unsafe { DeviceSlice::from_raw(start, bytes) })
+    }
+}
+
+/// A range past the end of its base; outside buffers that is the program's own defect.
+fn too_long(what: &'static str, address: &Address, end_bytes: u64, buffer_bytes: u64) -> BindingError {
+    match address.base {
+        Base::Buffer(slot) => BindingError::Length { what, slot, end_bytes, buffer_bytes },
+        base => BindingError::NoSuchBase { base },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Parameter;
+    use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
+    use verdigris_kir::program::{Fill, L2Promotion};
+
+    fn launch(args: Vec<Arg>) -> Launch {
+        let kernel = KernelRef::new("k", || panic!("a cached kernel is not built"));
+        Launch { kernel, grid: [1; 3], residency: Residency::Any, overlap: false, args }
+    }
+
+    fn map() -> MapSpec {
+        MapSpec {
+            decl: MapDecl { ty: MapType::F32, rank: 2, box_dims: vec![4, 4], im2col: false, swizzle: Swizzle::None, access: Access::Read },
+            dims: vec![10, 3],
+            strides_bytes: vec![48],
+            element_strides: vec![1, 1],
+            lower_corner: vec![],
+            upper_corner: vec![],
+            fill: Fill::Zero,
+            l2: L2Promotion::B128,
+        }
+    }
+
+    fn facts() -> KernelFacts {
+        let at = |offset_bytes, fact| Parameter { offset_bytes, fact };
+        KernelFacts {
+            threads: 128,
+            cluster: 1,
+            shared_bytes: 0,
+            parameters: vec![
+                at(0, ParameterFact::Scalar { bytes: 4 }),
+                at(8, ParameterFact::Pointer { alignment_bytes: 16 }),
+                at(16, ParameterFact::Divisor),
+                at(32, ParameterFact::Scalar { bytes: 4 }),
+                at(64, ParameterFact::TensorMap { decl_hash: hash_of(&map().decl) }),
+            ],
+            parameter_bytes: 192,
+        }
+    }
+
+    fn args() -> Vec<Arg> {
+        let pointer = Address { base: Base::Buffer(3), offset_bytes: 32 };
+        let scalar = Arg::Scalar(Ty::U32, 0x0102_0304);
+        vec![scalar, Arg::Pointer(pointer), Arg::Divisor(7), Arg::HostScalar(1), Arg::TensorMap(Address::scratch(0), map())]
+    }
+
+    #[test]
+    fn the_template_holds_what_is_known_and_patches_the_rest() {
+        let mut needs = Needs { slots: 0, scalars: 0 };
+        let (template, patches) = parameters(&launch(args()), &facts(), &mut needs).expect("fits");
+        let mut expected = vec![0; 192];
+        expected[..4].copy_from_slice(&[4, 3, 2, 1]);
+        let words = Divisor::new(7).expect("not 0").words();
+        for (i, word) in words.iter().enumerate() {
+            expected[16 + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+        assert_eq!(template, expected);
+        assert_eq!((needs.slots, needs.scalars), (4, 2));
+        assert!(matches!(patches[0], Patch::Pointer { at: 8, alignment_bytes: 16, .. }));
+        assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1 }));
+        assert!(matches!(patches[2], Patch::TensorMap { at: 64, span_bytes: 136, .. }));
+        assert_eq!(patches.len(), 3);
+    }
+
+    #[test]
+    fn arguments_that_do_not_fit_are_refused() {
+        let refused = |args: Vec<Arg>| {
+            let mut needs = Needs { slots: 0, scalars: 0 };
+            parameters(&launch(args), &facts(), &mut needs).err().expect("does not fit").to_string()
+        };
+        assert!(refused(args()[..4].to_vec()).contains("4 arguments given, 5 parameters compiled"));
+        let with = |index: usize, arg: Arg| {
+            let mut args = args();
+            args[index] = arg;
+            refused(args)
+        };
+        assert!(with(0, Arg::Scalar(Ty::U64, 0)).contains("parameter 0"));
+        assert!(with(1, Arg::Divisor(1)).contains("parameter 1"));
+        let odd = Address { base: Base::Buffer(0), offset_bytes: 8 };
+        assert!(with(1, Arg::Pointer(odd)).contains("parameter 1"), "8 is no multiple of 16");
+        assert!(with(2, Arg::Divisor(0)).contains("parameter 2"));
+        let mut other = map();
+        other.decl.swizzle = Swizzle::B32;
+        assert!(with(4, Arg::TensorMap(Address::scratch(0), other)).contains("parameter 4"), "built for another swizzle");
+        let mut illegal = map();
+        illegal.strides_bytes = vec![40];
+        assert!(with(4, Arg::TensorMap(Address::scratch(0), illegal)).contains("40 bytes, not a multiple of 16"));
+    }
+
+    #[test]
+    fn what_is_shared_between_threads_may_be() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Executable>();
+        shared::<Loader>();
+        shared::<Stream>();
+    }
+}
