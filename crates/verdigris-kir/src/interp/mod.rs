@@ -2,3 +2,4 @@
 
 pub mod alu;
 pub mod matrix;
+pub mod tensor;
