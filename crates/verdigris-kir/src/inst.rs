@@ -1418,9 +1418,10 @@ instructions! {
     /// Arrives `count` times (operand 2) and returns the phase token. `release` at CTA scope.
     MbarrierArriveToken {} Barrier Sm90 Thread
         "mbarrier.arrive.shared.b64 %o0, [%i0+%i1], %i2" => sig(&[B64], &[U32, S64, U32]);
-    /// Arrives `count` times (operand 2) at an mbarrier of this CTA, or (`Cluster`) of any CTA; releases memory for that scope.
-    MbarrierArrive { space: Space } Barrier Sm90 Thread
-        if matches!(space, Space::Cluster) { "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%i0+%i1], %i2" } else { "mbarrier.arrive.shared::cta.b64 _, [%i0+%i1], %i2" } => sig(&[], &[U32, S64, U32]);
+    /// Arrives `count` times (operand 2) at an mbarrier of this CTA, or (`Cluster`) of any CTA. Writes before it are released to `scope`; reads
+    /// before it are complete for whoever waits, at any distance.
+    MbarrierArrive { space: Space, scope: Scope } Barrier Sm90 Thread
+        format!("mbarrier.arrive{}.{}.b64 _, [%i0+%i1], %i2", if matches!(scope, Scope::Cta) { "" } else { ".release.cluster" }, if matches!(space, Space::Cluster) { "shared::cluster" } else { "shared::cta" }) => sig(&[], &[U32, S64, U32]);
     /// Arrives once and expects `bytes` (operand 2) more bytes in this phase.
     MbarrierArriveExpect { space: Space } Barrier Sm90 Thread
         if matches!(space, Space::Cluster) { "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%i0+%i1], %i2" } else { "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%i0+%i1], %i2" } => sig(&[], &[U32, S64, U32]);

@@ -111,7 +111,7 @@ impl<'k> Mbarrier<'k> {
     /// Arrives once; releases this thread's memory accesses to the CTA.
     #[track_caller]
     pub fn arrive(self) {
-        self.act(Op::MbarrierArrive { space: Space::Shared }, Operand::Imm(1));
+        self.act(Op::MbarrierArrive { space: Space::Shared, scope: Scope::Cta }, Operand::Imm(1));
     }
 
     /// Arrives once and expects `bytes` more bytes in this phase.
@@ -166,10 +166,17 @@ impl<'k> RemoteMbarrier<'k> {
         self.address
     }
 
-    /// Arrives once; releases this thread's memory accesses to the cluster.
+    /// Arrives once; releases this thread's memory accesses to the cluster. Costs a fence over the device.
     #[track_caller]
     pub fn arrive(self) {
-        let op = Op::MbarrierArrive { space: Space::Cluster };
+        let op = Op::MbarrierArrive { space: Space::Cluster, scope: Scope::Cluster };
+        self.kernel.instruction(op, &[], &[self.address.operand(), Operand::Imm(0), Operand::Imm(1)]);
+    }
+
+    /// Arrives once to say that this thread is done *reading*: what it wrote is not released beyond the CTA, so it costs no fence.
+    #[track_caller]
+    pub fn arrive_read(self) {
+        let op = Op::MbarrierArrive { space: Space::Cluster, scope: Scope::Cta };
         self.kernel.instruction(op, &[], &[self.address.operand(), Operand::Imm(0), Operand::Imm(1)]);
     }
 }

@@ -122,7 +122,7 @@ impl<'k> Cursor<'k> {
         let stage = stage.operand_val(k);
         k.scope(Location::caller(), || match self.ring.scope {
             RingScope::Cta => k.when(thread.eq(0), || self.ring.empty.at(stage).arrive()),
-            RingScope::Cluster => k.when(thread.lt(k.cluster_ctas()), || self.ring.empty.at(stage).peer(thread).arrive()),
+            RingScope::Cluster => k.when(thread.lt(k.cluster_ctas()), || self.ring.empty.at(stage).peer(thread).arrive_read()),
         });
     }
 
