@@ -1,1 +1,28 @@
 //! What is right, and how near is near enough.
+//!
+//! [`run`] computes a problem in plain `f64` loops that share no arithmetic with any engine, together with a bound on the error that
+//! the problem's precision allows ([`tolerance`]). [`compare`] holds a result against it. [`cases`] reads the case files
+//! and [`bench_list`] the problem lists of the benches; [`data`] makes inputs.
+//!
+//! ```
+//! use verdigris_graph::{GemmProblem, Problem};
+//! use verdigris_reference::{compare, data, run};
+//! use verdigris_tensor::DType;
+//!
+//! let problem = Problem::Gemm(GemmProblem::packed(3, 4, 5, DType::F32, DType::F32)?);
+//! let inputs = data::inputs(&problem, data::Distribution::Normal, 1);
+//! let expected = run::run(&problem, &inputs, run::Positions::All)?;
+//! let before = data::output_buffer(&expected[0], &inputs);
+//! let after = expected[0].rounded(&before); // an engine's answer would stand here
+//! assert!(compare::compare(&expected[0], &before, &after).passes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod bench_list;
+pub mod cases;
+pub mod compare;
+pub mod data;
+pub mod ops;
+pub mod run;
+pub mod tolerance;

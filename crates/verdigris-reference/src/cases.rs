@@ -1,0 +1,452 @@
+//! The case files: test problems that every engine that accepts them is run on.
+//!
+//! A file is TOML, a list of `[[group]]`s. A group is the product of its sizes and its operand layouts:
+//!
+//! ```toml
+//! [[group]]
+//! id = "bf16-edges"            # unique in the file; part of each case's id
+//! a = "bf16"                   # type of A; `b` and `d` are the same unless given
+//! d = "f32"
+//! precision = "fp32"           # default: the usual policy of the operands' types
+//! layouts = ["nn", "nt"]       # orders of A and B: n row-major, t column-major, s strided both ways; default ["nn"]
+//! d_layout = "n"               # the same for D, and for C, residuals and auxiliary outputs; default "n"
+//! sizes = [[64, 16, 16]]       # m, n, k; and/or the product of:
+//! m = [1, { around = 64 }]     # around = 63, 64, 65
+//! n = [16]
+//! k = [16]
+//! batch = [2, 3]               # batch dims, default none
+//! broadcast = ["b"]            # operands (a, b, c) that all batches share
+//! pad = { a = 1, b = 0, c = 0, d = 8 } # added to the packed leading dimension
+//! batch_gap = 5                # elements between the matrices of a batch
+//! alpha = 0.5                  # or "bound": passed at execution; default 1
+//! beta = 1.0                   # default 0
+//! c = "bf16"                   # type of C, default none
+//! in_place = false             # C in D's buffer
+//! scale_a = "tensor"           # or [outer, k]: one factor a block; also scale_b
+//! epilogue = [                 # in order
+//!     { binary = { f = "add", dtype = "f32", per = "n" } },   # per: n, m, element, tensor; v_is_right = false
+//!     { unary = "relu" }, { unary = { leaky_relu = { slope = 0.1 } } },
+//!     { scale = 0.5 }, { round = "bf16" }, { store = "bf16" },
+//! ]
+//! data = "normal"              # a `Distribution`
+//! deterministic = true         # default false
+//! ```
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::Deserialize;
+use verdigris_graph::{
+    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Scale, Slot, UnaryOp,
+};
+use verdigris_tensor::DType;
+
+use crate::data::Distribution;
+
+/// One test problem.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Case {
+    /// `gemm/GROUP/LAYOUTS/MxNxK`, unique in its file.
+    pub id: String,
+    /// What is asked.
+    pub problem: Problem,
+    /// What the operands look like.
+    pub distribution: Distribution,
+    /// Seed of the inputs, made from the id.
+    pub seed: u64,
+}
+
+/// What can be wrong with a case file.
+#[derive(Debug, thiserror::Error)]
+pub enum CaseError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The text is not of the format.
+    #[error("{0}")]
+    Syntax(#[from] toml::de::Error),
+    /// A group that has no size or no layout, or a word with no meaning.
+    #[error("group `{group}`: {field} = {value}; {rule}")]
+    Field {
+        /// The group.
+        group: String,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        rule: &'static str,
+    },
+    /// A problem that breaks a rule of its own.
+    #[error("case `{id}`: {source}")]
+    Problem {
+        /// The case.
+        id: String,
+        /// The rule.
+        source: Error,
+    },
+    /// Two cases of one id.
+    #[error("case `{id}` is there twice; ids are unique")]
+    DuplicateId {
+        /// The id.
+        id: String,
+    },
+}
+
+/// Reads a case file. Its stem (`gemm`) begins every id.
+///
+/// # Errors
+/// All of [`CaseError`].
+pub fn load_file(path: &Path) -> Result<Vec<Case>, CaseError> {
+    let text = std::fs::read_to_string(path).map_err(|source| CaseError::Io { path: path.display().to_string(), source })?;
+    load(&path.file_stem().unwrap_or_default().to_string_lossy(), &text)
+}
+
+/// Reads the text of a case file; `family` begins every id.
+///
+/// # Errors
+/// All of [`CaseError`] but `Io`.
+pub fn load(family: &str, text: &str) -> Result<Vec<Case>, CaseError> {
+    let file: File = toml::from_str(text)?;
+    let mut cases = Vec::new();
+    let mut ids = HashSet::new();
+    for group in &file.group {
+        for case in group.cases(family)? {
+            if !ids.insert(case.id.clone()) {
+                return Err(CaseError::DuplicateId { id: case.id });
+            }
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    group: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    id: String,
+    a: DType,
+    b: Option<DType>,
+    d: Option<DType>,
+    precision: Option<Precision>,
+    #[serde(default = "row_major_operands")]
+    layouts: Vec<String>,
+    #[serde(default = "row_major")]
+    d_layout: char,
+    #[serde(default)]
+    sizes: Vec<[u64; 3]>,
+    #[serde(default)]
+    m: Vec<Extent>,
+    #[serde(default)]
+    n: Vec<Extent>,
+    #[serde(default)]
+    k: Vec<Extent>,
+    #[serde(default)]
+    batch: Vec<u64>,
+    #[serde(default)]
+    broadcast: Vec<String>,
+    #[serde(default)]
+    pad: Pad,
+    #[serde(default)]
+    batch_gap: u64,
+    alpha: Option<ScalarText>,
+    beta: Option<ScalarText>,
+    c: Option<DType>,
+    #[serde(default)]
+    in_place: bool,
+    scale_a: Option<ScaleText>,
+    scale_b: Option<ScaleText>,
+    #[serde(default)]
+    epilogue: Vec<StepText>,
+    #[serde(default = "normal")]
+    data: Distribution,
+    #[serde(default)]
+    deterministic: bool,
+}
+
+fn row_major_operands() -> Vec<String> {
+    vec!["nn".to_owned()]
+}
+
+fn row_major() -> char {
+    'n'
+}
+
+fn normal() -> Distribution {
+    Distribution::Normal
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Extent {
+    One(u64),
+    Around { around: u64 },
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Pad {
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ScalarText {
+    Fixed(f64),
+    Word(String),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ScaleText {
+    Block([u64; 2]),
+    Word(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum StepText {
+    Unary(UnaryOp),
+    Binary {
+        f: BinaryOp,
+        dtype: DType,
+        per: Per,
+        #[serde(default)]
+        v_is_right: bool,
+    },
+    Scale(ScalarText),
+    Round(DType),
+    Store(DType),
+}
+
+/// How an epilogue operand is broadcast.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Per {
+    N,
+    M,
+    Element,
+    Tensor,
+}
+
+/// Places matrices in buffers: packed, or with padding, batch after batch.
+pub(crate) struct Placement<'a> {
+    pub(crate) batch: &'a [u64],
+    pub(crate) batch_gap: u64,
+    next_slot: u32,
+}
+
+impl<'a> Placement<'a> {
+    pub(crate) fn new(batch: &'a [u64], batch_gap: u64) -> Placement<'a> {
+        Placement { batch, batch_gap, next_slot: 0 }
+    }
+
+    pub(crate) fn slot(&mut self) -> Slot {
+        self.next_slot += 1;
+        Slot(self.next_slot - 1)
+    }
+
+    /// A matrix in a buffer of its own. `None` if `letter` is no layout.
+    pub(crate) fn matrix(&mut self, dtype: DType, letter: char, rows: u64, columns: u64, pad: u64, is_shared: bool) -> Option<Matrix> {
+        let (row_stride, column_stride, span) = match letter {
+            'n' => (columns + pad, 1, rows * (columns + pad)),
+            't' => (1, rows + pad, columns * (rows + pad)),
+            's' => (2 * columns + 1 + pad, 2, rows * (2 * columns + 1 + pad)),
+            _ => return None,
+        };
+        let mut batch_strides = vec![0; self.batch.len()];
+        if !is_shared {
+            let mut stride = span + self.batch_gap;
+            for (entry, extent) in batch_strides.iter_mut().zip(self.batch).rev() {
+                *entry = stride;
+                stride *= extent;
+            }
+        }
+        Some(Matrix { slot: self.slot(), dtype, row_stride, column_stride, batch_strides })
+    }
+}
+
+impl Group {
+    fn field<T>(&self, field: &'static str, value: &str, rule: &'static str) -> Result<T, CaseError> {
+        Err(CaseError::Field { group: self.id.clone(), field, value: value.to_owned(), rule })
+    }
+
+    fn cases(&self, family: &str) -> Result<Vec<Case>, CaseError> {
+        let mut sizes = self.sizes.clone();
+        for m in spread(&self.m) {
+            for n in spread(&self.n) {
+                sizes.extend(spread(&self.k).into_iter().map(|k| [m, n, k]));
+            }
+        }
+        if sizes.is_empty() || self.layouts.is_empty() {
+            return self.field("sizes", "[]", "a group has sizes (or m, n and k) and layouts");
+        }
+        for name in &self.broadcast {
+            if !["a", "b", "c"].contains(&name.as_str()) {
+                return self.field("broadcast", name, "a, b and c can be shared by all batches");
+            }
+        }
+        let mut cases = Vec::new();
+        for &[m, n, k] in &sizes {
+            for letters in &self.layouts {
+                let id = format!("{family}/{}/{letters}/{m}x{n}x{k}", self.id);
+                let gemm = self.problem(letters, m, n, k)?;
+                let mut gemm = gemm.canonical().map_err(|source| CaseError::Problem { id: id.clone(), source })?;
+                gemm.number_slots();
+                let seed = seed_of(&id);
+                cases.push(Case { id, problem: Problem::Gemm(gemm), distribution: self.data, seed });
+            }
+        }
+        Ok(cases)
+    }
+
+    fn problem(&self, letters: &str, m: u64, n: u64, k: u64) -> Result<GemmProblem, CaseError> {
+        let [a_letter, b_letter] = letters.chars().collect::<Vec<_>>()[..] else {
+            return self.field("layouts", letters, "a layout is two letters, of A and of B");
+        };
+        let unknown = |letter: char| CaseError::Field {
+            group: self.id.clone(),
+            field: "layouts",
+            value: letter.to_string(),
+            rule: "n is row-major, t column-major, s strided both ways",
+        };
+        let mut place = Placement::new(&self.batch, self.batch_gap);
+        let shared = |name: &str| self.broadcast.iter().any(|known| known == name);
+        let b_dtype = self.b.unwrap_or(self.a);
+        let d_dtype = self.d.unwrap_or(self.a);
+        let of_d = self.d_layout;
+
+        let a = place.matrix(self.a, a_letter, m, k, self.pad.a, shared("a")).ok_or_else(|| unknown(a_letter))?;
+        let b = place.matrix(b_dtype, b_letter, k, n, self.pad.b, shared("b")).ok_or_else(|| unknown(b_letter))?;
+        let mut c = match self.c {
+            None => None,
+            Some(dtype) => Some(place.matrix(dtype, of_d, m, n, self.pad.c, shared("c")).ok_or_else(|| unknown(of_d))?),
+        };
+        let scale_a = self.scale(&mut place, "scale_a", self.scale_a.as_ref(), m, k)?;
+        let scale_b = self.scale(&mut place, "scale_b", self.scale_b.as_ref(), n, k)?;
+        let alpha = self.scalar(&mut place, "alpha", self.alpha.as_ref(), HostScalar::ONE)?;
+        let beta = self.scalar(&mut place, "beta", self.beta.as_ref(), HostScalar::ZERO)?;
+        let mut epilogue = Vec::new();
+        for step in &self.epilogue {
+            epilogue.push(match step {
+                StepText::Unary(f) => EpilogueStep::Unary(*f),
+                StepText::Scale(factor) => {
+                    EpilogueStep::Scale { factor: self.scalar(&mut place, "epilogue scale", Some(factor), HostScalar::ONE)? }
+                }
+                StepText::Round(dtype) => EpilogueStep::Round { dtype: *dtype },
+                StepText::Store(dtype) => {
+                    EpilogueStep::Store { target: place.matrix(*dtype, of_d, m, n, 0, false).ok_or_else(|| unknown(of_d))? }
+                }
+                StepText::Binary { f, dtype, per, v_is_right } => {
+                    let full = place.matrix(*dtype, of_d, m, n, 0, false).ok_or_else(|| unknown(of_d))?;
+                    let no_batch = vec![0; self.batch.len()];
+                    let operand = match per {
+                        Per::Element => full,
+                        Per::N => Matrix { row_stride: 0, column_stride: 1, batch_strides: no_batch, ..full },
+                        Per::M => Matrix { row_stride: 1, column_stride: 0, batch_strides: no_batch, ..full },
+                        Per::Tensor => Matrix { row_stride: 0, column_stride: 0, batch_strides: no_batch, ..full },
+                    };
+                    EpilogueStep::Binary { f: *f, operand, v_is_right: *v_is_right }
+                }
+            });
+        }
+        let d = place.matrix(d_dtype, of_d, m, n, self.pad.d, false).ok_or_else(|| unknown(of_d))?;
+        if self.in_place {
+            match &mut c {
+                Some(c) => *c = d.clone(),
+                None => return self.field("in_place", "true", "C in D's place needs a C"),
+            }
+        }
+        let usual = || {
+            Precision::usual(self.a, b_dtype).ok_or_else(|| CaseError::Field {
+                group: self.id.clone(),
+                field: "a",
+                value: format!("{} with b = {b_dtype}", self.a),
+                rule: "a GEMM multiplies f64, f32, f16, bf16, fp8 or 8-bit integers",
+            })
+        };
+        Ok(GemmProblem {
+            batch: self.batch.clone(),
+            m,
+            n,
+            k,
+            precision: self.precision.map_or_else(usual, Ok)?,
+            determinism: if self.deterministic { Determinism::Repeatable } else { Determinism::Any },
+            a,
+            b,
+            c,
+            scale_a,
+            scale_b,
+            alpha,
+            beta,
+            epilogue,
+            d,
+        })
+    }
+
+    fn scalar(
+        &self,
+        place: &mut Placement<'_>,
+        field: &'static str,
+        text: Option<&ScalarText>,
+        default: HostScalar<Slot>,
+    ) -> Result<HostScalar<Slot>, CaseError> {
+        match text {
+            None => Ok(default),
+            Some(ScalarText::Fixed(value)) => Ok(HostScalar::Fixed(Real(*value))),
+            Some(ScalarText::Word(word)) if word == "bound" => Ok(HostScalar::Bound(place.slot())),
+            Some(ScalarText::Word(word)) => self.field(field, word, "a factor is a number or \"bound\""),
+        }
+    }
+
+    fn scale(
+        &self,
+        place: &mut Placement<'_>,
+        field: &'static str,
+        text: Option<&ScaleText>,
+        extent: u64,
+        k: u64,
+    ) -> Result<Option<Scale>, CaseError> {
+        match text {
+            None => Ok(None),
+            Some(ScaleText::Word(word)) if word == "tensor" => Ok(Some(Scale::Tensor { slot: place.slot() })),
+            Some(ScaleText::Word(word)) => self.field(field, word, "a scale is \"tensor\" or a block [outer, k]"),
+            Some(ScaleText::Block([outer, along_k])) => {
+                if *outer == 0 || *along_k == 0 {
+                    return self.field(field, "[0, …]", "a block is at least 1 by 1");
+                }
+                let (rows, columns) = (extent.div_ceil(*outer), k.div_ceil(*along_k));
+                let factors = place.matrix(DType::F32, 'n', rows, columns, 0, false);
+                Ok(factors.map(|factors| Scale::Block { outer: *outer, k: *along_k, factors }))
+            }
+        }
+    }
+}
+
+fn spread(extents: &[Extent]) -> Vec<u64> {
+    (extents.iter())
+        .flat_map(|extent| match *extent {
+            Extent::One(value) => vec![value],
+            Extent::Around { around } => vec![around.saturating_sub(1), around, around + 1],
+        })
+        .collect()
+}
+
+/// FNV-1a: a fixed seed for each id, whatever stands around it in the file.
+fn seed_of(id: &str) -> u64 {
+    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,199 @@
+//! How far a right answer may lie from the reference: a rounding model, never a constant for a test.
+//!
+//! For a sum over K products with `S = Σ|a|·|b|` the bound is
+//!
+//! | precision | bound on the sum |
+//! |---|---|
+//! | `ieee` | (K+2) · 2⁻²⁴ · S: any order of f32 multiply-adds |
+//! | `fp32`, 16- and 8-bit operands | twice that: tensor cores truncate where a multiply-add rounds |
+//! | `fp32`, f32 operands | four times that: what the policy promises, with room for operands split into narrower parts |
+//! | `tf32` | 2⁻⁹ · S for two operands cut to 11 significant bits, and twice the first line for the sum |
+//! | `f16` | 2 · (K+2) · 2⁻¹¹ · S |
+//! | `fp8_fast` | 4 · (⌈K/32⌉+2) · 2⁻¹³ · S: each tensor-core step over 32 of K keeps about 14 bits of the running sum |
+//! | `fp8_promoted` | the line above for the 128 of K between promotions, and twice the first line for the promoted sums |
+//! | `i32` | 0 |
+//! | `f64` | (K+2) · 2⁻⁵² · S: ours and the reference's own |
+//!
+//! The factor 4 of the fp8 lines is an allowance for products that are aligned to the largest one within a step; the width of that
+//! accumulator is not documented by the vendor. Operands that carry scale factors add 4 roundings. On top of the sum each epilogue step
+//! adds its own rounding and passes the error through (a Lipschitz factor for functions, `|z|` for a product). Then comes half an ULP
+//! of the output type.
+//!
+//! Functions (`exp`, `tanh`, `erf`) may be computed to 2⁻²¹, or to 2⁻¹¹ where the output type has at most 11 significant bits, which
+//! admits the chip's approximate instructions there.
+
+use verdigris_graph::{BinaryOp, Precision, UnaryOp};
+use verdigris_tensor::num::{Format, power_of_two};
+use verdigris_tensor::{DType, num};
+
+use crate::ops::matmul::Sum;
+use crate::ops::pointwise;
+
+/// A value of the reference and how far a right one may lie from it. The error is infinite where the model says nothing (overflow on
+/// the way); such elements are not judged.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bounded {
+    /// The value in `f64`.
+    pub value: f64,
+    /// The greatest absolute error of a right answer before it is rounded to the output type.
+    pub error: f64,
+}
+
+/// The unit roundoff of a type of sums and epilogues.
+fn roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => power_of_two(-53),
+        DType::F16 => power_of_two(-11),
+        _ => power_of_two(-24),
+    }
+}
+
+/// The error of a sum before alpha.
+pub fn of_sum(precision: Precision, operands: DType, k: u64, scaled: bool, sum: Sum) -> Bounded {
+    if !sum.value.is_finite() {
+        // An infinity or a NaN among the operands: IEEE fixes the result in whatever order it is summed.
+        return Bounded { value: sum.value, error: 0.0 };
+    }
+    let terms = k as f64 + 2.0;
+    let unit = power_of_two(-24);
+    let fp8_steps = |k: u64| 4.0 * (k.div_ceil(32) as f64 + 2.0) * power_of_two(-13);
+    let relative = match precision {
+        Precision::F64 => terms * power_of_two(-52),
+        Precision::Ieee => terms * unit,
+        Precision::Fp32 if operands == DType::F32 => 4.0 * terms * unit,
+        Precision::Fp32 => 2.0 * terms * unit,
+        Precision::Tf32 => power_of_two(-9) + 2.0 * terms * unit,
+        Precision::F16 => 2.0 * terms * power_of_two(-11),
+        Precision::Fp8Fast => fp8_steps(k),
+        Precision::Fp8Promoted => fp8_steps(k.min(128)) + 2.0 * (k.div_ceil(128) as f64 + 2.0) * unit,
+        Precision::I32 => 0.0,
+    };
+    let (largest, smallest) = match precision {
+        Precision::F64 => (f64::MAX / 2.0, power_of_two(-1074)),
+        Precision::F16 => (Format::F16.max_value(), power_of_two(-24)),
+        Precision::I32 => (f64::INFINITY, 0.0),
+        _ => (power_of_two(127), power_of_two(-149)),
+    };
+    if sum.magnitude > largest {
+        return Bounded { value: sum.value, error: f64::INFINITY };
+    }
+    let scales = if scaled { 4.0 * unit } else { 0.0 };
+    Bounded { value: sum.value, error: (relative + scales) * sum.magnitude + terms * smallest }
+}
+
+impl Bounded {
+    /// An exact value.
+    pub const fn exact(value: f64) -> Bounded {
+        Bounded { value, error: 0.0 }
+    }
+
+    fn new(value: f64, error: f64, epilogue: DType) -> Bounded {
+        let limit = if epilogue == DType::F64 { f64::MAX } else { power_of_two(127) };
+        if !value.is_finite() {
+            // Exact infinities and NaNs stay exact, unless an unjudged value went in.
+            return Bounded { value, error: if error == f64::INFINITY { error } else { 0.0 } };
+        }
+        let judged = error.is_finite() && value.abs() + error <= limit;
+        Bounded { value, error: if judged { error } else { f64::INFINITY } }
+    }
+
+    /// `factor · v`; `factor` may itself have been rounded once.
+    pub fn scaled(self, factor: f64, epilogue: DType) -> Bounded {
+        let value = factor * self.value;
+        let error = pass(self.error, factor.abs()) + 2.0 * roundoff(epilogue) * value.abs();
+        Bounded::new(value, error, epilogue)
+    }
+
+    /// `f(v)`, where a result of type `output` is asked for in the end.
+    pub fn unary(self, f: UnaryOp, output: DType, epilogue: DType) -> Bounded {
+        let value = pointwise::unary(f, self.value);
+        let is_gated = matches!(f, UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu);
+        if is_gated && self.value == f64::NEG_INFINITY {
+            // −∞ · 0: the formula gives NaN, the limit is 0. Either is right.
+            return Bounded { value: 0.0, error: f64::INFINITY };
+        }
+        let significant_bits = output.format().map_or(53, |format| format.mantissa_bits + 1);
+        let unit = match epilogue {
+            DType::F64 => power_of_two(-48),
+            _ if significant_bits <= 11 => power_of_two(-11),
+            _ => power_of_two(-21),
+        };
+        let own = match f {
+            UnaryOp::Identity | UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Relu => 0.0,
+            // The bounds are rounded to the epilogue's type.
+            UnaryOp::Clamp { .. } => roundoff(epilogue) * value.abs(),
+            UnaryOp::LeakyRelu { .. } => 2.0 * roundoff(epilogue) * value.abs(),
+            UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu if self.value.is_finite() => unit * self.value.abs(),
+            UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu => 0.0,
+            UnaryOp::Sigmoid | UnaryOp::Tanh => unit,
+        };
+        Bounded::new(value, pass(self.error, pointwise::lipschitz(f)) + own, epilogue)
+    }
+
+    /// `f(v, z)`, or `f(z, v)` if `v_is_right`. Both may carry an error.
+    pub fn binary(self, f: BinaryOp, z: Bounded, v_is_right: bool, epilogue: DType) -> Bounded {
+        let (left, right) = if v_is_right { (z, self) } else { (self, z) };
+        let value = pointwise::binary(f, left.value, right.value);
+        let rounding = roundoff(epilogue) * value.abs();
+        let error = match f {
+            BinaryOp::Add | BinaryOp::Sub => left.error + right.error + rounding,
+            BinaryOp::Mul => pass(left.error, right.value.abs()) + pass(right.error, left.value.abs() + left.error) + rounding,
+            BinaryOp::Max | BinaryOp::Min => left.error.max(right.error),
+        };
+        Bounded::new(value, error, epilogue)
+    }
+
+    /// `v` rounded to a type, as if it had been stored and read again.
+    pub fn rounded(self, dtype: DType, epilogue: DType) -> Bounded {
+        if self.error == 0.0 {
+            return Bounded::exact(num::round_to(dtype, self.value));
+        }
+        let range = Range::of(dtype);
+        let value = if range.saturates { self.value.clamp(-range.below, range.largest) } else { self.value };
+        if !range.saturates && value.abs() + self.error > range.largest {
+            return Bounded { value, error: f64::INFINITY };
+        }
+        let half_ulp = half_ulp(dtype, value.abs() + self.error);
+        Bounded::new(value, self.error + half_ulp, epilogue)
+    }
+}
+
+/// An error that is multiplied on its way. 0 stays 0, whatever the factor.
+fn pass(error: f64, factor: f64) -> f64 {
+    if error == 0.0 { 0.0 } else { error * factor }
+}
+
+/// The range of a type's finite values, `[−below, largest]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// The largest value.
+    pub largest: f64,
+    /// The smallest value, negated.
+    pub below: f64,
+    /// Whether conversions clamp to the range; else they go to infinity.
+    pub saturates: bool,
+}
+
+impl Range {
+    /// The range of a type.
+    pub fn of(dtype: DType) -> Range {
+        if let Some((low, high)) = dtype.integer_range() {
+            return Range { largest: high as f64, below: -(low as f64), saturates: true };
+        }
+        let largest = match dtype.format() {
+            Some(format) => format.max_value(),
+            None if dtype == DType::Bool => 1.0,
+            None => f64::MAX,
+        };
+        Range { largest, below: largest, saturates: dtype.is_fp8() || dtype == DType::Bool }
+    }
+}
+
+/// Half the spacing of a type's values at `size`: the greatest error of one rounding.
+pub fn half_ulp(dtype: DType, size: f64) -> f64 {
+    match dtype.format() {
+        Some(format) => 0.5 * format.ulp(size.min(format.max_value())),
+        None if dtype == DType::F64 => size * power_of_two(-53),
+        None => 0.5,
+    }
+}
