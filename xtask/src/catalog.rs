@@ -2,35 +2,53 @@
 //!
 //! This is the one place where the workshop looks into the house.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use verdigris_kir::ir::KernelBody;
+use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::verify;
 
 use crate::ptxas::Assembly;
 
-/// The lists of kernels that engines keep. One line for each list; nothing else in the workshop changes when one is added.
-const LISTS: &[fn() -> Vec<KernelRef>] = &[];
+/// Chips whose kernels are assembled. A portable kernel is assembled for each, since the same text may need more registers on one
+/// than on another; a chip in between is given only what is written for it.
+const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm89, false), (Target::Sm90a, true)];
 
-/// All kernels of all lists, built, verified and printed for the newest language version that we print.
+/// All kernels of all engines, built, verified and printed for the newest language version that we print; one assembly for each
+/// kernel and chip.
 pub(crate) fn kernels() -> Result<Vec<Assembly>> {
-    LISTS.iter().flat_map(|list| list()).map(|kernel| assembly(&kernel)).collect()
+    let mut printed: BTreeMap<String, (Target, Assembly)> = BTreeMap::new();
+    let mut assemblies = Vec::new();
+    for (chip, portable_too) in CHIPS {
+        for kernel in verdigris_engines::catalog(chip) {
+            let (written_for, text) = match printed.entry(kernel.name().to_string()) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => place.insert(assembly(&kernel)?),
+            };
+            if portable_too || *written_for == chip {
+                assemblies.push(Assembly { target: chip.ptx().to_string(), ..text.clone() });
+            }
+        }
+    }
+    Ok(assemblies)
 }
 
-/// Builds, verifies and prints one kernel.
-fn assembly(kernel: &KernelRef) -> Result<Assembly> {
+/// Builds, verifies and prints one kernel, for the chip that it is written for.
+fn assembly(kernel: &KernelRef) -> Result<(Target, Assembly)> {
     let verified = verify(kernel.build()).with_context(|| format!("the catalog's kernel `{}` has faults", kernel.name()))?;
-    Ok(Assembly {
+    let assembly = Assembly {
         name: kernel.name().to_string(),
         target: verified.target.ptx().to_string(),
         ptx: ptx::print(&verified, Isa::V9_0),
         allow_spill_bytes: verified.allowed_spill_bytes,
         max_registers: Some(register_budget(&verified)),
-    })
+    };
+    Ok((verified.target, assembly))
 }
 
 /// Registers a thread that let `min_ctas` CTAs stand on one SM together: 65,536 of them, given out in units of 8 a thread.
@@ -44,12 +62,12 @@ fn register_budget(body: &KernelBody) -> u32 {
 pub(crate) fn write_folder(assemblies: &[Assembly], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     for assembly in assemblies {
-        let mut text = format!("// allow-spill-bytes: {}\n", assembly.allow_spill_bytes);
+        let mut text = format!("// assemble-for: {}\n// allow-spill-bytes: {}\n", assembly.target, assembly.allow_spill_bytes);
         if let Some(max_registers) = assembly.max_registers {
             text.push_str(&format!("// max-registers: {max_registers}\n"));
         }
         text.push_str(&assembly.ptx);
-        let path = folder.join(format!("{}.ptx", assembly.name));
+        let path = folder.join(format!("{}.{}.ptx", assembly.name, assembly.target));
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
@@ -60,7 +78,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use verdigris_kir::face::{Header, build};
-    use verdigris_kir::ir::Target;
 
     use super::*;
 
@@ -82,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_kernel_goes_all_the_way_to_the_assembler() {
-        let assembly = assembly(&relu()).expect("a kernel without faults");
+        let (_, assembly) = assembly(&relu()).expect("a kernel without faults");
         assert_eq!((assembly.name.as_str(), assembly.target.as_str()), ("relu", "sm_80"));
         assert_eq!((assembly.allow_spill_bytes, assembly.max_registers), (0, Some(64)));
         let root = crate::tree::workspace_root().expect("tests run inside the workspace");
@@ -101,7 +118,7 @@ mod tests {
         let written = Assembly {
             name: "gemm".to_string(),
             target: "sm_90a".to_string(),
-            ptx: ".version 9.0\n.target sm_90a\n".to_string(),
+            ptx: ".version 9.0\n.target sm_80\n".to_string(),
             allow_spill_bytes: 8,
             max_registers: Some(168),
         };
@@ -113,10 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
-        let mut seen = BTreeSet::new();
-        for list in LISTS {
-            for kernel in list() {
+    fn names_are_unique_on_each_chip() {
+        for (chip, _) in CHIPS {
+            let mut seen = BTreeSet::new();
+            for kernel in verdigris_engines::catalog(chip) {
                 assert!(seen.insert(kernel.name().to_string()), "two kernels are called `{}`", kernel.name());
             }
         }

@@ -27,6 +27,7 @@ const RUN_TESTS: &str = r#"#!/usr/bin/env bash
 # Arguments go to each runner: `./run-tests --ignored gemm`.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+shopt -s nullglob
 passed=0 failed=0 broken=0
 for runner in tests/*; do
     echo "== ${runner#tests/}"
@@ -52,14 +53,16 @@ struct Built {
     path: PathBuf,
 }
 
-/// Builds everything optimized and packs it into `out`, which is replaced. Returns the files' count
-/// and bytes.
-pub(crate) fn pack(root: &Path, out: &Path) -> Result<(usize, u64)> {
+/// Builds everything optimized, or without the test runners, and packs it into `out`, which is replaced.
+/// Returns the files' count and bytes.
+pub(crate) fn pack(root: &Path, out: &Path, programs_only: bool) -> Result<(usize, u64)> {
     if out.exists() && !out.join("run-tests").is_file() {
         bail!("{} exists and is no kit; name another folder or remove it", out.display());
     }
     let mut built = build(root, &["build", "--bins"])?;
-    built.extend(build(root, &["test", "--no-run", "--lib", "--bins", "--tests"])?);
+    if !programs_only {
+        built.extend(build(root, &["test", "--no-run", "--lib", "--bins", "--tests"])?);
+    }
     built.retain(|built| built.package != "xtask");
 
     // Fill a folder beside it and swap, so that a half-made kit never stands under the kit's name.
@@ -256,7 +259,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_no_kit_is_not_replaced() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let error = pack(folder.path(), folder.path()).expect_err("must refuse");
+        let error = pack(folder.path(), folder.path(), true).expect_err("must refuse");
         assert!(error.to_string().contains("is no kit"), "{error}");
     }
 

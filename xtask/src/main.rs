@@ -68,6 +68,9 @@ enum Action {
         /// Where to; replaced if it is a kit already.
         #[arg(long, value_name = "FOLDER", default_value = "kit")]
         out: PathBuf,
+        /// Leave out the test runners: faster to build, for measuring.
+        #[arg(long)]
+        programs_only: bool,
     },
 }
 
@@ -139,9 +142,9 @@ fn run(action: Action) -> Result<bool> {
             println!("replay: {} kernels at {revision}, {} now, {} changes", then.len(), now.len(), changes.len());
             Ok(changes.is_empty())
         }
-        Action::Kit { out } => {
+        Action::Kit { out, programs_only } => {
             let out = if out.is_absolute() { out } else { root.join(out) };
-            let (files, bytes) = kit::pack(&root, &out)?;
+            let (files, bytes) = kit::pack(&root, &out, programs_only)?;
             println!("kit: {files} files, {:.1} MB in {}", bytes as f64 / 1e6, out.display());
             Ok(true)
         }

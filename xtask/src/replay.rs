@@ -44,7 +44,7 @@ impl fmt::Display for Change {
 /// Every difference between two sets of kernels, in order of name.
 pub(crate) fn compare(then: &[Assembly], now: &[Assembly]) -> Vec<Change> {
     let by_name = |assemblies: &[Assembly]| -> BTreeMap<String, Vec<String>> {
-        assemblies.iter().map(|assembly| (assembly.name.clone(), essence(&assembly.ptx))).collect()
+        assemblies.iter().map(|assembly| (format!("{} ({})", assembly.name, assembly.target), essence(&assembly.ptx))).collect()
     };
     let (then, now) = (by_name(then), by_name(now));
     let mut changes = Vec::new();
@@ -162,8 +162,8 @@ mod tests {
     fn every_kind_of_change_is_named() {
         let then = [kernel("a", "add;\nsub;"), kernel("b", "x;"), kernel("c", "y;")];
         let now = [kernel("a", "add;\nmul;\nmul;"), kernel("c", "y;"), kernel("d", "z;")];
-        let altered = Change::Altered { name: "a".to_string(), lost: 1, gained: 2 };
-        assert_eq!(compare(&then, &now), [altered, Change::Removed("b".to_string()), Change::Added("d".to_string())]);
+        let altered = Change::Altered { name: "a (sm_90a)".to_string(), lost: 1, gained: 2 };
+        assert_eq!(compare(&then, &now), [altered, Change::Removed("b (sm_90a)".to_string()), Change::Added("d (sm_90a)".to_string())]);
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn an_order_that_changed_is_a_change() {
         let changes = compare(&[kernel("a", "add;\nsub;")], &[kernel("a", "sub;\nadd;")]);
-        assert_eq!(changes, [Change::Altered { name: "a".to_string(), lost: 0, gained: 0 }]);
+        assert_eq!(changes, [Change::Altered { name: "a (sm_90a)".to_string(), lost: 0, gained: 0 }]);
     }
 
     #[test]

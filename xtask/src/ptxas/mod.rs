@@ -30,7 +30,7 @@ pub(crate) use toolchain::Toolchain;
 /// One module of PTX to assemble, with what it is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Assembly {
-    /// Unique among the assemblies of one run; it becomes a file name.
+    /// Unique, together with the target, among the assemblies of one run; they become a file name.
     pub(crate) name: String,
     /// Architecture to assemble for, such as `sm_90a`.
     pub(crate) target: String,
@@ -69,8 +69,8 @@ impl Outcome {
 
 /// Reads every `.ptx` file of a folder as an assembly.
 ///
-/// The target is the first word of the text's `.target`. What the file is allowed stands in comments
-/// of their own: `// allow-spill-bytes: 16` and `// max-registers: 168`.
+/// The target is the first word of the text's `.target`, or that of a comment `// assemble-for: sm_90a`. What the file is allowed
+/// stands in such comments too: `// allow-spill-bytes: 16` and `// max-registers: 168`.
 pub(crate) fn read_folder(folder: &Path) -> Result<Vec<Assembly>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
@@ -90,10 +90,11 @@ fn read_file(path: &Path) -> Result<Assembly> {
     let ptx = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let after = |prefix: &str| ptx.lines().find_map(|line| line.trim().strip_prefix(prefix)).map(str::trim);
-    let target = after(".target ")
-        .and_then(|rest| rest.split([',', ' ']).next())
+    let target = after("// assemble-for:")
+        .or_else(|| after(".target ").and_then(|rest| rest.split([',', ' ']).next()))
         .with_context(|| format!("{}: no .target directive", path.display()))?
         .to_string();
+    let name = name.strip_suffix(&format!(".{target}")).map_or(name.clone(), str::to_string);
     let number = |key: &str| -> Result<Option<u32>> {
         after(&format!("// {key}:"))
             .map(|value| value.parse().with_context(|| format!("{}: `{key}` is {value:?}, not a number", path.display())))

@@ -27,8 +27,9 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
         "tile",
         Law::Only {
             whole: &["face"],
-            // Element types, orders, shapes of instructions: the words in which the face is spoken to.
-            words: &["ir", "inst"],
+            // Element types, orders, shapes of instructions: the words in which the face is spoken to. And arguments of a
+            // launch, for a schedule knows both its parameters and what the host passes for them.
+            words: &["ir", "inst", "program"],
             // With these a module could record an instruction past the face.
             not: &["Op", "Inst", "Stmt", "Block", "Operand", "Reg", "KernelBody", "*"],
         },
@@ -41,7 +42,7 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
 ];
 
 /// Modules of `engines` that belong to no family.
-const SHARED: &[&str] = &["engine", "parts"];
+const SHARED: &[&str] = &["arch", "engine", "parts"];
 
 /// Modules of `engines` that list the families, and therefore know them all.
 const LISTS: &[&str] = &["catalog"];

@@ -163,15 +163,27 @@ fn member(tree: &Tree, path: &str, manifest: &Table, found: &mut Vec<Finding>, o
     }
 }
 
-/// Every outside crate has a row in the table of DESIGN.md: a line that opens with "| `name` |".
+/// Every outside crate has a row in the table of DESIGN.md (a line that opens with "| `name` |", below the heading
+/// `## Dependencies`), and every row a crate.
 fn reasons(tree: &Tree, outside: &BTreeSet<(String, String)>, found: &mut Vec<Finding>) {
     let design = tree.text("DESIGN.md").unwrap_or("");
+    let rows: Vec<(usize, &str)> = design
+        .lines()
+        .enumerate()
+        .skip_while(|(_, line)| *line != "## Dependencies")
+        .filter_map(|(index, line)| Some((index + 1, line.strip_prefix("| `")?.split_once("` |")?.0)))
+        .collect();
     let mut missing = BTreeSet::new();
     for (name, path) in outside {
-        let row = format!("| `{name}` |");
-        if !design.lines().any(|line| line.starts_with(&row)) && missing.insert(name) {
+        if !rows.iter().any(|(_, row)| row == name) && missing.insert(name) {
             let message = format!("`{name}` has no row in the dependency table of DESIGN.md");
             found.push(Finding::new("dependency-reason", path, 0, message));
+        }
+    }
+    for (line, row) in rows {
+        if !outside.iter().any(|(name, _)| name == row) {
+            let message = format!("no crate depends on `{row}` any more: remove its row");
+            found.push(Finding::new("dependency-reason", "DESIGN.md", line, message));
         }
     }
 }
@@ -296,8 +308,10 @@ mod tests {
         let path = "crates/verdigris-tensor/Cargo.toml";
         let without = Tree::of(&[(path, &text), ("DESIGN.md", "rayon is nice\n")]);
         assert_eq!(spoken(&check(&without)), [format!("dependency-reason {path}:0")]);
-        let with = Tree::of(&[(path, &text), ("DESIGN.md", "| `rayon` | threads |\n")]);
+        let with = Tree::of(&[(path, &text), ("DESIGN.md", "| `x` | a word |\n## Dependencies\n| `rayon` | threads |\n")]);
         assert_eq!(check(&with), []);
+        let stale = Tree::of(&[("DESIGN.md", "## Dependencies\n| `rayon` | threads |\n")]);
+        assert_eq!(spoken(&check(&stale)), ["dependency-reason DESIGN.md:2"]);
     }
 
     #[test]
