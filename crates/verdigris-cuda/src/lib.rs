@@ -8,6 +8,7 @@
 //! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk
 //! - [`Loader`]: a [`Program`](verdigris_kir::program::Program) → [`Executable`]
 //! - [`tensor_map::encode`] → [`TensorMap`]
+//! - [`peers`]: the vendor's matrix library, loaded at run time, for comparison only
 
 pub mod cache;
 mod device;
@@ -19,6 +20,7 @@ mod jit;
 pub mod launch;
 mod memory;
 mod module;
+pub mod peers;
 mod stream;
 pub mod tensor_map;
 
