@@ -1026,13 +1026,13 @@ instructions! {
 
     /// Copies a register or a constant.
     Mov { ty: Ty } Move Sm80 Thread
-        format!("mov.{} %o0, %i0", ty.ptx()) => sig(&[ty], &[ty]);
+        format!("mov.{} %o0, %i0", move_word(ty)) => sig(&[ty], &[ty]);
     /// Reads a special register.
     SpecialRegister { register: Special } Move Sm80 Thread
         format!("mov.{} %o0, %%{}", register.ty().ptx(), register.ptx()) => sig(&[register.ty()], &[]);
     /// Reads 4 or 8 bytes of a parameter, `offset_bytes` into it.
     ParamLoad { index: u32, offset_bytes: u32, ty: Ty } Move Sm80 Thread
-        format!("ld.param.{} %o0, [%p{index}+{offset_bytes}]", ty.ptx()) => sig(&[ty], &[]);
+        format!("ld.param.{} %o0, [%p{index}+{offset_bytes}]", ty.as_bits().ptx()) => sig(&[ty], &[]);
     /// The generic address of a tensor map among the parameters.
     ParamAddress { index: u32 } Move Sm90 Thread
         format!("{{ .reg .b64 t%u; mov.b64 t%u, %p{index}; cvta.param.u64 %o0, t%u; }}") => sig(&[U64], &[]);
@@ -1199,7 +1199,7 @@ instructions! {
 
     /// Whether the comparison holds.
     Setp { cmp: Cmp, ty: Ty, ftz: bool } Compare Sm80 Thread
-        format!("setp.{}{}.{} %o0, %i0, %i1", setp_word(cmp, ty), flag(ftz, ".ftz"), ty.ptx()) => sig(&[Pred], &[ty, ty]);
+        format!("setp.{}{}.{} %o0, %i0, %i1", cmp.ptx(), flag(ftz, ".ftz"), ty.ptx()) => sig(&[Pred], &[ty, ty]);
     /// `p ? a : b`.
     Selp { ty: Ty } Compare Sm80 Thread
         format!("selp.{} %o0, %i0, %i1, %i2", selp_word(ty)) => sig(&[ty], &[ty, ty, Pred]);
@@ -1384,13 +1384,13 @@ instructions! {
 
     /// Waits for the CTA, or for `threads` threads, at barrier `id` (operands; thread count 0 means the CTA). Every warp arrives whole.
     BarSync {} Barrier Sm80 Warp
-        "barrier.sync %i0, %i1" => sig(&[], &[U32, U32]);
+        "barrier.sync.aligned %i0, %i1" => sig(&[], &[U32, U32]);
     /// Arrives at barrier `id` without waiting. Operands: id, threads.
     BarArrive {} Barrier Sm80 Warp
-        "barrier.arrive %i0, %i1" => sig(&[], &[U32, U32]);
-    /// Waits for the whole CTA (`bar.sync 0`).
+        "barrier.arrive.aligned %i0, %i1" => sig(&[], &[U32, U32]);
+    /// Waits for the whole CTA (`barrier.sync 0`).
     CtaSync {} Barrier Sm80 Cta
-        "bar.sync 0" => sig(&[], &[]);
+        "barrier.sync.aligned 0" => sig(&[], &[]);
     /// Waits for the CTA and counts the threads whose predicate holds.
     CtaCount {} Barrier Sm80 Cta
         "barrier.red.popc.aligned.u32 %o0, 0, %i0" => sig(&[U32], &[Pred]);
@@ -1526,16 +1526,12 @@ fn half_add(word: &str, ty: Ty, rounding: Round, ftz: bool, saturate: bool) -> S
     format!("{word}{}{}{}.{} %o0, %i0, %i1", round(ty, rounding), flag(ftz, ".ftz"), flag(saturate, ".sat"), ty.ptx())
 }
 
-fn setp_word(cmp: Cmp, ty: Ty) -> &'static str {
-    // Unsigned integers spell their order comparisons like signed ones; PTX takes both from the type.
-    debug_assert!(
-        ty.is_float()
-            || !matches!(
-                cmp,
-                Cmp::EqOrNan | Cmp::NeOrNan | Cmp::LtOrNan | Cmp::LeOrNan | Cmp::GtOrNan | Cmp::GeOrNan | Cmp::Number | Cmp::Nan
-            )
-    );
-    cmp.ptx()
+/// Halves move as bits.
+fn move_word(ty: Ty) -> &'static str {
+    match ty {
+        Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 => ty.as_bits().ptx(),
+        _ => ty.ptx(),
+    }
 }
 
 fn selp_word(ty: Ty) -> &'static str {
@@ -1584,20 +1580,43 @@ impl VectorOrder for String {
 impl Op {
     /// The chip that the operation needs with these attributes.
     pub fn target(&self) -> Target {
+        let scope = match self {
+            Op::Ld { order, .. } | Op::St { order, .. } | Op::Atom { order, .. } | Op::Red { order, .. } => match order {
+                Order::Weak | Order::Volatile => None,
+                Order::Relaxed(scope) | Order::Acquire(scope) | Order::Release(scope) | Order::AcqRel(scope) => Some(*scope),
+            },
+            Op::MemoryFence { fence: Fence::AcqRel(scope) | Fence::Sc(scope) } => Some(*scope),
+            _ => None,
+        };
+        if scope == Some(Scope::Cluster) {
+            return self.table_target().max(Target::Sm90);
+        }
         let by_attribute = match self {
+            Op::SpecialRegister { register: Special::ClusterX | Special::ClustersX | Special::ClusterCtaRank | Special::ClusterCtas } => {
+                Target::Sm90
+            }
             Op::Red { count, .. } if *count > 1 => Target::Sm90,
             Op::Ex2 { ty: Ty::Bf16 | Ty::Bf16x2, .. } | Op::Tanh { ty: Ty::Bf16 | Ty::Bf16x2 } => Target::Sm90,
             Op::FAdd { ty: Ty::Bf16 | Ty::Bf16x2, .. }
             | Op::FSub { ty: Ty::Bf16 | Ty::Bf16x2, .. }
             | Op::FMul { ty: Ty::Bf16 | Ty::Bf16x2, .. } => Target::Sm90,
+            Op::Setp { ty: Ty::Bf16, .. } => Target::Sm90,
+            // sm_80 rounds f32 to bf16 and widens it again; every other conversion of bf16 came with sm_90.
+            Op::Cvt { to: Ty::F32, from: Ty::Bf16, ftz: false, .. } | Op::Cvt { to: Ty::Bf16, from: Ty::F32, ftz: false, .. } => {
+                Target::Sm80
+            }
+            Op::Cvt { to: Ty::Bf16, .. } | Op::Cvt { from: Ty::Bf16, .. } => Target::Sm90,
+            Op::Atom { ty: Ty::Bf16 | Ty::Bf16x2, op: Atomic::Add, .. } | Op::Red { ty: Ty::Bf16 | Ty::Bf16x2, .. } => Target::Sm90,
             Op::CvtPack { to, .. } if to.is_fp8() => Target::Sm89,
             Op::CvtTf32 { rounding } if !matches!(rounding, CvtRound::NearestAway) => Target::Sm90,
             Op::Mma { shape } if matches!(shape.a, MatrixType::E4m3 | MatrixType::E5m2) => Target::Sm89,
             Op::Mma { shape } if shape.a == MatrixType::F64 && shape.m == 16 => Target::Sm90,
-            Op::Ld { space: Space::Cluster, .. } | Op::St { space: Space::Cluster, .. } | Op::Atom { space: Space::Cluster, .. } => {
-                Target::Sm90
-            }
-            Op::MemoryFence { fence: Fence::AcqRel(Scope::Cluster) | Fence::Sc(Scope::Cluster) } => Target::Sm90,
+            Op::Ld { space: Space::Cluster, .. }
+            | Op::LdByte { space: Space::Cluster, .. }
+            | Op::St { space: Space::Cluster, .. }
+            | Op::StByte { space: Space::Cluster, .. }
+            | Op::Atom { space: Space::Cluster, .. }
+            | Op::Red { space: Space::Cluster, .. } => Target::Sm90,
             Op::MemoryFence { fence } if !matches!(fence, Fence::AcqRel(_) | Fence::Sc(_)) => Target::Sm90,
             _ => Target::Sm80,
         };

@@ -10,6 +10,9 @@
 pub mod face;
 pub mod inst;
 pub mod interp;
+mod inst_legal;
+#[doc(hidden)]
+pub mod inst_samples;
 pub mod ir;
 pub mod program;
 pub mod ptx;

@@ -63,9 +63,11 @@ impl Isa {
             Op::StAsync { .. } | Op::RedAsync { .. } => Isa::new(8, 1),
             Op::CvtPack { to, .. } if to.is_fp8() => Isa::new(8, 1),
             Op::CvtHalfToFp8 { .. } | Op::CvtFp8ToHalf { .. } => Isa::new(8, 1),
+            Op::Wgmma { shape } if shape.a != shape.b && !fp8(shape.a) => Isa::new(8, 4),
             Op::Wgmma { shape } if shape.sparse => Isa::new(8, 2),
             Op::TensormapReplace { .. } | Op::TensormapPublish { .. } => Isa::new(8, 3),
             Op::MemoryFence { fence: Fence::TensormapRelease(_) | Fence::TensormapAcquire(_) } => Isa::new(8, 3),
+            Op::Mma { shape } if fp8(shape.a) && (shape.k == 16 || shape.d == MatrixType::F16) => Isa::new(8, 7),
             Op::Mma { shape } if fp8(shape.a) => Isa::new(8, 4),
             _ => Isa::MINIMUM,
         }

@@ -411,7 +411,11 @@ impl<'a> Printer<'a> {
                 }
                 'i' => {
                     let index = take_number(&mut rest);
-                    let (operand, ty) = (inst.ins[index], signature.ins[index]);
+                    let (mut operand, ty) = (inst.ins[index], signature.ins[index]);
+                    if matches!(inst.op, Op::BarSync {} | Op::BarArrive {}) && index == 1 && self.kernel.constant(operand) == Some(0) {
+                        // No count means the whole CTA.
+                        operand = Operand::Imm(u64::from(self.kernel.threads));
+                    }
                     let constant = self.kernel.constant(operand);
                     if out.ends_with('[') {
                         let text = self.operand(operand, ty);
@@ -502,6 +506,8 @@ fn literal(op: &Op, ty: Ty, bits: u64) -> Option<String> {
             Ty::F64 => float64(bits),
             _ => integer(ty, bits),
         }),
+        // The selector of a sparse product.
+        Class::Matrix if ty == Ty::U32 => Some(integer(ty, bits)),
         Class::Barrier | Class::Shuffle | Class::Control | Class::Async if !ty.is_float() && ty.bits() >= 32 => Some(integer(ty, bits)),
         Class::Memory if matches!(op, Op::St { .. } | Op::StByte { .. }) => Some(integer(ty.as_bits(), bits)),
         Class::Memory if !ty.is_float() && ty.bits() >= 32 => Some(integer(ty, bits)),

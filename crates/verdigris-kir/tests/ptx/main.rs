@@ -6,3 +6,4 @@
 mod assembler;
 mod kernels;
 mod snapshots;
+mod table;
