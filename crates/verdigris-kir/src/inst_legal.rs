@@ -277,10 +277,13 @@ impl Op {
             Op::Wgmma { shape } => wgmma(shape),
             Op::WgmmaWait { pending } => require(*pending < 8, "at most 7 groups can be left in flight"),
 
-            Op::MbarrierArrive { space }
-            | Op::MbarrierArriveExpect { space }
-            | Op::MbarrierExpect { space }
-            | Op::MbarrierComplete { space } => require(*space != Space::Global, "an mbarrier lies in shared memory"),
+            Op::MbarrierArrive { space, scope } => {
+                require(*space != Space::Global, "an mbarrier lies in shared memory")?;
+                require(matches!(scope, Scope::Cta | Scope::Cluster), "an mbarrier synchronizes a CTA or a cluster")
+            }
+            Op::MbarrierArriveExpect { space } | Op::MbarrierExpect { space } | Op::MbarrierComplete { space } => {
+                require(*space != Space::Global, "an mbarrier lies in shared memory")
+            }
             Op::MbarrierWait { scope } | Op::MbarrierTest { scope, .. } => {
                 require(matches!(scope, Scope::Cta | Scope::Cluster), "an mbarrier synchronizes a CTA or a cluster")
             }

@@ -398,12 +398,8 @@ fn barriers(out: &mut Vec<Op>) {
     out.extend(BOTH.map(|relaxed| Op::ClusterArrive { relaxed }));
     out.extend([Op::ClusterWait {}, Op::MbarrierInit {}, Op::MbarrierInvalidate {}, Op::MbarrierArriveToken {}]);
     for space in SPACES {
-        out.extend([
-            Op::MbarrierArrive { space },
-            Op::MbarrierArriveExpect { space },
-            Op::MbarrierExpect { space },
-            Op::MbarrierComplete { space },
-        ]);
+        out.extend(SCOPES.map(|scope| Op::MbarrierArrive { space, scope }));
+        out.extend([Op::MbarrierArriveExpect { space }, Op::MbarrierExpect { space }, Op::MbarrierComplete { space }]);
     }
     out.push(Op::MbarrierArriveDrop {});
     for scope in SCOPES {

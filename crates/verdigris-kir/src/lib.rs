@@ -9,10 +9,10 @@
 
 pub mod face;
 pub mod inst;
-pub mod interp;
 mod inst_legal;
 #[doc(hidden)]
 pub mod inst_samples;
+pub mod interp;
 pub mod ir;
 pub mod program;
 pub mod ptx;
