@@ -45,10 +45,7 @@ impl Graph {
     }
 
     pub(crate) fn tensor_of(&self, op: &str, uid: Uid) -> Result<&TensorDesc, Error> {
-        self.tensor(uid).ok_or_else(|| Error::UnknownTensor {
-            op: op.to_owned(),
-            uid,
-        })
+        self.tensor(uid).ok_or_else(|| Error::UnknownTensor { op: op.to_owned(), uid })
     }
 }
 
@@ -78,14 +75,7 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder {
-            graph: Graph {
-                name: name.to_owned(),
-                tensors: Vec::new(),
-                nodes: Vec::new(),
-                determinism: Determinism::Any,
-            },
-        }
+        GraphBuilder { graph: Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any } }
     }
 
     /// Asks that two executions agree bit for bit.
@@ -96,18 +86,14 @@ impl GraphBuilder {
     /// Adds a stored tensor and gives it the next uid.
     pub fn tensor(&mut self, name: &str, dtype: DType, layout: Layout) -> Uid {
         let uid = self.next_uid();
-        self.graph
-            .tensors
-            .push(TensorDesc::new(uid, name, dtype, layout));
+        self.graph.tensors.push(TensorDesc::new(uid, name, dtype, layout));
         uid
     }
 
     /// Adds a scalar that the host passes by value at execution.
     pub fn host_scalar(&mut self, name: &str, dtype: DType) -> Uid {
         let uid = self.next_uid();
-        self.graph
-            .tensors
-            .push(TensorDesc::host_scalar(uid, name, dtype));
+        self.graph.tensors.push(TensorDesc::host_scalar(uid, name, dtype));
         uid
     }
 
@@ -115,13 +101,7 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// Dims that do not fit.
-    pub fn matmul(
-        &mut self,
-        name: &str,
-        a: Uid,
-        b: Uid,
-        precision: Precision,
-    ) -> Result<Uid, Error> {
+    pub fn matmul(&mut self, name: &str, a: Uid, b: Uid, precision: Precision) -> Result<Uid, Error> {
         let d = self.next_uid();
         self.matmul_with(name, Matmul::new(a, b, d, precision))
     }
@@ -178,10 +158,7 @@ impl GraphBuilder {
     /// An unknown uid, or a tensor too large.
     pub fn store(&mut self, uid: Uid, name: &str, dtype: DType) -> Result<(), Error> {
         let dims = self.graph.tensor_of(name, uid)?.layout.dims().to_vec();
-        let layout = Layout::row_major(&dims).map_err(|source| Error::Layout {
-            tensor: name.to_owned(),
-            source,
-        })?;
+        let layout = Layout::row_major(&dims).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         self.store_as(uid, name, dtype, layout)
     }
 
@@ -189,19 +166,10 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// An unknown uid. That the dims fit is checked by [`GraphBuilder::finish`].
-    pub fn store_as(
-        &mut self,
-        uid: Uid,
-        name: &str,
-        dtype: DType,
-        layout: Layout,
-    ) -> Result<(), Error> {
+    pub fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout) -> Result<(), Error> {
         let tensor = (self.graph.tensors.iter_mut())
             .find(|tensor| tensor.uid == uid)
-            .ok_or_else(|| Error::UnknownTensor {
-                op: name.to_owned(),
-                uid,
-            })?;
+            .ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
         *tensor = TensorDesc::new(uid, name, dtype, layout);
         Ok(())
     }
@@ -220,23 +188,14 @@ impl GraphBuilder {
     }
 
     fn push(&mut self, name: &str, op: Op) {
-        self.graph.nodes.push(Node {
-            name: name.to_owned(),
-            op,
-        });
+        self.graph.nodes.push(Node { name: name.to_owned(), op });
     }
 
     fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
-        let layout = Layout::row_major(dims).map_err(|source| Error::Layout {
-            tensor: name.to_owned(),
-            source,
-        })?;
+        let layout = Layout::row_major(dims).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         let uid = self.next_uid();
         let tensor = TensorDesc::new(uid, name, dtype, layout);
-        self.graph.tensors.push(TensorDesc {
-            is_virtual: true,
-            ..tensor
-        });
+        self.graph.tensors.push(TensorDesc { is_virtual: true, ..tensor });
         Ok(uid)
     }
 
@@ -244,11 +203,7 @@ impl GraphBuilder {
     fn result_of(&self, op: &str, x: Uid, z: Option<Uid>) -> Result<(DType, Vec<u64>), Error> {
         let x = self.graph.tensor_of(op, x)?;
         let z = z.map(|z| self.graph.tensor_of(op, z)).transpose()?;
-        let dtype = if x.dtype == DType::F64 {
-            DType::F64
-        } else {
-            DType::F32
-        };
+        let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         Ok((dtype, Pointwise::infer(op, x, z)?))
     }
 }

@@ -37,9 +37,5 @@ pub fn problem_from_json(text: &str) -> Result<Problem, Error> {
 }
 
 fn syntax(error: serde_json::Error) -> Error {
-    Error::Json {
-        line: error.line(),
-        column: error.column(),
-        message: error.to_string(),
-    }
+    Error::Json { line: error.line(), column: error.column(), message: error.to_string() }
 }

@@ -43,28 +43,14 @@ pub fn problems(graph: &Graph) -> Result<Vec<Subgraph>, Error> {
             chains.push(chain);
         }
     }
-    if let Some((_, node)) = graph
-        .nodes
-        .iter()
-        .enumerate()
-        .find(|(i, _)| !covered.contains(i))
-    {
-        return unsupported(
-            node,
-            "a pointwise op follows a matmul, directly or through other pointwise ops",
-        );
+    if let Some((_, node)) = graph.nodes.iter().enumerate().find(|(i, _)| !covered.contains(i)) {
+        return unsupported(node, "a pointwise op follows a matmul, directly or through other pointwise ops");
     }
-    in_order(graph, chains)?
-        .iter()
-        .map(|chain| chain.subgraph(graph))
-        .collect()
+    in_order(graph, chains)?.iter().map(|chain| chain.subgraph(graph)).collect()
 }
 
 fn unsupported<T>(node: &Node, rule: &'static str) -> Result<T, Error> {
-    Err(Error::Unsupported {
-        op: node.name.clone(),
-        rule,
-    })
+    Err(Error::Unsupported { op: node.name.clone(), rule })
 }
 
 /// A matmul and the pointwise ops behind it, as positions in the graph's list.
@@ -76,19 +62,12 @@ struct Chain<'g> {
 
 impl<'g> Chain<'g> {
     /// The chain behind `anchor`, up to ops that an earlier chain has taken.
-    fn follow(
-        graph: &'g Graph,
-        anchor: usize,
-        matmul: &'g Matmul,
-        taken: &HashSet<usize>,
-    ) -> Result<Chain<'g>, Error> {
+    fn follow(graph: &'g Graph, anchor: usize, matmul: &'g Matmul, taken: &HashSet<usize>) -> Result<Chain<'g>, Error> {
         let mut members = Vec::new();
         let mut current = matmul.d;
         let mut at = anchor;
         loop {
-            let readers: Vec<usize> = (0..graph.nodes.len())
-                .filter(|&i| graph.nodes[i].op.inputs().contains(&current))
-                .collect();
+            let readers: Vec<usize> = (0..graph.nodes.len()).filter(|&i| graph.nodes[i].op.inputs().contains(&current)).collect();
             let is_virtual = graph.tensor_of(&graph.nodes[at].name, current)?.is_virtual;
             match readers[..] {
                 [reader] if !taken.contains(&reader) && is_chain_link(graph, reader, current)? => {
@@ -97,11 +76,7 @@ impl<'g> Chain<'g> {
                     at = reader;
                 }
                 _ if !is_virtual => {
-                    return Ok(Chain {
-                        anchor,
-                        matmul,
-                        members,
-                    });
+                    return Ok(Chain { anchor, matmul, members });
                 }
                 _ => {
                     return unsupported(
@@ -138,18 +113,12 @@ impl<'g> Chain<'g> {
         let mut scale = |scale: Option<OperandScale>, outer: u64| {
             scale
                 .map(|scale| match scale.block {
-                    None => Ok(Scale::Tensor {
-                        slot: slots.slot(scale.tensor),
-                    }),
+                    None => Ok(Scale::Tensor { slot: slots.slot(scale.tensor) }),
                     Some([block, block_k]) => {
                         let blocks = [outer.div_ceil(block), k.div_ceil(block_k)];
                         let dims: Vec<u64> = batch.iter().copied().chain(blocks).collect();
                         let factors = slots.matrix(graph.tensor_of(op, scale.tensor)?, &dims)?;
-                        Ok(Scale::Block {
-                            outer: block,
-                            k: block_k,
-                            factors,
-                        })
+                        Ok(Scale::Block { outer: block, k: block_k, factors })
                     }
                 })
                 .transpose()
@@ -167,14 +136,10 @@ impl<'g> Chain<'g> {
             && (matmul.c.is_none() || matmul.beta.is_fixed(0.0));
         for &member in &self.members {
             if !is_rounded {
-                epilogue.push(EpilogueStep::Round {
-                    dtype: current.dtype,
-                });
+                epilogue.push(EpilogueStep::Round { dtype: current.dtype });
             }
             if !current.is_virtual {
-                epilogue.push(EpilogueStep::Store {
-                    target: slots.matrix(current, dims)?,
-                });
+                epilogue.push(EpilogueStep::Store { target: slots.matrix(current, dims)? });
             }
             let node = &graph.nodes[member];
             let Op::Pointwise(pointwise) = &node.op else {
@@ -182,17 +147,11 @@ impl<'g> Chain<'g> {
             };
             epilogue.push(match *pointwise {
                 Pointwise::Unary { f, .. } => EpilogueStep::Unary(f),
-                Pointwise::Scale { factor, .. } => EpilogueStep::Scale {
-                    factor: slots.scalar(factor),
-                },
+                Pointwise::Scale { factor, .. } => EpilogueStep::Scale { factor: slots.scalar(factor) },
                 Pointwise::Binary { f, x, z, .. } => {
                     let v_is_right = z == current.uid;
                     let other = graph.tensor_of(&node.name, if v_is_right { x } else { z })?;
-                    EpilogueStep::Binary {
-                        f,
-                        operand: slots.matrix(other, dims)?,
-                        v_is_right,
-                    }
+                    EpilogueStep::Binary { f, operand: slots.matrix(other, dims)?, v_is_right }
                 }
             });
             current = graph.tensor_of(&node.name, node.op.output())?;
@@ -218,15 +177,8 @@ impl<'g> Chain<'g> {
             d,
         }
         .canonical()?;
-        let bindings = gemm
-            .number_slots()
-            .into_iter()
-            .map(|slot| slots.uids[slot.0 as usize])
-            .collect();
-        Ok(Subgraph {
-            problem: Problem::Gemm(gemm),
-            bindings,
-        })
+        let bindings = gemm.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+        Ok(Subgraph { problem: Problem::Gemm(gemm), bindings })
     }
 }
 
@@ -236,20 +188,13 @@ fn is_chain_link(graph: &Graph, reader: usize, current: Uid) -> Result<bool, Err
     let Op::Pointwise(pointwise) = &node.op else {
         return Ok(false);
     };
-    let once = pointwise
-        .inputs()
-        .iter()
-        .filter(|&&uid| uid == current)
-        .count()
-        == 1;
+    let once = pointwise.inputs().iter().filter(|&&uid| uid == current).count() == 1;
     let result = graph.tensor_of(&node.name, node.op.output())?;
     let value = graph.tensor_of(&node.name, current)?;
-    let others_stored = (pointwise.inputs().iter())
-        .filter(|&&uid| uid != current)
-        .all(|&uid| {
-            // A virtual second operand would be computed by another chain, which would then have nowhere to put it.
-            graph.tensor(uid).is_some_and(|tensor| !tensor.is_virtual)
-        });
+    let others_stored = (pointwise.inputs().iter()).filter(|&&uid| uid != current).all(|&uid| {
+        // A virtual second operand would be computed by another chain, which would then have nowhere to put it.
+        graph.tensor(uid).is_some_and(|tensor| !tensor.is_virtual)
+    });
     Ok(once && others_stored && result.layout.dims() == value.layout.dims())
 }
 
@@ -257,30 +202,18 @@ fn is_chain_link(graph: &Graph, reader: usize, current: Uid) -> Result<bool, Err
 fn in_order<'g>(graph: &Graph, mut waiting: Vec<Chain<'g>>) -> Result<Vec<Chain<'g>>, Error> {
     let mut ordered: Vec<Chain<'g>> = Vec::new();
     while !waiting.is_empty() {
-        let unwritten: HashMap<Uid, usize> = (waiting.iter())
-            .flat_map(|chain| {
-                chain
-                    .nodes()
-                    .map(|i| (graph.nodes[i].op.output(), chain.anchor))
-            })
-            .collect();
+        let unwritten: HashMap<Uid, usize> =
+            (waiting.iter()).flat_map(|chain| chain.nodes().map(|i| (graph.nodes[i].op.output(), chain.anchor))).collect();
         let ready = waiting.iter().position(|chain| {
             chain
                 .nodes()
                 .flat_map(|i| graph.nodes[i].op.inputs())
-                .all(|uid| {
-                    unwritten
-                        .get(&uid)
-                        .is_none_or(|&writer| writer == chain.anchor)
-                })
+                .all(|uid| unwritten.get(&uid).is_none_or(|&writer| writer == chain.anchor))
         });
         match ready {
             Some(position) => ordered.push(waiting.remove(position)),
             None => {
-                return unsupported(
-                    &graph.nodes[waiting[0].anchor],
-                    "two fused chains may not each read what the other one writes",
-                );
+                return unsupported(&graph.nodes[waiting[0].anchor], "two fused chains may not each read what the other one writes");
             }
         }
     }
@@ -295,14 +228,10 @@ struct Slots {
 
 impl Slots {
     fn slot(&mut self, uid: Uid) -> Slot {
-        let position = self
-            .uids
-            .iter()
-            .position(|&known| known == uid)
-            .unwrap_or_else(|| {
-                self.uids.push(uid);
-                self.uids.len() - 1
-            });
+        let position = self.uids.iter().position(|&known| known == uid).unwrap_or_else(|| {
+            self.uids.push(uid);
+            self.uids.len() - 1
+        });
         Slot(position as u32)
     }
 
@@ -315,10 +244,7 @@ impl Slots {
 
     /// A tensor broadcast to `[batch…, rows, columns]`, as a matrix.
     fn matrix(&mut self, tensor: &TensorDesc, dims: &[u64]) -> Result<Matrix, Error> {
-        let layout = (tensor.layout.broadcast_to(dims)).map_err(|source| Error::Layout {
-            tensor: tensor.name.clone(),
-            source,
-        })?;
+        let layout = (tensor.layout.broadcast_to(dims)).map_err(|source| Error::Layout { tensor: tensor.name.clone(), source })?;
         let (batch_strides, matrix_strides) = layout.strides().split_at(dims.len() - 2);
         Ok(Matrix {
             slot: self.slot(tensor.uid),

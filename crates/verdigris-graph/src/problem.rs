@@ -44,9 +44,7 @@ pub enum Problem {
 }
 
 /// Whether two executions must agree bit for bit.
-#[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Determinism {
     /// They need not.
@@ -96,13 +94,7 @@ impl Matrix {
             Order::RowMajor | Order::Strided => (leading, 1),
             Order::ColumnMajor => (1, leading),
         };
-        Matrix {
-            slot,
-            dtype,
-            row_stride,
-            column_stride,
-            batch_strides: Vec::new(),
-        }
+        Matrix { slot, dtype, row_stride, column_stride, batch_strides: Vec::new() }
     }
 
     /// Which index is contiguous. A canonical matrix of one row or one column is row-major where it can be.
@@ -141,11 +133,7 @@ impl Matrix {
     /// The offset of an element, in elements.
     #[inline]
     pub fn offset(&self, batch: &[u64], row: u64, column: u64) -> u64 {
-        let base: u64 = batch
-            .iter()
-            .zip(&self.batch_strides)
-            .map(|(index, stride)| index * stride)
-            .sum();
+        let base: u64 = batch.iter().zip(&self.batch_strides).map(|(index, stride)| index * stride).sum();
         base + row * self.row_stride + column * self.column_stride
     }
 
@@ -155,22 +143,13 @@ impl Matrix {
     /// As [`Layout::new`].
     pub fn layout(&self, batch: &[u64], rows: u64, columns: u64) -> Result<Layout, LayoutError> {
         let dims: Vec<u64> = batch.iter().copied().chain([rows, columns]).collect();
-        let strides: Vec<u64> = self
-            .batch_strides
-            .iter()
-            .copied()
-            .chain([self.row_stride, self.column_stride])
-            .collect();
+        let strides: Vec<u64> = self.batch_strides.iter().copied().chain([self.row_stride, self.column_stride]).collect();
         Layout::new(&dims, &strides)
     }
 
     /// The same matrix read the other way round.
     pub fn transposed(&self) -> Matrix {
-        Matrix {
-            row_stride: self.column_stride,
-            column_stride: self.row_stride,
-            ..self.clone()
-        }
+        Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self.clone() }
     }
 
     fn normalize_strides(&mut self, rows: u64, columns: u64) {
@@ -351,26 +330,16 @@ impl GemmProblem {
         let (m, n, k) = (self.m, self.n, self.k);
         let mut list = vec![("a", &self.a, m, k), ("b", &self.b, k, n)];
         list.extend(self.c.iter().map(|c| ("c", c, m, n)));
-        for (name, scale, extent) in [("scale_a", &self.scale_a, m), ("scale_b", &self.scale_b, n)]
-        {
-            if let Some(Scale::Block {
-                outer,
-                k: along_k,
-                factors,
-            }) = scale
-            {
+        for (name, scale, extent) in [("scale_a", &self.scale_a, m), ("scale_b", &self.scale_b, n)] {
+            if let Some(Scale::Block { outer, k: along_k, factors }) = scale {
                 list.push((name, factors, blocks(extent, *outer), blocks(k, *along_k)));
             }
         }
         for step in &self.epilogue {
             match step {
-                EpilogueStep::Binary { operand, .. } => {
-                    list.push(("epilogue operand", operand, m, n))
-                }
+                EpilogueStep::Binary { operand, .. } => list.push(("epilogue operand", operand, m, n)),
                 EpilogueStep::Store { target } => list.push(("auxiliary output", target, m, n)),
-                EpilogueStep::Unary(_)
-                | EpilogueStep::Scale { .. }
-                | EpilogueStep::Round { .. } => {}
+                EpilogueStep::Unary(_) | EpilogueStep::Scale { .. } | EpilogueStep::Round { .. } => {}
             }
         }
         list.push(("d", &self.d, m, n));
@@ -379,15 +348,8 @@ impl GemmProblem {
 
     /// The matrices written: the auxiliary outputs, then D.
     pub fn outputs(&self) -> Vec<&Matrix> {
-        let mut outputs: Vec<&Matrix> = (self.epilogue.iter())
-            .filter_map(|step| {
-                if let EpilogueStep::Store { target } = step {
-                    Some(target)
-                } else {
-                    None
-                }
-            })
-            .collect();
+        let mut outputs: Vec<&Matrix> =
+            (self.epilogue.iter()).filter_map(|step| if let EpilogueStep::Store { target } = step { Some(target) } else { None }).collect();
         outputs.push(&self.d);
         outputs
     }
@@ -439,12 +401,7 @@ impl GemmProblem {
         }
         self.normalize_batch();
         let (m, n, k) = (self.m, self.n, self.k);
-        self.for_each_matrix(
-            &mut |matrix, rows, columns| matrix.normalize_strides(rows, columns),
-            m,
-            n,
-            k,
-        );
+        self.for_each_matrix(&mut |matrix, rows, columns| matrix.normalize_strides(rows, columns), m, n, k);
         Ok(self)
     }
 
@@ -480,38 +437,21 @@ impl GemmProblem {
             match step {
                 EpilogueStep::Binary { operand, .. } => visit(&mut operand.slot),
                 EpilogueStep::Store { target } => visit(&mut target.slot),
-                EpilogueStep::Scale {
-                    factor: HostScalar::Bound(slot),
-                } => visit(slot),
-                EpilogueStep::Unary(_)
-                | EpilogueStep::Scale {
-                    factor: HostScalar::Fixed(_),
-                }
-                | EpilogueStep::Round { .. } => {}
+                EpilogueStep::Scale { factor: HostScalar::Bound(slot) } => visit(slot),
+                EpilogueStep::Unary(_) | EpilogueStep::Scale { factor: HostScalar::Fixed(_) } | EpilogueStep::Round { .. } => {}
             }
         }
         visit(&mut self.d.slot);
     }
 
-    fn for_each_matrix(
-        &mut self,
-        visit: &mut dyn FnMut(&mut Matrix, u64, u64),
-        m: u64,
-        n: u64,
-        k: u64,
-    ) {
+    fn for_each_matrix(&mut self, visit: &mut dyn FnMut(&mut Matrix, u64, u64), m: u64, n: u64, k: u64) {
         visit(&mut self.a, m, k);
         visit(&mut self.b, k, n);
         if let Some(c) = &mut self.c {
             visit(c, m, n);
         }
         for (scale, extent) in [(&mut self.scale_a, m), (&mut self.scale_b, n)] {
-            if let Some(Scale::Block {
-                outer,
-                k: along_k,
-                factors,
-            }) = scale
-            {
+            if let Some(Scale::Block { outer, k: along_k, factors }) = scale {
                 visit(factors, blocks(extent, *outer), blocks(k, *along_k));
             }
         }
@@ -519,9 +459,7 @@ impl GemmProblem {
             match step {
                 EpilogueStep::Binary { operand, .. } => visit(operand, m, n),
                 EpilogueStep::Store { target } => visit(target, m, n),
-                EpilogueStep::Unary(_)
-                | EpilogueStep::Scale { .. }
-                | EpilogueStep::Round { .. } => {}
+                EpilogueStep::Unary(_) | EpilogueStep::Scale { .. } | EpilogueStep::Round { .. } => {}
             }
         }
         visit(&mut self.d, m, n);
@@ -536,10 +474,9 @@ impl GemmProblem {
             let drop_it = extent == 1;
             let merge = !drop_it
                 && next.is_some_and(|next| {
-                    self.matrices().iter().all(|(_, matrix, ..)| {
-                        matrix.batch_strides[i + 1].checked_mul(next)
-                            == Some(matrix.batch_strides[i])
-                    })
+                    self.matrices()
+                        .iter()
+                        .all(|(_, matrix, ..)| matrix.batch_strides[i + 1].checked_mul(next) == Some(matrix.batch_strides[i]))
                 });
             if drop_it || merge {
                 // Merged, the pair keeps the inner stride; dropped, the dim takes its own away. Both remove entry `i`.
@@ -565,17 +502,9 @@ impl GemmProblem {
     fn check(&self) -> Result<(), Error> {
         let op = || "gemm".to_owned();
         if let Some(rule) = self.precision.rule_broken_by(self.a.dtype, self.b.dtype) {
-            return Err(Error::DType {
-                op: op(),
-                tensor: "a".to_owned(),
-                got: self.a.dtype,
-                rule,
-            });
+            return Err(Error::DType { op: op(), tensor: "a".to_owned(), got: self.a.dtype, rule });
         }
-        let batch_elements = self
-            .batch
-            .iter()
-            .try_fold(1u64, |all, &dim| all.checked_mul(dim));
+        let batch_elements = self.batch.iter().try_fold(1u64, |all, &dim| all.checked_mul(dim));
         if batch_elements.is_none_or(|count| count > 1 << 63) {
             return Err(Error::Attribute {
                 op: op(),
@@ -584,19 +513,11 @@ impl GemmProblem {
                 rule: "a batch has at most 2^63 products",
             });
         }
-        for (name, scale, operand) in [
-            ("scale_a", &self.scale_a, &self.a),
-            ("scale_b", &self.scale_b, &self.b),
-        ] {
+        for (name, scale, operand) in [("scale_a", &self.scale_a, &self.a), ("scale_b", &self.scale_b, &self.b)] {
             let Some(scale) = scale else { continue };
             if !operand.dtype.is_fp8() {
                 let rule = "operand scales belong to fp8 operands";
-                return Err(Error::DType {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    got: operand.dtype,
-                    rule,
-                });
+                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: operand.dtype, rule });
             }
             if let Scale::Block { outer, k, factors } = scale {
                 if *outer == 0 || *k == 0 {
@@ -609,12 +530,7 @@ impl GemmProblem {
                 }
                 if factors.dtype != DType::F32 {
                     let rule = "operand scales are f32";
-                    return Err(Error::DType {
-                        op: op(),
-                        tensor: name.to_owned(),
-                        got: factors.dtype,
-                        rule,
-                    });
+                    return Err(Error::DType { op: op(), tensor: name.to_owned(), got: factors.dtype, rule });
                 }
                 if self.precision == Precision::Fp8Fast {
                     return Err(Error::Attribute {
@@ -639,19 +555,9 @@ impl GemmProblem {
             }
             if !matrix.dtype.is_storage() || matrix.dtype == DType::Bool {
                 let rule = "a matrix holds numbers of a storage type";
-                return Err(Error::DType {
-                    op: op(),
-                    tensor: name.to_owned(),
-                    got: matrix.dtype,
-                    rule,
-                });
+                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: matrix.dtype, rule });
             }
-            matrix
-                .layout(&self.batch, rows, columns)
-                .map_err(|source| Error::Layout {
-                    tensor: name.to_owned(),
-                    source,
-                })?;
+            matrix.layout(&self.batch, rows, columns).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         }
         self.check_outputs()?;
         for step in &self.epilogue {
@@ -659,17 +565,10 @@ impl GemmProblem {
                 EpilogueStep::Unary(f) => f.check("gemm")?,
                 EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
                     let rule = "a value is rounded to a storage type";
-                    return Err(Error::DType {
-                        op: op(),
-                        tensor: "epilogue".to_owned(),
-                        got: *dtype,
-                        rule,
-                    });
+                    return Err(Error::DType { op: op(), tensor: "epilogue".to_owned(), got: *dtype, rule });
                 }
                 EpilogueStep::Scale { factor } => finite("factor", factor)?,
-                EpilogueStep::Round { .. }
-                | EpilogueStep::Binary { .. }
-                | EpilogueStep::Store { .. } => {}
+                EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => {}
             }
         }
         finite("alpha", &self.alpha)?;
@@ -677,29 +576,14 @@ impl GemmProblem {
     }
 
     fn check_outputs(&self) -> Result<(), Error> {
-        let structure = |tensor: &'static str, rule| {
-            Err(Error::Structure {
-                op: "gemm".to_owned(),
-                tensor: tensor.to_owned(),
-                rule,
-            })
-        };
+        let structure = |tensor: &'static str, rule| Err(Error::Structure { op: "gemm".to_owned(), tensor: tensor.to_owned(), rule });
         let matrices = self.matrices();
-        let is_output = |matrix: &Matrix| {
-            self.outputs()
-                .iter()
-                .any(|output| std::ptr::eq(*output, matrix))
-        };
+        let is_output = |matrix: &Matrix| self.outputs().iter().any(|output| std::ptr::eq(*output, matrix));
         for (i, &(name, output, rows, columns)) in matrices.iter().enumerate() {
             if !is_output(output) {
                 continue;
             }
-            let layout = output
-                .layout(&self.batch, rows, columns)
-                .map_err(|source| Error::Layout {
-                    tensor: name.to_owned(),
-                    source,
-                })?;
+            let layout = output.layout(&self.batch, rows, columns).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
             if layout.may_overlap() {
                 return structure(name, "what is written has one place for each element");
             }
@@ -723,21 +607,14 @@ impl GemmProblem {
 }
 
 fn blocks(extent: u64, block: u64) -> u64 {
-    if block == 0 {
-        0
-    } else {
-        extent.div_ceil(block)
-    }
+    if block == 0 { 0 } else { extent.div_ceil(block) }
 }
 
 fn finite(attribute: &'static str, scalar: &HostScalar<Slot>) -> Result<(), Error> {
     match scalar {
-        HostScalar::Fixed(real) if !real.0.is_finite() => Err(Error::Attribute {
-            op: "gemm".to_owned(),
-            attribute,
-            value: real.to_string(),
-            rule: "a fixed factor is finite",
-        }),
+        HostScalar::Fixed(real) if !real.0.is_finite() => {
+            Err(Error::Attribute { op: "gemm".to_owned(), attribute, value: real.to_string(), rule: "a fixed factor is finite" })
+        }
         _ => Ok(()),
     }
 }

@@ -36,10 +36,7 @@ pub struct TensorDesc {
     pub by_value: bool,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde's skip_serializing_if passes a reference"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if passes a reference")]
 fn is_false(flag: &bool) -> bool {
     !flag
 }
@@ -47,21 +44,11 @@ fn is_false(flag: &bool) -> bool {
 impl TensorDesc {
     /// A stored tensor.
     pub fn new(uid: Uid, name: &str, dtype: DType, layout: Layout) -> TensorDesc {
-        TensorDesc {
-            uid,
-            name: name.to_owned(),
-            dtype,
-            layout,
-            is_virtual: false,
-            by_value: false,
-        }
+        TensorDesc { uid, name: name.to_owned(), dtype, layout, is_virtual: false, by_value: false }
     }
 
     /// A scalar that the host passes by value.
     pub fn host_scalar(uid: Uid, name: &str, dtype: DType) -> TensorDesc {
-        TensorDesc {
-            by_value: true,
-            ..TensorDesc::new(uid, name, dtype, Layout::scalar())
-        }
+        TensorDesc { by_value: true, ..TensorDesc::new(uid, name, dtype, Layout::scalar()) }
     }
 }

@@ -22,13 +22,7 @@ use crate::tensor::{TensorDesc, Uid};
 /// # Errors
 /// The first rule broken, with the op and the tensor that break it.
 pub fn validate(graph: &Graph) -> Result<(), Error> {
-    let structure = |op: &str, tensor: &TensorDesc, rule| {
-        Err(Error::Structure {
-            op: op.to_owned(),
-            tensor: tensor.name.clone(),
-            rule,
-        })
-    };
+    let structure = |op: &str, tensor: &TensorDesc, rule| Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
     let mut tensors: HashMap<Uid, &TensorDesc> = HashMap::new();
     for tensor in &graph.tensors {
         if tensors.insert(tensor.uid, tensor).is_some() {
@@ -44,11 +38,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
         }
         if tensor.by_value {
             if tensor.layout.elements() != 1 || tensor.is_virtual {
-                return structure(
-                    &graph.name,
-                    tensor,
-                    "a host scalar has one element and is not virtual",
-                );
+                return structure(&graph.name, tensor, "a host scalar has one element and is not virtual");
             }
             if !matches!(tensor.dtype, DType::F32 | DType::F64) {
                 return Err(Error::DType {
@@ -70,18 +60,10 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
             let tensor = graph.tensor_of(op, uid)?;
             if !written.contains(&uid) {
                 if outputs.contains(&uid) {
-                    return structure(
-                        op,
-                        tensor,
-                        "a tensor is written before it is read, by an op earlier in the list",
-                    );
+                    return structure(op, tensor, "a tensor is written before it is read, by an op earlier in the list");
                 }
                 if tensor.is_virtual {
-                    return structure(
-                        op,
-                        tensor,
-                        "a virtual tensor is written by an op before it is read",
-                    );
+                    return structure(op, tensor, "a virtual tensor is written by an op before it is read");
                 }
             }
             read.insert(uid);
@@ -103,11 +85,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
     }
     for tensor in &graph.tensors {
         if tensor.is_virtual && !(written.contains(&tensor.uid) && read.contains(&tensor.uid)) {
-            return structure(
-                &graph.name,
-                tensor,
-                "a virtual tensor is written by one op and read by another",
-            );
+            return structure(&graph.name, tensor, "a virtual tensor is written by one op and read by another");
         }
     }
     Ok(())
@@ -120,28 +98,14 @@ fn check_matmul(graph: &Graph, op: &str, matmul: &Matmul) -> Result<(), Error> {
     let dims = Matmul::infer(op, a, b)?;
     same_dims(op, d, &dims, "D has the dims [b…, m, n]")?;
     if let Some(rule) = matmul.precision.rule_broken_by(a.dtype, b.dtype) {
-        return Err(Error::DType {
-            op: op.to_owned(),
-            tensor: a.name.clone(),
-            got: a.dtype,
-            rule,
-        });
+        return Err(Error::DType { op: op.to_owned(), tensor: a.name.clone(), got: a.dtype, rule });
     }
     if let Some(c) = matmul.c {
-        broadcasts_to(
-            op,
-            data(graph, op, c)?,
-            &dims,
-            "C has the dims of D or broadcasts to them",
-        )?;
+        broadcasts_to(op, data(graph, op, c)?, &dims, "C has the dims of D or broadcasts to them")?;
     }
     factor(graph, op, "alpha", matmul.alpha)?;
     factor(graph, op, "beta", matmul.beta)?;
-    let (a_outer, b_outer, k) = (
-        dims[dims.len() - 2],
-        dims[dims.len() - 1],
-        a.layout.dims()[a.layout.rank() - 1],
-    );
+    let (a_outer, b_outer, k) = (dims[dims.len() - 2], dims[dims.len() - 1], a.layout.dims()[a.layout.rank() - 1]);
     let batch = &dims[..dims.len() - 2];
     for (scale, outer, operand) in [(matmul.scale_a, a_outer, a), (matmul.scale_b, b_outer, b)] {
         if let Some(scale) = scale {
@@ -151,24 +115,10 @@ fn check_matmul(graph: &Graph, op: &str, matmul: &Matmul) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_scale(
-    graph: &Graph,
-    op: &str,
-    scale: OperandScale,
-    operand: &TensorDesc,
-    outer: u64,
-    k: u64,
-    batch: &[u64],
-) -> Result<(), Error> {
+fn check_scale(graph: &Graph, op: &str, scale: OperandScale, operand: &TensorDesc, outer: u64, k: u64, batch: &[u64]) -> Result<(), Error> {
     let tensor = data(graph, op, scale.tensor)?;
-    let dtype_error = |tensor: &TensorDesc, rule| {
-        Err(Error::DType {
-            op: op.to_owned(),
-            tensor: tensor.name.clone(),
-            got: tensor.dtype,
-            rule,
-        })
-    };
+    let dtype_error =
+        |tensor: &TensorDesc, rule| Err(Error::DType { op: op.to_owned(), tensor: tensor.name.clone(), got: tensor.dtype, rule });
     if !operand.dtype.is_fp8() {
         return dtype_error(operand, "operand scales belong to fp8 operands");
     }
@@ -196,12 +146,7 @@ fn check_scale(
             }
             let mut dims = batch.to_vec();
             dims.extend([outer.div_ceil(block[0]), k.div_ceil(block[1])]);
-            broadcasts_to(
-                op,
-                tensor,
-                &dims,
-                "block scales have the dims [b…, outer blocks, k blocks]",
-            )
+            broadcasts_to(op, tensor, &dims, "block scales have the dims [b…, outer blocks, k blocks]")
         }
     }
 }
@@ -213,9 +158,7 @@ fn check_pointwise(graph: &Graph, op: &str, pointwise: &Pointwise) -> Result<(),
             (x, None)
         }
         Pointwise::Binary { x, z, .. } => (x, Some(z)),
-        Pointwise::Scale {
-            x, factor: value, ..
-        } => {
+        Pointwise::Scale { x, factor: value, .. } => {
             factor(graph, op, "factor", value)?;
             (x, None)
         }
@@ -223,12 +166,7 @@ fn check_pointwise(graph: &Graph, op: &str, pointwise: &Pointwise) -> Result<(),
     let x = data(graph, op, x)?;
     let z = z.map(|z| data(graph, op, z)).transpose()?;
     let dims = Pointwise::infer(op, x, z)?;
-    same_dims(
-        op,
-        data(graph, op, pointwise.output())?,
-        &dims,
-        "a pointwise result has the common dims of its inputs",
-    )
+    same_dims(op, data(graph, op, pointwise.output())?, &dims, "a pointwise result has the common dims of its inputs")
 }
 
 /// A tensor that is read or written by pointer.
@@ -244,51 +182,26 @@ fn data<'g>(graph: &'g Graph, op: &str, uid: Uid) -> Result<&'g TensorDesc, Erro
     Ok(tensor)
 }
 
-fn factor(
-    graph: &Graph,
-    op: &str,
-    attribute: &'static str,
-    value: HostScalar<Uid>,
-) -> Result<(), Error> {
+fn factor(graph: &Graph, op: &str, attribute: &'static str, value: HostScalar<Uid>) -> Result<(), Error> {
     match value {
-        HostScalar::Fixed(real) if !real.0.is_finite() => Err(Error::Attribute {
-            op: op.to_owned(),
-            attribute,
-            value: real.to_string(),
-            rule: "a fixed factor is finite",
-        }),
+        HostScalar::Fixed(real) if !real.0.is_finite() => {
+            Err(Error::Attribute { op: op.to_owned(), attribute, value: real.to_string(), rule: "a fixed factor is finite" })
+        }
         HostScalar::Fixed(_) => Ok(()),
         HostScalar::Bound(uid) => {
             let tensor = graph.tensor_of(op, uid)?;
             if tensor.by_value {
                 return Ok(());
             }
-            Err(Error::Structure {
-                op: op.to_owned(),
-                tensor: tensor.name.clone(),
-                rule: "a bound factor is a host scalar",
-            })
+            Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule: "a bound factor is a host scalar" })
         }
     }
 }
 
 fn same_dims(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
-    let mismatch = |quantity, got, want| {
-        Err(Error::Mismatch {
-            op: op.to_owned(),
-            tensor: tensor.name.clone(),
-            quantity,
-            got,
-            want,
-            rule,
-        })
-    };
+    let mismatch = |quantity, got, want| Err(Error::Mismatch { op: op.to_owned(), tensor: tensor.name.clone(), quantity, got, want, rule });
     if tensor.layout.rank() != dims.len() {
-        return mismatch(
-            "the number of dims".to_owned(),
-            tensor.layout.rank() as u64,
-            dims.len() as u64,
-        );
+        return mismatch("the number of dims".to_owned(), tensor.layout.rank() as u64, dims.len() as u64);
     }
     for (i, (&got, &want)) in tensor.layout.dims().iter().zip(dims).enumerate() {
         if got != want {
@@ -298,12 +211,7 @@ fn same_dims(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) ->
     Ok(())
 }
 
-fn broadcasts_to(
-    op: &str,
-    tensor: &TensorDesc,
-    dims: &[u64],
-    rule: &'static str,
-) -> Result<(), Error> {
+fn broadcasts_to(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
     let common = broadcast_dims(op, tensor, dims, tensor.layout.dims())?;
     for (i, (&got, &want)) in common.iter().zip(dims).enumerate() {
         if got != want {

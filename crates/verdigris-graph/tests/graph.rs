@@ -3,9 +3,8 @@
 
 use verdigris_graph::pattern::{Subgraph, problems};
 use verdigris_graph::{
-    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, Graph, GraphBuilder, HostScalar, Key,
-    Matmul, Matrix, OperandScale, Order, Precision, Problem, Real, Scale, Slot, TensorDesc, Uid,
-    UnaryOp, json,
+    BinaryOp, Determinism, EpilogueStep, Error, GemmProblem, Graph, GraphBuilder, HostScalar, Key, Matmul, Matrix, OperandScale, Order,
+    Precision, Problem, Real, Scale, Slot, TensorDesc, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -24,11 +23,7 @@ fn gemm(subgraph: &Subgraph) -> &GemmProblem {
 fn layer(uid_shift: i64, names: &str) -> Result<Graph, Error> {
     let mut g = GraphBuilder::new("layer");
     let x = g.tensor(&format!("{names}x"), DType::Bf16, rows(&[32, 64]));
-    let w = g.tensor(
-        "w",
-        DType::Bf16,
-        Layout::with_order(&[64, 48], &[1, 0]).unwrap(),
-    );
+    let w = g.tensor("w", DType::Bf16, Layout::with_order(&[64, 48], &[1, 0]).unwrap());
     let bias = g.tensor("bias", DType::F32, rows(&[48]));
     let residual = g.tensor("residual", DType::Bf16, rows(&[32, 48]));
     let product = g.matmul("fc", x, w, Precision::Fp32)?;
@@ -48,9 +43,7 @@ fn shift_uids(value: &mut serde_json::Value, by: i64) {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {
                 match entry.as_i64() {
-                    Some(uid)
-                        if ["uid", "a", "b", "c", "d", "x", "y", "z"].contains(&key.as_str()) =>
-                    {
+                    Some(uid) if ["uid", "a", "b", "c", "d", "x", "y", "z"].contains(&key.as_str()) => {
                         *entry = (uid + by).into();
                     }
                     _ => shift_uids(entry, by),
@@ -69,23 +62,12 @@ fn a_layer_becomes_one_problem() -> TestResult {
     let gemm = gemm(&subgraphs[0]);
     assert_eq!((gemm.m, gemm.n, gemm.k, gemm.batch.len()), (32, 48, 64, 0));
     assert_eq!(gemm.layout_letters(), "nt");
-    let [bias, round, store, relu, residual] = &gemm.epilogue[..] else {
-        panic!("{:?}", gemm.epilogue)
-    };
-    assert!(
-        matches!(bias, EpilogueStep::Binary { f: BinaryOp::Add, operand, v_is_right: false } if operand.is_per_column())
-    );
+    let [bias, round, store, relu, residual] = &gemm.epilogue[..] else { panic!("{:?}", gemm.epilogue) };
+    assert!(matches!(bias, EpilogueStep::Binary { f: BinaryOp::Add, operand, v_is_right: false } if operand.is_per_column()));
     assert_eq!(*round, EpilogueStep::Round { dtype: DType::Bf16 });
     assert!(matches!(store, EpilogueStep::Store { target } if target.order() == Order::RowMajor));
     assert_eq!(*relu, EpilogueStep::Unary(UnaryOp::Relu));
-    assert!(matches!(
-        residual,
-        EpilogueStep::Binary {
-            f: BinaryOp::Sub,
-            v_is_right: true,
-            ..
-        }
-    ));
+    assert!(matches!(residual, EpilogueStep::Binary { f: BinaryOp::Sub, v_is_right: true, .. }));
     // Slots in order: x, w, bias, pre, residual, y.
     assert_eq!(subgraphs[0].bindings, [1, 2, 3, 6, 4, 8].map(Uid));
     assert_eq!(gemm.d.slot, Slot(5));
@@ -108,10 +90,7 @@ fn keys_see_the_problem_and_not_its_names() -> TestResult {
     assert_ne!(key(&changed), key(&other));
     // A stored key must keep its meaning: this one changes only together with the version tag.
     let plain = Problem::Gemm(GemmProblem::packed(3, 4, 5, DType::Bf16, DType::F32)?);
-    assert_eq!(
-        Key::of(&plain).to_string(),
-        "209799a1dc5caaf957aad38f2c8da7c0"
-    );
+    assert_eq!(Key::of(&plain).to_string(), "209799a1dc5caaf957aad38f2c8da7c0");
     Ok(())
 }
 
@@ -120,14 +99,8 @@ fn json_round_trips() -> TestResult {
     let graph = layer(7, "")?;
     assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
     let problem = problems(&graph)?.remove(0).problem;
-    assert_eq!(
-        json::problem_from_json(&json::problem_to_json(&problem))?,
-        problem
-    );
-    assert!(matches!(
-        json::graph_from_json("{\n  \"name\": 3}"),
-        Err(Error::Json { line: 2, .. })
-    ));
+    assert_eq!(json::problem_from_json(&json::problem_to_json(&problem))?, problem);
+    assert!(matches!(json::graph_from_json("{\n  \"name\": 3}"), Err(Error::Json { line: 2, .. })));
     Ok(())
 }
 
@@ -211,23 +184,15 @@ fn scales_and_scalars() -> TestResult {
             c: Some(c),
             alpha: HostScalar::Fixed(Real(0.5)),
             beta: HostScalar::Bound(beta),
-            scale_a: Some(OperandScale {
-                tensor: sa,
-                block: Some([1, 128]),
-            }),
-            scale_b: Some(OperandScale {
-                tensor: sb,
-                block: Some([128, 128]),
-            }),
+            scale_a: Some(OperandScale { tensor: sa, block: Some([1, 128]) }),
+            scale_b: Some(OperandScale { tensor: sb, block: Some([128, 128]) }),
             ..Matmul::new(a, b, Uid(0), Precision::Fp8Promoted)
         },
     )?;
     g.store(d, "d", DType::Bf16)?;
     let subgraphs = problems(&g.finish()?)?;
     let gemm = gemm(&subgraphs[0]);
-    assert!(
-        matches!(&gemm.scale_b, Some(Scale::Block { outer: 128, k: 128, factors }) if factors.row_stride == 3)
-    );
+    assert!(matches!(&gemm.scale_b, Some(Scale::Block { outer: 128, k: 128, factors }) if factors.row_stride == 3));
     assert_eq!(gemm.beta, HostScalar::Bound(Slot(5)));
     assert_eq!(subgraphs[0].bindings[5], beta);
     Ok(())
@@ -240,9 +205,7 @@ fn canonical_form_drops_what_does_nothing() -> TestResult {
     noisy.c = Some(Matrix::row_major(Slot(9), DType::F16, 6));
     noisy.epilogue = vec![
         EpilogueStep::Unary(UnaryOp::Identity),
-        EpilogueStep::Scale {
-            factor: HostScalar::ONE,
-        },
+        EpilogueStep::Scale { factor: HostScalar::ONE },
         EpilogueStep::Round { dtype: DType::F32 },
         EpilogueStep::Round { dtype: DType::F16 },
     ];
@@ -287,10 +250,7 @@ fn faults_name_the_op_the_tensor_and_the_numbers() -> TestResult {
     };
     assert!(build(&|_| {}).is_ok());
     assert!(rule(build(&|g| g.tensors[0].dtype = DType::F32)).contains("A and B share one type"));
-    assert!(
-        rule(build(&|g| g.tensors[0].dtype = DType::Tf32))
-            .contains("tensor `x`: element type tf32")
-    );
+    assert!(rule(build(&|g| g.tensors[0].dtype = DType::Tf32)).contains("tensor `x`: element type tf32"));
     assert!(rule(build(&|g| g.tensors[1].uid = Uid(1))).contains("a uid names one tensor"));
     assert!(rule(build(&|g| g.nodes.swap(0, 1))).contains("written before it is read"));
     assert!(rule(build(&|g| g.tensors[0].by_value = true)).contains("one element"));
@@ -300,26 +260,12 @@ fn faults_name_the_op_the_tensor_and_the_numbers() -> TestResult {
         }))
         .contains("tensor #8")
     );
+    assert!(rule(build(&|g| g.tensors[7].layout = Layout::new(&[32, 48], &[0, 1]).unwrap())).contains("one place"));
+    assert!(rule(build(&|g| g.tensors[7].layout = rows(&[32, 49]))).contains("dim 1 is 49, expected 48"));
+    assert!(rule(build(&|g| g.tensors[7].is_virtual = true)).contains("virtual tensor is written by one op and read"));
     assert!(
-        rule(build(
-            &|g| g.tensors[7].layout = Layout::new(&[32, 48], &[0, 1]).unwrap()
-        ))
-        .contains("one place")
-    );
-    assert!(
-        rule(build(&|g| g.tensors[7].layout = rows(&[32, 49])))
-            .contains("dim 1 is 49, expected 48")
-    );
-    assert!(
-        rule(build(&|g| g.tensors[7].is_virtual = true))
-            .contains("virtual tensor is written by one op and read")
-    );
-    assert!(
-        rule(build(&|g| g.tensors.push(TensorDesc {
-            is_virtual: true,
-            ..TensorDesc::new(Uid(99), "lost", DType::F32, rows(&[1]))
-        })))
-        .contains("`lost`")
+        rule(build(&|g| g.tensors.push(TensorDesc { is_virtual: true, ..TensorDesc::new(Uid(99), "lost", DType::F32, rows(&[1])) })))
+            .contains("`lost`")
     );
     Ok(())
 }
@@ -354,19 +300,11 @@ fn problems_built_by_hand_are_checked() -> TestResult {
     assert!(rule(check(&|p| p.d.slot = Slot(0))).contains("share its buffer only with C"));
     assert!(rule(check(&|p| p.batch = vec![3])).contains("is 0, expected 1"));
     assert!(rule(check(&|p| p.alpha = HostScalar::Fixed(Real(f64::NAN)))).contains("finite"));
-    assert!(
-        rule(check(&|p| p.scale_a = Some(Scale::Tensor { slot: Slot(5) })))
-            .contains("fp8 operands")
-    );
+    assert!(rule(check(&|p| p.scale_a = Some(Scale::Tensor { slot: Slot(5) }))).contains("fp8 operands"));
     assert!(rule(check(&|p| p.a.row_stride = u64::MAX)).contains("2^63"));
     assert!(
-        rule(check(&|p| p.epilogue.push(EpilogueStep::Unary(
-            UnaryOp::Clamp {
-                lower: Real(1.0),
-                upper: Real(0.0)
-            }
-        ))))
-        .contains("not below the lower")
+        rule(check(&|p| p.epilogue.push(EpilogueStep::Unary(UnaryOp::Clamp { lower: Real(1.0), upper: Real(0.0) }))))
+            .contains("not below the lower")
     );
     // In place: D is C.
     let in_place = check(&|p| {

@@ -78,7 +78,7 @@ pub fn load_file(path: &Path) -> Result<Vec<BenchProblem>, CaseError> {
 /// # Errors
 /// All of [`CaseError`] but `Io`.
 pub fn load(text: &str) -> Result<Vec<BenchProblem>, CaseError> {
-    let file: File = toml::from_str(text)?;
+    let file: File = toml::from_str(text).map_err(|error| CaseError::Syntax(Box::new(error)))?;
     let mut list: Vec<BenchProblem> = Vec::new();
     for group in &file.group {
         for size in &group.problems {
@@ -171,7 +171,7 @@ impl Size {
             epilogue: Vec::new(),
             d: matrix(result, 'n', m, n, "ldd", self.ldd)?,
         };
-        let problem = problem.canonical().map_err(|source| CaseError::Problem { id: name.clone(), source })?;
+        let problem = problem.canonical().map_err(|error| CaseError::Problem { id: name.clone(), source: Box::new(error) })?;
         Ok(BenchProblem { class: class.to_owned(), dtype, name, problem })
     }
 }

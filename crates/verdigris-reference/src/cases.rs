@@ -69,7 +69,7 @@ pub enum CaseError {
     },
     /// The text is not of the format.
     #[error("{0}")]
-    Syntax(#[from] toml::de::Error),
+    Syntax(Box<toml::de::Error>),
     /// A group that has no size or no layout, or a word with no meaning.
     #[error("group `{group}`: {field} = {value}; {rule}")]
     Field {
@@ -88,7 +88,7 @@ pub enum CaseError {
         /// The case.
         id: String,
         /// The rule.
-        source: Error,
+        source: Box<Error>,
     },
     /// Two cases of one id.
     #[error("case `{id}` is there twice; ids are unique")]
@@ -112,7 +112,7 @@ pub fn load_file(path: &Path) -> Result<Vec<Case>, CaseError> {
 /// # Errors
 /// All of [`CaseError`] but `Io`.
 pub fn load(family: &str, text: &str) -> Result<Vec<Case>, CaseError> {
-    let file: File = toml::from_str(text)?;
+    let file: File = toml::from_str(text).map_err(|error| CaseError::Syntax(Box::new(error)))?;
     let mut cases = Vec::new();
     let mut ids = HashSet::new();
     for group in &file.group {
@@ -305,7 +305,7 @@ impl Group {
             for letters in &self.layouts {
                 let id = format!("{family}/{}/{letters}/{m}x{n}x{k}", self.id);
                 let gemm = self.problem(letters, m, n, k)?;
-                let mut gemm = gemm.canonical().map_err(|source| CaseError::Problem { id: id.clone(), source })?;
+                let mut gemm = gemm.canonical().map_err(|error| CaseError::Problem { id: id.clone(), source: Box::new(error) })?;
                 gemm.number_slots();
                 let seed = seed_of(&id);
                 cases.push(Case { id, problem: Problem::Gemm(gemm), distribution: self.data, seed });

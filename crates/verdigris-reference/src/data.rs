@@ -1,7 +1,6 @@
 //! Deterministic inputs: the same bytes for the same seed on every machine.
 
-use verdigris_graph::EpilogueStep;
-use verdigris_graph::{GemmProblem, HostScalar, Matrix, Problem, Scale, Slot};
+use verdigris_graph::{EpilogueStep, GemmProblem, HostScalar, Matrix, Problem, Scale, Slot};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::{self, Format, Rounding};
 
@@ -149,7 +148,11 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
             "scale_a" | "scale_b" => factors(seed, elements),
             _ => fill(matrix.dtype, others, false, seed, elements),
         };
-        inputs.buffers.entry(matrix.slot).or_insert(bytes);
+        // A slot that is read twice is as long as the longer of its readers needs.
+        let buffer = inputs.buffers.entry(matrix.slot).or_default();
+        if let Some(rest) = bytes.get(buffer.len()..) {
+            buffer.extend_from_slice(rest);
+        }
     };
     let stores = stored_slots(gemm);
     for (name, matrix, rows, columns) in gemm.matrices() {
@@ -174,6 +177,34 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
         }
     }
     inputs
+}
+
+/// About `count` positions of an output of `[batch…, m, n]`, counted row-major and ascending, for [`crate::run::Positions::Some`].
+///
+/// They hold the corners of the first and of the last matrix, a part of their last rows and columns, and others anywhere. An output of
+/// no more than `count` elements is taken whole.
+pub fn sample_positions(gemm: &GemmProblem, count: u64, seed: u64) -> Vec<u64> {
+    let (m, n) = (gemm.m, gemm.n);
+    let one = m * n;
+    let all = one * gemm.batch_count();
+    if all <= count {
+        return (0..all).collect();
+    }
+    let mut random = Random::new(seed);
+    let mut positions = Vec::new();
+    for base in [0, all - one] {
+        positions.extend([0, n - 1, (m - 1) * n, one - 1].map(|corner| base + corner));
+        for _ in 0..count / 16 {
+            positions.push(base + (m - 1) * n + random.below(n));
+            positions.push(base + random.below(m) * n + n - 1);
+        }
+    }
+    while (positions.len() as u64) < count {
+        positions.push(random.below(all));
+    }
+    positions.sort_unstable();
+    positions.dedup();
+    positions
 }
 
 fn stored_slots(gemm: &GemmProblem) -> Vec<Slot> {

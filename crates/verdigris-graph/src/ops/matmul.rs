@@ -55,11 +55,7 @@ impl Precision {
     pub const fn accumulator(self) -> DType {
         match self {
             Precision::F64 => DType::F64,
-            Precision::Ieee
-            | Precision::Fp32
-            | Precision::Tf32
-            | Precision::Fp8Fast
-            | Precision::Fp8Promoted => DType::F32,
+            Precision::Ieee | Precision::Fp32 | Precision::Tf32 | Precision::Fp8Fast | Precision::Fp8Promoted => DType::F32,
             Precision::F16 => DType::F16,
             Precision::I32 => DType::I32,
         }
@@ -91,12 +87,7 @@ impl Precision {
         match self {
             Precision::F64 => (!both(|d| d == DType::F64)).then_some("f64 takes f64 operands"),
             Precision::Ieee | Precision::Fp32 => {
-                if !both(|d| {
-                    matches!(
-                        d,
-                        DType::F32 | DType::F16 | DType::Bf16 | DType::E4m3 | DType::E5m2
-                    )
-                }) {
+                if !both(|d| matches!(d, DType::F32 | DType::F16 | DType::Bf16 | DType::E4m3 | DType::E5m2)) {
                     Some("ieee and fp32 take f32, f16, bf16, e4m3 and e5m2 operands")
                 } else if a != b && !both(DType::is_fp8) {
                     Some("A and B share one type; only e4m3 and e5m2 may be mixed")
@@ -106,10 +97,10 @@ impl Precision {
             }
             Precision::Tf32 => (!both(|d| d == DType::F32)).then_some("tf32 takes f32 operands"),
             Precision::F16 => (!both(|d| d == DType::F16)).then_some("f16 sums take f16 operands"),
-            Precision::Fp8Fast | Precision::Fp8Promoted => (!both(DType::is_fp8))
-                .then_some("fp8_fast and fp8_promoted take e4m3 and e5m2 operands"),
-            Precision::I32 => (!both(|d| matches!(d, DType::I8 | DType::U8)))
-                .then_some("i32 sums take i8 and u8 operands"),
+            Precision::Fp8Fast | Precision::Fp8Promoted => {
+                (!both(DType::is_fp8)).then_some("fp8_fast and fp8_promoted take e4m3 and e5m2 operands")
+            }
+            Precision::I32 => (!both(|d| matches!(d, DType::I8 | DType::U8))).then_some("i32 sums take i8 and u8 operands"),
         }
     }
 }
@@ -156,17 +147,7 @@ pub struct Matmul {
 impl Matmul {
     /// `D = A · B`.
     pub fn new(a: Uid, b: Uid, d: Uid, precision: Precision) -> Matmul {
-        Matmul {
-            a,
-            b,
-            c: None,
-            d,
-            alpha: HostScalar::ONE,
-            beta: HostScalar::ZERO,
-            precision,
-            scale_a: None,
-            scale_b: None,
-        }
+        Matmul { a, b, c: None, d, alpha: HostScalar::ONE, beta: HostScalar::ZERO, precision, scale_a: None, scale_b: None }
     }
 
     pub(crate) fn inputs(&self) -> Vec<Uid> {
@@ -177,12 +158,7 @@ impl Matmul {
                 inputs.push(uid);
             }
         }
-        inputs.extend(
-            self.scale_a
-                .iter()
-                .chain(&self.scale_b)
-                .map(|scale| scale.tensor),
-        );
+        inputs.extend(self.scale_a.iter().chain(&self.scale_b).map(|scale| scale.tensor));
         inputs
     }
 
@@ -222,12 +198,7 @@ impl Matmul {
 }
 
 /// The common dims of two lists of batch dims, aligned from the right; a dim of 1 gives way. `tensor` is the one that has `theirs`.
-pub(crate) fn broadcast_dims(
-    op: &str,
-    tensor: &TensorDesc,
-    ours: &[u64],
-    theirs: &[u64],
-) -> Result<Vec<u64>, Error> {
+pub(crate) fn broadcast_dims(op: &str, tensor: &TensorDesc, ours: &[u64], theirs: &[u64]) -> Result<Vec<u64>, Error> {
     let rank = ours.len().max(theirs.len());
     let at = |dims: &[u64], i: usize| (i + dims.len()).checked_sub(rank).map_or(1, |i| dims[i]);
     (0..rank)

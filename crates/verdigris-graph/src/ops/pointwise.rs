@@ -69,29 +69,14 @@ impl UnaryOp {
     /// # Errors
     /// A value that is not finite, or a clamp whose bounds are in the wrong order.
     pub fn check(self, op: &str) -> Result<(), Error> {
-        let error = |attribute, value: f64, rule| {
-            Err(Error::Attribute {
-                op: op.to_owned(),
-                attribute,
-                value: value.to_string(),
-                rule,
-            })
-        };
+        let error = |attribute, value: f64, rule| Err(Error::Attribute { op: op.to_owned(), attribute, value: value.to_string(), rule });
         match self {
-            UnaryOp::LeakyRelu { slope } if !slope.0.is_finite() => {
-                error("slope", slope.0, "a slope is finite")
+            UnaryOp::LeakyRelu { slope } if !slope.0.is_finite() => error("slope", slope.0, "a slope is finite"),
+            UnaryOp::Clamp { lower, .. } if !lower.0.is_finite() => error("lower", lower.0, "a clamp bound is finite"),
+            UnaryOp::Clamp { upper, .. } if !upper.0.is_finite() => error("upper", upper.0, "a clamp bound is finite"),
+            UnaryOp::Clamp { lower, upper } if upper.0 < lower.0 => {
+                error("upper", upper.0, "the upper clamp bound is not below the lower one")
             }
-            UnaryOp::Clamp { lower, .. } if !lower.0.is_finite() => {
-                error("lower", lower.0, "a clamp bound is finite")
-            }
-            UnaryOp::Clamp { upper, .. } if !upper.0.is_finite() => {
-                error("upper", upper.0, "a clamp bound is finite")
-            }
-            UnaryOp::Clamp { lower, upper } if upper.0 < lower.0 => error(
-                "upper",
-                upper.0,
-                "the upper clamp bound is not below the lower one",
-            ),
             _ => Ok(()),
         }
     }
@@ -115,13 +100,7 @@ pub enum BinaryOp {
 
 impl BinaryOp {
     /// Every one.
-    pub const ALL: [BinaryOp; 5] = [
-        BinaryOp::Add,
-        BinaryOp::Sub,
-        BinaryOp::Mul,
-        BinaryOp::Max,
-        BinaryOp::Min,
-    ];
+    pub const ALL: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
 
     /// Whether the operands may be swapped.
     pub const fn is_commutative(self) -> bool {
@@ -180,24 +159,14 @@ impl Pointwise {
         match *self {
             Pointwise::Unary { x, .. } => vec![x],
             Pointwise::Binary { x, z, .. } => vec![x, z],
-            Pointwise::Scale {
-                x,
-                factor: HostScalar::Bound(uid),
-                ..
-            } => vec![x, uid],
-            Pointwise::Scale {
-                x,
-                factor: HostScalar::Fixed(_),
-                ..
-            } => vec![x],
+            Pointwise::Scale { x, factor: HostScalar::Bound(uid), .. } => vec![x, uid],
+            Pointwise::Scale { x, factor: HostScalar::Fixed(_), .. } => vec![x],
         }
     }
 
     pub(crate) fn output(&self) -> Uid {
         match *self {
-            Pointwise::Unary { y, .. }
-            | Pointwise::Binary { y, .. }
-            | Pointwise::Scale { y, .. } => y,
+            Pointwise::Unary { y, .. } | Pointwise::Binary { y, .. } | Pointwise::Scale { y, .. } => y,
         }
     }
 
