@@ -11,6 +11,8 @@
 
 mod arch;
 mod print;
+#[cfg(test)]
+mod tests;
 
 pub use arch::Isa;
 pub use print::{entry_name, print};

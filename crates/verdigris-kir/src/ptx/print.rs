@@ -15,6 +15,11 @@ const DECLARED_PER_LINE: usize = 12;
 /// The kernel's entry is called [`entry_name`]`(kernel.name)`; its parameters stand in the order and at the offsets of
 /// [`KernelBody::param_offsets`].
 pub fn print(kernel: &Verified<KernelBody>, isa: Isa) -> String {
+    print_body(kernel, isa)
+}
+
+/// The same without the gate, for tests that print what no kernel would contain.
+pub(super) fn print_body(kernel: &KernelBody, isa: Isa) -> String {
     Printer::new(kernel).print(isa)
 }
 

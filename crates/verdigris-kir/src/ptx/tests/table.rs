@@ -1,14 +1,13 @@
 //! The table of instructions against the assembler: what [`Op::legal`] allows assembles, in registers and with constants.
 
-use crate::assembler;
-use crate::kernels::Draft;
+use super::assembler;
+use super::kernels::Draft;
+use crate::inst::{Op, TABLE};
+use crate::inst_samples::{candidates, samples};
+use crate::ir::{Access, Block, KernelBody, MapDecl, MapType, Operand, ParamKind, Stmt, Swizzle, Target, Ty};
+use crate::ptx::{Isa, print::print_body};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use verdigris_kir::inst::{Op, TABLE};
-use verdigris_kir::inst_samples::{candidates, samples};
-use verdigris_kir::ir::{Access, Block, KernelBody, MapDecl, MapType, Operand, ParamKind, Stmt, Swizzle, Target, Ty};
-use verdigris_kir::ptx::{self, Isa};
-use verdigris_kir::verify::verify;
 
 /// How many instructions are put into one kernel.
 const BATCH: usize = 400;
@@ -61,7 +60,7 @@ fn refused(ptxas: &Path, ops: &[(usize, &Op)], arch: Target, isa: Isa, constants
         let mut left: Vec<(usize, &Op)> = chunk.to_vec();
         loop {
             let body = batch(&left, arch, constants);
-            let text = ptx::print(&verify(body).unwrap(), isa);
+            let text = print_body(&body, isa);
             let Err(said) = assembler::assemble(ptxas, arch.ptx(), &text) else { break };
             let mut bad = BTreeSet::new();
             for line in said.lines().filter(|line| line.contains("error") || line.contains("fatal")) {
@@ -135,7 +134,7 @@ fn survey_of_what_is_refused_though_it_assembles() {
         }
     }
     for ((name, rule), ops) in kept {
-        println!("{name}: {rule}: {} assemble, as {}", ops.len(), ops[0]);
+        eprintln!("{name}: {rule}: {} assemble, as {}", ops.len(), ops[0]);
     }
 }
 
@@ -164,6 +163,6 @@ fn survey_of_what_an_earlier_chip_or_version_has() {
         }
     }
     for ((name, target, isa), count) in early {
-        println!("{name} has {count} samples for {target} {isa}");
+        eprintln!("{name} has {count} samples for {target} {isa}");
     }
 }

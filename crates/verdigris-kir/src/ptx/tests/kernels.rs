@@ -1,7 +1,7 @@
 //! Small kernels written as data.
 
-use verdigris_kir::inst::{BulkReduce, Cache, Cmp, Fence, MatrixType, Op, Order, Round, Scope, Space, Special, WgmmaShape};
-use verdigris_kir::ir::{
+use crate::inst::{BulkReduce, Cache, Cmp, Fence, MatrixType, Op, Order, Round, Scope, Space, Special, WgmmaShape};
+use crate::ir::{
     Access, BarrierDecl, Block, Guard, Inst, KernelBody, Loc, LocInfo, MapDecl, MapType, Operand, Param, ParamKind, Reg, RegInfo, RegKind,
     Role, SharedDecl, Stmt, Swizzle, Target, Ty,
 };
@@ -193,7 +193,7 @@ pub(crate) fn tile() -> KernelBody {
     let chunk = d.value(&mut consumer, Op::Shr { ty: Ty::U32 }, &[a_at.into(), imm(4)]);
     let wide = d.value(
         &mut consumer,
-        Op::Cvt { to: Ty::U64, from: Ty::U32, rounding: verdigris_kir::inst::CvtRound::None, ftz: false, saturate: false },
+        Op::Cvt { to: Ty::U64, from: Ty::U32, rounding: crate::inst::CvtRound::None, ftz: false, saturate: false },
         &[chunk.into()],
     );
     let descriptor = d.value(&mut consumer, Op::Or { ty: Ty::B64 }, &[wide.into(), imm(0x4000_0040_0001_0000)]);

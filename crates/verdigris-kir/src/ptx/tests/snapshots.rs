@@ -1,13 +1,12 @@
 //! Small kernels as text, kept beside the test, and accepted by the assembler without a remark.
 
-use crate::{assembler, kernels};
+use super::{assembler, kernels};
+use crate::ir::KernelBody;
+use crate::ptx::{Isa, print::print_body};
 use std::path::Path;
-use verdigris_kir::ir::KernelBody;
-use verdigris_kir::ptx::{self, Isa};
-use verdigris_kir::verify::verify;
 
 pub(crate) fn check_snapshot(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/snapshots").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ptx/tests/snapshots").join(name);
     if std::env::var_os("VERDIGRIS_BLESS").is_some() {
         std::fs::write(&path, text).unwrap();
         return;
@@ -26,9 +25,8 @@ pub(crate) fn check_snapshot(name: &str, text: &str) {
 
 fn check(name: &str, body: KernelBody) {
     let arch = body.target.ptx();
-    let verified = verify(body).unwrap();
-    let text = ptx::print(&verified, Isa::V9_0);
-    assert_eq!(text, ptx::print(&verified, Isa::V9_0));
+    let text = print_body(&body, Isa::V9_0);
+    assert_eq!(text, print_body(&body, Isa::V9_0));
     check_snapshot(&format!("{name}.ptx"), &text);
     match assembler::find() {
         Err(why) => eprintln!("not assembled: {why}"),
