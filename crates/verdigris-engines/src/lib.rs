@@ -7,6 +7,7 @@
 pub mod arch;
 pub mod engine;
 pub mod gemm;
+pub mod parts;
 
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;

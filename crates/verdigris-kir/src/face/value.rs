@@ -579,6 +579,17 @@ macro_rules! operators {
             #[track_caller]
             pub fn to_tf32(self) -> Val<'k, u32> { self.kernel.compute(Op::CvtTf32 { rounding: CvtRound::NearestAway }, &[AsVal::operand(&self)]) }
         }
+
+        impl<'k> $handle<'k, f64> {
+            /// `x / y`, correctly rounded.
+            #[track_caller]
+            pub fn div(self, other: impl AsVal<'k, f64>) -> Val<'k, f64> {
+                self.kernel.compute(Op::FDiv { ty: Ty::F64, kind: Division::Ieee, ftz: false }, &[AsVal::operand(&self), other.operand()])
+            }
+            /// `√x`, correctly rounded.
+            #[track_caller]
+            pub fn sqrt(self) -> Val<'k, f64> { self.kernel.compute(Op::Sqrt { ty: Ty::F64, approx: false, ftz: false }, &[AsVal::operand(&self)]) }
+        }
     )* };
 }
 operators!(Val, Var);

@@ -1,0 +1,165 @@
+//! Batches of matrices: which launch, which CTA, which matrix.
+//!
+//! A launch covers up to three batch dims, the innermost of the problem; grid y and z count the products. What is more (a fourth dim, or
+//! more products than a grid has) becomes further launches.
+
+use verdigris_graph::Matrix;
+use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
+use verdigris_kir::inst::Special;
+use verdigris_kir::program::{Address, Arg, Base};
+
+/// Batch dims that one launch covers.
+pub const DIMS: usize = 3;
+
+/// The most products of one launch; grid y and z reach up to 65 535 each.
+const LAUNCH_PRODUCTS: u64 = 1 << 30;
+
+/// The part of a batch that one launch covers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chunk {
+    /// The first index of each batch dim of the problem.
+    pub first: Vec<u64>,
+    /// How many indices of the last three dims, outermost first; 1 where the problem has fewer.
+    pub extents: [u32; DIMS],
+}
+
+impl Chunk {
+    /// Cuts a batch into launches. No batch dims make one chunk; a dim of 0 makes none.
+    pub fn all(batch: &[u64]) -> Vec<Chunk> {
+        if batch.contains(&0) {
+            return Vec::new();
+        }
+        let mut sizes: Vec<u64> = vec![1; batch.len()];
+        let mut room = LAUNCH_PRODUCTS;
+        for (size, &extent) in sizes.iter_mut().zip(batch).rev().take(DIMS) {
+            *size = extent.min(room).max(1);
+            room /= *size;
+        }
+        let mut chunks = vec![Chunk { first: Vec::new(), extents: [1; DIMS] }];
+        for (axis, (&extent, &size)) in batch.iter().zip(&sizes).enumerate() {
+            chunks = chunks
+                .into_iter()
+                .flat_map(|chunk| {
+                    (0..extent.div_ceil(size)).map(move |i| {
+                        let mut next = chunk.clone();
+                        next.first.push(i * size);
+                        if let Some(place) = (axis + DIMS).checked_sub(batch.len()) {
+                            next.extents[place] = size.min(extent - i * size) as u32;
+                        }
+                        next
+                    })
+                })
+                .collect();
+        }
+        chunks
+    }
+
+    /// Products of this launch.
+    pub fn count(&self) -> u32 {
+        self.extents.iter().product()
+    }
+
+    /// Grid y and z.
+    pub fn grid(&self) -> [u32; 2] {
+        let y = self.count().min(65535);
+        [y, self.count().div_ceil(y)]
+    }
+
+    /// The arguments of [`BatchIndex::declare`].
+    pub fn args(&self) -> Vec<Arg> {
+        vec![Arg::Scalar(verdigris_kir::ir::Ty::U32, u64::from(self.count())), Arg::Divisor(self.extents[2]), Arg::Divisor(self.extents[1])]
+    }
+
+    /// Strides over the dims of the launch, in bytes.
+    pub fn strides_bytes(&self, matrix: &Matrix) -> [u64; DIMS] {
+        let mut strides = [0; DIMS];
+        for (stride, &elements) in strides.iter_mut().rev().zip(matrix.batch_strides.iter().rev()) {
+            *stride = elements * matrix.dtype.bytes() as u64;
+        }
+        strides
+    }
+
+    /// Where `(row, column)` of the launch's first matrix lies.
+    pub fn address(&self, matrix: &Matrix, row: u64, column: u64) -> Address {
+        let offset_bytes = matrix.offset(&self.first, row, column) * matrix.dtype.bytes() as u64;
+        Address { base: Base::Buffer(matrix.slot.0 as usize), offset_bytes }
+    }
+}
+
+/// Indices of the three dims of a launch, outermost first.
+pub type Indices<'k> = [Val<'k, u32>; DIMS];
+
+/// Which product of the batch a CTA works on.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchIndex<'k> {
+    count: Val<'k, u32>,
+    inner: Divisor<'k>,
+    middle: Divisor<'k>,
+}
+
+impl<'k> BatchIndex<'k> {
+    /// Declares the parameters: the number of products, and the extents of the two inner dims.
+    pub fn declare(k: Kernel<'k>) -> Self {
+        BatchIndex { count: k.scalar("batch_count"), inner: k.divisor("batch_inner"), middle: k.divisor("batch_middle") }
+    }
+
+    /// The indices of the product that this CTA works on, by grid y and z. Ends CTAs beyond the last one, so it stands at the top level.
+    pub fn of_cta(&self) -> Indices<'k> {
+        let k = self.count.kernel();
+        let product = k.special(Special::CtaZ) * k.special(Special::GridY) + k.special(Special::CtaY);
+        k.stop_when(product.ge(self.count));
+        self.split(product)
+    }
+
+    /// The indices of product `product`.
+    pub fn split(&self, product: Val<'k, u32>) -> Indices<'k> {
+        let (rest, inner) = self.inner.split(product);
+        let (outer, middle) = self.middle.split(rest);
+        [outer, middle, inner]
+    }
+}
+
+/// Strides of one operand over the three dims, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchStrides<'k>([Val<'k, u64>; DIMS]);
+
+impl<'k> BatchStrides<'k> {
+    /// Declares the three parameters.
+    pub fn declare(k: Kernel<'k>, names: [&'static str; DIMS]) -> Self {
+        BatchStrides(names.map(|name| k.scalar(name)))
+    }
+
+    /// The arguments of [`BatchStrides::declare`].
+    pub fn args(strides_bytes: [u64; DIMS]) -> impl Iterator<Item = Arg> {
+        strides_bytes.into_iter().map(|stride| Arg::Scalar(verdigris_kir::ir::Ty::U64, stride))
+    }
+
+    /// The address of the matrix at `indices`, the first one being at `pointer`.
+    pub fn matrix(&self, pointer: Pointer<'k>, indices: Indices<'k>) -> Val<'k, u64> {
+        indices.into_iter().zip(self.0).fold(pointer.address(), |address, (index, stride)| address + index.widen() * stride)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_a_batch_once() {
+        assert_eq!(Chunk::all(&[]), [Chunk { first: vec![], extents: [1, 1, 1] }]);
+        assert_eq!(Chunk::all(&[7, 0]), []);
+        assert_eq!(Chunk::all(&[5, 7]), [Chunk { first: vec![0, 0], extents: [1, 5, 7] }]);
+        let four = Chunk::all(&[2, 3, 4, 5]);
+        assert_eq!(four.len(), 2);
+        assert_eq!(four[1], Chunk { first: vec![1, 0, 0, 0], extents: [3, 4, 5] });
+        let large = Chunk::all(&[3, 1 << 31]);
+        assert_eq!(large.len(), 6);
+        assert_eq!(large[1], Chunk { first: vec![0, 1 << 30], extents: [1, 1, 1 << 30] });
+        let total: u64 = Chunk::all(&[11, 3 << 29]).iter().map(|chunk| u64::from(chunk.count())).sum();
+        assert_eq!(total, 11 * (3 << 29));
+        for chunk in four.iter().chain(&large) {
+            let [y, z] = chunk.grid();
+            assert!(y <= 65535 && z <= 65535 && u64::from(y) * u64::from(z) >= u64::from(chunk.count()));
+        }
+    }
+}

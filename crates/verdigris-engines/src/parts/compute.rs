@@ -1,0 +1,402 @@
+//! Stored elements and the types that kernels compute in.
+//!
+//! Storage is data ([`DType`]); what a kernel computes in is one of the few [`Compute`] types, chosen where an element is loaded.
+//! Loads are exact but for integers wider than the compute type's significand; stores round to nearest even, saturating in fp8 and integers.
+
+use verdigris_graph::UnaryOp;
+use verdigris_kir::face::{Bf16, Comparable, F16, F16x2, FloatScalar, Kernel, Val};
+use verdigris_kir::inst::{Cache, CvtRound, Packed};
+use verdigris_kir::ir::Target;
+use verdigris_tensor::DType;
+
+/// A type that epilogues and plain loops compute in: `f32` or `f64`.
+pub trait Compute: FloatScalar + Comparable {
+    /// Its element type.
+    const DTYPE: DType;
+
+    /// A constant, rounded to this type.
+    fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, Self>;
+
+    /// From f32, exactly.
+    fn from_f32(value: Val<'_, f32>) -> Val<'_, Self>;
+
+    /// From f64, rounded.
+    fn from_f64(value: Val<'_, f64>) -> Val<'_, Self>;
+
+    /// To f32, rounded.
+    fn to_f32(value: Val<'_, Self>) -> Val<'_, f32>;
+
+    /// To f64, exactly.
+    fn to_f64(value: Val<'_, Self>) -> Val<'_, f64>;
+
+    /// A 32-bit integer in this type, rounded.
+    fn from_i32(value: Val<'_, i32>) -> Val<'_, Self>;
+
+    /// `x / y`, to a few units in the last place.
+    fn divide<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self>;
+
+    /// `eˣ`: absolute error within a few units in the last place of the larger of the result and 1. Far below the type's range it gives 0.
+    fn exp(x: Val<'_, Self>) -> Val<'_, Self>;
+
+    /// Coefficients of `P` in `erfc(z) = t · P(t) · e^(−z²)`, `t = 1 / (1 + 0.3·z)`, `z ≥ 0`, highest power first.
+    const ERFC: &'static [f64];
+
+    /// The larger, NaN if either is.
+    fn max_nan<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self> {
+        let k = x.kernel();
+        let larger = k.select(x.gt(y), x, y);
+        k.select(x.ne(x), x, larger)
+    }
+
+    /// The smaller, NaN if either is.
+    fn min_nan<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self> {
+        let k = x.kernel();
+        let smaller = k.select(x.lt(y), x, y);
+        k.select(x.ne(x), x, smaller)
+    }
+}
+
+impl Compute for f32 {
+    const DTYPE: DType = DType::F32;
+
+    fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, f32> {
+        k.constant(value as f32)
+    }
+
+    fn from_f32(value: Val<'_, f32>) -> Val<'_, f32> {
+        value
+    }
+
+    fn from_f64(value: Val<'_, f64>) -> Val<'_, f32> {
+        value.convert(CvtRound::Nearest)
+    }
+
+    fn to_f32(value: Val<'_, f32>) -> Val<'_, f32> {
+        value
+    }
+
+    fn to_f64(value: Val<'_, f32>) -> Val<'_, f64> {
+        value.convert(CvtRound::None)
+    }
+
+    fn from_i32(value: Val<'_, i32>) -> Val<'_, f32> {
+        value.to_f32()
+    }
+
+    fn divide<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        x.div_full(y)
+    }
+
+    fn exp(x: Val<'_, f32>) -> Val<'_, f32> {
+        // The product loses up to half a unit of its own size, which 2ˣ turns into relative error: what was lost is put back.
+        let k = x.kernel();
+        let scaled = x * std::f32::consts::LOG2_E;
+        let lost = k.fma(x, std::f32::consts::LOG2_E, -scaled);
+        let power = scaled.exp2();
+        let correction = k.fma(lost * std::f32::consts::LN_2, power, power);
+        // Where the power is 0 or infinite, what was lost may be NaN or of the other sign.
+        k.select(scaled.abs().lt(126.0), correction, power)
+    }
+
+    // Chebyshev fit over z ≤ 10, error 5·10⁻⁸.
+    const ERFC: &'static [f64] = &[
+        -1.307_708_77e-1,
+        4.919_342_7e-1,
+        -5.261_516_57e-1,
+        5.645_142_2e-1,
+        -1.069_833_64e-1,
+        2.205_391_68e-1,
+        1.467_960_18e-1,
+        1.709_491_16e-1,
+        1.691_730_62e-1,
+    ];
+
+    fn max_nan<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        x.max_nan(y)
+    }
+
+    fn min_nan<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        x.min_nan(y)
+    }
+}
+
+impl Compute for f64 {
+    const DTYPE: DType = DType::F64;
+
+    fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, f64> {
+        k.constant(value)
+    }
+
+    fn from_f32(value: Val<'_, f32>) -> Val<'_, f64> {
+        value.convert(CvtRound::None)
+    }
+
+    fn from_f64(value: Val<'_, f64>) -> Val<'_, f64> {
+        value
+    }
+
+    fn to_f32(value: Val<'_, f64>) -> Val<'_, f32> {
+        value.convert(CvtRound::Nearest)
+    }
+
+    fn to_f64(value: Val<'_, f64>) -> Val<'_, f64> {
+        value
+    }
+
+    fn from_i32(value: Val<'_, i32>) -> Val<'_, f64> {
+        value.convert(CvtRound::Nearest)
+    }
+
+    fn divide<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
+        x.div(y)
+    }
+
+    fn exp(x: Val<'_, f64>) -> Val<'_, f64> {
+        // eˣ = 2ⁿ · eʳ with |r| ≤ ln 2 / 2; ln 2 in two parts, the first with zeros at its end, so that n·high is exact.
+        const LN_2_HIGH: f64 = f64::from_bits(0x3FE6_2E42_FEE0_0000);
+        const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+        let k = x.kernel();
+        let n = (x * std::f64::consts::LOG2_E).convert::<f64>(CvtRound::IntNearest);
+        let r = k.fma(n, -LN_2_LOW, k.fma(n, -LN_2_HIGH, x));
+        let mut factorial = 1.0;
+        let mut coefficients = vec![1.0];
+        for i in 1..=13 {
+            factorial *= f64::from(i);
+            coefficients.push(1.0 / factorial);
+        }
+        coefficients.reverse();
+        let power = polynomial(r, &coefficients);
+        let exponent = n.convert::<i32>(CvtRound::IntNearest) + 1023;
+        let scale: Val<'_, f64> = k.join32(0u32, exponent.unsigned() << 20).bitcast();
+        let result = power * scale;
+        let result = k.select(x.gt(709.0), k.constant(f64::INFINITY), result);
+        k.select(x.lt(-708.0), k.constant(0.0), result)
+    }
+
+    // Chebyshev fit over z ≤ 6.5, error 10⁻¹⁷; beyond, the exponential is all that counts.
+    const ERFC: &'static [f64] = &[
+        0.0020047378577999777,
+        -0.020469458425365718,
+        0.0889535575421,
+        -0.2020120706507274,
+        0.20350782851149243,
+        0.13604046256802016,
+        -0.7734095228601513,
+        1.3190199998802998,
+        -1.46057649719059,
+        1.1702468440951588,
+        -0.6855546792731944,
+        0.37631440084261886,
+        -0.05152586101182858,
+        0.13265840847082414,
+        0.11719330654693567,
+        0.1475737542494816,
+        0.16151265440310092,
+        0.1692655336010273,
+        0.16925660084299754,
+    ];
+}
+
+/// Horner's rule, highest power first.
+fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
+    let k = x.kernel();
+    let mut sum = T::constant(k, coefficients[0]);
+    for &coefficient in &coefficients[1..] {
+        sum = k.fma(sum, x, T::constant(k, coefficient));
+    }
+    sum
+}
+
+/// `1 / (1 + e^−x)`.
+fn sigmoid<'k, T: Compute>(x: Val<'k, T>) -> Val<'k, T> {
+    let one = T::constant(x.kernel(), 1.0);
+    T::divide(one, one + T::exp(-x))
+}
+
+/// A function of one value, the attributes of which (slope, or lower and upper bound) are `attributes`.
+pub fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, attributes: &[Val<'k, T>]) -> Val<'k, T> {
+    let k = x.kernel();
+    let number = |value| T::constant(k, value);
+    match f {
+        UnaryOp::Identity => x,
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Relu => T::max_nan(x, number(0.0)),
+        UnaryOp::LeakyRelu { .. } => k.select(x.gt(number(0.0)), x, x * attributes[0]),
+        UnaryOp::Clamp { .. } => T::min_nan(T::max_nan(x, attributes[0]), attributes[1]),
+        UnaryOp::GeluErf => {
+            // Both halves of the bell from erfc of a positive number, so that the thin one loses nothing to 1 − erf.
+            let z = x.abs() * number(std::f64::consts::FRAC_1_SQRT_2);
+            let t = T::divide(number(1.0), k.fma(z, number(0.3), number(1.0)));
+            let tail = polynomial(t, T::ERFC) * t * T::exp(-(z * z)) * number(0.5);
+            x * k.select(x.lt(number(0.0)), tail, number(1.0) - tail)
+        }
+        UnaryOp::GeluTanh => {
+            // (1 + tanh u) / 2 = sigmoid(2u).
+            let cubic = k.fma(x * x, x * number(0.044715), x);
+            x * sigmoid(cubic * number(2.0 * (2.0 / std::f64::consts::PI).sqrt()))
+        }
+        UnaryOp::Silu => x * sigmoid(x),
+        UnaryOp::Sigmoid => sigmoid(x),
+        UnaryOp::Tanh => {
+            let e = T::exp(x.abs() * number(-2.0));
+            let size = T::divide(number(1.0) - e, number(1.0) + e);
+            k.select(x.lt(number(0.0)), -size, size)
+        }
+    }
+}
+
+/// The least chip that can convert a stored type: fp8 needs the conversions of sm_89.
+pub fn target_of(dtype: DType) -> Target {
+    if dtype.is_fp8() { Target::Sm89 } else { Target::Sm80 }
+}
+
+fn fp8(dtype: DType) -> Packed {
+    if dtype == DType::E4m3 { Packed::E4m3x2 } else { Packed::E5m2x2 }
+}
+
+/// The two f32 of a 32-bit register of two 16-bit floats.
+fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) -> [Val<'k, f32>; 2] {
+    if dtype == DType::Bf16 {
+        [(pair << 16).bitcast(), (pair & 0xffff_0000u32).bitcast()]
+    } else {
+        let (low, high) = k.split16(pair);
+        [low, high].map(|half| half.bitcast::<F16>().convert(CvtRound::None))
+    }
+}
+
+/// Loads one stored element.
+#[track_caller]
+pub fn load<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64) -> Val<'k, T> {
+    match dtype {
+        DType::F64 => T::from_f64(k.ld_global::<f64>(address, offset_bytes)),
+        DType::F32 | DType::Tf32 => T::from_f32(k.ld_global::<f32>(address, offset_bytes)),
+        DType::F16 => T::from_f32(k.ld_global::<F16>(address, offset_bytes).convert(CvtRound::None)),
+        DType::Bf16 => T::from_f32((u32_of(k.ld_global::<u16>(address, offset_bytes)) << 16).bitcast()),
+        DType::E4m3 | DType::E5m2 => T::from_f32(widen_byte(k, dtype, k.ld_global_byte(address, offset_bytes, false))),
+        DType::I8 | DType::U8 | DType::Bool => T::from_i32(k.ld_global_byte(address, offset_bytes, dtype == DType::I8).signed()),
+        DType::I32 => T::from_i32(k.ld_global::<i32>(address, offset_bytes)),
+        DType::I64 => k.ld_global::<i64>(address, offset_bytes).convert(CvtRound::Nearest),
+    }
+}
+
+fn u32_of(half: Val<'_, u16>) -> Val<'_, u32> {
+    half.convert(CvtRound::None)
+}
+
+fn widen_byte<'k>(k: Kernel<'k>, dtype: DType, byte: Val<'k, u32>) -> Val<'k, f32> {
+    widen_pair(k, DType::F16, k.widen_fp8(fp8(dtype), byte.low16()).bitcast())[0]
+}
+
+/// Loads two neighbouring elements from an address that is aligned to both.
+#[track_caller]
+pub fn load_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64) -> [Val<'k, T>; 2] {
+    fn both<'k, S: verdigris_kir::face::Scalar>(k: Kernel<'k>, address: Val<'k, u64>, offset_bytes: i64) -> [Val<'k, S>; 2] {
+        let pair = k.ld_global_vector::<S>(address, offset_bytes, 2, Cache::Default);
+        [pair[0], pair[1]]
+    }
+    match dtype {
+        DType::F64 => both::<f64>(k, address, offset_bytes).map(T::from_f64),
+        DType::F32 | DType::Tf32 => both::<f32>(k, address, offset_bytes).map(T::from_f32),
+        DType::F16 | DType::Bf16 => widen_pair(k, dtype, k.ld_global::<u32>(address, offset_bytes)).map(T::from_f32),
+        DType::E4m3 | DType::E5m2 => {
+            let halves = k.widen_fp8(fp8(dtype), k.ld_global::<u16>(address, offset_bytes));
+            widen_pair(k, DType::F16, halves.bitcast()).map(T::from_f32)
+        }
+        DType::I8 => {
+            let pair = u32_of(k.ld_global::<u16>(address, offset_bytes));
+            // Each byte to the top of a register, and down again with its sign.
+            [pair << 24, (pair >> 8) << 24].map(|top| T::from_i32(top.signed() >> 24))
+        }
+        DType::U8 | DType::Bool => {
+            let pair = u32_of(k.ld_global::<u16>(address, offset_bytes));
+            [pair & 0xffu32, pair >> 8].map(|byte| T::from_i32(byte.signed()))
+        }
+        DType::I32 => both::<i32>(k, address, offset_bytes).map(T::from_i32),
+        DType::I64 => both::<i64>(k, address, offset_bytes).map(|value| value.convert(CvtRound::Nearest)),
+    }
+}
+
+/// Rounds and stores one element.
+#[track_caller]
+pub fn store<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64, value: Val<'k, T>) {
+    match dtype {
+        DType::F64 => k.st_global(address, offset_bytes, T::to_f64(value)),
+        DType::F32 | DType::Tf32 => k.st_global(address, offset_bytes, T::to_f32(value)),
+        DType::F16 => k.st_global(address, offset_bytes, to_f16(value)),
+        DType::Bf16 => k.st_global(address, offset_bytes, to_bf16(value)),
+        DType::E4m3 | DType::E5m2 => {
+            let value = T::to_f32(value);
+            let pair: Val<'k, u16> = k.pack(fp8(dtype), value, value);
+            k.st_global_byte(address, offset_bytes, u32_of(pair));
+        }
+        DType::I8 | DType::U8 | DType::Bool => k.st_global_byte(address, offset_bytes, k.round_to_byte::<T>(value, dtype == DType::I8)),
+        DType::I32 => k.st_global(address, offset_bytes, value.convert::<i32>(CvtRound::IntNearest)),
+        DType::I64 => k.st_global(address, offset_bytes, value.convert::<i64>(CvtRound::IntNearest)),
+    }
+}
+
+fn to_f16<T: Compute>(value: Val<'_, T>) -> Val<'_, F16> {
+    value.convert(CvtRound::Nearest)
+}
+
+fn to_bf16<T: Compute>(value: Val<'_, T>) -> Val<'_, Bf16> {
+    // PTX has no conversion from f64. Twice rounded is rounded once but for ties that f32 makes, and those are within the model's
+    // half unit of bf16 by 2⁻¹⁶ of itself.
+    T::to_f32(value).convert(CvtRound::Nearest)
+}
+
+/// Two values rounded to a 16-bit float and put side by side, the first in the low half.
+#[track_caller]
+pub fn pack_16<'k>(k: Kernel<'k>, dtype: DType, values: [Val<'k, f32>; 2]) -> Val<'k, u32> {
+    if dtype == DType::Bf16 { k.pack_bf16x2(values[0], values[1]) } else { k.pack::<F16x2>(Packed::F16x2, values[0], values[1]).bitcast() }
+}
+
+/// Rounds and stores two neighbouring elements to an address that is aligned to both.
+#[track_caller]
+pub fn store_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64, values: [Val<'k, T>; 2]) {
+    match dtype {
+        DType::F64 => k.st_global_vector(address, offset_bytes, &values.map(T::to_f64), Cache::Default),
+        DType::F32 | DType::Tf32 => k.st_global_vector(address, offset_bytes, &values.map(T::to_f32), Cache::Default),
+        DType::F16 | DType::Bf16 if T::DTYPE == DType::F32 => {
+            k.st_global(address, offset_bytes, pack_16(k, dtype, values.map(T::to_f32)));
+        }
+        DType::E4m3 | DType::E5m2 => {
+            let [low, high] = values.map(T::to_f32);
+            k.st_global(address, offset_bytes, k.pack::<u16>(fp8(dtype), low, high));
+        }
+        DType::I8 | DType::U8 | DType::Bool => {
+            let [low, high] = values.map(|value| k.round_to_byte::<T>(value, dtype == DType::I8) & 0xffu32);
+            k.st_global(address, offset_bytes, (low | (high << 8)).low16());
+        }
+        DType::I32 => {
+            k.st_global_vector(address, offset_bytes, &values.map(|value| value.convert::<i32>(CvtRound::IntNearest)), Cache::Default);
+        }
+        DType::F16 | DType::Bf16 | DType::I64 => {
+            for (i, value) in values.into_iter().enumerate() {
+                store(k, dtype, address, offset_bytes + (i * dtype.bytes()) as i64, value);
+            }
+        }
+    }
+}
+
+/// The value that would be read back had `value` been stored as `dtype`.
+#[track_caller]
+pub fn round_to<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Val<'k, T> {
+    match dtype {
+        DType::F64 => T::from_f64(T::to_f64(value)),
+        DType::F32 => T::from_f32(T::to_f32(value)),
+        DType::Tf32 => T::from_f32(T::to_f32(value).to_tf32().bitcast()),
+        DType::F16 => T::from_f32(to_f16(value).convert(CvtRound::None)),
+        DType::Bf16 => T::from_f32((u32_of(to_bf16(value).bitcast::<u16>()) << 16).bitcast()),
+        DType::E4m3 | DType::E5m2 => {
+            let value = T::to_f32(value);
+            let pair: Val<'k, u16> = k.pack(fp8(dtype), value, value);
+            T::from_f32(widen_byte(k, dtype, u32_of(pair)))
+        }
+        DType::I8 => T::from_i32((k.round_to_byte::<T>(value, true) << 24).signed() >> 24),
+        DType::U8 | DType::Bool => T::from_i32((k.round_to_byte::<T>(value, false) & 0xffu32).signed()),
+        DType::I32 => T::from_i32(value.convert::<i32>(CvtRound::IntNearest)),
+        DType::I64 => value.convert::<i64>(CvtRound::IntNearest).convert(CvtRound::Nearest),
+    }
+}

@@ -1,0 +1,689 @@
+//! What stands between a finished sum and D: alpha, beta·C, and the fused pointwise chain, compiled into a kernel.
+//!
+//! ```text
+//! v = alpha · sA · sB · sum + beta · C[m, n]       beta = 0 reads no C
+//! for step in steps: v = step(v)                   bias, residual, activation, scale, rounding, auxiliary store
+//! D[m, n] = v
+//! ```
+//!
+//! An [`EpilogueSpec`] is the part that shapes code; extents, strides, factors and attributes are arguments, in the order of
+//! [`EpilogueSpec::args`]. A kernel declares the epilogue once, begins it for a matrix, places it at an element and applies it from there to
+//! the right:
+//!
+//! ```text
+//! let epilogue = spec.declare::<f32>(k);
+//! let matrix = epilogue.begin(batch_indices);
+//! let place = matrix.at(row, column);               // addresses of all operands, computed once
+//! let v = place.apply(sum, 8);                       // the element 8 columns to the right
+//! place.store(v, 8);
+//! ```
+//!
+//! The caller guards: `apply` and `store` are for elements inside of the matrix. The pair forms serve two neighbouring columns with one
+//! access an operand; they need [`EpilogueSpec::pairs`] and an even column.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{BinaryOp, EpilogueStep, GemmProblem, HostScalar, Matrix, Precision, Scale, Slot, UnaryOp};
+use verdigris_kir::face::{Kernel, Pointer, Val};
+use verdigris_kir::ir::{Target, Ty};
+use verdigris_kir::program::{Address, Arg};
+use verdigris_tensor::DType;
+
+use super::batch::{BatchStrides, Chunk, Indices};
+use super::compute::{self, Compute};
+
+/// How an operand's elements lie: the size class of its strides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Walk {
+    /// Neighbouring columns are neighbouring elements; rows have a stride (0 for a bias over n).
+    Row,
+    /// One element for all columns; rows have a stride (0 for a single value).
+    PerRow,
+    /// A stride each.
+    Strided,
+}
+
+/// A matrix that the epilogue reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct OperandSpec {
+    /// Element type.
+    pub dtype: DType,
+    /// How it lies.
+    pub walk: Walk,
+}
+
+impl OperandSpec {
+    /// The class of a matrix.
+    pub fn of(matrix: &Matrix) -> OperandSpec {
+        let walk = match matrix.column_stride {
+            1 => Walk::Row,
+            0 => Walk::PerRow,
+            _ => Walk::Strided,
+        };
+        OperandSpec { dtype: matrix.dtype, walk }
+    }
+
+    /// The class that serves any strides.
+    pub fn strided(dtype: DType) -> OperandSpec {
+        OperandSpec { dtype, walk: Walk::Strided }
+    }
+
+    fn word(self) -> String {
+        let walk = match self.walk {
+            Walk::Row => "",
+            Walk::PerRow => "p",
+            Walk::Strided => "s",
+        };
+        format!("{}{walk}", self.dtype)
+    }
+}
+
+/// One step, as far as it shapes code.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepSpec {
+    /// A function of the value; attributes inside are arguments, so they are zero here.
+    Unary(UnaryOp),
+    /// A function of the value and an operand.
+    Binary(BinaryOp, OperandSpec, bool),
+    /// A factor from the host.
+    Scale,
+    /// Rounding.
+    Round(DType),
+    /// An auxiliary store.
+    Store(OperandSpec),
+}
+
+/// The part of an epilogue that shapes code.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct EpilogueSpec {
+    /// Computed in f64 instead of f32.
+    pub double: bool,
+    /// A is scaled by one factor in device memory.
+    pub scale_a: bool,
+    /// B likewise.
+    pub scale_b: bool,
+    /// C, where `beta · C` is added.
+    pub c: Option<OperandSpec>,
+    /// Steps in order.
+    pub steps: Vec<StepSpec>,
+    /// D.
+    pub d: OperandSpec,
+    /// D is stored by [`Place::store`]; otherwise by other means (a tensor map), and has no parameters here.
+    pub stores_d: bool,
+    /// D is the exact integer sum: nothing is computed and [`Place::store_exact`] stores it.
+    pub exact: bool,
+    /// Two neighbouring columns may be accessed at once: rows, matrices and operands begin at multiples of two elements.
+    pub pairs: bool,
+}
+
+impl EpilogueSpec {
+    /// The spec of a problem's epilogue. `pairs` where the strides allow it, provided that each buffer is aligned to two elements (16 bytes for
+    /// f64 and i64), which the program then declares.
+    pub fn of(problem: &GemmProblem) -> EpilogueSpec {
+        let steps = problem.epilogue.iter().map(|step| match step {
+            EpilogueStep::Unary(f) => StepSpec::Unary(without_attributes(*f)),
+            EpilogueStep::Binary { f, operand, v_is_right } => StepSpec::Binary(*f, OperandSpec::of(operand), *v_is_right),
+            EpilogueStep::Scale { .. } => StepSpec::Scale,
+            EpilogueStep::Round { dtype } => StepSpec::Round(*dtype),
+            EpilogueStep::Store { target } => StepSpec::Store(OperandSpec::of(target)),
+        });
+        EpilogueSpec {
+            double: problem.precision == Precision::F64,
+            scale_a: matches!(problem.scale_a, Some(Scale::Tensor { .. })),
+            scale_b: matches!(problem.scale_b, Some(Scale::Tensor { .. })),
+            c: problem.c.as_ref().map(OperandSpec::of),
+            steps: steps.collect(),
+            d: OperandSpec::of(&problem.d),
+            stores_d: true,
+            exact: problem.is_exact_integer(),
+            pairs: operands(problem).all(pairs_fit),
+        }
+    }
+
+    /// A plain epilogue: alpha, no C, no steps.
+    pub fn plain(d: OperandSpec) -> EpilogueSpec {
+        EpilogueSpec {
+            double: false,
+            scale_a: false,
+            scale_b: false,
+            c: None,
+            steps: Vec::new(),
+            d,
+            stores_d: true,
+            exact: false,
+            pairs: false,
+        }
+    }
+
+    /// The same with every operand in the class that serves any strides, one element at a time.
+    pub fn strided(mut self) -> EpilogueSpec {
+        let relax = |operand: &mut OperandSpec| operand.walk = Walk::Strided;
+        relax(&mut self.d);
+        self.c.iter_mut().for_each(relax);
+        for step in &mut self.steps {
+            if let StepSpec::Binary(_, operand, _) | StepSpec::Store(operand) = step {
+                relax(operand);
+            }
+        }
+        self.pairs = false;
+        self
+    }
+
+    /// Whether only alpha, scales and C are at work: then the spec belongs to a catalog, else a user's graph made it.
+    pub fn is_plain(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The least chip that has the conversions.
+    pub fn target(&self) -> Target {
+        let steps = self.steps.iter().map(|step| match step {
+            StepSpec::Binary(_, operand, _) | StepSpec::Store(operand) => compute::target_of(operand.dtype),
+            StepSpec::Round(dtype) => compute::target_of(*dtype),
+            StepSpec::Unary(_) | StepSpec::Scale => Target::Sm80,
+        });
+        let operands = self.c.iter().chain([&self.d]).map(|operand| compute::target_of(operand.dtype));
+        steps.chain(operands).max().unwrap_or(Target::Sm80)
+    }
+
+    /// The part of a kernel's name that says all of this.
+    pub fn name(&self) -> String {
+        let mut words = vec![self.d.word()];
+        if !self.stores_d {
+            words.push("map".to_owned());
+        }
+        if self.double {
+            words.push("double".to_owned());
+        }
+        if self.exact {
+            words.push("exact".to_owned());
+        }
+        if self.pairs {
+            words.push("x2".to_owned());
+        }
+        if self.scale_a || self.scale_b {
+            words.push(format!("scale{}{}", if self.scale_a { "a" } else { "" }, if self.scale_b { "b" } else { "" }));
+        }
+        words.extend(self.c.map(|c| format!("c{}", c.word())));
+        for step in &self.steps {
+            words.push(match step {
+                StepSpec::Unary(f) => f.name().to_owned(),
+                StepSpec::Binary(f, operand, right) => format!("{}{}{}", if *right { "r" } else { "" }, f.name(), operand.word()),
+                StepSpec::Scale => "scale".to_owned(),
+                StepSpec::Round(dtype) => format!("to{dtype}"),
+                StepSpec::Store(operand) => format!("aux{}", operand.word()),
+            });
+        }
+        words.join("_")
+    }
+
+    /// Declares the parameters. `T` is f64 exactly where [`EpilogueSpec::double`] says so.
+    pub fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
+        debug_assert_eq!(self.double, T::DTYPE == DType::F64, "the compute type is the spec's");
+        let factor = |name: &'static str, bound: &'static str| -> Val<'k, T> {
+            if self.double {
+                // A host scalar is passed as f32; a fixed factor keeps all of its digits.
+                T::from_f64(k.scalar::<f64>(name)) * T::from_f32(k.scalar::<f32>(bound))
+            } else {
+                T::from_f32(k.scalar::<f32>(name))
+            }
+        };
+        let operand = |spec: OperandSpec, access: Access| Operand::declare(k, spec, self.pairs, access);
+        let mut epilogue = Epilogue { k, pairs: self.pairs, alpha: None, beta: None, scales: Vec::new(), steps: Vec::new(), d: None };
+        if !self.exact {
+            epilogue.alpha = Some(factor("alpha", "alpha_bound"));
+            if self.scale_a {
+                epilogue.scales.push(k.input("scale_a", 4));
+            }
+            if self.scale_b {
+                epilogue.scales.push(k.input("scale_b", 4));
+            }
+            if let Some(c) = self.c {
+                epilogue.beta = Some((factor("beta", "beta_bound"), operand(c, Access::Read)));
+            }
+            epilogue.steps = self
+                .steps
+                .iter()
+                .map(|step| match *step {
+                    StepSpec::Unary(f) => {
+                        let attributes = attributes(f).len();
+                        Step::Unary(f, (0..attributes).map(|_| T::from_f64(k.scalar::<f64>("attribute"))).collect())
+                    }
+                    StepSpec::Binary(f, spec, right) => Step::Binary(f, operand(spec, Access::Read), right),
+                    StepSpec::Scale => Step::Scale(factor("factor", "factor_bound")),
+                    StepSpec::Round(dtype) => Step::Round(dtype),
+                    StepSpec::Store(spec) => Step::Store(operand(spec, Access::Write)),
+                })
+                .collect();
+        }
+        if self.stores_d {
+            epilogue.d = Some(operand(self.d, Access::Write));
+        }
+        epilogue
+    }
+
+    /// The arguments of [`EpilogueSpec::declare`] for a part of a problem that begins at `(row, column)`.
+    pub fn args(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> Vec<Arg> {
+        let mut args = Vec::new();
+        let factor = |args: &mut Vec<Arg>, scalar: HostScalar<Slot>| {
+            let fixed = if let HostScalar::Fixed(value) = scalar { Some(value.0) } else { None };
+            if self.double {
+                args.push(Arg::Scalar(Ty::F64, fixed.unwrap_or(1.0).to_bits()));
+            }
+            args.push(match (scalar, self.double) {
+                (HostScalar::Bound(slot), _) => Arg::HostScalar(slot.0 as usize),
+                (HostScalar::Fixed(_), true) => Arg::Scalar(Ty::F32, u64::from(1f32.to_bits())),
+                (HostScalar::Fixed(value), false) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
+            });
+        };
+        let operand = |args: &mut Vec<Arg>, spec: OperandSpec, matrix: &Matrix| {
+            args.push(Arg::Pointer(chunk.address(matrix, row, column)));
+            let bytes = matrix.dtype.bytes() as u64;
+            args.push(Arg::Scalar(Ty::U64, matrix.row_stride * bytes));
+            if spec.walk == Walk::Strided {
+                args.push(Arg::Scalar(Ty::U64, matrix.column_stride * bytes));
+            }
+            args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
+        };
+        if !self.exact {
+            factor(&mut args, problem.alpha);
+            for scale in [&problem.scale_a, &problem.scale_b] {
+                if let Some(Scale::Tensor { slot }) = scale {
+                    args.push(Arg::Pointer(Address::buffer(slot.0 as usize)));
+                }
+            }
+            if let (Some(spec), Some(c)) = (self.c, &problem.c) {
+                factor(&mut args, problem.beta);
+                operand(&mut args, spec, c);
+            }
+            for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
+                match (spec, step) {
+                    (StepSpec::Unary(_), EpilogueStep::Unary(f)) => {
+                        args.extend(attributes(*f).into_iter().map(|value| Arg::Scalar(Ty::F64, value.to_bits())));
+                    }
+                    (StepSpec::Binary(_, spec, _), EpilogueStep::Binary { operand: matrix, .. })
+                    | (StepSpec::Store(spec), EpilogueStep::Store { target: matrix }) => operand(&mut args, *spec, matrix),
+                    (_, EpilogueStep::Scale { factor: scalar }) => factor(&mut args, *scalar),
+                    _ => {}
+                }
+            }
+        }
+        if self.stores_d {
+            operand(&mut args, self.d, &problem.d);
+        }
+        args
+    }
+
+    /// The alignment in bytes that the epilogue relies on, by buffer slot.
+    pub fn alignments<'a>(&'a self, problem: &'a GemmProblem) -> impl Iterator<Item = (Slot, u64)> + 'a {
+        let scales = [&problem.scale_a, &problem.scale_b].into_iter().filter_map(|scale| match scale {
+            Some(Scale::Tensor { slot }) => Some((*slot, 4)),
+            _ => None,
+        });
+        let many = if self.pairs { 2 } else { 1 };
+        scales.chain(operands(problem).map(move |matrix| (matrix.slot, many * matrix.dtype.bytes() as u64)))
+    }
+}
+
+/// C, the operands of the steps, and D.
+fn operands(problem: &GemmProblem) -> impl Iterator<Item = &Matrix> {
+    let steps = problem.epilogue.iter().filter_map(|step| match step {
+        EpilogueStep::Binary { operand: matrix, .. } | EpilogueStep::Store { target: matrix } => Some(matrix),
+        _ => None,
+    });
+    problem.c.iter().chain(steps).chain([&problem.d])
+}
+
+fn pairs_fit(matrix: &Matrix) -> bool {
+    match OperandSpec::of(matrix).walk {
+        Walk::Row => matrix.row_stride.is_multiple_of(2) && matrix.batch_strides.iter().all(|stride| stride.is_multiple_of(2)),
+        // One element for two columns: no pair access.
+        Walk::PerRow => true,
+        Walk::Strided => false,
+    }
+}
+
+fn attributes(f: UnaryOp) -> Vec<f64> {
+    match f {
+        UnaryOp::LeakyRelu { slope } => vec![slope.0],
+        UnaryOp::Clamp { lower, upper } => vec![lower.0, upper.0],
+        _ => Vec::new(),
+    }
+}
+
+fn without_attributes(f: UnaryOp) -> UnaryOp {
+    let zero = verdigris_graph::Real(0.0);
+    match f {
+        UnaryOp::LeakyRelu { .. } => UnaryOp::LeakyRelu { slope: zero },
+        UnaryOp::Clamp { .. } => UnaryOp::Clamp { lower: zero, upper: zero },
+        other => other,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// Parameters of one operand.
+#[derive(Clone, Copy, Debug)]
+struct Operand<'k> {
+    spec: OperandSpec,
+    pointer: Pointer<'k>,
+    row_stride: Val<'k, u64>,
+    column_stride: Option<Val<'k, u64>>,
+    batch: BatchStrides<'k>,
+}
+
+impl<'k> Operand<'k> {
+    fn declare(k: Kernel<'k>, spec: OperandSpec, pairs: bool, access: Access) -> Self {
+        let many = if pairs && spec.walk == Walk::Row { 2 } else { 1 };
+        let alignment_bytes = many * spec.dtype.bytes() as u32;
+        // What is read may also be D's buffer, so loads never take the read-only path.
+        let pointer = match access {
+            Access::Read => k.input("operand", alignment_bytes),
+            Access::Write => k.output("target", alignment_bytes),
+        };
+        let row_stride = k.scalar("row_stride_bytes");
+        let column_stride = (spec.walk == Walk::Strided).then(|| k.scalar("column_stride_bytes"));
+        let batch = BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]);
+        Operand { spec, pointer, row_stride, column_stride, batch }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step<'k, T: Compute> {
+    Unary(UnaryOp, Vec<Val<'k, T>>),
+    Binary(BinaryOp, Operand<'k>, bool),
+    Scale(Val<'k, T>),
+    Round(DType),
+    Store(Operand<'k>),
+}
+
+/// A declared epilogue.
+#[derive(Clone, Debug)]
+pub struct Epilogue<'k, T: Compute> {
+    k: Kernel<'k>,
+    pairs: bool,
+    alpha: Option<Val<'k, T>>,
+    beta: Option<(Val<'k, T>, Operand<'k>)>,
+    scales: Vec<Pointer<'k>>,
+    steps: Vec<Step<'k, T>>,
+    d: Option<Operand<'k>>,
+}
+
+impl<'k, T: Compute> Epilogue<'k, T> {
+    fn operands(&self) -> impl Iterator<Item = &Operand<'k>> {
+        let steps = self.steps.iter().filter_map(|step| match step {
+            Step::Binary(_, operand, _) | Step::Store(operand) => Some(operand),
+            _ => None,
+        });
+        self.beta.iter().map(|(_, c)| c).chain(steps).chain(self.d.iter())
+    }
+
+    /// The epilogue of one matrix of the batch. Reads the scale factors.
+    #[track_caller]
+    pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {
+        let at = std::panic::Location::caller();
+        self.k.scope(at, || {
+            let alpha = self.alpha.map(|alpha| {
+                self.scales.iter().fold(alpha, |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
+            });
+            let matrices = self.operands().map(|operand| operand.batch.matrix(operand.pointer, indices)).collect();
+            MatrixEpilogue { epilogue: self, alpha, matrices }
+        })
+    }
+}
+
+/// An epilogue at one matrix of the batch.
+#[derive(Clone, Debug)]
+pub struct MatrixEpilogue<'e, 'k, T: Compute> {
+    epilogue: &'e Epilogue<'k, T>,
+    alpha: Option<Val<'k, T>>,
+    matrices: Vec<Val<'k, u64>>,
+}
+
+impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
+    /// Places the epilogue at `(row, column)`; the addresses of all operands are computed here.
+    #[track_caller]
+    pub fn at(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> Place<'e, 'k, T> {
+        let at = std::panic::Location::caller();
+        self.epilogue.k.scope(at, || {
+            let address = |(operand, &matrix): (&Operand<'k>, &Val<'k, u64>)| {
+                let row_start = matrix + row.widen() * operand.row_stride;
+                match operand.spec.walk {
+                    Walk::Row => row_start + column.mul_wide(operand.spec.dtype.bytes() as u32),
+                    Walk::PerRow => row_start,
+                    Walk::Strided => row_start + column.widen() * operand.column_stride.unwrap_or(operand.row_stride),
+                }
+            };
+            let addresses = self.epilogue.operands().zip(&self.matrices).map(address).collect();
+            Place { epilogue: self.epilogue, alpha: self.alpha, addresses }
+        })
+    }
+}
+
+/// An epilogue at one element, from which it reaches to the right.
+#[derive(Clone, Debug)]
+pub struct Place<'e, 'k, T: Compute> {
+    epilogue: &'e Epilogue<'k, T>,
+    alpha: Option<Val<'k, T>>,
+    addresses: Vec<Val<'k, u64>>,
+}
+
+impl<'k, T: Compute> Place<'_, 'k, T> {
+    /// Address and offset of operand `index`, `right` columns further on.
+    fn reach(&self, index: usize, operand: &Operand<'k>, right: u32) -> (Val<'k, u64>, i64) {
+        let address = self.addresses[index];
+        match (operand.spec.walk, operand.column_stride) {
+            (Walk::Row, _) => (address, i64::from(right) * operand.spec.dtype.bytes() as i64),
+            (Walk::Strided, Some(stride)) if right > 0 => (address + stride * u64::from(right), 0),
+            _ => (address, 0),
+        }
+    }
+
+    fn load<const N: usize>(&self, index: usize, operand: &Operand<'k>, right: u32) -> [Val<'k, T>; N] {
+        let (k, dtype) = (self.epilogue.k, operand.spec.dtype);
+        let (address, offset) = self.reach(index, operand, right);
+        match (operand.spec.walk, N) {
+            (Walk::PerRow, _) => [compute::load(k, dtype, address, offset); N],
+            (Walk::Row, 2) => {
+                let pair = compute::load_pair(k, dtype, address, offset);
+                std::array::from_fn(|i| pair[i])
+            }
+            _ => std::array::from_fn(|i| {
+                let (address, offset) = self.reach(index, operand, right + i as u32);
+                compute::load(k, dtype, address, offset)
+            }),
+        }
+    }
+
+    fn write<const N: usize>(&self, index: usize, operand: &Operand<'k>, right: u32, values: [Val<'k, T>; N]) {
+        let (k, dtype) = (self.epilogue.k, operand.spec.dtype);
+        if let (Walk::Row, [low, high]) = (operand.spec.walk, values.as_slice()) {
+            let (address, offset) = self.reach(index, operand, right);
+            compute::store_pair(k, dtype, address, offset, [*low, *high]);
+            return;
+        }
+        for (i, value) in values.into_iter().enumerate() {
+            let (address, offset) = self.reach(index, operand, right + i as u32);
+            compute::store(k, dtype, address, offset, value);
+        }
+    }
+
+    fn run<const N: usize>(&self, sums: [Val<'k, T>; N], right: u32) -> [Val<'k, T>; N] {
+        let k = self.epilogue.k;
+        let mut index = 0;
+        let mut values = sums;
+        if let Some(alpha) = self.alpha {
+            values = values.map(|sum| sum * alpha);
+        }
+        if let Some((beta, c)) = &self.epilogue.beta {
+            let with_c = values.map(|value| k.var(value));
+            k.when(beta.ne(T::constant(k, 0.0)), || {
+                for (value, c) in with_c.into_iter().zip(self.load::<N>(index, c, right)) {
+                    value.set(k.fma(*beta, c, value));
+                }
+            });
+            values = with_c.map(|value| value.get());
+            index += 1;
+        }
+        for step in &self.epilogue.steps {
+            values = match step {
+                Step::Unary(f, attributes) => values.map(|value| compute::unary(*f, value, attributes)),
+                Step::Scale(factor) => values.map(|value| value * *factor),
+                Step::Round(dtype) => values.map(|value| compute::round_to(k, *dtype, value)),
+                Step::Binary(f, operand, right_argument) => {
+                    let others = self.load::<N>(index, operand, right);
+                    index += 1;
+                    std::array::from_fn(|i| {
+                        let (x, y) = if *right_argument { (others[i], values[i]) } else { (values[i], others[i]) };
+                        binary(*f, x, y)
+                    })
+                }
+                Step::Store(operand) => {
+                    self.write(index, operand, right, values);
+                    index += 1;
+                    values
+                }
+            };
+        }
+        values
+    }
+
+    /// The result for a finished sum, `right` columns to the right of the place. Loads and stores what the chain says, but not D.
+    #[track_caller]
+    pub fn apply(&self, sum: Val<'k, T>, right: u32) -> Val<'k, T> {
+        let at = std::panic::Location::caller();
+        self.epilogue.k.scope(at, || self.run([sum], right)[0])
+    }
+
+    /// The same for two neighbouring columns, of which the first is even.
+    #[track_caller]
+    pub fn apply_pair(&self, sums: [Val<'k, T>; 2], right: u32) -> [Val<'k, T>; 2] {
+        assert!(self.epilogue.pairs, "pairs need strides of whole pairs");
+        let at = std::panic::Location::caller();
+        self.epilogue.k.scope(at, || self.run(sums, right))
+    }
+
+    fn d(&self) -> Option<(usize, &Operand<'k>)> {
+        self.epilogue.d.as_ref().map(|d| (self.addresses.len() - 1, d))
+    }
+
+    /// Rounds and stores an element of D. Where the spec says that D is stored by other means, there is nothing to store to: a panic.
+    #[track_caller]
+    pub fn store(&self, value: Val<'k, T>, right: u32) {
+        let (index, d) = self.d().expect("the spec stores D");
+        let at = std::panic::Location::caller();
+        self.epilogue.k.scope(at, || self.write(index, d, right, [value]));
+    }
+
+    /// Rounds and stores two neighbouring elements of D, of which the first is in an even column.
+    #[track_caller]
+    pub fn store_pair(&self, values: [Val<'k, T>; 2], right: u32) {
+        assert!(self.epilogue.pairs, "pairs need strides of whole pairs");
+        let (index, d) = self.d().expect("the spec stores D");
+        let at = std::panic::Location::caller();
+        self.epilogue.k.scope(at, || self.write(index, d, right, values));
+    }
+
+    /// Stores an exact integer sum.
+    #[track_caller]
+    pub fn store_exact(&self, sum: Val<'k, i32>, right: u32) {
+        let (index, d) = self.d().expect("the spec stores D");
+        let (address, offset) = self.reach(index, d, right);
+        self.epilogue.k.st_global(address, offset, sum);
+    }
+}
+
+fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, T> {
+    match f {
+        BinaryOp::Add => x + y,
+        BinaryOp::Sub => x - y,
+        BinaryOp::Mul => x * y,
+        BinaryOp::Max => T::max_nan(x, y),
+        BinaryOp::Min => T::min_nan(x, y),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::batch::DIMS;
+    use super::*;
+    use verdigris_graph::Real;
+    use verdigris_kir::face::{Header, build};
+    use verdigris_kir::ir::KernelBody;
+    use verdigris_kir::program::{KernelRef, Launch, Residency};
+
+    /// A problem whose epilogue has every kind of step.
+    fn everything(d: DType) -> GemmProblem {
+        let mut problem = GemmProblem::packed(64, 96, 32, DType::Bf16, d).unwrap();
+        let matrix = |slot| Matrix { slot: Slot(slot), ..problem.d.clone() };
+        let bias = Matrix { row_stride: 0, ..matrix(4) };
+        let per_row = Matrix { row_stride: 1, column_stride: 0, ..matrix(5) };
+        problem.c = Some(matrix(3));
+        problem.beta = HostScalar::Bound(Slot(7));
+        problem.epilogue = vec![
+            EpilogueStep::Binary { f: BinaryOp::Add, operand: bias, v_is_right: false },
+            EpilogueStep::Unary(UnaryOp::GeluErf),
+            EpilogueStep::Round { dtype: DType::F16 },
+            EpilogueStep::Unary(UnaryOp::Clamp { lower: Real(-1.0), upper: Real(2.5) }),
+            EpilogueStep::Store { target: matrix(6) },
+            EpilogueStep::Scale { factor: HostScalar::Fixed(Real(0.3)) },
+            EpilogueStep::Binary { f: BinaryOp::Sub, operand: per_row, v_is_right: true },
+        ];
+        problem.canonical().unwrap()
+    }
+
+    fn kernel(spec: &EpilogueSpec) -> KernelBody {
+        build(Header { name: spec.name(), target: spec.target(), ..Header::default() }, |k| {
+            let epilogue = spec.declare::<f32>(k);
+            let zero = k.constant(0u32);
+            let place = epilogue.begin([zero; DIMS]).at(k.cta(), k.thread() * 2);
+            let sum = k.constant(1.0f32);
+            if spec.pairs {
+                let pair = place.apply_pair([sum, sum], 0);
+                place.store_pair(pair, 0);
+            } else {
+                place.store(place.apply(sum, 1), 1);
+            }
+        })
+    }
+
+    #[test]
+    fn arguments_fit_the_declared_parameters() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_storage() && *dtype != DType::Bool) {
+            let problem = everything(dtype);
+            let spec = EpilogueSpec::of(&problem);
+            assert!(spec.pairs);
+            for spec in [spec.clone(), spec.strided()] {
+                let body = kernel(&spec);
+                let args = spec.args(&problem, &Chunk::all(&[])[0], 0, 2);
+                let kernel = KernelRef::new(spec.name(), move || kernel(&spec));
+                let launch = Launch { kernel, grid: [1, 1, 1], residency: Residency::Any, overlap: false, args };
+                assert_eq!(launch.check(&body), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_and_extents_are_no_part_of_a_name() {
+        let one = everything(DType::Bf16);
+        let mut other = one.clone();
+        for step in &mut other.epilogue {
+            if let EpilogueStep::Unary(UnaryOp::Clamp { upper, .. }) = step {
+                upper.0 = 7.0;
+            }
+        }
+        assert_eq!(EpilogueSpec::of(&one), EpilogueSpec::of(&other));
+        assert_eq!(EpilogueSpec::of(&one).name(), "bf16_x2_cbf16_addbf16_gelu_erf_tof16_clamp_auxbf16_scale_rsubbf16p");
+    }
+
+    #[test]
+    fn odd_strides_forbid_pairs() {
+        let mut problem = everything(DType::F32);
+        problem.d.row_stride = 97;
+        assert!(!EpilogueSpec::of(&problem).pairs);
+    }
+}
