@@ -16,5 +16,6 @@ pub mod interp;
 pub mod ir;
 pub mod program;
 pub mod ptx;
+pub mod text;
 pub mod tile;
 pub mod verify;

@@ -28,6 +28,7 @@ fn check(name: &str, body: KernelBody) {
     let text = print_body(&body, Isa::V9_0);
     assert_eq!(text, print_body(&body, Isa::V9_0));
     check_snapshot(&format!("{name}.ptx"), &text);
+    check_snapshot(&format!("{name}.kir"), &crate::text::print(&body));
     match assembler::find() {
         Err(why) => eprintln!("not assembled: {why}"),
         Ok(ptxas) => {
