@@ -304,10 +304,10 @@ fn segments(
     let mut step = [0u32; 4];
     for row in 0..row_count {
         let mut base = Some(0u64);
-        for i in 0..rank - 1 {
+        for (i, (&extent, &stride_bytes)) in spec.dims[1..].iter().zip(&spec.strides_bytes).enumerate() {
             let at = position[i] + offsets.get(i).map_or(0, |&offset| i64::from(offset));
-            let inside = at >= 0 && at < spec.dims[i + 1] as i64;
-            base = base.filter(|_| inside).map(|base| base.saturating_add((at as u64).saturating_mul(spec.strides_bytes[i])));
+            let inside = at >= 0 && at < extent as i64;
+            base = base.filter(|_| inside).map(|base| base.saturating_add((at as u64).saturating_mul(stride_bytes)));
         }
         emit_row(spec, shared_address + row * row_bytes, i64::from(coordinates[0]), base, visit);
         if decl.im2col {
@@ -331,12 +331,12 @@ fn segments(
 /// The next pixel of an im2col walk: spatial dimensions first, then the image.
 fn next_pixel(spec: &MapSpec, position: &mut [i64; 4]) {
     let spatial = spec.decl.rank as usize - 2;
-    for i in 0..spatial {
-        position[i] += i64::from(spec.element_strides[i + 1]);
-        if position[i] < spec.dims[i + 1] as i64 + i64::from(spec.upper_corner[i]) {
+    for (i, at) in position.iter_mut().enumerate().take(spatial) {
+        *at += i64::from(spec.element_strides[i + 1]);
+        if *at < spec.dims[i + 1] as i64 + i64::from(spec.upper_corner[i]) {
             return;
         }
-        position[i] = i64::from(spec.lower_corner[i]);
+        *at = i64::from(spec.lower_corner[i]);
     }
     position[spatial] += 1;
 }

@@ -38,6 +38,13 @@ enum Bound {
     Absolute(f64),
 }
 
+/// How an approximate instruction treats subnormals and how far it may err.
+#[derive(Clone, Copy)]
+struct Form {
+    ftz: bool,
+    bound: Bound,
+}
+
 /// `exact` rounded to `format`, after an error that leaves the rounded result inside the bound. Zeros, infinities and NaN stay as they are.
 fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) -> u32 {
     let encode = |value| format.encode(value, Rounding::NearestEven, Overflow::Ieee);
@@ -57,15 +64,15 @@ fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) ->
     if format.is_infinite(noisy) { clean } else { noisy }
 }
 
-fn f32_map(out: &mut Lanes, active: u32, a: &Lanes, ftz: bool, bound: Bound, mut noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
+fn f32_map(out: &mut Lanes, active: u32, a: &Lanes, Form { ftz, bound }: Form, mut noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
     for_lanes(active, |i| {
         let exact = f(f64::from(f32_in(a[i], ftz)));
         out[i] = f32_out(f32::from_bits(round(Format::F32, exact, bound, noise.as_deref_mut())), ftz, false);
     });
 }
 
-fn half_map(out: &mut Lanes, active: u32, ty: Ty, a: &Lanes, ftz: bool, bound: Bound, noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
-    let format = half_format(ty);
+fn half_map(out: &mut Lanes, active: u32, ty: Ty, a: &Lanes, form: Form, noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
+    let (format, Form { ftz, bound }) = (half_format(ty), form);
     let noise = std::cell::RefCell::new(noise);
     map1(out, active, a, |word| {
         halves(ty, [word], |[code]| {
@@ -112,7 +119,7 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
     match *op {
         Op::Rcp { ty: Ty::F32, approx, ftz } => {
             if approx {
-                f32_map(out, active, a, ftz, Bound::Ulps(1.0), noise, |x| 1.0 / x);
+                f32_map(out, active, a, Form { ftz, bound: Bound::Ulps(1.0) }, noise, |x| 1.0 / x);
             } else {
                 map1(out, active, a, |x| f32_out(1.0 / f32_in(x, ftz), ftz, false));
             }
@@ -126,13 +133,13 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
         }
         Op::Sqrt { ty: Ty::F32, approx, ftz } => {
             if approx {
-                f32_map(out, active, a, ftz, Bound::Relative(2f64.powi(-23)), noise, f64::sqrt);
+                f32_map(out, active, a, Form { ftz, bound: Bound::Relative(2f64.powi(-23)) }, noise, f64::sqrt);
             } else {
                 map1(out, active, a, |x| f32_out(f32_in(x, ftz).sqrt(), ftz, false));
             }
         }
         Op::Sqrt { ty: Ty::F64, approx: false, .. } => f64_map(out, active, a, f64::sqrt),
-        Op::Rsqrt { ty: Ty::F32, ftz } => f32_map(out, active, a, ftz, Bound::Relative(2f64.powf(-22.9)), noise, rsqrt),
+        Op::Rsqrt { ty: Ty::F32, ftz } => f32_map(out, active, a, Form { ftz, bound: Bound::Relative(2f64.powf(-22.9)) }, noise, rsqrt),
         Op::Rsqrt { ty: Ty::F64, ftz } => {
             // 1/√−0 is −∞, which f64 division gives too.
             if ftz {
@@ -142,10 +149,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
             }
         }
         Op::Ex2 { ty, ftz } => match ty {
-            Ty::F32 => f32_map(out, active, a, ftz, Bound::Ulps(2.0), noise, f64::exp2),
-            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, ftz, Bound::Relative(2f64.powf(-9.9)), noise, f64::exp2),
+            Ty::F32 => f32_map(out, active, a, Form { ftz, bound: Bound::Ulps(2.0) }, noise, f64::exp2),
+            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, Form { ftz, bound: Bound::Relative(2f64.powf(-9.9)) }, noise, f64::exp2),
             // bf16 exists with flushing only.
-            Ty::Bf16 | Ty::Bf16x2 => half_map(out, active, ty, a, true, Bound::Relative(2f64.powi(-7)), noise, f64::exp2),
+            Ty::Bf16 | Ty::Bf16x2 => {
+                half_map(out, active, ty, a, Form { ftz: true, bound: Bound::Relative(2f64.powi(-7)) }, noise, f64::exp2)
+            }
             _ => return unknown(ty),
         },
         Op::Lg2 { ftz } => {
@@ -177,8 +186,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                     out[i] = f32_out(f32::from_bits(code).clamp(-1.0, 1.0), false, false);
                 });
             }
-            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, false, Bound::Absolute(2f64.powf(-10.987)), noise, f64::tanh),
-            Ty::Bf16 | Ty::Bf16x2 => half_map(out, active, ty, a, false, Bound::Absolute(2f64.powi(-8)), noise, f64::tanh),
+            Ty::F16 | Ty::F16x2 => {
+                half_map(out, active, ty, a, Form { ftz: false, bound: Bound::Absolute(2f64.powf(-10.987)) }, noise, f64::tanh)
+            }
+            Ty::Bf16 | Ty::Bf16x2 => {
+                half_map(out, active, ty, a, Form { ftz: false, bound: Bound::Absolute(2f64.powi(-8)) }, noise, f64::tanh)
+            }
             _ => return unknown(ty),
         },
         Op::Rcp { ty, .. } | Op::Sqrt { ty, .. } | Op::Rsqrt { ty, .. } => return unknown(ty),

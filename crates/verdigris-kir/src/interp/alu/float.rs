@@ -4,6 +4,7 @@ use super::exact::{self, F64_INVALID, add_f64, direction, first_nan, fma_f64, mu
 use super::{EvalError, Lanes, Noise, approx, map1, map2, map3};
 use crate::inst::{Cmp, Division, Op, Round};
 use crate::ir::Ty;
+use std::cmp::Ordering;
 use verdigris_tensor::num::{Format, Overflow, f64_to_f32};
 
 /// The canonical f32 NaN.
@@ -266,36 +267,47 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
     Ok(())
 }
 
-pub(super) fn compare(cmp: Cmp, ty: Ty, ftz: bool, ins: &[&Lanes], active: u32, out: &mut Lanes) -> Result<(), EvalError> {
-    macro_rules! by_type {
-        ($test:expr) => {
-            match ty {
-                Ty::F32 => map2(out, active, ins[0], ins[1], |a, b| u64::from($test(f32_in(a, ftz), f32_in(b, ftz)))),
-                Ty::F64 => map2(out, active, ins[0], ins[1], |a, b| u64::from($test(f64::from_bits(a), f64::from_bits(b)))),
-                Ty::F16 | Ty::Bf16 => {
-                    let format = half_format(ty);
-                    let value = |code: u64| format.decode_f32(flush_code(format, code as u32 & 0xffff, ftz));
-                    map2(out, active, ins[0], ins[1], |a, b| u64::from($test(value(a), value(b))));
-                }
-                _ => return Err(EvalError::NoSuchForm { op: "Setp", ty }),
-            }
-        };
-    }
+/// Which outcomes of a comparison a word accepts: bit 0 less, 1 equal, 2 greater, 3 unordered.
+const fn accepted(cmp: Cmp) -> u32 {
     match cmp {
-        Cmp::Eq => by_type!(|a, b| a == b),
-        Cmp::Ne => by_type!(|a, b| a < b || a > b),
-        Cmp::Lt => by_type!(|a, b| a < b),
-        Cmp::Le => by_type!(|a, b| a <= b),
-        Cmp::Gt => by_type!(|a, b| a > b),
-        Cmp::Ge => by_type!(|a, b| a >= b),
-        Cmp::EqOrNan => by_type!(|a, b| !(a < b || a > b)),
-        Cmp::NeOrNan => by_type!(|a, b| a != b),
-        Cmp::LtOrNan => by_type!(|a, b| !(a >= b)),
-        Cmp::LeOrNan => by_type!(|a, b| !(a > b)),
-        Cmp::GtOrNan => by_type!(|a, b| !(a <= b)),
-        Cmp::GeOrNan => by_type!(|a, b| !(a < b)),
-        Cmp::Number => by_type!(|a, b| a == a && b == b),
-        Cmp::Nan => by_type!(|a, b| a != a || b != b),
+        Cmp::Lt => 0b0001,
+        Cmp::Eq => 0b0010,
+        Cmp::Le => 0b0011,
+        Cmp::Gt => 0b0100,
+        Cmp::Ne => 0b0101,
+        Cmp::Ge => 0b0110,
+        Cmp::Number => 0b0111,
+        Cmp::Nan => 0b1000,
+        Cmp::LtOrNan => 0b1001,
+        Cmp::EqOrNan => 0b1010,
+        Cmp::LeOrNan => 0b1011,
+        Cmp::GtOrNan => 0b1100,
+        Cmp::NeOrNan => 0b1101,
+        Cmp::GeOrNan => 0b1110,
+    }
+}
+
+pub(super) fn compare(cmp: Cmp, ty: Ty, ftz: bool, ins: &[&Lanes], active: u32, out: &mut Lanes) -> Result<(), EvalError> {
+    let accepted = accepted(cmp);
+    // Every type here is a subset of f64.
+    let test = |a: f64, b: f64| {
+        let outcome = match a.partial_cmp(&b) {
+            Some(Ordering::Less) => 0,
+            Some(Ordering::Equal) => 1,
+            Some(Ordering::Greater) => 2,
+            None => 3,
+        };
+        u64::from(accepted >> outcome & 1)
+    };
+    match ty {
+        Ty::F32 => map2(out, active, ins[0], ins[1], |a, b| test(f64::from(f32_in(a, ftz)), f64::from(f32_in(b, ftz)))),
+        Ty::F64 => map2(out, active, ins[0], ins[1], |a, b| test(f64::from_bits(a), f64::from_bits(b))),
+        Ty::F16 | Ty::Bf16 => {
+            let format = half_format(ty);
+            let value = |code: u64| format.decode(flush_code(format, code as u32 & 0xffff, ftz));
+            map2(out, active, ins[0], ins[1], |a, b| test(value(a), value(b)));
+        }
+        _ => return Err(EvalError::NoSuchForm { op: "Setp", ty }),
     }
     Ok(())
 }
