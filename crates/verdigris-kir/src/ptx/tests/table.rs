@@ -4,7 +4,7 @@ use super::assembler;
 use super::kernels::Draft;
 use crate::inst::{Op, TABLE};
 use crate::inst_samples::{candidates, samples};
-use crate::ir::{Access, Block, KernelBody, MapDecl, MapType, Operand, ParamKind, Stmt, Swizzle, Target, Ty};
+use crate::ir::{Access, Block, Guard, KernelBody, MapDecl, MapType, Operand, ParamKind, Stmt, Swizzle, Target, Ty};
 use crate::ptx::{Isa, print::print_body};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,8 +12,19 @@ use std::path::Path;
 /// How many instructions are put into one kernel.
 const BATCH: usize = 400;
 
+/// What the instructions of a batch are written with.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// Registers in all places that take them.
+    Registers,
+    /// Constants in all places.
+    Constants,
+    /// A guard in front, and no use for the results.
+    Guarded,
+}
+
 /// A kernel that runs instructions one after the other, each on registers of its own (or on constants), each behind a remark with its number.
-fn batch(ops: &[(usize, &Op)], target: Target, constants: bool) -> KernelBody {
+fn batch(ops: &[(usize, &Op)], target: Target, form: Form) -> KernelBody {
     let mut d = Draft::new("batch", target, 128);
     if target >= Target::Sm90 {
         let map = MapDecl { ty: MapType::F32, rank: 1, box_dims: vec![32], im2col: false, swizzle: Swizzle::None, access: Access::Read };
@@ -23,6 +34,7 @@ fn batch(ops: &[(usize, &Op)], target: Target, constants: bool) -> KernelBody {
     }
     d.shared("piece", 1024, 128);
     let mut block = Block::default();
+    let guard = d.reg(Ty::Pred);
     for &(number, op) in ops {
         let signature = op.signature();
         let must = op.constant_operands();
@@ -34,7 +46,7 @@ fn batch(ops: &[(usize, &Op)], target: Target, constants: bool) -> KernelBody {
             .map(|(index, ty)| {
                 if must.contains(&index) {
                     Operand::Imm(if *ty == Ty::S64 { (-16i64) as u64 } else { 0 })
-                } else if constants {
+                } else if form == Form::Constants {
                     // A thread count is a whole number of warps, a bulk size a multiple of 16; a one does for everything else.
                     let bulk = op.name().starts_with("Bulk");
                     Operand::Imm(match op {
@@ -48,18 +60,25 @@ fn batch(ops: &[(usize, &Op)], target: Target, constants: bool) -> KernelBody {
             })
             .collect();
         block.stmts.push(Stmt::Comment(format!("sample {number}")));
-        block.stmts.push(d.inst(op.clone(), &outs, &ins));
+        let mut stmt = d.inst(op.clone(), &outs, &ins);
+        if let (Form::Guarded, Stmt::Inst(inst)) = (form, &mut stmt) {
+            inst.guard = Some(Guard { pred: guard, negate: number % 2 == 1 });
+            if !op.reads_results() {
+                inst.outs.fill(None);
+            }
+        }
+        block.stmts.push(stmt);
     }
     d.finish(block)
 }
 
 /// The numbers of the instructions that the assembler refuses, with its words.
-fn refused(ptxas: &Path, ops: &[(usize, &Op)], arch: Target, isa: Isa, constants: bool) -> BTreeMap<usize, String> {
+fn refused(ptxas: &Path, ops: &[(usize, &Op)], arch: Target, isa: Isa, form: Form) -> BTreeMap<usize, String> {
     let mut refused = BTreeMap::new();
     for chunk in ops.chunks(BATCH) {
         let mut left: Vec<(usize, &Op)> = chunk.to_vec();
         loop {
-            let body = batch(&left, arch, constants);
+            let body = batch(&left, arch, form);
             let text = print_body(&body, isa);
             let Err(said) = assembler::assemble(ptxas, arch.ptx(), &text) else { break };
             let mut bad = BTreeSet::new();
@@ -89,7 +108,7 @@ fn every_entry_of_the_table_has_a_sample() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-fn check_samples(constants: bool) {
+fn check_samples(form: Form) {
     let ptxas = match assembler::find() {
         Ok(ptxas) => ptxas,
         Err(why) => return eprintln!("skipped: {why}"),
@@ -102,7 +121,7 @@ fn check_samples(constants: bool) {
     }
     let mut wrong = Vec::new();
     for ((target, isa), ops) in &groups {
-        for (number, why) in refused(&ptxas, ops, *target, *isa, constants) {
+        for (number, why) in refused(&ptxas, ops, *target, *isa, form) {
             wrong.push(format!("{:?} ({}, PTX {isa}): {why}\n    {}", samples[number].op, target.ptx(), samples[number].op.ptx()));
         }
     }
@@ -111,12 +130,17 @@ fn check_samples(constants: bool) {
 
 #[test]
 fn every_sample_assembles_for_the_first_chip_and_version_that_has_it() {
-    check_samples(false);
+    check_samples(Form::Registers);
 }
 
 #[test]
 fn every_sample_takes_constants_where_it_takes_registers() {
-    check_samples(true);
+    check_samples(Form::Constants);
+}
+
+#[test]
+fn every_sample_takes_a_guard_and_can_drop_its_results() {
+    check_samples(Form::Guarded);
 }
 
 /// Minutes long, so run by hand: every combination that [`Op::legal`] refuses although the assembler takes it, to be judged by a reader.
@@ -126,7 +150,7 @@ fn survey_of_what_is_refused_though_it_assembles() {
     let ptxas = assembler::find().unwrap();
     let all = candidates();
     let ops: Vec<(usize, &Op)> = all.iter().enumerate().filter(|(_, op)| op.legal().is_err()).collect();
-    let refused = refused(&ptxas, &ops, Target::Sm90a, Isa::V9_0, false);
+    let refused = refused(&ptxas, &ops, Target::Sm90a, Isa::V9_0, Form::Registers);
     let mut kept: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for (number, op) in &ops {
         if let (false, Err(rule)) = (refused.contains_key(number), op.legal()) {
@@ -148,17 +172,15 @@ fn survey_of_what_an_earlier_chip_or_version_has() {
     let mut early: BTreeMap<(&str, &str, String), usize> = BTreeMap::new();
     for target in [Target::Sm80, Target::Sm89, Target::Sm90] {
         let later: Vec<_> = ops.iter().copied().filter(|(_, op)| op.target() > target).collect();
-        let refused = refused(&ptxas, &later, target, Isa::V9_0, false);
-        for (number, op) in later.iter().filter(|(number, _)| !refused.contains_key(number)) {
-            let _ = number;
+        let refused = refused(&ptxas, &later, target, Isa::V9_0, Form::Registers);
+        for (_, op) in later.iter().filter(|(number, _)| !refused.contains_key(number)) {
             *early.entry((op.name(), target.ptx(), String::new())).or_default() += 1;
         }
     }
     for isa in [Isa::MINIMUM, Isa::new(8, 1), Isa::new(8, 2), Isa::new(8, 3), Isa::new(8, 4), Isa::new(8, 5), Isa::new(8, 6)] {
         let later: Vec<_> = ops.iter().copied().filter(|(_, op)| Isa::needed_by_op(op) > isa).collect();
-        let refused = refused(&ptxas, &later, Target::Sm90a, isa, false);
-        for (number, op) in later.iter().filter(|(number, _)| !refused.contains_key(number)) {
-            let _ = number;
+        let refused = refused(&ptxas, &later, Target::Sm90a, isa, Form::Registers);
+        for (_, op) in later.iter().filter(|(number, _)| !refused.contains_key(number)) {
             *early.entry((op.name(), "PTX", isa.to_string())).or_default() += 1;
         }
     }
