@@ -274,19 +274,19 @@ fn the_sign_of_an_exact_zero_follows_the_direction() {
     for format in FLOATS {
         let ty = format.ty;
         let minus = 1u64 << (format.bits() - 1);
-        let one = ((1u64 << (format.exponent_bits - 1)) - 1) << format.mantissa_bits;
+        let unit = ((1u64 << (format.exponent_bits - 1)) - 1) << format.mantissa_bits;
         let rounds: &[Round] = if format.bits() >= 32 { &ROUNDS } else { &ROUNDS[..1] };
         for &rounding in rounds {
             let add = Op::FAdd { ty, rounding, ftz: false, saturate: false };
             let fma = Op::Fma { ty, rounding, ftz: false, saturate: false, relu: false };
             let cancelled = if rounding == Round::Down { minus } else { 0 };
-            assert_eq!(one(&add, &[one, one | minus]), cancelled);
+            assert_eq!(one(&add, &[unit, unit | minus]), cancelled);
             assert_eq!(one(&add, &[0, minus]), cancelled);
             assert_eq!(one(&add, &[0, 0]), 0);
             assert_eq!(one(&add, &[minus, minus]), minus);
-            assert_eq!(one(&fma, &[one, one, one | minus]), cancelled);
-            assert_eq!(one(&fma, &[one, minus, minus]), minus);
-            assert_eq!(one(&fma, &[one, 0, 0]), 0);
+            assert_eq!(one(&fma, &[unit, unit, unit | minus]), cancelled);
+            assert_eq!(one(&fma, &[unit, minus, minus]), minus);
+            assert_eq!(one(&fma, &[unit, 0, 0]), 0);
         }
     }
 }
