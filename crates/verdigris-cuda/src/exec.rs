@@ -596,7 +596,7 @@ mod tests {
     fn arguments_that_do_not_fit_are_refused() {
         let refused = |args: Vec<Arg>| {
             let mut needs = Needs { slots: 0, scalars: 0 };
-            parameters(&launch(args), &facts(), &mut needs).err().expect("does not fit").to_string()
+            parameters(&launch(args), &facts(), &mut needs).expect_err("does not fit").to_string()
         };
         assert!(refused(args()[..4].to_vec()).contains("4 arguments given, 5 parameters compiled"));
         let with = |index: usize, arg: Arg| {
