@@ -3,4 +3,6 @@
 use crate::engine::Engine;
 
 /// The engines of this family. The table is all there is to registering one.
-pub static ENGINES: &[&dyn Engine] = &[];
+mod wgmma;
+
+pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma];

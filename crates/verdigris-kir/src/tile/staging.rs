@@ -18,9 +18,9 @@ pub struct Staging<'k> {
     barrier: u32,
 }
 
-/// The tensor map through which slabs are stored: rank 3, `{columns, rows, batch}`.
-pub fn store_map(ty: MapType) -> MapDecl {
-    MapDecl { ty, rank: 3, box_dims: vec![128 / ty.bytes(), 64, 1], im2col: false, swizzle: Swizzle::B128, access: Access::Write }
+/// The tensor map through which slabs of `rows` rows are stored: rank 3, `{columns, rows, batch}`.
+pub fn store_map(ty: MapType, rows: u32) -> MapDecl {
+    MapDecl { ty, rank: 3, box_dims: vec![128 / ty.bytes(), rows, 1], im2col: false, swizzle: Swizzle::B128, access: Access::Write }
 }
 
 impl<'k> Staging<'k> {

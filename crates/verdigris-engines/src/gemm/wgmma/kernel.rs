@@ -1,0 +1,621 @@
+//! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles, warpgroups multiply out of it, results leave through shared memory and TMA.
+//!
+//! One page, top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. What follows the main loop —
+//! joining parts of a split depth, the epilogue, the way out — stands below it, in that order.
+//!
+//! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu; the joining of parts follows
+//! Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use verdigris_kir::face::{Header, Kernel, LoadOptions, Number, Pointer, Role, SharedPiece, TensorMap, Val, WgmmaA, build};
+use verdigris_kir::inst::{Atomic, Cache, Fence, MatrixType, Order, Packed, Scope, WgmmaShape};
+use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
+use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
+use verdigris_kir::tile::schedule::{Schedule, Work};
+use verdigris_kir::tile::staging::{SLAB_BYTES, Staging, store_map};
+use verdigris_tensor::DType;
+
+/// Instruction steps of 32 bytes in one 128-byte row of depth.
+const STEPS: u32 = ROW_BYTES / 32;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+
+/// Which operand the CTAs of a cluster share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Shared {
+    /// Tiles one below the other: they share B.
+    B,
+    /// Tiles side by side: they share A.
+    A,
+}
+
+/// The way of a result to global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Out {
+    /// Through shared memory and the copy engine: rows of D 16-byte aligned.
+    Tma,
+    /// From registers, element by element: any strides.
+    Direct,
+}
+
+/// Everything that shapes the kernel; extents are arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) a: DType,
+    pub(super) b: DType,
+    pub(super) d: DType,
+    pub(super) a_major: Axis,
+    pub(super) b_major: Axis,
+    /// Rows and columns of a CTA's tile.
+    pub(super) tile_m: u32,
+    pub(super) tile_n: u32,
+    pub(super) stages: u32,
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows.
+    pub(super) consumers: u32,
+    /// CTAs of a cluster, and what they share.
+    pub(super) cluster: u32,
+    pub(super) shared: Shared,
+    /// The depth of tiles may be split among CTAs.
+    pub(super) split: bool,
+    /// fp8 sums are moved into f32 registers every 128 of depth.
+    pub(super) promote: bool,
+    pub(super) out: Out,
+    /// D is written transposed: the problem was turned round, so that its short side is the instruction's columns.
+    pub(super) turned: bool,
+}
+
+/// Serializable twin of [`Major`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Axis {
+    Depth,
+    Rows,
+}
+
+impl From<Axis> for Major {
+    fn from(axis: Axis) -> Major {
+        match axis {
+            Axis::Depth => Major::Depth,
+            Axis::Rows => Major::Rows,
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    /// `gemm_wgmma_bf16_bf16_bf16_tn_128x256_s4_c2_x2b` and so on: the entry's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |axis| if axis == Axis::Depth { 'k' } else { 'r' };
+        write!(f, "gemm_wgmma_{}_{}_{}_{}{}", self.a, self.b, self.d, letter(self.a_major), letter(self.b_major))?;
+        write!(f, "_{}x{}_s{}_c{}", self.tile_m, self.tile_n, self.stages, self.consumers)?;
+        if self.cluster > 1 {
+            write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
+        }
+        for (on, word) in
+            [(self.split, "_split"), (self.promote, "_promote"), (self.out == Out::Direct, "_direct"), (self.turned, "_turned")]
+        {
+            if on {
+                f.write_str(word)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn matrix_type(dtype: DType) -> MatrixType {
+    match dtype {
+        DType::Bf16 => MatrixType::Bf16,
+        DType::F16 => MatrixType::F16,
+        DType::E4m3 => MatrixType::E4m3,
+        DType::E5m2 => MatrixType::E5m2,
+        DType::I8 => MatrixType::S8,
+        DType::U8 => MatrixType::U8,
+        _ => MatrixType::Tf32,
+    }
+}
+
+/// The element format of a tensor map over elements of this type.
+pub(super) fn map_type(dtype: DType) -> MapType {
+    match dtype {
+        DType::Bf16 => MapType::Bf16,
+        DType::F16 => MapType::F16,
+        DType::F32 => MapType::Tf32,
+        DType::I32 => MapType::S32,
+        _ => MapType::U8,
+    }
+}
+
+impl Spec {
+    pub(super) fn a_tile(&self) -> OperandTile {
+        OperandTile { rows: self.tile_m, ty: map_type(self.a), major: self.a_major.into() }
+    }
+
+    pub(super) fn b_tile(&self) -> OperandTile {
+        OperandTile { rows: self.tile_n, ty: map_type(self.b), major: self.b_major.into() }
+    }
+
+    /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
+    pub(super) fn loaded(&self, operand: Shared) -> u32 {
+        let rows = if operand == Shared::A { self.tile_m } else { self.tile_n };
+        if self.cluster > 1 && self.shared == operand { rows / self.cluster } else { rows }
+    }
+
+    /// Elements of depth in one stage.
+    pub(super) fn depth(&self) -> u32 {
+        self.a_tile().depth()
+    }
+
+    pub(super) fn threads(&self) -> u32 {
+        WARPGROUP * (1 + self.consumers)
+    }
+
+    /// 64-row blocks of one consumer.
+    fn blocks(&self) -> u32 {
+        self.tile_m / (64 * self.consumers)
+    }
+
+    fn is_integer(&self) -> bool {
+        matches!(self.a, DType::I8 | DType::U8)
+    }
+
+    fn shape(&self) -> WgmmaShape {
+        let d = if self.is_integer() { MatrixType::S32 } else { MatrixType::F32 };
+        WgmmaShape {
+            transpose_a: self.a_major == Axis::Rows,
+            transpose_b: self.b_major == Axis::Rows,
+            ..wgmma_shape(self.tile_n, matrix_type(self.a), matrix_type(self.b), d)
+        }
+    }
+
+    /// Staging slabs of a warpgroup.
+    fn slabs(&self) -> u32 {
+        match (self.out, self.turned) {
+            (Out::Direct, _) => 0,
+            (Out::Tma, false) => 2,
+            (Out::Tma, true) => 2,
+        }
+    }
+
+    /// Shared memory, with room for barriers.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.consumers * self.slabs() * SLAB_BYTES + 16 * self.stages + 64
+    }
+
+    /// The tensor map of D, for [`Out::Tma`].
+    pub(super) fn d_map(&self) -> MapDecl {
+        let ty = if self.d == DType::F32 { MapType::F32 } else { map_type(self.d) };
+        store_map(ty, if self.turned { self.tile_n.min(64) } else { 64 })
+    }
+
+    /// Registers of a producer's and of a consumer's thread.
+    fn registers(&self) -> (u32, u32) {
+        match self.consumers {
+            1 | 2 => (40, 232),
+            _ => (32, 160),
+        }
+    }
+
+    /// f32 (or s32) words that one CTA hands on for one part of a split tile.
+    pub(super) fn part_words(&self) -> u64 {
+        u64::from(self.tile_m) * u64::from(self.tile_n)
+    }
+
+    /// Builds the kernel.
+    pub(super) fn build(&self) -> KernelBody {
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.cluster };
+        if self.is_integer() { build(header, |k| gemm::<i32>(k, self)) } else { build(header, |k| gemm::<f32>(k, self)) }
+    }
+}
+
+/// What a sum is kept in.
+trait Sum: Number {
+    fn to_f32<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
+    const ZERO: Self;
+}
+
+impl Sum for f32 {
+    fn to_f32<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
+        value
+    }
+    const ZERO: f32 = 0.0;
+}
+
+impl Sum for i32 {
+    fn to_f32<'k>(value: Val<'k, i32>) -> Val<'k, f32> {
+        value.to_f32()
+    }
+    const ZERO: i32 = 0;
+}
+
+fn gemm<'k, T: Sum>(k: Kernel<'k>, spec: &Spec)
+where
+    T: verdigris_kir::face::AsVal<'k, T>,
+{
+    let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
+    let (a_loaded, b_loaded) = (spec.loaded(Shared::A), spec.loaded(Shared::B));
+    let a = k.tensor_map("a", a_tile.map(a_loaded));
+    let b = k.tensor_map("b", b_tile.map(b_loaded));
+    let (a_batches, b_batches) = (k.scalar::<u32>("a_batches"), k.scalar::<u32>("b_batches"));
+    let schedule = Schedule::declare(k, spec.split);
+    let result = Way::declare(k, spec);
+    let join = spec.split.then(|| Join::declare(k, spec));
+
+    let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
+    let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
+    let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
+    let ring = Ring::new(k, spec.stages, spec.consumers, scope);
+    k.when(k.thread().eq(0), || {
+        ring.init();
+        k.prefetch_tensormap(&a);
+        k.prefetch_tensormap(&b);
+    });
+    publish_barriers(k);
+
+    let rank = if spec.cluster > 1 { k.cluster_rank() } else { k.constant(0) };
+    let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
+    let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
+    // A cluster takes neighbouring tiles, along the side whose operand they do not share.
+    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + rank } else { work.row };
+    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + rank } else { work.column };
+
+    let load = || {
+        let cursor = ring.cursor();
+        let a_part = if a_loaded < spec.tile_m { rank * a_loaded } else { k.constant(0) };
+        let b_part = if b_loaded < spec.tile_n { rank * b_loaded } else { k.constant(0) };
+        k.when(k.elect(), || {
+            schedule.for_each(|work| {
+                let row = tile_row(&work) * spec.tile_m + a_part;
+                let column = tile_column(&work) * spec.tile_n + b_part;
+                let (a_batch, b_batch) = (work.batch * a_batches, work.batch * b_batches);
+                k.range(work.steps, |step| {
+                    let depth = (work.first_step + step) * spec.depth();
+                    let full = cursor.acquire(a_tile.bytes() + b_tile.bytes());
+                    let stage = cursor.stage();
+                    let a_slot = a_slots.address() + stage * a_tile.bytes();
+                    let b_slot = b_slots.address() + stage * b_tile.bytes();
+                    a_tile.load(a_slot, a_part, a_loaded, &a, row, depth, a_batch, full, options(Shared::A));
+                    b_tile.load(b_slot, b_part, b_loaded, &b, column, depth, b_batch, full, options(Shared::B));
+                    cursor.advance();
+                });
+            });
+        });
+    };
+
+    let multiply = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let first_row = warpgroup * (64 * spec.blocks());
+        let sums: Vec<Fragment<'k, T>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
+        let totals: Vec<Fragment<'k, T>> =
+            if spec.promote { (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect() } else { vec![] };
+        let a_low = a_tile.descriptor_base(a_slots.address(), first_row);
+        let b_low = b_tile.descriptor_base(b_slots.address(), 0u32);
+        let cursor = ring.cursor();
+        let previous = k.var_named("previous", 0u32);
+        let add = k.var_named("add", k.thread().ge(0u32));
+
+        schedule.for_each(|work| {
+            for total in &totals {
+                total.registers().iter().for_each(|register| register.set(T::ZERO));
+            }
+            k.range(work.steps, |step| {
+                cursor.wait();
+                let stage = cursor.stage();
+                let (a_stage, b_stage) = (a_low + stage * (a_tile.bytes() >> 4), b_low + stage * (b_tile.bytes() >> 4));
+                add.set(if spec.promote { k.thread().gt(u32::MAX - 1) } else { step.gt(0) });
+                k.wgmma_fence();
+                for part in 0..STEPS {
+                    let b_descriptor = b_tile.descriptor_from(b_stage + b_tile.advance(0, part));
+                    for (block, sum) in sums.iter().enumerate() {
+                        let a_descriptor = a_tile.descriptor_from(a_stage + a_tile.advance(64 * block as u32, part));
+                        let adds = if part == 0 { add.get() } else { k.constant(true) };
+                        k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                    }
+                }
+                k.wgmma_commit();
+                if spec.promote {
+                    k.wgmma_wait(0);
+                    cursor.release(stage, thread);
+                    for (total, sum) in totals.iter().zip(&sums) {
+                        for (total, sum) in total.registers().iter().zip(sum.registers()) {
+                            total.set(*total + *sum);
+                        }
+                    }
+                } else {
+                    // One group stays in flight while the stage before it goes back.
+                    k.wgmma_wait(1);
+                    k.when(step.gt(0), || cursor.release(previous, thread));
+                    previous.set(stage);
+                }
+                cursor.advance();
+            });
+            if !spec.promote {
+                k.wgmma_wait(0);
+                cursor.release(previous, thread);
+            }
+
+            let results = if spec.promote { &totals } else { &sums };
+            let tile = Tile { row: tile_row(&work) * spec.tile_m + first_row, column: tile_column(&work) * spec.tile_n, batch: work.batch };
+            match &join {
+                None => result.write(k, spec, results, &tile, warpgroup, thread),
+                Some(join) => {
+                    let last = join.is_last(k, spec, results, &work, rank, warpgroup, thread);
+                    k.when(last, || result.write(k, spec, results, &tile, warpgroup, thread));
+                }
+            }
+        });
+        result.finish(thread);
+    };
+
+    let (few, many) = spec.registers();
+    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
+        Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
+    ]);
+    if spec.cluster > 1 {
+        // A peer may still arrive on this CTA's barriers.
+        k.cluster_sync();
+    }
+}
+
+/// Where a consumer's results belong: its first row and the tile's first column.
+struct Tile<'k> {
+    row: Val<'k, u32>,
+    column: Val<'k, u32>,
+    batch: Val<'k, u32>,
+}
+
+/// Joins the parts of a tile whose depth is split: each part goes to scratch, and whoever comes last adds them up in order, so that the
+/// sum does not depend on who that is.
+struct Join<'k> {
+    parts: Pointer<'k>,
+    counters: Pointer<'k>,
+    most_parts: Val<'k, u32>,
+    told: SharedPiece<'k>,
+}
+
+impl<'k> Join<'k> {
+    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        Join {
+            parts: k.in_out("parts", 16),
+            counters: k.in_out("counters", 4),
+            most_parts: k.scalar("most_parts"),
+            told: k.shared("arrivals seen", 4 * spec.consumers, 4),
+        }
+    }
+
+    /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum.
+    #[allow(clippy::too_many_arguments, reason = "who asks, and about what")]
+    fn is_last<T: Sum>(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        sums: &[Fragment<'k, T>],
+        work: &Work<'k>,
+        rank: Val<'k, u32>,
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+    ) -> Val<'k, bool> {
+        let last = k.var_named("last", work.parts.eq(1));
+        k.when(work.parts.gt(1), || {
+            // Parts of one tile, CTA and warpgroup stand side by side; a thread's own four words are one vector.
+            let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+            let words = spec.tile_m / spec.consumers * spec.tile_n;
+            let place = |part: Val<'k, u32>| {
+                let bytes = (owner * self.most_parts + part).mul_wide(words * 4);
+                self.parts.moved(bytes).at(thread, 16)
+            };
+            let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
+            let own = place(work.part);
+            for (i, registers) in vectors.clone() {
+                let values: Vec<Val<'k, T>> = registers.iter().map(|r| r.get()).collect();
+                k.st_global_vector(own, i as i64 * 16 * i64::from(WARPGROUP), &values, Cache::Default);
+            }
+            k.fence(Fence::AcqRel(Scope::Gpu));
+            let barrier = warpgroup + 1;
+            k.barrier_sync(barrier, WARPGROUP);
+            let told = self.told.address() + warpgroup * 4;
+            k.when(thread.eq(0), || {
+                let counter = self.counters.at(owner, 4);
+                let seen = k.atom_global(Atomic::Add, counter, 0, 1u32, Order::AcqRel(Scope::Gpu));
+                k.st_shared(told, 0, seen);
+            });
+            k.barrier_sync(barrier, WARPGROUP);
+            last.set((k.ld_shared::<u32>(told, 0) + 1).eq(work.parts));
+            k.when(last, || {
+                k.fence(Fence::AcqRel(Scope::Gpu));
+                for sum in sums {
+                    sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
+                }
+                k.range(work.parts, |part| {
+                    let from = place(part);
+                    for (i, registers) in vectors.clone() {
+                        let values = k.ld_global_vector::<T>(from, i as i64 * 16 * i64::from(WARPGROUP), 4, Cache::Default);
+                        for (register, value) in registers.iter().zip(values) {
+                            register.set(*register + value);
+                        }
+                    }
+                });
+            });
+            // The word is used again by the next split tile.
+            k.barrier_sync(barrier, WARPGROUP);
+        });
+        last.get()
+    }
+}
+
+/// The way of results to D.
+struct Way<'k> {
+    alpha: Val<'k, f32>,
+    to: To<'k>,
+}
+
+enum To<'k> {
+    Tma {
+        map: TensorMap<'k>,
+        staging: Staging<'k>,
+    },
+    Direct {
+        d: Pointer<'k>,
+        row_stride: Val<'k, u64>,
+        column_stride: Val<'k, u64>,
+        batch_stride: Val<'k, u64>,
+        rows: Val<'k, u32>,
+        columns: Val<'k, u32>,
+    },
+}
+
+impl<'k> Way<'k> {
+    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        let alpha = k.scalar("alpha");
+        let to = match spec.out {
+            Out::Tma => To::Tma {
+                map: k.tensor_map("d", spec.d_map()),
+                staging: Staging::new(k, spec.consumers, spec.slabs(), 1),
+            },
+            Out::Direct => To::Direct {
+                d: k.output("d", spec.d.bytes() as u32),
+                row_stride: k.scalar("d_row_stride"),
+                column_stride: k.scalar("d_column_stride"),
+                batch_stride: k.scalar("d_batch_stride"),
+                rows: k.scalar("rows"),
+                columns: k.scalar("columns"),
+            },
+        };
+        Way { alpha, to }
+    }
+
+    fn write<T: Sum>(&self, k: Kernel<'k>, spec: &Spec, sums: &[Fragment<'k, T>], tile: &Tile<'k>, warpgroup: Val<'k, u32>, thread: Val<'k, u32>) {
+        for (i, sum) in sums.iter().enumerate() {
+            let row = tile.row + 64 * i as u32;
+            match &self.to {
+                To::Tma { map, staging } if spec.turned => self.write_turned(k, spec, sum, map, staging, row, tile, i as u32, warpgroup, thread),
+                To::Tma { map, staging } => self.write_rows(k, spec, sum, map, staging, row, tile, i as u32, warpgroup, thread),
+                To::Direct { .. } => self.write_direct(k, spec, sum, row, tile, thread),
+            }
+        }
+    }
+
+    fn value<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32, odd: u32) -> Val<'k, f32> {
+        T::to_f32(sum.element(block, half, odd).get()) * self.alpha
+    }
+
+    /// 16 columns in the order of a fragment of halves: (block 0, half 0), (block 0, half 1), (block 1, half 0), (block 1, half 1).
+    fn packed<T: Sum>(&self, k: Kernel<'k>, format: Packed, sum: &Fragment<'k, T>, first_block: u32) -> [Val<'k, u32>; 4] {
+        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(block, half)| {
+            k.pack(format, self.value(sum, first_block + block, half, 0), self.value(sum, first_block + block, half, 1))
+        })
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a slab, where it comes from and where it goes")]
+    fn write_rows<T: Sum>(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        sum: &Fragment<'k, T>,
+        map: &TensorMap<'k>,
+        staging: &Staging<'k>,
+        row: Val<'k, u32>,
+        tile: &Tile<'k>,
+        part: u32,
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+    ) {
+        let per_slab = 128 / spec.d.bytes() as u32;
+        let slabs = spec.tile_n.div_ceil(per_slab);
+        for slab_index in 0..slabs {
+            let first = slab_index * per_slab;
+            let slab = staging.slab(warpgroup, (part * slabs + slab_index) % staging.slabs());
+            staging.acquire(warpgroup, thread, staging.slabs() - 1);
+            for pair in 0..per_slab.min(spec.tile_n - first) / 16 {
+                let block = first / 8 + 2 * pair;
+                match half_format(spec.d) {
+                    Some(format) => staging.write_halves(slab, thread, pair, &self.packed(k, format, sum, block)),
+                    None => {
+                        for (b, half) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                            let row = Fragment::<T>::row(thread) + 8 * half;
+                            let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
+                            let words = [0, 1].map(|odd| match spec.d {
+                                DType::I32 => sum.element(block + b, half, odd).get().bitcast::<u32>(),
+                                _ => self.value(sum, block + b, half, odd).bitcast::<u32>(),
+                            });
+                            staging.write_pair(slab, row, column, &words);
+                        }
+                    }
+                }
+            }
+            staging.store(slab, warpgroup, thread, map, tile.column + first, row, tile.batch);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a slab, where it comes from and where it goes")]
+    fn write_turned<T: Sum>(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        sum: &Fragment<'k, T>,
+        map: &TensorMap<'k>,
+        staging: &Staging<'k>,
+        row: Val<'k, u32>,
+        tile: &Tile<'k>,
+        part: u32,
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+    ) {
+        let Some(format) = half_format(spec.d) else { return };
+        let slabs = spec.tile_n.div_ceil(64);
+        for slab_index in 0..slabs {
+            let slab = staging.slab(warpgroup, (part * slabs + slab_index) % staging.slabs());
+            staging.acquire(warpgroup, thread, staging.slabs() - 1);
+            for pair in 0..spec.tile_n.min(64) / 16 {
+                staging.write_halves_transposed(slab, thread, pair, &self.packed(k, format, sum, slab_index * 8 + 2 * pair));
+            }
+            staging.store(slab, warpgroup, thread, map, row, tile.column + slab_index * 64, tile.batch);
+        }
+    }
+
+    fn write_direct<T: Sum>(&self, k: Kernel<'k>, spec: &Spec, sum: &Fragment<'k, T>, row: Val<'k, u32>, tile: &Tile<'k>, thread: Val<'k, u32>) {
+        let To::Direct { d, row_stride, column_stride, batch_stride, rows, columns } = &self.to else { return };
+        let bytes = u64::from(spec.d.bytes() as u32);
+        let column = tile.column + Fragment::<T>::column(thread);
+        for half in 0..2 {
+            let row = row + Fragment::<T>::row(thread) + 8 * half;
+            let start = d.address() + (tile.batch.widen() * *batch_stride + row.widen() * *row_stride) * bytes;
+            k.when(row.lt(*rows), || {
+                for block in 0..spec.tile_n / 8 {
+                    for odd in 0..2 {
+                        let column = column + (8 * block + odd);
+                        k.when(column.lt(*columns), || {
+                            let at = start + column.widen() * *column_stride * bytes;
+                            match (half_format(spec.d), spec.d) {
+                                (Some(format), _) => {
+                                    let value = self.value(sum, block, half, odd);
+                                    k.st_global(at, 0, k.pack::<u32>(format, value, 0.0).low16());
+                                }
+                                (None, DType::I32) => k.st_global(at, 0, sum.element(block, half, odd).get()),
+                                (None, _) => k.st_global(at, 0, self.value(sum, block, half, odd)),
+                            }
+                        });
+                    }
+                }
+            });
+        }
+    }
+
+    fn finish(&self, thread: Val<'k, u32>) {
+        if let To::Tma { staging, .. } = &self.to {
+            staging.finish(thread);
+        }
+    }
+}
+
+fn half_format(d: DType) -> Option<Packed> {
+    match d {
+        DType::Bf16 => Some(Packed::Bf16x2),
+        DType::F16 => Some(Packed::F16x2),
+        _ => None,
+    }
+}

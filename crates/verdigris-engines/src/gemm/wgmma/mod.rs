@@ -1,0 +1,446 @@
+//! `gemm.wgmma`: matrix products on Hopper's tensor cores, fed by the copy engine.
+//!
+//! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes that `wgmma` takes.
+//! **When it wins.** On compute capability 9.0, wherever operand rows are 16-byte aligned.
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
+//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth.
+//! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
+
+mod kernel;
+
+use kernel::{Axis, Out, Shared, Spec};
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::problem::Order;
+use verdigris_graph::{GemmProblem, HostScalar, Matrix, Problem};
+use verdigris_kir::ir::{MapDecl, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
+use verdigris_tensor::DType;
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+
+/// The engine.
+#[derive(Debug)]
+pub struct Wgmma;
+
+const ID: EngineId = EngineId { name: "gemm.wgmma", number: 103 };
+
+/// One row of the table of tiles: the part of a spec that is chosen, not given.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tile_m: u32,
+    tile_n: u32,
+    consumers: u32,
+    cluster: u32,
+    shared: Shared,
+}
+
+const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
+    Shape { tile_m, tile_n, consumers, cluster, shared }
+}
+
+/// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
+const SHAPES: &[Shape] = &[
+    shape(128, 256, 2, 2, Shared::B),
+    shape(128, 256, 2, 2, Shared::A),
+    shape(128, 256, 2, 1, Shared::B),
+    shape(256, 128, 2, 2, Shared::B),
+    shape(256, 128, 2, 2, Shared::A),
+    shape(256, 128, 2, 1, Shared::B),
+    shape(128, 192, 2, 2, Shared::B),
+    shape(128, 192, 2, 1, Shared::B),
+    shape(128, 128, 2, 2, Shared::B),
+    shape(128, 128, 2, 1, Shared::B),
+    shape(128, 64, 2, 1, Shared::B),
+    shape(64, 256, 1, 1, Shared::B),
+    shape(64, 128, 1, 1, Shared::B),
+    shape(64, 64, 1, 1, Shared::B),
+    shape(64, 32, 1, 1, Shared::B),
+    shape(64, 16, 1, 1, Shared::B),
+    shape(128, 32, 2, 1, Shared::B),
+    shape(128, 16, 2, 1, Shared::B),
+];
+
+/// The problem as the kernel sees it: turned round or not, operands by their contiguous side.
+#[derive(Clone, Debug)]
+struct View {
+    m: u32,
+    n: u32,
+    k: u32,
+    batch: u32,
+    a: Matrix,
+    b: Matrix,
+    d: Matrix,
+    turned: bool,
+}
+
+impl View {
+    fn new(problem: &GemmProblem, turned: bool) -> Option<View> {
+        let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
+        let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
+        let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
+        let (a, b, d) = (problem.a.clone(), problem.b.clone(), problem.d.clone());
+        // Seen from the kernel, B is columns by depth.
+        Some(if turned {
+            View { m: n, n: m, k, batch, a: b.transposed(), b: a, d: d.transposed(), turned }
+        } else {
+            View { m, n, k, batch, a, b: b.transposed(), d, turned }
+        })
+    }
+
+    fn axis(matrix: &Matrix) -> Axis {
+        if matrix.order() == Order::RowMajor { Axis::Depth } else { Axis::Rows }
+    }
+}
+
+struct Plan {
+    arch: Arch,
+    alpha: HostScalar<verdigris_graph::Slot>,
+    promote: bool,
+    slots: usize,
+    straight: View,
+    turned: View,
+}
+
+impl Engine for Wgmma {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Gemm(gemm) = problem;
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        ID.require(!gemm.is_empty() && gemm.k > 0, Reason::Extent, format_args!("m, n, k = {}, {}, {}; none may be 0", gemm.m, gemm.n, gemm.k))?;
+        ID.require(gemm.batch.len() <= 1, Reason::Batch, format_args!("{} batch dims, takes at most 1", gemm.batch.len()))?;
+        ID.require(gemm.c.is_none(), Reason::Epilogue, "a C operand")?;
+        ID.require(gemm.epilogue.is_empty(), Reason::Epilogue, format_args!("{} epilogue steps", gemm.epilogue.len()))?;
+        ID.require(gemm.scale_a.is_none() && gemm.scale_b.is_none(), Reason::Scale, "operand scales")?;
+        let (a, b, d) = (gemm.a.dtype, gemm.b.dtype, gemm.d.dtype);
+        let takes = match gemm.precision {
+            Precision::Fp32 => a == b && matches!(a, DType::Bf16 | DType::F16),
+            Precision::Tf32 => true,
+            Precision::Fp8Fast | Precision::Fp8Promoted => true,
+            Precision::I32 => true,
+            Precision::F64 | Precision::Ieee | Precision::F16 => false,
+        };
+        ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
+        let d_fits = match gemm.precision {
+            Precision::I32 => gemm.is_exact_integer(),
+            _ => matches!(d, DType::Bf16 | DType::F16 | DType::F32),
+        };
+        ID.require(d_fits, Reason::DType, format_args!("D of {d}"))?;
+        for (name, matrix) in [("a", &gemm.a), ("b", &gemm.b)] {
+            let sixteen = |elements: u64| (elements * matrix.dtype.bytes() as u64).is_multiple_of(16);
+            let leading = matrix.leading_dimension();
+            ID.require(leading.is_some(), Reason::Layout, format_args!("{name} has strides {} and {}", matrix.row_stride, matrix.column_stride))?;
+            ID.require(leading.is_some_and(sixteen), Reason::Alignment, format_args!("{name} has a leading dimension of {leading:?} elements, needs a multiple of 16 bytes"))?;
+            ID.require(matrix.batch_strides.iter().all(|&stride| sixteen(stride)), Reason::Alignment, format_args!("{name} has batch strides {:?}", matrix.batch_strides))?;
+        }
+        let depth_major = gemm.a.order() == Order::RowMajor && gemm.b.order() == Order::ColumnMajor;
+        ID.require(depth_major || matches!(a, DType::Bf16 | DType::F16), Reason::Layout, format_args!("{a} operands must run along k, are {}", gemm.layout_letters()))?;
+        let straight = View::new(gemm, false);
+        let turned = View::new(gemm, true);
+        match (straight, turned) {
+            (Some(straight), Some(turned)) => Ok(Box::new(Plan {
+                arch: arch.clone(),
+                alpha: gemm.alpha.clone(),
+                promote: gemm.precision == Precision::Fp8Promoted,
+                slots: gemm.slots().len(),
+                straight,
+                turned,
+            })),
+            _ => Err(ID.refusal(Reason::Extent, format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count()))),
+        }
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        catalog_specs().into_iter().map(reference).collect()
+    }
+}
+
+/// The operand and result types that the engine serves, and whether sums are promoted.
+const TYPES: &[(DType, DType, bool)] = &[
+    (DType::Bf16, DType::Bf16, false),
+    (DType::F16, DType::F16, false),
+    (DType::F32, DType::F32, false),
+    (DType::E4m3, DType::Bf16, false),
+    (DType::E4m3, DType::Bf16, true),
+    (DType::I8, DType::I32, false),
+];
+
+fn catalog_specs() -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for &(operands, d, promote) in TYPES {
+        for shape in SHAPES {
+            let majors: &[(Axis, Axis)] = match operands {
+                DType::Bf16 | DType::F16 => &[(Axis::Depth, Axis::Depth), (Axis::Depth, Axis::Rows), (Axis::Rows, Axis::Depth), (Axis::Rows, Axis::Rows)],
+                _ => &[(Axis::Depth, Axis::Depth)],
+            };
+            for &(a_major, b_major) in majors {
+                specs.extend(spec_for(shape, operands, operands, d, a_major, b_major, true, promote, Out::Tma, false));
+            }
+        }
+    }
+    specs
+}
+
+#[allow(clippy::too_many_arguments, reason = "the axes of the catalog")]
+fn spec_for(shape: &Shape, a: DType, b: DType, d: DType, a_major: Axis, b_major: Axis, split: bool, promote: bool, out: Out, turned: bool) -> Option<Spec> {
+    let mut spec = Spec {
+        a,
+        b,
+        d,
+        a_major,
+        b_major,
+        tile_m: shape.tile_m,
+        tile_n: shape.tile_n,
+        stages: 2,
+        consumers: shape.consumers,
+        cluster: shape.cluster,
+        shared: shape.shared,
+        split,
+        promote,
+        out,
+        turned,
+    };
+    // N-major tiles are made of slabs of 64 (16-bit) elements.
+    let slab = 128 / a.bytes() as u32;
+    let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
+    if !whole_slabs(a_major, spec.loaded(Shared::A)) || !whole_slabs(b_major, spec.loaded(Shared::B)) {
+        return None;
+    }
+    // Two sets of accumulators.
+    if promote && shape.tile_m * shape.tile_n / shape.consumers > 64 * 128 {
+        return None;
+    }
+    // Columns leave in pairs of 16-byte chunks; 32-bit results in slabs of 32.
+    if turned && (d.bytes() != 2 || out == Out::Direct) && out != Out::Direct {
+        return None;
+    }
+    while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= 232_448 {
+        spec.stages += 1;
+    }
+    Some(spec)
+}
+
+fn reference(spec: Spec) -> KernelRef {
+    KernelRef::new(spec.to_string(), move || spec.build())
+}
+
+/// A setting, read from knobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setting {
+    shape: u32,
+    turned: bool,
+    /// Tiles whose depth is split: 0 none, 1 those of the last wave, 2 those of the last two waves.
+    split: u32,
+    group: u32,
+    along_columns: bool,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        Knobs::new([
+            ("shape", self.shape),
+            ("turned", u32::from(self.turned)),
+            ("split", self.split),
+            ("group", self.group),
+            ("along", u32::from(self.along_columns)),
+        ])
+    }
+
+    fn read(knobs: &Knobs) -> Option<Setting> {
+        Some(Setting {
+            shape: knobs.value("shape")?,
+            turned: knobs.value("turned")? == 1,
+            split: knobs.value("split")?,
+            group: knobs.value("group")?,
+            along_columns: knobs.value("along")? == 1,
+        })
+    }
+}
+
+impl Plan {
+    fn view(&self, setting: Setting) -> &View {
+        if setting.turned { &self.turned } else { &self.straight }
+    }
+
+    fn spec(&self, setting: Setting) -> Option<Spec> {
+        let view = self.view(setting);
+        let shape = SHAPES.get(setting.shape as usize)?;
+        let (a_major, b_major) = (View::axis(&view.a), View::axis(&view.b));
+        let d = &view.d;
+        let contiguous = if view.turned { Order::ColumnMajor } else { Order::RowMajor };
+        let aligned = d.order() == contiguous
+            && d.leading_dimension().is_some_and(|leading| (leading * d.dtype.bytes() as u64).is_multiple_of(16))
+            && d.batch_strides.iter().all(|stride| (stride * d.dtype.bytes() as u64).is_multiple_of(16));
+        let fits = !view.turned || d.dtype.bytes() == 2;
+        let out = if aligned && fits { Out::Tma } else { Out::Direct };
+        spec_for(shape, view.a.dtype, view.b.dtype, d.dtype, a_major, b_major, setting.split > 0, self.promote, out, view.turned)
+    }
+
+    fn schedule(&self, setting: Setting, spec: &Spec) -> (ScheduleArgs, u32) {
+        let view = self.view(setting);
+        let (mut rows, mut columns) = (view.m.div_ceil(spec.tile_m), view.n.div_ceil(spec.tile_n));
+        if spec.cluster > 1 {
+            match spec.shared {
+                Shared::B => rows = rows.div_ceil(spec.cluster),
+                Shared::A => columns = columns.div_ceil(spec.cluster),
+            }
+        }
+        let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
+        let tiles = rows * columns * view.batch;
+        let steps = view.k.div_ceil(spec.depth());
+        let workers = (self.arch.resident_clusters_of(spec.cluster)).max(1);
+        if setting.split == 0 {
+            return (ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles));
+        }
+        let tail = tiles % workers;
+        let split_tiles = (tail + (setting.split - 1) * workers).min(tiles);
+        let args = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
+        let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(args.share)) as u32;
+        (args, workers.min(busy.max(tiles - split_tiles)).max(1))
+    }
+
+    fn estimate(&self, setting: Setting) -> Option<f64> {
+        let spec = self.spec(setting)?;
+        let (schedule, grid) = self.schedule(setting, &spec);
+        let view = self.view(setting);
+        let bytes = view.a.dtype.bytes() as f64;
+        // Cycles of one step of depth: the tensor cores, and the CTA's share of L2.
+        let math = f64::from(spec.tile_m / 64) * f64::from(spec.tile_n.max(64)) / 2.0 * 4.0;
+        let fed = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0 / 48.0;
+        let step = math.max(fed) * if spec.tile_n * spec.tile_m < 128 * 256 { 1.06 } else { 1.0 };
+        let epilogue = 1500.0 + f64::from(spec.tile_m * spec.tile_n) / 32.0;
+        let workers = f64::from(grid);
+        let whole = f64::from(schedule.tiles - schedule.split_tiles) / workers;
+        let split_cycles = if schedule.split_tiles > 0 { f64::from(schedule.share) * step + 2.0 * epilogue + 3000.0 } else { 0.0 };
+        let cycles = whole.ceil() * (f64::from(schedule.steps) * step + epilogue * 0.6) + split_cycles + 4000.0;
+        let clock_ghz = 1.55;
+        let traffic = (f64::from(view.m) + f64::from(view.n)) * f64::from(view.k) * bytes * f64::from(view.batch)
+            + f64::from(view.m) * f64::from(view.n) * view.d.dtype.bytes() as f64 * f64::from(view.batch);
+        let memory_us = traffic / (self.arch.memory_gb_per_s * 1e3);
+        Some((cycles / clock_ghz * 1e-3).max(memory_us) + 2.0 + if schedule.split_tiles > 0 { 2.0 } else { 0.0 })
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let mut settings = Vec::new();
+        for shape in 0..SHAPES.len() as u32 {
+            for turned in [false, true] {
+                for split in [0, 1, 2] {
+                    for (group, along_columns) in [(8, false), (8, true), (16, false)] {
+                        let setting = Setting { shape, turned, split, group, along_columns };
+                        if self.spec(setting).is_some() {
+                            settings.push(setting);
+                        }
+                    }
+                }
+            }
+        }
+        settings.sort_by(|x, y| self.estimate(*x).unwrap_or(f64::MAX).total_cmp(&self.estimate(*y).unwrap_or(f64::MAX)));
+        settings
+    }
+}
+
+fn operand_map(decl: MapDecl, matrix: &Matrix, rows: u32, depth: u32, batch: u32) -> MapSpec {
+    let bytes = u64::from(decl.ty.bytes());
+    let leading = matrix.leading_dimension().unwrap_or(1) * bytes;
+    let contiguous_depth = View::axis(matrix) == Axis::Depth;
+    let dims = if contiguous_depth { [u64::from(depth), u64::from(rows)] } else { [u64::from(rows), u64::from(depth)] };
+    let stride = matrix.batch_strides.first().copied().unwrap_or(0) * bytes;
+    let (batches, batch_stride) = if stride == 0 { (1, leading.max(16)) } else { (u64::from(batch), stride) };
+    map(decl, vec![dims[0], dims[1], batches], vec![leading, batch_stride])
+}
+
+fn map(decl: MapDecl, dims: Vec<u64>, strides_bytes: Vec<u64>) -> MapSpec {
+    MapSpec { decl, dims, strides_bytes, element_strides: vec![1; 3], lower_corner: vec![], upper_corner: vec![], fill: Default::default(), l2: L2Promotion::B256 }
+}
+
+impl Candidate for Plan {
+    fn knobs(&self) -> KnobSpace {
+        let settings = self.settings();
+        let mut knobs = settings.iter().map(Setting::knobs);
+        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        let operand = self.straight.a.dtype;
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: (operand == DType::F32).then_some(DType::Tf32),
+            accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
+            reduced_sums: operand.is_fp8() && !self.promote,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
+        Cost { us, leaves_out: "contention for L2, and the clock under the power limit" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
+        let setting = Setting::read(knobs).ok_or_else(unknown)?;
+        let spec = self.spec(setting).ok_or_else(unknown)?;
+        let view = self.view(setting);
+        let (schedule, grid) = self.schedule(setting, &spec);
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
+        let batched = |matrix: &Matrix| number(u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0)));
+
+        let mut program = Program { buffer_alignment_bytes: vec![1; self.slots], ..Program::default() };
+        let mut args = vec![
+            Arg::TensorMap(slot(&view.a), operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &view.a, view.m, view.k, view.batch)),
+            Arg::TensorMap(slot(&view.b), operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &view.b, view.n, view.k, view.batch)),
+            batched(&view.a),
+            batched(&view.b),
+        ];
+        args.extend(schedule.args(spec.split));
+        args.push(match &self.alpha {
+            HostScalar::Fixed(value) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
+            HostScalar::Bound(slot) => Arg::HostScalar(slot.0 as usize),
+        });
+        for matrix in [&view.a, &view.b] {
+            program.buffer_alignment_bytes[matrix.slot.0 as usize] = 16;
+        }
+        let d = &view.d;
+        let d_bytes = d.dtype.bytes() as u64;
+        let d_batch = d.batch_strides.first().copied().unwrap_or(0);
+        program.buffer_alignment_bytes[d.slot.0 as usize] = if spec.out == Out::Tma { 16 } else { d_bytes };
+        match spec.out {
+            Out::Tma => {
+                let dims = if view.turned { [view.m, view.n] } else { [view.n, view.m] };
+                let leading = d.leading_dimension().unwrap_or(1) * d_bytes;
+                let batch_stride = if d_batch == 0 { leading } else { d_batch * d_bytes };
+                let dims = vec![u64::from(dims[0]), u64::from(dims[1]), u64::from(view.batch)];
+                args.push(Arg::TensorMap(slot(d), map(spec.d_map(), dims, vec![leading, batch_stride])));
+            }
+            Out::Direct => {
+                let wide = |n: u64| Arg::Scalar(Ty::U64, n);
+                args.extend([Arg::Pointer(slot(d)), wide(d.row_stride), wide(d.column_stride), wide(d_batch), number(view.m), number(view.n)]);
+            }
+        }
+        if spec.split {
+            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster);
+            let parts = program.add_scratch("parts", owners * u64::from(schedule.most_parts()) * spec.part_words() * 4);
+            let counters_bytes = owners * u64::from(spec.consumers) * 4;
+            let counters = program.add_scratch("counters", counters_bytes);
+            program.steps.push(Step::Fill { at: counters, bytes: counters_bytes, value: 0 });
+            args.extend([Arg::Pointer(parts), Arg::Pointer(counters), number(schedule.most_parts())]);
+        }
+        program.steps.push(Step::Launch(Launch {
+            grid: [grid * spec.cluster, 1, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+            kernel: reference(spec),
+        }));
+        Ok(program)
+    }
+}
