@@ -2,7 +2,7 @@
 
 use super::Kernel;
 use crate::inst::{Cmp, CvtRound, Division, Op, Packed, Round};
-use crate::ir::{Operand, Reg, Ty};
+use crate::ir::{Operand, Reg, RegKind, Ty};
 use std::marker::PhantomData;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Neg, Not, Shl, Shr, Sub};
 
@@ -303,13 +303,16 @@ impl<'k> Kernel<'k> {
     /// Two f32 rounded to nearest even into one register of two halves, `low` in the low one.
     #[track_caller]
     pub fn pack_bf16x2(self, low: impl AsVal<'k, f32>, high: impl AsVal<'k, f32>) -> Val<'k, u32> {
-        self.compute(Op::CvtPack { to: Packed::Bf16x2, relu: false }, &[high.operand(), low.operand()])
+        self.pack(Packed::Bf16x2, low, high)
     }
 
     /// Two f32 rounded into one register of two numbers of format `to`, `low` in the low one; fp8 formats give 16 bits.
     #[track_caller]
     pub fn pack<T: Scalar>(self, to: Packed, low: impl AsVal<'k, f32>, high: impl AsVal<'k, f32>) -> Val<'k, T> {
-        self.compute(Op::CvtPack { to, relu: false }, &[high.operand(), low.operand()])
+        assert_eq!(T::TY.bits(), to.ty().bits(), "a pair of {to:?} has {} bits", to.ty().bits());
+        let pair = self.new_register(to.ty(), RegKind::Once, None, self.here());
+        self.instruction(Op::CvtPack { to, relu: false }, &[Some(pair)], &[high.operand(), low.operand()]);
+        self.compute(Op::Mov { ty: to.ty().as_bits() }, &[pair.into()])
     }
 
     /// Two fp8 of format `from`, side by side in 16 bits, widened exactly to two binary16 (sm_89).
