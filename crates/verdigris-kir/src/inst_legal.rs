@@ -303,23 +303,6 @@ impl Op {
             ),
         }
     }
-
-    /// Indices of the operands that PTX wants as constants: the offsets of addresses, and the selectors of sparse products.
-    pub fn constant_operands(&self) -> Vec<usize> {
-        let template = self.ptx();
-        let mut constants = Vec::new();
-        for (at, _) in template.match_indices("+%i") {
-            let digits = &template[at + 3..];
-            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-            constants.extend(digits[..end].parse::<usize>());
-        }
-        match self {
-            Op::Mma { shape } if shape.sparse => constants.push(self.signature().ins.len() - 1),
-            Op::Wgmma { shape } if shape.sparse => constants.push(shape.scale_d_operand() - 1),
-            _ => {}
-        }
-        constants
-    }
 }
 
 fn arithmetic(ty: Ty, rounding: Round, ftz: bool, saturate: bool) -> Result<(), Illegal> {

@@ -96,6 +96,17 @@ fn operand(found: &mut Findings<'_>, operand: Operand, wanted: Ty, loc: Loc, op:
 
 fn instruction(found: &mut Findings<'_>, inst: &Inst) {
     let (op, loc) = (inst.op.name(), inst.loc);
+    // A register budget is told with the roles' budgets, under `[registers]`.
+    if let Err(rule) = inst.op.legal()
+        && !matches!(inst.op, Op::Setmaxnreg { .. })
+    {
+        found.fault(
+            "illegal",
+            loc,
+            None,
+            format!("{op} does not exist with these attributes ({:?}): {rule}; ptxas would refuse it", inst.op),
+        );
+    }
     let target = inst.op.target();
     if target > found.body.target {
         let has = found.body.target.ptx();

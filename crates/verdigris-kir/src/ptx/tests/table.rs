@@ -23,6 +23,19 @@ enum Form {
     Guarded,
 }
 
+/// Operands that PTX wants as constants, as the text of the template tells: the offsets of addresses, and the selectors of sparse products.
+fn constant_operands(op: &Op) -> Vec<usize> {
+    let template = op.ptx();
+    let number = |digits: &str| digits.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse::<usize>().ok());
+    let mut constants: Vec<usize> = template.match_indices("+%i").filter_map(|(at, found)| number(&template[at + found.len()..])).collect();
+    match op {
+        Op::Mma { shape } if shape.sparse => constants.push(op.signature().ins.len() - 1),
+        Op::Wgmma { shape } if shape.sparse => constants.push(shape.scale_d_operand() - 1),
+        _ => {}
+    }
+    constants
+}
+
 /// A kernel that runs instructions one after the other, each on registers of its own (or on constants), each behind a remark with its number.
 fn batch(ops: &[(usize, &Op)], target: Target, form: Form) -> KernelBody {
     let mut d = Draft::new("batch", target, 128);
@@ -37,7 +50,7 @@ fn batch(ops: &[(usize, &Op)], target: Target, form: Form) -> KernelBody {
     let guard = d.reg(Ty::Pred);
     for &(number, op) in ops {
         let signature = op.signature();
-        let must = op.constant_operands();
+        let must = constant_operands(op);
         let outs: Vec<_> = signature.outs.iter().map(|ty| d.reg(*ty)).collect();
         let ins: Vec<Operand> = signature
             .ins
