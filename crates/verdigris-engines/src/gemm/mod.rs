@@ -1,8 +1,113 @@
 //! Matrix multiplication: `D = epilogue(alpha · A · B + beta · C)` ([`verdigris_graph::GemmProblem`] has the formula in full).
 
+mod simt;
+mod wgmma;
+
+use verdigris_graph::{EpilogueStep, GemmProblem, Slot};
+
 use crate::engine::Engine;
 
 /// The engines of this family. The table is all there is to registering one.
-mod wgmma;
+pub static ENGINES: &[&dyn Engine] = &[
+    &wgmma::Wgmma, //
+    &simt::Simt,
+];
 
-pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma];
+/// The problem whose D is the transpose of this one's: `Dᵀ = epilogue(Bᵀ · Aᵀ)`. The same memory, read the other way round.
+fn transposed(problem: &GemmProblem) -> GemmProblem {
+    let mut turned = problem.clone();
+    (turned.m, turned.n) = (problem.n, problem.m);
+    (turned.a, turned.b) = (problem.b.transposed(), problem.a.transposed());
+    // Factors of both operands stand with outer blocks as rows already.
+    (turned.scale_a, turned.scale_b) = (problem.scale_b.clone(), problem.scale_a.clone());
+    turned.c = problem.c.as_ref().map(|c| c.transposed());
+    turned.d = problem.d.transposed();
+    for step in &mut turned.epilogue {
+        if let EpilogueStep::Binary { operand: matrix, .. } | EpilogueStep::Store { target: matrix } = step {
+            *matrix = matrix.transposed();
+        }
+    }
+    turned
+}
+
+/// Bytes that must cross the memory bus if each matrix does so once.
+fn traffic_bytes(problem: &GemmProblem) -> f64 {
+    let batch = problem.batch_count() as f64;
+    problem
+        .matrices()
+        .iter()
+        .map(|(_, matrix, rows, columns)| {
+            let rows = if matrix.row_stride == 0 { 1 } else { *rows };
+            let columns = if matrix.column_stride == 0 { 1 } else { *columns };
+            rows as f64 * columns as f64 * batch * matrix.dtype.bytes() as f64
+        })
+        .sum()
+}
+
+/// The alignment of each buffer slot: what the elements of A, B and block factors need, and what `more` says.
+fn buffer_alignments(problem: &GemmProblem, more: impl IntoIterator<Item = (Slot, u64)>) -> Vec<u64> {
+    let slots = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+    let mut alignments = vec![1; slots];
+    let elements = problem.matrices().into_iter().map(|(_, matrix, ..)| (matrix.slot, matrix.dtype.bytes() as u64));
+    for (slot, bytes) in elements.chain(more) {
+        let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+        *alignment = bytes.max(*alignment);
+    }
+    alignments
+}
+
+/// A part of D that one launch covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Part {
+    first_row: u64,
+    first_column: u64,
+    rows: u32,
+    columns: u32,
+    row_tiles: u32,
+    column_tiles: u32,
+}
+
+/// Cuts D into parts whose rows and columns count in 31 bits and whose tiles fit grid x. One part but for giants.
+fn split_tiles(m: u64, n: u64, [tile_rows, tile_columns]: [u32; 2]) -> Vec<Part> {
+    const LINE_TILES: u64 = 1 << 23;
+    const TILES: u64 = 1 << 30;
+    let (tile_rows, tile_columns) = (u64::from(tile_rows), u64::from(tile_columns));
+    let column_tiles = n.div_ceil(tile_columns).clamp(1, LINE_TILES);
+    let row_tiles = m.div_ceil(tile_rows).min(LINE_TILES).min(TILES / column_tiles).max(1);
+    let (part_rows, part_columns) = (row_tiles * tile_rows, column_tiles * tile_columns);
+    let mut parts = Vec::new();
+    for first_row in (0..m).step_by(part_rows as usize) {
+        for first_column in (0..n).step_by(part_columns as usize) {
+            let rows = part_rows.min(m - first_row);
+            let columns = part_columns.min(n - first_column);
+            parts.push(Part {
+                first_row,
+                first_column,
+                rows: rows as u32,
+                columns: columns as u32,
+                row_tiles: rows.div_ceil(tile_rows) as u32,
+                column_tiles: columns.div_ceil(tile_columns) as u32,
+            });
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_d_once() {
+        let part = |m, n| split_tiles(m, n, [128, 64]);
+        let one = Part { first_row: 0, first_column: 0, rows: 129, columns: 64, row_tiles: 2, column_tiles: 1 };
+        assert_eq!(part(129, 64), [one]);
+        assert_eq!(part(0, 64), []);
+        for (m, n) in [(1u64 << 33, 100), (100, 1 << 33), ((1 << 31) + 5, 3000)] {
+            let parts = part(m, n);
+            assert!(parts.len() > 1);
+            assert_eq!(parts.iter().map(|p| u128::from(p.rows) * u128::from(p.columns)).sum::<u128>(), u128::from(m) * u128::from(n));
+            assert!(parts.iter().all(|p| u64::from(p.row_tiles) * u64::from(p.column_tiles) < 1 << 31));
+        }
+    }
+}

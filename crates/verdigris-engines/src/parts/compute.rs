@@ -265,6 +265,16 @@ fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) -> [Val<'k, f
     }
 }
 
+/// The value of a 16-bit float's bits.
+pub fn decode_half<'k>(dtype: DType, bits: Val<'k, u16>) -> Val<'k, f32> {
+    if dtype == DType::Bf16 { (u32_of(bits) << 16).bitcast() } else { bits.bitcast::<F16>().convert(CvtRound::None) }
+}
+
+/// The value of an 8-bit number's bits, which stand in the low byte, extended by the load as their type says.
+pub fn decode_byte<'k>(k: Kernel<'k>, dtype: DType, byte: Val<'k, u32>) -> Val<'k, f32> {
+    if dtype.is_fp8() { widen_byte(k, dtype, byte) } else { byte.signed().to_f32() }
+}
+
 /// Loads one stored element.
 #[track_caller]
 pub fn load<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64) -> Val<'k, T> {

@@ -1,0 +1,796 @@
+//! `gemm.simt`: matrix multiplication without tensor cores, for everything.
+//!
+//! It takes every valid GEMM problem: all operand types and precision policies, any strides, any extents from 0 on, any alignment that an
+//! element needs. So the family always has an answer, and f32 and f64 have one that multiplies and adds as IEEE says.
+//!
+//! **Method.** A CTA of 256 threads computes a tile of D. Slabs of A and B, 16 deep, go from global memory through registers, where they
+//! become the type that is computed in, to shared memory with k outermost; the next slab is on its way while one is multiplied. Each thread
+//! holds an outer product of 8×8 (4×4 in small tiles and f64) and reads its operands 16 bytes at a time. Which index runs fastest over the
+//! threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code.
+//!
+//! **When it wins.** f32 and f64 under `ieee`; everything that no other engine takes.
+//!
+//! **Numbers.** Products and sums are fused multiply-adds in order of k, so results repeat bit for bit. 16-bit and fp8 operands widen exactly;
+//! policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Scale};
+use verdigris_kir::face::{Divisor, Header, Kernel, Number, Pointer, Val, Var, build};
+use verdigris_kir::inst::CvtRound;
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::{buffer_alignments, split_tiles};
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
+use crate::parts::compute::{self, Compute};
+use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Walk};
+
+const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
+
+/// Threads of a CTA: 16 by 16.
+const THREADS: u32 = 256;
+/// Depth of a slab.
+const DEPTH: u32 = 16;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Simt;
+
+impl Engine for Simt {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Gemm(problem) = problem;
+        // D is written along its rows: a column-major D is the row-major D of the transposed problem.
+        let problem = if problem.d.order() == Order::ColumnMajor { super::transposed(problem) } else { problem.clone() };
+        let blocks = [&problem.scale_a, &problem.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
+        ID.require(problem.k < 1 << 35, Reason::Extent, format_args!("k = {}, taken below 2^35", problem.k))?;
+        if blocks != [false; 2] {
+            let largest = problem.m.max(problem.n).max(problem.k);
+            ID.require(largest < 1 << 31, Reason::Extent, format_args!("extent {largest} with block scales, taken below 2^31"))?;
+        }
+        let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of(&problem) };
+        let spec = Spec {
+            a: problem.a.dtype,
+            b: problem.b.dtype,
+            arithmetic: Arithmetic::of(problem.precision),
+            tile: Tile::Small,
+            block_scales: blocks,
+            epilogue,
+        };
+        let target = spec.target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", problem.a.dtype, target.ptx()))?;
+        Ok(Box::new(Accepted { problem, spec, arch: arch.clone() }))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let operands = [
+            (DType::F32, DType::F32),
+            (DType::F64, DType::F64),
+            (DType::F16, DType::F16),
+            (DType::Bf16, DType::Bf16),
+            (DType::I8, DType::I8),
+            (DType::E4m3, DType::E4m3),
+            (DType::E4m3, DType::E5m2),
+            (DType::E5m2, DType::E4m3),
+        ];
+        let mut kernels = Vec::new();
+        for (a, b) in operands {
+            let precisions: &[Precision] = match a {
+                DType::F64 => &[Precision::F64],
+                DType::F32 => &[Precision::Ieee, Precision::Tf32],
+                DType::F16 => &[Precision::Ieee, Precision::F16],
+                DType::I8 => &[Precision::I32],
+                _ => &[Precision::Ieee],
+            };
+            let outputs: &[DType] = match a {
+                DType::F64 => &[DType::F64],
+                DType::F32 => &[DType::F32],
+                DType::I8 => &[DType::I32, DType::I8, DType::F32],
+                DType::F16 => &[DType::F16, DType::F32],
+                _ => &[DType::Bf16, DType::F32],
+            };
+            for &precision in precisions {
+                for &d in outputs {
+                    for walk in [Walk::Row, Walk::Strided] {
+                        for with_c in [false, true] {
+                            for &tile in Tile::of(Arithmetic::of(precision)) {
+                                let operand = OperandSpec { dtype: d, walk };
+                                let epilogue = EpilogueSpec {
+                                    double: precision == Precision::F64,
+                                    exact: precision == Precision::I32 && d == DType::I32 && !with_c,
+                                    c: with_c.then_some(operand),
+                                    ..EpilogueSpec::plain(operand)
+                                };
+                                let arithmetic = Arithmetic::of(precision);
+                                kernels.push(Spec { a, b, arithmetic, tile, block_scales: [false; 2], epilogue });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        kernels.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+/// What is multiplied and summed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Arithmetic {
+    /// f32.
+    F32,
+    /// f32 with operands rounded to tf32.
+    Tf32,
+    /// f32 with the finished sum rounded to f16.
+    F16,
+    /// f64.
+    F64,
+    /// Wrapping 32-bit integers.
+    I32,
+}
+
+impl Arithmetic {
+    fn of(precision: Precision) -> Arithmetic {
+        match precision {
+            Precision::F64 => Arithmetic::F64,
+            Precision::I32 => Arithmetic::I32,
+            Precision::Tf32 => Arithmetic::Tf32,
+            Precision::F16 => Arithmetic::F16,
+            Precision::Ieee | Precision::Fp32 | Precision::Fp8Fast | Precision::Fp8Promoted => Arithmetic::F32,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Tf32 => "tf32",
+            Arithmetic::F16 => "f16sum",
+            Arithmetic::F64 => "f64",
+            Arithmetic::I32 => "i32",
+        }
+    }
+}
+
+/// The tile of a CTA.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Tile {
+    /// 128×128.
+    Large,
+    /// 64×64.
+    Small,
+    /// 32×32.
+    Tiny,
+}
+
+impl Tile {
+    /// The tiles that pay for an arithmetic; f64 has no registers for the largest.
+    fn of(arithmetic: Arithmetic) -> &'static [Tile] {
+        if arithmetic == Arithmetic::F64 { &[Tile::Small, Tile::Tiny] } else { &[Tile::Large, Tile::Small, Tile::Tiny] }
+    }
+
+    /// Rows and columns.
+    const fn extent(self) -> u32 {
+        match self {
+            Tile::Large => 128,
+            Tile::Small => 64,
+            Tile::Tiny => 32,
+        }
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    a: DType,
+    b: DType,
+    arithmetic: Arithmetic,
+    tile: Tile,
+    /// A and B carry a factor for each block.
+    block_scales: [bool; 2],
+    epilogue: EpilogueSpec,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        let scales = match self.block_scales {
+            [false, false] => "",
+            [true, false] => "_blocka",
+            [false, true] => "_blockb",
+            [true, true] => "_blockab",
+        };
+        let tile = self.tile.extent();
+        let (a, b, arithmetic) = (self.a, self.b, self.arithmetic.name());
+        format!("gemm_simt_{a}_{b}_{arithmetic}_{tile}x{tile}x{DEPTH}{scales}_{}", self.epilogue.name())
+    }
+
+    fn target(&self) -> Target {
+        compute::target_of(self.a).max(compute::target_of(self.b)).max(self.epilogue.target())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let min_ctas = if self.tile == Tile::Large && self.epilogue.is_plain() { 2 } else { 1 };
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas, cluster: 1 };
+        build(header, |k| match self.arithmetic {
+            Arithmetic::F32 | Arithmetic::Tf32 => gemm::<f32, f32>(k, self, |sum| sum),
+            Arithmetic::F16 => gemm::<f32, f32>(k, self, |sum| compute::round_to(sum.kernel(), DType::F16, sum)),
+            Arithmetic::F64 => gemm::<f64, f64>(k, self, |sum| sum),
+            Arithmetic::I32 => gemm::<i32, f32>(k, self, |sum| sum.to_f32()),
+        })
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: GemmProblem,
+    spec: Spec,
+    arch: Arch,
+}
+
+impl Accepted {
+    fn tiles(&self) -> &'static [Tile] {
+        Tile::of(self.spec.arithmetic)
+    }
+
+    fn cost_of(&self, tile: Tile) -> f64 {
+        let p = &self.problem;
+        let extent = f64::from(tile.extent());
+        let tiles = (p.m as f64 / extent).ceil() * (p.n as f64 / extent).ceil() * p.batch_count() as f64;
+        // What a tile of 256 threads gets of the peak, and how many such CTAs it takes to get it from an SM.
+        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
+            (Tile::Large, _) => (0.8, 2.0),
+            (Tile::Small, Arithmetic::F64) => (0.8, 3.0),
+            (Tile::Small, _) => (0.6, 4.0),
+            (Tile::Tiny, _) => (0.25, 6.0),
+        };
+        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
+        let sms = f64::from(self.arch.sm_count);
+        let slots = sms * ctas;
+        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
+        let k = p.k as f64 + f64::from(DEPTH);
+        let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * efficiency * 1e6);
+        compute_us.max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0
+    }
+
+    fn tile(&self, knobs: &Knobs) -> Option<Tile> {
+        let extent = knobs.value("tile")?;
+        self.tiles().iter().copied().find(|tile| tile.extent() == extent)
+    }
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        let mut tiles = self.tiles().to_vec();
+        tiles.sort_by(|&x, &y| self.cost_of(x).total_cmp(&self.cost_of(y)));
+        let mut settings = tiles.into_iter().map(|tile| Knobs::new([("tile", tile.extent())]));
+        let default = settings.next().unwrap_or_default();
+        KnobSpace::new(default, settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: false,
+            deterministic: true,
+            down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
+            accumulator: match self.spec.arithmetic {
+                Arithmetic::F64 => DType::F64,
+                Arithmetic::I32 => DType::I32,
+                _ => DType::F32,
+            },
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let tile = self.tile(knobs).unwrap_or(Tile::Small);
+        Cost { us: self.cost_of(tile), leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let tile = self.tile(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no tile of this problem")))?;
+        let spec = Spec { tile, ..self.spec.clone() };
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, spec.epilogue.alignments(p)), ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let kernel = spec.clone().kernel();
+        for chunk in Chunk::all(&p.batch) {
+            for part in split_tiles(p.m, p.n, [tile.extent(); 2]) {
+                let mut args = vec![
+                    Arg::Scalar(Ty::U32, part.rows.into()),
+                    Arg::Scalar(Ty::U32, part.columns.into()),
+                    Arg::Divisor(part.column_tiles),
+                    Arg::Scalar(Ty::U32, p.k.div_ceil(DEPTH.into())),
+                    Arg::Scalar(Ty::U32, p.k - p.k.saturating_sub(1) / u64::from(DEPTH) * u64::from(DEPTH)),
+                ];
+                args.extend(chunk.args());
+                // B is loaded as its transpose, n by k.
+                let b = p.b.transposed();
+                for (matrix, first, scale) in [(&p.a, part.first_row, &p.scale_a), (&b, part.first_column, &p.scale_b)] {
+                    args.extend(operand_args(matrix, &chunk, first));
+                    if let Some(Scale::Block { outer, k, factors }) = scale {
+                        args.extend(factor_args(factors, &chunk, *outer, *k));
+                    }
+                }
+                args.extend(spec.epilogue.args(p, &chunk, part.first_row, part.first_column));
+                let [y, z] = chunk.grid();
+                program.steps.push(Step::Launch(Launch {
+                    kernel: kernel.clone(),
+                    grid: [part.row_tiles * part.column_tiles, y, z],
+                    residency: Residency::Any,
+                    overlap: false,
+                    args,
+                }));
+            }
+        }
+        Ok(program)
+    }
+}
+
+/// The arguments of [`Operand::declare`].
+fn operand_args(matrix: &Matrix, chunk: &Chunk, first: u64) -> Vec<Arg> {
+    let bytes = matrix.dtype.bytes() as u64;
+    let mut args = vec![
+        Arg::Pointer(chunk.address(matrix, first, 0)),
+        Arg::Scalar(Ty::U64, matrix.row_stride * bytes),
+        Arg::Scalar(Ty::U64, matrix.column_stride * bytes),
+        // Threads run along the smaller stride.
+        Arg::Scalar(Ty::U32, u64::from(matrix.column_stride <= matrix.row_stride)),
+    ];
+    args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
+    args
+}
+
+/// The arguments of [`Factors::declare`].
+fn factor_args(factors: &Matrix, chunk: &Chunk, outer: u64, k: u64) -> Vec<Arg> {
+    // A block larger than any index is one block.
+    let divisor = |extent: u64| Arg::Divisor(u32::try_from(extent).unwrap_or(u32::MAX));
+    let mut args = vec![
+        Arg::Pointer(chunk.address(factors, 0, 0)),
+        Arg::Scalar(Ty::U64, factors.row_stride * 4),
+        Arg::Scalar(Ty::U64, factors.column_stride * 4),
+        divisor(outer),
+        divisor(k),
+    ];
+    args.extend(BatchStrides::args(chunk.strides_bytes(factors)));
+    args
+}
+
+// ---- the kernel --------------------------------------------------------------------------------------------------------
+
+/// `S` is what is multiplied and summed, `T` what the epilogue computes in.
+fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
+    let rows = k.scalar::<u32>("rows");
+    let columns = k.scalar::<u32>("columns");
+    let column_tiles = k.divisor("column_tiles");
+    let slabs = k.scalar::<u32>("slabs");
+    let last_depth = k.scalar::<u32>("last_depth");
+    let batch = BatchIndex::declare(k);
+    let a = Operand::declare(k, ["a", "a_outer_bytes", "a_k_bytes", "a_along_k"], spec.a, spec.block_scales[0]);
+    let b = Operand::declare(k, ["b", "b_outer_bytes", "b_k_bytes", "b_along_k"], spec.b, spec.block_scales[1]);
+    let epilogue = spec.epilogue.declare::<T>(k);
+
+    let extent = spec.tile.extent();
+    let (row_tile, column_tile) = column_tiles.split(k.cta());
+    let indices = batch.of_cta();
+    let round_tf32 = spec.arithmetic == Arithmetic::Tf32;
+    let a = Slab::<S>::new(k, "a_slabs", a, indices, extent, row_tile * extent, rows, round_tf32);
+    let b = Slab::<S>::new(k, "b_slabs", b, indices, extent, column_tile * extent, columns, round_tf32);
+
+    // Thread (x, y) holds groups of `width` neighbouring rows and columns, 16 · width apart: 16 bytes each, so that the lanes of a warp
+    // read neighbouring 16 bytes of shared memory.
+    let thread = k.thread();
+    let (x, y) = (thread & 15u32, thread >> 4);
+    let width = S::GROUP.min(extent / 16);
+    let groups = extent / (16 * width);
+    let mine = |i: u32| i / width * (16 * width) + i % width;
+    let per_thread = width * groups;
+    let sums: Vec<Vec<Var<'k, S>>> = (0..per_thread).map(|_| (0..per_thread).map(|_| k.var(k.constant(S::ZERO))).collect()).collect();
+    let a_reads = a.shared + y * (width * S::TY.bytes());
+    let b_reads = b.shared + x * (width * S::TY.bytes());
+
+    let depth_of = |slab: Val<'k, u32>| k.select((slab + 1).eq(slabs), last_depth, DEPTH);
+    k.when(slabs.gt(0), || {
+        let depth = depth_of(k.constant(0));
+        a.fetch(depth);
+        b.fetch(depth);
+        a.keep(k.constant(0));
+        b.keep(k.constant(0));
+    });
+    k.bar_sync();
+    k.range(slabs, |slab| {
+        let next = slab + 1;
+        k.when(next.lt(slabs), || {
+            let depth = depth_of(next);
+            a.fetch(depth);
+            b.fetch(depth);
+        });
+        let turn = slab & 1u32;
+        let a_slab = a_reads + turn * a.bytes;
+        let b_slab = b_reads + turn * b.bytes;
+        for step in 0..DEPTH {
+            let column: Vec<Val<'k, S>> = read::<S>(k, a_slab, step * a.pitch_bytes, width, groups);
+            let row: Vec<Val<'k, S>> = read::<S>(k, b_slab, step * b.pitch_bytes, width, groups);
+            for (line, &x) in sums.iter().zip(&column) {
+                for (sum, &y) in line.iter().zip(&row) {
+                    sum.set(k.fma(x, y, *sum));
+                }
+            }
+        }
+        k.when(next.lt(slabs), || {
+            a.keep(next & 1u32);
+            b.keep(next & 1u32);
+        });
+        k.bar_sync();
+    });
+
+    store(
+        k,
+        spec,
+        &epilogue,
+        indices,
+        &sums,
+        Corner { row: row_tile * extent + y * width, column: column_tile * extent + x * width, rows, columns },
+        mine,
+        finish,
+    );
+}
+
+/// Where a thread's first element lies in D, and where D ends.
+#[derive(Clone, Copy)]
+struct Corner<'k> {
+    row: Val<'k, u32>,
+    column: Val<'k, u32>,
+    rows: Val<'k, u32>,
+    columns: Val<'k, u32>,
+}
+
+#[allow(clippy::too_many_arguments, reason = "the tail of one kernel, apart for its length alone")]
+fn store<'k, S: Element, T: Compute>(
+    k: Kernel<'k>,
+    spec: &Spec,
+    epilogue: &Epilogue<'k, T>,
+    indices: crate::parts::batch::Indices<'k>,
+    sums: &[Vec<Var<'k, S>>],
+    corner: Corner<'k>,
+    mine: impl Fn(u32) -> u32,
+    finish: impl Fn(Val<'k, S>) -> Val<'k, T>,
+) {
+    let matrix = epilogue.begin(indices);
+    for (i, line) in sums.iter().enumerate() {
+        let row = corner.row + mine(i as u32);
+        k.when(row.lt(corner.rows), || {
+            let place = matrix.at(row, corner.column);
+            for (j, &sum) in line.iter().enumerate() {
+                let right = mine(j as u32);
+                k.when((corner.column + right).lt(corner.columns), || {
+                    if spec.epilogue.exact {
+                        place.store_exact(S::to_i32(sum.get()), right);
+                    } else {
+                        place.store(place.apply(finish(sum.get()), right), right);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A thread's elements of one k, group by group.
+fn read<'k, S: Element>(k: Kernel<'k>, slab: Val<'k, u32>, offset_bytes: u32, width: u32, groups: u32) -> Vec<Val<'k, S>> {
+    (0..groups)
+        .flat_map(|group| {
+            let offset = i64::from(offset_bytes + group * 16 * width * S::TY.bytes());
+            if width == 1 { vec![k.ld_shared(slab, offset)] } else { k.ld_shared_vector(slab, offset, width as u8) }
+        })
+        .collect()
+}
+
+/// A type that is multiplied and summed.
+trait Element: Number {
+    /// Elements of 16 bytes.
+    const GROUP: u32;
+    /// 0.
+    const ZERO: Self;
+    /// The element that stored bits stand for.
+    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, Self>;
+    /// Rounded to tf32; only asked of f32.
+    fn rounded_to_tf32(value: Val<'_, Self>) -> Val<'_, Self>;
+    /// Times a block's factor; only asked of f32.
+    fn scaled<'k>(value: Val<'k, Self>, factor: Var<'k, f32>) -> Val<'k, Self>;
+    /// As a 32-bit integer; only asked of i32.
+    fn to_i32(value: Val<'_, Self>) -> Val<'_, i32>;
+}
+
+impl Element for f32 {
+    const GROUP: u32 = 4;
+    const ZERO: f32 = 0.0;
+    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f32> {
+        match raw {
+            RawVar::Byte(bits) => compute::decode_byte(k, dtype, bits.get()),
+            RawVar::Half(bits) => compute::decode_half(dtype, bits.get()),
+            RawVar::Word(bits) => bits.get().bitcast(),
+            RawVar::Double(bits) => bits.get().bitcast::<f64>().convert(CvtRound::Nearest),
+        }
+    }
+    fn rounded_to_tf32(value: Val<'_, f32>) -> Val<'_, f32> {
+        value.to_tf32().bitcast()
+    }
+    fn scaled<'k>(value: Val<'k, f32>, factor: Var<'k, f32>) -> Val<'k, f32> {
+        value * factor
+    }
+    fn to_i32(value: Val<'_, f32>) -> Val<'_, i32> {
+        value.convert(CvtRound::IntNearest)
+    }
+}
+
+impl Element for f64 {
+    const GROUP: u32 = 2;
+    const ZERO: f64 = 0.0;
+    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f64> {
+        match raw {
+            RawVar::Double(bits) => bits.get().bitcast(),
+            narrow => <f32 as Element>::decode(k, dtype, narrow).convert(CvtRound::None),
+        }
+    }
+    fn rounded_to_tf32(value: Val<'_, f64>) -> Val<'_, f64> {
+        value
+    }
+    fn scaled<'k>(value: Val<'k, f64>, factor: Var<'k, f32>) -> Val<'k, f64> {
+        value * factor.get().convert::<f64>(CvtRound::None)
+    }
+    fn to_i32(value: Val<'_, f64>) -> Val<'_, i32> {
+        value.convert(CvtRound::IntNearest)
+    }
+}
+
+impl Element for i32 {
+    const GROUP: u32 = 4;
+    const ZERO: i32 = 0;
+    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, i32> {
+        match raw {
+            // The load has extended the byte as its type says.
+            RawVar::Byte(bits) => bits.get().signed(),
+            other => <f32 as Element>::decode(k, dtype, other).convert(CvtRound::IntNearest),
+        }
+    }
+    fn rounded_to_tf32(value: Val<'_, i32>) -> Val<'_, i32> {
+        value
+    }
+    fn scaled<'k>(value: Val<'k, i32>, _: Var<'k, f32>) -> Val<'k, i32> {
+        value
+    }
+    fn to_i32(value: Val<'_, i32>) -> Val<'_, i32> {
+        value
+    }
+}
+
+/// An element on its way, as stored.
+#[derive(Clone, Copy, Debug)]
+enum RawVar<'k> {
+    Byte(Var<'k, u32>),
+    Half(Var<'k, u16>),
+    Word(Var<'k, u32>),
+    Double(Var<'k, u64>),
+}
+
+impl<'k> RawVar<'k> {
+    fn new(k: Kernel<'k>, dtype: DType) -> Self {
+        match dtype.bytes() {
+            1 => RawVar::Byte(k.var(0u32)),
+            2 => RawVar::Half(k.var(0u16)),
+            4 => RawVar::Word(k.var(0u32)),
+            _ => RawVar::Double(k.var(0u64)),
+        }
+    }
+
+    fn clear(self) {
+        match self {
+            RawVar::Byte(bits) | RawVar::Word(bits) => bits.set(0u32),
+            RawVar::Half(bits) => bits.set(0u16),
+            RawVar::Double(bits) => bits.set(0u64),
+        }
+    }
+
+    fn load(self, k: Kernel<'k>, dtype: DType, address: Val<'k, u64>) {
+        match self {
+            RawVar::Byte(bits) => bits.set(k.ld_global_byte(address, 0, dtype == DType::I8)),
+            RawVar::Half(bits) => bits.set(k.ld_global::<u16>(address, 0)),
+            RawVar::Word(bits) => bits.set(k.ld_global::<u32>(address, 0)),
+            RawVar::Double(bits) => bits.set(k.ld_global::<u64>(address, 0)),
+        }
+    }
+}
+
+/// Parameters of A, or of B read as its transpose: an outer index (m or n) and k.
+struct Operand<'k> {
+    dtype: DType,
+    pointer: Pointer<'k>,
+    outer_stride: Val<'k, u64>,
+    k_stride: Val<'k, u64>,
+    along_k: Val<'k, u32>,
+    batch: BatchStrides<'k>,
+    factors: Option<Factors<'k>>,
+}
+
+impl<'k> Operand<'k> {
+    fn declare(k: Kernel<'k>, names: [&'static str; 4], dtype: DType, block_scales: bool) -> Self {
+        Operand {
+            dtype,
+            pointer: k.input(names[0], dtype.bytes() as u32),
+            outer_stride: k.scalar(names[1]),
+            k_stride: k.scalar(names[2]),
+            along_k: k.scalar(names[3]),
+            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
+            factors: block_scales.then(|| Factors::declare(k)),
+        }
+    }
+}
+
+/// One factor for each block of an operand.
+struct Factors<'k> {
+    pointer: Pointer<'k>,
+    outer_stride: Val<'k, u64>,
+    k_stride: Val<'k, u64>,
+    outer: Divisor<'k>,
+    along_k: Divisor<'k>,
+    batch: BatchStrides<'k>,
+}
+
+impl<'k> Factors<'k> {
+    fn declare(k: Kernel<'k>) -> Self {
+        Factors {
+            pointer: k.input("factors", 4),
+            outer_stride: k.scalar("factors_outer_bytes"),
+            k_stride: k.scalar("factors_k_bytes"),
+            outer: k.divisor("block_outer"),
+            along_k: k.divisor("block_k"),
+            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
+        }
+    }
+}
+
+/// Slabs of an operand: a thread's share in global memory, in registers, and in shared memory.
+struct Slab<'k, S> {
+    k: Kernel<'k>,
+    dtype: DType,
+    round_tf32: bool,
+    /// The thread's first element: its place in the slab.
+    outer: Val<'k, u32>,
+    depth: Val<'k, u32>,
+    /// From one element of the thread to the next, in the slab.
+    outer_step: Val<'k, u32>,
+    depth_step: Val<'k, u32>,
+    /// Outer extent of the tile that lies inside of the matrix.
+    outer_end: Val<'k, u32>,
+    /// The thread's first element in the next slab to be fetched, and the way from one to the next.
+    address: Var<'k, u64>,
+    step_bytes: Val<'k, u64>,
+    slab_bytes: Val<'k, u64>,
+    raw: Vec<RawVar<'k>>,
+    factors: Option<FactorSlab<'k>>,
+    /// Two slabs, k outermost.
+    shared: Val<'k, u32>,
+    bytes: u32,
+    pitch_bytes: u32,
+    write: Val<'k, u32>,
+    write_step: Val<'k, u32>,
+    element: std::marker::PhantomData<S>,
+}
+
+/// Factors of the elements on their way.
+struct FactorSlab<'k> {
+    factors: Factors<'k>,
+    matrix: Val<'k, u64>,
+    first_outer: Val<'k, u32>,
+    first_k: Var<'k, u32>,
+    values: Vec<Var<'k, f32>>,
+}
+
+impl<'k, S: Element> Slab<'k, S> {
+    #[allow(clippy::too_many_arguments, reason = "each says one thing about the operand's place in the kernel")]
+    fn new(
+        k: Kernel<'k>,
+        name: &'static str,
+        operand: Operand<'k>,
+        indices: crate::parts::batch::Indices<'k>,
+        extent: u32,
+        first: Val<'k, u32>,
+        end: Val<'k, u32>,
+        round_tf32: bool,
+    ) -> Self {
+        let thread = k.thread();
+        let along_k = operand.along_k.ne(0);
+        let pick = |along_k_value: Val<'k, u32>, other: Val<'k, u32>| k.select(along_k, along_k_value, other);
+        let outer = pick(thread >> DEPTH.ilog2(), thread & (extent - 1));
+        let depth = pick(thread & (DEPTH - 1), thread >> extent.ilog2());
+        let outer_step = pick(k.constant(THREADS / DEPTH), k.constant(0));
+        let depth_step = pick(k.constant(0), k.constant(THREADS / extent));
+        let matrix = operand.batch.matrix(operand.pointer, indices);
+        let start = matrix + (first + outer).widen() * operand.outer_stride + depth.widen() * operand.k_stride;
+        let count = extent * DEPTH / THREADS;
+        // 16 bytes beyond a row of the slab keep the two orders of writing off each other's banks.
+        let pitch_bytes = extent * S::TY.bytes() + 16;
+        let shared = k.shared(name, 2 * DEPTH * pitch_bytes, 16).address();
+        Slab {
+            k,
+            dtype: operand.dtype,
+            round_tf32,
+            outer,
+            depth,
+            outer_step,
+            depth_step,
+            outer_end: end - first,
+            address: k.var(start),
+            step_bytes: outer_step.widen() * operand.outer_stride + depth_step.widen() * operand.k_stride,
+            slab_bytes: operand.k_stride * u64::from(DEPTH),
+            raw: (0..count).map(|_| RawVar::new(k, operand.dtype)).collect(),
+            factors: operand.factors.map(|factors| FactorSlab {
+                matrix: factors.batch.matrix(factors.pointer, indices),
+                first_outer: first,
+                first_k: k.var(0u32),
+                values: (0..count).map(|_| k.var(0.0f32)).collect(),
+                factors,
+            }),
+            shared,
+            bytes: DEPTH * pitch_bytes,
+            pitch_bytes,
+            write: shared + depth * pitch_bytes + outer * S::TY.bytes(),
+            write_step: depth_step * pitch_bytes + outer_step * S::TY.bytes(),
+            element: std::marker::PhantomData,
+        }
+    }
+
+    /// Starts loading the thread's elements of the next slab, `depth` deep; what lies outside of the matrix is 0.
+    fn fetch(&self, depth: Val<'k, u32>) {
+        let k = self.k;
+        let mut address = self.address.get();
+        for (i, raw) in (0u32..).zip(&self.raw) {
+            let outer = self.outer + self.outer_step * i;
+            let along_k = self.depth + self.depth_step * i;
+            raw.clear();
+            k.when(outer.lt(self.outer_end) & along_k.lt(depth), || {
+                raw.load(k, self.dtype, address);
+                if let Some(slab) = &self.factors {
+                    let outer_block = slab.factors.outer.quotient(slab.first_outer + outer);
+                    let k_block = slab.factors.along_k.quotient(slab.first_k + along_k);
+                    let factor = slab.matrix + outer_block.widen() * slab.factors.outer_stride + k_block.widen() * slab.factors.k_stride;
+                    slab.values[i as usize].set(k.ld_global::<f32>(factor, 0));
+                }
+            });
+            address = address + self.step_bytes;
+        }
+        self.address.set(self.address + self.slab_bytes);
+        if let Some(slab) = &self.factors {
+            slab.first_k.set(slab.first_k + DEPTH);
+        }
+    }
+
+    /// Writes the elements that have arrived to half `turn` of shared memory.
+    fn keep(&self, turn: Val<'k, u32>) {
+        let k = self.k;
+        let base = self.write + turn * self.bytes;
+        for (i, &raw) in (0u32..).zip(&self.raw) {
+            let mut value = S::decode(k, self.dtype, raw);
+            if self.round_tf32 {
+                value = S::rounded_to_tf32(value);
+            }
+            if let Some(slab) = &self.factors {
+                value = S::scaled(value, slab.values[i as usize]);
+            }
+            k.st_shared(base + self.write_step * i, 0, value);
+        }
+    }
+}
