@@ -944,11 +944,6 @@ fn flag(on: bool, word: &'static str) -> &'static str {
     if on { word } else { "" }
 }
 
-fn round(ty: Ty, rounding: Round) -> String {
-    // Half types know only nearest-even, and say it for fma alone; leaving the word out means the same.
-    if matches!(ty, Ty::F32 | Ty::F64) { format!(".{}", rounding.ptx()) } else { String::new() }
-}
-
 fn vector(count: u8) -> String {
     if count == 1 { String::new() } else { format!(".v{count}") }
 }
@@ -1140,13 +1135,13 @@ instructions! {
 
     /// `a + b`: f32, f64, f16, bf16 and packed halves.
     FAdd { ty: Ty, rounding: Round, ftz: bool, saturate: bool } Float Sm80 Thread
-        half_add("add", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
+        arithmetic("add", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
     /// `a − b`.
     FSub { ty: Ty, rounding: Round, ftz: bool, saturate: bool } Float Sm80 Thread
-        half_add("sub", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
+        arithmetic("sub", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
     /// `a · b`.
     FMul { ty: Ty, rounding: Round, ftz: bool, saturate: bool } Float Sm80 Thread
-        half_add("mul", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
+        arithmetic("mul", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
     /// `a · b + c`, rounded once; `relu` clamps negative results and NaN to zero (halves only).
     Fma { ty: Ty, rounding: Round, ftz: bool, saturate: bool, relu: bool } Float Sm80 Thread
         format!("fma.{}{}{}{}.{} %o0, %i0, %i1, %i2", rounding.ptx(), flag(ftz, ".ftz"), flag(saturate, ".sat"), flag(relu, ".relu"), ty.ptx())
@@ -1284,11 +1279,16 @@ instructions! {
     /// Operands: shared address, global address, size, mbarrier address, [CTA mask], [policy].
     BulkLoad { multicast: bool, hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{}{} [%i0], [%i1], %i2, [%i3]{}{}", flag(multicast, ".multicast::cluster"), hint_word(hint), flag(multicast, ", %i4"), match (hint, multicast) { (false, _) => "", (true, false) => ", %i4", (true, true) => ", %i5" })
-        => { let mut ins = vec![U32, U64, U32, U32]; if multicast { ins.push(U16) } if hint { ins.push(B64) } Signature { outs: vec![], ins } };
+        => { let mut ins = vec![U32, U64, U32, U32];
+          if multicast { ins.push(U16) }
+          if hint { ins.push(B64) }
+          Signature { outs: vec![], ins } };
     /// Copies `size` bytes from shared to global; completes in this thread's bulk group. Operands: global, shared, size, [policy].
     BulkStore { hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.global.shared::cta.bulk_group{} [%i0], [%i1], %i2{}", hint_word(hint), flag(hint, ", %i3"))
-        => { let mut ins = vec![U64, U32, U32]; if hint { ins.push(B64) } Signature { outs: vec![], ins } };
+        => { let mut ins = vec![U64, U32, U32];
+          if hint { ins.push(B64) }
+          Signature { outs: vec![], ins } };
     /// Reduces `size` bytes of shared memory into global memory, element by element. Operands: global, shared, size.
     BulkReduceStore { op: BulkReduce, ty: Ty } Async Sm90 Thread
         format!("cp.reduce.async.bulk.global.shared::cta.bulk_group.{}{}.{} [%i0], [%i1], %i2", op.ptx(), flag(matches!(ty, Ty::F16 | Ty::Bf16) && matches!(op, BulkReduce::Add), ".noftz"), ty.ptx()) => sig(&[], &[U64, U32, U32]);
@@ -1311,14 +1311,23 @@ instructions! {
     /// (innermost first), [im2col offsets: rank − 2 of u16], mbarrier address, [CTA mask], [policy].
     TmaLoad { rank: u8, im2col: bool, multicast: bool, hint: bool } Async Sm90 Thread
         { let o = if im2col { rank as usize - 2 } else { 0 }; let c = 2 + rank as usize; let bar = c + o; let mut at = bar + 1;
-          let mut tail = String::new(); if im2col { tail += &format!(", %I{c}..{bar}"); } if multicast { tail += &format!(", %i{at}"); at += 1; } if hint { tail += &format!(", %i{at}"); }
+          let mut tail = String::new();
+          if im2col { tail += &format!(", %I{c}..{bar}"); }
+          if multicast { tail += &format!(", %i{at}"); at += 1; }
+          if hint { tail += &format!(", %i{at}"); }
           format!("cp.async.bulk.tensor.{rank}d.shared::cluster.global{}.mbarrier::complete_tx::bytes{}{} [%i0], [%i1, {}], [%i{bar}]{tail}", if im2col { ".im2col" } else { ".tile" }, flag(multicast, ".multicast::cluster"), hint_word(hint), coords(2, rank)) }
-        => { let mut ins = vec![U32, U64]; ins.extend(vec![Ty::S32; rank as usize]); if im2col { ins.extend(vec![U16; rank as usize - 2]) } ins.push(U32); if multicast { ins.push(U16) } if hint { ins.push(B64) } Signature { outs: vec![], ins } };
+        => { let mut ins = vec![U32, U64]; ins.extend(vec![Ty::S32; rank as usize]);
+          if im2col { ins.extend(vec![U16; rank as usize - 2]) } ins.push(U32);
+          if multicast { ins.push(U16) }
+          if hint { ins.push(B64) }
+          Signature { outs: vec![], ins } };
     /// Stores a box of shared memory into a tensor, clipped at its edges; completes in this thread's bulk group.
     /// Operands: map address, coordinates, shared address, [policy].
     TmaStore { rank: u8, im2col: bool, hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.tensor.{rank}d.global.shared::cta{}.bulk_group{} [%i0, {}], [%i{}]{}", if im2col { ".im2col_no_offs" } else { ".tile" }, hint_word(hint), coords(1, rank), 1 + rank, if hint { format!(", %i{}", 2 + rank) } else { String::new() })
-        => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); ins.push(U32); if hint { ins.push(B64) } Signature { outs: vec![], ins } };
+        => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); ins.push(U32);
+          if hint { ins.push(B64) }
+          Signature { outs: vec![], ins } };
     /// Reduces a box of shared memory into a tensor. Operands: map address, coordinates, shared address.
     TmaReduce { rank: u8, op: BulkReduce, im2col: bool } Async Sm90 Thread
         format!("cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{}{}.bulk_group [%i0, {}], [%i{}]", op.ptx(), if im2col { ".im2col_no_offs" } else { ".tile" }, coords(1, rank), 1 + rank)
@@ -1522,8 +1531,9 @@ const fn sign32(signed: bool) -> &'static str {
     if signed { "s32" } else { "u32" }
 }
 
-fn half_add(word: &str, ty: Ty, rounding: Round, ftz: bool, saturate: bool) -> String {
-    format!("{word}{}{}{}.{} %o0, %i0, %i1", round(ty, rounding), flag(ftz, ".ftz"), flag(saturate, ".sat"), ty.ptx())
+fn arithmetic(word: &str, ty: Ty, rounding: Round, ftz: bool, saturate: bool) -> String {
+    // Always with its rounding, for halves too: without one, ptxas may fuse a product and a sum into one rounding.
+    format!("{word}.{}{}{}.{} %o0, %i0, %i1", rounding.ptx(), flag(ftz, ".ftz"), flag(saturate, ".sat"), ty.ptx())
 }
 
 /// Halves move as bits.

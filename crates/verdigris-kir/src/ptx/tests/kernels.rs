@@ -245,3 +245,30 @@ pub(crate) fn tile() -> KernelBody {
     });
     d.finish(b)
 }
+
+/// Bias and ReLU over the rows of a matrix, written in the language.
+pub(crate) fn bias_relu() -> KernelBody {
+    use crate::face::{Header, build};
+    let header = Header { name: "pointwise.bias_relu".into(), target: Target::Sm80, threads: 256, ..Header::default() };
+    build(header, |k| {
+        let x = k.input("x", 16);
+        let bias = k.input("bias", 4);
+        let y = k.output("y", 16);
+        let elements = k.scalar::<u32>("elements");
+        let channels = k.divisor("channels");
+
+        let first = (k.cta() * 256 + k.thread()) * 4;
+        k.when(first.lt(elements), || {
+            let values = k.ld_global_vector::<f32>(x.at(first, 4), 0, 4, Cache::NonCoherent);
+            let out: Vec<_> = values
+                .iter()
+                .zip(0u32..)
+                .map(|(value, lane)| {
+                    let (_, channel) = channels.split(first + lane);
+                    (*value + k.ld_global::<f32>(bias.at(channel, 4), 0)).max(0.0)
+                })
+                .collect();
+            k.st_global_vector(y.at(first, 4), 0, &out, Cache::Default);
+        });
+    })
+}

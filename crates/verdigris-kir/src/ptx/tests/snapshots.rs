@@ -24,15 +24,18 @@ pub(crate) fn check_snapshot(name: &str, text: &str) {
 }
 
 fn check(name: &str, body: KernelBody) {
-    let arch = body.target.ptx();
     let text = print_body(&body, Isa::V9_0);
     assert_eq!(text, print_body(&body, Isa::V9_0));
     check_snapshot(&format!("{name}.ptx"), &text);
     check_snapshot(&format!("{name}.kir"), &crate::text::print(&body));
+    check_assembly(name, body.target.ptx(), &text);
+}
+
+fn check_assembly(name: &str, arch: &str, text: &str) {
     match assembler::find() {
         Err(why) => eprintln!("not assembled: {why}"),
         Ok(ptxas) => {
-            let said = assembler::assemble(&ptxas, arch, &text).unwrap_or_else(|said| panic!("{name}: {said}\n{text}"));
+            let said = assembler::assemble(&ptxas, arch, text).unwrap_or_else(|said| panic!("{name}: {said}\n{text}"));
             assert!(!said.contains("(C7") && said.contains("0 bytes spill stores"), "{name}: {said}");
         }
     }
@@ -46,4 +49,17 @@ fn a_loop_over_elements() {
 #[test]
 fn roles_with_a_copy_engine_and_a_product() {
     check("tile", kernels::tile());
+}
+
+#[test]
+fn a_kernel_written_in_the_language() {
+    let body = kernels::bias_relu();
+    // Not kept as a snapshot, since it holds the lines of the language's own source.
+    let verified = crate::verify::verify(body.clone()).unwrap();
+    let text = crate::ptx::print(&verified, Isa::V9_0);
+    assert_eq!(text, print_body(&body, Isa::V9_0));
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    assert!(lines.contains(&".param .u64 .ptr .global .align 16 arg_x,"), "{text}");
+    assert!(lines.iter().any(|line| line.starts_with("ld.global.nc.v4.b32 {")), "{text}");
+    check_assembly("bias_relu", "sm_80", &text);
 }
