@@ -3,13 +3,18 @@
 
 mod faults_verify {
     mod limits;
+    mod mma;
+    mod proxy;
     mod scope;
+    mod sync;
     mod types;
+    mod uniform;
 }
 
 use std::cell::Cell;
 use verdigris_kir::face::{Header, Kernel, build};
-use verdigris_kir::ir::{KernelBody, Loc, Target};
+use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::ir::{Access, KernelBody, Loc, MapDecl, MapType, Swizzle, Target};
 use verdigris_kir::verify::{Fault, verify};
 
 /// The lines that a planted fault is about.
@@ -75,6 +80,28 @@ pub(crate) fn caught_in(rule: &str, words: &[&str], body: KernelBody, lines: &Li
 /// Checks that a correct kernel passes.
 #[track_caller]
 pub(crate) fn clean(header: Header, describe: impl for<'k> Fn(Kernel<'k>)) {
-    let faults = faults_of(build(header, |k| describe(k)));
+    let faults = faults_of(build(header, describe));
     assert!(faults.is_empty(), "false faults: {faults:#?}");
+}
+
+/// A product of 64×`n`×16 in bf16 with f32 accumulators, both operands in shared memory.
+pub(crate) const fn product(n: u32) -> WgmmaShape {
+    WgmmaShape {
+        n,
+        a: MatrixType::Bf16,
+        b: MatrixType::Bf16,
+        d: MatrixType::F32,
+        a_in_registers: false,
+        transpose_a: false,
+        transpose_b: false,
+        negate_a: false,
+        negate_b: false,
+        saturate: false,
+        sparse: false,
+    }
+}
+
+/// A K-major tile of bf16 with 128-byte rows, as a map.
+pub(crate) fn tile_map(rows: u32) -> MapDecl {
+    MapDecl { ty: MapType::Bf16, rank: 2, box_dims: vec![64, rows], im2col: false, swizzle: Swizzle::B128, access: Access::ReadWrite }
 }

@@ -68,9 +68,8 @@ pub(super) fn check(found: &mut Findings<'_>) {
     }
     shared(found);
     params(found);
-    let warps = body.threads / 32;
     if threads_legal && body.min_ctas > 0 {
-        roles(found, &body.body, (0, warps), None);
+        roles(found, &body.body, None);
     }
     body.for_each_inst(&mut |inst| instruction(found, inst));
 }
@@ -221,23 +220,23 @@ fn map(decl: &MapDecl, shared_limit: u32) -> Vec<String> {
     wrong
 }
 
-/// Checks a set of roles, and the roles inside them. `around` is the warps that may be here, `selector` the operand that chose them.
-fn roles(found: &mut Findings<'_>, block: &Block, around: (u32, u32), selector: Option<(Operand, &Role)>) {
+/// Checks a set of roles, and the roles inside them. `outer` is the role around, with the operand that selected it.
+fn roles(found: &mut Findings<'_>, block: &Block, outer: Option<(Operand, &Role)>) {
     for stmt in &block.stmts {
         match stmt {
             Stmt::If { then, otherwise, .. } => {
-                roles(found, then, around, selector);
-                roles(found, otherwise, around, selector);
+                roles(found, then, outer);
+                roles(found, otherwise, outer);
             }
             Stmt::Loop { head, body, .. } => {
-                roles(found, head, around, selector);
-                roles(found, body, around, selector);
+                roles(found, head, outer);
+                roles(found, body, outer);
             }
             Stmt::Roles { warp, roles: list, loc } => {
                 set_of_roles(found, list);
                 budget(found, list, *loc);
                 for role in list {
-                    if let Some((outer_warp, outer)) = selector
+                    if let Some((outer_warp, outer)) = outer
                         && outer_warp == *warp
                         && (role.first_warp < outer.first_warp || role.first_warp + role.warps > outer.first_warp + outer.warps)
                     {
@@ -254,7 +253,7 @@ fn roles(found: &mut Findings<'_>, block: &Block, around: (u32, u32), selector: 
                             ),
                         );
                     }
-                    roles(found, &role.body, (role.first_warp, role.warps), Some((*warp, role)));
+                    roles(found, &role.body, Some((*warp, role)));
                 }
             }
             Stmt::Inst(_) | Stmt::StopWhen { .. } | Stmt::Comment(_) => {}
@@ -418,14 +417,6 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
                     format!("the address of parameter {} is taken, but it is not a tensor map", param.name),
                 );
             }
-        }
-        Op::Setmaxnreg { registers, .. } if !(24..=256).contains(registers) || !registers.is_multiple_of(8) => {
-            found.fault(
-                "registers",
-                inst.loc,
-                None,
-                format!("setmaxnreg to {registers} registers, but it must be a multiple of 8 from 24 to 256"),
-            );
         }
         Op::Wgmma { shape }
             if body.threads > 0

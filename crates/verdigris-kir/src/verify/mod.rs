@@ -38,14 +38,45 @@
 //!   swizzled maps stand in pieces aligned to the pattern (1024 bytes for 128-byte rows, 512 for 64, 256 for 32).
 //! - `[accumulators]` At an entry budget of 128 registers a `wgmma` has fewer than 104 accumulators a thread; no more than 208 are in flight.
 //!
+//! # `sync`: barriers and shared memory between threads
+//! - `[race]` Bytes of shared memory written by one thread are not read, and bytes read are not overwritten, by another without a barrier
+//!   between, where both addresses are known for every thread from thread and lane index alone.
+//! - `[init]` An mbarrier that is used is initialised somewhere, with the count that its declaration says.
+//! - `[arrivals]` Someone arrives on an mbarrier that someone waits on; where all arrivals are outside loops and countable, they are at least
+//!   the count of a phase; and no single instruction brings more arrivals than a phase counts.
+//! - `[bytes]` Where a block announces bytes on an mbarrier and loads onto it, and nobody else loads onto it, the numbers agree.
+//! - `[named]` A named barrier with a constant number and count is reached by enough threads, and by no more than it counts where all of them
+//!   surely reach it. The CTA's barrier is not left to some of the warps.
+//!
+//! # `proxy`: generic and asynchronous accesses
+//! - `[proxy]` Shared memory written by stores is not read by a bulk or tensor copy or by `wgmma` unless a `fence.proxy.async` stands between.
+//! - `[reuse]` Shared memory that a bulk or tensor store reads is not overwritten by the same role before a wait that covers its group.
+//!
+//! # `mma`: matrix products in flight
+//! - `[flight]` An accumulator in flight is touched by nothing but `wgmma` of the same shape; an A register in flight is not written. Followed
+//!   through loops to a fixed point; at the end of an `if` a product is in flight if it is so on both sides.
+//! - `[fence]` A `wgmma.fence` stands before the first `wgmma` and between a write to its registers and the `wgmma`.
+//! - `[commit]` A `wgmma` belongs to a group that is closed before it is waited for.
+//!
+//! # `uniform`: what all threads of a group do alike
+//! - `[divergent]` An instruction that a whole warp, warpgroup or CTA must reach together does not stand under a condition or guard that
+//!   differs between its lanes (or between its warps, where known for every thread), nor in a role that splits its warpgroup.
+//! - `[uniform]` Matrix descriptors, barrier numbers, role selectors and the condition of `stop_when` do not differ between the lanes of a warp.
+//!
 //! # Notes
 //! [`notes`] tells what is allowed and yet looks forgotten: `[unused]` results of pure instructions, parameters, shared pieces, barriers.
 
 mod limits;
+mod mma;
+mod proxy;
 mod scope;
 mod sites;
+mod sync;
 mod types;
+mod uniform;
 mod values;
+
+pub use uniform::{Uniformity, uniformity};
 
 use crate::ir::{KernelBody, Loc};
 use std::fmt;
@@ -121,6 +152,10 @@ fn findings(body: &KernelBody) -> Vec<Fault> {
         let sites = sites::Sites::new(body);
         let values = values::Values::new(body, &sites);
         limits::check_addresses(&mut found, &sites, &values);
+        sync::check(&mut found, &sites, &values);
+        proxy::check(&mut found, &sites, &values);
+        mma::check(&mut found);
+        uniform::check(&mut found, &sites, &values);
     }
     found.sorted()
 }

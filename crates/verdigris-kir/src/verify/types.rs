@@ -75,7 +75,7 @@ fn operand(found: &mut Findings<'_>, operand: Operand, wanted: Ty, loc: Loc, op:
                     loc,
                     Some(declared),
                     format!(
-                        "operand {slot} of {op} is {name} of type {given} (declared at {at}), but {wanted} is read: ptxas would refuse it"
+                        "operand {slot} of {op} is {name} of type {given} (declared at {at}), but {wanted} is read: its bits would be taken for what they are not"
                     ),
                 );
             }
@@ -96,16 +96,15 @@ fn operand(found: &mut Findings<'_>, operand: Operand, wanted: Ty, loc: Loc, op:
 
 fn instruction(found: &mut Findings<'_>, inst: &Inst) {
     let (op, loc) = (inst.op.name(), inst.loc);
-    // A register budget is told with the roles' budgets, under `[registers]`.
-    if let Err(rule) = inst.op.legal()
-        && !matches!(inst.op, Op::Setmaxnreg { .. })
-    {
+    if let Err(rule) = inst.op.legal() {
         found.fault(
             "illegal",
             loc,
             None,
             format!("{op} does not exist with these attributes ({:?}): {rule}; ptxas would refuse it", inst.op),
         );
+        // The signature of what does not exist says nothing.
+        return;
     }
     let target = inst.op.target();
     if target > found.body.target {
@@ -132,7 +131,7 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
                 "type",
                 loc,
                 Some(declared),
-                format!("result {slot} of {op} is {wanted}, but {name} that takes it is {given} (declared at {at}): ptxas would refuse it"),
+                format!("result {slot} of {op} is {wanted}, but {name} that takes it is {given} (declared at {at}): its bits would be taken for what they are not"),
             );
         }
     }

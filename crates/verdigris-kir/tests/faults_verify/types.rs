@@ -160,3 +160,33 @@ fn bits_and_integers_of_one_width_fit() {
         k.instruction(Op::Mov { ty: Ty::S32 }, &[Some(result.reg())], &[Operand::Imm(0xFFFF_FFFD)]);
     });
 }
+
+#[test]
+fn instructions_that_ptx_does_not_have() {
+    use verdigris_kir::face::LoadOptions;
+    caught("illegal", &["does not exist with these attributes"], header(Target::Sm80, 32), |k, lines| {
+        let result = k.var_unset::<f32>(None);
+        lines.here(line!() + 1);
+        k.instruction(Op::IAdd { ty: Ty::F32 }, &[Some(result.reg())], &[Operand::Imm(0), Operand::Imm(0)]);
+    });
+    caught("illegal", &["Wgmma"], header(Target::Sm90a, 128), |k, lines| {
+        let accumulators: Vec<_> = (0..6).map(|_| k.var_unset::<f32>(None)).collect();
+        let descriptor = k.constant(0u64);
+        lines.here(line!() + 1);
+        k.wgmma(WgmmaShape { n: 12, ..SHAPE }, &accumulators, verdigris_kir::face::WgmmaA::Shared(descriptor), descriptor, false);
+    });
+    caught("illegal", &["CpAsync"], header(Target::Sm80, 32), |k, lines| {
+        let (from, to) = (k.input("x", 16), k.shared("tile", 64, 16));
+        lines.here(line!() + 1);
+        k.cp_async(to.address(), 0, from.address(), 0, 12, 12u32);
+    });
+    // A tensor load of rank 1 has no im2col form, and no signature either.
+    let map = verdigris_kir::ir::MapDecl { im2col: true, ..crate::tile_map(64) };
+    let body = verdigris_kir::face::build(header(Target::Sm90, 32), |k| {
+        let (map, tile, barrier) = (k.tensor_map("a", map.clone()), k.shared("tile", 8192, 1024), k.mbarrier_array("full", 1));
+        barrier.arrivals().set(1);
+        let zero = k.constant(0i32);
+        k.tma_load_im2col(tile.address(), &map, &[zero], &[], barrier.at(0u32), LoadOptions::default());
+    });
+    assert!(crate::faults_of(body).iter().any(|fault| fault.rule == "illegal" && fault.message.contains("TmaLoad")));
+}
