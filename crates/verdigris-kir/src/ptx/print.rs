@@ -119,7 +119,7 @@ impl<'a> Printer<'a> {
             out.push_str("\n.section .debug_str\n{\n");
             for &file in &self.inlined_files {
                 let bytes: Vec<String> = stem(self.files[file]).bytes().chain([0]).map(|b| b.to_string()).collect();
-                let _ = writeln!(out, "$name_{}:\n.b8 {}", file + 1, bytes.join(", "));
+                let _ = writeln!(out, "$$name_{}:\n.b8 {}", file + 1, bytes.join(", "));
             }
             out.push_str("}\n");
         }
@@ -234,7 +234,7 @@ impl<'a> Printer<'a> {
                 let outer = self.kernel.locations[outer.0 as usize].clone();
                 let outer_file = self.file(outer.file) + 1;
                 self.inlined_files.insert(file);
-                let _ = write!(text, ", function_name $name_{}, inlined_at {outer_file} {} {}", file + 1, outer.line, outer.column);
+                let _ = write!(text, ", function_name $$name_{}, inlined_at {outer_file} {} {}", file + 1, outer.line, outer.column);
             }
             self.line(&text);
         }

@@ -272,3 +272,53 @@ pub(crate) fn bias_relu() -> KernelBody {
         });
     })
 }
+
+/// Every kind of control flow, a result that nobody wants, and constants that need a register.
+pub(crate) fn control() -> KernelBody {
+    let mut d = Draft::new("control", Target::Sm80, 256);
+    let y = d.param("y", ParamKind::Pointer { access: Access::ReadWrite, alignment_bytes: 4 });
+    let mut b = Block::default();
+    d.at(50);
+    let y = d.value(&mut b, Op::ParamLoad { index: y, offset_bytes: 0, ty: Ty::U64 }, &[]);
+    let tid = d.value(&mut b, Op::SpecialRegister { register: Special::Tid }, &[]);
+    let first = d.value(&mut b, Op::Shr { ty: Ty::U32 }, &[tid.into(), imm(5)]);
+    let warp = d.value(&mut b, Op::Shfl { mode: crate::inst::Shuffle::Index }, &[first.into(), imm(0), imm(31), imm(0xFFFF_FFFF)]);
+    let cta = d.value(&mut b, Op::SpecialRegister { register: Special::CtaX }, &[]);
+    let beyond = d.value(&mut b, Op::Setp { cmp: Cmp::Gt, ty: Ty::U32, ftz: false }, &[cta.into(), imm(100)]);
+    b.stmts.push(Stmt::StopWhen { cond: beyond, loc: d.loc });
+
+    d.at(60);
+    let atom = Op::Atom { space: Space::Global, op: crate::inst::Atomic::Add, ty: Ty::U32, order: Order::Relaxed(Scope::Gpu) };
+    let count = |d: &Draft, n: u64| {
+        let mut stmt = d.inst(atom.clone(), &[], &[y.into(), imm(4), imm(n)]);
+        if let Stmt::Inst(inst) = &mut stmt {
+            inst.outs = vec![None];
+        }
+        Block { stmts: vec![stmt] }
+    };
+    // Warps 1 to 2 and 5 to 6 have work; 5 divides its own.
+    let role = |name, first_warp, warps, body, loc| Role { name, first_warp, warps, registers: None, body, loc };
+    let loc = d.loc;
+    let inner = vec![role("left", 5, 1, count(&d, 1), loc), role("right", 6, 1, count(&d, 2), loc)];
+    let inner = Block { stmts: vec![Stmt::Roles { warp: warp.into(), roles: inner, loc }] };
+    let roles = vec![role("early", 1, 2, count(&d, 3), loc), role("late", 5, 2, inner, loc)];
+    b.stmts.push(Stmt::Roles { warp: warp.into(), roles, loc });
+
+    d.at(70);
+    let half = d.named(Ty::F16, Some("half"));
+    b.stmts.push(d.inst(Op::Mov { ty: Ty::F16 }, &[half], &[imm(0x3C00)]));
+    let i = d.named(Ty::U32, Some("i"));
+    b.stmts.push(d.inst(Op::Mov { ty: Ty::U32 }, &[i], &[imm(0)]));
+    let mut head = Block::default();
+    let add = Op::FAdd { ty: Ty::F16, rounding: Round::Nearest, ftz: false, saturate: false };
+    head.stmts.push(d.inst(add, &[half], &[half.into(), imm(0x4000)]));
+    head.stmts.push(d.inst(Op::IAdd { ty: Ty::U32 }, &[i], &[i.into(), imm(1)]));
+    let again = d.value(&mut head, Op::Setp { cmp: Cmp::Lt, ty: Ty::U32, ftz: false }, &[i.into(), cta.into()]);
+    b.stmts.push(Stmt::Loop { head, cond: again, body: Block::default(), name: "repeat", loc: d.loc });
+    let st = Op::St { space: Space::Global, ty: Ty::F16, count: 1, order: Order::Weak, cache: Cache::Default };
+    let then = Block { stmts: vec![d.inst(st.clone(), &[], &[y.into(), imm(0), half.into()])] };
+    let otherwise = Block { stmts: vec![d.inst(st, &[], &[y.into(), imm(0), imm(0x7C00)])] };
+    b.stmts.push(Stmt::If { cond: again, then, otherwise, loc: d.loc });
+    b.stmts.push(d.inst(Op::BarSync {}, &[], &[imm(2), imm(0)]));
+    d.finish(b)
+}

@@ -52,6 +52,11 @@ fn roles_with_a_copy_engine_and_a_product() {
 }
 
 #[test]
+fn every_kind_of_control_flow() {
+    check("control", kernels::control());
+}
+
+#[test]
 fn a_kernel_written_in_the_language() {
     let body = kernels::bias_relu();
     // Not kept as a snapshot, since it holds the lines of the language's own source.
