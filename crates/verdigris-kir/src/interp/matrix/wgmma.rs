@@ -160,43 +160,44 @@ impl Accumulator {
         self.n == shape.n as usize && self.ty == shape.d
     }
 
-    fn place(&self, warp: usize, lane: usize, index: usize) -> usize {
-        let (row, column) = accumulator_element(lane as u32, index as u32);
-        (16 * warp + row as usize) * self.n + column as usize
-    }
-
     /// Takes over accumulator register `register` of warp `warp` (0 to 3).
     pub fn load(&mut self, warp: usize, register: usize, lanes: &Lanes) {
+        let (row, column) = accumulator_element(0, if self.ty == MatrixType::F16 { 2 * register } else { register } as u32);
+        let first = (16 * warp + row as usize) * self.n + column as usize;
         for (lane, &word) in lanes.iter().enumerate() {
+            let at = first + lane / 4 * self.n + 2 * (lane % 4);
             match self.ty {
                 MatrixType::F16 => {
-                    for half in 0..2 {
-                        let at = self.place(warp, lane, 2 * register + half);
-                        self.floats[at] = Format::F16.decode_f32((word >> (16 * half)) as u32 & 0xffff);
-                    }
+                    self.floats[at] = Format::F16.decode_f32(word as u32 & 0xffff);
+                    self.floats[at + 1] = Format::F16.decode_f32((word >> 16) as u32 & 0xffff);
                 }
-                MatrixType::S32 => {
-                    let at = self.place(warp, lane, register);
-                    self.integers[at] = word as u32 as i32;
-                }
-                _ => {
-                    let at = self.place(warp, lane, register);
-                    self.floats[at] = f32::from_bits(word as u32);
-                }
+                MatrixType::S32 => self.integers[at] = word as u32 as i32,
+                _ => self.floats[at] = f32::from_bits(word as u32),
             }
         }
     }
 
     /// What accumulator register `register` of warp `warp` holds; NaN canonical.
     pub fn store(&self, warp: usize, register: usize) -> Lanes {
-        std::array::from_fn(|lane| match self.ty {
-            MatrixType::F16 => {
-                let half = |index: usize| u64::from(f32_to_f16(self.floats[self.place(warp, lane, 2 * register + index)]));
-                half(0) | half(1) << 16
-            }
-            MatrixType::S32 => u64::from(self.integers[self.place(warp, lane, register)] as u32),
-            _ => canonical(self.floats[self.place(warp, lane, register)]),
-        })
+        let mut lanes = [0; 32];
+        match self.ty {
+            MatrixType::F16 => self.spread(warp, 2 * register, |at, lane| {
+                let half = |value: f32| u64::from(f32_to_f16(value));
+                lanes[lane] = half(self.floats[at]) | half(self.floats[at + 1]) << 16;
+            }),
+            MatrixType::S32 => self.spread(warp, register, |at, lane| lanes[lane] = u64::from(self.integers[at] as u32)),
+            _ => self.spread(warp, register, |at, lane| lanes[lane] = canonical(self.floats[at])),
+        }
+        lanes
+    }
+
+    /// Calls `visit` with the place in the matrix of accumulator element `index` of each lane, and the lane: eight rows of four lanes.
+    fn spread(&self, warp: usize, index: usize, mut visit: impl FnMut(usize, usize)) {
+        let (row, column) = accumulator_element(0, index as u32);
+        let first = (16 * warp + row as usize) * self.n + column as usize;
+        for lane in 0..32 {
+            visit(first + lane / 4 * self.n + 2 * (lane % 4), lane);
+        }
     }
 }
 
