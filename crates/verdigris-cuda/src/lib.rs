@@ -16,6 +16,8 @@ mod driver;
 mod error;
 pub mod exec;
 mod facts;
+#[cfg(test)]
+mod fake;
 mod jit;
 pub mod launch;
 mod memory;
@@ -23,6 +25,8 @@ mod module;
 pub mod peers;
 mod stream;
 pub mod tensor_map;
+#[cfg(test)]
+mod tests;
 
 pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
 pub use device::{Context, ContextGuard, Device, DeviceProperties};
