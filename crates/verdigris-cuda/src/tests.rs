@@ -320,9 +320,14 @@ fn bindings_that_do_not_suit_are_refused_before_anything_is_submitted() {
     let odd = [x.slice().part(8, 56).expect("within"), y.slice()];
     assert!(matches!(refused(&odd, space, &scalars), BindingError::Alignment { slot: 0, alignment_bytes: 16, .. }));
     let short = [x.slice().part(0, 31).expect("within"), y.slice()];
-    let error = refused(&short, space, &scalars);
-    assert!(matches!(error, BindingError::Length { slot: 0, end_bytes: 32, buffer_bytes: 31, .. }), "{error:?}");
+    assert_eq!(refused(&short, space, &scalars), BindingError::Length { slot: 0, end_bytes: 32, buffer_bytes: 31 });
+    let short = [x.slice(), y.slice().part(0, 3).expect("within")];
+    assert_eq!(refused(&short, space, &scalars), BindingError::Length { slot: 1, end_bytes: 4, buffer_bytes: 3 });
     assert_eq!(fake::launches(), []);
+    let (_, other_stream, _) = fake::gpu();
+    executable
+        .execute(&other_stream, &Bindings { buffers: &good, workspace: space, host_scalars: &scalars })
+        .expect("another stream of the same context will do");
 }
 
 #[test]
@@ -335,7 +340,14 @@ fn programs_that_do_not_hold_together_are_refused_while_loading() {
         loader.load(&program, &stream).expect_err("does not hold together")
     };
     let no_scratch = load(&|program| program.scratch.truncate(1));
-    assert!(matches!(no_scratch, Error::Binding(BindingError::NoSuchBase { base: Base::Scratch(1) })), "{no_scratch:?}");
+    assert!(matches!(no_scratch, Error::Binding(BindingError::OwnMemory { base: Base::Scratch(1), bytes: None, .. })), "{no_scratch:?}");
+    let past_scratch = load(&|program| program.scratch[1].bytes = 151);
+    assert!(
+        matches!(past_scratch, Error::Binding(BindingError::OwnMemory { base: Base::Scratch(1), end_bytes: 1000, bytes: Some(151) })),
+        "{past_scratch:?}"
+    );
+    let past_constant = load(&|program| program.constants[1].truncate(1));
+    assert!(matches!(past_constant, Error::Binding(BindingError::OwnMemory { end_bytes: 2, .. })), "{past_constant:?}");
     let launch = |change: &dyn Fn(&mut Launch)| {
         load(&|program| {
             let Step::Launch(launch) = &mut program.steps[1] else { panic!("the second step is the launch") };
@@ -344,6 +356,11 @@ fn programs_that_do_not_hold_together_are_refused_while_loading() {
     };
     let fewer = launch(&|launch| launch.args.truncate(4));
     assert!(matches!(fewer, Error::Mismatch(_)), "{fewer:?}");
+    let odd_map = launch(&|launch| {
+        let Arg::TensorMap(address, _) = &mut launch.args[4] else { panic!("the fifth argument is the map") };
+        address.offset_bytes = 8;
+    });
+    assert!(matches!(odd_map, Error::Map(MapError::Address { address: 8 })), "{odd_map:?}");
     // Four multiprocessors hold two CTAs each.
     let many = launch(&|launch| launch.grid = [9, 1, 1]);
     assert!(matches!(many, Error::Launch(LaunchError::Residency { ctas: 9, resident: 8, .. })), "{many:?}");
