@@ -87,6 +87,11 @@ impl Driver {
         Isa::for_driver(self.api.version).unwrap_or(Isa::MINIMUM)
     }
 
+    /// The functions that we call and this driver lacks; each is an [`Error::MissingSymbol`] of the calls that need it.
+    pub fn missing_functions(&self) -> Vec<&'static str> {
+        self.api.missing()
+    }
+
     /// A driver that is not the machine's.
     #[cfg(test)]
     pub(crate) fn of(api: Api) -> Self {
@@ -136,6 +141,12 @@ macro_rules! driver_table {
                         $name: unsafe { find(library, stringify!($name)) },
                     )*
                 }
+            }
+
+            /// The functions that the library lacks.
+            fn missing(&self) -> Vec<&'static str> {
+                let all = [$((stringify!($name), self.$name.is_none())),*];
+                all.into_iter().filter_map(|(name, missing)| missing.then_some(name)).collect()
             }
 
             $(

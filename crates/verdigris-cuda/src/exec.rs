@@ -152,6 +152,9 @@ impl Loader {
     /// As [`Loader::kernel`]; [`Error::Mismatch`] where arguments do not fit a kernel, [`Error::Map`], [`Error::Launch`],
     /// [`Error::Binding`], [`Error::OutOfMemory`].
     pub fn load(&self, program: &Program, stream: &Stream) -> Result<Loaded, Error> {
+        if self.pool.context() != self.cache.context() {
+            return Err(Error::ContextMismatch { what: "loading a program", left: "pool", right: "module cache" });
+        }
         let (scratch_offsets, workspace_bytes) = program.workspace();
         let mut packed = Vec::new();
         let mut constant_offsets = Vec::new();

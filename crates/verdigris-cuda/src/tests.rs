@@ -92,6 +92,8 @@ fn a_missing_function_is_an_error_of_its_call_alone() {
     let error = Event::timing(&context).err().expect("the fake has no events");
     assert!(matches!(error, Error::MissingSymbol { symbol: "cuEventCreate", driver_version: 13_000 }), "{error:?}");
     context.memory_info().expect("everything else works");
+    let missing = context.driver().missing_functions();
+    assert!(missing.contains(&"cuEventCreate") && !missing.contains(&"cuMemGetInfo_v2"), "{missing:?}");
 }
 
 #[test]

@@ -107,6 +107,7 @@ fn properties_are_plausible() {
     let (free, total) = gpu.context.memory_info().expect("tells");
     assert!(free <= total && total <= properties.memory_bytes);
     let driver = gpu.context.driver();
+    assert_eq!(driver.missing_functions(), [""; 0]);
     let count = driver.device_count().expect("counts");
     assert!(matches!(driver.device(count), Err(Error::NoSuchDevice { ordinal, .. }) if ordinal == count));
 }
