@@ -12,7 +12,6 @@ use std::sync::Arc;
 use libloading::Library;
 
 use crate::device::Context;
-use crate::driver::why_not_loaded;
 use crate::error::Error;
 use crate::memory::DeviceSlice;
 use crate::stream::Stream;
@@ -467,7 +466,7 @@ impl CublasLt {
                     std::mem::forget(library);
                     return Self::start(context, functions, path.clone());
                 }
-                Err(error) => detail = why_not_loaded(&error),
+                Err(error) => detail = error.to_string(),
             }
         }
         Err(PeerError::NotFound { tried, detail })

@@ -1,0 +1,282 @@
+//! Shadow cells: who last wrote and who read each four bytes, with the lane of every byte, so that two accesses that nothing orders are seen
+//! whatever the schedule was.
+
+use super::clock::Clock;
+
+/// No access.
+pub(crate) const NO_ACTOR: u32 = u32::MAX;
+const NO_LANE: u8 = 0xFF;
+/// Several lanes read the byte.
+pub(crate) const MANY_LANES: u8 = 33;
+/// An async unit, which has no lanes.
+pub(crate) const UNIT: u8 = 32;
+
+/// Attributes of an access.
+pub(crate) mod flag {
+    /// Atomic among the CTA, the cluster, the device.
+    pub(crate) const ATOMIC_CTA: u8 = 1;
+    pub(crate) const ATOMIC_CLUSTER: u8 = 2;
+    pub(crate) const ATOMIC_GPU: u8 = 3;
+    pub(crate) const ATOMIC: u8 = 3;
+    /// Made by an async unit through the async proxy.
+    pub(crate) const ASYNC: u8 = 4;
+    /// A non-coherent load.
+    pub(crate) const NON_COHERENT: u8 = 8;
+}
+
+/// One access as the shadow remembers it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamp {
+    pub(crate) actor: u32,
+    pub(crate) epoch: u32,
+    pub(crate) loc: u32,
+    pub(crate) flags: u8,
+    /// The lane that touched each byte.
+    pub(crate) lanes: [u8; 4],
+}
+
+const EMPTY: Stamp = Stamp { actor: NO_ACTOR, epoch: 0, loc: 0, flags: 0, lanes: [NO_LANE; 4] };
+
+/// The history of four bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    pub(crate) write: Stamp,
+    read: Stamp,
+    /// Further readers: an index into the pool, from 1.
+    more: u32,
+}
+
+impl Default for Cell {
+    fn default() -> Self {
+        Cell { write: EMPTY, read: EMPTY, more: 0 }
+    }
+}
+
+/// Lists of readers that do not fit into their cell.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    lists: Vec<Vec<Stamp>>,
+    free: Vec<u32>,
+}
+
+impl Readers {
+    fn push(&mut self, cell: &mut Cell, stamp: Stamp) {
+        if cell.more == 0 {
+            cell.more = match self.free.pop() {
+                Some(at) => at,
+                None => {
+                    self.lists.push(Vec::new());
+                    self.lists.len() as u32
+                }
+            };
+        }
+        let list = &mut self.lists[cell.more as usize - 1];
+        match list.iter_mut().find(|old| old.actor == stamp.actor) {
+            Some(old) => *old = stamp,
+            None => list.push(stamp),
+        }
+    }
+
+    fn clear(&mut self, cell: &mut Cell) {
+        if cell.more != 0 {
+            self.lists[cell.more as usize - 1].clear();
+            self.free.push(cell.more);
+            cell.more = 0;
+        }
+    }
+}
+
+/// Who accesses, and what it knows.
+pub(crate) struct Access<'a> {
+    pub(crate) actor: u32,
+    pub(crate) epoch: u32,
+    pub(crate) loc: u32,
+    pub(crate) flags: u8,
+    pub(crate) clock: &'a Clock,
+    /// Lanes for which more is known than for the whole warp, since they alone waited for something.
+    pub(crate) extra: Option<(u32, &'a Clock)>,
+    /// The `cp.async` of the own warp and up to where each lane has waited for its own.
+    pub(crate) cp: (u32, u32),
+    /// Actors of the own CTA and of the own cluster, for scopes.
+    pub(crate) cta: std::ops::Range<u32>,
+    pub(crate) cluster: std::ops::Range<u32>,
+    /// The first actor of this launch: writes by it and later ones are writes of the launch.
+    pub(crate) launch: u32,
+    /// The memory is global (else shared): which proxy fence counts.
+    pub(crate) global: bool,
+}
+
+/// Why an access is wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    pub(crate) kind: ConflictKind,
+    /// The other access.
+    pub(crate) other: Stamp,
+    /// The byte of the cell.
+    pub(crate) byte: usize,
+    /// The other access was a write.
+    pub(crate) other_writes: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConflictKind {
+    Race,
+    ProxyFence,
+    NonCoherent,
+}
+
+impl Access<'_> {
+    fn knows(&self, stamp: &Stamp, other_lane: u8, lane: u8) -> bool {
+        self.clock.knows(stamp.actor, stamp.epoch, other_lane)
+            || self
+                .extra
+                .is_some_and(|(mask, clock)| (lane >= 32 || mask >> lane & 1 == 1) && clock.knows(stamp.actor, stamp.epoch, other_lane))
+    }
+
+    fn both_atomic(&self, stamp: &Stamp) -> bool {
+        let mine = self.flags & flag::ATOMIC;
+        let theirs = stamp.flags & flag::ATOMIC;
+        match mine.min(theirs) {
+            0 => false,
+            flag::ATOMIC_CTA => self.cta.contains(&stamp.actor),
+            flag::ATOMIC_CLUSTER => self.cluster.contains(&stamp.actor),
+            _ => true,
+        }
+    }
+
+    /// The first byte of `mask` at which `stamp` is not ordered before this access.
+    fn unordered(&self, stamp: &Stamp, mask: u8, lane: u8) -> Option<usize> {
+        if stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
+            return None;
+        }
+        if self.clock.get(stamp.actor).seen.all >= stamp.epoch || self.both_atomic(stamp) {
+            return None;
+        }
+        (0..4).find(|&byte| {
+            let other = stamp.lanes[byte];
+            mask >> byte & 1 == 1
+                && other != NO_LANE
+                && !(stamp.actor == self.actor && other == lane)
+                && !(stamp.actor == self.cp.0 && other == lane && stamp.epoch <= self.cp.1)
+                && !self.knows(stamp, other, lane)
+        })
+    }
+
+    fn race(&self, stamp: &Stamp, mask: u8, lane: u8, other_writes: bool) -> Result<(), Conflict> {
+        match self.unordered(stamp, mask, lane) {
+            None => Ok(()),
+            Some(byte) => Err(Conflict { kind: ConflictKind::Race, other: *stamp, byte, other_writes }),
+        }
+    }
+
+    /// An async read of bytes that a thread wrote needs the writer's proxy fence.
+    fn proxy(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
+        if self.flags & flag::ASYNC == 0 || stamp.flags & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
+            return Ok(());
+        }
+        let known = self.clock.get(stamp.actor);
+        let span = if self.global { &known.fenced_global } else { &known.fenced_shared };
+        if span.all >= stamp.epoch {
+            return Ok(());
+        }
+        for byte in 0..4 {
+            let lane = stamp.lanes[byte];
+            if mask >> byte & 1 == 1 && lane != NO_LANE && !span.covers(stamp.epoch, lane) {
+                return Err(Conflict { kind: ConflictKind::ProxyFence, other: *stamp, byte, other_writes: true });
+            }
+        }
+        Ok(())
+    }
+
+    fn stamp(&self, mask: u8, lane: u8) -> Stamp {
+        let mut lanes = [NO_LANE; 4];
+        for (byte, slot) in lanes.iter_mut().enumerate() {
+            if mask >> byte & 1 == 1 {
+                *slot = lane;
+            }
+        }
+        Stamp { actor: self.actor, epoch: self.epoch, loc: self.loc, flags: self.flags, lanes }
+    }
+
+    /// Checks and remembers a read of the bytes of `mask` by `lane`.
+    pub(crate) fn read(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
+        if cell.write.actor != NO_ACTOR {
+            self.race(&cell.write, mask, lane, true)?;
+            self.proxy(&cell.write, mask)?;
+            if self.flags & flag::NON_COHERENT != 0 && cell.write.actor >= self.launch {
+                return Err(Conflict { kind: ConflictKind::NonCoherent, other: cell.write, byte: 0, other_writes: true });
+            }
+        }
+        let old = &mut cell.read;
+        if old.actor == self.actor && old.flags == self.flags {
+            let synced = self.clock.get(self.actor).seen.all >= old.epoch;
+            if synced {
+                *old = self.stamp(mask, lane);
+            } else {
+                for byte in 0..4 {
+                    if mask >> byte & 1 == 1 {
+                        old.lanes[byte] = match old.lanes[byte] {
+                            NO_LANE => lane,
+                            same if same == lane => lane,
+                            _ => MANY_LANES,
+                        };
+                    }
+                }
+                old.epoch = self.epoch;
+                old.loc = self.loc;
+            }
+        } else if old.actor == NO_ACTOR || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags & flag::ATOMIC
+        {
+            *old = self.stamp(mask, lane);
+        } else {
+            let stamp = self.stamp(mask, lane);
+            readers.push(cell, stamp);
+        }
+        Ok(())
+    }
+
+    /// Checks and remembers a write of the bytes of `mask` by `lane`.
+    pub(crate) fn write(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
+        self.race(&cell.write, mask, lane, true)?;
+        if cell.read.actor != NO_ACTOR {
+            self.race(&cell.read, mask, lane, false)?;
+            self.non_coherent_read(&cell.read, mask)?;
+        }
+        if cell.more != 0 {
+            for stamp in &readers.lists[cell.more as usize - 1] {
+                self.race(stamp, mask, lane, false)?;
+                self.non_coherent_read(stamp, mask)?;
+            }
+        }
+        if mask == 0xF {
+            readers.clear(cell);
+            cell.read = EMPTY;
+        } else {
+            for byte in 0..4 {
+                if mask >> byte & 1 == 1 {
+                    cell.read.lanes[byte] = NO_LANE;
+                }
+            }
+        }
+        let old = &mut cell.write;
+        if old.actor == self.actor && old.epoch == self.epoch && old.flags == self.flags {
+            for byte in 0..4 {
+                if mask >> byte & 1 == 1 {
+                    old.lanes[byte] = lane;
+                }
+            }
+            old.loc = self.loc;
+        } else {
+            *old = self.stamp(mask, lane);
+        }
+        Ok(())
+    }
+
+    fn non_coherent_read(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
+        let touches = (0..4).any(|byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
+        if touches && stamp.flags & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
+            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte: 0, other_writes: false });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,383 @@
+//! The machine's state: launches in flight, CTAs, warps, barriers.
+
+use super::Options;
+use super::agent::{Agent, Groups};
+use super::alu::{Lanes, Noise};
+use super::clock::Clock;
+use super::decode::Decoded;
+use super::finding::{Finding, FindingKind, Position};
+use super::mbarrier::Mbarrier;
+use super::memory::{Memory, Shared};
+use super::report::Counters;
+use super::shadow::{Access, Readers};
+use super::wgmma::{Flights, WarpgroupState};
+use crate::ir::Loc;
+use crate::program::MapSpec;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// A finding on its way out.
+pub(crate) type Fault = Box<Finding>;
+
+/// A small generator with its own state: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+#[derive(Debug)]
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        if bound <= 1 { 0 } else { (self.next() % bound as u64) as usize }
+    }
+}
+
+/// A launch in flight.
+pub(crate) struct Grid {
+    pub(crate) decoded: Arc<Decoded>,
+    /// Number of the launch in the program.
+    pub(crate) launch: u32,
+    pub(crate) dims: [u32; 3],
+    /// The parameter block and where each parameter starts in it.
+    pub(crate) params: Vec<u8>,
+    pub(crate) offsets: Vec<u32>,
+    /// Clusters in the order in which they start.
+    pub(crate) order: Vec<u32>,
+    pub(crate) next: usize,
+    pub(crate) limit: usize,
+    pub(crate) resident: usize,
+    pub(crate) finished: usize,
+    /// CTAs that let the next launch start, or ended.
+    pub(crate) triggered: u32,
+    pub(crate) ctas: u32,
+    pub(crate) first_actor: u32,
+    pub(crate) horizon: u32,
+    pub(crate) counters: Counters,
+}
+
+/// How the actors of a CTA are numbered from its first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Actors {
+    pub(crate) warps: u32,
+    pub(crate) barriers: u32,
+}
+
+/// Kinds of async work with epochs of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    CpAsync,
+    BulkRead,
+    BulkWrite,
+}
+
+/// Barriers beyond the declared ones that a CTA may make.
+const SPARE_BARRIERS: u32 = 16;
+
+impl Actors {
+    pub(crate) fn new(decoded: &Decoded) -> Self {
+        Actors { warps: decoded.body.threads.div_ceil(32), barriers: decoded.barriers + SPARE_BARRIERS }
+    }
+
+    pub(crate) fn unit(&self, unit: Unit, warp: u32) -> u32 {
+        let row = match unit {
+            Unit::CpAsync => 1,
+            Unit::BulkRead => 2,
+            Unit::BulkWrite => 3,
+        };
+        row * self.warps + warp
+    }
+
+    pub(crate) fn wgmma(&self, group: u32) -> u32 {
+        4 * self.warps + group
+    }
+
+    pub(crate) fn barrier(&self, index: u32) -> u32 {
+        4 * self.warps + self.warps.div_ceil(4) + index
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.barrier(self.barriers)
+    }
+}
+
+/// A CTA or a named barrier.
+#[derive(Debug, Default)]
+pub(crate) struct CtaBarrier {
+    pub(crate) generation: u32,
+    pub(crate) expected: u32,
+    pub(crate) arrived: u32,
+    /// Warps of this generation with their lines.
+    pub(crate) warps: Vec<(u32, u32)>,
+    pub(crate) clock: Clock,
+    pub(crate) done: Clock,
+    pub(crate) count: u32,
+    pub(crate) threads: u32,
+    pub(crate) result: (u32, u32),
+}
+
+pub(crate) struct Cta {
+    pub(crate) grid: usize,
+    pub(crate) index: [u32; 3],
+    pub(crate) rank: u32,
+    /// The CTAs of its cluster, by rank.
+    pub(crate) peers: Vec<usize>,
+    pub(crate) sm: u32,
+    pub(crate) actors: Actors,
+    pub(crate) actor: u32,
+    pub(crate) shared: Shared,
+    pub(crate) warps: Vec<Option<Box<Warp>>>,
+    pub(crate) running: u32,
+    pub(crate) barriers: Vec<CtaBarrier>,
+    pub(crate) mbarriers: BTreeMap<u32, Mbarrier>,
+    pub(crate) barrier_actors: HashMap<u32, (u32, u32)>,
+    pub(crate) warpgroups: Vec<WarpgroupState>,
+    pub(crate) register_pool: u32,
+    pub(crate) triggered: bool,
+    pub(crate) exited: bool,
+    /// What all its warps knew when they ended.
+    pub(crate) exit_clock: Clock,
+    /// Latest access by each actor of another CTA: epoch and line.
+    pub(crate) visitors: HashMap<u32, (u32, u32, u8)>,
+}
+
+/// The barrier of a cluster; lives with the CTA of rank 0.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterBarrier {
+    pub(crate) generation: u32,
+    pub(crate) arrived: u32,
+    pub(crate) clock: Clock,
+    pub(crate) done: Clock,
+}
+
+/// Where lanes that parted meet again.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) full: u32,
+    pub(crate) end: u32,
+    /// The side that has not run yet.
+    pub(crate) pending: Option<(u32, u32)>,
+}
+
+/// What a warp waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wait {
+    Nothing,
+    Barrier { id: u32, generation: u32 },
+    Mbarrier { cta: usize, address: u32, phase: u64, parity: u32 },
+    Cluster { generation: u32 },
+    CpAsync,
+    Bulk,
+    Wgmma,
+    Warpgroup { serial: u32 },
+    Registers { wanted: u32 },
+    Grid,
+}
+
+pub(crate) struct Warp {
+    pub(crate) index: u32,
+    pub(crate) cta: usize,
+    pub(crate) actor: u32,
+    pub(crate) pc: u32,
+    pub(crate) active: u32,
+    pub(crate) full: u32,
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) registers: Vec<Lanes>,
+    pub(crate) poison: Vec<u32>,
+    /// Where poison came from: one more than the line of the load of unwritten memory, 0 for a register that nothing wrote.
+    pub(crate) origin: Vec<u32>,
+    /// Lanes whose value comes from a 32-bit computation that wrapped.
+    pub(crate) wrapped: Vec<u32>,
+    /// The wgmma fence count when each register was last written.
+    pub(crate) touched: Vec<u32>,
+    /// In flight: bit 0 as an accumulator, bit 1 as A; the line of the wgmma.
+    pub(crate) flight: Vec<(u8, u32)>,
+    pub(crate) flights: u32,
+    pub(crate) wgmma_fences: u32,
+    pub(crate) clock: Clock,
+    pub(crate) extra: Option<(u32, Clock)>,
+    pub(crate) epoch: u32,
+    pub(crate) fence_release: Option<Clock>,
+    pub(crate) fence_acquire: Option<Clock>,
+    pub(crate) wait: Wait,
+    pub(crate) exited: bool,
+    pub(crate) polling: bool,
+    pub(crate) steps: u64,
+    pub(crate) cp: Groups,
+    pub(crate) cp_waited: u32,
+    pub(crate) bulk: Groups,
+    pub(crate) cluster_arrived: Option<u32>,
+    pub(crate) register_count: u32,
+    /// The last value that each polled address showed, so that spinning is told from working.
+    pub(crate) last_poll: Option<(u64, u64)>,
+    /// wgmma issued by this warp and not yet waited for.
+    pub(crate) wgmma: Flights,
+}
+
+/// A run.
+pub(crate) struct Machine<'m> {
+    pub(crate) memory: &'m mut Memory,
+    pub(crate) options: Options,
+    pub(crate) rng: Rng,
+    pub(crate) noise: Option<Noise>,
+    pub(crate) readers: Readers,
+    pub(crate) grids: Vec<Grid>,
+    pub(crate) ctas: Vec<Cta>,
+    pub(crate) cluster_barriers: HashMap<usize, ClusterBarrier>,
+    pub(crate) agents: Vec<Agent>,
+    pub(crate) next_agent: u64,
+    /// Clocks released at addresses: global address, or CTA and shared address.
+    pub(crate) sync: HashMap<(u64, u32), Clock>,
+    pub(crate) maps: Vec<(u64, MapSpec)>,
+    pub(crate) ready: VecDeque<(usize, u32)>,
+    pub(crate) blocked: Vec<(usize, u32)>,
+    pub(crate) polling: Vec<(usize, u32)>,
+    pub(crate) next_actor: u32,
+    pub(crate) ticks: u64,
+    /// An async unit got work: the turn ends, so that it may be done at once.
+    pub(crate) issued: bool,
+    /// What the first warp of each cluster decided at each stop.
+    pub(crate) stops: HashMap<(usize, u32), bool>,
+}
+
+/// Who is at fault, for a finding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Culprit {
+    pub(crate) cta: usize,
+    pub(crate) warp: Option<u32>,
+    pub(crate) lane: Option<u32>,
+    pub(crate) loc: u32,
+}
+
+impl Machine<'_> {
+    pub(crate) fn decoded(&self, cta: usize) -> &Arc<Decoded> {
+        &self.grids[self.ctas[cta].grid].decoded
+    }
+
+    pub(crate) fn counters(&mut self, cta: usize) -> &mut Counters {
+        let grid = self.ctas[cta].grid;
+        &mut self.grids[grid].counters
+    }
+
+    /// The kernel's own line of a location in a CTA's kernel.
+    pub(crate) fn line(&self, cta: usize, loc: u32) -> Position {
+        let info = self.decoded(cta).body.kernel_line(Loc(loc));
+        Position { file: info.file, line: info.line, column: info.column }
+    }
+
+    pub(crate) fn finding(&self, kind: FindingKind, at: Culprit, second: Option<Position>, message: impl Into<String>) -> Fault {
+        let cta = &self.ctas[at.cta];
+        let body = &self.grids[cta.grid].decoded.body;
+        let mut chain: Vec<Position> = body
+            .location_chain(Loc(at.loc))
+            .iter()
+            .map(|info| Position { file: info.file, line: info.line, column: info.column })
+            .collect();
+        chain.reverse();
+        Box::new(Finding {
+            kind,
+            kernel: body.name.clone(),
+            at: chain,
+            cta: cta.index,
+            warp: at.warp,
+            lane: at.lane,
+            second,
+            message: message.into(),
+        })
+    }
+
+    /// The CTA that an actor belongs to, and words for the actor.
+    pub(crate) fn describe(&self, actor: u32) -> (Option<usize>, String) {
+        for (index, cta) in self.ctas.iter().enumerate().rev() {
+            let local = actor.wrapping_sub(cta.actor);
+            if local >= cta.actors.count() {
+                continue;
+            }
+            let warps = cta.actors.warps;
+            let [x, y, z] = cta.index;
+            let who = match local.checked_div(warps) {
+                Some(0) => format!("warp {local}"),
+                Some(1) => format!("the cp.async of warp {}", local % warps),
+                Some(2 | 3) => format!("the bulk copy of warp {}", local % warps),
+                _ if local < cta.actors.barrier(0) => format!("the wgmma of warpgroup {}", local - cta.actors.wgmma(0)),
+                _ => "the copy engine".to_string(),
+            };
+            return (Some(index), format!("{who} of CTA {x},{y},{z}"));
+        }
+        (None, "an earlier launch".into())
+    }
+}
+
+impl Warp {
+    /// The view of memory that the lanes of `mask` hand on, and a new epoch for what comes after.
+    pub(crate) fn release(&mut self, mask: u32, cp_actor: u32) -> Clock {
+        let mut view = self.clock.clone();
+        if let Some((lanes, extra)) = &self.extra {
+            if lanes & mask != 0 {
+                view.join(extra);
+            }
+        }
+        let full = self.full;
+        view.get_mut(self.actor).seen.extend(mask, full, self.epoch);
+        if self.cp_waited > 0 {
+            view.get_mut(cp_actor).seen.extend(mask, full, self.cp_waited);
+        }
+        self.epoch += 1;
+        view
+    }
+
+    /// The lanes of `mask` learn what `from` knows.
+    pub(crate) fn acquire(&mut self, mask: u32, from: &Clock) {
+        if mask & self.full == self.full {
+            self.clock.join(from);
+            return;
+        }
+        match &mut self.extra {
+            Some((lanes, clock)) => {
+                *lanes |= mask;
+                clock.join(from);
+            }
+            None => {
+                let mut clock = self.clock.clone();
+                clock.join(from);
+                self.extra = Some((mask, clock));
+            }
+        }
+    }
+
+    /// All lanes of the warp know each other's accesses so far.
+    pub(crate) fn synchronize(&mut self, cp_actor: u32) {
+        if let Some((_, extra)) = self.extra.take() {
+            self.clock.join(&extra);
+        }
+        let own = self.clock.get_mut(self.actor);
+        own.seen.all = own.seen.all.max(self.epoch);
+        if self.cp_waited > 0 {
+            let cp = self.clock.get_mut(cp_actor);
+            cp.seen.all = cp.seen.all.max(self.cp_waited);
+        }
+        self.epoch += 1;
+    }
+
+    pub(crate) fn access(&self, cta: &Cta, launch: u32, loc: u32, flags: u8, global: bool) -> Access<'_> {
+        let stride = cta.actors.count();
+        let first = cta.actor - cta.rank * stride;
+        Access {
+            actor: self.actor,
+            epoch: self.epoch,
+            loc,
+            flags,
+            clock: &self.clock,
+            extra: self.extra.as_ref().map(|(mask, clock)| (*mask, clock)),
+            cp: (cta.actor + cta.actors.unit(Unit::CpAsync, self.index), self.cp_waited),
+            cta: cta.actor..cta.actor + stride,
+            cluster: first..first + stride * cta.peers.len() as u32,
+            launch,
+            global,
+        }
+    }
+}
