@@ -175,6 +175,11 @@ impl EpilogueSpec {
         self.steps.is_empty()
     }
 
+    /// Whether applying it loads or stores elements, so that it may be applied inside of D only.
+    pub fn reads_memory(&self) -> bool {
+        self.c.is_some() || self.steps.iter().any(|step| matches!(step, StepSpec::Binary(..) | StepSpec::Store(_)))
+    }
+
     /// The least chip that has the conversions.
     pub fn target(&self) -> Target {
         let steps = self.steps.iter().map(|step| match step {

@@ -19,6 +19,9 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_kir::tile::staging::{SLAB_BYTES, Staging, store_map};
 use verdigris_tensor::DType;
 
+use crate::parts::batch::{BatchIndex, Indices};
+use crate::parts::epilogue::{Epilogue, EpilogueSpec, Place};
+
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
 /// Threads of a warpgroup.
@@ -47,7 +50,6 @@ pub(super) enum Out {
 pub(super) struct Spec {
     pub(super) a: DType,
     pub(super) b: DType,
-    pub(super) d: DType,
     pub(super) a_major: Axis,
     pub(super) b_major: Axis,
     /// Rows and columns of a CTA's tile.
@@ -66,6 +68,8 @@ pub(super) struct Spec {
     pub(super) out: Out,
     /// D is written transposed: the problem was turned round, so that its short side is the instruction's columns.
     pub(super) turned: bool,
+    /// What stands between sums and D, for the problem as turned.
+    pub(super) epilogue: EpilogueSpec,
 }
 
 /// Serializable twin of [`Major`].
@@ -85,22 +89,20 @@ impl From<Axis> for Major {
 }
 
 impl fmt::Display for Spec {
-    /// `gemm_wgmma_bf16_bf16_bf16_tn_128x256_s4_c2_x2b` and so on: the entry's name.
+    /// `gemm_wgmma_bf16_bf16_kk_128x256_s4_c2_x2b_split_bf16_map` and so on: the entry's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = |axis| if axis == Axis::Depth { 'k' } else { 'r' };
-        write!(f, "gemm_wgmma_{}_{}_{}_{}{}", self.a, self.b, self.d, letter(self.a_major), letter(self.b_major))?;
+        write!(f, "gemm_wgmma_{}_{}_{}{}", self.a, self.b, letter(self.a_major), letter(self.b_major))?;
         write!(f, "_{}x{}_s{}_c{}", self.tile_m, self.tile_n, self.stages, self.consumers)?;
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in
-            [(self.split, "_split"), (self.promote, "_promote"), (self.out == Out::Direct, "_direct"), (self.turned, "_turned")]
-        {
+        for (on, word) in [(self.split, "_split"), (self.promote, "_promote"), (self.turned, "_turned")] {
             if on {
                 f.write_str(word)?;
             }
         }
-        Ok(())
+        write!(f, "_{}", self.epilogue.name())
     }
 }
 
@@ -140,6 +142,11 @@ impl Spec {
     pub(super) fn loaded(&self, operand: Shared) -> u32 {
         let rows = if operand == Shared::A { self.tile_m } else { self.tile_n };
         if self.cluster > 1 && self.shared == operand { rows / self.cluster } else { rows }
+    }
+
+    /// The type of D.
+    pub(super) fn d(&self) -> DType {
+        self.epilogue.d.dtype
     }
 
     /// Elements of depth in one stage.
@@ -185,7 +192,7 @@ impl Spec {
 
     /// The tensor map of D, for [`Out::Tma`].
     pub(super) fn d_map(&self) -> MapDecl {
-        let ty = if self.d == DType::F32 { MapType::F32 } else { map_type(self.d) };
+        let ty = if self.d() == DType::F32 { MapType::F32 } else { map_type(self.d()) };
         store_map(ty, if self.turned { self.tile_n.min(64) } else { 64 })
     }
 
@@ -239,6 +246,7 @@ where
     let b = k.tensor_map("b", b_tile.map(b_loaded));
     let (a_batches, b_batches) = (k.scalar::<u32>("a_batches"), k.scalar::<u32>("b_batches"));
     let schedule = Schedule::declare(k, spec.split);
+    let batch = BatchIndex::declare(k);
     let result = Way::declare(k, spec);
     let join = spec.split.then(|| Join::declare(k, spec));
 
@@ -337,7 +345,12 @@ where
             }
 
             let results = if spec.promote { &totals } else { &sums };
-            let tile = Tile { row: tile_row(&work) * spec.tile_m + first_row, column: tile_column(&work) * spec.tile_n, batch: work.batch };
+            let tile = Tile {
+                row: tile_row(&work) * spec.tile_m + first_row,
+                column: tile_column(&work) * spec.tile_n,
+                batch: work.batch,
+                indices: batch.split(work.batch),
+            };
             match &join {
                 None => result.write(k, spec, results, &tile, warpgroup, thread),
                 Some(join) => {
@@ -366,6 +379,7 @@ struct Tile<'k> {
     row: Val<'k, u32>,
     column: Val<'k, u32>,
     batch: Val<'k, u32>,
+    indices: Indices<'k>,
 }
 
 /// Joins the parts of a tile whose depth is split: each part goes to scratch, and whoever comes last adds them up in order, so that the
@@ -447,167 +461,171 @@ impl<'k> Join<'k> {
     }
 }
 
-/// The way of results to D.
+/// The way of results to D: the epilogue, then shared memory and the copy engine, or elements straight from registers.
 struct Way<'k> {
-    alpha: Val<'k, f32>,
-    to: To<'k>,
+    epilogue: Epilogue<'k, f32>,
+    rows: Val<'k, u32>,
+    columns: Val<'k, u32>,
+    tma: Option<(TensorMap<'k>, Staging<'k>)>,
 }
 
-enum To<'k> {
-    Tma {
-        map: TensorMap<'k>,
-        staging: Staging<'k>,
-    },
-    Direct {
-        d: Pointer<'k>,
-        row_stride: Val<'k, u64>,
-        column_stride: Val<'k, u64>,
-        batch_stride: Val<'k, u64>,
-        rows: Val<'k, u32>,
-        columns: Val<'k, u32>,
-    },
+/// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
+struct Block<'w, 'k> {
+    way: &'w Way<'k>,
+    spec: &'w Spec,
+    /// The epilogue at this thread's first element of each row half.
+    places: [Place<'w, 'k, f32>; 2],
+    /// Whether each row half lies in D.
+    rows_inside: [Val<'k, bool>; 2],
+    /// This thread's first column.
+    column: Val<'k, u32>,
 }
 
 impl<'k> Way<'k> {
     fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let alpha = k.scalar("alpha");
-        let to = match spec.out {
-            Out::Tma => To::Tma {
-                map: k.tensor_map("d", spec.d_map()),
-                staging: Staging::new(k, spec.consumers, spec.slabs(), 1),
-            },
-            Out::Direct => To::Direct {
-                d: k.output("d", spec.d.bytes() as u32),
-                row_stride: k.scalar("d_row_stride"),
-                column_stride: k.scalar("d_column_stride"),
-                batch_stride: k.scalar("d_batch_stride"),
-                rows: k.scalar("rows"),
-                columns: k.scalar("columns"),
-            },
-        };
-        Way { alpha, to }
+        let epilogue = spec.epilogue.declare::<f32>(k);
+        let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
+        let tma = (spec.out == Out::Tma).then(|| (k.tensor_map("d", spec.d_map()), Staging::new(k, spec.consumers, spec.slabs(), 1)));
+        Way { epilogue, rows, columns, tma }
     }
 
-    fn write<T: Sum>(&self, k: Kernel<'k>, spec: &Spec, sums: &[Fragment<'k, T>], tile: &Tile<'k>, warpgroup: Val<'k, u32>, thread: Val<'k, u32>) {
-        for (i, sum) in sums.iter().enumerate() {
-            let row = tile.row + 64 * i as u32;
-            match &self.to {
-                To::Tma { map, staging } if spec.turned => self.write_turned(k, spec, sum, map, staging, row, tile, i as u32, warpgroup, thread),
-                To::Tma { map, staging } => self.write_rows(k, spec, sum, map, staging, row, tile, i as u32, warpgroup, thread),
-                To::Direct { .. } => self.write_direct(k, spec, sum, row, tile, thread),
-            }
-        }
-    }
-
-    fn value<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32, odd: u32) -> Val<'k, f32> {
-        T::to_f32(sum.element(block, half, odd).get()) * self.alpha
-    }
-
-    /// 16 columns in the order of a fragment of halves: (block 0, half 0), (block 0, half 1), (block 1, half 0), (block 1, half 1).
-    fn packed<T: Sum>(&self, k: Kernel<'k>, format: Packed, sum: &Fragment<'k, T>, first_block: u32) -> [Val<'k, u32>; 4] {
-        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(block, half)| {
-            k.pack(format, self.value(sum, first_block + block, half, 0), self.value(sum, first_block + block, half, 1))
-        })
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "a slab, where it comes from and where it goes")]
-    fn write_rows<T: Sum>(
+    fn write<T: Sum>(
         &self,
         k: Kernel<'k>,
         spec: &Spec,
-        sum: &Fragment<'k, T>,
-        map: &TensorMap<'k>,
-        staging: &Staging<'k>,
-        row: Val<'k, u32>,
+        sums: &[Fragment<'k, T>],
         tile: &Tile<'k>,
-        part: u32,
         warpgroup: Val<'k, u32>,
         thread: Val<'k, u32>,
     ) {
-        let per_slab = 128 / spec.d.bytes() as u32;
-        let slabs = spec.tile_n.div_ceil(per_slab);
-        for slab_index in 0..slabs {
-            let first = slab_index * per_slab;
-            let slab = staging.slab(warpgroup, (part * slabs + slab_index) % staging.slabs());
-            staging.acquire(warpgroup, thread, staging.slabs() - 1);
-            for pair in 0..per_slab.min(spec.tile_n - first) / 16 {
-                let block = first / 8 + 2 * pair;
-                match half_format(spec.d) {
-                    Some(format) => staging.write_halves(slab, thread, pair, &self.packed(k, format, sum, block)),
-                    None => {
-                        for (b, half) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                            let row = Fragment::<T>::row(thread) + 8 * half;
-                            let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
-                            let words = [0, 1].map(|odd| match spec.d {
-                                DType::I32 => sum.element(block + b, half, odd).get().bitcast::<u32>(),
-                                _ => self.value(sum, block + b, half, odd).bitcast::<u32>(),
-                            });
-                            staging.write_pair(slab, row, column, &words);
+        let matrix = self.epilogue.begin(tile.indices);
+        for (i, sum) in sums.iter().enumerate() {
+            let first_row = tile.row + 64 * i as u32;
+            let row = first_row + Fragment::<T>::row(thread);
+            let column = tile.column + Fragment::<T>::column(thread);
+            let block = Block {
+                way: self,
+                spec,
+                places: [matrix.at(row, column), matrix.at(row + 8, column)],
+                rows_inside: [row.lt(self.rows), (row + 8).lt(self.rows)],
+                column,
+            };
+            match &self.tma {
+                None => block.write_direct(k, sum),
+                Some((map, staging)) => {
+                    // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
+                    let per_slab = if spec.turned { 64 } else { 128 / spec.d().bytes() as u32 };
+                    let slabs = spec.tile_n.div_ceil(per_slab);
+                    for index in 0..slabs {
+                        let first = index * per_slab;
+                        let slab = staging.slab(warpgroup, (i as u32 * slabs + index) % staging.slabs());
+                        staging.acquire(warpgroup, thread, staging.slabs() - 1);
+                        for pair in 0..per_slab.min(spec.tile_n - first) / 16 {
+                            block.write_columns(k, sum, staging, slab, thread, first / 8 + 2 * pair, pair);
                         }
+                        let (x, y) = if spec.turned { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
+                        staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
                     }
                 }
             }
-            staging.store(slab, warpgroup, thread, map, tile.column + first, row, tile.batch);
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a slab, where it comes from and where it goes")]
-    fn write_turned<T: Sum>(
+    fn finish(&self, thread: Val<'k, u32>) {
+        if let Some((_, staging)) = &self.tma {
+            staging.finish(thread);
+        }
+    }
+}
+
+impl<'k> Block<'_, 'k> {
+    /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half.
+    fn pair<T: Sum>(&self, k: Kernel<'k>, sum: &Fragment<'k, T>, block: u32, half: u32) -> [Val<'k, f32>; 2] {
+        let place = &self.places[half as usize];
+        let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
+        if !self.spec.epilogue.reads_memory() {
+            return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
+        }
+        // Operands exist only inside of D; what stands outside is clipped by the copy engine.
+        let results = raw.map(|value| k.var(value));
+        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.way.columns);
+        if self.spec.epilogue.pairs {
+            k.when(inside(1), || {
+                let values = place.apply_pair(raw, 8 * block);
+                results.iter().zip(values).for_each(|(result, value)| result.set(value));
+            });
+        } else {
+            for odd in 0..2 {
+                k.when(inside(odd), || results[odd as usize].set(place.apply(raw[odd as usize], 8 * block + odd)));
+            }
+        }
+        results.map(|result| result.get())
+    }
+
+    /// Puts 16 columns of results into a slab: blocks `block` and `block + 1`, the slab's pair of chunks `pair`.
+    #[allow(clippy::too_many_arguments, reason = "where from, and where to")]
+    fn write_columns<T: Sum>(
         &self,
         k: Kernel<'k>,
-        spec: &Spec,
         sum: &Fragment<'k, T>,
-        map: &TensorMap<'k>,
         staging: &Staging<'k>,
-        row: Val<'k, u32>,
-        tile: &Tile<'k>,
-        part: u32,
-        warpgroup: Val<'k, u32>,
+        slab: Val<'k, u32>,
         thread: Val<'k, u32>,
+        block: u32,
+        pair: u32,
     ) {
-        let Some(format) = half_format(spec.d) else { return };
-        let slabs = spec.tile_n.div_ceil(64);
-        for slab_index in 0..slabs {
-            let slab = staging.slab(warpgroup, (part * slabs + slab_index) % staging.slabs());
-            staging.acquire(warpgroup, thread, staging.slabs() - 1);
-            for pair in 0..spec.tile_n.min(64) / 16 {
-                staging.write_halves_transposed(slab, thread, pair, &self.packed(k, format, sum, slab_index * 8 + 2 * pair));
+        const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        match half_format(self.spec.d()) {
+            Some(format) => {
+                let packed = ORDER.map(|(b, half)| {
+                    let [low, high] = self.pair(k, sum, block + b, half);
+                    k.pack(format, low, high)
+                });
+                if self.spec.turned {
+                    staging.write_halves_transposed(slab, thread, pair, &packed);
+                } else {
+                    staging.write_halves(slab, thread, pair, &packed);
+                }
             }
-            staging.store(slab, warpgroup, thread, map, row, tile.column + slab_index * 64, tile.batch);
+            None => {
+                for (b, half) in ORDER {
+                    let words = match self.spec.epilogue.exact {
+                        true => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
+                        false => self.pair(k, sum, block + b, half).map(|value| value.bitcast::<u32>()),
+                    };
+                    let row = Fragment::<T>::row(thread) + 8 * half;
+                    let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
+                    staging.write_pair(slab, row, column, &words);
+                }
+            }
         }
     }
 
-    fn write_direct<T: Sum>(&self, k: Kernel<'k>, spec: &Spec, sum: &Fragment<'k, T>, row: Val<'k, u32>, tile: &Tile<'k>, thread: Val<'k, u32>) {
-        let To::Direct { d, row_stride, column_stride, batch_stride, rows, columns } = &self.to else { return };
-        let bytes = u64::from(spec.d.bytes() as u32);
-        let column = tile.column + Fragment::<T>::column(thread);
+    /// Stores each element that lies in D.
+    fn write_direct<T: Sum>(&self, k: Kernel<'k>, sum: &Fragment<'k, T>) {
         for half in 0..2 {
-            let row = row + Fragment::<T>::row(thread) + 8 * half;
-            let start = d.address() + (tile.batch.widen() * *batch_stride + row.widen() * *row_stride) * bytes;
-            k.when(row.lt(*rows), || {
-                for block in 0..spec.tile_n / 8 {
+            let place = &self.places[half as usize];
+            k.when(self.rows_inside[half as usize], || {
+                for block in 0..self.spec.tile_n / 8 {
+                    let value = |odd: u32| T::to_f32(sum.element(block, half, odd).get());
+                    if self.spec.epilogue.pairs {
+                        k.when((self.column + (8 * block + 1)).lt(self.way.columns), || {
+                            place.store_pair(place.apply_pair([value(0), value(1)], 8 * block), 8 * block);
+                        });
+                        continue;
+                    }
                     for odd in 0..2 {
-                        let column = column + (8 * block + odd);
-                        k.when(column.lt(*columns), || {
-                            let at = start + column.widen() * *column_stride * bytes;
-                            match (half_format(spec.d), spec.d) {
-                                (Some(format), _) => {
-                                    let value = self.value(sum, block, half, odd);
-                                    k.st_global(at, 0, k.pack::<u32>(format, value, 0.0).low16());
-                                }
-                                (None, DType::I32) => k.st_global(at, 0, sum.element(block, half, odd).get()),
-                                (None, _) => k.st_global(at, 0, self.value(sum, block, half, odd)),
+                        let right = 8 * block + odd;
+                        k.when((self.column + right).lt(self.way.columns), || {
+                            if self.spec.epilogue.exact {
+                                place.store_exact(sum.element(block, half, odd).get().bitcast(), right);
+                            } else {
+                                place.store(place.apply(value(odd), right), right);
                             }
                         });
                     }
                 }
             });
-        }
-    }
-
-    fn finish(&self, thread: Val<'k, u32>) {
-        if let To::Tma { staging, .. } = &self.to {
-            staging.finish(thread);
         }
     }
 }

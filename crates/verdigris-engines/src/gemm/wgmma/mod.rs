@@ -11,7 +11,7 @@ mod kernel;
 use kernel::{Axis, Out, Shared, Spec};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
-use verdigris_graph::{GemmProblem, HostScalar, Matrix, Problem};
+use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
 use verdigris_kir::ir::{MapDecl, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
@@ -19,6 +19,8 @@ use verdigris_tensor::DType;
 
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::Chunk;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
 /// The engine.
 #[derive(Debug)]
@@ -62,43 +64,48 @@ const SHAPES: &[Shape] = &[
     shape(128, 16, 2, 1, Shared::B),
 ];
 
-/// The problem as the kernel sees it: turned round or not, operands by their contiguous side.
+/// The problem as the kernel sees it: turned round or not, with the extents that fit the kernel's arguments.
 #[derive(Clone, Debug)]
 struct View {
+    problem: GemmProblem,
     m: u32,
     n: u32,
     k: u32,
     batch: u32,
-    a: Matrix,
-    b: Matrix,
-    d: Matrix,
     turned: bool,
 }
 
 impl View {
-    fn new(problem: &GemmProblem, turned: bool) -> Option<View> {
+    fn new(problem: GemmProblem, turned: bool) -> Option<View> {
         let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
         let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
         let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
-        let (a, b, d) = (problem.a.clone(), problem.b.clone(), problem.d.clone());
-        // Seen from the kernel, B is columns by depth.
-        Some(if turned {
-            View { m: n, n: m, k, batch, a: b.transposed(), b: a, d: d.transposed(), turned }
-        } else {
-            View { m, n, k, batch, a, b: b.transposed(), d, turned }
-        })
+        Some(View { problem, m, n, k, batch, turned })
+    }
+
+    /// A as rows by depth, and B as columns by depth.
+    fn operands(&self) -> [Matrix; 2] {
+        [self.problem.a.clone(), self.problem.b.transposed()]
     }
 
     fn axis(matrix: &Matrix) -> Axis {
         if matrix.order() == Order::RowMajor { Axis::Depth } else { Axis::Rows }
     }
+
+    /// Whether the copy engine can write D: its contiguous side is the slab's, and rows begin at multiples of 16 bytes.
+    fn maps_d(&self) -> bool {
+        let d = &self.problem.d;
+        let bytes = d.dtype.bytes() as u64;
+        let whole = |elements: u64| (elements * bytes).is_multiple_of(16);
+        let contiguous = if self.turned { Order::ColumnMajor } else { Order::RowMajor };
+        let fits = if self.turned { bytes == 2 } else { matches!(bytes, 2 | 4) };
+        fits && d.order() == contiguous && d.leading_dimension().is_some_and(whole) && d.batch_strides.iter().all(|&stride| whole(stride))
+    }
 }
 
 struct Plan {
     arch: Arch,
-    alpha: HostScalar<verdigris_graph::Slot>,
     promote: bool,
-    slots: usize,
     straight: View,
     turned: View,
 }
@@ -111,12 +118,15 @@ impl Engine for Wgmma {
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
         let Problem::Gemm(gemm) = problem;
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
-        ID.require(!gemm.is_empty() && gemm.k > 0, Reason::Extent, format_args!("m, n, k = {}, {}, {}; none may be 0", gemm.m, gemm.n, gemm.k))?;
+        ID.require(
+            !gemm.is_empty() && gemm.k > 0,
+            Reason::Extent,
+            format_args!("m, n, k = {}, {}, {}; none may be 0", gemm.m, gemm.n, gemm.k),
+        )?;
         ID.require(gemm.batch.len() <= 1, Reason::Batch, format_args!("{} batch dims, takes at most 1", gemm.batch.len()))?;
-        ID.require(gemm.c.is_none(), Reason::Epilogue, "a C operand")?;
-        ID.require(gemm.epilogue.is_empty(), Reason::Epilogue, format_args!("{} epilogue steps", gemm.epilogue.len()))?;
-        ID.require(gemm.scale_a.is_none() && gemm.scale_b.is_none(), Reason::Scale, "operand scales")?;
-        let (a, b, d) = (gemm.a.dtype, gemm.b.dtype, gemm.d.dtype);
+        let blocks = [&gemm.scale_a, &gemm.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
+        ID.require(blocks == [false; 2], Reason::Scale, "operand scales by blocks")?;
+        let (a, b) = (gemm.a.dtype, gemm.b.dtype);
         let takes = match gemm.precision {
             Precision::Fp32 => a == b && matches!(a, DType::Bf16 | DType::F16),
             Precision::Tf32 => true,
@@ -125,33 +135,39 @@ impl Engine for Wgmma {
             Precision::F64 | Precision::Ieee | Precision::F16 => false,
         };
         ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
-        let d_fits = match gemm.precision {
-            Precision::I32 => gemm.is_exact_integer(),
-            _ => matches!(d, DType::Bf16 | DType::F16 | DType::F32),
-        };
-        ID.require(d_fits, Reason::DType, format_args!("D of {d}"))?;
         for (name, matrix) in [("a", &gemm.a), ("b", &gemm.b)] {
             let sixteen = |elements: u64| (elements * matrix.dtype.bytes() as u64).is_multiple_of(16);
             let leading = matrix.leading_dimension();
-            ID.require(leading.is_some(), Reason::Layout, format_args!("{name} has strides {} and {}", matrix.row_stride, matrix.column_stride))?;
-            ID.require(leading.is_some_and(sixteen), Reason::Alignment, format_args!("{name} has a leading dimension of {leading:?} elements, needs a multiple of 16 bytes"))?;
-            ID.require(matrix.batch_strides.iter().all(|&stride| sixteen(stride)), Reason::Alignment, format_args!("{name} has batch strides {:?}", matrix.batch_strides))?;
+            ID.require(
+                leading.is_some(),
+                Reason::Layout,
+                format_args!("{name} has strides {} and {}", matrix.row_stride, matrix.column_stride),
+            )?;
+            ID.require(
+                leading.is_some_and(sixteen),
+                Reason::Alignment,
+                format_args!("{name} has a leading dimension of {leading:?} elements, needs a multiple of 16 bytes"),
+            )?;
+            ID.require(
+                matrix.batch_strides.iter().all(|&stride| sixteen(stride)),
+                Reason::Alignment,
+                format_args!("{name} has batch strides {:?}", matrix.batch_strides),
+            )?;
         }
         let depth_major = gemm.a.order() == Order::RowMajor && gemm.b.order() == Order::ColumnMajor;
-        ID.require(depth_major || matches!(a, DType::Bf16 | DType::F16), Reason::Layout, format_args!("{a} operands must run along k, are {}", gemm.layout_letters()))?;
-        let straight = View::new(gemm, false);
-        let turned = View::new(gemm, true);
-        match (straight, turned) {
-            (Some(straight), Some(turned)) => Ok(Box::new(Plan {
-                arch: arch.clone(),
-                alpha: gemm.alpha.clone(),
-                promote: gemm.precision == Precision::Fp8Promoted,
-                slots: gemm.slots().len(),
-                straight,
-                turned,
-            })),
-            _ => Err(ID.refusal(Reason::Extent, format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count()))),
-        }
+        ID.require(
+            depth_major || matches!(a, DType::Bf16 | DType::F16),
+            Reason::Layout,
+            format_args!("{a} operands must run along k, are {}", gemm.layout_letters()),
+        )?;
+        let views = (View::new(gemm.clone(), false), View::new(super::transposed(gemm), true));
+        let (Some(straight), Some(turned)) = views else {
+            let extents =
+                format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
+                    .to_string();
+            return Err(ID.refusal(Reason::Extent, extents));
+        };
+        Ok(Box::new(Plan { arch: arch.clone(), promote: gemm.precision == Precision::Fp8Promoted, straight, turned }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
@@ -162,7 +178,7 @@ impl Engine for Wgmma {
     }
 }
 
-/// The operand and result types that the engine serves, and whether sums are promoted.
+/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked for.
 const TYPES: &[(DType, DType, bool)] = &[
     (DType::Bf16, DType::Bf16, false),
     (DType::F16, DType::F16, false),
@@ -175,57 +191,67 @@ const TYPES: &[(DType, DType, bool)] = &[
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for &(operands, d, promote) in TYPES {
+        let majors: &[(Axis, Axis)] = match operands {
+            DType::Bf16 | DType::F16 => {
+                &[(Axis::Depth, Axis::Depth), (Axis::Depth, Axis::Rows), (Axis::Rows, Axis::Depth), (Axis::Rows, Axis::Rows)]
+            }
+            _ => &[(Axis::Depth, Axis::Depth)],
+        };
+        let exact = d == DType::I32;
+        let epilogue = EpilogueSpec { stores_d: false, exact, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         for shape in SHAPES {
-            let majors: &[(Axis, Axis)] = match operands {
-                DType::Bf16 | DType::F16 => &[(Axis::Depth, Axis::Depth), (Axis::Depth, Axis::Rows), (Axis::Rows, Axis::Depth), (Axis::Rows, Axis::Rows)],
-                _ => &[(Axis::Depth, Axis::Depth)],
-            };
             for &(a_major, b_major) in majors {
-                specs.extend(spec_for(shape, operands, operands, d, a_major, b_major, true, promote, Out::Tma, false));
+                specs.extend(Given { a: operands, b: operands, a_major, b_major, promote, out: Out::Tma, turned: false }.spec(
+                    shape,
+                    true,
+                    epilogue.clone(),
+                ));
             }
         }
     }
     specs
 }
 
-#[allow(clippy::too_many_arguments, reason = "the axes of the catalog")]
-fn spec_for(shape: &Shape, a: DType, b: DType, d: DType, a_major: Axis, b_major: Axis, split: bool, promote: bool, out: Out, turned: bool) -> Option<Spec> {
-    let mut spec = Spec {
-        a,
-        b,
-        d,
-        a_major,
-        b_major,
-        tile_m: shape.tile_m,
-        tile_n: shape.tile_n,
-        stages: 2,
-        consumers: shape.consumers,
-        cluster: shape.cluster,
-        shared: shape.shared,
-        split,
-        promote,
-        out,
-        turned,
-    };
-    // N-major tiles are made of slabs of 64 (16-bit) elements.
-    let slab = 128 / a.bytes() as u32;
-    let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
-    if !whole_slabs(a_major, spec.loaded(Shared::A)) || !whole_slabs(b_major, spec.loaded(Shared::B)) {
-        return None;
-    }
-    // Two sets of accumulators.
-    if promote && shape.tile_m * shape.tile_n / shape.consumers > 64 * 128 {
-        return None;
-    }
-    // Columns leave in pairs of 16-byte chunks; 32-bit results in slabs of 32.
-    if turned && (d.bytes() != 2 || out == Out::Direct) && out != Out::Direct {
-        return None;
-    }
-    while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= 232_448 {
-        spec.stages += 1;
-    }
-    Some(spec)
+/// The part of a spec that the problem gives.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    a: DType,
+    b: DType,
+    a_major: Axis,
+    b_major: Axis,
+    promote: bool,
+    out: Out,
+    turned: bool,
 }
+
+impl Given {
+    /// The spec of a shape for this problem, or nothing where they do not suit each other.
+    fn spec(self, shape: &Shape, split: bool, epilogue: EpilogueSpec) -> Option<Spec> {
+        let Shape { tile_m, tile_n, consumers, cluster, shared } = *shape;
+        let Given { a, b, a_major, b_major, promote, out, turned } = self;
+        let mut spec =
+            Spec { a, b, a_major, b_major, tile_m, tile_n, stages: 2, consumers, cluster, shared, split, promote, out, turned, epilogue };
+        // Tiles whose rows are contiguous are made of slabs of 128 bytes.
+        let slab = 128 / a.bytes() as u32;
+        let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
+        let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
+        // Two sets of accumulators.
+        let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128;
+        // The copy engine writes whole slabs of D.
+        let d_bytes = spec.d().bytes() as u32;
+        let whole_rows = out == Out::Direct || turned || (tile_n * d_bytes).is_multiple_of(128);
+        if !(slabs_fit && registers_fit && whole_rows) {
+            return None;
+        }
+        while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= SHARED_BYTES {
+            spec.stages += 1;
+        }
+        Some(spec)
+    }
+}
+
+/// Dynamic shared memory of a CTA on compute capability 9.0.
+const SHARED_BYTES: u32 = 232_448;
 
 fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
@@ -272,15 +298,23 @@ impl Plan {
     fn spec(&self, setting: Setting) -> Option<Spec> {
         let view = self.view(setting);
         let shape = SHAPES.get(setting.shape as usize)?;
-        let (a_major, b_major) = (View::axis(&view.a), View::axis(&view.b));
-        let d = &view.d;
-        let contiguous = if view.turned { Order::ColumnMajor } else { Order::RowMajor };
-        let aligned = d.order() == contiguous
-            && d.leading_dimension().is_some_and(|leading| (leading * d.dtype.bytes() as u64).is_multiple_of(16))
-            && d.batch_strides.iter().all(|stride| (stride * d.dtype.bytes() as u64).is_multiple_of(16));
-        let fits = !view.turned || d.dtype.bytes() == 2;
-        let out = if aligned && fits { Out::Tma } else { Out::Direct };
-        spec_for(shape, view.a.dtype, view.b.dtype, d.dtype, a_major, b_major, setting.split > 0, self.promote, out, view.turned)
+        let [a, b] = view.operands();
+        let out = if view.maps_d() { Out::Tma } else { Out::Direct };
+        let whole = EpilogueSpec::of(&view.problem);
+        // Pairs of columns are guarded by their second one.
+        let epilogue = EpilogueSpec { stores_d: out == Out::Direct, pairs: whole.pairs && view.n.is_multiple_of(2), ..whole };
+        // Without operands there is nothing for a pair to save, and one kernel serves both.
+        let epilogue = EpilogueSpec { pairs: epilogue.pairs && (epilogue.reads_memory() || epilogue.stores_d), ..epilogue };
+        let given = Given {
+            a: a.dtype,
+            b: b.dtype,
+            a_major: View::axis(&a),
+            b_major: View::axis(&b),
+            promote: self.promote,
+            out,
+            turned: view.turned,
+        };
+        given.spec(shape, setting.split > 0, epilogue)
     }
 
     fn schedule(&self, setting: Setting, spec: &Spec) -> (ScheduleArgs, u32) {
@@ -310,7 +344,6 @@ impl Plan {
         let spec = self.spec(setting)?;
         let (schedule, grid) = self.schedule(setting, &spec);
         let view = self.view(setting);
-        let bytes = view.a.dtype.bytes() as f64;
         // Cycles of one step of depth: the tensor cores, and the CTA's share of L2.
         let math = f64::from(spec.tile_m / 64) * f64::from(spec.tile_n.max(64)) / 2.0 * 4.0;
         let fed = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0 / 48.0;
@@ -321,8 +354,7 @@ impl Plan {
         let split_cycles = if schedule.split_tiles > 0 { f64::from(schedule.share) * step + 2.0 * epilogue + 3000.0 } else { 0.0 };
         let cycles = whole.ceil() * (f64::from(schedule.steps) * step + epilogue * 0.6) + split_cycles + 4000.0;
         let clock_ghz = 1.55;
-        let traffic = (f64::from(view.m) + f64::from(view.n)) * f64::from(view.k) * bytes * f64::from(view.batch)
-            + f64::from(view.m) * f64::from(view.n) * view.d.dtype.bytes() as f64 * f64::from(view.batch);
+        let traffic = super::traffic_bytes(&view.problem);
         let memory_us = traffic / (self.arch.memory_gb_per_s * 1e3);
         Some((cycles / clock_ghz * 1e-3).max(memory_us) + 2.0 + if schedule.split_tiles > 0 { 2.0 } else { 0.0 })
     }
@@ -357,7 +389,16 @@ fn operand_map(decl: MapDecl, matrix: &Matrix, rows: u32, depth: u32, batch: u32
 }
 
 fn map(decl: MapDecl, dims: Vec<u64>, strides_bytes: Vec<u64>) -> MapSpec {
-    MapSpec { decl, dims, strides_bytes, element_strides: vec![1; 3], lower_corner: vec![], upper_corner: vec![], fill: Default::default(), l2: L2Promotion::B256 }
+    MapSpec {
+        decl,
+        dims,
+        strides_bytes,
+        element_strides: vec![1; 3],
+        lower_corner: vec![],
+        upper_corner: vec![],
+        fill: Default::default(),
+        l2: L2Promotion::B256,
+    }
 }
 
 impl Candidate for Plan {
@@ -368,7 +409,7 @@ impl Candidate for Plan {
     }
 
     fn notes(&self, _: &Knobs) -> Notes {
-        let operand = self.straight.a.dtype;
+        let operand = self.straight.problem.a.dtype;
         Notes {
             tensor_core: true,
             deterministic: true,
@@ -393,38 +434,30 @@ impl Candidate for Plan {
         let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
         let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
         let batched = |matrix: &Matrix| number(u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0)));
+        let [a, b] = view.operands();
+        let d = &view.problem.d;
 
-        let mut program = Program { buffer_alignment_bytes: vec![1; self.slots], ..Program::default() };
+        let mapped = [&a, &b].into_iter().chain((spec.out == Out::Tma).then_some(d)).map(|matrix| (matrix.slot, 16));
+        let alignments = super::buffer_alignments(&view.problem, spec.epilogue.alignments(&view.problem).chain(mapped));
+        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
+        let chunk = Chunk::all(&view.problem.batch).into_iter().next().ok_or_else(unknown)?;
         let mut args = vec![
-            Arg::TensorMap(slot(&view.a), operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &view.a, view.m, view.k, view.batch)),
-            Arg::TensorMap(slot(&view.b), operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &view.b, view.n, view.k, view.batch)),
-            batched(&view.a),
-            batched(&view.b),
+            Arg::TensorMap(slot(&a), operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &a, view.m, view.k, view.batch)),
+            Arg::TensorMap(slot(&b), operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &b, view.n, view.k, view.batch)),
+            batched(&a),
+            batched(&b),
         ];
         args.extend(schedule.args(spec.split));
-        args.push(match &self.alpha {
-            HostScalar::Fixed(value) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
-            HostScalar::Bound(slot) => Arg::HostScalar(slot.0 as usize),
-        });
-        for matrix in [&view.a, &view.b] {
-            program.buffer_alignment_bytes[matrix.slot.0 as usize] = 16;
-        }
-        let d = &view.d;
-        let d_bytes = d.dtype.bytes() as u64;
-        let d_batch = d.batch_strides.first().copied().unwrap_or(0);
-        program.buffer_alignment_bytes[d.slot.0 as usize] = if spec.out == Out::Tma { 16 } else { d_bytes };
-        match spec.out {
-            Out::Tma => {
-                let dims = if view.turned { [view.m, view.n] } else { [view.n, view.m] };
-                let leading = d.leading_dimension().unwrap_or(1) * d_bytes;
-                let batch_stride = if d_batch == 0 { leading } else { d_batch * d_bytes };
-                let dims = vec![u64::from(dims[0]), u64::from(dims[1]), u64::from(view.batch)];
-                args.push(Arg::TensorMap(slot(d), map(spec.d_map(), dims, vec![leading, batch_stride])));
-            }
-            Out::Direct => {
-                let wide = |n: u64| Arg::Scalar(Ty::U64, n);
-                args.extend([Arg::Pointer(slot(d)), wide(d.row_stride), wide(d.column_stride), wide(d_batch), number(view.m), number(view.n)]);
-            }
+        args.extend(chunk.args());
+        args.extend(spec.epilogue.args(&view.problem, &chunk, 0, 0));
+        args.extend([number(view.m), number(view.n)]);
+        if spec.out == Out::Tma {
+            let bytes = d.dtype.bytes() as u64;
+            let (x, y) = if view.turned { (view.m, view.n) } else { (view.n, view.m) };
+            let leading = d.leading_dimension().unwrap_or(1) * bytes;
+            let batch_stride = d.batch_strides.first().map_or(leading, |stride| stride * bytes);
+            let dims = vec![u64::from(x), u64::from(y), u64::from(view.batch)];
+            args.push(Arg::TensorMap(slot(d), map(spec.d_map(), dims, vec![leading, batch_stride])));
         }
         if spec.split {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster);
