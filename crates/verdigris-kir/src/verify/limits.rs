@@ -220,8 +220,8 @@ fn map(decl: &MapDecl, shared_limit: u32) -> Vec<String> {
     wrong
 }
 
-/// Checks a set of roles, and the roles inside them. `outer` is the role around, with the operand that selected it.
-fn roles(found: &mut Findings<'_>, block: &Block, outer: Option<(Operand, &Role)>) {
+/// Checks a set of roles, and the roles inside them. `outer` is the role around: warps are counted in the CTA in both.
+fn roles(found: &mut Findings<'_>, block: &Block, outer: Option<&Role>) {
     for stmt in &block.stmts {
         match stmt {
             Stmt::If { then, otherwise, .. } => {
@@ -232,12 +232,11 @@ fn roles(found: &mut Findings<'_>, block: &Block, outer: Option<(Operand, &Role)
                 roles(found, head, outer);
                 roles(found, body, outer);
             }
-            Stmt::Roles { warp, roles: list, loc } => {
+            Stmt::Roles { roles: list, loc, .. } => {
                 set_of_roles(found, list);
                 budget(found, list, *loc);
                 for role in list {
-                    if let Some((outer_warp, outer)) = outer
-                        && outer_warp == *warp
+                    if let Some(outer) = outer
                         && (role.first_warp < outer.first_warp || role.first_warp + role.warps > outer.first_warp + outer.warps)
                     {
                         found.fault(
@@ -253,7 +252,7 @@ fn roles(found: &mut Findings<'_>, block: &Block, outer: Option<(Operand, &Role)
                             ),
                         );
                     }
-                    roles(found, &role.body, Some((*warp, role)));
+                    roles(found, &role.body, Some(role));
                 }
             }
             Stmt::Inst(_) | Stmt::StopWhen { .. } | Stmt::Comment(_) => {}

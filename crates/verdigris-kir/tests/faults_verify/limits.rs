@@ -102,6 +102,13 @@ fn roles_beyond_the_cta() {
         lines.here(line!() + 1);
         k.warp_roles(&[Role { name: "none", warps: 0, registers: None, body: &|| {} }]);
     });
+    caught("roles", &["role inner has warps 0..3", "inside role outer with warps 0..2"], header(Target::Sm80, 128), |k, lines| {
+        let inner = || {
+            lines.here(line!() + 1);
+            k.warp_roles(&[Role { name: "inner", warps: 3, registers: None, body: &|| {} }]);
+        };
+        k.warp_roles(&[Role { name: "outer", warps: 2, registers: None, body: &inner }]);
+    });
     let mut body = build(header(Target::Sm80, 128), |k| {
         k.warp_roles(&[
             Role { name: "a", warps: 2, registers: None, body: &|| {} },
