@@ -1,3 +1,52 @@
-//! The command line: doctor, verify, inspect, bench.
+//! The command line: doctor, verify, inspect, check, bench.
+//!
+//! Exit codes: 0 all is well (also where a command that needs a GPU is skipped for want of one), 1 something was found wrong, 2 the
+//! command could not be carried out.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "printing is what a command line is for")]
 
-fn main() {}
+mod bench;
+mod device;
+mod problem;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Deep-learning primitives for NVIDIA GPUs.
+#[derive(Parser)]
+#[command(name = "verdigris", version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure against peers on the GPU, correctness first.
+    Bench(bench::Arguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
+    };
+    match done {
+        Ok(Verdict::Good) => ExitCode::SUCCESS,
+        Ok(Verdict::Bad) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("verdigris: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// What a command found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// Nothing wrong, or nothing to do.
+    Good,
+    /// Something is wrong; it was printed.
+    Bad,
+}

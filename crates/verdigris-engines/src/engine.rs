@@ -185,6 +185,8 @@ pub enum Reason {
     Determinism,
     /// A knob setting that the candidate does not list.
     Knobs,
+    /// More workspace than the caller lends.
+    Workspace,
 }
 
 impl Reason {
@@ -204,6 +206,7 @@ impl Reason {
             Reason::SharedMemory => "shared_memory",
             Reason::Determinism => "determinism",
             Reason::Knobs => "knobs",
+            Reason::Workspace => "workspace",
         }
     }
 }

@@ -14,6 +14,9 @@ use verdigris_kir::program::KernelRef;
 
 use engine::Engine;
 
+/// A hash, as 64 hexadecimal digits, of the sources of this crate and of the kernel language: part of the key of every compiled kernel.
+pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
+
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
     [gemm::ENGINES].into_iter().flatten().copied()

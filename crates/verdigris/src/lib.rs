@@ -1,1 +1,34 @@
 //! Deep-learning primitives for NVIDIA GPUs: choose, remember, run, explain.
+//!
+//! A [`Handle`] is a device with the kernels loaded on it. [`Handle::plan`] asks every engine about a problem, chooses one
+//! ([`select`] is the whole of that choice, on one page; [`explain`] prints it) and makes its program ready; [`Plan::execute`] submits
+//! it to a stream, from any thread, as often as one likes.
+//!
+//! ```no_run
+//! use verdigris::{Binding, Config, Handle, Limits};
+//! use verdigris_graph::{GemmProblem, Problem};
+//! use verdigris_tensor::DType;
+//!
+//! let handle = Handle::open(&Config::from_environment()?)?;
+//! let problem = Problem::Gemm(GemmProblem::packed(1024, 1024, 1024, DType::Bf16, DType::Bf16)?);
+//! let plan = handle.plan(&problem, &Limits::default())?;
+//! let buffer = || handle.pool().alloc(handle.stream(), 1024 * 1024 * 2);
+//! let (a, b, d) = (buffer()?, buffer()?, buffer()?);
+//! let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes())?;
+//! plan.execute(handle.stream(), &[&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice())), workspace.slice())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod error;
+pub mod explain;
+pub mod handle;
+pub mod plan;
+pub mod select;
+
+pub use config::Config;
+pub use error::Error;
+pub use handle::Handle;
+pub use plan::{Binding, Plan};
+pub use select::{Limits, Ranked, Settings, Survey, survey};

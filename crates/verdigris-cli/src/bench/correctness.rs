@@ -1,0 +1,169 @@
+//! A sample of a large result against the exact sums, and every element for having been written.
+
+use anyhow::Result;
+use rayon::prelude::*;
+use verdigris_graph::{GemmProblem, Problem};
+use verdigris_reference::compare::compare;
+use verdigris_reference::data::{GUARD_BYTES, sample_positions, sentinel};
+use verdigris_reference::run::{Expected, Inputs, Positions, run};
+use verdigris_tensor::Layout;
+
+/// Elements that are computed on the host.
+const SAMPLES: u64 = 512;
+
+/// What must be in D at the sampled positions.
+pub(super) struct Sample {
+    expected: Expected,
+    /// Byte offset of each sampled element in D.
+    offsets: Vec<usize>,
+    /// Row-major position of each.
+    positions: Vec<u64>,
+}
+
+/// How far a result is from right.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Judgement {
+    /// What is wrong, if anything is.
+    pub(super) fault: Option<String>,
+    /// `‖got − want‖ / ‖want‖` over the sample.
+    pub(super) relative_error: f64,
+    /// The greatest distance in tolerances; at most 1 is right.
+    pub(super) worst_in_tolerances: f64,
+}
+
+impl Sample {
+    /// Computes the sample from the operands that the device holds.
+    pub(super) fn new(gemm: &GemmProblem, a: Vec<u8>, b: Vec<u8>, seed: u64) -> Result<Sample> {
+        let problem = Problem::Gemm(gemm.clone());
+        let mut inputs = Inputs::default();
+        inputs.buffers.insert(gemm.a.slot, a);
+        inputs.buffers.insert(gemm.b.slot, b);
+        let positions = sample_positions(gemm, SAMPLES, seed);
+        let parts: Vec<Expected> = positions
+            .par_chunks(16)
+            .map(|chunk| run(&problem, &inputs, Positions::Some(chunk)).map(|mut outputs| outputs.remove(outputs.len() - 1)))
+            .collect::<Result<_, _>>()?;
+        let layout = gemm.d.layout(&gemm.batch, gemm.m, gemm.n)?;
+        let size = gemm.d.dtype.bytes();
+        let offsets = positions.iter().filter_map(|&position| layout.offset_of_position(position)).map(|offset| offset as usize * size);
+        let expected = Expected {
+            slot: gemm.d.slot,
+            dtype: gemm.d.dtype,
+            // The sample itself, packed.
+            layout: Layout::row_major(&[positions.len() as u64])?,
+            positions: (0..positions.len() as u64).collect(),
+            values: parts.iter().flat_map(|part| part.values.iter().copied()).collect(),
+            magnitudes: parts.iter().flat_map(|part| part.magnitudes.iter().copied()).collect(),
+        };
+        Ok(Sample { expected, offsets: offsets.collect(), positions })
+    }
+
+    /// Holds D against the sample. `d` was full of the sentinel before, the guard behind it included.
+    pub(super) fn judge(&self, gemm: &GemmProblem, d: &[u8]) -> Judgement {
+        let size = gemm.d.dtype.bytes();
+        let after: Vec<u8> = self.offsets.iter().flat_map(|&offset| d[offset..offset + size].iter().copied()).collect();
+        let before: Vec<u8> = sentinel(gemm.d.dtype).into_iter().cycle().take(after.len()).collect();
+        let report = compare(&self.expected, &before, &after);
+        let mut faults = Vec::new();
+        if !report.passes() {
+            let mut text = report.to_string();
+            if let Some(worst) = &report.worst {
+                let position = self.positions[worst.index[0] as usize];
+                text +=
+                    &format!(" (sample {}: row {}, column {} of {})", worst.index[0], position / gemm.n % gemm.m, position % gemm.n, "D");
+            }
+            faults.push(text);
+        }
+        let (unwritten, strays) = scan(gemm, d);
+        if unwritten > 0 {
+            faults.push(format!("{unwritten} elements of D were not written"));
+        }
+        if strays > 0 {
+            faults.push(format!("{strays} bytes were written that belong to no element of D"));
+        }
+        let worst = report.worst.as_ref().map_or(0.0, |worst| {
+            let distance = (worst.got - worst.want).abs();
+            if distance == 0.0 { 0.0 } else { distance / worst.tolerance }
+        });
+        Judgement {
+            fault: (!faults.is_empty()).then(|| faults.join("; ")),
+            relative_error: report.relative_frobenius,
+            worst_in_tolerances: worst,
+        }
+    }
+}
+
+/// Elements of a row-major D that still hold the sentinel, and bytes between and behind its rows that no longer do.
+fn scan(gemm: &GemmProblem, d: &[u8]) -> (u64, u64) {
+    let size = gemm.d.dtype.bytes();
+    let pattern = sentinel(gemm.d.dtype);
+    // 0xa5… may be a right answer of an integer result, but hardly of a large part of them.
+    let may_be_right = gemm.d.dtype.is_integer();
+    let row_bytes = gemm.n as usize * size;
+    let batch_count = gemm.batch_count();
+    let batch_stride = gemm.d.batch_strides.first().copied().unwrap_or(0);
+    let starts = (0..batch_count * gemm.m)
+        .into_par_iter()
+        .map(|row| (row / gemm.m * batch_stride + row % gemm.m * gemm.d.row_stride) as usize * size);
+    let unwritten: u64 =
+        starts.map(|start| d[start..start + row_bytes].chunks_exact(size).filter(|element| **element == pattern[..]).count() as u64).sum();
+    let body = d.len() - GUARD_BYTES;
+    let is_sentinel = |(i, byte): (usize, &u8)| *byte != pattern[i % size];
+    let mut strays = d[body..].iter().enumerate().filter(|&item| is_sentinel(item)).count() as u64;
+    if batch_count == 1 && gemm.d.row_stride > gemm.n {
+        for row in 0..gemm.m - 1 {
+            let begin = (row * gemm.d.row_stride + gemm.n) as usize * size;
+            let end = ((row + 1) * gemm.d.row_stride) as usize * size;
+            strays += d[begin..end].iter().enumerate().filter(|&item| is_sentinel(item)).count() as u64;
+        }
+    }
+    let elements = gemm.m * gemm.n * batch_count;
+    if may_be_right && unwritten * 1000 < elements { (0, strays) } else { (unwritten, strays) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_reference::data::{Distribution, inputs};
+    use verdigris_tensor::DType;
+
+    fn setup() -> (GemmProblem, Sample, Vec<u8>) {
+        let mut gemm = GemmProblem::packed(33, 40, 17, DType::Bf16, DType::Bf16).expect("a plain product");
+        gemm.d.row_stride = 48;
+        let problem = Problem::Gemm(gemm.clone());
+        let given = inputs(&problem, Distribution::Normal, 7);
+        let whole = run(&problem, &given, Positions::All).expect("computes").remove(0);
+        let span = whole.layout.span_elements() as usize * 2;
+        let before: Vec<u8> = sentinel(DType::Bf16).into_iter().cycle().take(span + GUARD_BYTES).collect();
+        let right = whole.rounded(&before);
+        let (a, b) = (given.buffers[&gemm.a.slot].clone(), given.buffers[&gemm.b.slot].clone());
+        let sample = Sample::new(&gemm, a, b, 3).expect("samples");
+        (gemm, sample, right)
+    }
+
+    #[test]
+    fn a_right_result_passes_and_each_kind_of_wrong_one_does_not() {
+        let (gemm, sample, right) = setup();
+        let judgement = sample.judge(&gemm, &right);
+        assert_eq!(judgement.fault, None);
+        assert!(judgement.worst_in_tolerances <= 1.0 && judgement.relative_error < 0.01);
+
+        // The last element of the last row is always in the sample.
+        let mut wrong = right.clone();
+        let last = (32 * 48 + 39) * 2;
+        wrong[last + 1] ^= 0x80;
+        assert!(sample.judge(&gemm, &wrong).fault.is_some_and(|text| text.contains("row 32, column 39")));
+
+        let mut unwritten = right.clone();
+        let element = (5 * 48 + 7) * 2;
+        unwritten[element..element + 2].copy_from_slice(&sentinel(DType::Bf16));
+        assert!(sample.judge(&gemm, &unwritten).fault.is_some_and(|text| text.contains("1 elements of D were not written")));
+
+        for stray in [(4 * 48 + 41) * 2, right.len() - 1] {
+            let mut strayed = right.clone();
+            strayed[stray] ^= 1;
+            let fault = sample.judge(&gemm, &strayed).fault;
+            assert!(fault.as_ref().is_some_and(|text| text.contains("1 bytes were written")), "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Operands on the device: random, and more of them than the L2 holds.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use rayon::prelude::*;
+use verdigris::Handle;
+use verdigris_cuda::{DeviceBuffer, DeviceSlice};
+use verdigris_graph::{GemmProblem, Matrix};
+use verdigris_reference::data::{self, Distribution, GUARD_BYTES, Random};
+use verdigris_tensor::DType;
+
+/// Elements of the block that operands are cut from; made once for each type.
+const BLOCK_ELEMENTS: u64 = 1 << 22;
+
+/// Most sets of operands: what is left in the L2 of so many small problems is little.
+const MOST_COPIES: u64 = 1024;
+
+/// Random numbers on the device, a block for each type, from which operands are filled by copies of random parts.
+pub(super) struct Source<'h> {
+    handle: &'h Handle,
+    random: Random,
+    values: HashMap<DType, DeviceBuffer>,
+    sentinels: HashMap<DType, DeviceBuffer>,
+}
+
+impl<'h> Source<'h> {
+    pub(super) fn new(handle: &'h Handle, seed: u64) -> Self {
+        Source { handle, random: Random::new(seed), values: HashMap::new(), sentinels: HashMap::new() }
+    }
+
+    /// Fills a buffer with normal values (integers: all values alike).
+    fn fill(&mut self, dtype: DType, buffer: &mut DeviceBuffer) -> Result<()> {
+        let handle = self.handle;
+        if !self.values.contains_key(&dtype) {
+            let seed = self.random.bits();
+            let pieces = 64;
+            let bytes: Vec<u8> = (0..pieces)
+                .into_par_iter()
+                .flat_map_iter(|piece| data::fill(dtype, Distribution::Normal, true, seed ^ piece, BLOCK_ELEMENTS / pieces))
+                .collect();
+            self.values.insert(dtype, handle.pool().alloc_from(handle.stream(), &bytes)?);
+        }
+        let block = &self.values[&dtype];
+        let mut at = 0;
+        while at < buffer.len_bytes() {
+            // Parts begin anywhere, so that rows and copies differ.
+            let begin = self.random.below(BLOCK_ELEMENTS / 2) * dtype.bytes() as u64;
+            let bytes = (buffer.len_bytes() - at).min(block.len_bytes() - begin);
+            buffer.copy_from(handle.stream(), at, block.slice().part(begin, bytes)?)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Fills a part of a buffer with the type's sentinel.
+    fn fill_sentinel(&mut self, dtype: DType, buffer: &mut DeviceBuffer, length_bytes: u64) -> Result<()> {
+        let handle = self.handle;
+        if !self.sentinels.contains_key(&dtype) {
+            let bytes: Vec<u8> = data::sentinel(dtype).into_iter().cycle().take(1 << 22).collect();
+            self.sentinels.insert(dtype, handle.pool().alloc_from(handle.stream(), &bytes)?);
+        }
+        let block = &self.sentinels[&dtype];
+        let mut at = 0;
+        while at < length_bytes {
+            let bytes = (length_bytes - at).min(block.len_bytes());
+            buffer.copy_from(handle.stream(), at, block.slice().part(0, bytes)?)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Copies of one operand, one after the other.
+pub(super) struct Operand {
+    pub(super) dtype: DType,
+    buffer: DeviceBuffer,
+    /// From the first element to the last.
+    pub(super) span_bytes: u64,
+    stride_bytes: u64,
+}
+
+impl Operand {
+    /// The memory of a copy, from the operand's first element to its last.
+    pub(super) fn slice(&self, copy: u64) -> Result<DeviceSlice<'_>> {
+        Ok(self.buffer.slice().part(copy * self.stride_bytes, self.span_bytes)?)
+    }
+}
+
+/// Sets of operands of one problem, together larger than twice the L2.
+pub(super) struct Operands {
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) d: Operand,
+    /// How many sets.
+    pub(super) copies: u64,
+}
+
+/// Bytes that one execution must read and write at least.
+pub(super) fn unique_bytes(gemm: &GemmProblem) -> f64 {
+    let (m, n, k) = (gemm.m as f64, gemm.n as f64, gemm.k as f64);
+    let bytes = |matrix: &Matrix, elements: f64| {
+        let repeats = matrix.batch_strides.iter().zip(&gemm.batch).filter(|&(&stride, _)| stride != 0).map(|(_, &extent)| extent as f64);
+        elements * matrix.dtype.bytes() as f64 * repeats.product::<f64>()
+    };
+    bytes(&gemm.a, m * k) + bytes(&gemm.b, k * n) + bytes(&gemm.d, m * n)
+}
+
+impl Operands {
+    pub(super) fn new(source: &mut Source<'_>, gemm: &GemmProblem) -> Result<Operands> {
+        let handle = source.handle;
+        let span = |matrix: &Matrix, rows, columns| -> Result<u64> {
+            Ok(u64::try_from(matrix.layout(&gemm.batch, rows, columns)?.span_bytes(matrix.dtype))?)
+        };
+        let spans = [span(&gemm.a, gemm.m, gemm.k)?, span(&gemm.b, gemm.k, gemm.n)?, span(&gemm.d, gemm.m, gemm.n)?];
+        let set_bytes: u64 = spans.iter().sum();
+        let copies = (2 * handle.arch().l2_bytes / set_bytes.max(1) + 2).min(MOST_COPIES);
+        let mut operand = |matrix: &Matrix, span_bytes: u64| -> Result<Operand> {
+            let stride_bytes = (span_bytes + GUARD_BYTES as u64).next_multiple_of(256);
+            let mut buffer = handle.pool().alloc(handle.stream(), stride_bytes * copies)?;
+            source.fill(matrix.dtype, &mut buffer)?;
+            Ok(Operand { dtype: matrix.dtype, buffer, span_bytes, stride_bytes })
+        };
+        let (a, b, d) = (operand(&gemm.a, spans[0])?, operand(&gemm.b, spans[1])?, operand(&gemm.d, spans[2])?);
+        Ok(Operands { a, b, d, copies })
+    }
+
+    /// Fills D of the first set, and the guard behind it, with the sentinel.
+    pub(super) fn spoil_d(&mut self, source: &mut Source<'_>) -> Result<()> {
+        let length = self.d.span_bytes + GUARD_BYTES as u64;
+        source.fill_sentinel(self.d.dtype, &mut self.d.buffer, length)
+    }
+
+    /// An operand of the first set, on the host.
+    pub(super) fn download(handle: &Handle, operand: &Operand) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(operand.span_bytes)?];
+        operand.buffer.download(handle.stream(), 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// D of the first set and the guard behind it, on the host.
+    pub(super) fn download_d(&self, handle: &Handle) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.d.span_bytes)? + GUARD_BYTES];
+        self.d.buffer.download(handle.stream(), 0, &mut bytes)?;
+        Ok(bytes)
+    }
+}

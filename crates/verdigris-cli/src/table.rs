@@ -1,0 +1,56 @@
+//! Aligned columns and colour for terminals.
+
+use std::io::IsTerminal;
+
+/// Which way a column is aligned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// Rows of text under a head, every column as wide as its widest cell.
+pub(crate) fn print(head: &[(&str, Align)], rows: &[Vec<String>]) {
+    print!("{}", layout(head, rows));
+}
+
+fn layout(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([head[column].0.chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    let heads: Vec<String> = head.iter().map(|(name, _)| (*name).to_owned()).collect();
+    for row in std::iter::once(&heads).chain(rows) {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let gap = " ".repeat(widths.get(column).copied().unwrap_or(0).saturating_sub(cell.chars().count()));
+            match head.get(column).map(|(_, align)| *align) {
+                Some(Align::Right) => line += &format!("{gap}{cell}"),
+                _ => line += &format!("{cell}{gap}"),
+            }
+            line += "  ";
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// The text in red on a terminal.
+pub(crate) fn alarm(text: &str) -> String {
+    if std::io::stdout().is_terminal() { format!("\x1b[31m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = vec![vec!["µs".to_owned(), "1.5".to_owned()], vec!["longer".to_owned(), "10.25".to_owned()]];
+        let text = layout(&[("a", Align::Left), ("b", Align::Right)], &rows);
+        assert_eq!(text, "a           b\nµs        1.5\nlonger  10.25\n");
+    }
+}

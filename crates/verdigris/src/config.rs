@@ -1,0 +1,118 @@
+//! Everything that the environment decides, in one table; no other file of the project reads it.
+
+use std::path::PathBuf;
+
+use crate::error::Error;
+
+/// A variable of the environment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it decides.
+    pub meaning: &'static str,
+    /// What holds without it.
+    pub default: &'static str,
+}
+
+/// Every variable that is read.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: "VERDIGRIS_DEVICE", meaning: "number of the device, in the driver's order", default: "0" },
+    Variable {
+        name: "VERDIGRIS_CACHE",
+        meaning: "folder of compiled kernels; `off` keeps none",
+        default: "verdigris/kernels in the user's cache folder (XDG_CACHE_HOME, else .cache in HOME; LOCALAPPDATA on Windows)",
+    },
+    Variable {
+        name: "VERDIGRIS_CUBLASLT",
+        meaning: "path of libcublasLt.so, which benches compare with",
+        default: "what the system's loader finds",
+    },
+    Variable { name: "VERDIGRIS_PTXAS", meaning: "path of ptxas, for resource reports without a GPU", default: "what PATH finds" },
+];
+
+/// What the environment, or a caller in its place, decides.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Config {
+    /// Number of the device, in the driver's order.
+    pub device: u32,
+    /// Folder of compiled kernels; `None` keeps none.
+    pub cache: Option<PathBuf>,
+    /// Path of cuBLASLt, where the system's loader would not find it.
+    pub cublas_lt: Option<PathBuf>,
+    /// Path of the offline assembler; `None` where there is none.
+    pub ptxas: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads the table of [`VARIABLES`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a value without a meaning.
+    pub fn from_environment() -> Result<Config, Error> {
+        Config::from(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+    }
+
+    fn from(read: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Config, Error> {
+        let device = match read("VERDIGRIS_DEVICE") {
+            None => 0,
+            Some(text) => text.to_str().and_then(|text| text.trim().parse().ok()).ok_or_else(|| Error::Config {
+                variable: "VERDIGRIS_DEVICE",
+                value: text.to_string_lossy().into_owned(),
+                rule: "a device is named by its number, counted from 0",
+            })?,
+        };
+        let cache = match read("VERDIGRIS_CACHE") {
+            Some(text) if text == "off" => None,
+            Some(text) => Some(PathBuf::from(text)),
+            None => {
+                let base = if cfg!(windows) {
+                    read("LOCALAPPDATA").map(PathBuf::from)
+                } else {
+                    let named = read("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+                    named.or_else(|| read("HOME").map(|home| PathBuf::from(home).join(".cache")))
+                };
+                base.map(|base| base.join("verdigris").join("kernels"))
+            }
+        };
+        let ptxas = read("VERDIGRIS_PTXAS").map(PathBuf::from).or_else(|| {
+            let name = if cfg!(windows) { "ptxas.exe" } else { "ptxas" };
+            let path = read("PATH")?;
+            std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+        });
+        Ok(Config { device, cache, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(values: &[(&str, &str)]) -> Result<Config, Error> {
+        Config::from(|name| values.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        let config = from(&[]).expect("no value is wrong");
+        assert_eq!((config.device, config.cublas_lt, config.ptxas), (0, None, None));
+        assert_eq!(config.cache, None, "without a home there is no folder");
+    }
+
+    #[test]
+    #[cfg(not(windows))]
+    fn the_cache_is_where_the_user_wants_it() {
+        let cache = |values: &[(&str, &str)]| from(values).expect("reads").cache;
+        assert_eq!(cache(&[("HOME", "/h")]), Some(PathBuf::from("/h/.cache/verdigris/kernels")));
+        assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/c")]), Some(PathBuf::from("/c/verdigris/kernels")));
+        assert_eq!(cache(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "/k")]), Some(PathBuf::from("/k")));
+        assert_eq!(cache(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "off")]), None);
+    }
+
+    #[test]
+    fn a_device_is_a_number() {
+        assert_eq!(from(&[("VERDIGRIS_DEVICE", "3")]).expect("a number").device, 3);
+        let error = from(&[("VERDIGRIS_DEVICE", "H200")]).expect_err("a name").to_string();
+        assert!(error.contains("VERDIGRIS_DEVICE is `H200`"), "{error}");
+    }
+}

@@ -1,0 +1,224 @@
+//! A device with the kernels loaded on it.
+
+use std::sync::Arc;
+
+use verdigris_cuda::{
+    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Pool, PoolOptions, Stream,
+};
+use verdigris_engines::arch::Arch;
+use verdigris_graph::Problem;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::select::{Limits, Ranked, Survey, survey};
+
+/// A device, its kernels, and memory on it. Plans hold what they need of it, so they may outlive it. `Send` and `Sync`.
+pub struct Handle {
+    arch: Arch,
+    stream: Stream,
+    loader: Loader,
+    /// Stands for slots that are no memory.
+    nothing: Arc<DeviceBuffer>,
+    /// Why there is no folder of compiled kernels although one was asked for.
+    cache_trouble: Option<verdigris_cuda::CacheError>,
+}
+
+impl Handle {
+    /// Takes hold of the configured device through its primary context, the one that frameworks share.
+    ///
+    /// # Errors
+    /// [`Error::Device`]: no driver, no device, a driver or chip too old.
+    pub fn open(config: &Config) -> Result<Handle, Error> {
+        let context = Driver::load()?.device(config.device)?.primary_context()?;
+        Handle::on(&context, config)
+    }
+
+    /// Works in a context that the caller has.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn on(context: &Context, config: &Config) -> Result<Handle, Error> {
+        let stream = Stream::new(context)?;
+        let pool = Pool::new(context, PoolOptions::default())?;
+        let (disk, cache_trouble) = match config.cache.as_ref().map(DiskCache::open) {
+            None => (None, None),
+            Some(Ok(disk)) => (Some(disk), None),
+            Some(Err(error)) => (None, Some(error)),
+        };
+        let nothing = Arc::new(pool.alloc(&stream, 0)?);
+        let cache = Arc::new(ModuleCache::new(context, disk));
+        let loader = Loader { cache, pool, source_hash: source_hash(), options: CompileOptions::default() };
+        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble })
+    }
+
+    /// The device as engines see it.
+    pub fn arch(&self) -> &Arch {
+        &self.arch
+    }
+
+    /// The device's context.
+    pub fn context(&self) -> &Context {
+        self.stream.context()
+    }
+
+    /// A stream for the handle's own work; callers without one may use it.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Device memory.
+    pub fn pool(&self) -> &Pool {
+        &self.loader.pool
+    }
+
+    /// What makes kernels and programs ready.
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+
+    /// Why compiled kernels are not kept on disk although a folder is configured.
+    pub fn cache_trouble(&self) -> Option<&verdigris_cuda::CacheError> {
+        self.cache_trouble.as_ref()
+    }
+
+    /// Every way to compute the problem here, best first, and every refusal. Compiles nothing.
+    pub fn survey(&self, problem: &Problem, limits: &Limits) -> Result<Survey, Error> {
+        if let Some(name) = &limits.engine
+            && verdigris_engines::engine(name).is_none()
+        {
+            let known = verdigris_engines::engines().map(|engine| engine.id().name).collect();
+            return Err(Error::UnknownEngine { name: name.clone(), known });
+        }
+        Ok(survey(problem, &self.arch, limits))
+    }
+
+    /// The way with the least estimated time, made ready. Where its kernels are not loaded yet, that is a load from disk (about a
+    /// millisecond) or a compilation (a tenth of a second).
+    ///
+    /// # Errors
+    /// [`Error::NoEngine`] with every refusal, [`Error::UnknownEngine`], [`Error::Device`].
+    pub fn plan(&self, problem: &Problem, limits: &Limits) -> Result<Plan, Error> {
+        let survey = self.survey(problem, limits)?;
+        let best = survey.ranked.first().ok_or(Error::NoEngine(survey.refusals))?;
+        self.prepare(problem, best)
+    }
+
+    /// One way of a survey of this problem, made ready.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn prepare(&self, problem: &Problem, way: &Ranked) -> Result<Plan, Error> {
+        let loaded = self.loader.load(&way.program, &self.stream)?;
+        Plan::new(problem, way, loaded, Arc::clone(&self.nothing))
+    }
+}
+
+/// The hash under which this build's kernels are kept.
+fn source_hash() -> [u8; 32] {
+    let digits = verdigris_engines::SOURCE_HASH.as_bytes();
+    std::array::from_fn(|i| {
+        let pair = digits.get(2 * i..2 * i + 2).and_then(|pair| std::str::from_utf8(pair).ok());
+        pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()).unwrap_or(0)
+    })
+}
+
+/// What engines may know of a device. Limits are the device's own; rates are those that long runs hold, scaled from chips that were
+/// measured by SMs, clock and bus, and serve to rank engines, never to judge them.
+pub fn arch_of(properties: &DeviceProperties) -> Arch {
+    let known = Arch::h200();
+    let sms = f64::from(properties.sm_count);
+    let (major, minor) = properties.compute_capability;
+    // Dense bf16 multiply-adds a clock and SM, by NVIDIA's tuning guides; two operations each.
+    let tensor_per_clock = match (major, minor) {
+        (8, 0) | (8, 7) => 1024.0,
+        (8, _) => 512.0,
+        (9, _) => 2048.0,
+        _ => 2048.0,
+    };
+    let (fma_per_clock, f64_per_clock) = match (major, minor) {
+        (8, 0) => (64.0, 32.0),
+        (9, 0) => (128.0, 64.0),
+        _ => (128.0, 2.0),
+    };
+    let clock_ghz = f64::from(properties.sm_clock_khz) * 1e-6;
+    // Under load a chip runs below its highest clock, most of all on tensor cores.
+    let tflops = |per_clock: f64, held: f64| 2.0 * per_clock * sms * clock_ghz * held * 1e-3;
+    // Two transfers a clock; of the bus's rate nine tenths reach a kernel. Newer drivers do not tell the clock.
+    let bus_gb_per_s = f64::from(properties.memory_clock_khz) * 1e-6 * 2.0 * f64::from(properties.memory_bus_bits) / 8.0 * 0.9;
+    let is_known = properties.name.contains("H200") && properties.sm_count == known.sm_count;
+    let clusters = if major >= 9 {
+        known.resident_clusters.map(|count| (f64::from(count) * sms / f64::from(known.sm_count)) as u32)
+    } else {
+        [properties.sm_count, 0, 0, 0, 0]
+    };
+    Arch {
+        name: properties.name.clone(),
+        capability: properties.compute_capability,
+        isa: (properties.ptx_isa.major, properties.ptx_isa.minor),
+        sm_count: properties.sm_count,
+        shared_bytes_per_cta: properties.shared_memory_per_cta_bytes,
+        shared_bytes_per_sm: properties.shared_memory_per_sm_bytes,
+        l2_bytes: properties.l2_bytes,
+        resident_clusters: clusters,
+        memory_gb_per_s: if is_known || bus_gb_per_s == 0.0 { known.memory_gb_per_s } else { bus_gb_per_s },
+        tensor_bf16_tflops: if is_known { known.tensor_bf16_tflops } else { tflops(tensor_per_clock, 0.8) },
+        fma_f32_tflops: if is_known { known.fma_f32_tflops } else { tflops(fma_per_clock, 0.9) },
+        fma_f64_tflops: if is_known { known.fma_f64_tflops } else { tflops(f64_per_clock, 0.9) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_kir::ptx::Isa;
+
+    fn h200() -> DeviceProperties {
+        DeviceProperties {
+            name: "NVIDIA H200".to_owned(),
+            uuid: String::new(),
+            compute_capability: (9, 0),
+            sm_count: 132,
+            shared_memory_per_cta_bytes: 232_448,
+            shared_memory_per_sm_bytes: 233_472,
+            reserved_shared_memory_per_cta_bytes: 1024,
+            registers_per_sm: 65_536,
+            threads_per_sm: 2048,
+            l2_bytes: 60 << 20,
+            memory_bytes: 141 << 30,
+            memory_bus_bits: 6144,
+            sm_clock_khz: 1_980_000,
+            memory_clock_khz: 3_201_000,
+            max_grid: [i32::MAX as u32, 65_535, 65_535],
+            cooperative_launch: true,
+            memory_pools: true,
+            driver_version: 13_000,
+            ptx_isa: Isa::V9_0,
+        }
+    }
+
+    #[test]
+    fn the_measured_chip_is_itself_and_others_are_in_proportion() {
+        assert_eq!(arch_of(&h200()), Arch::h200());
+        let half = arch_of(&DeviceProperties { name: "NVIDIA H100 PCIe".to_owned(), sm_count: 66, memory_bus_bits: 5120, ..h200() });
+        assert_eq!(half.resident_clusters, [66, 33, 16, 8, 3]);
+        assert!((350.0..500.0).contains(&half.tensor_bf16_tflops), "{half:?}");
+        assert!((3000.0..4000.0).contains(&half.memory_gb_per_s), "{half:?}");
+        let ampere = DeviceProperties { name: "NVIDIA A100".to_owned(), compute_capability: (8, 0), sm_count: 108, ..h200() };
+        assert_eq!(arch_of(&ampere).resident_clusters, [108, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_source_hash_is_read_whole() {
+        let hash = source_hash();
+        let text: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(text, verdigris_engines::SOURCE_HASH);
+    }
+
+    #[test]
+    fn a_handle_may_be_shared() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Handle>();
+        shared::<Plan>();
+    }
+}

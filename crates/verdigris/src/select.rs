@@ -1,0 +1,175 @@
+//! The choice, on one page: every engine is asked, what the limits forbid is refused, the rest is ranked by estimated time.
+//!
+//! Nothing here compiles or touches a device: estimates come from [`verdigris_engines::engine::Candidate::cost`] alone.
+
+use serde::Serialize;
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Candidate, Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use verdigris_graph::{Determinism, Problem};
+use verdigris_kir::program::Program;
+
+/// What a caller will have.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Limits {
+    /// Most workspace.
+    pub workspace_bytes: Option<u64>,
+    /// This engine alone.
+    pub engine: Option<String>,
+    /// Which settings of each engine are ranked.
+    pub settings: Settings,
+    /// Whether operands may be rounded to a narrower type before they are multiplied.
+    pub down_convert: bool,
+    /// Whether operands may be split into parts of a narrower type.
+    pub split_operands: bool,
+}
+
+/// Which settings of an engine are ranked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Settings {
+    /// The first that the limits allow: the engine's own choice, unless a limit forbids it.
+    First,
+    /// All that the limits allow.
+    All,
+    /// Of those allowed, all that have these values, whatever their other knobs.
+    Matching(Knobs),
+}
+
+impl Default for Limits {
+    /// Everything that the problem itself allows, each engine by its own choice of knobs.
+    fn default() -> Limits {
+        Limits { workspace_bytes: None, engine: None, settings: Settings::First, down_convert: true, split_operands: true }
+    }
+}
+
+/// A way to compute a problem.
+#[derive(Clone, Debug)]
+pub struct Ranked {
+    /// The engine.
+    pub engine: EngineId,
+    /// Its setting.
+    pub knobs: Knobs,
+    /// What the result is like.
+    pub notes: Notes,
+    /// Estimated time.
+    pub cost: Cost,
+    /// What it runs.
+    pub program: Program,
+}
+
+impl Ranked {
+    /// The workspace that one execution needs.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.program.workspace().1
+    }
+}
+
+/// All ways to compute a problem under some limits, the fastest by estimate first, and who refused.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// The ways, best first.
+    pub ranked: Vec<Ranked>,
+    /// One refusal for each engine without a way, in the order of the engines.
+    pub refusals: Vec<Refusal>,
+}
+
+/// Asks every engine.
+pub fn survey(problem: &Problem, arch: &Arch, limits: &Limits) -> Survey {
+    survey_of(verdigris_engines::engines(), problem, arch, limits)
+}
+
+/// Asks these engines.
+pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem: &Problem, arch: &Arch, limits: &Limits) -> Survey {
+    let mut survey = Survey { ranked: Vec::new(), refusals: Vec::new() };
+    for engine in engines {
+        let id = engine.id();
+        if limits.engine.as_ref().is_some_and(|name| name != id.name) {
+            continue;
+        }
+        let before = survey.ranked.len();
+        let refused = match engine.accept(problem, arch) {
+            Ok(candidate) => rank(id, &*candidate, problem, limits, &mut survey.ranked),
+            Err(refusal) => Some(refusal),
+        };
+        if survey.ranked.len() == before {
+            survey.refusals.extend(refused);
+        }
+    }
+    survey.ranked.sort_by(|a, b| a.cost.us.total_cmp(&b.cost.us));
+    survey
+}
+
+/// Adds the settings that the limits allow; the first refusal of one that they do not.
+fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Limits, ranked: &mut Vec<Ranked>) -> Option<Refusal> {
+    let mut refused = None;
+    for knobs in candidate.knobs().settings() {
+        if let Settings::Matching(wanted) = &limits.settings
+            && wanted.iter().any(|(name, value)| knobs.value(name) != Some(value))
+        {
+            refused.get_or_insert_with(|| id.refusal(Reason::Knobs, format_args!("{wanted}; the default is {knobs}")));
+            continue;
+        }
+        let notes = candidate.notes(knobs);
+        match allowed(id, &notes, problem, limits).and_then(|()| candidate.program(knobs)).and_then(|program| fits(id, program, limits)) {
+            Ok(program) => {
+                ranked.push(Ranked { engine: id, knobs: knobs.clone(), notes, cost: candidate.cost(knobs), program });
+                if limits.settings == Settings::First {
+                    break;
+                }
+            }
+            Err(refusal) => {
+                refused.get_or_insert(refusal);
+            }
+        }
+    }
+    refused
+}
+
+fn allowed(id: EngineId, notes: &Notes, problem: &Problem, limits: &Limits) -> Result<(), Refusal> {
+    let Problem::Gemm(gemm) = problem;
+    let repeatable = gemm.determinism == Determinism::Repeatable;
+    id.require(!repeatable || notes.deterministic, Reason::Determinism, "sums in an order that changes from run to run")?;
+    if let Some(dtype) = notes.down_convert {
+        id.require(limits.down_convert, Reason::Precision, format_args!("rounds operands to {dtype}"))?;
+    }
+    id.require(limits.split_operands || !notes.split_operands, Reason::Precision, "splits operands into narrower parts")
+}
+
+fn fits(id: EngineId, program: Program, limits: &Limits) -> Result<Program, Refusal> {
+    let needed = program.workspace().1;
+    let most = limits.workspace_bytes.unwrap_or(u64::MAX);
+    id.require(needed <= most, Reason::Workspace, format_args!("{needed} bytes of workspace, at most {most} are allowed"))?;
+    Ok(program)
+}
+
+/// A way in words and numbers, for records.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct RankedSummary {
+    /// The engine.
+    pub engine: &'static str,
+    /// Its setting.
+    pub knobs: Knobs,
+    /// What the result is like.
+    pub notes: Notes,
+    /// Estimated microseconds.
+    pub estimate_us: f64,
+    /// What the estimate leaves out.
+    pub leaves_out: &'static str,
+    /// Workspace.
+    pub workspace_bytes: u64,
+    /// Kernels in the order of their launches.
+    pub kernels: Vec<String>,
+}
+
+impl From<&Ranked> for RankedSummary {
+    fn from(ranked: &Ranked) -> RankedSummary {
+        RankedSummary {
+            engine: ranked.engine.name,
+            knobs: ranked.knobs.clone(),
+            notes: ranked.notes,
+            estimate_us: ranked.cost.us,
+            leaves_out: ranked.cost.leaves_out,
+            workspace_bytes: ranked.workspace_bytes(),
+            kernels: ranked.program.launches().map(|launch| launch.kernel.name().to_owned()).collect(),
+        }
+    }
+}
