@@ -14,6 +14,7 @@ mod inst_legal;
 pub mod inst_samples;
 pub mod interp;
 pub mod ir;
+pub mod probes;
 pub mod program;
 pub mod ptx;
 pub mod text;

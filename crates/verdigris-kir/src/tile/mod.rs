@@ -3,12 +3,14 @@
 //! | module | gives |
 //! |---|---|
 //! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
+//! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
 //! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
 //! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
 //! | [`schedule`] | which tile and which part of its depth a CTA works on next |
 //! | [`reduce`] | sums and maxima over lanes, warps and the CTA |
 
+pub mod deep;
 pub mod fragment;
 pub mod operand;
 pub mod reduce;

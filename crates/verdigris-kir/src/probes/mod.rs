@@ -1,0 +1,37 @@
+//! Probe kernels: what later families will need, said in the language today.
+//!
+//! Each probe is a small kernel that could not be written if a construct were missing: it is no engine and promises no speed, but it
+//! must verify, assemble without spills or serialized `wgmma`, and compute the right thing on the interpreter. Sizes are fields of
+//! each probe's spec, so that tests run small ones and the assembler judges full ones.
+
+use crate::ir::KernelBody;
+
+pub mod attention_forward;
+
+/// What the assembler may do to a probe without failing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowances {
+    /// Bytes of register spills.
+    pub spill_bytes: u32,
+    /// `wgmma` stages in the program text: pairs of `WARPGROUP.ARRIVE` and a wait. One stage holds many instructions; where the
+    /// assembler serializes, each instruction becomes a stage of its own, and this number is exceeded.
+    pub wgmma_stages: u32,
+}
+
+/// A kernel that shows that the language can say something.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// Its name, and the entry's.
+    pub name: &'static str,
+    /// Builds it at its full size.
+    pub build: fn() -> KernelBody,
+    /// What the assembler may do to it.
+    pub allowances: Allowances,
+    /// The constructs that it exercises.
+    pub what_it_shows: &'static str,
+}
+
+/// All probes, at full size.
+pub fn all() -> Vec<Probe> {
+    vec![attention_forward::probe()]
+}
