@@ -6,7 +6,9 @@
 
 use crate::ir::KernelBody;
 
+pub mod attention_backward;
 pub mod attention_forward;
+pub mod recurrent_step;
 
 /// What the assembler may do to a probe without failing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,5 +35,5 @@ pub struct Probe {
 
 /// All probes, at full size.
 pub fn all() -> Vec<Probe> {
-    vec![attention_forward::probe()]
+    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe()]
 }
