@@ -8,6 +8,7 @@ use crate::ir::KernelBody;
 
 pub mod attention_backward;
 pub mod attention_forward;
+pub mod im2col_tile;
 pub mod recurrent_step;
 
 /// What the assembler may do to a probe without failing it.
@@ -35,5 +36,5 @@ pub struct Probe {
 
 /// All probes, at full size.
 pub fn all() -> Vec<Probe> {
-    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe()]
+    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe()]
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
 //! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
+//! | [`im2col`] | the tile of a convolution's matrix that the copy engine gathers |
 //! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
 //! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
@@ -14,6 +15,7 @@
 pub mod deep;
 pub mod fragment;
 pub mod grid_barrier;
+pub mod im2col;
 pub mod operand;
 pub mod reduce;
 pub mod ring;
