@@ -1,4 +1,4 @@
-//! Every kernel that the library can name without a user's own chain, as text for the assembler.
+//! Every kernel that the library can name without a user's own chain, and every probe of the language, as text for the assembler.
 //!
 //! This is the one place where the workshop looks into the house.
 
@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::probes;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::verify;
@@ -25,7 +26,7 @@ pub(crate) fn kernels() -> Result<Vec<Assembly>> {
     let mut printed: BTreeMap<String, (Target, Assembly)> = BTreeMap::new();
     let mut assemblies = Vec::new();
     for (chip, portable_too) in CHIPS {
-        for kernel in verdigris_engines::catalog(chip) {
+        for kernel in kernels_for(chip) {
             let (written_for, text) = match printed.entry(kernel.name().to_string()) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => place.insert(assembly(&kernel)?),
@@ -36,6 +37,15 @@ pub(crate) fn kernels() -> Result<Vec<Assembly>> {
         }
     }
     Ok(assemblies)
+}
+
+/// What a chip can be given: the engines' catalog, and the probes, all of which are written for the last chip.
+fn kernels_for(chip: Target) -> Vec<KernelRef> {
+    let mut kernels = verdigris_engines::catalog(chip);
+    if chip == Target::Sm90a {
+        kernels.extend(probes::all().iter().map(probes::Probe::kernel));
+    }
+    kernels
 }
 
 /// Builds, verifies and prints one kernel, for the chip that it is written for.
@@ -133,7 +143,7 @@ mod tests {
     fn names_are_unique_on_each_chip() {
         for (chip, _) in CHIPS {
             let mut seen = BTreeSet::new();
-            for kernel in verdigris_engines::catalog(chip) {
+            for kernel in kernels_for(chip) {
                 assert!(seen.insert(kernel.name().to_string()), "two kernels are called `{}`", kernel.name());
             }
         }

@@ -106,7 +106,7 @@ pub(super) fn probe() -> Probe {
     Probe {
         name: "attention_backward",
         build: || Spec::FULL.build(),
-        allowances: Allowances { spill_bytes: 0, wgmma_stages: 5 },
+        allowances: Allowances { wgmma_stages: 5 },
         what_it_shows: "five products a turn, two with A packed in registers; one shared tile read along and across; stmatrix.trans, proxy \
                         fence and descriptor over written tiles; bulk f32 reductions sent by a warp of their own; roles within a role",
     }
@@ -283,7 +283,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
             k.wgmma_fence();
             for step in 0..KEYS / 16 {
-                let panel = step / 4 * ds.slabs() * SLAB_BYTES >> 4;
+                let panel = (step / 4 * ds.slabs() * SLAB_BYTES) >> 4;
                 let a = ds_tile.descriptor_from(ds_low + turn * (SLAB_BYTES >> 4) + panel + ds_tile.advance(0, step % 4));
                 let b = k_across.descriptor_from(k_across_low + k_across.advance(0, step));
                 k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(a), b, step > 0);

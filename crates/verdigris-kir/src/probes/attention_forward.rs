@@ -81,7 +81,7 @@ pub(super) fn probe() -> Probe {
     Probe {
         name: "attention_forward",
         build: || Spec::FULL.build(),
-        allowances: Allowances { spill_bytes: 0, wgmma_stages: 4 },
+        allowances: Allowances { wgmma_stages: 4 },
         what_it_shows: "named-barrier ping-pong of two warpgroups; softmax in place on an accumulator; P packed in registers as the A \
                         operand of the next product; one product in flight under the softmax; B read with rows contiguous",
     }
@@ -283,12 +283,12 @@ impl<'k> Softmax<'k> {
 
     fn first(&self, scores: &Fragment<'k, f32>) {
         let most = scores.reduce_rows(|a, b| a.max(b));
-        for half in 0..2 {
-            self.most[half].set(most[half]);
+        for (register, most) in self.most.iter().zip(most) {
+            register.set(most);
         }
         self.exponents(scores);
-        for half in 0..2 {
-            self.total[half].set(scores.reduce_own(half as u32, |a, b| a + b));
+        for (half, total) in (0..).zip(&self.total) {
+            total.set(scores.reduce_own(half, |a, b| a + b));
         }
     }
 
@@ -302,9 +302,9 @@ impl<'k> Softmax<'k> {
             ((old - new) * self.scale_log2).exp2()
         });
         self.exponents(scores);
-        for half in 0..2 {
-            let sum = scores.reduce_own(half as u32, |a, b| a + b);
-            self.total[half].set(self.kernel.fma(self.total[half], correction[half], sum));
+        for (half, (total, correction)) in (0..).zip(self.total.iter().zip(correction)) {
+            let sum = scores.reduce_own(half, |a, b| a + b);
+            total.set(self.kernel.fma(*total, correction, sum));
         }
         correction
     }
@@ -330,9 +330,9 @@ impl<'k> Softmax<'k> {
         thread: Val<'k, u32>,
     ) {
         let k = self.kernel;
-        for half in 0..2 {
-            let row = row + 8 * half as u32;
-            let logarithm = k.fma(self.most[half], scale, totals[half].log2() * LN_2);
+        for (half, (most, total)) in (0..).zip(self.most.iter().zip(totals)) {
+            let row = row + 8 * half;
+            let logarithm = k.fma(*most, scale, total.log2() * LN_2);
             k.when((thread & 3).eq(0) & row.lt(rows), || {
                 k.st_global(lse.at(head * rows + row, 4), 0, logarithm);
             });

@@ -64,7 +64,7 @@ pub(super) fn probe() -> Probe {
     Probe {
         name: "im2col_tile",
         build: || Spec::FULL.build(),
-        allowances: Allowances { spill_bytes: 0, wgmma_stages: 1 },
+        allowances: Allowances { wgmma_stages: 1 },
         what_it_shows: "im2col tensor loads with filter offsets as the A operand; a tiled filter beside it; three loops of a producer over \
                         one ring",
     }

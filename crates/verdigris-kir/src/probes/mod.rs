@@ -5,17 +5,16 @@
 //! each probe's spec, so that tests run small ones and the assembler judges full ones.
 
 use crate::ir::KernelBody;
+use crate::program::KernelRef;
 
 pub mod attention_backward;
 pub mod attention_forward;
 pub mod im2col_tile;
 pub mod recurrent_step;
 
-/// What the assembler may do to a probe without failing it.
+/// What the assembler may do to a probe without failing it. Spills are allowed by the kernel itself, and none here does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowances {
-    /// Bytes of register spills.
-    pub spill_bytes: u32,
     /// `wgmma` stages in the program text: pairs of `WARPGROUP.ARRIVE` and a wait. One stage holds many instructions; where the
     /// assembler serializes, each instruction becomes a stage of its own, and this number is exceeded.
     pub wgmma_stages: u32,
@@ -24,7 +23,7 @@ pub struct Allowances {
 /// A kernel that shows that the language can say something.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// Its name, and the entry's.
+    /// What it is a probe of; the kernel's own name says its size too.
     pub name: &'static str,
     /// Builds it at its full size.
     pub build: fn() -> KernelBody,
@@ -32,6 +31,13 @@ pub struct Probe {
     pub allowances: Allowances,
     /// The constructs that it exercises.
     pub what_it_shows: &'static str,
+}
+
+impl Probe {
+    /// The probe as a kernel of the catalog: under the name of its spec.
+    pub fn kernel(&self) -> KernelRef {
+        KernelRef::new((self.build)().name, self.build)
+    }
 }
 
 /// All probes, at full size.

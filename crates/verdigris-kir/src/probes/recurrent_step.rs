@@ -57,7 +57,7 @@ pub(super) fn probe() -> Probe {
     Probe {
         name: "recurrent_step",
         build: || Spec::FULL.build(),
-        allowances: Allowances { spill_bytes: 0, wgmma_stages: 1 },
+        allowances: Allowances { wgmma_stages: 1 },
         what_it_shows: "A fragments that stay in registers for the kernel's life; a grid barrier from relaxed loads, release and acquire; \
                         ordinary global writes handed to the copy engine; movmatrix",
     }
@@ -88,7 +88,12 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         .map(|step| {
             [(0, 0), (0, 8), (1, 0), (1, 8)].map(|(block, down)| {
                 let element = (row + down) * spec.units + Fragment::<f32>::column(thread);
-                k.ld_global_with::<u32>(r.at(element, 2), i64::from((16 * step + 8 * block) * 2), crate::inst::Order::Weak, Cache::NonCoherent)
+                k.ld_global_with::<u32>(
+                    r.at(element, 2),
+                    i64::from((16 * step + 8 * block) * 2),
+                    crate::inst::Order::Weak,
+                    Cache::NonCoherent,
+                )
             })
         })
         .collect();
