@@ -54,7 +54,7 @@ impl Driver {
             // precondition.
             match unsafe { Library::new(*name) } {
                 Ok(library) => return Self::start(library),
-                Err(error) => detail = error.to_string(),
+                Err(error) => detail = why_not_loaded(&error),
             }
         }
         Err(Error::NoDriver { tried: candidates.iter().map(|&name| name.to_owned()).collect(), detail })
@@ -87,19 +87,36 @@ impl Driver {
         Isa::for_driver(self.api.version).unwrap_or(Isa::MINIMUM)
     }
 
+    /// The functions that we call and this driver lacks; each is an [`Error::MissingSymbol`] of the calls that need it.
+    pub fn missing_functions(&self) -> Vec<&'static str> {
+        self.api.missing()
+    }
+
+    /// A driver that is not the machine's.
+    #[cfg(test)]
+    pub(crate) fn of(api: Api) -> Self {
+        Self { api: Arc::new(api) }
+    }
+
     pub(crate) fn api(&self) -> &Api {
         &self.api
     }
 }
 
+/// What the system's loader said, which the error itself keeps to its source.
+pub(crate) fn why_not_loaded(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
+}
+
 macro_rules! driver_table {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         /// Every driver function that we call; `None` where the library lacks it.
+        #[cfg_attr(test, derive(Default))]
         pub(crate) struct Api {
-            version: u32,
-            get_error_name: Option<TextOf>,
-            get_error_string: Option<TextOf>,
-            $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
+            pub(crate) version: u32,
+            pub(crate) get_error_name: Option<TextOf>,
+            pub(crate) get_error_string: Option<TextOf>,
+            $(pub(crate) $name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
         }
 
         impl Api {
@@ -124,6 +141,12 @@ macro_rules! driver_table {
                         $name: unsafe { find(library, stringify!($name)) },
                     )*
                 }
+            }
+
+            /// The functions that the library lacks.
+            fn missing(&self) -> Vec<&'static str> {
+                let all = [$((stringify!($name), self.$name.is_none())),*];
+                all.into_iter().filter_map(|(name, missing)| missing.then_some(name)).collect()
             }
 
             $(
@@ -164,7 +187,7 @@ macro_rules! functions {
 }
 
 /// `cuGetErrorName` and `cuGetErrorString`, with the code as the number that it is.
-type TextOf = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
+pub(crate) type TextOf = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
 
 impl Api {
     #[cold]
@@ -297,7 +320,7 @@ mod tests {
         let error = Driver::load_from(&["libverdigris-has-no-such-driver.so.1"]).expect_err("there is no such library");
         let Error::NoDriver { tried, detail } = &error else { panic!("{error:?}") };
         assert_eq!(tried, &["libverdigris-has-no-such-driver.so.1"]);
-        assert!(!detail.is_empty());
+        assert!(detail.contains("libverdigris-has-no-such-driver.so.1") || cfg!(windows), "{detail}");
         assert!(error.to_string().contains("install the NVIDIA display driver"));
     }
 

@@ -24,7 +24,7 @@ use crate::launch::{LaunchConfig, LaunchError, MAX_PARAMETERS, Parameters};
 use crate::memory::{self, DeviceBuffer, DeviceSlice, Pool};
 use crate::module::{KernelSource, LoadReport, LoadedKernel, ModuleCache};
 use crate::stream::Stream;
-use crate::tensor_map;
+use crate::tensor_map::{self, MapError};
 
 /// Most bytes of parameters: what every driver that we run on takes.
 const MAX_PARAMETER_BYTES: usize = 4096;
@@ -49,26 +49,24 @@ pub enum BindingError {
         /// Scalars read.
         needed: usize,
     },
-    /// A buffer is not aligned as the program was told it would be.
+    /// A buffer is not aligned as the program relies on.
     #[error(
-        "buffer {slot} is at {address:#x}, not a multiple of the {alignment_bytes} bytes that were declared for it; declare less or align it"
+        "buffer {slot} is at {address:#x}, not a multiple of the {alignment_bytes} bytes that the program relies on; align it, or declare less"
     )]
     Alignment {
         /// The slot.
         slot: usize,
         /// The address bound.
         address: u64,
-        /// The alignment declared.
+        /// The alignment that the program relies on.
         alignment_bytes: u64,
     },
     /// A buffer is shorter than what the program does with it.
-    #[error("{what} reaches to byte {end_bytes} of buffer {slot}, which has {buffer_bytes} bytes")]
+    #[error("buffer {slot} has {buffer_bytes} bytes, the program reaches to byte {end_bytes}")]
     Length {
-        /// What reaches past the end.
-        what: &'static str,
         /// The slot.
         slot: usize,
-        /// One past the last byte reached.
+        /// One past the last byte that tensor maps, fills, copies and offsets reach.
         end_bytes: u64,
         /// The buffer's size.
         buffer_bytes: u64,
@@ -87,11 +85,15 @@ pub enum BindingError {
         /// Its address.
         address: u64,
     },
-    /// The program names a piece of scratch or a constant that it does not have.
-    #[error("the program names {base:?}, which it does not have: a defect in its engine")]
-    NoSuchBase {
+    /// The program reaches past a piece of its own scratch or constants, or names one that it does not have.
+    #[error("the program reaches to byte {end_bytes} of {base:?}, which has {bytes:?} bytes: a defect in its engine")]
+    OwnMemory {
         /// What it names.
         base: Base,
+        /// One past the last byte reached.
+        end_bytes: u64,
+        /// The size; `None` where there is none of that number.
+        bytes: Option<u64>,
     },
 }
 
@@ -150,6 +152,9 @@ impl Loader {
     /// As [`Loader::kernel`]; [`Error::Mismatch`] where arguments do not fit a kernel, [`Error::Map`], [`Error::Launch`],
     /// [`Error::Binding`], [`Error::OutOfMemory`].
     pub fn load(&self, program: &Program, stream: &Stream) -> Result<Loaded, Error> {
+        if self.pool.context() != self.cache.context() {
+            return Err(Error::ContextMismatch { what: "loading a program", left: "pool", right: "module cache" });
+        }
         let (scratch_offsets, workspace_bytes) = program.workspace();
         let mut packed = Vec::new();
         let mut constant_offsets = Vec::new();
@@ -158,11 +163,7 @@ impl Loader {
             constant_offsets.push(packed.len() as u64);
             packed.extend_from_slice(constant);
         }
-        let mut needs = Needs { slots: program.buffer_alignment_bytes.len(), scalars: 0 };
-        let ends: (Vec<u64>, Vec<u64>) = (
-            program.scratch.iter().map(|piece| piece.bytes).collect(),
-            program.constants.iter().map(|constant| constant.len() as u64).collect(),
-        );
+        let mut needs = Needs::new(program);
         let (mut steps, mut reports) = (Vec::new(), Vec::new());
         for step in &program.steps {
             steps.push(match step {
@@ -172,42 +173,70 @@ impl Loader {
                     Prepared::Launch(prepare(launch, kernel, &mut needs)?)
                 }
                 Step::Fill { at, bytes, value } => {
-                    needs.see(at);
+                    needs.see(at, *bytes, 1)?;
                     Prepared::Fill { at: *at, bytes: *bytes, value: *value }
                 }
                 Step::Copy { to, from, bytes } => {
-                    needs.see(to);
-                    needs.see(from);
+                    needs.see(to, *bytes, 1)?;
+                    needs.see(from, *bytes, 1)?;
                     Prepared::Copy { to: *to, from: *from, bytes: *bytes }
                 }
             });
         }
         let executable = Executable {
             steps,
-            alignments: program.buffer_alignment_bytes.clone(),
             slots: needs.slots,
-            scalars: needs.scalars,
-            scratch: scratch_offsets.into_iter().zip(ends.0).collect(),
+            host_scalars: needs.host_scalars,
+            scratch_offsets,
             workspace_bytes,
-            constants: constant_offsets.into_iter().zip(ends.1).collect(),
-            constant_memory: self.pool.alloc_from(stream, &packed)?,
+            constant_offsets,
+            constants: self.pool.alloc_from(stream, &packed)?,
         };
-        executable.check_bases()?;
         Ok(Loaded { executable, reports })
     }
 }
 
-/// What a program asks of its caller, found while loading.
-struct Needs {
-    slots: usize,
-    scalars: usize,
+/// What a program asks of its caller, found while loading, so that all of it can be checked before the first step.
+struct Needs<'p> {
+    program: &'p Program,
+    slots: Vec<SlotNeed>,
+    host_scalars: usize,
 }
 
-impl Needs {
-    fn see(&mut self, address: &Address) {
-        if let Base::Buffer(slot) = address.base {
-            self.slots = self.slots.max(slot + 1);
+/// What a program asks of one buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SlotNeed {
+    bytes: u64,
+    alignment_bytes: u64,
+}
+
+impl<'p> Needs<'p> {
+    fn new(program: &'p Program) -> Self {
+        let slot = |&alignment_bytes: &u64| SlotNeed { bytes: 0, alignment_bytes: alignment_bytes.max(1) };
+        Self { program, slots: program.buffer_alignment_bytes.iter().map(slot).collect(), host_scalars: 0 }
+    }
+
+    /// Notes that the program uses `bytes` bytes from the address on, and relies on its alignment.
+    fn see(&mut self, address: &Address, bytes: u64, alignment_bytes: u64) -> Result<(), BindingError> {
+        let end_bytes = address.offset_bytes.saturating_add(bytes);
+        let own = match address.base {
+            Base::Buffer(slot) => {
+                if self.slots.len() <= slot {
+                    self.slots.resize(slot + 1, SlotNeed { bytes: 0, alignment_bytes: 1 });
+                }
+                let need = &mut self.slots[slot];
+                need.bytes = need.bytes.max(end_bytes);
+                // Alignments are powers of two, so that the greatest serves all.
+                need.alignment_bytes = need.alignment_bytes.max(alignment_bytes);
+                return Ok(());
+            }
+            Base::Scratch(index) => self.program.scratch.get(index).map(|piece| piece.bytes),
+            Base::Constant(index) => self.program.constants.get(index).map(|constant| constant.len() as u64),
+        };
+        if own.is_some_and(|own| end_bytes <= own) {
+            return Ok(());
         }
+        Err(BindingError::OwnMemory { base: address.base, end_bytes, bytes: own })
     }
 }
 
@@ -232,12 +261,12 @@ struct PreparedLaunch {
 /// What is written into a parameter block at execution, and where.
 #[derive(Debug)]
 enum Patch {
-    Pointer { at: usize, to: Address, alignment_bytes: u32 },
+    Pointer { at: usize, to: Address },
     HostScalar { at: usize, index: usize },
-    TensorMap { at: usize, to: Address, spec: Box<MapSpec>, span_bytes: u64 },
+    TensorMap { at: usize, to: Address, spec: Box<MapSpec> },
 }
 
-fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs) -> Result<PreparedLaunch, Error> {
+fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs<'_>) -> Result<PreparedLaunch, Error> {
     let (template, patches) = parameters(launch, &kernel.facts, needs)?;
     let facts = &kernel.facts;
     let config = LaunchConfig {
@@ -261,7 +290,7 @@ fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs) -> Res
 }
 
 /// The parameter block of a launch and what is left to write into it.
-fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs) -> Result<(Vec<u8>, Vec<Patch>), Error> {
+fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Result<(Vec<u8>, Vec<Patch>), Error> {
     let name = launch.kernel.name();
     let mismatch = |what: String| Error::Mismatch(Mismatch { kernel: name.to_owned(), what });
     let (given, declared) = (launch.args.len(), facts.parameters.len());
@@ -283,7 +312,7 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs) -> Result
                 room.copy_from_slice(&bits.to_le_bytes()[..bytes as usize]);
             }
             (Arg::HostScalar(number), ParameterFact::Scalar { bytes: 4 }) => {
-                needs.scalars = needs.scalars.max(number + 1);
+                needs.host_scalars = needs.host_scalars.max(number + 1);
                 patches.push(Patch::HostScalar { at, index: *number });
             }
             (Arg::Divisor(divisor), ParameterFact::Divisor) => {
@@ -293,20 +322,23 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs) -> Result
                 }
             }
             (Arg::Pointer(to), ParameterFact::Pointer { alignment_bytes }) => {
-                if !to.offset_bytes.is_multiple_of(u64::from(alignment_bytes.max(1))) {
+                let alignment_bytes = u64::from(alignment_bytes.max(1));
+                if !to.offset_bytes.is_multiple_of(alignment_bytes) {
                     return Err(unfit());
                 }
-                needs.see(to);
-                patches.push(Patch::Pointer { at, to: *to, alignment_bytes: alignment_bytes.max(1) });
+                needs.see(to, 0, alignment_bytes)?;
+                patches.push(Patch::Pointer { at, to: *to });
             }
             (Arg::TensorMap(to, spec), ParameterFact::TensorMap { decl_hash }) => {
                 if hash_of(&spec.decl) != decl_hash {
                     return Err(unfit());
                 }
                 tensor_map::check(spec)?;
-                needs.see(to);
-                let span_bytes = tensor_map::span_bytes(spec);
-                patches.push(Patch::TensorMap { at, to: *to, spec: Box::new(spec.clone()), span_bytes });
+                if !to.offset_bytes.is_multiple_of(tensor_map::ALIGNMENT_BYTES) {
+                    return Err(MapError::Address { address: to.offset_bytes }.into());
+                }
+                needs.see(to, tensor_map::span_bytes(spec), tensor_map::ALIGNMENT_BYTES)?;
+                patches.push(Patch::TensorMap { at, to: *to, spec: Box::new(spec.clone()) });
             }
             _ => return Err(unfit()),
         }
@@ -330,15 +362,13 @@ pub struct Bindings<'a> {
 #[derive(Debug)]
 pub struct Executable {
     steps: Vec<Prepared>,
-    alignments: Vec<u64>,
-    slots: usize,
-    scalars: usize,
-    /// Offset and size of each piece of scratch.
-    scratch: Vec<(u64, u64)>,
+    slots: Vec<SlotNeed>,
+    host_scalars: usize,
+    scratch_offsets: Vec<u64>,
     workspace_bytes: u64,
-    /// Offset and size of each constant.
-    constants: Vec<(u64, u64)>,
-    constant_memory: DeviceBuffer,
+    constant_offsets: Vec<u64>,
+    /// All constants, one after the other.
+    constants: DeviceBuffer,
 }
 
 /// Room for the parameters of one launch, aligned as the strictest of them.
@@ -364,35 +394,30 @@ impl Executable {
         })
     }
 
-    /// Submits the whole program to the stream and returns without waiting. What the program was told of alignment is checked
-    /// here, and how far its tensor maps, fills and copies reach; how far its kernels reach through plain pointers is the
-    /// program's word.
+    /// Submits the whole program to the stream and returns without waiting. Everything is checked before the first step: numbers,
+    /// alignments, and how far tensor maps, fills, copies and offsets reach. How far kernels reach through plain pointers
+    /// is the program's word.
     ///
     /// After an error of the driver, steps before the failed one are already on the stream.
     ///
     /// # Errors
-    /// [`Error::Binding`], [`Error::Map`] (an operand at an address that the copy engine cannot take), [`Error::ContextMismatch`],
-    /// [`Error::Driver`].
+    /// [`Error::Binding`], [`Error::ContextMismatch`], [`Error::Driver`].
     pub fn execute(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
         let context = stream.context();
-        let mut block = Block(MaybeUninit::uninit());
+        if self.constants.context() != context {
+            return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
+        }
         self.check(bindings)?;
-        // One entry for all launches: each then finds the context current.
+        // One entry for all steps: each then finds the context current.
         let _current = context.enter()?;
+        let mut block = Block(MaybeUninit::uninit());
         for step in &self.steps {
             match step {
-                Prepared::Fill { at, bytes, value } => {
-                    memory::fill(stream, self.range("a fill", at, *bytes, bindings)?, *value)?;
-                }
+                Prepared::Fill { at, bytes, value } => memory::fill(stream, self.range(at, *bytes, bindings), *value)?,
                 Prepared::Copy { to, from, bytes } => {
-                    let (to, from) = (self.range("a copy", to, *bytes, bindings)?, self.range("a copy", from, *bytes, bindings)?);
-                    memory::copy(stream, to, from)?;
+                    memory::copy(stream, self.range(to, *bytes, bindings), self.range(from, *bytes, bindings))?;
                 }
                 Prepared::Launch(launch) => {
-                    let function = &launch.kernel.function;
-                    if function.module().context() != context {
-                        return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
-                    }
                     let length = launch.template.len();
                     let start = block.0.as_mut_ptr().cast::<u8>();
                     // SAFETY: a template has at most as many bytes as a block, by `parameters`, and is no part of it.
@@ -405,7 +430,7 @@ impl Executable {
                     let arguments = Parameters { bytes, offsets_bytes: &launch.offsets_bytes };
                     // SAFETY: number, order and types of the arguments were compared with the compiled kernel's when the program was
                     // loaded; addresses lie in slices, whose makers vouch for them.
-                    unsafe { function.launch_checked(stream, &launch.config, arguments) }?;
+                    unsafe { launch.kernel.function.launch_checked(stream, &launch.config, arguments) }?;
                 }
             }
         }
@@ -416,39 +441,32 @@ impl Executable {
     fn apply(&self, patch: &Patch, block: &mut [u8], stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
         let mut write = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
         match patch {
-            Patch::Pointer { at, to, alignment_bytes } => {
-                let (address, _) = self.resolve(to, bindings)?;
-                let alignment_bytes = u64::from(*alignment_bytes);
-                if !address.is_multiple_of(alignment_bytes)
-                    && let Base::Buffer(slot) = to.base
-                {
-                    return Err(BindingError::Alignment { slot, address, alignment_bytes }.into());
-                }
-                write(*at, &address.to_le_bytes());
-            }
+            Patch::Pointer { at, to } => write(*at, &self.address(to, bindings).to_le_bytes()),
             Patch::HostScalar { at, index } => write(*at, &bindings.host_scalars[*index].to_le_bytes()),
-            Patch::TensorMap { at, to, spec, span_bytes } => {
-                let address = self.range("a tensor map", to, *span_bytes, bindings)?.address();
-                write(*at, &tensor_map::encode_checked(stream.context().driver(), address, spec)?.bytes());
+            Patch::TensorMap { at, to, spec } => {
+                let map = tensor_map::encode_checked(stream.context().driver(), self.address(to, bindings), spec)?;
+                write(*at, &map.bytes());
             }
         }
         Ok(())
     }
 
-    /// Checks numbers, alignments and the workspace.
     fn check(&self, bindings: &Bindings<'_>) -> Result<(), BindingError> {
-        let (given, needed) = (bindings.buffers.len(), self.slots);
+        let (given, needed) = (bindings.buffers.len(), self.slots.len());
         if given < needed {
             return Err(BindingError::Buffers { given, needed });
         }
-        let (given, needed) = (bindings.host_scalars.len(), self.scalars);
+        let (given, needed) = (bindings.host_scalars.len(), self.host_scalars);
         if given < needed {
             return Err(BindingError::HostScalars { given, needed });
         }
-        for (slot, (buffer, &alignment_bytes)) in bindings.buffers.iter().zip(&self.alignments).enumerate() {
-            let address = buffer.address();
-            if !address.is_multiple_of(alignment_bytes.max(1)) {
-                return Err(BindingError::Alignment { slot, address, alignment_bytes });
+        for (slot, (buffer, need)) in bindings.buffers.iter().zip(&self.slots).enumerate() {
+            let (address, buffer_bytes) = (buffer.address(), buffer.len_bytes());
+            if !address.is_multiple_of(need.alignment_bytes) {
+                return Err(BindingError::Alignment { slot, address, alignment_bytes: need.alignment_bytes });
+            }
+            if buffer_bytes < need.bytes {
+                return Err(BindingError::Length { slot, end_bytes: need.bytes, buffer_bytes });
             }
         }
         let (given_bytes, needed_bytes) = (bindings.workspace.len_bytes(), self.workspace_bytes);
@@ -462,67 +480,20 @@ impl Executable {
         Ok(())
     }
 
-    /// Checks that every piece of scratch and constant that the program names is there.
-    fn check_bases(&self) -> Result<(), BindingError> {
-        let check = |address: &Address| match address.base {
-            Base::Scratch(index) if index >= self.scratch.len() => Err(BindingError::NoSuchBase { base: address.base }),
-            Base::Constant(index) if index >= self.constants.len() => Err(BindingError::NoSuchBase { base: address.base }),
-            Base::Buffer(_) | Base::Scratch(_) | Base::Constant(_) => Ok(()),
+    /// The device address, in bindings that were checked.
+    fn address(&self, address: &Address, bindings: &Bindings<'_>) -> u64 {
+        let start = match address.base {
+            Base::Buffer(slot) => bindings.buffers[slot].address(),
+            Base::Scratch(index) => bindings.workspace.address() + self.scratch_offsets[index],
+            Base::Constant(index) => self.constants.address() + self.constant_offsets[index],
         };
-        for step in &self.steps {
-            match step {
-                Prepared::Fill { at, .. } => check(at)?,
-                Prepared::Copy { to, from, .. } => check(to).and(check(from))?,
-                Prepared::Launch(launch) => {
-                    for patch in &launch.patches {
-                        match patch {
-                            Patch::Pointer { to, .. } | Patch::TensorMap { to, .. } => check(to)?,
-                            Patch::HostScalar { .. } => {}
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
+        start + address.offset_bytes
     }
 
-    /// The device address, and how many bytes its base has in all.
-    fn resolve(&self, address: &Address, bindings: &Bindings<'_>) -> Result<(u64, u64), BindingError> {
-        let (start, bytes) = match address.base {
-            Base::Buffer(slot) => (bindings.buffers[slot].address(), bindings.buffers[slot].len_bytes()),
-            Base::Scratch(index) => (bindings.workspace.address() + self.scratch[index].0, self.scratch[index].1),
-            Base::Constant(index) => (self.constant_memory.address() + self.constants[index].0, self.constants[index].1),
-        };
-        // One past the end is a place to point to, if nothing is read from it.
-        if address.offset_bytes > bytes {
-            return Err(too_long("a pointer", address, address.offset_bytes, bytes));
-        }
-        Ok((start + address.offset_bytes, bytes))
-    }
-
-    /// The range of that many bytes from the address on.
-    fn range<'a>(
-        &self,
-        what: &'static str,
-        address: &Address,
-        bytes: u64,
-        bindings: &Bindings<'a>,
-    ) -> Result<DeviceSlice<'a>, BindingError> {
-        let (start, base_bytes) = self.resolve(address, bindings)?;
-        let end_bytes = address.offset_bytes.saturating_add(bytes);
-        if end_bytes > base_bytes {
-            return Err(too_long(what, address, end_bytes, base_bytes));
-        }
-        // SAFETY: the range lies within a bound slice, the workspace or the executable's own constants.
-        Ok(unsafe { DeviceSlice::from_raw(start, bytes) })
-    }
-}
-
-/// A range past the end of its base; outside buffers that is the program's own defect.
-fn too_long(what: &'static str, address: &Address, end_bytes: u64, buffer_bytes: u64) -> BindingError {
-    match address.base {
-        Base::Buffer(slot) => BindingError::Length { what, slot, end_bytes, buffer_bytes },
-        base => BindingError::NoSuchBase { base },
+    /// The range of that many bytes from the address on, in bindings that were checked.
+    fn range<'a>(&self, address: &Address, bytes: u64, bindings: &Bindings<'a>) -> DeviceSlice<'a> {
+        // SAFETY: `Needs` saw that the range lies within scratch or constants, and `check` that it lies within the bound buffers.
+        unsafe { DeviceSlice::from_raw(self.address(address, bindings), bytes) }
     }
 }
 
@@ -531,7 +502,7 @@ mod tests {
     use super::*;
     use crate::facts::Parameter;
     use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
-    use verdigris_kir::program::{Fill, L2Promotion};
+    use verdigris_kir::program::{Fill, L2Promotion, Scratch};
 
     fn launch(args: Vec<Arg>) -> Launch {
         let kernel = KernelRef::new("k", || panic!("a cached kernel is not built"));
@@ -576,7 +547,8 @@ mod tests {
 
     #[test]
     fn the_template_holds_what_is_known_and_patches_the_rest() {
-        let mut needs = Needs { slots: 0, scalars: 0 };
+        let program = Program { scratch: vec![Scratch { name: "map", bytes: 136 }], ..Program::default() };
+        let mut needs = Needs::new(&program);
         let (template, patches) = parameters(&launch(args()), &facts(), &mut needs).expect("fits");
         let mut expected = vec![0; 192];
         expected[..4].copy_from_slice(&[4, 3, 2, 1]);
@@ -585,17 +557,20 @@ mod tests {
             expected[16 + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
         assert_eq!(template, expected);
-        assert_eq!((needs.slots, needs.scalars), (4, 2));
-        assert!(matches!(patches[0], Patch::Pointer { at: 8, alignment_bytes: 16, .. }));
+        assert_eq!((needs.slots.len(), needs.host_scalars), (4, 2));
+        assert_eq!(needs.slots[3], SlotNeed { bytes: 32, alignment_bytes: 16 });
+        assert_eq!(needs.slots[2], SlotNeed { bytes: 0, alignment_bytes: 1 });
+        assert!(matches!(patches[0], Patch::Pointer { at: 8, .. }));
         assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1 }));
-        assert!(matches!(patches[2], Patch::TensorMap { at: 64, span_bytes: 136, .. }));
+        assert!(matches!(patches[2], Patch::TensorMap { at: 64, .. }));
         assert_eq!(patches.len(), 3);
     }
 
     #[test]
     fn arguments_that_do_not_fit_are_refused() {
         let refused = |args: Vec<Arg>| {
-            let mut needs = Needs { slots: 0, scalars: 0 };
+            let program = Program { scratch: vec![Scratch { name: "map", bytes: 136 }], ..Program::default() };
+            let mut needs = Needs::new(&program);
             parameters(&launch(args), &facts(), &mut needs).expect_err("does not fit").to_string()
         };
         assert!(refused(args()[..4].to_vec()).contains("4 arguments given, 5 parameters compiled"));

@@ -12,6 +12,7 @@ use sys::CUjit_option as Jit;
 
 use crate::device::Context;
 use crate::error::{Doing, Error, Failure};
+use crate::module::Module;
 
 /// Bytes for each of the two logs; the verbose log has a few lines a kernel.
 const LOG_BYTES: usize = 64 << 10;
@@ -87,51 +88,22 @@ pub struct Cubin {
 
 /// Compiles PTX for the context's device. `kernel` names it in errors.
 ///
-/// The whole compilation is the driver's, on the calling thread; several threads may compile at once.
+/// The whole compilation is the driver's, on the calling thread; several threads may compile at once. The driver keeps no copy of
+/// its own, so that the log is there every time.
 ///
 /// # Errors
 /// [`Error::Compile`] with the log, [`Error::Driver`].
 pub fn compile(context: &Context, kernel: &str, ptx: &str, options: CompileOptions) -> Result<Cubin, Error> {
     let api = context.driver().api();
-    let refuse = |failure: Failure, log: String| match failure {
-        Failure::Status { name, .. } => Error::Compile { kernel: kernel.to_owned(), name, log },
-        missing @ Failure::Missing { .. } => missing.into_error(String::new()),
-    };
-    let unterminated = || Error::Compile {
-        kernel: kernel.to_owned(),
-        name: "invalid text".to_owned(),
-        log: "the PTX text or the kernel's name holds a NUL byte".to_owned(),
-    };
-    let text = CString::new(ptx).map_err(|_| unterminated())?;
-    let name = CString::new(kernel).map_err(|_| unterminated())?;
+    let (text, name) = (terminated(kernel, ptx)?, terminated(kernel, kernel)?);
     let _current = context.enter()?;
     let started = Instant::now();
-
-    let mut info = vec![0_u8; LOG_BYTES];
-    let mut error = vec![0_u8; LOG_BYTES];
-    let number = |value: usize| std::ptr::without_provenance_mut::<c_void>(value);
-    let mut names = [
-        Jit::CU_JIT_INFO_LOG_BUFFER,
-        Jit::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-        Jit::CU_JIT_ERROR_LOG_BUFFER,
-        Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        Jit::CU_JIT_LOG_VERBOSE,
-        Jit::CU_JIT_OPTIMIZATION_LEVEL,
-        Jit::CU_JIT_GENERATE_LINE_INFO,
-    ];
-    let mut values = [
-        info.as_mut_ptr().cast::<c_void>(),
-        number(LOG_BYTES),
-        error.as_mut_ptr().cast::<c_void>(),
-        number(LOG_BYTES),
-        number(1),
-        number(options.optimization_level as usize),
-        number(usize::from(options.line_info)),
-    ];
+    let mut logs = Logs::new();
+    let (mut names, mut values) = logs.options(options);
     let mut state: sys::CUlinkState = std::ptr::null_mut();
     // SAFETY: the options are of the kinds that the header gives them, as many as announced; they and the logs outlive the link
     // state, which is destroyed below on every path.
-    unsafe { api.cuLinkCreate_v2(names.len() as u32, names.as_mut_ptr(), values.as_mut_ptr(), &mut state) }
+    unsafe { api.cuLinkCreate_v2(OPTION_COUNT as u32, names.as_mut_ptr(), values.as_mut_ptr(), &mut state) }
         .doing(|| format!("starting to compile `{kernel}`"))?;
     let kind = sys::CUjitInputType::CU_JIT_INPUT_PTX;
     let data = text.as_bytes_with_nul();
@@ -151,12 +123,93 @@ pub fn compile(context: &Context, kernel: &str, ptx: &str, options: CompileOptio
     };
     // SAFETY: the state is ours; the image was copied.
     let destroyed = unsafe { api.cuLinkDestroy(state) };
-    let (info, error) = (log_text(&info), log_text(&error));
     match bytes {
-        Err(failure) => Err(refuse(failure, if error.is_empty() { info } else { error })),
+        Err(failure) => Err(logs.refusal(kernel, failure)),
         Ok(bytes) => {
             destroyed.doing(|| format!("finishing the compilation of `{kernel}`"))?;
-            Ok(Cubin { bytes, report: JitReport::new(info, error, started.elapsed()) })
+            Ok(Cubin { bytes, report: logs.report(started.elapsed()) })
+        }
+    }
+}
+
+impl Module {
+    /// Compiles and loads PTX in one step. The driver may take a copy from a cache of its own, and then has nothing to say: where
+    /// the log matters, [`compile`] it and load the cubin.
+    ///
+    /// # Errors
+    /// As [`compile`].
+    pub fn load_ptx(context: &Context, kernel: &str, ptx: &str, options: CompileOptions) -> Result<(Self, JitReport), Error> {
+        let text = terminated(kernel, ptx)?;
+        let _current = context.enter()?;
+        let started = Instant::now();
+        let mut logs = Logs::new();
+        let (mut names, mut values) = logs.options(options);
+        let mut raw: sys::CUmodule = std::ptr::null_mut();
+        // SAFETY: the text is NUL-terminated; the options are of the kinds that the header gives them, as many as announced; all of
+        // it outlives the call.
+        let loaded = unsafe {
+            let (count, names, values) = (OPTION_COUNT as u32, names.as_mut_ptr(), values.as_mut_ptr());
+            context.driver().api().cuModuleLoadDataEx(&mut raw, text.as_ptr().cast(), count, names, values)
+        };
+        match loaded {
+            Ok(()) => Ok((Self::of(context, raw), logs.report(started.elapsed()))),
+            Err(failure) => Err(logs.refusal(kernel, failure)),
+        }
+    }
+}
+
+/// The text as the driver wants it.
+fn terminated(kernel: &str, text: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::Compile {
+        kernel: kernel.to_owned(),
+        name: "invalid text".to_owned(),
+        log: "the PTX text or the kernel's name holds a NUL byte".to_owned(),
+    })
+}
+
+/// How many options a compilation is given.
+const OPTION_COUNT: usize = 7;
+
+/// The two logs that the driver writes while it compiles.
+struct Logs {
+    info: Vec<u8>,
+    error: Vec<u8>,
+}
+
+impl Logs {
+    fn new() -> Self {
+        Self { info: vec![0; LOG_BYTES], error: vec![0; LOG_BYTES] }
+    }
+
+    /// The driver's options, which point into the logs.
+    fn options(&mut self, options: CompileOptions) -> ([Jit; OPTION_COUNT], [*mut c_void; OPTION_COUNT]) {
+        let number = |value: usize| std::ptr::without_provenance_mut::<c_void>(value);
+        let (info, error) = (self.info.as_mut_ptr().cast::<c_void>(), self.error.as_mut_ptr().cast::<c_void>());
+        let names = [
+            Jit::CU_JIT_INFO_LOG_BUFFER,
+            Jit::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+            Jit::CU_JIT_ERROR_LOG_BUFFER,
+            Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            Jit::CU_JIT_LOG_VERBOSE,
+            Jit::CU_JIT_OPTIMIZATION_LEVEL,
+            Jit::CU_JIT_GENERATE_LINE_INFO,
+        ];
+        let (level, lines) = (number(options.optimization_level as usize), number(usize::from(options.line_info)));
+        (names, [info, number(LOG_BYTES), error, number(LOG_BYTES), number(1), level, lines])
+    }
+
+    fn report(&self, duration: Duration) -> JitReport {
+        JitReport::new(log_text(&self.info), log_text(&self.error), duration)
+    }
+
+    /// The error of a compilation that failed, with the log that says why.
+    fn refusal(&self, kernel: &str, failure: Failure) -> Error {
+        let (info, error) = (log_text(&self.info), log_text(&self.error));
+        match failure {
+            Failure::Status { name, .. } => {
+                Error::Compile { kernel: kernel.to_owned(), name, log: if error.is_empty() { info } else { error } }
+            }
+            missing @ Failure::Missing { .. } => missing.into_error(String::new()),
         }
     }
 }

@@ -1,7 +1,11 @@
 //! Programs onto the GPU: the only room that knows the driver.
 //!
 //! Start with [`Driver::load`], which fails with a typed error where there is no NVIDIA driver; everything else is made from
-//! it. Nothing here keeps global state, writes to the outside, or reads the environment.
+//! it. Nothing here keeps global state, writes to the outside, or reads the environment. It builds and starts on any machine.
+//!
+//! Features `cuda-12060` to `cuda-13040` choose the version of the driver's declarations that is compiled against (default
+//! `cuda-13000`); the driver that is found may be older or newer. Exactly one may be on in a build, so an application that already
+//! depends on `cudarc` with another one turns the default off.
 //!
 //! - [`Driver`] → [`Device`] → [`Context`] (its own or the caller's) → [`Stream`] (likewise), [`Event`], [`Graph`]
 //! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]
@@ -16,6 +20,8 @@ mod driver;
 mod error;
 pub mod exec;
 mod facts;
+#[cfg(test)]
+mod fake;
 mod jit;
 pub mod launch;
 mod memory;
@@ -23,6 +29,8 @@ mod module;
 pub mod peers;
 mod stream;
 pub mod tensor_map;
+#[cfg(test)]
+mod tests;
 
 pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
 pub use device::{Context, ContextGuard, Device, DeviceProperties};

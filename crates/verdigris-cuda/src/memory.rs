@@ -327,6 +327,11 @@ impl DeviceBuffer {
         self.address
     }
 
+    /// The context that the buffer belongs to.
+    pub fn context(&self) -> &Context {
+        self.pool.context()
+    }
+
     /// The size that was asked for.
     pub fn len_bytes(&self) -> u64 {
         self.bytes

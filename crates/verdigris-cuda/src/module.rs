@@ -73,7 +73,12 @@ impl Module {
         // SAFETY: the image is a whole ELF file and outlives the call, which copies what it needs.
         unsafe { context.driver().api().cuModuleLoadDataEx(&mut raw, image, 0, none, nothing) }
             .doing(|| format!("loading a cubin of {} bytes", cubin.len()))?;
-        Ok(Self { inner: Arc::new(ModuleInner { context: context.clone(), raw }) })
+        Ok(Self::of(context, raw))
+    }
+
+    /// Takes over a module that was just loaded.
+    pub(crate) fn of(context: &Context, raw: sys::CUmodule) -> Self {
+        Self { inner: Arc::new(ModuleInner { context: context.clone(), raw }) }
     }
 
     /// The context that the module is loaded into.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use libloading::Library;
 
 use crate::device::Context;
+use crate::driver::why_not_loaded;
 use crate::error::Error;
 use crate::memory::DeviceSlice;
 use crate::stream::Stream;
@@ -466,7 +467,7 @@ impl CublasLt {
                     std::mem::forget(library);
                     return Self::start(context, functions, path.clone());
                 }
-                Err(error) => detail = error.to_string(),
+                Err(error) => detail = why_not_loaded(&error),
             }
         }
         Err(PeerError::NotFound { tried, detail })

@@ -122,6 +122,8 @@ pub enum MapError {
     },
 }
 
+/// What the address of a tensor is a multiple of.
+pub const ALIGNMENT_BYTES: u64 = 16;
 /// Most elements of a box along one dimension.
 const MAX_BOX: u32 = 256;
 /// Most pixels of an im2col column.
@@ -225,7 +227,7 @@ pub fn encode(driver: &Driver, address: u64, spec: &MapSpec) -> Result<TensorMap
 
 /// As [`encode`], for a spec that [`check`] has passed before.
 pub(crate) fn encode_checked(driver: &Driver, address: u64, spec: &MapSpec) -> Result<TensorMap, Error> {
-    if !address.is_multiple_of(16) {
+    if !address.is_multiple_of(ALIGNMENT_BYTES) {
         return Err(MapError::Address { address }.into());
     }
     let decl = &spec.decl;

@@ -5,6 +5,7 @@ mod faults_verify {
     mod limits;
     mod mma;
     mod proxy;
+    mod publish;
     mod scope;
     mod sync;
     mod types;

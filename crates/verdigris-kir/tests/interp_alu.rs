@@ -1,7 +1,7 @@
 //! The interpreter's arithmetic against exact arithmetic of its own: wide fixed point for rounding, 128-bit integers, bit loops.
 
-use verdigris_kir::inst::{Atomic, Cmp, CvtRound, Division, Op, Packed, Redux, Round, Shuffle, Space, Vote};
-use verdigris_kir::interp::alu::{EvalError, Lanes, Noise, atomic, eval, warp};
+use verdigris_kir::inst::{Cmp, CvtRound, Division, Op, Packed, Round};
+use verdigris_kir::interp::alu::{EvalError, Lanes, Noise, eval};
 use verdigris_kir::ir::Ty;
 
 /// Seeded random bits.
@@ -814,76 +814,83 @@ fn noise_stays_inside_the_bound_and_depends_on_the_seed() {
     }
 }
 
-// ---- lanes and atomics -------------------------------------------------------------------------------------------------
+#[test]
+fn division_and_roots_are_correctly_rounded() {
+    // f64 has more than twice the bits of f32, so rounding its quotient or root once more is innocuous.
+    let mut random = Random(0x5eed_0007);
+    let value = |bits: u64| f64::from(f32::from_bits(bits as u32));
+    for _ in 0..200 {
+        let a: Lanes = std::array::from_fn(|_| F32.random(&mut random, 0));
+        let b: Lanes = std::array::from_fn(|i| F32.random(&mut random, a[i]));
+        let positive: Lanes = a.map(|a| a & 0x7fff_ffff);
+        let quotient = run(&Op::FDiv { ty: Ty::F32, kind: Division::Ieee, ftz: false }, &[a, b]);
+        let reciprocal = run(&Op::Rcp { ty: Ty::F32, approx: false, ftz: false }, &[b]);
+        let root = run(&Op::Sqrt { ty: Ty::F32, approx: false, ftz: false }, &[positive]);
+        for i in 0..32 {
+            let same = |got: u64, exact: f64| {
+                let expected = exact as f32;
+                let equal = if expected.is_nan() { got == 0x7fff_ffff } else { got == u64::from(expected.to_bits()) };
+                assert!(equal, "{:#x} {:#x}: {got:#x} not {expected}", a[i], b[i]);
+            };
+            // Subnormal quotients lose bits twice; the exact check of those is the next test's.
+            let exact = value(a[i]) / value(b[i]);
+            if exact.is_nan() || exact.abs() >= 2f64.powi(-126) || exact == 0.0 {
+                same(quotient[i], exact);
+            }
+            if (1.0 / value(b[i])).abs() >= 2f64.powi(-126) {
+                same(reciprocal[i], 1.0 / value(b[i]));
+            }
+            same(root[i], value(positive[i]).sqrt());
+        }
+    }
+    let f = |x: f32| u64::from(x.to_bits());
+    let div = |ftz| Op::FDiv { ty: Ty::F32, kind: Division::Ieee, ftz };
+    // 3·2⁻¹⁴⁹ / 2 is halfway between two subnormals: the even one.
+    assert_eq!(one(&div(false), &[3, f(2.0)]), 2);
+    assert_eq!(one(&div(true), &[f(f32::MIN_POSITIVE), f(2.0)]), 0);
+    assert_eq!(one(&div(false), &[0, 0]), 0x7fff_ffff);
+    assert_eq!(
+        one(&Op::FDiv { ty: Ty::F64, kind: Division::Ieee, ftz: false }, &[1f64.to_bits(), 3f64.to_bits()]),
+        (1.0f64 / 3.0).to_bits()
+    );
+    assert_eq!(one(&Op::Sqrt { ty: Ty::F64, approx: false, ftz: false }, &[(-1f64).to_bits()]), 0xfff8_0000_0000_0000);
+}
 
 #[test]
-fn shuffles_read_the_lanes_that_the_isa_names() {
-    for segment in [2u32, 4, 8, 16, 32] {
-        let mask = (32 - segment) << 8;
-        for lane in 0..32u32 {
-            let first = lane / segment * segment;
-            for n in 0..32 {
-                let inside = |target: i64| target >= i64::from(first) && target < i64::from(first + segment);
-                let expect = |target: i64| if inside(target) { (target as u32, true) } else { (lane, false) };
-                let (l, d) = (i64::from(lane), i64::from(n));
-                assert_eq!(warp::shuffle_source(Shuffle::Up, lane, n, mask), expect(l - d));
-                assert_eq!(warp::shuffle_source(Shuffle::Down, lane, n, mask | 31), expect(l + d));
-                if n < segment {
-                    assert_eq!(warp::shuffle_source(Shuffle::Butterfly, lane, n, mask | 31), (lane ^ n, true));
+fn approximate_halves_stay_inside_their_bounds() {
+    use verdigris_tensor::num::{bf16_to_f32, f16_to_f32};
+    type Case = (Ty, fn(u16) -> f32, fn(f64) -> f64, fn(f64) -> f64);
+    let cases: [(bool, Case); 4] = [
+        (false, (Ty::F16, f16_to_f32, f64::exp2, |e| (e * 2f64.powf(-9.9)).max(2f64.powi(-24)))),
+        (false, (Ty::Bf16, bf16_to_f32, f64::exp2, |e| e * 2f64.powi(-7))),
+        (true, (Ty::F16, f16_to_f32, f64::tanh, |_| 2f64.powf(-10.987))),
+        (true, (Ty::Bf16, bf16_to_f32, f64::tanh, |_| 2f64.powi(-8))),
+    ];
+    for (tanh, (ty, decode, exact, bound)) in cases {
+        let op = if tanh { Op::Tanh { ty } } else { Op::Ex2 { ty, ftz: ty == Ty::Bf16 } };
+        for seed in [None, Some(1), Some(2)] {
+            for first in (0..=0xffffu32).step_by(32 * 17) {
+                let a: Lanes = std::array::from_fn(|i| u64::from((first + i as u32 * 17) as u16));
+                let mut outs = [[0; 32]];
+                let mut noise = seed.map(Noise::new);
+                eval(&op, &[&a], u32::MAX, &mut outs, noise.as_mut()).unwrap();
+                for i in 0..32 {
+                    let x = f64::from(decode(a[i] as u16));
+                    let got = f64::from(decode(outs[0][i] as u16));
+                    let e = exact(x);
+                    let highest = if ty == Ty::F16 { 65504.0 } else { 3.38e38 };
+                    if x.is_nan() {
+                        assert_eq!(outs[0][i], 0x7fff);
+                    } else if e <= highest && e.abs() >= 2f64.powi(-126) {
+                        assert!((got - e).abs() <= bound(e) * 1.0000001, "{op:?} of {x} gives {got}, exactly {e}");
+                    }
                 }
-                assert_eq!(warp::shuffle_source(Shuffle::Index, lane, n, mask | 31), (first + n % segment, true));
             }
         }
     }
 }
 
-#[test]
-fn votes_matches_and_reductions() {
-    let predicate: Lanes = std::array::from_fn(|i| u64::from(i % 3 == 0));
-    assert_eq!(warp::ballot(&predicate, 0xffff), 0x9249);
-    assert!(
-        warp::vote(Vote::Any, &predicate, 0x3) && !warp::vote(Vote::All, &predicate, 0x3) && !warp::vote(Vote::Uniform, &predicate, 0x3)
-    );
-    assert!(
-        warp::vote(Vote::All, &predicate, 0x9) && warp::vote(Vote::Uniform, &predicate, 0x6) && !warp::vote(Vote::Any, &predicate, 0x6)
-    );
-    let value: Lanes = std::array::from_fn(|i| (i as u64 % 4) | 0xffff_0000_0000_0000);
-    let matched = warp::match_any(&value, Ty::B32, 0xff);
-    assert_eq!((matched[1], matched[7], matched[8]), (0x22, 0x88, 0));
-    assert_eq!((warp::match_all(&value, Ty::B32, 0x1111), warp::match_all(&value, Ty::B32, 0x3)), (0x1111, 0));
-    let value: Lanes = std::array::from_fn(|i| (i as u64).wrapping_sub(3) & 0xffff_ffff);
-    assert_eq!(warp::redux(Redux::Add, Ty::S32, &value, 0xff), Some(4));
-    assert_eq!(warp::redux(Redux::Min, Ty::S32, &value, 0xff), Some(-3i32 as u32));
-    assert_eq!(warp::redux(Redux::Min, Ty::U32, &value, 0xff), Some(0));
-    assert_eq!(warp::redux(Redux::Max, Ty::S32, &value, 0xff), Some(4));
-    assert_eq!(warp::redux(Redux::Max, Ty::U32, &value, 0xff), Some(0xffff_ffff));
-    assert_eq!(warp::redux(Redux::Xor, Ty::B32, &value, 0x18), Some(1));
-    assert_eq!(warp::redux(Redux::Add, Ty::S32, &value, 0), None);
-    assert_eq!((warp::elect(0xf0), warp::elect(0)), (Some(4), None));
-}
-
-#[test]
-fn atomics_on_a_word() {
-    let apply = |op, ty, old, operand| atomic::apply(op, ty, Space::Shared, old, operand, 0).unwrap();
-    assert_eq!(apply(Atomic::Add, Ty::U32, 0xffff_ffff, 2), 1);
-    assert_eq!(apply(Atomic::Min, Ty::S32, 0xffff_ffff, 2), 0xffff_ffff);
-    assert_eq!(apply(Atomic::Min, Ty::U32, 0xffff_ffff, 2), 2);
-    assert_eq!(apply(Atomic::Max, Ty::S64, u64::MAX, 2), 2);
-    assert_eq!((apply(Atomic::Inc, Ty::U32, 5, 5), apply(Atomic::Inc, Ty::U32, 4, 5)), (0, 5));
-    assert_eq!((apply(Atomic::Dec, Ty::U32, 0, 5), apply(Atomic::Dec, Ty::U32, 6, 5), apply(Atomic::Dec, Ty::U32, 3, 5)), (5, 5, 2));
-    assert_eq!(apply(Atomic::Exch, Ty::B64, 1, u64::MAX), u64::MAX);
-    assert_eq!(atomic::apply(Atomic::Cas, Ty::B32, Space::Global, 7, 7, 9), Ok(9));
-    assert_eq!(atomic::apply(Atomic::Cas, Ty::B32, Space::Global, 8, 7, 9), Ok(8));
-    let f = |x: f32| u64::from(x.to_bits());
-    assert_eq!(apply(Atomic::Add, Ty::F32, f(1.5), f(2.0)), f(3.5));
-    // Global additions flush subnormals, shared ones do not.
-    assert_eq!(atomic::apply(Atomic::Add, Ty::F32, Space::Global, 1, 1, 0), Ok(0));
-    assert_eq!(apply(Atomic::Add, Ty::F32, 1, 1), 2);
-    assert_eq!(apply(Atomic::Add, Ty::F64, 1.5f64.to_bits(), 2f64.to_bits()), 3.5f64.to_bits());
-    assert_eq!(apply(Atomic::Add, Ty::F16x2, 0x3c00_4000, 0x3c00_4000), 0x4000_4400);
-    assert_eq!(apply(Atomic::Max, Ty::Bf16x2, 0x3f80_8000, 0xbf80_0000), 0x3f80_0000);
-    assert_eq!(atomic::apply(Atomic::Xor, Ty::F32, Space::Shared, 0, 0, 0), Err(EvalError::NoSuchForm { op: "Atom", ty: Ty::F32 }));
-}
+// ---- moves and refusals -----------------------------------------------------------------------------------------------
 
 #[test]
 fn moves_and_refusals() {

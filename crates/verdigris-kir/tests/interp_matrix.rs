@@ -5,7 +5,7 @@ use verdigris_kir::inst::{MatrixType, MmaShape, WgmmaShape};
 use verdigris_kir::interp::alu::Lanes;
 use verdigris_kir::interp::matrix::{
     Accumulation, Accumulator, Descriptor, Major, MatrixError, accumulator_element, ldmatrix, mma, movmatrix, multiply, operand_chunks,
-    read_a, read_a_registers, read_b, stmatrix,
+    place_sparse, read_a, read_a_registers, read_b, stmatrix,
 };
 use verdigris_kir::ir::Swizzle;
 use verdigris_tensor::num::{f32_to_bf16, f32_to_e4m3, f32_to_e5m2, f32_to_f16};
@@ -111,6 +111,10 @@ fn isa_b(ty: MatrixType, k: u32, lane: u32, i: u32) -> (u32, u32) {
         (S8 | U8 | E4m3 | E5m2, 32) => t * 4 + (i & 3) + if i >= 4 { 16 } else { 0 },
         (S4 | U4, 32) => t * 8 + i,
         (S4 | U4, 64) => t * 8 + (i & 7) + if i >= 8 { 32 } else { 0 },
+        (F16 | Bf16, 32) => t * 2 + (i & 1) + 8 * (i / 2),
+        (Tf32, 16) => t + 4 * i,
+        (E4m3 | E5m2 | S8 | U8, 64) => t * 4 + (i & 3) + 16 * (i / 4),
+        (S4 | U4, 128) => t * 8 + (i & 7) + 32 * (i / 8),
         (B1, 128) => t * 32 + i,
         (B1, 256) => t * 32 + (i & 31) + if i >= 32 { 128 } else { 0 },
         other => panic!("no table for {other:?}"),
@@ -203,6 +207,175 @@ fn warp_products_of_every_shape_follow_the_fragment_tables() {
     }
 }
 
+/// Sixteen rows of a sparse A: values by dense column, the stored ones, and the metadata bits of each row.
+struct SparseRows {
+    dense: Vec<Vec<i64>>,
+    stored: Vec<Vec<i64>>,
+    bits: Vec<u64>,
+}
+
+fn sparse_rows(ty: MatrixType, rows: usize, k: usize, random: &mut Random) -> SparseRows {
+    let mut made = SparseRows { dense: vec![vec![0; k]; rows], stored: vec![vec![]; rows], bits: vec![0; rows] };
+    for row in 0..rows {
+        let mut at = 0;
+        // Units of a group that are kept, elements of a unit, units of a group.
+        let (kept, unit, group) = match ty {
+            Tf32 => (1, 1, 2),
+            S4 | U4 => (2, 2, 4),
+            _ => (2, 1, 4),
+        };
+        for first in (0..k).step_by(unit * group) {
+            let one = random.below(group as u64) as usize;
+            let other = (one + 1 + random.below(group as u64 - 1) as usize) % group;
+            let mut places = if kept == 1 { vec![one] } else { vec![one.min(other), one.max(other)] };
+            for place in places.drain(..) {
+                for element in 0..unit {
+                    let value = small(ty, random);
+                    made.dense[row][first + place * unit + element] = value;
+                    made.stored[row].push(value);
+                }
+                if ty == Tf32 {
+                    made.bits[row] |= if place == 0 { 0b0100 } else { 0b1110 } << at;
+                    at += 4;
+                } else {
+                    made.bits[row] |= (place as u64) << at;
+                    at += 2;
+                }
+            }
+        }
+    }
+    made
+}
+
+/// The metadata register of a warp, lanes of other selectors filled with rubbish.
+fn metadata_register(bits: &[u64], width: u32, selector: usize) -> Lanes {
+    let mut lanes = [0xffff_ffff_u64; 32];
+    for g in 0..8 {
+        let half = |row: usize, part: u32| (bits[row] >> (16 * part)) & 0xffff;
+        match width {
+            16 => lanes[4 * g + selector] = half(g, 0) | half(g + 8, 0) << 16,
+            32 => {
+                for part in 0..2 {
+                    lanes[4 * g + 2 * selector + part as usize] = half(g, part) | half(g + 8, part) << 16;
+                }
+            }
+            _ => {
+                for place in 0..4 {
+                    lanes[4 * g + place] = (bits[g + 8 * (place % 2)] >> (32 * (place / 2))) & 0xffff_ffff;
+                }
+            }
+        }
+    }
+    lanes
+}
+
+#[test]
+fn sparse_warp_products() {
+    let mut random = Random(0x5eed_0014);
+    for (ty, d, k, width, selectors) in [
+        (F16, F32, 16, 16, 4),
+        (Bf16, F32, 16, 16, 4),
+        (F16, F32, 32, 32, 2),
+        (Bf16, F32, 32, 32, 2),
+        (Tf32, F32, 8, 16, 4),
+        (Tf32, F32, 16, 32, 2),
+        (S8, S32, 64, 64, 1),
+        (U8, S32, 64, 64, 1),
+        (E4m3, F32, 64, 64, 1),
+        (S4, S32, 128, 64, 1),
+    ] {
+        let shape = MmaShape { m: 16, n: 8, k, a: ty, b: ty, d, saturate: false, sparse: true };
+        for selector in 0..selectors {
+            let a = sparse_rows(ty, 16, k as usize, &mut random);
+            let b: Vec<Vec<i64>> = (0..k).map(|_| (0..8).map(|_| small(ty, &mut random)).collect()).collect();
+            let e = if ty.bits() >= 32 { 1 } else { 32 / ty.bits() };
+            let fill = |registers: usize, place: &dyn Fn(u32, u32) -> i64| -> Vec<Lanes> {
+                let word = |lane: usize, r: usize| {
+                    (0..e).fold(0, |w, i| w | encode(ty, place(lane as u32, r as u32 * e + i)) << (i * ty.bits() % 32))
+                };
+                (0..registers).map(|r| std::array::from_fn(|lane| word(lane, r))).collect()
+            };
+            let mut ins = fill(shape.a_registers(), &|lane, i| {
+                let (row, column) = isa_a(ty, 16, k / 2, lane, i);
+                a.stored[row as usize][column as usize]
+            });
+            ins.extend(fill(shape.b_registers(), &|lane, i| {
+                let (row, column) = isa_b(ty, k, lane, i);
+                b[row as usize][column as usize]
+            }));
+            ins.extend(vec![[0; 32]; 4]);
+            ins.push(metadata_register(&a.bits, width, selector));
+            ins.push([selector as u64; 32]);
+            let refs: Vec<&Lanes> = ins.iter().collect();
+            let mut outs = [[0xdead; 32]; 4];
+            mma(&shape, &refs, &mut outs).unwrap();
+            for (register, out) in outs.iter().enumerate() {
+                for lane in 0..32 {
+                    let (row, column) = isa_c(lane, register as u32);
+                    let sum: i64 = (0..k as usize).map(|k| a.dense[row as usize][k] * b[k][column as usize]).sum();
+                    assert_eq!(out[lane as usize], encode(d, sum), "{shape:?} selector {selector} row {row} column {column}");
+                }
+            }
+            // A selector that the shape lacks, and metadata whose places do not ascend.
+            *ins.last_mut().unwrap() = [selectors as u64; 32];
+            let refs: Vec<&Lanes> = ins.iter().collect();
+            assert!(matches!(mma(&shape, &refs, &mut outs), Err(MatrixError::Selector { .. })));
+            let at = ins.len() - 2;
+            (ins[at], ins[at + 1]) = ([0; 32], [0; 32]);
+            let refs: Vec<&Lanes> = ins.iter().collect();
+            assert!(matches!(mma(&shape, &refs, &mut outs), Err(MatrixError::Metadata { row: 0, .. })));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_stored_takes_no_part() {
+    // Elements 0 and 1 of each four are stored; B is infinite where nothing is.
+    let shape = MmaShape { m: 16, n: 8, k: 16, a: F16, b: F16, d: F32, saturate: false, sparse: true };
+    let one = [0x3c00_3c00; 32];
+    let b: [Lanes; 2] = [std::array::from_fn(|lane| if lane % 2 == 0 { 0x3c00_3c00 } else { 0x7c00_7c00 }); 2];
+    let (zero, metadata) = ([0; 32], [0x4444_4444; 32]);
+    let ins = [&one, &one, &b[0], &b[1], &zero, &zero, &zero, &zero, &metadata, &zero];
+    let mut outs = [[0; 32]; 4];
+    mma(&shape, &ins, &mut outs).unwrap();
+    assert_eq!(outs, [[u64::from(8f32.to_bits()); 32]; 4]);
+}
+
+#[test]
+fn sparse_warpgroup_products() {
+    let mut random = Random(0x5eed_0015);
+    for (ty, d, width) in [(F16, F32, 32), (Bf16, F32, 32), (Tf32, F32, 32), (S8, S32, 64), (E5m2, F32, 64)] {
+        for swizzle in [Swizzle::None, Swizzle::B64, Swizzle::B128] {
+            let shape = WgmmaShape { sparse: true, ..wgmma_shape(40, ty, d) };
+            let shape = if ty == S8 { WgmmaShape { n: 32, ..shape } } else { shape };
+            let k = shape.k() as usize;
+            let a = sparse_rows(ty, 64, k, &mut random);
+            let b: Vec<Vec<i64>> = (0..shape.n).map(|_| (0..k).map(|_| small(ty, &mut random)).collect()).collect();
+            let mut shared = vec![0; 65536];
+            let ta = write_k_major(&mut shared, 0, Swizzle::B32, ty, &a.stored);
+            let tb = write_k_major(&mut shared, 32768, swizzle, ty, &b);
+            let mut a_operand = read_a(&shape, descriptor(&ta, 0, Swizzle::B32), &shared).unwrap();
+            let b_operand = read_b(&shape, descriptor(&tb, 0, swizzle), &shared).unwrap();
+            let mut sums = Accumulator::new(&shape);
+            assert!(multiply(&shape, &a_operand, &b_operand, true, &mut sums, Accumulation::Full).is_err(), "no metadata yet");
+            let selector = if width == 64 { 0 } else { 1 };
+            let registers: Vec<Lanes> = (0..4).map(|w| metadata_register(&a.bits[16 * w..], width, selector)).collect();
+            place_sparse(&shape, &mut a_operand, &std::array::from_fn(|w| &registers[w]), selector as u32).unwrap();
+            multiply(&shape, &a_operand, &b_operand, true, &mut sums, Accumulation::Full).unwrap();
+            for warp in 0..4 {
+                for register in 0..shape.d_registers() {
+                    for (lane, &got) in sums.store(warp, register).iter().enumerate() {
+                        let (row, column) =
+                            (16 * warp + lane / 4 + 8 * ((register / 2) % 2), 8 * (register / 4) + 2 * (lane % 4) + register % 2);
+                        let sum: i64 = (0..k).map(|k| a.dense[row][k] * b[column][k]).sum();
+                        assert_eq!(got, encode(d, sum), "{ty:?} {swizzle:?} row {row} column {column}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn integer_products_saturate_or_wrap() {
     let mut shape = MmaShape { m: 16, n: 8, k: 16, a: S8, b: S8, d: S32, saturate: true, sparse: false };
@@ -219,7 +392,7 @@ fn integer_products_saturate_or_wrap() {
 #[test]
 fn what_has_no_meaning_here_is_refused() {
     let shape = |m, k, a, sparse| MmaShape { m, n: 8, k, a, b: a, d: F32, saturate: false, sparse };
-    for bad in [shape(16, 32, F16, true), shape(16, 32, F16, false), shape(8, 16, F16, false)] {
+    for bad in [shape(16, 64, F16, true), shape(16, 32, F16, false), shape(8, 16, F16, false)] {
         let zero = [0; 32];
         let ins = vec![&zero; 24];
         assert!(matches!(mma(&bad, &ins, &mut [[0; 32]; 4]), Err(MatrixError::Unsupported { .. })));

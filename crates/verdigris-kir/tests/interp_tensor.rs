@@ -260,6 +260,16 @@ fn the_driver_refuses_what_it_refuses() {
     narrow.decl.box_dims[0] = 32;
     check(&narrow).unwrap();
     assert_eq!(load_segments(&narrow, 0, &[0, 0], &[], |_| ()).unwrap_err(), MapError::BelowSpan { row_bytes: 64, swizzle: Swizzle::B128 });
+    // A box beyond every shared memory, which the driver does not look at.
+    let mut vast = tiled(MapType::F64, Swizzle::None, &[256; 5], &[16, 16, 16, 16], &[256; 5]);
+    check(&vast).unwrap();
+    assert_eq!(copy_bytes(&vast), u32::MAX);
+    assert!(matches!(
+        load_segments(&vast, 0, &[0; 5], &[], |_| panic!("nothing is copied")),
+        Err(MapError::Range { value: 0x800_0000_0000, .. })
+    ));
+    vast.decl.box_dims = vec![2, 1, 1, 1, 1];
+    assert!(matches!(load_segments(&vast, u32::MAX - 127, &[0; 5], &[], |_| ()), Ok(())));
     assert!(matches!(load_segments(&good, 64, &[0, 0], &[], |_| ()), Err(MapError::Multiple { of: 128, .. })));
     assert!(matches!(load_segments(&good, 0, &[0], &[], |_| ()), Err(MapError::Count { given: 1, needed: 2, .. })));
 }

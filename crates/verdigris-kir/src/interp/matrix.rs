@@ -10,12 +10,13 @@
 mod descriptor;
 mod fragment;
 mod mma;
+mod sparse;
 mod wgmma;
 
 pub use descriptor::{Descriptor, Major, operand_chunks};
 pub use fragment::{a_element, accumulator_element, b_element, ldmatrix, movmatrix, stmatrix};
 pub use mma::mma;
-pub use wgmma::{Accumulation, Accumulator, Operand, multiply, read_a, read_a_registers, read_b};
+pub use wgmma::{Accumulation, Accumulator, Operand, multiply, place_sparse, read_a, read_a_registers, read_b};
 
 use crate::inst::MatrixType;
 use crate::ir::Swizzle;
@@ -51,6 +52,20 @@ pub enum MatrixError {
         /// The swizzle.
         swizzle: Swizzle,
     },
+    /// A sparsity selector beyond those that the shape has.
+    Selector {
+        /// The selector.
+        selector: u32,
+        /// How many the shape has.
+        selectors: u32,
+    },
+    /// Sparsity metadata that is no ascending choice of places.
+    Metadata {
+        /// The row of the warp's 16.
+        row: usize,
+        /// The stored element of that row.
+        index: usize,
+    },
     /// A combination of shape, types and layout that is not supported.
     Unsupported {
         /// What it is.
@@ -73,6 +88,12 @@ impl fmt::Display for MatrixError {
                 "matrix operand needs {row_bytes} bytes of a row from byte {start_bytes} on, rows of swizzle {swizzle:?} have {}",
                 swizzle.span_bytes()
             ),
+            MatrixError::Selector { selector, selectors } => {
+                write!(f, "sparsity selector {selector}, the shape has {selectors}")
+            }
+            MatrixError::Metadata { row, index } => {
+                write!(f, "sparsity metadata of row {row} gives stored element {index} no place behind the one before")
+            }
             MatrixError::Unsupported { what } => write!(f, "unsupported matrix operation: {what}"),
         }
     }
@@ -117,6 +138,18 @@ fn accumulate(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
             let [a0, a1, a2, a3] = [quad[0], quad[1], quad[2], quad[3]];
             for ((((d, b0), b1), b2), b3) in row.iter_mut().zip(b0).zip(b1).zip(b2).zip(b3) {
                 *d = (((*d + a0 * b0) + a1 * b1) + a2 * b2) + a3 * b3;
+            }
+        }
+    }
+}
+
+/// The same for an `a` of which only the elements in `columns` are stored: the others take no part, not even against an infinity.
+fn accumulate_sparse(d: &mut [f32], a: &[f32], columns: &[u16], b: &[f32], stored: usize, n: usize) {
+    for ((row, a_row), columns) in d.chunks_exact_mut(n).zip(a.chunks_exact(stored)).zip(columns.chunks_exact(stored)) {
+        for (&a, &column) in a_row.iter().zip(columns) {
+            let from = usize::from(column) * n;
+            for (d, b) in row.iter_mut().zip(&b[from..from + n]) {
+                *d += a * b;
             }
         }
     }

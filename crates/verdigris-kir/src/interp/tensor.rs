@@ -223,20 +223,22 @@ pub fn check_address(address: u64) -> Result<(), MapError> {
 /// Rows of the box (tiled: all positions of the dimensions beyond the innermost; im2col: pixels), and bytes of each.
 ///
 /// With a traversal stride a tiled box of extent `b` has `⌈b / stride⌉` positions; the innermost stride has no effect.
-fn rows(spec: &MapSpec) -> (u32, u32) {
+fn rows(spec: &MapSpec) -> (u64, u32) {
     let decl = &spec.decl;
     let row_bytes = decl.box_dims[0] * decl.ty.bytes();
     if decl.im2col {
-        return (decl.box_dims[1], row_bytes);
+        return (u64::from(decl.box_dims[1]), row_bytes);
     }
-    let rows = decl.box_dims.iter().zip(&spec.element_strides).skip(1).map(|(&extent, &stride)| extent.div_ceil(stride)).product();
+    let rows =
+        decl.box_dims.iter().zip(&spec.element_strides).skip(1).map(|(&extent, &stride)| u64::from(extent.div_ceil(stride))).product();
     (rows, row_bytes)
 }
 
-/// Bytes that a load of the box brings into shared memory and reports to its mbarrier. The map must have passed [`check`].
+/// Bytes that a load of the box brings into shared memory and reports to its mbarrier. The map must have passed [`check`], which does not
+/// bound the box as a whole: one that no shared memory holds gives `u32::MAX`.
 pub fn copy_bytes(spec: &MapSpec) -> u32 {
     let (rows, row_bytes) = rows(spec);
-    rows * row_bytes
+    u32::try_from(rows * u64::from(row_bytes)).unwrap_or(u32::MAX)
 }
 
 /// A run of bytes that a tensor copy moves: contiguous in shared memory and in the tensor.
@@ -298,11 +300,13 @@ fn segments(
     if decl.swizzle != Swizzle::None && row_bytes < decl.swizzle.span_bytes() {
         return Err(MapError::BelowSpan { row_bytes, swizzle: decl.swizzle });
     }
+    let end = i64::from(shared_address) + row_count as i64 * i64::from(row_bytes);
+    range("the end of the box in shared memory", 0, end, 0, i64::from(u32::MAX))?;
     // Positions of the dimensions beyond the innermost: of the row in hand.
     let first: [i64; 4] = std::array::from_fn(|i| if i + 1 < rank { i64::from(coordinates[i + 1]) } else { 0 });
     let mut position = first;
     let mut step = [0u32; 4];
-    for row in 0..row_count {
+    for row in 0..row_count as u32 {
         let mut base = Some(0u64);
         for (i, (&extent, &stride_bytes)) in spec.dims[1..].iter().zip(&spec.strides_bytes).enumerate() {
             let at = position[i] + offsets.get(i).map_or(0, |&offset| i64::from(offset));

@@ -338,6 +338,23 @@ fn budget(found: &mut Findings<'_>, list: &[Role], loc: Loc) {
             legal = false;
         }
     }
+    // ptxas hands out at most 255 at entry.
+    let at_entry = entry.min(255);
+    for role in list {
+        let Some(Stmt::Inst(inst)) = role.body.stmts.first() else { continue };
+        if let (Op::Setmaxnreg { increase, registers }, Some(budget)) = (&inst.op, role.registers)
+            && legal
+            && (*registers != budget || (*registers != at_entry && *increase != (*registers > at_entry)))
+        {
+            let word = if *increase { "raises" } else { "lowers" };
+            found.fault(
+                "registers",
+                inst.loc,
+                Some(role.loc),
+                format!("setmaxnreg {word} the registers to {registers}, but role {} has a budget of {budget} and enters with {at_entry}: the behaviour is undefined", role.name),
+            );
+        }
+    }
     let warps = u64::from(body.threads / 32);
     taken += warps.saturating_sub(in_roles) * u64::from(entry);
     let has = warps * u64::from(entry);

@@ -27,7 +27,8 @@
 //!   barriers fit the piece that holds them.
 //! - `[threads]` 32 to 1024 threads in whole warps, and at least one CTA an SM, without more threads than an SM holds.
 //! - `[registers]` Register budgets are multiples of 8 from 24 to 256, for roles of whole warpgroups on sm_90a, and together take no
-//!   more than the CTA has at entry: ⌊65536 / (threads · CTAs)⌋ rounded down to 8, for each thread.
+//!   more than the CTA has at entry: ⌊65536 / (threads · CTAs)⌋ rounded down to 8, for each thread. `setmaxnreg` at the head of a role
+//!   sets the role's budget, upwards or downwards as it is from there.
 //! - `[roles]` Roles have warps, ascend, do not overlap, and stay inside the CTA and inside the role around them.
 //! - `[cluster]` A cluster has 1 to 16 CTAs and needs sm_90.
 //! - `[barrier-id]` A named barrier is one of 0–15 and counts whole warps of this CTA. An mbarrier counts 1 to 2²⁰ − 1 arrivals.
@@ -41,10 +42,14 @@
 //! # `sync`: barriers and shared memory between threads
 //! - `[race]` Bytes of shared memory written by one thread are not read, and bytes read are not overwritten, by another without a barrier
 //!   between, where both addresses are known for every thread from thread and lane index alone.
-//! - `[init]` An mbarrier that is used is initialised somewhere, with the count that its declaration says.
+//! - `[init]` An mbarrier that is used is initialised somewhere, with the count that its declaration says, and so is every member of its array;
+//!   a thread that did not initialise it uses it only behind a barrier of the CTA or the cluster (`publish`).
+//! - `[unwaited]` Someone waits on an mbarrier that bulk or tensor loads complete on (`publish`).
+//! - `[cluster-phase]` Arrivals and waits of the cluster's barrier take turns, where all stand at the kernel's top level (`publish`).
 //! - `[arrivals]` Someone arrives on an mbarrier that someone waits on; where all arrivals are outside loops and countable, they are at least
 //!   the count of a phase; and no single instruction brings more arrivals than a phase counts.
-//! - `[bytes]` Where a block announces bytes on an mbarrier and loads onto it, and nobody else loads onto it, the numbers agree.
+//! - `[bytes]` Where a block announces bytes on an mbarrier and loads onto it, and nobody else loads onto it, the numbers agree; a load that
+//!   every CTA of the cluster sends to all counts once for each.
 //! - `[named]` A named barrier with a constant number and count is reached by enough threads, and by no more than it counts where all of them
 //!   surely reach it. The CTA's barrier is not left to some of the warps.
 //!
@@ -64,11 +69,13 @@
 //! - `[uniform]` Matrix descriptors, barrier numbers, role selectors and the condition of `stop_when` do not differ between the lanes of a warp.
 //!
 //! # Notes
-//! [`notes`] tells what is allowed and yet looks forgotten: `[unused]` results of pure instructions, parameters, shared pieces, barriers.
+//! [`notes`] tells what is allowed and yet looks forgotten: `[unused]` results of pure instructions, parameters, shared pieces, barriers,
+//! and arrivals on a barrier that nobody waits on.
 
 mod limits;
 mod mma;
 mod proxy;
+mod publish;
 mod scope;
 mod sites;
 mod sync;
@@ -159,6 +166,7 @@ fn findings(body: &KernelBody) -> Vec<Fault> {
         let values = values::Values::new(body, &sites);
         limits::check_addresses(&mut found, &sites, &values);
         sync::check(&mut found, &sites, &values);
+        publish::check(&mut found, &sites, &values);
         proxy::check(&mut found, &sites, &values);
         mma::check(&mut found);
         uniform::check(&mut found, &sites, &values);
@@ -167,7 +175,7 @@ fn findings(body: &KernelBody) -> Vec<Fault> {
 }
 
 /// What is allowed and yet looks forgotten, under the word `unused`: results of pure instructions that nothing reads, parameters, shared
-/// pieces and barriers that nothing names. Nothing is said of a body that breaks `[form]`.
+/// pieces and barriers that nothing names, arrivals that nobody waits for (of a kernel without faults). Nothing is said of a body that breaks `[form]`.
 pub fn notes(body: &KernelBody) -> Vec<Fault> {
     let mut found = Findings::new(body);
     scope::form(&mut found);
@@ -175,6 +183,10 @@ pub fn notes(body: &KernelBody) -> Vec<Fault> {
         return Vec::new();
     }
     scope::unused(&mut found);
+    if findings(body).is_empty() {
+        let sites = sites::Sites::new(body);
+        publish::unheard(&mut found, &sites, &values::Values::new(body, &sites));
+    }
     found.sorted()
 }
 

@@ -22,7 +22,7 @@ pub(super) fn check<'a>(found: &mut Findings<'a>, sites: &Sites<'a>, values: &Va
 // ---- mbarriers -----------------------------------------------------------------------------------------------------
 
 /// The operand that is the mbarrier's address, for instructions that name one.
-fn mbarrier_operand(inst: &Inst) -> Option<Operand> {
+pub(super) fn mbarrier_operand(inst: &Inst) -> Option<Operand> {
     let slot = match &inst.op {
         Op::MbarrierInit {}
         | Op::MbarrierInvalidate {}
@@ -90,6 +90,21 @@ fn mbarriers<'a>(found: &mut Findings<'a>, sites: &Sites<'a>, values: &Values<'a
             {
                 let what = format!("barrier {} is initialised for {count} arrivals, but declared for {wanted}", barrier.name);
                 found.fault("init", init.inst.loc, Some(barrier.loc), what);
+            }
+        }
+        let at: Option<Vec<u64>> = users
+            .iter()
+            .filter(|site| matches!(site.inst.op, Op::MbarrierInit {}))
+            .map(|site| Some(values.constant(site.inst.ins[0])?.wrapping_add(values.constant(site.inst.ins[1])?)))
+            .collect();
+        if let Some(at) = at {
+            let start = u64::from(body.shared[barrier.shared as usize].offset_bytes);
+            if let Some(member) = (0..barrier.count).find(|member| !at.contains(&(start + 8 * u64::from(*member)))) {
+                let what = format!(
+                    "member {member} of barrier {} is never initialised, though {} of {} are: whoever comes to it waits on what memory holds",
+                    barrier.name, inits, barrier.count
+                );
+                found.fault("init", barrier.loc, None, what);
             }
         }
         arrivals(found, sites, values, &levels, (barrier.name, wanted), users);
@@ -207,10 +222,23 @@ fn bytes<'a>(found: &mut Findings<'a>, sites: &Sites<'a>, values: &Values<'a>) {
         guard: Option<Option<Guard>>,
         uncountable: bool,
     }
+    let levels = levels(found.body, sites, values);
+    // Every CTA of the cluster comes by a line where nothing around it depends on the CTA.
+    let whole_cluster = |site: &Site<'_>| {
+        site.inst.guard.is_none()
+            && sites.chain(site.block).all(|(_, place)| match place.kind {
+                Kind::Then(cond) | Kind::Otherwise(cond) => {
+                    levels[cond.0 as usize] >= Uniformity::Cluster
+                        || values.known(Operand::Reg(cond)).is_some()
+                        || values.definition(cond).is_some_and(|inst| matches!(inst.op, Op::Elect {}))
+                }
+                _ => true,
+            })
+    };
     let mut tallies: BTreeMap<(u32, usize), Tally> = BTreeMap::new();
     for site in &sites.sites {
         let Some(operand) = mbarrier_operand(site.inst) else { continue };
-        let loaded = loaded_bytes(found, values, site.inst);
+        let loaded = loaded_bytes(found, values, site.inst).map(|bytes| bytes.filter(|_| !multicast(&site.inst.op) || whole_cluster(site)));
         let announced = match &site.inst.op {
             Op::MbarrierArriveExpect { .. } | Op::MbarrierExpect { .. } => Some(values.constant(site.inst.ins[2])),
             Op::MbarrierComplete { .. } => None,
@@ -262,12 +290,27 @@ fn bytes<'a>(found: &mut Findings<'a>, sites: &Sites<'a>, values: &Values<'a>) {
     }
 }
 
+fn multicast(op: &Op) -> bool {
+    matches!(op, Op::TmaLoad { multicast: true, .. })
+}
+
 /// Bytes that an instruction brings to its mbarrier, if it is a load: none where the number is not constant.
 fn loaded_bytes<'a>(found: &Findings<'a>, values: &Values<'a>, inst: &Inst) -> Option<Option<u64>> {
     match &inst.op {
-        Op::TmaLoad { multicast: false, .. } => Some(map_of(found, values, inst.ins[1]).map(|(_, decl)| u64::from(decl.box_bytes()))),
+        Op::TmaLoad { rank, im2col, multicast, .. } => {
+            let bytes = map_of(found, values, inst.ins[1]).map(|(_, decl)| u64::from(decl.box_bytes()));
+            let mask = 3 + usize::from(*rank) + if *im2col { usize::from(*rank) - 2 } else { 0 };
+            // Each CTA of the cluster sends its box to all: as many boxes reach each barrier as there are CTAs.
+            let everyone = (1u64 << found.body.cluster) - 1;
+            Some(match multicast {
+                false => bytes,
+                true => {
+                    bytes.filter(|_| values.constant(inst.ins[mask]) == Some(everyone)).map(|bytes| bytes * u64::from(found.body.cluster))
+                }
+            })
+        }
         Op::BulkLoad { multicast: false, .. } => Some(values.constant(inst.ins[2])),
-        Op::TmaLoad { .. } | Op::BulkLoad { .. } | Op::BulkCopyToPeer {} | Op::StAsync { .. } | Op::RedAsync { .. } => Some(None),
+        Op::BulkLoad { .. } | Op::BulkCopyToPeer {} | Op::StAsync { .. } | Op::RedAsync { .. } => Some(None),
         _ => None,
     }
 }

@@ -90,6 +90,22 @@ fn register_budgets_that_cannot_be_had() {
 }
 
 #[test]
+fn setmaxnreg_the_wrong_way() {
+    use verdigris_kir::ir::Stmt;
+    for (increase, registers) in [(true, 40), (false, 48), (false, 240)] {
+        let mut body = build(header(Target::Sm90a, 384), budgets(40, 232, 2));
+        for stmt in &mut body.body.stmts {
+            if let Stmt::Roles { roles, .. } = stmt
+                && let Some(Stmt::Inst(inst)) = roles[0].body.stmts.first_mut()
+            {
+                inst.op = Op::Setmaxnreg { increase, registers };
+            }
+        }
+        caught_in("registers", &["setmaxnreg", "enters with 168"], body, &Lines::default());
+    }
+}
+
+#[test]
 fn roles_beyond_the_cta() {
     caught("roles", &["role b has warps 2..6", "0..4"], header(Target::Sm80, 128), |k, lines| {
         lines.here(line!() + 1);

@@ -53,13 +53,13 @@ fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) ->
     if exact == 0.0 || !exact.is_finite() || format.is_infinite(clean) {
         return clean;
     }
-    let ulp = format.ulp(exact);
-    // Rounding itself costs half an ulp of the bound.
-    let room = match bound {
-        Bound::Ulps(ulps) => ulps * ulp - 0.5 * ulp,
-        Bound::Relative(relative) => exact.abs() * relative - 0.5 * ulp,
-        Bound::Absolute(absolute) => absolute - 0.5 * ulp,
+    let allowed = match bound {
+        Bound::Ulps(ulps) => ulps * format.ulp(exact),
+        Bound::Relative(relative) => exact.abs() * relative,
+        Bound::Absolute(absolute) => absolute,
     };
+    // Rounding itself costs half an ulp of the bound: of the largest value that the error can reach.
+    let room = allowed - 0.5 * format.ulp(exact.abs() + allowed);
     let noisy = encode(exact + noise.next() * room.max(0.0));
     if format.is_infinite(noisy) { clean } else { noisy }
 }

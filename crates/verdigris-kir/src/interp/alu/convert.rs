@@ -5,7 +5,9 @@ use super::float::{F32_NAN, clamp_f64, f32_in, f32_out, flush_code, half_format,
 use super::{EvalError, Lanes, for_lanes, map1, map2, sign_extend, width_mask};
 use crate::inst::{CvtRound, Op, Packed, Round};
 use crate::ir::Ty;
-use verdigris_tensor::num::{Format, Overflow, Rounding, f64_to_f32, round_to_integer, tf32_round};
+use verdigris_tensor::num::{
+    Format, Overflow, Rounding, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f64_to_f32, round_to_integer, tf32_round,
+};
 
 /// The direction of a conversion to a float. The integer words name the direction too, for a conversion that also drops the fraction.
 const fn float_direction(rounding: CvtRound) -> Round {
@@ -138,11 +140,19 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> 
             }
         }
         Op::CvtPack { to, relu } => {
-            let bits = if fp8(to).is_some() { 8 } else { 16 };
-            map2(out, active, a, ins[1], |high, low| {
-                let element = |bits: u64| packed_element(to, f64::from(f32::from_bits(bits as u32)), relu);
-                element(high) << bits | element(low)
-            });
+            // One arm for each format, so that the compiler folds it into the encoder.
+            let pack = |out: &mut Lanes, bits: u32, element: &dyn Fn(f32) -> u64| {
+                map2(out, active, a, ins[1], |high, low| {
+                    element(f32::from_bits(high as u32)) << bits | element(f32::from_bits(low as u32))
+                });
+            };
+            match to {
+                Packed::F16x2 if !relu => pack(out, 16, &|x| u64::from(f32_to_f16(x))),
+                Packed::Bf16x2 if !relu => pack(out, 16, &|x| u64::from(f32_to_bf16(x))),
+                Packed::F16x2 | Packed::Bf16x2 => pack(out, 16, &|x| packed_element(to, f64::from(x), relu)),
+                Packed::E4m3x2 => pack(out, 8, &|x| packed_element(Packed::E4m3x2, f64::from(x), relu)),
+                Packed::E5m2x2 => pack(out, 8, &|x| packed_element(Packed::E5m2x2, f64::from(x), relu)),
+            }
         }
         Op::CvtHalfToFp8 { to, relu } => {
             if fp8(to).is_none() {
@@ -177,6 +187,15 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> 
 #[allow(clippy::too_many_arguments, reason = "the attributes of one instruction")]
 fn cvt(out: &mut Lanes, active: u32, a: &Lanes, to: Ty, from: Ty, rounding: CvtRound, ftz: bool, saturate: bool) {
     let round = float_direction(rounding);
+    let plain = matches!(rounding, CvtRound::None | CvtRound::Nearest) && !saturate && !ftz;
+    // The conversions of every kernel's loads and stores, without the detour over f64.
+    match (from, to) {
+        (Ty::Bf16, Ty::F32) if plain => return map1(out, active, a, |word| u64::from(bf16_to_f32(word as u16).to_bits())),
+        (Ty::F16, Ty::F32) if plain => return map1(out, active, a, |word| u64::from(f16_to_f32(word as u16).to_bits())),
+        (Ty::F32, Ty::Bf16) if plain => return map1(out, active, a, |word| u64::from(f32_to_bf16(f32::from_bits(word as u32)))),
+        (Ty::F32, Ty::F16) if plain => return map1(out, active, a, |word| u64::from(f32_to_f16(f32::from_bits(word as u32)))),
+        _ => {}
+    }
     match (from.is_float(), to.is_float()) {
         (false, false) => {
             let (low, high) = range(to.bits(), to.is_signed());

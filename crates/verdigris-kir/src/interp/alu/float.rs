@@ -74,6 +74,19 @@ pub(super) fn halves<const N: usize>(ty: Ty, words: [u64; N], f: impl Fn([u32; N
     if matches!(ty, Ty::F16x2 | Ty::Bf16x2) { low | f(words.map(|w| (w >> 16) as u32 & 0xffff)) << 16 } else { low }
 }
 
+/// Runs `$body` with `$format` a constant of the half type's, so that the compiler folds it into encoder and decoder.
+macro_rules! with_half_format {
+    ($ty:expr, $format:ident => $body:expr) => {
+        if matches!($ty, Ty::F16 | Ty::F16x2) {
+            const $format: Format = Format::F16;
+            $body
+        } else {
+            const $format: Format = Format::BF16;
+            $body
+        }
+    };
+}
+
 /// f32 arithmetic in a rounding direction other than nearest.
 #[inline(never)]
 fn fma_f32_directed(a: f32, b: f32, c: f32, round: Round) -> f32 {
@@ -144,13 +157,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                     add_f64(f64::from_bits(a), if subtract && !b.is_nan() { -b } else { b }, rounding).to_bits()
                 }),
                 Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 => {
-                    let format = half_format(ty);
-                    map2(out, active, ins[0], ins[1], |a, b| {
+                    with_half_format!(ty, FORMAT => map2(out, active, ins[0], ins[1], |a, b| {
                         halves(ty, [a, b], |[a, b]| {
-                            let (a, b) = (format.decode(flush_code(format, a, ftz)), format.decode(flush_code(format, b, ftz)));
-                            half_out(format, exact::sum(format, a, if subtract { -b } else { b }, rounding), ftz, saturate, false)
+                            let (a, b) = (FORMAT.decode(flush_code(FORMAT, a, ftz)), FORMAT.decode(flush_code(FORMAT, b, ftz)));
+                            half_out(FORMAT, exact::sum(FORMAT, a, if subtract { -b } else { b }, rounding), ftz, saturate, false)
                         })
-                    });
+                    }));
                 }
                 _ => return unknown(ty),
             }
@@ -165,13 +177,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
             }
             Ty::F64 => map2(out, active, ins[0], ins[1], |a, b| mul_f64(f64::from_bits(a), f64::from_bits(b), rounding).to_bits()),
             Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 => {
-                let format = half_format(ty);
-                map2(out, active, ins[0], ins[1], |a, b| {
+                with_half_format!(ty, FORMAT => map2(out, active, ins[0], ins[1], |a, b| {
                     halves(ty, [a, b], |[a, b]| {
-                        let (a, b) = (format.decode(flush_code(format, a, ftz)), format.decode(flush_code(format, b, ftz)));
-                        half_out(format, format.encode(a * b, direction(rounding), Overflow::Ieee), ftz, saturate, false)
+                        let (a, b) = (FORMAT.decode(flush_code(FORMAT, a, ftz)), FORMAT.decode(flush_code(FORMAT, b, ftz)));
+                        half_out(FORMAT, FORMAT.encode(a * b, direction(rounding), Overflow::Ieee), ftz, saturate, false)
                     })
-                });
+                }));
             }
             _ => return unknown(ty),
         },
@@ -188,13 +199,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                 fma_f64(f64::from_bits(a), f64::from_bits(b), f64::from_bits(c), rounding).to_bits()
             }),
             Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 => {
-                let format = half_format(ty);
-                map3(out, active, ins[0], ins[1], ins[2], |a, b, c| {
+                with_half_format!(ty, FORMAT => map3(out, active, ins[0], ins[1], ins[2], |a, b, c| {
                     halves(ty, [a, b, c], |codes| {
-                        let [a, b, c] = codes.map(|code| format.decode(flush_code(format, code, ftz)));
-                        half_out(format, exact::sum(format, a * b, c, rounding), ftz, saturate, relu)
+                        let [a, b, c] = codes.map(|code| FORMAT.decode(flush_code(FORMAT, code, ftz)));
+                        half_out(FORMAT, exact::sum(FORMAT, a * b, c, rounding), ftz, saturate, relu)
                     })
-                });
+                }));
             }
             _ => return unknown(ty),
         },

@@ -1,16 +1,19 @@
 //! `mma.sync`: the product of one warp.
 
 use super::super::alu::{Lanes, exact};
-use super::{MatrixError, a_element, accumulate, accumulator_element, add_integer, b_element, element, is_integer};
+use super::{
+    MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, b_element, element, is_integer, sparse,
+};
 use crate::inst::{MatrixType, MmaShape, Round};
 use verdigris_tensor::num::{Format, f32_to_f16};
 
 fn check(shape: &MmaShape) -> Result<(), MatrixError> {
     use MatrixType::{B1, Bf16, E4m3, E5m2, F16, F32, F64, S4, S8, S32, Tf32, U4, U8};
-    if shape.sparse {
-        return Err(MatrixError::Unsupported { what: "mma.sp: sparse operands are not interpreted" });
+    // A sparse shape has the stored A of the dense shape of half its depth.
+    let size = (shape.m, shape.n, if shape.sparse { shape.k / 2 } else { shape.k });
+    if shape.sparse && (shape.m != 16 || matches!(shape.a, F64 | B1)) {
+        return Err(MatrixError::Unsupported { what: "mma.sp: no such combination of shape and types" });
     }
-    let size = (shape.m, shape.n, shape.k);
     let ok = match (shape.a, shape.b, shape.d) {
         (F16, F16, F16 | F32) | (Bf16, Bf16, F32) => matches!(size, (16, 8, 8 | 16)),
         (Tf32, Tf32, F32) => matches!(size, (16, 8, 4 | 8)),
@@ -38,16 +41,30 @@ pub fn mma(shape: &MmaShape, ins: &[&Lanes], outs: &mut [Lanes]) -> Result<(), M
         return Ok(());
     }
     let (m, n, k) = (shape.m as usize, shape.n as usize, shape.k as usize);
-    let (mut a, mut b, mut d) = (vec![0f32; m * k], vec![0f32; k * n], vec![0f32; m * n]);
+    let (mut b, mut d) = (vec![0f32; k * n], vec![0f32; m * n]);
     let bits = shape.a.bits();
+    let stored = if shape.sparse { k / 2 } else { k };
+    let mut a = vec![0f32; m * stored];
     for (register, lanes) in a_regs.iter().enumerate() {
         for (lane, &word) in lanes.iter().enumerate() {
             for index in 0..32 / bits {
                 let (row, depth) = a_element(bits, shape.m, register as u32, lane as u32, index);
-                a[row as usize * k + depth as usize] = element(shape.a, (word as u32) >> (index * bits));
+                a[row as usize * stored + depth as usize] = element(shape.a, (word as u32) >> (index * bits));
             }
         }
     }
+    let columns = if shape.sparse {
+        let (Some(metadata), Some(selector)) = (ins.get(a_count + b_count + d_count), ins.get(a_count + b_count + d_count + 1)) else {
+            return Err(MatrixError::Unsupported { what: "mma.sp: metadata or selector is missing" });
+        };
+        Some(sparse::columns(shape.a, k, metadata, selector[0] as u32)?)
+    } else {
+        None
+    };
+    let add_products = |d: &mut [f32], b: &[f32]| match &columns {
+        Some(columns) => accumulate_sparse(d, &a, columns, b, stored, n),
+        None => accumulate(d, &a, b, k, n),
+    };
     for (register, lanes) in b_regs.iter().enumerate() {
         for (lane, &word) in lanes.iter().enumerate() {
             for index in 0..32 / bits {
@@ -62,7 +79,7 @@ pub fn mma(shape: &MmaShape, ins: &[&Lanes], outs: &mut [Lanes]) -> Result<(), M
     };
     if is_integer(shape.a) {
         // Exact in f32: no sum of products reaches 2²⁴.
-        accumulate(&mut d, &a, &b, k, n);
+        add_products(&mut d, &b);
         for (register, out) in outs.iter_mut().enumerate().take(d_count) {
             for lane in 0..32 {
                 let dot = d[place(lane, register)] as i64;
@@ -83,7 +100,7 @@ pub fn mma(shape: &MmaShape, ins: &[&Lanes], outs: &mut [Lanes]) -> Result<(), M
             }
         }
     }
-    accumulate(&mut d, &a, &b, k, n);
+    add_products(&mut d, &b);
     for (register, out) in outs.iter_mut().enumerate().take(d_count) {
         for lane in 0..32 {
             out[lane] = if half {

@@ -6,7 +6,10 @@
 
 use super::super::alu::Lanes;
 use super::mma::canonical;
-use super::{Descriptor, Major, MatrixError, a_element, accumulate, accumulator_element, add_integer, element, is_integer, operand_chunks};
+use super::{
+    Descriptor, Major, MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, element, is_integer,
+    operand_chunks, sparse,
+};
 use crate::inst::{MatrixType, WgmmaShape};
 use verdigris_tensor::num::{Format, f32_to_f16};
 
@@ -24,8 +27,10 @@ pub enum Accumulation {
 /// An operand of a warpgroup product, converted once. Values are f32, exactly.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// A: `[64][k]`. B: `[k][n]`.
+    /// A: `[64][k]`, or `[64][k / 2]` if sparse. B: `[k][n]`.
     values: Vec<f32>,
+    /// Of a sparse A, the column of each value.
+    columns: Vec<u16>,
     /// The 16-byte chunks of shared memory that it was read from, by address; empty for registers.
     pub chunks: Vec<u32>,
 }
@@ -34,9 +39,6 @@ pub struct Operand {
 fn check(shape: &WgmmaShape) -> Result<(), MatrixError> {
     use MatrixType::{Bf16, E4m3, E5m2, F16, F32, S8, S32, Tf32, U8};
     let fail = |what| Err(MatrixError::Unsupported { what });
-    if shape.sparse {
-        return fail("wgmma.sp: sparse operands are not interpreted");
-    }
     if shape.n == 0 || shape.n > 256 || !shape.n.is_multiple_of(8) {
         return fail("wgmma: n must be a multiple of 8 up to 256");
     }
@@ -72,7 +74,7 @@ fn read(
     ty: MatrixType,
     descriptor: u64,
     shared: &[u8],
-    rows: usize,
+    (rows, depth): (usize, usize),
     transpose: bool,
     negate: bool,
     store: impl Fn(usize, usize) -> usize,
@@ -80,18 +82,18 @@ fn read(
     let descriptor = Descriptor::decode(descriptor)?;
     let major = if transpose { Major::Mn } else { Major::K };
     let bits = ty.bits() as usize;
-    let depth = 256 / bits;
     let shared_bytes = u32::try_from(shared.len()).unwrap_or(u32::MAX);
-    let chunks = operand_chunks(&descriptor, major, rows as u32, 32, shared_bytes)?;
+    let chunks = operand_chunks(&descriptor, major, rows as u32, (depth * bits / 8) as u32, shared_bytes)?;
     let mut values = vec![0f32; rows * depth];
     let sign = if negate { -1.0 } else { 1.0 };
     let width = bits / 8;
     let per_chunk = 16 / width;
+    let chunks_along_k = depth / per_chunk;
     let mut spread = |index: usize, bytes: &[u8]| {
         for (i, word) in bytes.chunks_exact(width).enumerate() {
             let code = word.iter().rev().fold(0u32, |code, &byte| (code << 8) | u32::from(byte));
             let (row, k) = match major {
-                Major::K => (index / 2, (index % 2) * per_chunk + i),
+                Major::K => (index / chunks_along_k, (index % chunks_along_k) * per_chunk + i),
                 Major::Mn => ((index % (rows / 8)) * 8 + i, index / (rows / 8)),
             };
             values[store(row, k)] = sign * element(ty, code);
@@ -101,27 +103,45 @@ fn read(
         let from = address as usize;
         spread(index, &shared[from..from + 16]);
     }
-    Ok(Operand { values, chunks })
+    Ok(Operand { values, columns: Vec::new(), chunks })
+}
+
+/// Columns of A as stored: half of the depth where it is sparse.
+fn stored_depth(shape: &WgmmaShape) -> usize {
+    if shape.sparse { shape.k() as usize / 2 } else { shape.k() as usize }
+}
+
+/// Places the stored elements of a sparse operand A by the metadata registers of the four warps; [`multiply`] needs it.
+pub fn place_sparse(shape: &WgmmaShape, a: &mut Operand, metadata: &[&Lanes; 4], selector: u32) -> Result<(), MatrixError> {
+    check(shape)?;
+    if !shape.sparse {
+        return Err(MatrixError::Unsupported { what: "wgmma: metadata for a dense shape" });
+    }
+    a.columns.clear();
+    for metadata in metadata {
+        a.columns.extend(sparse::columns(shape.a, shape.k() as usize, metadata, selector)?);
+    }
+    Ok(())
 }
 
 /// Operand A, 64 rows, from the CTA's shared memory, of which `shared` is all.
 pub fn read_a(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
     check(shape)?;
-    let depth = shape.k() as usize;
-    read(shape.a, descriptor, shared, 64, shape.transpose_a, shape.negate_a, |row, k| row * depth + k)
+    let depth = stored_depth(shape);
+    read(shape.a, descriptor, shared, (64, depth), shape.transpose_a, shape.negate_a, |row, k| row * depth + k)
 }
 
 /// Operand B, `n` columns, from the CTA's shared memory, of which `shared` is all.
 pub fn read_b(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
     check(shape)?;
     let n = shape.n as usize;
-    read(shape.b, descriptor, shared, n, shape.transpose_b, shape.negate_b, |row, k| k * n + row)
+    read(shape.b, descriptor, shared, (n, shape.k() as usize), shape.transpose_b, shape.negate_b, |row, k| k * n + row)
 }
 
 /// Operand A from the four registers of each of the four warps.
 pub fn read_a_registers(shape: &WgmmaShape, registers: &[[&Lanes; 4]; 4]) -> Result<Operand, MatrixError> {
     check(shape)?;
-    let (bits, depth) = (shape.a.bits(), shape.k() as usize);
+    let (bits, depth) = (shape.a.bits(), stored_depth(shape));
     let sign = if shape.negate_a { -1.0 } else { 1.0 };
     let mut values = vec![0f32; 64 * depth];
     for (warp, registers) in registers.iter().enumerate() {
@@ -134,7 +154,7 @@ pub fn read_a_registers(shape: &WgmmaShape, registers: &[[&Lanes; 4]; 4]) -> Res
             }
         }
     }
-    Ok(Operand { values, chunks: Vec::new() })
+    Ok(Operand { values, columns: Vec::new(), chunks: Vec::new() })
 }
 
 /// The accumulators of a warpgroup as a matrix of 64 rows.
@@ -160,43 +180,44 @@ impl Accumulator {
         self.n == shape.n as usize && self.ty == shape.d
     }
 
-    fn place(&self, warp: usize, lane: usize, index: usize) -> usize {
-        let (row, column) = accumulator_element(lane as u32, index as u32);
-        (16 * warp + row as usize) * self.n + column as usize
-    }
-
     /// Takes over accumulator register `register` of warp `warp` (0 to 3).
     pub fn load(&mut self, warp: usize, register: usize, lanes: &Lanes) {
+        let (row, column) = accumulator_element(0, if self.ty == MatrixType::F16 { 2 * register } else { register } as u32);
+        let first = (16 * warp + row as usize) * self.n + column as usize;
         for (lane, &word) in lanes.iter().enumerate() {
+            let at = first + lane / 4 * self.n + 2 * (lane % 4);
             match self.ty {
                 MatrixType::F16 => {
-                    for half in 0..2 {
-                        let at = self.place(warp, lane, 2 * register + half);
-                        self.floats[at] = Format::F16.decode_f32((word >> (16 * half)) as u32 & 0xffff);
-                    }
+                    self.floats[at] = Format::F16.decode_f32(word as u32 & 0xffff);
+                    self.floats[at + 1] = Format::F16.decode_f32((word >> 16) as u32 & 0xffff);
                 }
-                MatrixType::S32 => {
-                    let at = self.place(warp, lane, register);
-                    self.integers[at] = word as u32 as i32;
-                }
-                _ => {
-                    let at = self.place(warp, lane, register);
-                    self.floats[at] = f32::from_bits(word as u32);
-                }
+                MatrixType::S32 => self.integers[at] = word as u32 as i32,
+                _ => self.floats[at] = f32::from_bits(word as u32),
             }
         }
     }
 
     /// What accumulator register `register` of warp `warp` holds; NaN canonical.
     pub fn store(&self, warp: usize, register: usize) -> Lanes {
-        std::array::from_fn(|lane| match self.ty {
-            MatrixType::F16 => {
-                let half = |index: usize| u64::from(f32_to_f16(self.floats[self.place(warp, lane, 2 * register + index)]));
-                half(0) | half(1) << 16
-            }
-            MatrixType::S32 => u64::from(self.integers[self.place(warp, lane, register)] as u32),
-            _ => canonical(self.floats[self.place(warp, lane, register)]),
-        })
+        let mut lanes = [0; 32];
+        match self.ty {
+            MatrixType::F16 => self.spread(warp, 2 * register, |at, lane| {
+                let half = |value: f32| u64::from(f32_to_f16(value));
+                lanes[lane] = half(self.floats[at]) | half(self.floats[at + 1]) << 16;
+            }),
+            MatrixType::S32 => self.spread(warp, register, |at, lane| lanes[lane] = u64::from(self.integers[at] as u32)),
+            _ => self.spread(warp, register, |at, lane| lanes[lane] = canonical(self.floats[at])),
+        }
+        lanes
+    }
+
+    /// Calls `visit` with the place in the matrix of accumulator element `index` of each lane, and the lane: eight rows of four lanes.
+    fn spread(&self, warp: usize, index: usize, mut visit: impl FnMut(usize, usize)) {
+        let (row, column) = accumulator_element(0, index as u32);
+        let first = (16 * warp + row as usize) * self.n + column as usize;
+        for lane in 0..32 {
+            visit(first + lane / 4 * self.n + 2 * (lane % 4), lane);
+        }
     }
 }
 
@@ -212,18 +233,28 @@ pub fn multiply(
     accumulation: Accumulation,
 ) -> Result<(), MatrixError> {
     check(shape)?;
-    let (n, depth) = (shape.n as usize, shape.k() as usize);
-    if !d.fits(shape) || a.values.len() != 64 * depth || b.values.len() != depth * n {
-        return Err(MatrixError::Unsupported { what: "wgmma: operands or accumulator of another shape" });
+    let (n, depth, stored) = (shape.n as usize, shape.k() as usize, stored_depth(shape));
+    let placed = if shape.sparse { 64 * stored } else { 0 };
+    if !d.fits(shape) || a.values.len() != 64 * stored || a.columns.len() != placed || b.values.len() != depth * n {
+        return Err(MatrixError::Unsupported {
+            what: "wgmma: operands or accumulator of another shape, or a sparse A without its metadata",
+        });
     }
     if !scale_d {
         d.floats.fill(0.0);
         d.integers.fill(0);
     }
+    let add_products = |d: &mut [f32]| {
+        if shape.sparse {
+            accumulate_sparse(d, &a.values, &a.columns, &b.values, stored, n);
+        } else {
+            accumulate(d, &a.values, &b.values, depth, n);
+        }
+    };
     if is_integer(shape.a) {
         // Exact in f32: a sum of 32 products stays below 2²⁴.
         let mut sums = vec![0f32; 64 * n];
-        accumulate(&mut sums, &a.values, &b.values, depth, n);
+        add_products(&mut sums);
         for (accumulator, &sum) in d.integers.iter_mut().zip(&sums) {
             *accumulator = add_integer(*accumulator, i64::from(sum as i32), shape.saturate);
         }
@@ -233,13 +264,17 @@ pub fn multiply(
     if fp8 && accumulation == Accumulation::Hopper {
         for row in 0..64 {
             for column in 0..n {
-                let products = (0..depth).map(|k| a.values[row * depth + k] * b.values[k * n + column]);
+                let products = (0..stored).map(|index| {
+                    let at = row * stored + index;
+                    let k = a.columns.get(at).map_or(index, |&k| usize::from(k));
+                    a.values[at] * b.values[k * n + column]
+                });
                 let at = row * n + column;
                 d.floats[at] = truncated_sum(d.floats[at], products);
             }
         }
     } else {
-        accumulate(&mut d.floats, &a.values, &b.values, depth, n);
+        add_products(&mut d.floats);
     }
     if shape.d == MatrixType::F16 {
         for value in &mut d.floats {

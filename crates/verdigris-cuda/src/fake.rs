@@ -1,0 +1,415 @@
+//! A driver for tests, which has no device: its memory is the host's, its compiler returns an empty image, and its launches are
+//! written down. It checks what a real driver would suffer in silence: contexts pushed and not popped, memory freed twice,
+//! functions called without a context.
+
+use std::alloc::Layout;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::device::Context;
+use crate::driver::{Api, Driver};
+use crate::memory::{Pool, PoolOptions};
+use crate::stream::Stream;
+
+/// A launch as the driver saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) smem_bytes: u32,
+    /// Attributes by number, in order.
+    pub(crate) attributes: Vec<u32>,
+    /// The bytes of each parameter, as long as [`PARAMETER_BYTES`] says.
+    pub(crate) parameters: Vec<Vec<u8>>,
+}
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static LAUNCHES: RefCell<Vec<Recorded>> = const { RefCell::new(Vec::new()) };
+    /// Sizes of the parameters of the next launches on this thread.
+    pub(crate) static PARAMETER_BYTES: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Whether the stream counts as capturing on this thread.
+    pub(crate) static CAPTURING: Cell<bool> = const { Cell::new(false) };
+}
+
+static MEMORY: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
+pub(crate) static COMPILATIONS: AtomicU32 = AtomicU32::new(0);
+
+/// The launches on this thread since the last call.
+pub(crate) fn launches() -> Vec<Recorded> {
+    LAUNCHES.take()
+}
+
+/// How many contexts are pushed on this thread.
+pub(crate) fn context_depth() -> usize {
+    CONTEXTS.with_borrow(Vec::len)
+}
+
+/// What a request for this many bytes or more gets: out of memory.
+const TOO_MUCH: usize = 1 << 40;
+const INVALID_CONTEXT: u32 = 201;
+
+fn in_context() -> bool {
+    context_depth() > 0
+}
+
+/// Writes through a result pointer.
+fn give<T>(to: *mut T, value: T) -> u32 {
+    // SAFETY: the crate hands over pointers to results that outlive the call.
+    unsafe { to.write(value) };
+    0
+}
+
+/// A handle that is not null.
+fn handle<T>(number: usize) -> *mut T {
+    std::ptr::without_provenance_mut(number)
+}
+
+extern "C" fn device_count(count: *mut c_int) -> u32 {
+    give(count, 1)
+}
+
+extern "C" fn device(device: *mut c_int, ordinal: c_int) -> u32 {
+    give(device, ordinal)
+}
+
+extern "C" fn device_name(name: *mut c_char, _: c_int, _: c_int) -> u32 {
+    // SAFETY: the crate hands over 256 bytes.
+    unsafe { std::ptr::copy_nonoverlapping(c"Fake".as_ptr(), name, 5) };
+    0
+}
+
+extern "C" fn device_uuid(uuid: *mut sys::CUuuid, _: c_int) -> u32 {
+    give(uuid, sys::CUuuid { bytes: [1; 16] })
+}
+
+extern "C" fn device_memory(bytes: *mut usize, _: c_int) -> u32 {
+    give(bytes, TOO_MUCH)
+}
+
+extern "C" fn device_attribute(value: *mut c_int, attribute: sys::CUdevice_attribute, _: c_int) -> u32 {
+    use sys::CUdevice_attribute as A;
+    give(
+        value,
+        match attribute {
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
+            A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
+            A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 4,
+            A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => 232_448,
+            _ => 65_535,
+        },
+    )
+}
+
+extern "C" fn retain(context: *mut sys::CUcontext, _: c_int) -> u32 {
+    give(context, handle(0xc0))
+}
+
+extern "C" fn release(_: c_int) -> u32 {
+    0
+}
+
+extern "C" fn current(context: *mut sys::CUcontext) -> u32 {
+    give(context, CONTEXTS.with_borrow(|stack| handle(stack.last().copied().unwrap_or(0))))
+}
+
+extern "C" fn push(context: sys::CUcontext) -> u32 {
+    CONTEXTS.with_borrow_mut(|stack| stack.push(context.addr()));
+    0
+}
+
+extern "C" fn pop(context: *mut sys::CUcontext) -> u32 {
+    match CONTEXTS.with_borrow_mut(Vec::pop) {
+        Some(top) => give(context, handle(top)),
+        None => INVALID_CONTEXT,
+    }
+}
+
+extern "C" fn stream_create(stream: *mut sys::CUstream, _: c_uint, _: c_int) -> u32 {
+    if in_context() { give(stream, handle(0x51)) } else { INVALID_CONTEXT }
+}
+
+extern "C" fn stream_done(_: sys::CUstream) -> u32 {
+    if in_context() { 0 } else { INVALID_CONTEXT }
+}
+
+extern "C" fn stream_capturing(_: sys::CUstream, status: *mut sys::CUstreamCaptureStatus) -> u32 {
+    give(status.cast::<u32>(), u32::from(CAPTURING.get()))
+}
+
+extern "C" fn pool_create(pool: *mut sys::CUmemoryPool, _: *const sys::CUmemPoolProps) -> u32 {
+    give(pool, handle(0xb0))
+}
+
+extern "C" fn pool_destroy(_: sys::CUmemoryPool) -> u32 {
+    0
+}
+
+extern "C" fn pool_set(_: sys::CUmemoryPool, _: sys::CUmemPool_attribute, _: *mut c_void) -> u32 {
+    0
+}
+
+extern "C" fn pool_trim(_: sys::CUmemoryPool, _: usize) -> u32 {
+    0
+}
+
+extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> u32 {
+    give(free, 1000);
+    give(total, TOO_MUCH)
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, 256).expect("a size that the fake gives out")
+}
+
+extern "C" fn alloc(address: *mut u64, bytes: usize, _: sys::CUmemoryPool, _: sys::CUstream) -> u32 {
+    if bytes == 0 {
+        return 1;
+    }
+    if bytes >= TOO_MUCH {
+        return 2;
+    }
+    // SAFETY: the size is not 0.
+    let memory = unsafe { std::alloc::alloc_zeroed(layout(bytes)) }.expose_provenance() as u64;
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(memory, bytes);
+    give(address, memory)
+}
+
+extern "C" fn free(address: u64, _: sys::CUstream) -> u32 {
+    let known = MEMORY.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().remove(&address);
+    let Some(bytes) = known else { std::process::abort() };
+    // SAFETY: given out by `alloc` with this layout, and taken off its list.
+    unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address as usize), layout(bytes)) };
+    0
+}
+
+/// Host memory behind a device address.
+fn memory<T>(address: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+extern "C" fn copy_in(to: u64, from: *const c_void, bytes: usize, _: sys::CUstream) -> u32 {
+    // SAFETY: the crate checks both ranges.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), memory(to), bytes) };
+    0
+}
+
+extern "C" fn copy_out(to: *mut c_void, from: u64, bytes: usize, _: sys::CUstream) -> u32 {
+    // SAFETY: the crate checks both ranges.
+    unsafe { std::ptr::copy_nonoverlapping(memory::<u8>(from), to.cast(), bytes) };
+    0
+}
+
+extern "C" fn copy_across(to: u64, from: u64, bytes: usize, _: sys::CUstream) -> u32 {
+    // SAFETY: the crate checks both ranges.
+    unsafe { std::ptr::copy(memory::<u8>(from), memory(to), bytes) };
+    0
+}
+
+extern "C" fn fill(to: u64, value: u8, bytes: usize, _: sys::CUstream) -> u32 {
+    // SAFETY: the crate checks the range.
+    unsafe { std::ptr::write_bytes(memory::<u8>(to), value, bytes) };
+    0
+}
+
+/// What the compiler says of a good text, and of a bad one.
+const SPILLS: &CStr = c"    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads";
+const SYNTAX: &CStr = c"syntax error";
+
+/// A compilation under way: where its logs go, and what was wrong.
+struct Link {
+    info: *mut u8,
+    error: *mut u8,
+}
+
+/// The image that every compilation gives: an ELF header without anything behind it.
+static IMAGE: [u8; 64] = {
+    let mut image = [0; 64];
+    let magic = *b"\x7fELF\x02\x01";
+    let mut i = 0;
+    while i < magic.len() {
+        image[i] = magic[i];
+        i += 1;
+    }
+    image
+};
+
+extern "C" fn link_create(_: c_uint, _: *mut sys::CUjit_option, values: *mut *mut c_void, state: *mut sys::CUlinkState) -> u32 {
+    // SAFETY: the crate gives the logs as the first and third of its options.
+    let (info, error) = unsafe { (*values, *values.add(2)) };
+    give(state, Box::into_raw(Box::new(Link { info: info.cast(), error: error.cast() })).cast())
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+extern "C" fn link_add(
+    state: sys::CUlinkState,
+    _: sys::CUjitInputType,
+    data: *mut c_void,
+    bytes: usize,
+    _: *const c_char,
+    _: c_uint,
+    _: *mut sys::CUjit_option,
+    _: *mut *mut c_void,
+) -> u32 {
+    COMPILATIONS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the state is that of `link_create`, the text NUL-terminated, the logs longer than what is written.
+    unsafe {
+        let link = &*state.cast::<Link>();
+        let text = CStr::from_bytes_with_nul_unchecked(std::slice::from_raw_parts(data.cast::<u8>(), bytes));
+        if text.to_bytes().windows(8).any(|window| window == b".version") {
+            std::ptr::copy_nonoverlapping(SPILLS.as_ptr().cast(), link.info, SPILLS.count_bytes() + 1);
+            return 0;
+        }
+        std::ptr::copy_nonoverlapping(SYNTAX.as_ptr().cast(), link.error, SYNTAX.count_bytes() + 1);
+    }
+    218
+}
+
+extern "C" fn link_complete(_: sys::CUlinkState, image: *mut *mut c_void, bytes: *mut usize) -> u32 {
+    give(image, IMAGE.as_ptr().cast_mut().cast());
+    give(bytes, IMAGE.len())
+}
+
+extern "C" fn link_destroy(state: sys::CUlinkState) -> u32 {
+    // SAFETY: made by `link_create`, destroyed once.
+    drop(unsafe { Box::from_raw(state.cast::<Link>()) });
+    0
+}
+
+extern "C" fn module_load(module: *mut sys::CUmodule, _: *const c_void, _: c_uint, _: *mut sys::CUjit_option, _: *mut *mut c_void) -> u32 {
+    if in_context() { give(module, handle(0x30)) } else { INVALID_CONTEXT }
+}
+
+extern "C" fn module_unload(_: sys::CUmodule) -> u32 {
+    0
+}
+
+extern "C" fn module_function(function: *mut sys::CUfunction, _: sys::CUmodule, name: *const c_char) -> u32 {
+    // SAFETY: the crate hands over a NUL-terminated name.
+    if unsafe { CStr::from_ptr(name) } == c"missing" { 500 } else { give(function, handle(0x40)) }
+}
+
+extern "C" fn function_attribute(value: *mut c_int, attribute: sys::CUfunction_attribute, _: sys::CUfunction) -> u32 {
+    use sys::CUfunction_attribute as A;
+    give(
+        value,
+        match attribute {
+            A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
+            A::CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
+            A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES => 16,
+            _ => 0,
+        },
+    )
+}
+
+extern "C" fn function_set(_: sys::CUfunction, _: sys::CUfunction_attribute, _: c_int) -> u32 {
+    0
+}
+
+extern "C" fn occupancy(blocks: *mut c_int, _: sys::CUfunction, _: c_int, _: usize) -> u32 {
+    give(blocks, 2)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+extern "C" fn encode_tiled(
+    map: *mut sys::CUtensorMap,
+    _: sys::CUtensorMapDataType,
+    rank: u32,
+    address: *mut c_void,
+    dims: *const u64,
+    _: *const u64,
+    _: *const u32,
+    _: *const u32,
+    _: sys::CUtensorMapInterleave,
+    _: sys::CUtensorMapSwizzle,
+    _: sys::CUtensorMapL2promotion,
+    _: sys::CUtensorMapFloatOOBfill,
+) -> u32 {
+    let mut opaque = [u64::from(rank); 16];
+    opaque[0] = address.addr() as u64;
+    opaque[1] = u64::MAX;
+    // SAFETY: there are as many extents as the rank says.
+    opaque[2] = unsafe { *dims };
+    give(map, sys::CUtensorMap { opaque })
+}
+
+extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, parameters: *mut *mut c_void, _: *mut *mut c_void) -> u32 {
+    if !in_context() {
+        return INVALID_CONTEXT;
+    }
+    // SAFETY: the crate hands over a configuration, and a pointer for each parameter, of the size that the test told.
+    let recorded = unsafe {
+        let config = &*config;
+        Recorded {
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            smem_bytes: config.sharedMemBytes,
+            attributes: (0..config.numAttrs as usize).map(|i| (*config.attrs.add(i)).id as u32).collect(),
+            parameters: PARAMETER_BYTES.with_borrow(|sizes| {
+                let bytes = |(i, &size): (usize, &usize)| std::slice::from_raw_parts((*parameters.add(i)).cast::<u8>(), size).to_vec();
+                sizes.iter().enumerate().map(bytes).collect()
+            }),
+        }
+    };
+    LAUNCHES.with_borrow_mut(|launches| launches.push(recorded));
+    0
+}
+
+/// The fake's driver.
+pub(crate) fn driver() -> Driver {
+    Driver::of(Api {
+        version: 13_000,
+        cuDeviceGetCount: Some(device_count),
+        cuDeviceGet: Some(device),
+        cuDeviceGetName: Some(device_name),
+        cuDeviceGetUuid_v2: Some(device_uuid),
+        cuDeviceTotalMem_v2: Some(device_memory),
+        cuDeviceGetAttribute: Some(device_attribute),
+        cuDevicePrimaryCtxRetain: Some(retain),
+        cuDevicePrimaryCtxRelease_v2: Some(release),
+        cuCtxGetCurrent: Some(current),
+        cuCtxPushCurrent_v2: Some(push),
+        cuCtxPopCurrent_v2: Some(pop),
+        cuStreamCreateWithPriority: Some(stream_create),
+        cuStreamDestroy_v2: Some(stream_done),
+        cuStreamSynchronize: Some(stream_done),
+        cuStreamIsCapturing: Some(stream_capturing),
+        cuMemPoolCreate: Some(pool_create),
+        cuMemPoolDestroy: Some(pool_destroy),
+        cuMemPoolSetAttribute: Some(pool_set),
+        cuMemPoolTrimTo: Some(pool_trim),
+        cuMemGetInfo_v2: Some(memory_info),
+        cuMemAllocFromPoolAsync: Some(alloc),
+        cuMemFreeAsync: Some(free),
+        cuMemcpyHtoDAsync_v2: Some(copy_in),
+        cuMemcpyDtoHAsync_v2: Some(copy_out),
+        cuMemcpyDtoDAsync_v2: Some(copy_across),
+        cuMemsetD8Async: Some(fill),
+        cuLinkCreate_v2: Some(link_create),
+        cuLinkAddData_v2: Some(link_add),
+        cuLinkComplete: Some(link_complete),
+        cuLinkDestroy: Some(link_destroy),
+        cuModuleLoadDataEx: Some(module_load),
+        cuModuleUnload: Some(module_unload),
+        cuModuleGetFunction: Some(module_function),
+        cuFuncGetAttribute: Some(function_attribute),
+        cuFuncSetAttribute: Some(function_set),
+        cuOccupancyMaxActiveBlocksPerMultiprocessor: Some(occupancy),
+        cuTensorMapEncodeTiled: Some(encode_tiled),
+        cuLaunchKernelEx: Some(launch),
+        ..Api::default()
+    })
+}
+
+/// A context, a stream and a pool of the fake.
+pub(crate) fn gpu() -> (Context, Stream, Pool) {
+    let context = driver().device(0).and_then(|device| device.primary_context()).expect("the fake's device");
+    let stream = Stream::new(&context).expect("the fake's stream");
+    let pool = Pool::new(&context, PoolOptions { limit_bytes: Some(1 << 50), ..PoolOptions::default() }).expect("the fake's pool");
+    (context, stream, pool)
+}
