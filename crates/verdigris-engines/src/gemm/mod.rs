@@ -1,5 +1,6 @@
 //! Matrix multiplication: `D = epilogue(alpha · A · B + beta · C)` ([`verdigris_graph::GemmProblem`] has the formula in full).
 
+mod mma;
 mod simt;
 mod wgmma;
 
@@ -8,10 +9,7 @@ use verdigris_graph::{EpilogueStep, GemmProblem, Slot};
 use crate::engine::Engine;
 
 /// The engines of this family. The table is all there is to registering one.
-pub static ENGINES: &[&dyn Engine] = &[
-    &wgmma::Wgmma, //
-    &simt::Simt,
-];
+pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma, &mma::Mma, &simt::Simt];
 
 /// The problem whose D is the transpose of this one's: `Dᵀ = epilogue(Bᵀ · Aᵀ)`. The same memory, read the other way round.
 fn transposed(problem: &GemmProblem) -> GemmProblem {
