@@ -905,7 +905,12 @@ impl Machine<'_> {
             match self.grids.get(grid).and_then(|grid| grid.params.get(offset..offset + 16)) {
                 Some(found) => bytes.copy_from_slice(found),
                 None => {
-                    return Err(self.finding(FindingKind::OutOfBounds, at, None, format!("a tensor map at parameter address {address:#x}")));
+                    return Err(self.finding(
+                        FindingKind::OutOfBounds,
+                        at,
+                        None,
+                        format!("a tensor map at parameter address {address:#x}"),
+                    ));
                 }
             }
         } else {

@@ -42,7 +42,7 @@ impl<'k> Staging<'k> {
         self.piece.address() + warpgroup * (self.slabs * SLAB_BYTES) + slab * SLAB_BYTES
     }
 
-    /// Waits until the warpgroup may write a slab again, `in_use` of its slabs being still on their way. All its threads call it.
+    /// Waits until the warpgroup may write a slab again, the last `in_use` of its stores still being on their way. All its threads call it.
     #[track_caller]
     pub fn acquire(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, in_use: u32) {
         let k = self.kernel;
@@ -50,6 +50,19 @@ impl<'k> Staging<'k> {
             k.when(thread.eq(0), || k.bulk_wait_read(in_use));
             k.barrier_sync(warpgroup + self.barrier, 128);
         });
+    }
+
+    /// The same for the slab of turn `turn` of the `turns` that each tile takes: slab `turn mod slabs`, where the next tile starts at slab 0
+    /// again. What may still be on its way follows from the count.
+    #[track_caller]
+    pub fn acquire_turn(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, turn: u32, turns: u32) {
+        let in_use = if turn >= self.slabs {
+            self.slabs - 1
+        } else {
+            let last = (0..turns).rev().find(|&earlier| earlier % self.slabs == turn % self.slabs).unwrap_or(turn);
+            turn + turns - 1 - last
+        };
+        self.kernel.scope(Location::caller(), || self.acquire(warpgroup, thread, in_use));
     }
 
     /// Writes 16 columns of 16-bit elements: four registers as [`Fragment::pack_a`](super::fragment::Fragment::pack_a) gives them, to 16-byte

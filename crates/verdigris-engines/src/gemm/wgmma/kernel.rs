@@ -518,8 +518,9 @@ impl<'k> Way<'k> {
                     let slabs = spec.tile_n.div_ceil(per_slab);
                     for index in 0..slabs {
                         let first = index * per_slab;
-                        let slab = staging.slab(warpgroup, (i as u32 * slabs + index) % staging.slabs());
-                        staging.acquire(warpgroup, thread, staging.slabs() - 1);
+                        let turn = i as u32 * slabs + index;
+                        let slab = staging.slab(warpgroup, turn % staging.slabs());
+                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * slabs);
                         for pair in 0..per_slab.min(spec.tile_n - first) / 16 {
                             block.write_columns(k, sum, staging, slab, thread, first / 8 + 2 * pair, pair);
                         }

@@ -1,0 +1,80 @@
+//! Every case of the corpus on every engine that takes it, interpreted and held against the reference.
+
+use std::path::Path;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::Knobs;
+use verdigris_engines::engines;
+use verdigris_graph::Problem;
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_reference::cases::{Case, load_file};
+use verdigris_reference::compare::compare;
+use verdigris_reference::data;
+use verdigris_reference::run::{Positions, run};
+
+fn cases() -> Vec<Case> {
+    load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/gemm.toml")).expect("the corpus loads")
+}
+
+/// What went wrong, or nothing.
+fn check(case: &Case, engine: &str, knobs: &Knobs, arch: &Arch, kernels: &Kernels, seed: u64) -> Result<(), String> {
+    let problem = &case.problem;
+    let candidate =
+        verdigris_engines::engine(engine).ok_or("no such engine")?.accept(problem, arch).map_err(|refusal| refusal.to_string())?;
+    let program = candidate.program(knobs).map_err(|refusal| refusal.to_string())?;
+    let inputs = data::inputs(problem, case.distribution, seed);
+    let expected = run(problem, &inputs, Positions::All).map_err(|error| error.to_string())?;
+
+    let Problem::Gemm(gemm) = problem;
+    let outputs: Vec<_> = expected.iter().map(|e| (e.slot, data::output_buffer(e, &inputs))).collect();
+    let mut memory = Memory::new();
+    for slot in gemm.slots() {
+        let before = outputs.iter().find(|(output, _)| *output == slot).map(|(_, bytes)| bytes);
+        let bytes = before.or_else(|| inputs.buffers.get(&slot));
+        assert_eq!(memory.add(bytes.map_or(&[][..], |bytes| bytes)), slot.0 as usize);
+    }
+    let scalars = gemm.slots().iter().map(|slot| inputs.scalars.get(slot).map_or(0, |value| (*value as f32).to_bits())).collect();
+    let options = Options { host_scalars: scalars, sms: arch.sm_count, ..Options::schedule(seed) };
+    interp::run(&program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
+    for (expected, (slot, before)) in expected.iter().zip(&outputs) {
+        let report = compare(expected, before, &memory.to_vec(slot.0 as usize));
+        if !report.passes() {
+            return Err(report.to_string());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn wgmma_on_every_case_it_takes() {
+    let arch = Arch::virtual_device(4);
+    let kernels = Kernels::new();
+    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    let mut taken = 0;
+    let mut wrong = Vec::new();
+    for (i, case) in cases().iter().enumerate().filter(|(_, case)| case.id.contains(&filter)) {
+        for engine in engines().filter(|engine| engine.id().name == "gemm.wgmma") {
+            let Ok(candidate) = engine.accept(&case.problem, &arch) else { continue };
+            let space = candidate.knobs();
+            let settings = space.settings();
+            for (n, knobs) in [&settings[0], &settings[(i * 7 + 1) % settings.len()]].into_iter().enumerate() {
+                taken += 1;
+                let start = std::time::Instant::now();
+                if let Err(what) = check(case, engine.id().name, knobs, &arch, &kernels, (i + n) as u64) {
+                    wrong.push(format!("{} {} {knobs}: {what}", case.id, engine.id()));
+                }
+                if start.elapsed().as_millis() > 2000 {
+                    eprintln!("slow: {} {knobs} {:?}", case.id, start.elapsed());
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {taken} wrong:\n{}",
+        wrong.len(),
+        wrong.iter().map(|w| w.chars().take(600).collect::<String>()).collect::<Vec<_>>().join("\n")
+    );
+    eprintln!("{taken} runs");
+    assert!(taken > 0, "no case was taken");
+}
