@@ -1,0 +1,51 @@
+//! Every case of `cases/gemm.toml` on the portable GEMM engines, by the interpreter, against the reference.
+
+mod harness;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use harness::{Outcome, verify};
+use verdigris_engines::arch::Arch;
+use verdigris_kir::interp::Kernels;
+use verdigris_reference::cases::{Case, load_file};
+
+fn cases() -> Vec<Case> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/gemm.toml");
+    load_file(&path).expect("the case file is valid")
+}
+
+/// Runs all cases on an engine; `FILTER` in the environment picks those whose id contains it.
+fn all_cases_on(name: &str) -> BTreeMap<&'static str, usize> {
+    let engine = verdigris_engines::engine(name).expect("the engine is registered");
+    let arch = Arch::virtual_device(4);
+    let filter = std::env::var("FILTER").unwrap_or_default();
+    let kernels = Kernels::new();
+    let mut refused = BTreeMap::new();
+    let mut failures = Vec::new();
+    let (mut taken, mut runs) = (0, 0);
+    for (number, case) in cases().iter().enumerate().filter(|(_, case)| case.id.contains(&filter)) {
+        match verify(engine, case, &arch, &kernels, number as u64) {
+            Ok(Outcome::Refused(refusal)) => *refused.entry(refusal.reason.name()).or_insert(0) += 1,
+            Ok(Outcome::Passed { settings }) => {
+                taken += 1;
+                runs += settings;
+            }
+            Err(failure) => failures.push(failure),
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(!filter.is_empty() || taken > 0, "{name} takes nothing: {refused:?}");
+    println!("{name}: {taken} cases, {runs} runs, refused {refused:?}");
+    refused
+}
+
+#[test]
+fn simt_takes_every_case_and_is_right() {
+    assert_eq!(all_cases_on("gemm.simt"), BTreeMap::new());
+}
+
+#[test]
+fn mma_is_right_where_it_takes_a_case() {
+    all_cases_on("gemm.mma");
+}
