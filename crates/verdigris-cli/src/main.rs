@@ -6,9 +6,11 @@
 #![allow(clippy::print_stdout, reason = "printing is what a command line is for")]
 
 mod bench;
+mod cases;
 mod device;
 mod problem;
 mod table;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -26,20 +28,36 @@ struct Arguments {
 enum Command {
     /// Measure against peers on the GPU, correctness first.
     Bench(bench::Arguments),
+    /// Run every case on every engine in the interpreter, against the reference.
+    Verify(verify::Arguments),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
     };
     match done {
         Ok(Verdict::Good) => ExitCode::SUCCESS,
         Ok(Verdict::Bad) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("verdigris: {error:#}");
+            eprintln!("verdigris: {}", chain(&error));
             ExitCode::from(2)
         }
     }
+}
+
+/// An error and its causes on one line, without those that the one before has already said.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text += if text.is_empty() { "" } else { ": " };
+            text += &words;
+        }
+    }
+    text
 }
 
 /// What a command found.

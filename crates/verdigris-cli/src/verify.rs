@@ -1,0 +1,401 @@
+//! `verify`: cases × engines on the interpreter, against the reference.
+//!
+//! The first tier runs every case on every engine that accepts it by the engine's default setting and by one other, which the seed
+//! chooses, on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
+//! and holds results that are noted as deterministic to the same bits under each.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use verdigris::Ranked;
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Engine, Knobs};
+use verdigris_graph::{Determinism, Problem};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::verify::verify;
+
+use crate::Verdict;
+use crate::cases::{self, Content, Prepared};
+use crate::table::{self, Align, alarm};
+
+/// Schedules of each run with `--all`.
+const SCHEDULES: u64 = 3;
+
+/// Options of `verify`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only cases whose id contains this.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Every setting of every engine, under several schedules.
+    #[arg(long)]
+    all: bool,
+    /// Decides settings, schedules and devices; default the number of the day.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only this engine.
+    #[arg(long)]
+    engine: Option<String>,
+    /// A case file in place of those of the repository.
+    #[arg(long)]
+    cases: Option<PathBuf>,
+    /// Remembers what has passed, and goes on from there: a run that was cut off can be finished.
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One run: a case on an engine by one setting.
+struct Work {
+    case: usize,
+    engine: &'static dyn Engine,
+    knobs: Knobs,
+    seed: u64,
+}
+
+/// What a run found wrong.
+#[derive(Clone, Debug, Serialize)]
+struct Fault {
+    case: String,
+    engine: String,
+    knobs: String,
+    seed: u64,
+    message: String,
+}
+
+/// A line of the file of what has passed.
+#[derive(Serialize, Deserialize)]
+struct Passed {
+    source: String,
+    id: String,
+}
+
+/// Carries out `verify`.
+pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
+    let begun = Instant::now();
+    let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
+    let seed = arguments.seed.unwrap_or(day);
+    let engines: Vec<&'static dyn Engine> =
+        verdigris_engines::engines().filter(|engine| arguments.engine.as_ref().is_none_or(|name| name == engine.id().name)).collect();
+    if engines.is_empty() {
+        let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
+        bail!("there is no engine `{}`; the engines are {}", arguments.engine.as_deref().unwrap_or(""), known.join(", "));
+    }
+    let cases = cases::load(None, arguments.cases.as_ref(), &arguments.filter)?;
+    if !arguments.json {
+        println!(
+            "seed {seed}, {} cases, engines {}",
+            cases.len(),
+            engines.iter().map(|engine| engine.id().name).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let mut faults = Vec::new();
+    let mut kernels: BTreeSet<String> = BTreeSet::new();
+    if arguments.filter.is_empty() {
+        static_check(&engines, &mut kernels, &mut faults);
+    }
+    let prepared: Vec<Prepared> = cases.into_par_iter().map(Prepared::new).collect::<Result<_>>()?;
+    let mut refusals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let works = works(&prepared, &engines, arguments.all, seed, &mut refusals);
+    let mut memory = arguments.resume.as_deref().map(Journal::open).transpose()?;
+    let done = memory.as_mut().map(|journal| std::mem::take(&mut journal.passed)).unwrap_or_default();
+    let journal = Mutex::new(memory);
+
+    let decoded = Kernels::new();
+    let progress = ProgressBar::new(works.len() as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} eta {eta} {msg}");
+    progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let outcomes: Vec<(usize, Outcome)> = works
+        .par_iter()
+        .enumerate()
+        .map(|(number, work)| {
+            let prepared = &prepared[work.case];
+            let id = format!("{} {} {} {}", prepared.case.id, work.engine.id(), work.knobs, work.seed);
+            let outcome = if done.contains(&id) { Outcome::remembered() } else { execute(prepared, work, &decoded, arguments.all) };
+            if outcome.fault.is_none() && !outcome.remembered {
+                let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(Err(error)) = journal.as_mut().map(|journal| journal.add(&id)) {
+                    progress.suspend(|| eprintln!("{error:#}"));
+                }
+            }
+            // All faults are printed at the end; somebody who watches sees them as they come.
+            if let Some(message) = &outcome.fault
+                && std::io::stderr().is_terminal()
+            {
+                progress.suspend(|| eprintln!("{}", alarm(&format!("{id}\n  {message}"))));
+            }
+            progress.inc(1);
+            (number, outcome)
+        })
+        .collect();
+    progress.finish_and_clear();
+
+    let mut remembered = 0;
+    let mut slowest: Vec<(Duration, usize)> = Vec::new();
+    for (number, outcome) in outcomes {
+        let work = &works[number];
+        kernels.extend(outcome.kernels);
+        remembered += u64::from(outcome.remembered);
+        slowest.push((outcome.took, number));
+        if let Some(message) = outcome.fault {
+            let (engine, knobs) = (work.engine.id().to_string(), work.knobs.to_string());
+            faults.push(Fault { case: prepared[work.case].case.id.clone(), engine, knobs, seed: work.seed, message });
+        }
+    }
+    slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+    if arguments.json {
+        let refusals: Vec<_> = refusals
+            .iter()
+            .map(|((engine, reason), count)| serde_json::json!({ "engine": engine, "reason": reason, "count": count }))
+            .collect();
+        let value = serde_json::json!({
+            "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
+            "remembered": remembered, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
+        });
+        println!("{value}");
+    } else {
+        report(&works, &prepared, &refusals, &slowest, remembered, begun.elapsed());
+        for fault in &faults {
+            println!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
+            println!("  {}", fault.message);
+        }
+        println!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
+    }
+    Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
+}
+
+/// Builds and verifies every kernel of every catalog.
+fn static_check(engines: &[&'static dyn Engine], kernels: &mut BTreeSet<String>, faults: &mut Vec<Fault>) {
+    let mut list: Vec<(&'static str, KernelRef)> = Vec::new();
+    let mut seen = HashSet::new();
+    for engine in engines {
+        for target in [Target::Sm80, Target::Sm89, Target::Sm90, Target::Sm90a] {
+            for kernel in engine.catalog(target) {
+                if seen.insert(kernel.name().to_owned()) {
+                    list.push((engine.id().name, kernel));
+                }
+            }
+        }
+    }
+    let found: Vec<Fault> = list
+        .par_iter()
+        .filter_map(|(engine, kernel)| {
+            let message = match catch_unwind(AssertUnwindSafe(|| verify(kernel.build()))) {
+                Ok(Ok(_)) => return None,
+                Ok(Err(faults)) => faults.to_string(),
+                Err(panic) => panic_text(&*panic),
+            };
+            Some(Fault { case: format!("catalog {}", kernel.name()), engine: (*engine).to_owned(), knobs: String::new(), seed: 0, message })
+        })
+        .collect();
+    faults.extend(found);
+    kernels.extend(list.into_iter().map(|(_, kernel)| kernel.name().to_owned()));
+}
+
+/// Everything to run, and how often each engine refused for which reason.
+fn works<'p>(
+    prepared: &'p [Prepared],
+    engines: &[&'static dyn Engine],
+    all: bool,
+    seed: u64,
+    refusals: &mut BTreeMap<(&'p str, &'p str), u64>,
+) -> Vec<Work> {
+    let mut works = Vec::new();
+    for (case, prepared) in prepared.iter().enumerate() {
+        for &engine in engines {
+            let run_seed = seed.wrapping_mul(1_000_003).wrapping_add(case as u64);
+            let arch = device(run_seed);
+            let candidate = match engine.accept(&prepared.case.problem, &arch) {
+                Ok(candidate) => candidate,
+                Err(refusal) => {
+                    *refusals.entry((engine.id().name, refusal.reason.name())).or_default() += 1;
+                    continue;
+                }
+            };
+            let Problem::Gemm(gemm) = &prepared.case.problem;
+            let space = candidate.knobs();
+            let settings: Vec<&Knobs> = (space.settings().iter())
+                .filter(|knobs| gemm.determinism == Determinism::Any || candidate.notes(knobs).deterministic)
+                .collect();
+            if settings.is_empty() {
+                *refusals.entry((engine.id().name, "determinism")).or_default() += 1;
+            }
+            let chosen: Vec<&Knobs> = if all {
+                settings
+            } else {
+                let other = settings.len().checked_sub(1).filter(|others| *others > 0).map(|others| 1 + (run_seed as usize) % others);
+                settings.first().copied().into_iter().chain(other.map(|other| settings[other])).collect()
+            };
+            works.extend(chosen.into_iter().map(|knobs| Work { case, engine, knobs: knobs.clone(), seed: run_seed }));
+        }
+    }
+    works
+}
+
+/// The virtual device of a seed.
+fn device(seed: u64) -> Arch {
+    Arch::virtual_device(2 + (seed % 5) as u32)
+}
+
+/// What came of a run.
+struct Outcome {
+    fault: Option<String>,
+    kernels: Vec<String>,
+    took: Duration,
+    remembered: bool,
+}
+
+impl Outcome {
+    fn remembered() -> Outcome {
+        Outcome { fault: None, kernels: Vec::new(), took: Duration::ZERO, remembered: true }
+    }
+}
+
+fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, several: bool) -> Outcome {
+    let begun = Instant::now();
+    let mut kernels = Vec::new();
+    // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
+    let ran = catch_unwind(AssertUnwindSafe(|| -> Result<Option<String>> {
+        let arch = device(work.seed);
+        let way = match cases::way(work.engine, &prepared.case.problem, &arch, &work.knobs) {
+            Ok(way) => way,
+            Err(refusal) => {
+                let why = refusal.map_or_else(|| "without a word".to_owned(), |refusal| refusal.to_string());
+                return Ok(Some(format!("accepted, and then refused its own setting: {why}")));
+            }
+        };
+        kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
+        let mut first: Option<Vec<Vec<u8>>> = None;
+        for schedule in 0..if several { SCHEDULES } else { 1 } {
+            let outputs = match interpret(prepared, &way, &arch, work.seed.wrapping_add(schedule), decoded)? {
+                Ok(outputs) => outputs,
+                Err(fault) => return Ok(Some(fault)),
+            };
+            match &first {
+                Some(first) if way.notes.deterministic && *first != outputs => {
+                    return Ok(Some(format!(
+                        "noted as deterministic, but schedules {} and {} give different bits",
+                        work.seed,
+                        work.seed.wrapping_add(schedule)
+                    )));
+                }
+                Some(_) => {}
+                None => first = Some(outputs),
+            }
+        }
+        Ok(None)
+    }));
+    let fault = match ran {
+        Ok(Ok(fault)) => fault,
+        Ok(Err(error)) => Some(format!("{error:#}")),
+        Err(panic) => Some(panic_text(&*panic)),
+    };
+    Outcome { fault, kernels, took: begun.elapsed(), remembered: false }
+}
+
+/// Runs a way on the interpreter. The outputs' bytes, or what is wrong.
+fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, decoded: &Kernels) -> Result<Result<Vec<Vec<u8>>, String>> {
+    let mut memory = Memory::new();
+    let mut host_scalars = Vec::new();
+    for content in prepared.contents() {
+        match content {
+            Content::Bytes(bytes) => {
+                memory.add(bytes);
+                host_scalars.push(0);
+            }
+            Content::Scalar(value) => {
+                memory.add_unwritten(0);
+                host_scalars.push((value as f32).to_bits());
+            }
+        }
+    }
+    let options = Options { sms: arch.sm_count, float_noise: true, host_scalars, ..Options::schedule(schedule) };
+    if let Err(findings) = interp::run(&way.program, decoded, &mut memory, &options) {
+        return Ok(Err(findings.to_string()));
+    }
+    if let Some(fault) = prepared.judge(|slot| Ok(memory.to_vec(slot)))? {
+        return Ok(Err(fault));
+    }
+    Ok(Ok(prepared.outputs().map(|slot| memory.to_vec(slot)).collect()))
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let words = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", words.unwrap_or("no message"))
+}
+
+/// The file of what has passed; lines of other sources do not count.
+struct Journal {
+    file: std::fs::File,
+    path: PathBuf,
+    passed: HashSet<String>,
+}
+
+impl Journal {
+    fn open(path: &Path) -> Result<Journal> {
+        let mut passed = HashSet::new();
+        if path.exists() {
+            let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+            // The last line of a run that was cut off may be half a line.
+            for line in text.lines().filter_map(|line| serde_json::from_str::<Passed>(line).ok()) {
+                if line.source == verdigris_engines::SOURCE_HASH {
+                    passed.insert(line.id);
+                }
+            }
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("opening {}", path.display()))?;
+        Ok(Journal { file, path: path.to_owned(), passed })
+    }
+
+    fn add(&mut self, id: &str) -> Result<()> {
+        let line = serde_json::to_string(&Passed { source: verdigris_engines::SOURCE_HASH.to_owned(), id: id.to_owned() })?;
+        writeln!(self.file, "{line}").with_context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+fn report(
+    works: &[Work],
+    prepared: &[Prepared],
+    refusals: &BTreeMap<(&str, &str), u64>,
+    slowest: &[(Duration, usize)],
+    remembered: u64,
+    took: Duration,
+) {
+    let mut runs: BTreeMap<&str, (u64, HashSet<usize>)> = BTreeMap::new();
+    for work in works {
+        let (count, cases) = runs.entry(work.engine.id().name).or_default();
+        *count += 1;
+        cases.insert(work.case);
+    }
+    let rows: Vec<Vec<String>> =
+        runs.iter().map(|(engine, (count, cases))| vec![(*engine).to_owned(), cases.len().to_string(), count.to_string()]).collect();
+    table::print(&[("engine", Align::Left), ("cases", Align::Right), ("runs", Align::Right)], &rows);
+    if !refusals.is_empty() {
+        println!();
+        let rows: Vec<Vec<String>> =
+            refusals.iter().map(|((engine, reason), count)| vec![(*engine).to_owned(), (*reason).to_owned(), count.to_string()]).collect();
+        table::print(&[("engine", Align::Left), ("refused for", Align::Left), ("cases", Align::Right)], &rows);
+    }
+    println!();
+    for (took, number) in slowest.iter().take(5).filter(|(took, _)| took.as_secs_f64() > 0.5) {
+        let work = &works[*number];
+        println!("{:.1} s: {} {} {}", took.as_secs_f64(), prepared[work.case].case.id, work.engine.id(), work.knobs);
+    }
+    if remembered > 0 {
+        println!("{remembered} runs had passed before");
+    }
+    println!("{:.1} s", took.as_secs_f64());
+}
