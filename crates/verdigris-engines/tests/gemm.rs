@@ -15,28 +15,23 @@ fn cases() -> Vec<Case> {
     load_file(&path).expect("the case file is valid")
 }
 
-/// Runs all cases on an engine; `FILTER` in the environment picks those whose id contains it.
+/// Runs all cases on an engine, and returns how many it refused, by reason.
 fn all_cases_on(name: &str) -> BTreeMap<&'static str, usize> {
     let engine = verdigris_engines::engine(name).expect("the engine is registered");
     let arch = Arch::virtual_device(4);
-    let filter = std::env::var("FILTER").unwrap_or_default();
     let kernels = Kernels::new();
     let mut refused = BTreeMap::new();
     let mut failures = Vec::new();
-    let (mut taken, mut runs) = (0, 0);
-    for (number, case) in cases().iter().enumerate().filter(|(_, case)| case.id.contains(&filter)) {
+    let mut taken = 0;
+    for (number, case) in cases().iter().enumerate() {
         match verify(engine, case, &arch, &kernels, number as u64) {
             Ok(Outcome::Refused(refusal)) => *refused.entry(refusal.reason.name()).or_insert(0) += 1,
-            Ok(Outcome::Passed { settings }) => {
-                taken += 1;
-                runs += settings;
-            }
+            Ok(Outcome::Passed) => taken += 1,
             Err(failure) => failures.push(failure),
         }
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
-    assert!(!filter.is_empty() || taken > 0, "{name} takes nothing: {refused:?}");
-    println!("{name}: {taken} cases, {runs} runs, refused {refused:?}");
+    assert!(taken > 0, "{name} takes nothing: {refused:?}");
     refused
 }
 
@@ -47,5 +42,7 @@ fn simt_takes_every_case_and_is_right() {
 
 #[test]
 fn mma_is_right_where_it_takes_a_case() {
-    all_cases_on("gemm.mma");
+    let refused = all_cases_on("gemm.mma");
+    // Strides in both directions, f32 and fp8 without loss, rows of bytes that no copy can take: what `gemm.simt` is there for.
+    assert!(refused.keys().all(|reason| ["alignment", "layout", "precision"].contains(reason)), "{refused:?}");
 }

@@ -40,7 +40,7 @@ const STAGES: u32 = 4;
 
 /// The engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Mma;
+pub(super) struct Mma;
 
 impl Engine for Mma {
     fn id(&self) -> EngineId {

@@ -37,7 +37,7 @@ const DEPTH: u32 = 16;
 
 /// The engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Simt;
+pub(super) struct Simt;
 
 impl Engine for Simt {
     fn id(&self) -> EngineId {

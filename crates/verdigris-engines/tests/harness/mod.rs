@@ -12,8 +12,8 @@ use verdigris_reference::{compare, data, run};
 pub(crate) enum Outcome {
     /// The engine does not take it.
     Refused(Refusal),
-    /// It ran under so many settings.
-    Passed { settings: usize },
+    /// It ran under every setting, and was right.
+    Passed,
 }
 
 /// Runs a case under every setting of an engine's knobs.
@@ -28,7 +28,7 @@ pub(crate) fn verify(engine: &dyn Engine, case: &Case, arch: &Arch, kernels: &Ke
         let program = candidate.program(knobs).map_err(|refusal| fail(refusal.to_string()))?;
         execute(case, &program, arch, kernels, schedule).map_err(fail)?;
     }
-    Ok(Outcome::Passed { settings: space.settings().len() })
+    Ok(Outcome::Passed)
 }
 
 fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, schedule: u64) -> Result<(), String> {
