@@ -10,7 +10,12 @@ use crate::program::KernelRef;
 pub mod attention_backward;
 pub mod attention_forward;
 pub mod im2col_tile;
+pub mod dynamic_schedule;
+mod product;
 pub mod recurrent_step;
+pub mod stream_k;
+
+pub use product::ProductTile;
 
 /// What the assembler may do to a probe without failing it. Spills are allowed by the kernel itself, and none here does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,5 +47,5 @@ impl Probe {
 
 /// All probes, at full size.
 pub fn all() -> Vec<Probe> {
-    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe()]
+    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe(), stream_k::probe(), dynamic_schedule::probe()]
 }

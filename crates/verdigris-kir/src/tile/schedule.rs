@@ -50,6 +50,15 @@ impl RasterArgs {
         }
     }
 
+    /// Arguments in the order of [`Raster::declare`].
+    pub fn args(&self) -> Vec<crate::program::Arg> {
+        use crate::ir::Ty;
+        use crate::program::Arg;
+        let mut args = [self.tiles_per_batch, self.tiles_per_group, self.group_rows, self.last_group_rows].map(Arg::Divisor).to_vec();
+        args.extend([self.last_group, self.along_columns].map(|n| Arg::Scalar(Ty::U32, u64::from(n))));
+        args
+    }
+
     /// The tile at place `index` of the walk: `(row, column, batch)`, by the same steps as on the device.
     pub fn tile(&self, index: u32) -> (u32, u32, u32) {
         let (batch, rest) = (index / self.tiles_per_batch, index % self.tiles_per_batch);
@@ -174,17 +183,8 @@ impl ScheduleArgs {
         use crate::ir::Ty;
         use crate::program::Arg;
         let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let r = &self.raster;
-        let mut args = vec![
-            Arg::Divisor(r.tiles_per_batch),
-            Arg::Divisor(r.tiles_per_group),
-            Arg::Divisor(r.group_rows),
-            Arg::Divisor(r.last_group_rows),
-            number(r.last_group),
-            number(r.along_columns),
-            number(self.tiles),
-            number(self.steps),
-        ];
+        let mut args = self.raster.args();
+        args.extend([number(self.tiles), number(self.steps)]);
         if can_split {
             args.extend([number(self.split_tiles), Arg::Divisor(self.steps.max(1)), Arg::Divisor(self.share)]);
         }

@@ -1,0 +1,139 @@
+//! A dynamic persistent schedule: whoever is free takes the next tile.
+//!
+//! One warp of the CTA fetches: it adds to a counter in global memory and puts the index of the tile into a ring in shared memory, ahead of
+//! those who work. Every warp of the other roles reads the ring for itself, so all roles see the same tiles in the same order. The first tile
+//! is the CTA's own index, without a trip to memory; an index past the last tile is the sentinel that ends every role.
+
+use super::schedule::{Raster, RasterArgs, Work};
+use crate::face::{Kernel, MbarrierArray, Pointer, SharedPiece, Val, Var};
+use crate::inst::{Atomic, Order, Scope, Special};
+use std::panic::Location;
+
+/// A schedule of whole tiles, handed out on demand.
+#[derive(Clone, Copy, Debug)]
+pub struct Dynamic<'k> {
+    kernel: Kernel<'k>,
+    raster: Raster<'k>,
+    tiles: Val<'k, u32>,
+    steps: Val<'k, u32>,
+    counter: Pointer<'k>,
+    items: SharedPiece<'k>,
+    full: MbarrierArray<'k>,
+    empty: MbarrierArray<'k>,
+    slots: u32,
+}
+
+/// The numbers behind a [`Dynamic`] schedule. Beside them stands a counter in global memory, zeroed before the launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DynamicArgs {
+    /// The walk.
+    pub raster: RasterArgs,
+    /// All tiles.
+    pub tiles: u32,
+    /// Steps of depth of one tile.
+    pub steps: u32,
+}
+
+impl DynamicArgs {
+    /// Arguments in the order of [`Dynamic::declare`]; `counter` is where a zeroed `u32` stands.
+    pub fn args(&self, counter: crate::program::Address) -> Vec<crate::program::Arg> {
+        use crate::ir::Ty;
+        use crate::program::Arg;
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        let mut args = self.raster.args();
+        args.extend([number(self.tiles), number(self.steps), Arg::Pointer(counter)]);
+        args
+    }
+}
+
+impl<'k> Dynamic<'k> {
+    /// Declares the parameters, in the order of [`DynamicArgs::args`], and a ring of `slots` tiles that `reading_warps` warps read: all warps
+    /// of all roles that call [`Dynamic::for_each`].
+    #[track_caller]
+    pub fn declare(k: Kernel<'k>, slots: u32, reading_warps: u32) -> Self {
+        k.scope(Location::caller(), || {
+            let full = k.mbarrier_array("tile known", slots);
+            let empty = k.mbarrier_array("tile read", slots);
+            full.arrivals().set(1);
+            empty.arrivals().set(u64::from(reading_warps));
+            Dynamic {
+                kernel: k,
+                raster: Raster::declare(k),
+                tiles: k.scalar("tiles"),
+                steps: k.scalar("steps"),
+                counter: k.in_out("next_tile", 4),
+                items: k.shared("tiles ahead", 4 * slots, 4),
+                full,
+                empty,
+                slots,
+            }
+        })
+    }
+
+    /// Initializes the barriers: by one thread, before [`publish_barriers`](super::ring::publish_barriers).
+    #[track_caller]
+    pub fn init(&self) {
+        self.kernel.scope(Location::caller(), || {
+            self.full.init();
+            self.empty.init();
+        });
+    }
+
+    fn next(&self, slot: Var<'k, u32>, phase: Var<'k, u32>) {
+        let k = self.kernel;
+        let next = slot + 1;
+        let wrap = next.eq(self.slots);
+        slot.set(k.select(wrap, 0u32, next));
+        phase.set(k.select(wrap, phase ^ 1, phase));
+    }
+
+    /// Fetches tiles until there are none, the sentinel last: by one thread of a warp that does nothing else.
+    #[track_caller]
+    pub fn fetch(&self) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            let (slot, phase) = (k.var_named("slot", 0u32), k.var_named("slot phase", 0u32));
+            let tile = k.var_named("tile", k.special(Special::CtaX));
+            let workers = k.special(Special::GridX);
+            k.repeat_until(|| {
+                let now = tile.get();
+                // The next answer is on its way while this slot becomes free.
+                let taken = k.atom_global(Atomic::Add, self.counter.address(), 0, 1u32, Order::Relaxed(Scope::Gpu));
+                self.empty.at(slot).wait(phase ^ 1);
+                k.st_shared(self.items.address() + (slot << 2), 0, now);
+                self.full.at(slot).arrive();
+                self.next(slot, phase);
+                tile.set(taken + workers);
+                now.ge(self.tiles)
+            });
+        });
+    }
+
+    /// Runs `body` for each tile that this CTA gets, in the order in which it gets them: by whole warps.
+    #[track_caller]
+    pub fn for_each(&self, body: impl Fn(Work<'k>)) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            let (slot, phase) = (k.var_named("slot", 0u32), k.var_named("slot phase", 0u32));
+            let tile: Var<'k, u32> = k.var_unset(Some("tile"));
+            let read = || {
+                self.full.at(slot).wait(phase);
+                tile.set(k.uniform(k.ld_shared::<u32>(self.items.address() + (slot << 2), 0)));
+                k.warp_sync();
+                k.when(k.lane().eq(0), || self.empty.at(slot).arrive());
+                self.next(slot, phase);
+            };
+            read();
+            k.while_(
+                || tile.lt(self.tiles),
+                || {
+                    let now = tile.get();
+                    let (row, column, batch) = self.raster.tile(now);
+                    let (zero, one) = (k.constant(0), k.constant(1));
+                    body(Work { row, column, batch, tile: now, first_step: zero, steps: self.steps, part: zero, parts: one });
+                    read();
+                },
+            );
+        });
+    }
+}
