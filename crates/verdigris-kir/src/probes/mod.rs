@@ -10,6 +10,7 @@ use crate::program::KernelRef;
 pub mod attention_backward;
 pub mod attention_forward;
 pub mod im2col_tile;
+pub mod cluster_norm;
 pub mod dynamic_schedule;
 mod product;
 pub mod recurrent_step;
@@ -47,5 +48,5 @@ impl Probe {
 
 /// All probes, at full size.
 pub fn all() -> Vec<Probe> {
-    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe(), stream_k::probe(), dynamic_schedule::probe()]
+    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe(), stream_k::probe(), dynamic_schedule::probe(), cluster_norm::probe()]
 }

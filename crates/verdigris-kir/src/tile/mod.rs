@@ -9,10 +9,12 @@
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
 //! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
 //! | [`schedule`] | which tile and which part of its depth a CTA works on next |
+//! | [`cluster`] | small messages among the CTAs of a cluster |
 //! | [`dynamic`] | a schedule that hands out tiles on demand |
 //! | [`grid_barrier`] | a barrier of all CTAs of a launch |
 //! | [`reduce`] | sums and maxima over lanes, warps and the CTA |
 
+pub mod cluster;
 pub mod deep;
 pub mod dynamic;
 pub mod fragment;

@@ -1,0 +1,82 @@
+//! Small messages among the CTAs of a cluster, through distributed shared memory.
+//!
+//! In each turn every CTA sends the same number of bytes to every CTA, itself included, and receives those of all, in the order of their
+//! ranks. Nobody meets at a barrier of the cluster: bytes complete on the receiver's mbarrier. Two turns' room is enough, since a CTA that
+//! sends turn `t + 2` has received turn `t + 1` of all, and they sent that when they were done with turn `t`.
+
+use crate::face::{AsVal, Kernel, MbarrierArray, Scalar, SharedPiece, Val};
+use std::panic::Location;
+
+/// Turns that are under way at most.
+const ROOM: u32 = 2;
+
+/// An all-to-all of one small message a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterExchange<'k> {
+    kernel: Kernel<'k>,
+    inbox: SharedPiece<'k>,
+    arrived: MbarrierArray<'k>,
+    bytes: u32,
+    ctas: u32,
+}
+
+impl<'k> ClusterExchange<'k> {
+    /// An exchange of `bytes` bytes from each CTA to each: 4 or 8 for [`ClusterExchange::send_words`], a multiple of 16 for
+    /// [`ClusterExchange::send_bytes`].
+    #[track_caller]
+    pub fn new(k: Kernel<'k>, name: &'static str, bytes: u32) -> Self {
+        let ctas = k.cluster_ctas();
+        let arrived = k.mbarrier_array(name, ROOM);
+        arrived.arrivals().set(1);
+        ClusterExchange { kernel: k, inbox: k.shared(name, ROOM * ctas * bytes, 16), arrived, bytes, ctas }
+    }
+
+    /// Initializes the barriers: by one thread, before [`publish_barriers`](super::ring::publish_barriers).
+    #[track_caller]
+    pub fn init(&self) {
+        self.kernel.scope(Location::caller(), || self.arrived.init());
+    }
+
+    fn room(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
+        self.inbox.address() + (turn & (ROOM - 1)) * (self.ctas * self.bytes)
+    }
+
+    /// Opens turn `turn` (0, 1, 2, …) for what is to come: by one thread, once a turn.
+    #[track_caller]
+    pub fn expect(&self, turn: Val<'k, u32>) {
+        self.kernel.scope(Location::caller(), || self.arrived.at(turn & (ROOM - 1)).arrive_expect_tx(self.ctas * self.bytes));
+    }
+
+    /// Sends this CTA's message to the CTA of rank `peer` from registers: by one thread for each peer.
+    #[track_caller]
+    pub fn send_words<T: Scalar>(&self, turn: Val<'k, u32>, peer: Val<'k, u32>, values: &[Val<'k, T>]) {
+        let k = self.kernel;
+        assert_eq!(values.len() as u32 * T::TY.bytes(), self.bytes, "a message has the length of the exchange");
+        k.scope(Location::caller(), || {
+            let to = k.mapa(self.room(turn) + k.cluster_rank() * self.bytes, peer);
+            k.st_async(to, self.arrived.at(turn & (ROOM - 1)).peer(peer), values);
+        });
+    }
+
+    /// Sends this CTA's message to the CTA of rank `peer` from its shared memory at `from`: by one thread for each peer, behind a proxy fence
+    /// of those who wrote it. The message may be written again two turns later.
+    #[track_caller]
+    pub fn send_bytes(&self, turn: Val<'k, u32>, peer: Val<'k, u32>, from: impl AsVal<'k, u32>) {
+        let k = self.kernel;
+        let from = from.operand_val(k);
+        k.scope(Location::caller(), || {
+            let to = k.mapa(self.room(turn) + k.cluster_rank() * self.bytes, peer);
+            k.bulk_copy_to_peer(to, from, self.bytes, self.arrived.at(turn & (ROOM - 1)).peer(peer));
+        });
+    }
+
+    /// Waits for the messages of all CTAs and returns where the first one is; the others follow. By every thread that reads them, and all
+    /// have read before the CTA sends its next turn.
+    #[track_caller]
+    pub fn receive(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
+        self.kernel.scope(Location::caller(), || {
+            self.arrived.at(turn & (ROOM - 1)).wait_cluster((turn >> 1) & 1);
+            self.room(turn)
+        })
+    }
+}
