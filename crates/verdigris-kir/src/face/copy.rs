@@ -1,7 +1,7 @@
 //! Copies by asynchronous units: `cp.async`, bulk copies, tensor copies.
 
-use super::{AsVal, Kernel, Mbarrier, Scalar, TensorMap, Val};
-use crate::inst::{BulkReduce, Op};
+use super::{AsVal, Kernel, Mbarrier, Scalar, SharedPiece, TensorMap, TensorMapTemplate, Val};
+use crate::inst::{BulkReduce, Fence, MapField, Op, Scope, Space};
 use crate::ir::{Operand, Ty};
 
 fn offset(bytes: i64) -> Operand {
@@ -120,6 +120,39 @@ impl<'k> Kernel<'k> {
     #[track_caller]
     pub fn prefetch_tensormap(self, map: &TensorMap<'k>) {
         self.instruction(Op::TensormapPrefetch {}, &[], &[map.address.operand()]);
+    }
+
+    /// Copies a template of a tensor map into a piece of shared memory, to be changed there by [`Kernel::tensormap_replace`]. By one thread; the
+    /// piece is aligned to 128 bytes.
+    #[track_caller]
+    pub fn tensormap_copy(self, to: SharedPiece<'k>, template: &TensorMapTemplate<'k>) {
+        self.scope(std::panic::Location::caller(), || {
+            let address = to.address();
+            for offset_bytes in (0..128).step_by(8) {
+                self.st_shared(address, i64::from(offset_bytes), template.word(offset_bytes));
+            }
+        });
+    }
+
+    /// Writes one field of a tensor map in shared memory. By one thread.
+    #[track_caller]
+    pub fn tensormap_replace<T: Scalar>(self, map: SharedPiece<'k>, field: MapField, value: impl AsVal<'k, T>) {
+        let address = map.address();
+        self.instruction(Op::TensormapReplace { field, space: Space::Shared }, &[], &[address.operand(), value.operand()]);
+    }
+
+    /// Copies a changed tensor map from shared to global memory and hands it to the copy engine, for whoever in `scope` then takes it over by
+    /// [`Kernel::tensormap_acquire`]. By a whole warp, behind a warp barrier.
+    #[track_caller]
+    pub fn tensormap_publish(self, to: impl AsVal<'k, u64>, from: SharedPiece<'k>, scope: Scope) {
+        let from = from.address();
+        self.instruction(Op::TensormapPublish { scope }, &[], &[to.operand(), from.operand()]);
+    }
+
+    /// Takes over a tensor map in global memory that was published, before it is used: by the thread that uses it.
+    #[track_caller]
+    pub fn tensormap_acquire(self, map: &TensorMap<'k>, scope: Scope) {
+        self.instruction(Op::MemoryFence { fence: Fence::TensormapAcquire(scope) }, &[], &[map.address.operand()]);
     }
 
     /// Copies `bytes` (a multiple of 16) from global to shared; completes on `barrier`.

@@ -15,6 +15,11 @@ impl<'k> Pointer<'k> {
         Pointer { base }
     }
 
+    /// Global memory at an address that the kernel read from a table.
+    pub fn at_address(address: Val<'k, u64>) -> Self {
+        Pointer { base: address }
+    }
+
     /// The address itself.
     pub fn address(self) -> Val<'k, u64> {
         self.base

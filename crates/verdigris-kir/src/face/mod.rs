@@ -304,6 +304,23 @@ impl<'k> Kernel<'k> {
         TensorMap { address: self.compute(Op::ParamAddress { index }, &[]), decl }
     }
 
+    /// A tensor map of which the kernel makes changed copies, for problems whose extents only the device knows.
+    #[track_caller]
+    pub fn tensor_map_template(self, name: &'static str, decl: MapDecl) -> TensorMapTemplate<'k> {
+        let index = self.param(name, ParamKind::TensorMap(decl.clone()), self.here());
+        TensorMapTemplate { kernel: self, index, decl }
+    }
+
+    /// Tensor maps of one shape among the parameters, side by side: a table from which an index picks at run time. Each takes 128 bytes of
+    /// the 32,764 that parameters have.
+    #[track_caller]
+    pub fn tensor_map_table(self, name: &'static str, decl: MapDecl, count: u32) -> TensorMapTable<'k> {
+        let loc = self.here();
+        // Parameters follow each other, and a map's size is a multiple of its alignment: so the table has no gaps.
+        let indices: Vec<u32> = (0..count.max(1)).map(|_| self.param(name, ParamKind::TensorMap(decl.clone()), loc)).collect();
+        TensorMapTable { first: self.compute(Op::ParamAddress { index: indices[0] }, &[]), decl }
+    }
+
     // ---- who am I --------------------------------------------------------------------------------------------------
 
     /// Reads a special register.
@@ -385,13 +402,56 @@ impl<'k> Kernel<'k> {
     }
 }
 
-/// A tensor map parameter.
+/// A tensor map: a parameter, or in global memory.
 #[derive(Clone, Debug)]
 pub struct TensorMap<'k> {
     /// Its generic address.
     pub address: Val<'k, u64>,
     /// What it was declared as.
     pub decl: MapDecl,
+}
+
+impl<'k> TensorMap<'k> {
+    /// A map at a 128-byte aligned address in global memory, handed over by [`Kernel::tensormap_publish`].
+    pub fn in_global(address: Val<'k, u64>, decl: MapDecl) -> Self {
+        TensorMap { address, decl }
+    }
+}
+
+/// A tensor map parameter of which changed copies are used, and which is not used itself.
+#[derive(Clone, Debug)]
+pub struct TensorMapTemplate<'k> {
+    kernel: Kernel<'k>,
+    index: u32,
+    decl: MapDecl,
+}
+
+impl<'k> TensorMapTemplate<'k> {
+    /// What it was declared as, and so what its copies are.
+    pub fn decl(&self) -> &MapDecl {
+        &self.decl
+    }
+
+    /// Eight bytes of it: to be copied, for their meaning is the driver's.
+    #[track_caller]
+    fn word(&self, offset_bytes: u32) -> Val<'k, u64> {
+        self.kernel.compute(Op::ParamLoad { index: self.index, offset_bytes, ty: Ty::B64 }, &[])
+    }
+}
+
+/// Tensor maps of one shape, side by side among the parameters.
+#[derive(Clone, Debug)]
+pub struct TensorMapTable<'k> {
+    first: Val<'k, u64>,
+    decl: MapDecl,
+}
+
+impl<'k> TensorMapTable<'k> {
+    /// The map at `index`, which is less than the table's count.
+    #[track_caller]
+    pub fn at(&self, index: impl AsVal<'k, u32>) -> TensorMap<'k> {
+        TensorMap { address: Pointer::new(self.first).at(index, 128), decl: self.decl.clone() }
+    }
 }
 
 /// A divisor fixed at launch; see [`crate::program::Divisor`] for the method.

@@ -9,9 +9,10 @@ use crate::program::KernelRef;
 
 pub mod attention_backward;
 pub mod attention_forward;
-pub mod im2col_tile;
 pub mod cluster_norm;
 pub mod dynamic_schedule;
+pub mod grouped_product;
+pub mod im2col_tile;
 mod product;
 pub mod recurrent_step;
 pub mod stream_k;
@@ -48,5 +49,14 @@ impl Probe {
 
 /// All probes, at full size.
 pub fn all() -> Vec<Probe> {
-    vec![attention_forward::probe(), attention_backward::probe(), recurrent_step::probe(), im2col_tile::probe(), stream_k::probe(), dynamic_schedule::probe(), cluster_norm::probe()]
+    vec![
+        attention_forward::probe(),
+        attention_backward::probe(),
+        recurrent_step::probe(),
+        im2col_tile::probe(),
+        stream_k::probe(),
+        dynamic_schedule::probe(),
+        cluster_norm::probe(),
+        grouped_product::probe(),
+    ]
 }

@@ -120,7 +120,8 @@ impl<'k> Join<'k> {
             let owner = work.tile * spec.tile.consumers() + warpgroup;
             // Four registers of all threads side by side, then the next four.
             let vectors = || (0i64..).map(|i| i * 16 * i64::from(WARPGROUP)).zip(sums.registers().chunks(4));
-            let place = |part: Val<'k, u32>| self.parts.moved((owner * self.most_parts + part).mul_wide(64 * spec.tile.columns * 4)).at(thread, 16);
+            let place =
+                |part: Val<'k, u32>| self.parts.moved((owner * self.most_parts + part).mul_wide(64 * spec.tile.columns * 4)).at(thread, 16);
             let own = place(work.part);
             for (offset, registers) in vectors() {
                 let values: Vec<Val<'k, f32>> = registers.iter().map(|register| register.get()).collect();

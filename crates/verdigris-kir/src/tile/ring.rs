@@ -107,6 +107,20 @@ impl<'k> Cursor<'k> {
         })
     }
 
+    /// Filler: waits until everything that it has loaded so far is in shared memory, so that what the loads used, a tensor map in memory, may be
+    /// changed.
+    #[track_caller]
+    pub fn settle(&self) {
+        let k = self.ring.kernel;
+        k.scope(Location::caller(), || {
+            for stage in 0..self.ring.stages {
+                // Stages in front of the cursor were last filled in this phase, the others in the one before; fresh ones count as filled.
+                let parity = k.select(self.stage.gt(stage), self.phase, self.phase ^ 1);
+                self.ring.full.at(stage).wait(parity);
+            }
+        });
+    }
+
     /// Drainer: waits until the stage is full.
     #[track_caller]
     pub fn wait(&self) {
