@@ -18,7 +18,7 @@ use verdigris_kir::ptx::Isa;
 use crate::jit::CompileOptions;
 
 /// First bytes of an entry; the number changes with the layout.
-const MAGIC: &[u8; 8] = b"VDGRIS01";
+const MAGIC: &[u8; 8] = b"VDGRIS02";
 /// Magic, key hash, payload length, payload hash.
 const HEADER_BYTES: usize = 8 + 32 + 8 + 32;
 /// The folder under the root where entries are written before they are renamed.
@@ -58,7 +58,7 @@ pub struct CacheKey {
 impl CacheKey {
     /// The key's hash: the entry's name.
     pub fn digest(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_derive_key("verdigris-cuda kernel cache key 1");
+        let mut hasher = blake3::Hasher::new_derive_key("verdigris-cuda kernel cache key 2");
         hasher.update(&self.source_hash);
         // Lengths first, so that no two keys run together into the same bytes.
         for text in [&self.spec, &self.arch] {

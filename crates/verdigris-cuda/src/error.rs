@@ -6,6 +6,7 @@
 //! the floor above decides what is told to whom.
 
 use verdigris_kir::program::Mismatch;
+use verdigris_kir::ptx::Isa;
 use verdigris_kir::verify::Faults;
 
 use crate::cache::CacheError;
@@ -121,6 +122,21 @@ pub enum Error {
         name: String,
         /// The compiler's error log.
         log: String,
+    },
+
+    /// The driver reads no PTX as new as the kernel's instructions.
+    #[error(
+        "`{kernel}` has instructions of PTX {needed}, the driver (version {driver_version}) reads PTX {found}; update the display driver, or use another engine"
+    )]
+    PtxVersion {
+        /// The kernel's name.
+        kernel: String,
+        /// The oldest version that has all of its instructions.
+        needed: Isa,
+        /// The newest version that the driver reads.
+        found: Isa,
+        /// The driver's version (1000 × major + 10 × minor).
+        driver_version: u32,
     },
 
     /// A range that does not lie within its buffer.

@@ -13,16 +13,16 @@ use std::sync::Arc;
 use verdigris_kir::program::{
     Address, Arg, Base, Divisor, KernelRef, Launch, MapSpec, Mismatch, Program, Residency, SCRATCH_ALIGNMENT_BYTES, Step,
 };
-use verdigris_kir::ptx;
+use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::verify;
 
 use crate::cache::CacheKey;
 use crate::error::Error;
 use crate::facts::{KernelFacts, ParameterFact, hash_of};
 use crate::jit::CompileOptions;
+use crate::kernels::{KernelSource, LoadReport, LoadedKernel, ModuleCache};
 use crate::launch::{LaunchConfig, LaunchError, MAX_PARAMETERS, Parameters};
 use crate::memory::{self, DeviceBuffer, DeviceSlice, Pool};
-use crate::module::{KernelSource, LoadReport, LoadedKernel, ModuleCache};
 use crate::stream::Stream;
 use crate::tensor_map::{self, MapError};
 
@@ -137,12 +137,19 @@ impl Loader {
     /// once, so that a program's kernels can be compiled side by side before it is loaded.
     ///
     /// # Errors
-    /// [`Error::Unverified`], [`Error::Compile`], [`Error::Launch`], [`Error::Driver`].
+    /// [`Error::Unverified`], [`Error::PtxVersion`], [`Error::Compile`], [`Error::Launch`], [`Error::Driver`].
     pub fn kernel(&self, kernel: &KernelRef) -> Result<(Arc<LoadedKernel>, LoadReport), Error> {
-        let isa = self.cache.context().properties().ptx_isa;
+        let properties = self.cache.context().properties();
+        let isa = properties.ptx_isa;
         self.cache.kernel(&self.key(kernel.name()), &ptx::entry_name(kernel.name()), || {
             let body = verify(kernel.build())?;
-            Ok(KernelSource { ptx: ptx::print(&body, isa), facts: KernelFacts::of(&body) })
+            let needed = Isa::needed_by(&body);
+            if needed > isa {
+                let (kernel, driver_version) = (kernel.name().to_owned(), properties.driver_version);
+                return Err(Error::PtxVersion { kernel, needed, found: isa, driver_version });
+            }
+            let allowed_spill_bytes = body.allowed_spill_bytes;
+            Ok(KernelSource { ptx: ptx::print(&body, isa), facts: KernelFacts::of(&body), allowed_spill_bytes })
         })
     }
 

@@ -1,7 +1,7 @@
 //! What a launch has to know of a kernel without building it.
 //!
 //! A kernel's body is built only to be compiled; a program launched from the cache has its facts instead, kept beside
-//! the cubin.
+//! its code.
 
 use verdigris_kir::ir::{KernelBody, MapDecl, ParamKind};
 
@@ -90,7 +90,7 @@ impl KernelFacts {
         }
     }
 
-    /// The facts as bytes, to stand before a cubin.
+    /// The facts as bytes, to stand before what [`KernelFacts::from_bytes`] returns beside them.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let count = self.parameters.len() as u32;
         let parameters = self.parameters.iter().flat_map(|parameter| {
@@ -104,7 +104,7 @@ impl KernelFacts {
         });
         let head = [self.threads, self.cluster, self.shared_bytes, self.parameter_bytes, count];
         let mut bytes: Vec<u8> = head.into_iter().chain(parameters).flat_map(u32::to_le_bytes).collect();
-        // The cubin behind it is an ELF file, which is read in words of 8 bytes.
+        // What is read in words stays aligned behind it.
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         bytes
     }

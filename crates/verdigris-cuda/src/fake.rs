@@ -33,6 +33,8 @@ thread_local! {
     static LAUNCHES: RefCell<Vec<Recorded>> = const { RefCell::new(Vec::new()) };
     /// Sizes of the parameters of the next launches on this thread.
     pub(crate) static PARAMETER_BYTES: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Texts that were loaded in one step on this thread.
+    pub(crate) static WHOLE_TEXTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     /// Whether the stream counts as capturing on this thread.
     pub(crate) static CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
@@ -219,6 +221,12 @@ extern "C" fn fill(to: u64, value: u8, bytes: usize, _: sys::CUstream) -> u32 {
 
 /// What the compiler says of a good text, and of a bad one.
 const SPILLS: &CStr = c"    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads";
+/// What it says of register budgets in code that is to be linked.
+const RELOCATED: &CStr = c"ptxas info : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility";
+/// A word in a text that makes the linker's compiler speak of relocation, as if it were true of the text.
+pub(crate) const COMPLAINS_LINKED: &str = "// complains when linked";
+/// A comment in a text that the driver has compiled before, and keeps.
+pub(crate) const KEPT: &str = "// kept";
 const SYNTAX: &CStr = c"syntax error";
 
 /// A compilation under way: where its logs go, and what was wrong.
@@ -257,17 +265,23 @@ extern "C" fn link_add(
     _: *mut *mut c_void,
 ) -> u32 {
     COMPILATIONS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the state is that of `link_create`, the text NUL-terminated, the logs longer than what is written.
-    unsafe {
-        let link = &*state.cast::<Link>();
-        let text = CStr::from_bytes_with_nul_unchecked(std::slice::from_raw_parts(data.cast::<u8>(), bytes));
-        if text.to_bytes().windows(8).any(|window| window == b".version") {
-            std::ptr::copy_nonoverlapping(SPILLS.as_ptr().cast(), link.info, SPILLS.count_bytes() + 1);
-            return 0;
-        }
-        std::ptr::copy_nonoverlapping(SYNTAX.as_ptr().cast(), link.error, SYNTAX.count_bytes() + 1);
+    // SAFETY: the state is that of `link_create`, the text NUL-terminated.
+    let (link, text) =
+        unsafe { (&*state.cast::<Link>(), CStr::from_bytes_with_nul_unchecked(std::slice::from_raw_parts(data.cast::<u8>(), bytes))) };
+    let text = text.to_string_lossy();
+    if !text.contains(".version") {
+        say(link.error, SYNTAX);
+        return 218;
     }
-    218
+    let relocated = text.contains("setmaxnreg") || text.contains(COMPLAINS_LINKED);
+    say(link.info, if relocated { RELOCATED } else { SPILLS });
+    0
+}
+
+/// Writes a log.
+fn say(log: *mut u8, words: &CStr) {
+    // SAFETY: the crate's logs are longer than anything that is said here.
+    unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), log, words.count_bytes() + 1) };
 }
 
 extern "C" fn link_complete(_: sys::CUlinkState, image: *mut *mut c_void, bytes: *mut usize) -> u32 {
@@ -281,8 +295,30 @@ extern "C" fn link_destroy(state: sys::CUlinkState) -> u32 {
     0
 }
 
-extern "C" fn module_load(module: *mut sys::CUmodule, _: *const c_void, _: c_uint, _: *mut sys::CUjit_option, _: *mut *mut c_void) -> u32 {
-    if in_context() { give(module, handle(0x30)) } else { INVALID_CONTEXT }
+extern "C" fn module_load(
+    module: *mut sys::CUmodule,
+    image: *const c_void,
+    _: c_uint,
+    _: *mut sys::CUjit_option,
+    values: *mut *mut c_void,
+) -> u32 {
+    if !in_context() {
+        return INVALID_CONTEXT;
+    }
+    // SAFETY: an image is a whole ELF file or a NUL-terminated text, so it has a first byte.
+    if unsafe { *image.cast::<u8>() } != 0x7f {
+        // SAFETY: a text is NUL-terminated and comes with the crate's options, of which the first and third are the logs.
+        let (text, info, error) = unsafe { (CStr::from_ptr(image.cast()).to_string_lossy(), *values, *values.add(2)) };
+        WHOLE_TEXTS.with_borrow_mut(|texts| texts.push(text.clone().into_owned()));
+        if !text.contains(".version") {
+            say(error.cast(), SYNTAX);
+            return 218;
+        }
+        if !text.contains(KEPT) {
+            say(info.cast(), SPILLS);
+        }
+    }
+    give(module, handle(0x30))
 }
 
 extern "C" fn module_unload(_: sys::CUmodule) -> u32 {
@@ -361,9 +397,9 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
 }
 
 /// The fake's driver.
-pub(crate) fn driver() -> Driver {
+fn driver_of(version: u32) -> Driver {
     Driver::of(Api {
-        version: 13_000,
+        version,
         cuDeviceGetCount: Some(device_count),
         cuDeviceGet: Some(device),
         cuDeviceGetName: Some(device_name),
@@ -408,7 +444,12 @@ pub(crate) fn driver() -> Driver {
 
 /// A context, a stream and a pool of the fake.
 pub(crate) fn gpu() -> (Context, Stream, Pool) {
-    let context = driver().device(0).and_then(|device| device.primary_context()).expect("the fake's device");
+    gpu_of(13_000)
+}
+
+/// As [`gpu`], with a driver of that version.
+pub(crate) fn gpu_of(version: u32) -> (Context, Stream, Pool) {
+    let context = driver_of(version).device(0).and_then(|device| device.primary_context()).expect("the fake's device");
     let stream = Stream::new(&context).expect("the fake's stream");
     let pool = Pool::new(&context, PoolOptions { limit_bytes: Some(1 << 50), ..PoolOptions::default() }).expect("the fake's pool");
     (context, stream, pool)

@@ -1,5 +1,10 @@
 //! PTX text to a cubin through the driver's compiler, with its log kept and read.
 //!
+//! There are two ways, and neither has everything. [`compile`] goes through the driver's linker, the only function of the driver's
+//! interface that hands out the cubin; but what is linked is compiled as relocatable code, in which the register budgets of
+//! `setmaxnreg` are ignored (C7504). [`Module::load_ptx`] compiles the text as a whole and keeps the machine code to itself, in the
+//! driver's own cache. Hence [`has_register_budgets`].
+//!
 //! The driver speaks of what costs performance (a spill, a serialized wgmma pipeline, an ignored `setmaxnreg`) only in its
 //! information log, and succeeds all the same. So every compilation keeps both logs, and [`JitReport::findings`] holds
 //! what in them a performance kernel must not have.
@@ -16,6 +21,11 @@ use crate::module::Module;
 
 /// Bytes for each of the two logs; the verbose log has a few lines a kernel.
 const LOG_BYTES: usize = 64 << 10;
+
+/// Whether the text asks for register budgets, which only [`Module::load_ptx`] honours.
+pub fn has_register_budgets(ptx: &str) -> bool {
+    ptx.contains("setmaxnreg")
+}
 
 /// How a kernel is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +80,31 @@ pub struct JitReport {
     pub duration: Duration,
 }
 
+impl JitFinding {
+    /// Whether it goes beyond the spills that the kernel's author accepts. Messages always do.
+    pub fn exceeds(&self, allowed_spill_bytes: u32) -> bool {
+        match self {
+            Self::Message { .. } => true,
+            Self::Spill { store_bytes, load_bytes } => *store_bytes.max(load_bytes) > u64::from(allowed_spill_bytes),
+            // Spills stand on the stack frame, which is then rounded up.
+            Self::StackFrame { bytes } => *bytes > u64::from(allowed_spill_bytes).next_multiple_of(16),
+        }
+    }
+}
+
 impl JitReport {
+    /// Whether the compiler said nothing at all, which means that the driver had the code in a cache of its own: what it would have
+    /// found is unknown.
+    pub fn is_silent(&self) -> bool {
+        self.info_log.is_empty() && self.error_log.is_empty()
+    }
+
+    /// The findings that the author did not accept; `None` where the compiler was silent.
+    pub(crate) fn unaccepted(&self, allowed_spill_bytes: u32) -> Option<Vec<JitFinding>> {
+        let findings = || self.findings.iter().filter(|finding| finding.exceeds(allowed_spill_bytes)).cloned().collect();
+        (!self.is_silent()).then(findings)
+    }
+
     fn new(info_log: String, error_log: String, duration: Duration) -> Self {
         let findings = info_log.lines().chain(error_log.lines()).flat_map(findings_in).collect();
         Self { info_log, error_log, findings, duration }
@@ -89,7 +123,7 @@ pub struct Cubin {
 /// Compiles PTX for the context's device. `kernel` names it in errors.
 ///
 /// The whole compilation is the driver's, on the calling thread; several threads may compile at once. The driver keeps no copy of
-/// its own, so that the log is there every time.
+/// its own, so that the log is there every time. The code is compiled as relocatable: see [`has_register_budgets`].
 ///
 /// # Errors
 /// [`Error::Compile`] with the log, [`Error::Driver`].
@@ -133,8 +167,8 @@ pub fn compile(context: &Context, kernel: &str, ptx: &str, options: CompileOptio
 }
 
 impl Module {
-    /// Compiles and loads PTX in one step. The driver may take a copy from a cache of its own, and then has nothing to say: where
-    /// the log matters, [`compile`] it and load the cubin.
+    /// Compiles and loads PTX in one step. The driver may take a copy from a cache of its own, and then has nothing to say:
+    /// then [`JitReport::is_silent`].
     ///
     /// # Errors
     /// As [`compile`].
@@ -280,6 +314,20 @@ ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable
         assert_eq!(codes, ["C7510", "C7508", "C7602"]);
         assert!(report.findings.contains(&JitFinding::Spill { store_bytes: 92, load_bytes: 128 }));
         assert!(report.findings.contains(&JitFinding::StackFrame { bytes: 96 }));
+    }
+
+    #[test]
+    fn what_the_author_accepts_is_left_out() {
+        let report = JitReport::new(DIRTY.to_owned(), String::new(), Duration::ZERO);
+        let kinds = |allowed_spill_bytes| {
+            let findings = report.unaccepted(allowed_spill_bytes).expect("the compiler spoke");
+            let is_message = |finding: &JitFinding| matches!(finding, JitFinding::Message { .. });
+            (findings.iter().filter(|&finding| is_message(finding)).count(), findings.len())
+        };
+        assert_eq!(kinds(0), (2, 4));
+        assert_eq!(kinds(127), (2, 3), "128 bytes are loaded; the stack of 96 is within");
+        assert_eq!(kinds(128), (2, 2), "messages are never accepted");
+        assert_eq!(JitReport::new(String::new(), String::new(), Duration::ZERO).unaccepted(0), None);
     }
 
     #[test]

@@ -1,22 +1,14 @@
-//! Loaded code: modules, their kernels, and the cache that remembers them in memory and on disk.
-//!
-//! [`ModuleCache`] looks in three places, the cheapest first: kernels already loaded into the context, the folder of compiled
-//! ones ([`DiskCache`]), and the driver's compiler. A kernel's source is asked for only before the last. Nothing here
-//! decides to go on in silence: where a kernel came from, an entry that was damaged and one that could not be stored stand in the
-//! [`LoadReport`].
+//! Loaded code: modules and their kernels.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 use sys::CUfunction_attribute as FunctionAttribute;
 
-use crate::cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
 use crate::device::Context;
 use crate::error::{Doing, Error, Failure, status};
 use crate::facts::KernelFacts;
-use crate::jit::{JitReport, compile};
 use crate::launch::LaunchError;
 
 /// Compiled code, loaded into a context. Cheap to clone; unloaded with its last holder.
@@ -261,147 +253,6 @@ impl Function {
 
     pub(crate) fn handle(&self) -> sys::CUfunction {
         self.raw
-    }
-}
-
-/// A kernel's source: what [`ModuleCache::kernel`] asks for when no compiled copy is found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelSource {
-    /// The PTX text, whose entry has the kernel's name.
-    pub ptx: String,
-    /// What a launch has to know of it.
-    pub facts: KernelFacts,
-}
-
-/// A loaded kernel with what a launch has to know of it.
-#[derive(Debug)]
-pub struct LoadedKernel {
-    /// The function, its dynamic shared memory allowed.
-    pub function: Function,
-    /// Threads, cluster, shared memory and parameters.
-    pub facts: KernelFacts,
-}
-
-/// Where a kernel came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// It was loaded already.
-    Memory,
-    /// From the folder of compiled kernels.
-    Disk,
-    /// The driver compiled it now.
-    Compiled,
-}
-
-/// How a kernel was come by.
-#[derive(Debug)]
-pub struct LoadReport {
-    /// Where it came from.
-    pub origin: Origin,
-    /// The compiler's report, where it was compiled now.
-    pub jit: Option<JitReport>,
-    /// A damaged entry that was found and, unless `not_stored` says otherwise, replaced.
-    pub damaged: Option<DamagedEntry>,
-    /// Why the compiled kernel could not be put on disk; it works all the same.
-    pub not_stored: Option<CacheError>,
-}
-
-impl LoadReport {
-    fn from(origin: Origin) -> Self {
-        Self { origin, jit: None, damaged: None, not_stored: None }
-    }
-}
-
-/// The kernels of one context, each compiled at most once at a time and loaded at most once. Several threads may ask at once:
-/// different kernels compile side by side, and the same kernel is waited for.
-pub struct ModuleCache {
-    context: Context,
-    disk: Option<DiskCache>,
-    slots: RwLock<HashMap<[u8; 32], Arc<Slot>>>,
-}
-
-/// A kernel's place; locked while it is being made.
-type Slot = Mutex<Option<Arc<LoadedKernel>>>;
-
-impl ModuleCache {
-    /// An empty cache, over a folder of compiled kernels if one is given.
-    pub fn new(context: &Context, disk: Option<DiskCache>) -> Self {
-        Self { context: context.clone(), disk, slots: RwLock::default() }
-    }
-
-    /// The context that the kernels are loaded into.
-    pub fn context(&self) -> &Context {
-        &self.context
-    }
-
-    /// The number of kernels loaded through this cache: it stands still once a workload is warm.
-    pub fn loaded_count(&self) -> usize {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.values().filter(|slot| slot.try_lock().is_ok_and(|kernel| kernel.is_some())).count()
-    }
-
-    /// The kernel of that key, whose entry is named `name`; `source` is called only where it has to be compiled.
-    ///
-    /// # Errors
-    /// What `source` returns; [`Error::Compile`], [`Error::NoSuchKernel`], [`Error::Launch`], [`Error::Driver`].
-    pub fn kernel<E: From<Error>>(
-        &self,
-        key: &CacheKey,
-        name: &str,
-        source: impl FnOnce() -> Result<KernelSource, E>,
-    ) -> Result<(Arc<LoadedKernel>, LoadReport), E> {
-        let digest = key.digest();
-        let known = self.slots.read().unwrap_or_else(PoisonError::into_inner).get(&digest).cloned();
-        let slot = known.unwrap_or_else(|| {
-            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry(digest).or_default())
-        });
-        // A panic in another thread's `source` leaves the place empty, which is as good as new.
-        let mut place = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = &*place {
-            return Ok((Arc::clone(kernel), LoadReport::from(Origin::Memory)));
-        }
-        let (kernel, report) = self.find(key, name, source)?;
-        let kernel = Arc::new(kernel);
-        *place = Some(Arc::clone(&kernel));
-        Ok((kernel, report))
-    }
-
-    fn find<E: From<Error>>(
-        &self,
-        key: &CacheKey,
-        name: &str,
-        source: impl FnOnce() -> Result<KernelSource, E>,
-    ) -> Result<(LoadedKernel, LoadReport), E> {
-        let mut damaged = None;
-        match self.disk.as_ref().map(|disk| (disk, disk.load(key))) {
-            Some((disk, Lookup::Hit(entry))) => match self.load_entry(name, &entry) {
-                Ok(kernel) => return Ok((kernel, LoadReport::from(Origin::Disk))),
-                // The bytes are as they were written, and yet no kernel: rebuilt like any other damage.
-                Err(why) => damaged = Some(DamagedEntry { path: disk.path(key), why }),
-            },
-            Some((_, Lookup::Damaged(entry))) => damaged = Some(entry),
-            Some((_, Lookup::Missing)) | None => {}
-        }
-        let source = source()?;
-        let cubin = compile(&self.context, name, &source.ptx, key.options)?;
-        let kernel = self.load(name, &cubin.bytes, source.facts)?;
-        let entry = [kernel.facts.to_bytes(), cubin.bytes].concat();
-        let not_stored = self.disk.as_ref().and_then(|disk| disk.store(key, &entry).err());
-        Ok((kernel, LoadReport { origin: Origin::Compiled, jit: Some(cubin.report), damaged, not_stored }))
-    }
-
-    fn load_entry(&self, name: &str, entry: &[u8]) -> Result<LoadedKernel, String> {
-        let (facts, cubin) = KernelFacts::from_bytes(entry).ok_or("it holds no kernel facts")?;
-        self.load(name, cubin, facts).map_err(|error| error.to_string())
-    }
-
-    fn load(&self, name: &str, cubin: &[u8], facts: KernelFacts) -> Result<LoadedKernel, Error> {
-        let module = Module::load_cubin(&self.context, cubin)?;
-        let options = FunctionOptions { dynamic_smem_bytes: facts.shared_bytes, large_clusters: facts.cluster > 8 };
-        let function = module.function(name, options)?;
-        function.check_signature(&facts)?;
-        Ok(LoadedKernel { function, facts })
     }
 }
 

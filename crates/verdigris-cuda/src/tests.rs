@@ -27,7 +27,7 @@ fn key(spec: &str) -> CacheKey {
 
 fn source() -> KernelSource {
     let facts = KernelFacts { threads: 128, cluster: 1, shared_bytes: 4096, parameters: vec![], parameter_bytes: 0 };
-    KernelSource { ptx: ".version 9.0".to_owned(), facts }
+    KernelSource { ptx: ".version 9.0".to_owned(), facts, allowed_spill_bytes: 0 }
 }
 
 fn built() -> Result<KernelSource, Error> {
@@ -114,6 +114,77 @@ fn kernels_come_from_memory_then_disk_then_the_compiler() {
     assert_eq!(kernel.function.options().dynamic_smem_bytes, 4096);
 }
 
+const SPILL: JitFinding = JitFinding::Spill { store_bytes: 4, load_bytes: 8 };
+
+#[test]
+fn register_budgets_are_compiled_in_one_step_and_kept_as_text() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (context, ..) = fake::gpu();
+    let disk = DiskCache::open(folder.path()).expect("opens");
+    let texts = [".version 9.0\nsetmaxnreg.dec.sync.aligned.u32 40;", &format!(".version 9.0\n{}", fake::COMPLAINS_LINKED)];
+    for (number, text) in texts.into_iter().enumerate() {
+        let key = key(&format!("k{number}"));
+        let ask = |source: &dyn Fn() -> Result<KernelSource, Error>| {
+            ModuleCache::new(&context, Some(disk.clone())).kernel(&key, "k", source).expect("loads")
+        };
+        let (_, report) = ask(&|| Ok(KernelSource { ptx: text.to_owned(), ..source() }));
+        assert_eq!((report.origin, fake::WHOLE_TEXTS.take()), (Origin::Compiled, vec![text.to_owned()]));
+        assert_eq!(report.findings, Some(vec![SPILL]), "what was said of relocatable code is not told of this one");
+        let Lookup::Hit(bytes) = disk.load(&key) else { panic!("was stored") };
+        let entry = Entry::from_bytes(&bytes).expect("is an entry");
+        assert_eq!((entry.code, entry.facts), (Code::Ptx(text.to_owned()), source().facts));
+        let (_, report) = ask(&not_built);
+        assert_eq!((report.origin, fake::WHOLE_TEXTS.take()), (Origin::Disk, vec![text.to_owned()]));
+        assert!(report.jit.is_some(), "the driver was handed text");
+        assert_eq!(report.findings, Some(vec![SPILL]));
+    }
+}
+
+#[test]
+fn findings_reach_the_caller_wherever_the_kernel_comes_from() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (context, ..) = fake::gpu();
+    let disk = DiskCache::open(folder.path()).expect("opens");
+    let findings = |spec: &str, source: &KernelSource| {
+        let origins = [Origin::Compiled, Origin::Memory, Origin::Disk];
+        let (first, second) = (ModuleCache::new(&context, Some(disk.clone())), ModuleCache::new(&context, Some(disk.clone())));
+        let [one, two, three] = [&first, &first, &second].map(|cache| {
+            let (_, report) = cache.kernel::<Error>(&key(spec), "k", || Ok(source.clone())).expect("loads");
+            (report.origin, report.findings)
+        });
+        assert_eq!([one.0, two.0, three.0], origins);
+        assert_eq!((&one.1, &one.1), (&two.1, &three.1));
+        one.1
+    };
+    assert_eq!(findings("spills", &source()), Some(vec![SPILL]));
+    assert_eq!(findings("accepted", &KernelSource { allowed_spill_bytes: 8, ..source() }), Some(vec![]));
+    assert_eq!(findings("not accepted", &KernelSource { allowed_spill_bytes: 7, ..source() }), Some(vec![SPILL]));
+    let kept = KernelSource { ptx: format!(".version 9.0 setmaxnreg {}", fake::KEPT), ..source() };
+    assert_eq!(findings("kept by the driver", &kept), None, "nobody knows what a silent compiler would have found");
+}
+
+#[test]
+fn a_kernel_of_a_newer_language_than_the_drivers_is_refused() {
+    use verdigris_kir::ptx::Isa;
+    let (context, _, pool) = fake::gpu_of(12_000);
+    assert_eq!(context.properties().ptx_isa, Isa::MINIMUM);
+    let newer = || {
+        KernelRef::new("newer", || {
+            let header = Header { name: "newer".into(), target: Target::Sm90a, threads: 32, ..Header::default() };
+            build(header, |k| {
+                let y = k.output("y", 16);
+                let bits = k.pack::<u16>(verdigris_kir::inst::Packed::E4m3x2, 1.0_f32, 2.0_f32);
+                k.st_global(y.at(k.thread(), 2), 0, bits);
+            })
+        })
+    };
+    let error = loader(&context, &pool).kernel(&newer()).expect_err("the driver reads 8.0");
+    let Error::PtxVersion { kernel, needed, found, driver_version: 12_000 } = &error else { panic!("{error:?}") };
+    assert_eq!((kernel.as_str(), *needed, *found), ("newer", Isa::new(8, 1), Isa::MINIMUM));
+    let (context, _, pool) = fake::gpu();
+    loader(&context, &pool).kernel(&newer()).expect("13.0 reads all of it");
+}
+
 #[test]
 fn a_damaged_entry_is_rebuilt_and_told() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -130,10 +201,10 @@ fn a_damaged_entry_is_rebuilt_and_told() {
     assert_eq!(report.damaged.expect("is told").path, disk.path(&key));
     assert_eq!(ask(not_built).origin, Origin::Disk);
     // An entry that is whole, but holds no kernel.
-    disk.store(&key, b"no facts").expect("stores");
-    assert!(ask(built).damaged.expect("is told").why.contains("no kernel facts"));
-    let no_image = [source().facts.to_bytes(), b"no image".to_vec()].concat();
-    disk.store(&key, &no_image).expect("stores");
+    disk.store(&key, b"no kernel").expect("stores");
+    assert!(ask(built).damaged.expect("is told").why.contains("unknown"));
+    let no_image = Entry { facts: source().facts, findings: None, code: Code::Cubin(b"no image".to_vec()) };
+    disk.store(&key, &no_image.to_bytes()).expect("stores");
     assert!(ask(built).damaged.expect("is told").why.contains("no ELF file"));
     assert_eq!(ask(not_built).origin, Origin::Disk);
 }
