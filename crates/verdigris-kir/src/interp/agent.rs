@@ -566,6 +566,19 @@ impl Machine<'_> {
                 }
             }
         }
+        let into = |work: &Work| match work {
+            Work::Load { targets, .. } => targets.iter().any(|target| target.0 == cta),
+            Work::Peer { to, .. } => to.0 == cta,
+            _ => false,
+        };
+        if let Some(agent) = self.agents.iter().find(|agent| into(&agent.work)) {
+            let [x, y, z] = self.ctas[cta].index;
+            let message = format!(
+                "this copy into shared memory of CTA {x},{y},{z} is still under way when that CTA exits: nobody there waited for it, and the bytes land in memory that may belong to another CTA"
+            );
+            let at = Culprit { cta: agent.cta, warp: Some(agent.warp), lane: None, loc: agent.loc };
+            return Err(self.finding(FindingKind::AsyncAfterExit, at, None, message));
+        }
         // What is left of cp.async ends before the memory is given away.
         while let Some(index) = self.agents.iter().position(|agent| agent.cta == cta && matches!(agent.work, Work::Threads { .. })) {
             let mut agent = self.agents.swap_remove(index);

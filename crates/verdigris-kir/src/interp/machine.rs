@@ -12,7 +12,6 @@ use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, 
 use super::wgmma::{Flights, WarpgroupState};
 use super::{AsyncPolicy, Kernels, Options};
 use crate::face::entry_registers;
-use crate::ir::ParamKind;
 use crate::program::{Address, Arg, Base, Divisor, Launch, Program, Residency, Step};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -192,15 +191,6 @@ impl Machine<'_> {
                     params[offset..offset + 8].copy_from_slice(&MAP_MAGIC.to_le_bytes());
                     params[offset + 8..offset + 16].copy_from_slice(&(self.maps.len() as u64).to_le_bytes());
                     self.maps.push((at, spec.clone()));
-                }
-            }
-        }
-        for (arg, param) in launch.args.iter().zip(&body.params) {
-            if let (Arg::Pointer(address), ParamKind::Pointer { alignment_bytes, .. }) = (arg, &param.kind) {
-                if !address.offset_bytes.is_multiple_of(u64::from(*alignment_bytes)) {
-                    let message =
-                        format!("parameter {}: offset {} is not a multiple of {alignment_bytes}", param.name, address.offset_bytes);
-                    return Err(launch_finding(name, message));
                 }
             }
         }

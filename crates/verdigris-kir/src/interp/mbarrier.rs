@@ -193,10 +193,10 @@ impl Machine<'_> {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let (cta, offset) = self.find_barrier(at, address[lane], false)?;
             self.ordered_after_init(warp, at, cta, offset)?;
-            if let Some(barrier) = self.ctas[cta].mbarriers.remove(&offset) {
-                if let Some(entry) = self.ctas[cta].barrier_actors.get_mut(&offset) {
-                    entry.1 = barrier.epoch();
-                }
+            if let Some(barrier) = self.ctas[cta].mbarriers.remove(&offset)
+                && let Some(entry) = self.ctas[cta].barrier_actors.get_mut(&offset)
+            {
+                entry.1 = barrier.epoch();
             }
             self.write_lane(warp, inst.loc, lane, Place::Shared { cta, offset }, &[0; 8], 0)?;
         }
@@ -220,6 +220,7 @@ impl Machine<'_> {
     }
 
     /// Counts arrivals, with what the arriving lanes hand on.
+    #[allow(clippy::too_many_arguments, reason = "one arrival in all its forms")]
     pub(crate) fn arrive(
         &mut self,
         at: Culprit,
@@ -378,14 +379,16 @@ impl Machine<'_> {
                 return Err(self.finding(FindingKind::IllegalOperand, at, None, message));
             }
             let phase = self.ctas[cta].mbarriers[&offset].phase;
-            if let Wait::Mbarrier { cta: c, address, phase: seen, .. } = warp.wait {
-                if c == cta && address == offset && phase >= seen + 2 {
-                    let message = format!(
-                        "the wait for phase {seen} of {} began, and phase {phase} is under way before the waiter could see it: others ran two phases ahead without waiting for it, and a waiter on the chip hangs or takes the wrong phase",
-                        self.barrier_name(cta, offset)
-                    );
-                    return Err(self.finding(FindingKind::MbarrierLapped, at, None, message));
-                }
+            if let Wait::Mbarrier { cta: c, address, phase: seen, .. } = warp.wait
+                && c == cta
+                && address == offset
+                && phase >= seen + 2
+            {
+                let message = format!(
+                    "the wait for phase {seen} of {} began, and phase {phase} is under way before the waiter could see it: others ran two phases ahead without waiting for it, and a waiter on the chip hangs or takes the wrong phase",
+                    self.barrier_name(cta, offset)
+                );
+                return Err(self.finding(FindingKind::MbarrierLapped, at, None, message));
             }
             if phase & 1 == u64::from(wanted) {
                 if !matches!(warp.wait, Wait::Mbarrier { cta: c, address, .. } if c == cta && address == offset) {

@@ -227,10 +227,10 @@ impl Memory {
             Some(buffer) => {
                 // A negative index lands at the far end of the gap in front of the next buffer.
                 let half = 1u64 << (BUFFER_SHIFT - 1);
-                if offset >= half {
-                    if let Some(next) = self.buffers.get(slot + 1) {
-                        return Err(format!("{} bytes before the start of {}", (1u64 << BUFFER_SHIFT) - offset, next.name));
-                    }
+                if offset >= half
+                    && let Some(next) = self.buffers.get(slot + 1)
+                {
+                    return Err(format!("{} bytes before the start of {}", (1u64 << BUFFER_SHIFT) - offset, next.name));
                 }
                 Err(format!("at byte {offset} of {}, which has {} bytes", buffer.name, buffer.bytes))
             }

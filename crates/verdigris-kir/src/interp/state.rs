@@ -316,10 +316,10 @@ impl Warp {
     /// The view of memory that the lanes of `mask` hand on, and a new epoch for what comes after.
     pub(crate) fn release(&mut self, mask: u32, cp_actor: u32) -> Clock {
         let mut view = self.clock.clone();
-        if let Some((lanes, extra)) = &self.extra {
-            if lanes & mask != 0 {
-                view.join(extra);
-            }
+        if let Some((lanes, extra)) = &self.extra
+            && lanes & mask != 0
+        {
+            view.join(extra);
         }
         let full = self.full;
         view.get_mut(self.actor).seen.extend(mask, full, self.epoch);

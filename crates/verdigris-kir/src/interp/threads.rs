@@ -31,7 +31,7 @@ pub(crate) fn order_flags(order: Order) -> u8 {
 }
 
 /// Distinct 32-byte sectors of accesses.
-fn sectors(addresses: &mut Vec<u64>, bytes: u64) -> u64 {
+fn sectors(addresses: &[u64], bytes: u64) -> u64 {
     let mut all: Vec<u64> = addresses.iter().flat_map(|&address| address / 32..=(address + bytes - 1) / 32).collect();
     all.sort_unstable();
     all.dedup();
@@ -237,7 +237,7 @@ impl Machine<'_> {
                 fresh += self.memory.touch(slot, offset, bytes as usize, store, launch);
             }
         }
-        let touched = sectors(&mut addresses, u64::from(bytes));
+        let touched = sectors(&addresses, u64::from(bytes));
         let counters = self.counters(warp.cta);
         if store {
             counters.global_store_bytes += total;

@@ -285,10 +285,10 @@ impl Machine<'_> {
 
     fn check_flight(&self, warp: &Warp, inst: &Instruction) -> Result<(), Fault> {
         for source in &inst.ins {
-            if let Source::Reg(reg) = *source {
-                if warp.flight[reg as usize].0 & 1 != 0 {
-                    return Err(self.in_flight(warp, reg, inst.loc, "read"));
-                }
+            if let Source::Reg(reg) = *source
+                && warp.flight[reg as usize].0 & 1 != 0
+            {
+                return Err(self.in_flight(warp, reg, inst.loc, "read"));
             }
         }
         for reg in inst.outs.iter().flatten() {

@@ -1,6 +1,9 @@
 //! Kernels that are right, and kernels with one planted fault each.
 
+mod async_units;
+mod matrices;
 mod simple;
+mod whole_launches;
 
 use super::{FindingKind, Findings, Memory, Options, Report, run_kernel};
 use crate::face::{Header, Kernel, build};

@@ -1,0 +1,136 @@
+//! Several launches of one program, scratch, cooperative grids.
+
+use super::*;
+use crate::inst::{Atomic, Cache, Order, Scope};
+use crate::interp::{Kernels, run};
+use crate::program::{KernelRef, Launch, Program, Residency, Step};
+
+/// Writes `value` into 32 words; lets the next launch start at its beginning.
+fn writer() -> KernelBody {
+    let mut body = kernel(32, 1, |k| {
+        let y = k.output("y", 4);
+        k.griddep_launch();
+        k.st_global(y.at(k.thread(), 4), 0, k.thread() + 7u32);
+    });
+    body.name = "writer".into();
+    body
+}
+
+fn reader(waits: bool, plant: &Plant) -> KernelBody {
+    let mut body = kernel(32, 1, |k| {
+        let x = k.input("x", 4);
+        let y = k.output("y", 4);
+        if waits {
+            k.griddep_wait();
+        }
+        plant!(plant);
+        let value = k.ld_global::<u32>(x.at(k.thread(), 4), 0);
+        k.st_global(y.at(k.thread(), 4), 0, value);
+    });
+    body.name = "reader".into();
+    body
+}
+
+fn launch(body: KernelBody, ctas: u32, overlap: bool, residency: Residency, args: Vec<Arg>) -> Step {
+    let kernel = KernelRef::new(body.name.clone(), move || body.clone());
+    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args })
+}
+
+fn pair(overlap: bool, waits: bool, plant: &Plant) -> Program {
+    let mut program = Program::default();
+    let between = program.add_scratch("between", 128);
+    program.steps = vec![
+        launch(writer(), 1, false, Residency::Any, vec![Arg::Pointer(between)]),
+        launch(reader(waits, plant), 1, overlap, Residency::Any, vec![Arg::Pointer(between), pointer(0)]),
+    ];
+    program
+}
+
+fn run_pair(program: &Program, seed: u64) -> Result<Vec<u32>, Findings> {
+    let mut memory = Memory::new();
+    memory.add_unwritten(128);
+    run(program, &Kernels::new(), &mut memory, &Options::schedule(seed))?;
+    Ok(read_words(&mut memory, 0))
+}
+
+#[test]
+fn launches_that_overlap_wait_for_each_other() {
+    let want: Vec<u32> = (7..39).collect();
+    for (overlap, waits) in [(false, false), (true, true)] {
+        let program = pair(overlap, waits, &Plant::default());
+        for seed in 0..SEEDS {
+            assert_eq!(run_pair(&program, seed).unwrap_or_else(|findings| panic!("{findings}")), want);
+        }
+    }
+    let plant = Plant::default();
+    let program = pair(true, false, &plant);
+    for seed in 0..SEEDS {
+        let findings = run_pair(&program, seed).expect_err("the reader does not wait");
+        assert!(matches!(findings.first().kind, FindingKind::Race | FindingKind::UnwrittenMemory), "{findings}");
+    }
+}
+
+#[test]
+fn scratch_starts_unwritten() {
+    let plant = Plant::default();
+    let mut program = Program::default();
+    let between = program.add_scratch("between", 128);
+    program.steps = vec![launch(reader(false, &plant), 1, false, Residency::Any, vec![Arg::Pointer(between), pointer(0)])];
+    let findings = run_pair(&program, 1).expect_err("nothing wrote it");
+    assert_eq!(findings.first().kind, FindingKind::UnwrittenMemory);
+    program.steps.insert(0, Step::Fill { at: between, bytes: 128, value: 3 });
+    assert_eq!(run_pair(&program, 1).unwrap_or_else(|findings| panic!("{findings}")), [0x0303_0303; 32]);
+}
+
+/// All CTAs meet at a counter.
+fn meeting(plant: &Plant) -> KernelBody {
+    kernel(32, 1, |k| {
+        let count = k.in_out("count", 4);
+        let ctas = k.scalar::<u32>("ctas");
+        k.when(k.thread().eq(0u32), || {
+            let _ = k.atom_global::<u32>(Atomic::Add, count.address(), 0, 1u32, Order::AcqRel(Scope::Gpu));
+            plant!(plant);
+            k.while_(|| k.ld_global_with::<u32>(count.address(), 0, Order::Acquire(Scope::Gpu), Cache::Default).lt(ctas), || {});
+        });
+    })
+}
+
+#[test]
+fn ctas_wait_for_each_other_only_in_a_cooperative_launch() {
+    let plant = Plant::default();
+    for (residency, ok) in [(Residency::All, true), (Residency::Any, false)] {
+        let args = vec![pointer(0), Arg::Scalar(crate::ir::Ty::U32, 12)];
+        let program = Program { steps: vec![launch(meeting(&plant), 12, false, residency, args)], ..Program::default() };
+        for seed in 0..SEEDS {
+            let mut memory = Memory::new();
+            memory.add(&[0; 4]);
+            let options = Options { step_budget: 5_000, ..Options::schedule(seed) };
+            match run(&program, &Kernels::new(), &mut memory, &options) {
+                Ok(_) => assert!(ok),
+                Err(findings) => {
+                    assert!(!ok, "{findings}");
+                    assert_eq!(findings.first().kind, FindingKind::Timeout);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_launch_that_does_not_fit_is_refused() {
+    let body = meeting(&Plant::default());
+    let program = Program { steps: vec![launch(body, 1, false, Residency::Any, vec![pointer(0)])], ..Program::default() };
+    let mut memory = Memory::new();
+    memory.add(&[0; 4]);
+    let findings = run(&program, &Kernels::new(), &mut memory, &Options::default()).expect_err("one argument is missing");
+    assert_eq!(findings.first().kind, FindingKind::Launch);
+    assert!(findings.first().message.contains("1 arguments given, 2"), "{findings}");
+}
+
+#[test]
+fn the_same_seed_repeats() {
+    let program = pair(true, false, &Plant::default());
+    for seed in 0..6 {
+        assert_eq!(run_pair(&program, seed), run_pair(&program, seed));
+    }
+}
