@@ -1,6 +1,7 @@
 //! Matrix multiplication: `D = epilogue(alpha · A · B + beta · C)` ([`verdigris_graph::GemmProblem`] has the formula in full).
 
 mod mma;
+mod repack;
 mod simt;
 mod wgmma;
 

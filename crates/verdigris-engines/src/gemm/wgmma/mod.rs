@@ -1,7 +1,8 @@
 //! `gemm.wgmma`: matrix products on Hopper's tensor cores, fed by the copy engine.
 //!
-//! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes that `wgmma` takes.
-//! **When it wins.** On compute capability 9.0, wherever operand rows are 16-byte aligned.
+//! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
+//! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
+//! order, are copied into scratch first.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth.
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
@@ -17,6 +18,7 @@ use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSp
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
+use super::repack::{self, Repack};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
@@ -106,6 +108,8 @@ impl View {
 struct Plan {
     arch: Arch,
     promote: bool,
+    /// The copies to be made of A and of B. Both views see the operands as they are behind them.
+    repacks: [Option<Repack>; 2],
     straight: View,
     turned: View,
 }
@@ -135,46 +139,49 @@ impl Engine for Wgmma {
             Precision::F64 | Precision::Ieee | Precision::F16 => false,
         };
         ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
-        for (name, matrix) in [("a", &gemm.a), ("b", &gemm.b)] {
-            let sixteen = |elements: u64| (elements * matrix.dtype.bytes() as u64).is_multiple_of(16);
-            let leading = matrix.leading_dimension();
-            ID.require(
-                leading.is_some(),
-                Reason::Layout,
-                format_args!("{name} has strides {} and {}", matrix.row_stride, matrix.column_stride),
-            )?;
-            ID.require(
-                leading.is_some_and(sixteen),
-                Reason::Alignment,
-                format_args!("{name} has a leading dimension of {leading:?} elements, needs a multiple of 16 bytes"),
-            )?;
-            ID.require(
-                matrix.batch_strides.iter().all(|&stride| sixteen(stride)),
-                Reason::Alignment,
-                format_args!("{name} has batch strides {:?}", matrix.batch_strides),
-            )?;
-        }
-        let depth_major = gemm.a.order() == Order::RowMajor && gemm.b.order() == Order::ColumnMajor;
+        let copied = |rows: u64| {
+            [rows.saturating_add(128), gemm.k.saturating_add(128), gemm.batch_count()]
+                .iter()
+                .map(|&n| u128::from(n))
+                .fold(1, u128::saturating_mul)
+        };
         ID.require(
-            depth_major || matches!(a, DType::Bf16 | DType::F16),
-            Reason::Layout,
-            format_args!("{a} operands must run along k, are {}", gemm.layout_letters()),
+            copied(gemm.m.max(gemm.n)) < 1 << 56,
+            Reason::Extent,
+            format_args!(
+                "m, n, k, batch = {}, {}, {}, {}; operands must be below 2^56 elements",
+                gemm.m,
+                gemm.n,
+                gemm.k,
+                gemm.batch_count()
+            ),
         )?;
-        let views = (View::new(gemm.clone(), false), View::new(super::transposed(gemm), true));
+        // Operands that cannot be mapped, or whose type the tensor cores take along the depth alone, are copied first.
+        let either = matches!(a, DType::Bf16 | DType::F16);
+        let repacks = [(gemm.a.clone(), gemm.m), (gemm.b.transposed(), gemm.n)]
+            .map(|(operand, rows)| Repack::needed(&operand, rows, gemm.k, &gemm.batch, either));
+        let mut gemm = gemm.clone();
+        if let Some(repack) = &repacks[0] {
+            gemm.a = repack.packed.clone();
+        }
+        if let Some(repack) = &repacks[1] {
+            gemm.b = repack.packed.transposed();
+        }
+        let views = (View::new(gemm.clone(), false), View::new(super::transposed(&gemm), true));
         let (Some(straight), Some(turned)) = views else {
             let extents =
                 format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
                     .to_string();
             return Err(ID.refusal(Reason::Extent, extents));
         };
-        Ok(Box::new(Plan { arch: arch.clone(), promote: gemm.precision == Precision::Fp8Promoted, straight, turned }))
+        Ok(Box::new(Plan { arch: arch.clone(), promote: gemm.precision == Precision::Fp8Promoted, repacks, straight, turned }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        catalog_specs().into_iter().map(reference).collect()
+        catalog_specs().into_iter().map(reference).chain(repack::catalog()).collect()
     }
 }
 
@@ -295,6 +302,12 @@ impl Plan {
         if setting.turned { &self.turned } else { &self.straight }
     }
 
+    /// The copies to be made of the operands of a view.
+    fn repacks(&self, view: &View) -> [Option<&Repack>; 2] {
+        let [a, b] = self.repacks.each_ref().map(Option::as_ref);
+        if view.turned { [b, a] } else { [a, b] }
+    }
+
     fn spec(&self, setting: Setting) -> Option<Spec> {
         let view = self.view(setting);
         let shape = SHAPES.get(setting.shape as usize)?;
@@ -356,7 +369,8 @@ impl Plan {
         let clock_ghz = 1.55;
         let traffic = super::traffic_bytes(&view.problem);
         let memory_us = traffic / (self.arch.memory_gb_per_s * 1e3);
-        Some((cycles / clock_ghz * 1e-3).max(memory_us) + 2.0 + if schedule.split_tiles > 0 { 2.0 } else { 0.0 })
+        let repack_us: f64 = self.repacks.iter().flatten().map(|repack| repack.estimate_us(&self.arch)).sum();
+        Some((cycles / clock_ghz * 1e-3).max(memory_us) + 2.0 + if schedule.split_tiles > 0 { 2.0 } else { 0.0 } + repack_us)
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -437,13 +451,24 @@ impl Candidate for Plan {
         let [a, b] = view.operands();
         let d = &view.problem.d;
 
-        let mapped = [&a, &b].into_iter().chain((spec.out == Out::Tma).then_some(d)).map(|matrix| (matrix.slot, 16));
+        let repacks = self.repacks(view);
+        let in_place = [&a, &b].into_iter().zip(repacks).filter_map(|(matrix, repack)| repack.is_none().then_some(matrix));
+        let mapped = in_place.chain((spec.out == Out::Tma).then_some(d)).map(|matrix| (matrix.slot, 16));
         let alignments = super::buffer_alignments(&view.problem, spec.epilogue.alignments(&view.problem).chain(mapped));
         let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
+        let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
+            None => slot(matrix),
+            Some(repack) => {
+                let copy = program.add_scratch("repacked operand", repack.scratch_bytes());
+                program.steps.extend(repack.launches(slot(matrix), copy).into_iter().map(Step::Launch));
+                copy
+            }
+        };
+        let (a_place, b_place) = (place(&a, repacks[0]), place(&b, repacks[1]));
         let chunk = Chunk::all(&view.problem.batch).into_iter().next().ok_or_else(unknown)?;
         let mut args = vec![
-            Arg::TensorMap(slot(&a), operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &a, view.m, view.k, view.batch)),
-            Arg::TensorMap(slot(&b), operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &b, view.n, view.k, view.batch)),
+            Arg::TensorMap(a_place, operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &a, view.m, view.k, view.batch)),
+            Arg::TensorMap(b_place, operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &b, view.n, view.k, view.batch)),
             batched(&a),
             batched(&b),
         ];
