@@ -599,4 +599,32 @@ mod tests {
         assert!(lines.iter().all(|lines| lines * chunks <= 1 << 30));
         assert!(launches.len() > 1);
     }
+
+    #[test]
+    fn only_what_cannot_be_mapped_is_copied() {
+        let matrix = |dtype, row_stride, column_stride, batch_stride| Matrix {
+            slot: Slot(0),
+            dtype,
+            row_stride,
+            column_stride,
+            batch_strides: vec![batch_stride],
+        };
+        let wanted = |matrix: Matrix, either| {
+            Repack::needed(&matrix, 100, 64, &[3], either).map(|repack| (repack.packed.order(), repack.spec.transpose))
+        };
+        let (rows, columns) = (Order::RowMajor, Order::ColumnMajor);
+        for (source, either, expected) in [
+            (matrix(DType::Bf16, 64, 1, 6400), true, None),
+            (matrix(DType::Bf16, 1, 104, 0), true, None),
+            (matrix(DType::Bf16, 1, 100, 0), true, Some((columns, false))),
+            (matrix(DType::Bf16, 65, 1, 0), true, Some((rows, false))),
+            (matrix(DType::Bf16, 64, 1, 6401), true, Some((rows, false))),
+            (matrix(DType::Bf16, 128, 2, 0), true, Some((rows, true))),
+            (matrix(DType::Bf16, 0, 1, 0), true, Some((rows, false))),
+            (matrix(DType::F32, 1, 104, 0), false, Some((rows, true))),
+            (matrix(DType::E4m3, 64, 1, 6400), false, None),
+        ] {
+            assert_eq!(wanted(source.clone(), either), expected, "{source:?}");
+        }
+    }
 }
