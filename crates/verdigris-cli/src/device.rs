@@ -18,9 +18,9 @@ pub(crate) fn open(command: &str, config: &Config, json: bool) -> Result<Option<
         }
         Err(Error::Device(error @ (verdigris_cuda::Error::NoDriver { .. } | verdigris_cuda::Error::NoDevice))) => {
             if json {
-                println!("{}", serde_json::json!({ "command": command, "skipped": error.to_string() }));
+                say!("{}", serde_json::json!({ "command": command, "skipped": error.to_string() }));
             } else {
-                println!("{command}: skipped: {error}");
+                say!("{command}: skipped: {error}");
             }
             Ok(None)
         }

@@ -3,11 +3,19 @@
 //! Exit codes: 0 all is well (also where a command that needs a GPU is skipped for want of one), 1 something was found wrong, 2 the
 //! command could not be carried out.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, reason = "printing is what a command line is for")]
+
+/// Prints a line to stdout; like `println!`, but a reader that has gone away (`| head`) ends the program instead of a panic.
+macro_rules! say {
+    () => { $crate::table::say_text("\n") };
+    ($($words:tt)*) => { $crate::table::say_text(&(format!($($words)*) + "\n")) };
+}
 
 mod bench;
 mod cases;
+mod check;
 mod device;
+mod doctor;
+mod inspect;
 mod problem;
 mod table;
 mod verify;
@@ -26,6 +34,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Say what is here, what works here, and why the rest does not.
+    Doctor(doctor::Arguments),
+    /// Show who takes a problem, what would run, and what it is made of.
+    Inspect(inspect::Arguments),
+    /// Run every case on the GPU, against the reference.
+    Check(check::Arguments),
     /// Measure against peers on the GPU, correctness first.
     Bench(bench::Arguments),
     /// Run every case on every engine in the interpreter, against the reference.
@@ -34,6 +48,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
     };

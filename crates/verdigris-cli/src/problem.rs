@@ -1,6 +1,7 @@
 //! A problem from the command line.
 
 use anyhow::{Context, Result, bail};
+use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Determinism, GemmProblem, HostScalar, Matrix, Precision, Slot};
 use verdigris_tensor::DType;
 
@@ -134,4 +135,15 @@ fn types(dtype: &str) -> Result<(DType, DType, Precision)> {
             (operands, result, precision)
         }
     })
+}
+
+/// Knobs as they are printed: `name=value,name=value`.
+pub(crate) fn knobs(text: &str) -> Result<Knobs, String> {
+    let mut values = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not of the form name=value"))?;
+        let value = value.trim().parse::<u32>().map_err(|_| format!("`{value}` is no whole number"))?;
+        values.push((name.trim(), value));
+    }
+    Ok(Knobs::new(values))
 }

@@ -1,6 +1,13 @@
-//! Aligned columns and colour for terminals.
+//! What is printed: aligned columns, and colour for terminals.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+
+/// Prints the text to stdout. Where nobody reads it any more, ends the program: there is nobody left to tell.
+pub(crate) fn say_text(text: &str) {
+    if std::io::stdout().lock().write_all(text.as_bytes()).is_err() {
+        std::process::exit(0);
+    }
+}
 
 /// Which way a column is aligned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,7 +18,7 @@ pub(crate) enum Align {
 
 /// Rows of text under a head, every column as wide as its widest cell.
 pub(crate) fn print(head: &[(&str, Align)], rows: &[Vec<String>]) {
-    print!("{}", layout(head, rows));
+    say_text(&layout(head, rows));
 }
 
 fn layout(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {

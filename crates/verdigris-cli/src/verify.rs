@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
     let cases = cases::load(None, arguments.cases.as_ref(), &arguments.filter)?;
     if !arguments.json {
-        println!(
+        say!(
             "seed {seed}, {} cases, engines {}",
             cases.len(),
             engines.iter().map(|engine| engine.id().name).collect::<Vec<_>>().join(", ")
@@ -165,14 +165,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
             "remembered": remembered, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
         });
-        println!("{value}");
+        say!("{value}");
     } else {
         report(&works, &prepared, &refusals, &slowest, remembered, begun.elapsed());
         for fault in &faults {
-            println!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
-            println!("  {}", fault.message);
+            say!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
+            say!("  {}", fault.message);
         }
-        println!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
+        say!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
     }
     Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
 }
@@ -384,18 +384,18 @@ fn report(
         runs.iter().map(|(engine, (count, cases))| vec![(*engine).to_owned(), cases.len().to_string(), count.to_string()]).collect();
     table::print(&[("engine", Align::Left), ("cases", Align::Right), ("runs", Align::Right)], &rows);
     if !refusals.is_empty() {
-        println!();
+        say!();
         let rows: Vec<Vec<String>> =
             refusals.iter().map(|((engine, reason), count)| vec![(*engine).to_owned(), (*reason).to_owned(), count.to_string()]).collect();
         table::print(&[("engine", Align::Left), ("refused for", Align::Left), ("cases", Align::Right)], &rows);
     }
-    println!();
+    say!();
     for (took, number) in slowest.iter().take(5).filter(|(took, _)| took.as_secs_f64() > 0.5) {
         let work = &works[*number];
-        println!("{:.1} s: {} {} {}", took.as_secs_f64(), prepared[work.case].case.id, work.engine.id(), work.knobs);
+        say!("{:.1} s: {} {} {}", took.as_secs_f64(), prepared[work.case].case.id, work.engine.id(), work.knobs);
     }
     if remembered > 0 {
-        println!("{remembered} runs had passed before");
+        say!("{remembered} runs had passed before");
     }
-    println!("{:.1} s", took.as_secs_f64());
+    say!("{:.1} s", took.as_secs_f64());
 }

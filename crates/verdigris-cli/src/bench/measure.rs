@@ -50,7 +50,8 @@ impl Samples {
     }
 }
 
-fn quantile(values: &[f64], q: f64) -> f64 {
+/// The value below which that part of the values lies; NaN of none.
+pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };

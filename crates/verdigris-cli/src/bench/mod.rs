@@ -3,6 +3,7 @@
 mod correctness;
 mod data;
 mod measure;
+mod overhead;
 mod peers;
 mod record;
 mod report;
@@ -16,7 +17,7 @@ use verdigris::Config;
 use verdigris_engines::engine::Knobs;
 use verdigris_reference::bench_list;
 
-use crate::problem::{Named, ProblemArguments};
+use crate::problem::{Named, ProblemArguments, knobs};
 use crate::{Verdict, device};
 
 /// What to measure.
@@ -30,6 +31,8 @@ pub(crate) struct Arguments {
 enum Suite {
     /// Matrix products, against cuBLASLt.
     Gemm(Box<GemmArguments>),
+    /// What the library itself costs: compiling, loading, choosing, submitting.
+    Overhead(overhead::Arguments),
 }
 
 /// Options of `bench gemm`.
@@ -86,20 +89,11 @@ enum Peer {
     Cublaslt,
 }
 
-fn knobs(text: &str) -> Result<Knobs, String> {
-    let mut values = Vec::new();
-    for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not of the form name=value"))?;
-        let value = value.trim().parse::<u32>().map_err(|_| format!("`{value}` is no whole number"))?;
-        values.push((name.trim(), value));
-    }
-    Ok(Knobs::new(values))
-}
-
 /// Carries out `bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     match &arguments.suite {
         Suite::Gemm(arguments) => gemm(arguments),
+        Suite::Overhead(arguments) => overhead::run(arguments),
     }
 }
 

@@ -21,9 +21,9 @@ pub(crate) struct Machine {
     pub(crate) versions: String,
     /// UTC, `YYYY-MM-DDTHH:MM:SSZ`, at the start of the run.
     pub(crate) date: String,
-    /// SM clock, memory clock and power as `nvidia-smi` gave them under load, where it is there.
+    /// SM clock, memory clock and power as `nvidia-smi` gave them right after the ceilings were measured, where it is there.
     pub(crate) clocks: Option<String>,
-    /// What the peer's (else our) 8192³ bf16 product reached in this run.
+    /// What the peer's 8192³ bf16 product reached in this run; none without a peer.
     pub(crate) gemm_ceiling_tflops: Option<f64>,
     /// What a streaming copy reached in this run, read and written bytes together.
     pub(crate) copy_gb_per_s: f64,

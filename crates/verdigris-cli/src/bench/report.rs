@@ -8,21 +8,21 @@ const WORST: usize = 10;
 
 /// The whole table, then what it comes to.
 pub(super) fn print(rows: &[Row], machine: &Machine) {
-    println!("{}; CUDA {}; {}", machine.machine, machine.driver, machine.versions);
+    say!("{}; CUDA {}; {}", machine.machine, machine.driver, machine.versions);
     if let Some(clocks) = &machine.clocks {
-        println!("under load: {clocks}");
+        say!("right after the ceilings: {clocks}");
     }
     match machine.gemm_ceiling_tflops {
-        Some(tflops) => println!("ceilings of this run: {tflops:.1} TFLOP/s (bf16 8192³), {:.0} GB/s (copy)", machine.copy_gb_per_s),
-        None => println!("ceilings of this run: {:.0} GB/s (copy)", machine.copy_gb_per_s),
+        Some(tflops) => say!("ceilings of this run: {tflops:.1} TFLOP/s (bf16 8192³), {:.0} GB/s (copy)", machine.copy_gb_per_s),
+        None => say!("ceilings of this run: {:.0} GB/s (copy)", machine.copy_gb_per_s),
     }
-    println!();
+    say!();
     table(rows);
-    println!();
+    say!();
     for row in rows {
         if let Some(remark) = &row.remark {
             let text = format!("{} {}: {remark}", row.dtype, row.problem);
-            println!("{}", if row.wrong { alarm(&text) } else { text });
+            say!("{}", if row.wrong { alarm(&text) } else { text });
         }
     }
     summary(rows);
@@ -62,7 +62,7 @@ pub(super) fn table(rows: &[Row]) {
     };
     table::print(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     for row in rows.iter().filter(|row| !row.variants.is_empty()) {
-        println!("\n{} {}: every setting", row.dtype, row.problem);
+        say!("\n{} {}: every setting", row.dtype, row.problem);
         let head = [("µs", Right), ("estimate", Right), ("engine and knobs", Left), ("", Left)];
         let cells = row.variants.iter().map(|variant| {
             vec![
@@ -114,13 +114,13 @@ fn summary(rows: &[Row]) {
     }
     add("all", "all", &rows.iter().filter_map(|row| row.ratio).collect::<Vec<_>>());
     if !lines.is_empty() {
-        println!("ratio: the peer's time over ours; above 1 we are ahead");
+        say!("ratio: the peer's time over ours; above 1 we are ahead");
         table::print(&head, &lines);
     }
     let mut compared: Vec<&Row> = rows.iter().filter(|row| row.ratio.is_some()).collect();
     if compared.len() > WORST {
         compared.sort_by(|a, b| a.ratio.unwrap_or(0.0).total_cmp(&b.ratio.unwrap_or(0.0)));
-        println!("\nthe {WORST} worst");
+        say!("\nthe {WORST} worst");
         table(&compared.into_iter().take(WORST).map(|row| Row { variants: Vec::new(), ..row.clone() }).collect::<Vec<_>>());
     }
 }

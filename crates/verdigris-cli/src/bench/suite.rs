@@ -60,7 +60,7 @@ pub(super) fn run(handle: &Handle, config: &Config, arguments: &GemmArguments, p
                     record.write(&line)?;
                 }
                 if arguments.json {
-                    progress.suspend(|| println!("{line}"));
+                    progress.suspend(|| say!("{line}"));
                 }
                 rows.push(row);
             }
@@ -136,7 +136,7 @@ impl Bench<'_> {
         };
         if let Some(peer) = &self.peer {
             let operands = Operands::new(&mut self.source, &gemm)?;
-            let answer = peer.best(handle, &gemm, &operands)?;
+            let answer = peer.best(handle, &gemm, &operands).context("the peer on the ceiling's product, bf16 8192³")?;
             let submit = |i: u64| peer.run(handle, &answer, &operands, i);
             let samples = measure::interleave(handle, operands.copies, 0.3, &[Side { brief_us: answer.trial_us, submit: &submit }])?;
             self.ceilings.bf16_tflops = Some(gemm.flops() / samples[0].median() * 1e-6);
