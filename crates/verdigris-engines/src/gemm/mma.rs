@@ -27,7 +27,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::{BatchIndex, BatchStrides, Chunk, Indices};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Walk};
+use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Place, Walk};
 
 const ID: EngineId = EngineId { name: "gemm.mma", number: 101 };
 
@@ -68,7 +68,9 @@ impl Engine for Mma {
         }
         let mut epilogue = EpilogueSpec::of(&problem);
         // With an even number of columns a pair is inside or outside as a whole.
-        epilogue.pairs &= problem.n.is_multiple_of(2);
+        let pairs = epilogue.pairs && problem.n.is_multiple_of(2) && !epilogue.exact;
+        // A plain epilogue has both ways in one kernel; a user's chain is compiled for its own.
+        epilogue.pairs = pairs && !epilogue.is_plain();
         let target = epilogue.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
         let spec = Spec { arithmetic, tile: Tile::Large, along_k: [a_lie.along_k, b_lie.along_k], direct, epilogue };
@@ -76,16 +78,15 @@ impl Engine for Mma {
         let limit = arch.shared_bytes_per_cta;
         ID.require(shared_bytes <= limit, Reason::SharedMemory, format_args!("{shared_bytes} bytes of {limit}"))?;
         let copy_bytes = [a_lie.alignment_bytes, b_lie.alignment_bytes];
-        Ok(Box::new(Accepted { problem, spec, copy_bytes, arch: arch.clone() }))
+        Ok(Box::new(Accepted { problem, spec, copy_bytes, pairs, arch: arch.clone() }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
         let mut specs = Vec::new();
         let epilogues = |d: DType, precision: Precision| {
             let operand = OperandSpec { dtype: d, walk: Walk::Row };
-            [(false, false), (false, true), (true, false), (true, true)].map(|(with_c, pairs)| EpilogueSpec {
+            [false, true].map(|with_c| EpilogueSpec {
                 c: with_c.then_some(operand),
-                pairs,
                 exact: precision == Precision::I32 && d == DType::I32 && !with_c,
                 ..EpilogueSpec::plain(operand)
             })
@@ -94,9 +95,7 @@ impl Engine for Mma {
             let arithmetic = Arithmetic { a: ty, b: ty, half_sum: false };
             for along_k in [[true, true], [true, false], [false, true], [false, false]] {
                 for (tile, direct) in [(Tile::Large, false), (Tile::Small, false), (Tile::Small, true)] {
-                    let [plain, pairs, c, c_pairs] = epilogues(dtype, Precision::Fp32);
-                    let [_, f32_pairs, ..] = epilogues(DType::F32, Precision::Fp32);
-                    for epilogue in [plain, pairs, c, c_pairs, f32_pairs] {
+                    for epilogue in [dtype, DType::F32].into_iter().flat_map(|d| epilogues(d, Precision::Fp32)) {
                         specs.push(Spec { arithmetic, tile, along_k, direct, epilogue });
                     }
                 }
@@ -252,6 +251,11 @@ impl Spec {
         if self.direct { 2 } else { STAGES }
     }
 
+    /// An argument says whether two columns are stored at once.
+    fn either_way(&self) -> bool {
+        self.epilogue.is_plain() && !self.epilogue.exact
+    }
+
     fn shared_bytes(&self) -> u32 {
         2 * self.tile.extent() * SLAB_BYTES * self.stages()
     }
@@ -288,6 +292,8 @@ struct Accepted {
     spec: Spec,
     /// Bytes of a copy of A and of B.
     copy_bytes: [u32; 2],
+    /// Two columns are stored at once.
+    pairs: bool,
     arch: Arch,
 }
 
@@ -359,7 +365,8 @@ impl Candidate for Accepted {
         let spec = Spec { tile, ..self.spec.clone() };
         let p = &self.problem;
         let copies = [(p.a.slot, u64::from(self.copy_bytes[0])), (p.b.slot, u64::from(self.copy_bytes[1]))];
-        let alignments = spec.epilogue.alignments(p).chain(copies);
+        let stores = EpilogueSpec { pairs: self.pairs, ..spec.epilogue.clone() };
+        let alignments = stores.alignments(p).chain(copies);
         let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, alignments), ..Program::default() };
         if p.is_empty() {
             return Ok(program);
@@ -376,6 +383,9 @@ impl Candidate for Accepted {
                     Arg::Scalar(Ty::U32, p.k.div_ceil(depth)),
                     Arg::Scalar(Ty::U32, last_depth),
                 ];
+                if spec.either_way() {
+                    args.push(Arg::Scalar(Ty::U32, self.pairs.into()));
+                }
                 args.extend(chunk.args());
                 // B is loaded as its transpose, n by k.
                 let operands = [(&p.a, part.first_row), (&p.b.transposed(), part.first_column)];
@@ -438,6 +448,7 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
     let column_tiles = k.divisor("column_tiles");
     let slabs = k.scalar::<u32>("slabs");
     let last_depth = k.scalar::<u32>("last_depth");
+    let in_pairs = spec.either_way().then(|| k.scalar::<u32>("in_pairs"));
     let batch = BatchIndex::declare(k);
     let a = Operand::declare(k, "a", spec, 0);
     let b = Operand::declare(k, "b", spec, 1);
@@ -532,10 +543,39 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
 
     let lane = k.lane();
     let first = [row_tile * extent + first_row + (lane >> 2), column_tile * extent + first_column + ((lane & 3u32) << 1)];
-    store(k, spec, &epilogue, indices, &sums, first, [rows, columns]);
+    let end = [rows, columns];
+    let pairs = || store_pairs(k, spec, &epilogue.paired(), indices, &sums, first, end);
+    let singles = || store(k, spec, &epilogue, indices, &sums, first, end);
+    match in_pairs {
+        Some(in_pairs) => k.when_else(in_pairs.ne(0), pairs, singles),
+        None if spec.epilogue.pairs => pairs(),
+        None => singles(),
+    }
 }
 
-/// Runs the epilogue on a thread's sums. Block `(i, j)` holds two neighbouring columns of row `first`, and of the row 8 below.
+/// Calls `visit` for each row of a thread's sums that lies inside of D, with its epilogue and the row's pairs of neighbouring columns,
+/// which stand 8 columns apart from `first` on.
+fn for_each_row<'k, S: Sum>(
+    k: Kernel<'k>,
+    epilogue: &Epilogue<'k, f32>,
+    indices: Indices<'k>,
+    sums: &[Vec<[Var<'k, S>; 4]>],
+    first: [Val<'k, u32>; 2],
+    rows: Val<'k, u32>,
+    visit: impl Fn(&Place<'_, 'k, f32>, &[[Var<'k, S>; 2]]),
+) {
+    let matrix = epilogue.begin(indices);
+    for (i, line) in (0u32..).zip(sums) {
+        // A block holds two columns of a row, and of the row 8 below.
+        for half in 0..2 {
+            let row = first[0] + (16 * i + 8 * half);
+            let pairs: Vec<[Var<'k, S>; 2]> = line.iter().map(|block| [0, 1].map(|odd| block[2 * half as usize + odd])).collect();
+            k.when(row.lt(rows), || visit(&matrix.at(row, first[1]), &pairs));
+        }
+    }
+}
+
+/// Runs the epilogue on a thread's sums and stores them, one by one.
 fn store<'k, S: Sum>(
     k: Kernel<'k>,
     spec: &Spec,
@@ -545,31 +585,36 @@ fn store<'k, S: Sum>(
     first: [Val<'k, u32>; 2],
     end: [Val<'k, u32>; 2],
 ) {
-    let matrix = epilogue.begin(indices);
-    for (i, line) in (0u32..).zip(sums) {
-        for half in 0..2 {
-            let row = first[0] + (16 * i + 8 * half);
-            k.when(row.lt(end[0]), || {
-                let place = matrix.at(row, first[1]);
-                for (j, block) in (0u32..).zip(line) {
-                    let pair = [block[2 * half as usize], block[2 * half as usize + 1]];
-                    if spec.epilogue.pairs && !spec.epilogue.exact {
-                        k.when((first[1] + 8 * j).lt(end[1]), || {
-                            let values = place.apply_pair(pair.map(|sum| S::finish(sum.get(), spec.arithmetic)), 8 * j);
-                            place.store_pair(values, 8 * j);
-                        });
-                        continue;
-                    }
-                    for (right, sum) in (8 * j..).zip(pair) {
-                        k.when((first[1] + right).lt(end[1]), || match S::exact(sum.get()) {
-                            Some(exact) if spec.epilogue.exact => place.store_exact(exact, right),
-                            _ => place.store(place.apply(S::finish(sum.get(), spec.arithmetic), right), right),
-                        });
-                    }
-                }
+    for_each_row(k, epilogue, indices, sums, first, end[0], |place, pairs| {
+        for (j, pair) in (0u32..).zip(pairs) {
+            for (right, sum) in (8 * j..).zip(pair) {
+                k.when((first[1] + right).lt(end[1]), || match S::exact(sum.get()) {
+                    Some(exact) if spec.epilogue.exact => place.store_exact(exact, right),
+                    _ => place.store(place.apply(S::finish(sum.get(), spec.arithmetic), right), right),
+                });
+            }
+        }
+    });
+}
+
+/// The same two by two, where pairs are inside or outside of D as a whole.
+fn store_pairs<'k, S: Sum>(
+    k: Kernel<'k>,
+    spec: &Spec,
+    epilogue: &Epilogue<'k, f32>,
+    indices: Indices<'k>,
+    sums: &[Vec<[Var<'k, S>; 4]>],
+    first: [Val<'k, u32>; 2],
+    end: [Val<'k, u32>; 2],
+) {
+    for_each_row(k, epilogue, indices, sums, first, end[0], |place, pairs| {
+        for (j, pair) in (0u32..).zip(pairs) {
+            k.when((first[1] + 8 * j).lt(end[1]), || {
+                let values = place.apply_pair(pair.map(|sum| S::finish(sum.get(), spec.arithmetic)), 8 * j);
+                place.store_pair(values, 8 * j);
             });
         }
-    }
+    });
 }
 
 /// Parameters of A, or of B read as its transpose.

@@ -26,7 +26,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
 use crate::parts::compute::{self, Compute};
-use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Walk};
+use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec};
 
 const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
 
@@ -55,6 +55,8 @@ impl Engine for Simt {
             ID.require(largest < 1 << 31, Reason::Extent, format_args!("extent {largest} with block scales, taken below 2^31"))?;
         }
         let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of(&problem) };
+        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+        let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
         let spec = Spec {
             a: problem.a.dtype,
             b: problem.b.dtype,
@@ -97,20 +99,16 @@ impl Engine for Simt {
             };
             for &precision in precisions {
                 for &d in outputs {
-                    for walk in [Walk::Row, Walk::Strided] {
-                        for with_c in [false, true] {
-                            for &tile in Tile::of(Arithmetic::of(precision)) {
-                                let operand = OperandSpec { dtype: d, walk };
-                                let epilogue = EpilogueSpec {
-                                    double: precision == Precision::F64,
-                                    exact: precision == Precision::I32 && d == DType::I32 && !with_c,
-                                    c: with_c.then_some(operand),
-                                    ..EpilogueSpec::plain(operand)
-                                };
-                                let arithmetic = Arithmetic::of(precision);
-                                kernels.push(Spec { a, b, arithmetic, tile, block_scales: [false; 2], epilogue });
-                            }
-                        }
+                    let arithmetic = Arithmetic::of(precision);
+                    let operand = OperandSpec::strided(d);
+                    for (with_c, &tile) in [false, true].into_iter().flat_map(|c| Tile::of(arithmetic).iter().map(move |tile| (c, tile))) {
+                        let epilogue = EpilogueSpec {
+                            double: precision == Precision::F64,
+                            exact: precision == Precision::I32 && d == DType::I32 && !with_c,
+                            c: with_c.then_some(operand),
+                            ..EpilogueSpec::plain(operand)
+                        };
+                        kernels.push(Spec { a, b, arithmetic, tile, block_scales: [false; 2], epilogue });
                     }
                 }
             }

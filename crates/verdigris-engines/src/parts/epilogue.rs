@@ -427,6 +427,12 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         self.beta.iter().map(|(_, c)| c).chain(steps).chain(self.d.iter())
     }
 
+    /// The same epilogue with its pair forms, for a branch in which an argument says that all operands lie in whole pairs: the spec then
+    /// declares single elements, and the program the alignment of pairs where it takes the branch.
+    pub fn paired(&self) -> Epilogue<'k, T> {
+        Epilogue { pairs: true, ..self.clone() }
+    }
+
     /// The epilogue of one matrix of the batch. Reads the scale factors.
     #[track_caller]
     pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {

@@ -1,0 +1,95 @@
+//! No shape leads outside of a catalog: whatever the extents, strides and batches, a plain problem's programs name kernels that are in it.
+
+use std::collections::HashSet;
+
+use verdigris_engines::arch::Arch;
+use verdigris_graph::{GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Slot};
+use verdigris_kir::ir::Target;
+use verdigris_reference::data::Random;
+use verdigris_tensor::DType;
+
+/// An extent: often small, often near a power of two, at times large.
+fn extent(random: &mut Random) -> u64 {
+    match random.below(4) {
+        0 => random.below(20),
+        1 => (1 << random.below(14)) + random.below(3) - 1,
+        2 => 64 * (1 + random.below(200)),
+        _ => {
+            let bits = 1 + random.below(24);
+            random.below(1 << bits)
+        }
+    }
+}
+
+fn matrix(random: &mut Random, slot: u32, dtype: DType, rows: u64, columns: u64, batch: &[u64]) -> Matrix {
+    let pad = if random.below(3) == 0 { random.below(40) } else { 0 };
+    let (row_stride, column_stride, size) = match random.below(5) {
+        0 | 1 => (columns + pad, 1, rows * (columns + pad)),
+        2 | 3 => (1, rows + pad, columns * (rows + pad)),
+        _ => (2 * columns + pad, 2, rows * (2 * columns + pad)),
+    };
+    let mut stride = size + if random.below(4) == 0 { random.below(9) } else { 0 };
+    let mut batch_strides = Vec::new();
+    for dim in batch.iter().rev() {
+        batch_strides.push(stride);
+        stride *= dim;
+    }
+    batch_strides.reverse();
+    Matrix { slot: Slot(slot), dtype, row_stride, column_stride, batch_strides }
+}
+
+/// A problem without a chain, of types that catalogs hold.
+fn problem(random: &mut Random) -> Option<GemmProblem> {
+    let types = [
+        (DType::Bf16, DType::Bf16, Precision::Fp32),
+        (DType::F16, DType::F16, Precision::Fp32),
+        (DType::Bf16, DType::F32, Precision::Fp32),
+        (DType::F32, DType::F32, Precision::Tf32),
+        (DType::F32, DType::F32, Precision::Ieee),
+        (DType::F64, DType::F64, Precision::F64),
+        (DType::I8, DType::I32, Precision::I32),
+    ];
+    let (operands, d, precision) = types[random.below(types.len() as u64) as usize];
+    let (m, n, k) = (extent(random), extent(random), extent(random));
+    let batch: Vec<u64> = (0..random.below(3)).map(|_| 1 + random.below(5)).collect();
+    let with_c = random.below(3) == 0;
+    let mut problem = GemmProblem::packed(1, 1, 1, operands, d).ok()?;
+    (problem.m, problem.n, problem.k, problem.precision) = (m, n, k, precision);
+    problem.a = matrix(random, 0, operands, m, k, &batch);
+    problem.b = matrix(random, 1, operands, k, n, &batch);
+    problem.d = matrix(random, 2, d, m, n, &batch);
+    if with_c {
+        problem.c = Some(Matrix { slot: Slot(3), ..problem.d.clone() });
+        problem.beta = HostScalar::Fixed(Real(0.5));
+    }
+    problem.alpha = HostScalar::Fixed(Real(if operands == DType::I8 && !with_c { 1.0 } else { 2.0 }));
+    problem.batch = batch;
+    problem.canonical().ok()
+}
+
+#[test]
+fn random_shapes_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    for name in ["gemm.mma", "gemm.simt"] {
+        let engine = verdigris_engines::engine(name).expect("the engine is registered");
+        let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+        let mut random = Random::new(7);
+        let mut used = HashSet::new();
+        let (mut problems, mut taken) = (0, 0);
+        while problems < 1000 {
+            let Some(problem) = problem(&mut random) else { continue };
+            problems += 1;
+            let problem = Problem::Gemm(problem);
+            let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
+            taken += 1;
+            for knobs in candidate.knobs().settings() {
+                let program = candidate.program(knobs).expect("a listed setting has a program");
+                for launch in program.launches() {
+                    assert!(catalog.contains(launch.kernel.name()), "{name} with {knobs} on {problem:?}: {}", launch.kernel.name());
+                    used.insert(launch.kernel.name().to_owned());
+                }
+            }
+        }
+        assert!(taken > 200 && used.len() > catalog.len() / 4, "{name}: {taken} problems, {} kernels", used.len());
+    }
+}
