@@ -42,9 +42,10 @@ impl Span {
     }
 
     fn meet(&mut self, other: &Span) {
+        // Two sets of lanes become one on the generous side, as in `extend`.
+        self.lanes = self.lanes.max(self.all).min(other.lanes.max(other.all));
+        self.mask |= other.mask;
         self.all = self.all.min(other.all);
-        self.mask &= other.mask;
-        self.lanes = self.lanes.min(other.lanes);
     }
 }
 
@@ -176,6 +177,16 @@ mod tests {
         assert!(span.covers(5, 0) && !span.covers(5, 1) && !span.covers(6, 0));
         span.extend(u32::MAX, u32::MAX, 5);
         assert!(span.covers(5, 1));
+    }
+
+    #[test]
+    fn a_meet_keeps_the_lane_that_one_knows_and_the_warp_that_the_other_knows() {
+        let mut one_lane = Span { all: 5, mask: 1, lanes: 7 };
+        one_lane.meet(&Span { all: 9, mask: 0, lanes: 0 });
+        assert!(one_lane.covers(7, 0) && !one_lane.covers(6, 1) && !one_lane.covers(8, 0));
+        let mut whole = Span { all: 9, mask: 0, lanes: 0 };
+        whole.meet(&Span { all: 4, mask: 0, lanes: 0 });
+        assert!(whole.covers(4, 3) && !whole.covers(5, 3));
     }
 
     #[test]

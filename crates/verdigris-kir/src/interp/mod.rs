@@ -50,6 +50,7 @@
 mod agent;
 pub mod alu;
 mod clock;
+mod copies;
 mod decode;
 mod finding;
 mod machine;
