@@ -346,3 +346,106 @@ fn a_product_beyond_32_bits_feeds_an_address() {
     };
     fails(&body, 1, &[pointer(0), Arg::Scalar(crate::ir::Ty::U32, 0x4000_0001)], memory, FindingKind::AddressWrap, &plant);
 }
+
+/// One warp with 128 bytes of shared memory and 128 bytes of output.
+fn small(describe: impl for<'k> FnOnce(Kernel<'k>, crate::face::SharedPiece<'k>, crate::face::Pointer<'k>)) -> KernelBody {
+    kernel(32, 1, |k| {
+        let y = k.in_out("y", 4);
+        let tile = k.shared("tile", 128, 16);
+        describe(k, tile, y);
+    })
+}
+
+fn unwritten_output() -> Memory {
+    let mut memory = Memory::new();
+    memory.add_unwritten(128);
+    memory
+}
+
+#[test]
+fn faults_of_one_warp() {
+    let plant = Plant::default();
+    let at = &plant;
+    let bodies = [
+        (
+            FindingKind::OutOfBounds,
+            small(|k, tile, _| {
+                plant!(at);
+                k.st_shared(tile.address() + k.lane() * 4u32, 4, k.lane());
+            }),
+        ),
+        (
+            FindingKind::Race,
+            small(|k, tile, _| {
+                plant!(at);
+                k.st_shared(tile.address(), 0, k.lane());
+            }),
+        ),
+        (
+            FindingKind::Trap,
+            small(|k, _, _| {
+                k.when(k.lane().eq(7u32), || {
+                    plant!(at);
+                    k.trap();
+                });
+            }),
+        ),
+        (
+            FindingKind::UnwrittenMemory,
+            small(|k, _, y| {
+                plant!(at);
+                let _ = k.atom_global::<u32>(Atomic::Add, y.address(), 0, 1u32, Order::Relaxed(Scope::Gpu));
+            }),
+        ),
+        (
+            FindingKind::Divergence,
+            small(|k, _, y| {
+                k.when(k.lane().lt(9u32), || {
+                    plant!(at);
+                    let value = k.uniform(k.lane());
+                    k.st_global(y.at(k.lane(), 4), 0, value);
+                });
+            }),
+        ),
+        (
+            FindingKind::UnwrittenMemory,
+            small(|k, tile, _| {
+                let value = k.ld_shared::<u32>(tile.address(), 0);
+                plant!(at);
+                k.when(value.eq(0u32), || k.warp_sync());
+            }),
+        ),
+    ];
+    // Each body notes its own line while it is built, so the plant holds the last; lines are told apart by kind alone here.
+    for (kind, body) in bodies {
+        for seed in 0..SEEDS {
+            let findings =
+                run_unchecked(&body, 1, &[pointer(0)], &mut unwritten_output(), &Options::schedule(seed)).expect_err("a finding");
+            assert_eq!(findings.first().kind, kind, "{findings}");
+        }
+    }
+    assert!(plant.0.get() > 0);
+}
+
+#[test]
+fn exchange_through_shared_memory_needs_a_warp_barrier() {
+    for sync in [true, false] {
+        let plant = Plant::default();
+        let body = small(|k, tile, y| {
+            k.st_shared(tile.address() + k.lane() * 4u32, 0, k.lane());
+            if sync {
+                k.warp_sync();
+            }
+            plant!(plant);
+            let value = k.ld_shared::<u32>(tile.address() + (k.lane() ^ 1u32) * 4u32, 0);
+            k.st_global(y.at(k.lane(), 4), 0, value);
+        });
+        if sync {
+            passes(&body, 1, &[pointer(0)], unwritten_output, |memory, _| {
+                assert_eq!(read_words(memory, 0), (0..32).map(|lane| lane ^ 1).collect::<Vec<u32>>());
+            });
+        } else {
+            fails(&body, 1, &[pointer(0)], unwritten_output, FindingKind::Race, &plant);
+        }
+    }
+}
