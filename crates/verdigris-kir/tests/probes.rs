@@ -1,4 +1,13 @@
-//! The probes, each verified, assembled and run.
+//! The probes, each verified, assembled and run against plain loops in f64.
+
+#[path = "probes/attention.rs"]
+mod attention;
+#[path = "probes/exchange.rs"]
+mod exchange;
+#[path = "probes/harness.rs"]
+mod harness;
+#[path = "probes/product.rs"]
+mod product;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

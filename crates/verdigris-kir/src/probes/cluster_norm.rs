@@ -96,6 +96,8 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             parts.expect(now);
         });
 
+        sums.acquire(now);
+        parts.acquire(now);
         let own = values.iter().flatten().map(|value| value.get()).reduce(add).unwrap_or_else(|| k.constant(0.0));
         let own = reduce::cta(k, scratch, WARPS, own, 0.0, add);
         k.when(thread.lt(spec.cluster), || sums.send_words(now, thread, &[own]));
@@ -120,6 +122,9 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.when(thread.lt(spec.cluster), || parts.send_bytes(now, thread, message));
         let variance = add_all(parts.receive(now), spec.cluster * WARPS) * inverse_columns;
         let scale = (variance + epsilon).rsqrt();
+        k.bar_sync();
+        sums.release(now, thread);
+        parts.release(now, thread);
 
         let to = y.moved(row.mul_wide(columns) * 4u64);
         for (vector, four) in (0..).zip(&values) {

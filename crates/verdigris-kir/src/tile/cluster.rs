@@ -1,8 +1,9 @@
 //! Small messages among the CTAs of a cluster, through distributed shared memory.
 //!
 //! In each turn every CTA sends the same number of bytes to every CTA, itself included, and receives those of all, in the order of their
-//! ranks. Nobody meets at a barrier of the cluster: bytes complete on the receiver's mbarrier. Two turns' room is enough, since a CTA that
-//! sends turn `t + 2` has received turn `t + 1` of all, and they sent that when they were done with turn `t`.
+//! ranks. Nobody meets at a barrier of the cluster: bytes complete on the receiver's mbarrier, and the receiver tells all senders when its
+//! room is free again. That a message of the next turn arrived would not tell them: what completes bytes orders the bytes, not the reads of
+//! whoever sent them. There is room for two turns.
 
 use crate::face::{AsVal, Kernel, MbarrierArray, Scalar, SharedPiece, Val};
 use std::panic::Location;
@@ -16,6 +17,7 @@ pub struct ClusterExchange<'k> {
     kernel: Kernel<'k>,
     inbox: SharedPiece<'k>,
     arrived: MbarrierArray<'k>,
+    taken: MbarrierArray<'k>,
     bytes: u32,
     ctas: u32,
 }
@@ -28,13 +30,18 @@ impl<'k> ClusterExchange<'k> {
         let ctas = k.cluster_ctas();
         let arrived = k.mbarrier_array(name, ROOM);
         arrived.arrivals().set(1);
-        ClusterExchange { kernel: k, inbox: k.shared(name, ROOM * ctas * bytes, 16), arrived, bytes, ctas }
+        let taken = k.mbarrier_array(name, ROOM);
+        taken.arrivals().set(u64::from(ctas));
+        ClusterExchange { kernel: k, inbox: k.shared(name, ROOM * ctas * bytes, 16), arrived, taken, bytes, ctas }
     }
 
     /// Initializes the barriers: by one thread, before [`publish_barriers`](super::ring::publish_barriers).
     #[track_caller]
     pub fn init(&self) {
-        self.kernel.scope(Location::caller(), || self.arrived.init());
+        self.kernel.scope(Location::caller(), || {
+            self.arrived.init();
+            self.taken.init();
+        });
     }
 
     fn room(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
@@ -45,6 +52,13 @@ impl<'k> ClusterExchange<'k> {
     #[track_caller]
     pub fn expect(&self, turn: Val<'k, u32>) {
         self.kernel.scope(Location::caller(), || self.arrived.at(turn & (ROOM - 1)).arrive_expect_tx(self.ctas * self.bytes));
+    }
+
+    /// Waits until every CTA has taken this CTA's message of two turns ago: by every thread that writes or sends turn `turn`'s.
+    #[track_caller]
+    pub fn acquire(&self, turn: Val<'k, u32>) {
+        // A fresh barrier counts as having completed the phase of parity 1: the first two turns fall through.
+        self.kernel.scope(Location::caller(), || self.taken.at(turn & (ROOM - 1)).wait_cluster(((turn >> 1) & 1) ^ 1));
     }
 
     /// Sends this CTA's message to the CTA of rank `peer` from registers: by one thread for each peer.
@@ -59,7 +73,7 @@ impl<'k> ClusterExchange<'k> {
     }
 
     /// Sends this CTA's message to the CTA of rank `peer` from its shared memory at `from`: by one thread for each peer, behind a proxy fence
-    /// of those who wrote it. The message may be written again two turns later.
+    /// of those who wrote it. The message may be written again two turns later, behind [`ClusterExchange::acquire`].
     #[track_caller]
     pub fn send_bytes(&self, turn: Val<'k, u32>, peer: Val<'k, u32>, from: impl AsVal<'k, u32>) {
         let k = self.kernel;
@@ -70,13 +84,22 @@ impl<'k> ClusterExchange<'k> {
         });
     }
 
-    /// Waits for the messages of all CTAs and returns where the first one is; the others follow. By every thread that reads them, and all
-    /// have read before the CTA sends its next turn.
+    /// Waits for the messages of all CTAs and returns where the first one is; the others follow. By every thread that reads them.
     #[track_caller]
     pub fn receive(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
         self.kernel.scope(Location::caller(), || {
             self.arrived.at(turn & (ROOM - 1)).wait_cluster((turn >> 1) & 1);
             self.room(turn)
         })
+    }
+
+    /// Gives the room of turn `turn` back: by every thread of the CTA, behind a barrier that all readers have passed. Thread `r` tells the CTA of
+    /// rank `r`.
+    #[track_caller]
+    pub fn release(&self, turn: Val<'k, u32>, thread: Val<'k, u32>) {
+        let k = self.kernel;
+        k.scope(Location::caller(), || {
+            k.when(thread.lt(self.ctas), || self.taken.at(turn & (ROOM - 1)).peer(thread).arrive_read());
+        });
     }
 }
