@@ -78,3 +78,25 @@ fn wgmma_on_every_case_it_takes() {
     eprintln!("{taken} runs");
     assert!(taken > 0, "no case was taken");
 }
+
+/// One ragged problem under every shape, turn and split that the engine offers: settings that few cases reach by rotation.
+#[test]
+fn wgmma_under_every_setting() {
+    let arch = Arch::virtual_device(6);
+    let kernels = Kernels::new();
+    let cases = cases();
+    let mut wrong = Vec::new();
+    let mut taken = 0;
+    for id in ["gemm/bf16-edge-m/nt/129x64x64", "gemm/bf16-edge-m/nt/65x64x64"] {
+        let case = cases.iter().find(|case| case.id == id).expect("the case is in the corpus");
+        let candidate =
+            verdigris_engines::engine("gemm.wgmma").expect("the engine").accept(&case.problem, &arch).expect("it takes the case");
+        for (i, knobs) in candidate.knobs().settings().iter().filter(|knobs| knobs.value("along") == Some(0)).enumerate() {
+            taken += 1;
+            if let Err(what) = check(case, "gemm.wgmma", knobs, &arch, &kernels, i as u64) {
+                wrong.push(format!("{id} {knobs}: {}", what.chars().take(500).collect::<String>()));
+            }
+        }
+    }
+    assert!(wrong.is_empty() && taken > 100, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -139,7 +139,7 @@ pub struct Schedule<'k> {
 struct Split<'k> {
     /// Tiles whose depth is split; they come first in the walk.
     tiles: Val<'k, u32>,
-    /// Steps of depth of one tile.
+    /// Steps of depth of one tile, rounded up to whole shares where every tile is split evenly.
     steps: Divisor<'k>,
     /// Steps that one worker takes.
     share: Divisor<'k>,
@@ -158,24 +158,44 @@ pub struct ScheduleArgs {
     pub split_tiles: u32,
     /// Steps of split depth that one worker takes.
     pub share: u32,
+    /// Steps of a split tile as they are counted: `steps`, or more where shares do not divide it.
+    pub counted_steps: u32,
 }
 
 impl ScheduleArgs {
     /// Whole tiles only.
     pub fn whole(raster: RasterArgs, tiles: u32, steps: u32) -> Self {
-        ScheduleArgs { raster, tiles, steps, split_tiles: 0, share: 1 }
+        ScheduleArgs { raster, tiles, steps, split_tiles: 0, share: 1, counted_steps: steps }
     }
 
     /// Splits the depth of the first `split_tiles` tiles evenly over `workers`, at least `least` steps each.
     pub fn split(raster: RasterArgs, tiles: u32, steps: u32, split_tiles: u32, workers: u32, least: u32) -> Self {
         let total = u64::from(split_tiles) * u64::from(steps);
         let share = total.div_ceil(u64::from(workers.max(1))).max(u64::from(least.max(1))) as u32;
-        ScheduleArgs { raster, tiles, steps, split_tiles, share }
+        ScheduleArgs { raster, tiles, steps, split_tiles, share, counted_steps: steps }
+    }
+
+    /// Splits the depth of every tile into `parts` shares, a worker each: needs `tiles · parts` workers. The last share may be short;
+    /// `None` where one would be empty.
+    pub fn split_evenly(raster: RasterArgs, tiles: u32, steps: u32, parts: u32) -> Option<Self> {
+        let share = steps.div_ceil(parts.max(1)).max(1);
+        ((parts - 1) * share < steps).then_some(ScheduleArgs {
+            raster,
+            tiles,
+            steps,
+            split_tiles: tiles,
+            share,
+            counted_steps: share * parts,
+        })
     }
 
     /// The most parts that a tile can have.
     pub fn most_parts(&self) -> u32 {
-        if self.split_tiles == 0 { 1 } else { (self.steps - 1).div_ceil(self.share) + 1 }
+        match (self.split_tiles, self.counted_steps.is_multiple_of(self.share)) {
+            (0, _) => 1,
+            (_, true) => self.counted_steps / self.share,
+            (_, false) => (self.steps - 1).div_ceil(self.share) + 1,
+        }
     }
 
     /// Arguments in the order of [`Schedule::declare`].
@@ -186,7 +206,7 @@ impl ScheduleArgs {
         let mut args = self.raster.args();
         args.extend([number(self.tiles), number(self.steps)]);
         if can_split {
-            args.extend([number(self.split_tiles), Arg::Divisor(self.steps.max(1)), Arg::Divisor(self.share)]);
+            args.extend([number(self.split_tiles), Arg::Divisor(self.counted_steps.max(1)), Arg::Divisor(self.share)]);
         }
         args
     }
@@ -225,7 +245,8 @@ impl<'k> Schedule<'k> {
 
     fn for_each_split(&self, split: &Split<'k>, body: &dyn Fn(Work<'k>)) {
         let k = self.tiles.kernel();
-        let total = split.tiles * self.steps;
+        let counted = split.steps.value();
+        let total = split.tiles * counted;
         let position: Var<'k, u32> = k.var_named("position", (self.worker * split.share.value()).min(total));
         let end = (position + split.share.value()).min(total);
         let whole: Var<'k, u32> = k.var_named("tile", split.tiles + self.worker);
@@ -236,15 +257,16 @@ impl<'k> Schedule<'k> {
                 let (split_tile, split_step) = split.steps.split(position);
                 let tile = k.select(in_split, split_tile, whole);
                 let first_step = k.select(in_split, split_step, 0u32);
-                let steps = k.select(in_split, (self.steps - first_step).min(end - position), self.steps);
-                let first = split.share.quotient(split_tile * self.steps);
-                let last = split.share.quotient(split_tile * self.steps + (self.steps - 1));
+                let taken = (counted - first_step).min(end - position);
+                let steps = k.select(in_split, (self.steps - first_step).min(taken), self.steps);
+                let first = split.share.quotient(split_tile * counted);
+                let last = split.share.quotient(split_tile * counted + (self.steps - 1));
                 let part = k.select(in_split, self.worker - first, 0u32);
                 let parts = k.select(in_split, last - first + 1, 1u32);
                 let (row, column, batch) = self.raster.tile(tile);
                 body(Work { row, column, batch, tile, first_step, steps, part, parts });
                 whole.set(k.select(in_split, whole, whole + self.workers));
-                position.set(k.select(in_split, position + steps, position));
+                position.set(k.select(in_split, position + taken, position));
             },
         );
     }
@@ -269,10 +291,23 @@ mod tests {
     }
 
     #[test]
+    fn even_splits_cover_the_depth_once() {
+        for steps in 1..60u32 {
+            for parts in 1..9u32 {
+                let Some(args) = ScheduleArgs::split_evenly(RasterArgs::new(3, 1, 1, false), 3, steps, parts) else { continue };
+                assert_eq!(args.most_parts(), parts);
+                let covered: u32 = (0..parts).map(|p| steps.min((p + 1) * args.share) - p * args.share).sum();
+                assert_eq!((covered, (args.counted_steps + args.steps - 1) / args.share), (steps, 2 * parts - 1), "{steps} in {parts}");
+            }
+        }
+    }
+
+    #[test]
     fn the_most_parts_are_never_exceeded() {
         for steps in 1..40u32 {
             for share in 1..50u32 {
-                let args = ScheduleArgs { raster: RasterArgs::new(1, 9, 1, false), tiles: 9, steps, split_tiles: 9, share };
+                let args =
+                    ScheduleArgs { raster: RasterArgs::new(1, 9, 1, false), tiles: 9, steps, split_tiles: 9, share, counted_steps: steps };
                 let parts = (0..9).map(|t| (t * steps + steps - 1) / share - t * steps / share + 1).max().unwrap();
                 assert!(parts <= args.most_parts(), "steps {steps} share {share}: {parts} > {}", args.most_parts());
             }

@@ -1,11 +1,15 @@
-//! From registers to global memory: a warpgroup's slab of 64 rows by 128 bytes under the 128-byte swizzle, stored by the copy engine.
+//! From registers to global memory: a warpgroup's slab of 64 rows by 128 (or 64) bytes under the swizzle of that span, stored by the copy
+//! engine.
 
 use crate::face::{AsVal, Kernel, SharedPiece, TensorMap, Val};
 use crate::ir::{Access, MapDecl, MapType, Swizzle};
 use std::panic::Location;
 
-/// Bytes of one slab: 64 rows of 128 bytes.
-pub const SLAB_BYTES: u32 = 64 * 128;
+/// Rows of one slab.
+pub const SLAB_ROWS: u32 = 64;
+
+/// Bytes of one slab with rows of 128 bytes.
+pub const SLAB_BYTES: u32 = SLAB_ROWS * 128;
 
 /// The slabs of each warpgroup that stores.
 #[derive(Clone, Copy, Debug)]
@@ -16,19 +20,39 @@ pub struct Staging<'k> {
     slabs: u32,
     /// First named barrier; warpgroup `w` uses `barrier + w`.
     barrier: u32,
+    /// Bytes of a slab's row: 128 or 64.
+    row_bytes: u32,
 }
 
 /// The tensor map through which slabs of `rows` rows are stored: rank 3, `{columns, rows, batch}`.
 pub fn store_map(ty: MapType, rows: u32) -> MapDecl {
-    MapDecl { ty, rank: 3, box_dims: vec![128 / ty.bytes(), rows, 1], im2col: false, swizzle: Swizzle::B128, access: Access::Write }
+    store_map_with_rows(ty, rows, 128)
+}
+
+/// The same for rows of `row_bytes`: 128 or 64.
+pub fn store_map_with_rows(ty: MapType, rows: u32, row_bytes: u32) -> MapDecl {
+    let swizzle = if row_bytes == 64 { Swizzle::B64 } else { Swizzle::B128 };
+    MapDecl { ty, rank: 3, box_dims: vec![row_bytes / ty.bytes(), rows, 1], im2col: false, swizzle, access: Access::Write }
 }
 
 impl<'k> Staging<'k> {
-    /// Room for `warpgroups` times `slabs` slabs.
+    /// Room for `warpgroups` times `slabs` slabs with rows of 128 bytes.
     #[track_caller]
     pub fn new(k: Kernel<'k>, warpgroups: u32, slabs: u32, barrier: u32) -> Self {
-        let piece = k.shared("staging", warpgroups * slabs * SLAB_BYTES, 1024);
-        Staging { kernel: k, piece, slabs, barrier }
+        Self::with_rows(k, warpgroups, slabs, barrier, 128)
+    }
+
+    /// The same with rows of `row_bytes`: 128, or 64 for tiles whose width is an odd number of 64 bytes.
+    #[track_caller]
+    pub fn with_rows(k: Kernel<'k>, warpgroups: u32, slabs: u32, barrier: u32, row_bytes: u32) -> Self {
+        let piece = k.shared("staging", warpgroups * slabs * SLAB_ROWS * row_bytes, 1024);
+        Staging { kernel: k, piece, slabs, barrier, row_bytes }
+    }
+
+    /// The address of 16-byte chunk `chunk` of row `row`, both as the swizzle has them.
+    fn place(&self, slab: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
+        let pattern = if self.row_bytes == 64 { (row >> 1) & 3 } else { row & 7 };
+        slab + row * self.row_bytes + ((chunk ^ pattern) << 4)
     }
 
     /// Slabs of a warpgroup.
@@ -39,7 +63,8 @@ impl<'k> Staging<'k> {
     /// The address of slab `slab` of warpgroup `warpgroup`.
     #[track_caller]
     pub fn slab(&self, warpgroup: Val<'k, u32>, slab: u32) -> Val<'k, u32> {
-        self.piece.address() + warpgroup * (self.slabs * SLAB_BYTES) + slab * SLAB_BYTES
+        let bytes = SLAB_ROWS * self.row_bytes;
+        self.piece.address() + warpgroup * (self.slabs * bytes) + slab * bytes
     }
 
     /// Waits until the warpgroup may write a slab again, the last `in_use` of its stores still being on their way. All its threads call it.
@@ -75,7 +100,7 @@ impl<'k> Staging<'k> {
             // Lane 8i + r names row r of matrix i: rows 0–7 and 8–15 of the first chunk, then of the second.
             let row = ((thread >> 5) << 4) + (lane & 15);
             let chunk = (lane >> 4) + 2 * pair;
-            let address = slab + (row << 7) + ((chunk ^ (lane & 7)) << 4);
+            let address = self.place(slab, row, chunk);
             // `pack_a` orders by column block, then row half: just the order of the matrices.
             k.stmatrix(false, address, 0, values);
         });
@@ -93,7 +118,7 @@ impl<'k> Staging<'k> {
             let matrix = lane >> 3;
             let row = ((matrix >> 1) << 3) + (lane & 7) + 16 * pair;
             let chunk = ((thread >> 5) << 1) + (matrix & 1);
-            let address = slab + (row << 7) + ((chunk ^ (lane & 7)) << 4);
+            let address = self.place(slab, row, chunk);
             k.stmatrix(true, address, 0, values);
         });
     }
@@ -104,7 +129,7 @@ impl<'k> Staging<'k> {
         let k = self.kernel;
         k.scope(Location::caller(), || {
             let chunk = column >> 2;
-            let address = slab + (row << 7) + ((chunk ^ (row & 7)) << 4) + ((column & 3) << 2);
+            let address = self.place(slab, row, chunk) + ((column & 3) << 2);
             k.st_shared_vector(address, 0, values);
         });
     }

@@ -16,7 +16,7 @@ use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
-use verdigris_kir::tile::staging::{SLAB_BYTES, Staging, store_map};
+use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
 use crate::parts::batch::{BatchIndex, Indices};
@@ -185,15 +185,28 @@ impl Spec {
         }
     }
 
+    /// Rows of a slab of a turned tile: columns of the tile, as many as divide it.
+    fn turned_rows(&self) -> u32 {
+        [64, 32, 16].into_iter().find(|rows| self.tile_n.is_multiple_of(*rows)).unwrap_or(16)
+    }
+
+    /// Bytes of a slab's row: half a swizzle span where the tile's width is not whole ones.
+    fn slab_row_bytes(&self) -> u32 {
+        if !self.turned && !(self.tile_n * self.d().bytes() as u32).is_multiple_of(128) { 64 } else { 128 }
+    }
+
     /// Shared memory, with room for barriers.
     pub(super) fn shared_bytes(&self) -> u32 {
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.consumers * self.slabs() * SLAB_BYTES + 16 * self.stages + 64
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
+            + self.consumers * self.slabs() * SLAB_ROWS * self.slab_row_bytes()
+            + 16 * self.stages
+            + 64
     }
 
     /// The tensor map of D, for [`Out::Tma`].
     pub(super) fn d_map(&self) -> MapDecl {
         let ty = if self.d() == DType::F32 { MapType::F32 } else { map_type(self.d()) };
-        store_map(ty, if self.turned { self.tile_n.min(64) } else { 64 })
+        store_map_with_rows(ty, if self.turned { self.turned_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
     }
 
     /// Registers of a producer's and of a consumer's thread.
@@ -260,6 +273,9 @@ where
         k.prefetch_tensormap(&b);
     });
     publish_barriers(k);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
 
     let rank = if spec.cluster > 1 { k.cluster_rank() } else { k.constant(0) };
     let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
@@ -413,50 +429,77 @@ impl<'k> Join<'k> {
         warpgroup: Val<'k, u32>,
         thread: Val<'k, u32>,
     ) -> Val<'k, bool> {
-        let last = k.var_named("last", work.parts.eq(1));
-        k.when(work.parts.gt(1), || {
-            // Parts of one tile, CTA and warpgroup stand side by side; a thread's own four words are one vector.
-            let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
-            let words = spec.tile_m / spec.consumers * spec.tile_n;
-            let place = |part: Val<'k, u32>| {
-                let bytes = (owner * self.most_parts + part).mul_wide(words * 4);
-                self.parts.moved(bytes).at(thread, 16)
-            };
-            let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
-            let own = place(work.part);
+        // Parts of one tile, CTA and warpgroup stand side by side; a thread's own four words are one vector.
+        let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+        let words = spec.tile_m / spec.consumers * spec.tile_n;
+        let place = |part: Val<'k, u32>| {
+            let bytes = (owner * self.most_parts + part).mul_wide(words * 4);
+            self.parts.moved(bytes).at(thread, 16)
+        };
+        let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
+        let offset = |i: usize| i as i64 * 16 * i64::from(WARPGROUP);
+        let keep = |part: Val<'k, u32>| {
+            let own = place(part);
             for (i, registers) in vectors.clone() {
                 let values: Vec<Val<'k, T>> = registers.iter().map(|r| r.get()).collect();
-                k.st_global_vector(own, i as i64 * 16 * i64::from(WARPGROUP), &values, Cache::Default);
+                k.st_global_vector(own, offset(i), &values, Cache::Default);
             }
             k.fence(Fence::AcqRel(Scope::Gpu));
-            let barrier = warpgroup + 1;
+        };
+        let add = |part: Val<'k, u32>| {
+            let from = place(part);
+            for (i, registers) in vectors.clone() {
+                let values = k.ld_global_vector::<T>(from, offset(i), 4, Cache::Default);
+                registers.iter().zip(values).for_each(|(register, value)| register.set(*register + value));
+            }
+        };
+        let barrier = warpgroup + 1;
+        let told = self.told.address() + warpgroup * 4;
+        let counter = self.counters.at(owner, 4);
+        // Adds to the counter once the whole warpgroup is here; everyone learns what it was.
+        let count = |amount: u32| {
             k.barrier_sync(barrier, WARPGROUP);
-            let told = self.told.address() + warpgroup * 4;
             k.when(thread.eq(0), || {
-                let counter = self.counters.at(owner, 4);
-                let seen = k.atom_global(Atomic::Add, counter, 0, 1u32, Order::AcqRel(Scope::Gpu));
+                let seen = k.atom_global(Atomic::Add, counter, 0, amount, Order::AcqRel(Scope::Gpu));
                 k.st_shared(told, 0, seen);
             });
             k.barrier_sync(barrier, WARPGROUP);
-            last.set((k.ld_shared::<u32>(told, 0) + 1).eq(work.parts));
+            k.ld_shared::<u32>(told, 0)
+        };
+
+        let last = k.var_named("last", work.parts.eq(1));
+        k.when(work.parts.eq(2), || {
+            // Two parts add up to the same in either order: the later one keeps its own in registers and waits for the other's.
+            k.when_else(
+                count(1).eq(0),
+                || {
+                    keep(k.constant(0));
+                    count(2);
+                },
+                || {
+                    k.when(thread.eq(0), || {
+                        k.repeat_until(|| k.ld_global_with::<u32>(counter, 0, Order::Acquire(Scope::Gpu), Cache::Default).ge(4));
+                    });
+                    k.barrier_sync(barrier, WARPGROUP);
+                    k.fence(Fence::AcqRel(Scope::Gpu));
+                    add(k.constant(0));
+                    last.set(k.thread().ge(0u32));
+                },
+            );
+        });
+        k.when(work.parts.gt(2), || {
+            keep(work.part);
+            last.set((count(1) + 1).eq(work.parts));
             k.when(last, || {
                 k.fence(Fence::AcqRel(Scope::Gpu));
                 for sum in sums {
                     sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
                 }
-                k.range(work.parts, |part| {
-                    let from = place(part);
-                    for (i, registers) in vectors.clone() {
-                        let values = k.ld_global_vector::<T>(from, i as i64 * 16 * i64::from(WARPGROUP), 4, Cache::Default);
-                        for (register, value) in registers.iter().zip(values) {
-                            register.set(*register + value);
-                        }
-                    }
-                });
+                k.range(work.parts, &add);
             });
-            // The word is used again by the next split tile.
-            k.barrier_sync(barrier, WARPGROUP);
         });
+        // The word is used again by the next split tile.
+        k.when(work.parts.gt(1), || k.barrier_sync(barrier, WARPGROUP));
         last.get()
     }
 }
@@ -485,7 +528,8 @@ impl<'k> Way<'k> {
     fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
         let epilogue = spec.epilogue.declare::<f32>(k);
         let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
-        let tma = (spec.out == Out::Tma).then(|| (k.tensor_map("d", spec.d_map()), Staging::new(k, spec.consumers, spec.slabs(), 1)));
+        let tma = (spec.out == Out::Tma)
+            .then(|| (k.tensor_map("d", spec.d_map()), Staging::with_rows(k, spec.consumers, spec.slabs(), 1, spec.slab_row_bytes())));
         Way { epilogue, rows, columns, tma }
     }
 
@@ -514,7 +558,7 @@ impl<'k> Way<'k> {
                 None => block.write_direct(k, sum),
                 Some((map, staging)) => {
                     // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
-                    let per_slab = if spec.turned { 64 } else { 128 / spec.d().bytes() as u32 };
+                    let per_slab = if spec.turned { spec.turned_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
                     let slabs = spec.tile_n.div_ceil(per_slab);
                     for index in 0..slabs {
                         let first = index * per_slab;

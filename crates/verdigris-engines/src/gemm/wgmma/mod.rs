@@ -64,6 +64,11 @@ const SHAPES: &[Shape] = &[
     shape(64, 16, 1, 1, Shared::B),
     shape(128, 32, 2, 1, Shared::B),
     shape(128, 16, 2, 1, Shared::B),
+    shape(128, 160, 2, 1, Shared::B),
+    shape(128, 96, 2, 1, Shared::B),
+    shape(128, 224, 2, 1, Shared::B),
+    shape(256, 96, 2, 1, Shared::B),
+    shape(192, 128, 3, 1, Shared::B),
 ];
 
 /// The problem as the kernel sees it: turned round or not, with the extents that fit the kernel's arguments.
@@ -246,7 +251,7 @@ impl Given {
         let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128;
         // The copy engine writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
-        let whole_rows = out == Out::Direct || turned || (tile_n * d_bytes).is_multiple_of(128);
+        let whole_rows = out == Out::Direct || turned || (tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         if !(slabs_fit && registers_fit && whole_rows) {
             return None;
         }
@@ -269,7 +274,7 @@ fn reference(spec: Spec) -> KernelRef {
 struct Setting {
     shape: u32,
     turned: bool,
-    /// Tiles whose depth is split: 0 none, 1 those of the last wave, 2 those of the last two waves.
+    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
     split: u32,
     group: u32,
     along_columns: bool,
@@ -346,6 +351,11 @@ impl Plan {
         if setting.split == 0 {
             return (ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles));
         }
+        if setting.split > 2 {
+            let parts = setting.split - 1;
+            let even = ScheduleArgs::split_evenly(raster, tiles, steps, parts).filter(|_| tiles * parts <= workers);
+            return even.map_or((ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles)), |args| (args, tiles * parts));
+        }
         let tail = tiles % workers;
         let split_tiles = (tail + (setting.split - 1) * workers).min(tiles);
         let args = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
@@ -377,8 +387,8 @@ impl Plan {
         let mut settings = Vec::new();
         for shape in 0..SHAPES.len() as u32 {
             for turned in [false, true] {
-                for split in [0, 1, 2] {
-                    for (group, along_columns) in [(8, false), (8, true), (16, false)] {
+                for split in [0, 1, 2, 3, 4, 5, 7] {
+                    for (group, along_columns) in [(8, false), (8, true)] {
                         let setting = Setting { shape, turned, split, group, along_columns };
                         if self.spec(setting).is_some() {
                             settings.push(setting);
@@ -495,7 +505,7 @@ impl Candidate for Plan {
         program.steps.push(Step::Launch(Launch {
             grid: [grid * spec.cluster, 1, 1],
             residency: Residency::Any,
-            overlap: false,
+            overlap: true,
             args,
             kernel: reference(spec),
         }));
