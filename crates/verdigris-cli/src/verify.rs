@@ -1,7 +1,8 @@
 //! `verify`: cases × engines on the interpreter, against the reference.
 //!
-//! The first tier runs every case on every engine that accepts it by the engine's default setting and by one other, which the seed
-//! chooses, on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
+//! The first tier runs every case on every engine that accepts it by the engine's default setting and by one other: from a place that the
+//! seed chooses on, the first whose kernels no earlier case runs, so that the cases together reach as much of the catalogs as they can.
+//! It does so on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
 //! and holds results that are noted as deterministic to the same bits under each.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -104,9 +105,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     }
     let mut faults = Vec::new();
     let mut kernels: BTreeSet<String> = BTreeSet::new();
-    if arguments.filter.is_empty() {
+    let is_whole = arguments.filter.is_empty() && arguments.cases.is_none();
+    if is_whole {
         static_check(&engines, &mut kernels, &mut faults);
     }
+    let catalogued = kernels.clone();
     let prepared: Vec<Prepared> = cases.into_par_iter().map(Prepared::new).collect::<Result<_>>()?;
     let mut refusals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     let works = works(&prepared, &engines, arguments.all, seed, &mut refusals);
@@ -143,11 +146,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         .collect();
     progress.finish_and_clear();
 
+    let mut interpreted: BTreeSet<String> = BTreeSet::new();
     let mut remembered = 0;
     let mut slowest: Vec<(Duration, usize)> = Vec::new();
     for (number, outcome) in outcomes {
         let work = &works[number];
-        kernels.extend(outcome.kernels);
+        interpreted.extend(outcome.kernels);
         remembered += u64::from(outcome.remembered);
         slowest.push((outcome.took, number));
         if let Some(message) = outcome.fault {
@@ -155,6 +159,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             faults.push(Fault { case: prepared[work.case].case.id.clone(), engine, knobs, seed: work.seed, message });
         }
     }
+    let reached = catalogued.intersection(&interpreted).count();
+    kernels.extend(interpreted);
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
     if arguments.json {
         let refusals: Vec<_> = refusals
@@ -163,11 +169,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             .collect();
         let value = serde_json::json!({
             "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
+            "catalog": catalogued.len(), "catalog_interpreted": reached,
             "remembered": remembered, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
         });
         say!("{value}");
     } else {
         report(&works, &prepared, &refusals, &slowest, remembered, begun.elapsed());
+        if is_whole {
+            say!("{reached} of the catalogs' {} kernels were interpreted, all were verified", catalogued.len());
+        }
         for fault in &faults {
             say!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
             say!("  {}", fault.message);
@@ -214,6 +224,7 @@ fn works<'p>(
     refusals: &mut BTreeMap<(&'p str, &'p str), u64>,
 ) -> Vec<Work> {
     let mut works = Vec::new();
+    let mut reached: HashSet<String> = HashSet::new();
     for (case, prepared) in prepared.iter().enumerate() {
         for &engine in engines {
             let run_seed = seed.wrapping_mul(1_000_003).wrapping_add(case as u64);
@@ -230,14 +241,24 @@ fn works<'p>(
             let settings: Vec<&Knobs> = (space.settings().iter())
                 .filter(|knobs| gemm.determinism == Determinism::Any || candidate.notes(knobs).deterministic)
                 .collect();
-            if settings.is_empty() {
+            let Some((&first, others)) = settings.split_first() else {
                 *refusals.entry((engine.id().name, "determinism")).or_default() += 1;
-            }
-            let chosen: Vec<&Knobs> = if all {
+                continue;
+            };
+            let chosen = if all {
                 settings
             } else {
-                let other = settings.len().checked_sub(1).filter(|others| *others > 0).map(|others| 1 + (run_seed as usize) % others);
-                settings.first().copied().into_iter().chain(other.map(|other| settings[other])).collect()
+                let kernels = |knobs: &Knobs| -> Vec<String> {
+                    let program = candidate.program(knobs);
+                    program.iter().flat_map(|program| program.launches()).map(|launch| launch.kernel.name().to_owned()).collect()
+                };
+                reached.extend(kernels(first));
+                let from = (run_seed % others.len().max(1) as u64) as usize;
+                let rotated = || others.iter().copied().cycle().skip(from).take(others.len());
+                let is_new = |knobs: &&Knobs| kernels(knobs).iter().any(|kernel| !reached.contains(kernel));
+                let other = rotated().find(is_new).or_else(|| rotated().next());
+                reached.extend(other.into_iter().flat_map(kernels));
+                std::iter::once(first).chain(other).collect()
             };
             works.extend(chosen.into_iter().map(|knobs| Work { case, engine, knobs: knobs.clone(), seed: run_seed }));
         }

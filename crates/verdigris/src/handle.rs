@@ -83,6 +83,9 @@ impl Handle {
     }
 
     /// Every way to compute the problem here, best first, and every refusal. Compiles nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownEngine`].
     pub fn survey(&self, problem: &Problem, limits: &Limits) -> Result<Survey, Error> {
         if let Some(name) = &limits.engine
             && verdigris_engines::engine(name).is_none()

@@ -173,3 +173,97 @@ impl From<&Ranked> for RankedSummary {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_engines::engine::KnobSpace;
+    use verdigris_graph::GemmProblem;
+    use verdigris_tensor::DType;
+
+    /// An engine whose settings 0, 1 and 2 take 3, 1 and 2 µs; setting 1 is not repeatable, setting 2 needs 1000 bytes.
+    struct Three;
+    struct Taken;
+
+    const ID: EngineId = EngineId { name: "test.three", number: 1 };
+
+    impl Engine for Three {
+        fn id(&self) -> EngineId {
+            ID
+        }
+        fn accept(&self, problem: &Problem, _: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+            let Problem::Gemm(gemm) = problem;
+            ID.require(gemm.k > 1, Reason::Extent, format_args!("k = {}", gemm.k))?;
+            Ok(Box::new(Taken))
+        }
+        fn catalog(&self, _: verdigris_kir::ir::Target) -> Vec<verdigris_kir::program::KernelRef> {
+            Vec::new()
+        }
+    }
+
+    impl Candidate for Taken {
+        fn knobs(&self) -> KnobSpace {
+            KnobSpace::new(Knobs::new([("way", 0)]), [1, 2].map(|way| Knobs::new([("way", way)])))
+        }
+        fn notes(&self, knobs: &Knobs) -> Notes {
+            Notes {
+                tensor_core: false,
+                deterministic: knobs.value("way") != Some(1),
+                down_convert: None,
+                accumulator: DType::F32,
+                reduced_sums: false,
+                split_operands: false,
+            }
+        }
+        fn cost(&self, knobs: &Knobs) -> Cost {
+            Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], leaves_out: "everything" }
+        }
+        fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+            let mut program = Program::default();
+            if knobs.value("way") == Some(2) {
+                program.add_scratch("sums", 1000);
+            }
+            Ok(program)
+        }
+    }
+
+    fn asked(change: impl FnOnce(&mut GemmProblem, &mut Limits)) -> (Vec<u32>, Vec<Reason>) {
+        let mut gemm = GemmProblem::packed(8, 8, 8, DType::F32, DType::F32).expect("a plain product");
+        let mut limits = Limits::default();
+        change(&mut gemm, &mut limits);
+        let survey = survey_of([&Three as &dyn Engine], &Problem::Gemm(gemm), &Arch::virtual_device(2), &limits);
+        let ways = survey.ranked.iter().filter_map(|way| way.knobs.value("way")).collect();
+        (ways, survey.refusals.iter().map(|refusal| refusal.reason).collect())
+    }
+
+    #[test]
+    fn each_engine_has_its_own_choice_unless_all_are_asked_for() {
+        assert_eq!(asked(|_, _| {}), (vec![0], vec![]));
+        assert_eq!(asked(|_, limits| limits.settings = Settings::All), (vec![1, 2, 0], vec![]), "the fastest first");
+        let two = Settings::Matching(Knobs::new([("way", 2)]));
+        assert_eq!(asked(|_, limits| limits.settings = two), (vec![2], vec![]));
+        let none = Settings::Matching(Knobs::new([("way", 7)]));
+        assert_eq!(asked(|_, limits| limits.settings = none), (vec![], vec![Reason::Knobs]));
+    }
+
+    #[test]
+    fn limits_are_held_and_named() {
+        let all = |change: fn(&mut GemmProblem, &mut Limits)| {
+            asked(|gemm, limits| {
+                limits.settings = Settings::All;
+                change(gemm, limits);
+            })
+        };
+        assert_eq!(all(|gemm, _| gemm.determinism = Determinism::Repeatable).0, [2, 0]);
+        assert_eq!(all(|_, limits| limits.workspace_bytes = Some(1023)).0, [1, 0], "scratch is counted in whole pieces of 256 bytes");
+        assert_eq!(all(|_, limits| limits.workspace_bytes = Some(1024)).0, [1, 2, 0]);
+        let way_two = |limits: &mut Limits| limits.settings = Settings::Matching(Knobs::new([("way", 2)]));
+        let lent_nothing = asked(|_, limits| {
+            way_two(limits);
+            limits.workspace_bytes = Some(0);
+        });
+        assert_eq!(lent_nothing, (vec![], vec![Reason::Workspace]));
+        assert_eq!(asked(|gemm, _| gemm.k = 1), (vec![], vec![Reason::Extent]));
+        assert_eq!(asked(|_, limits| limits.engine = Some("test.other".to_owned())), (vec![], vec![]));
+    }
+}

@@ -1,6 +1,7 @@
 //! Operands on the device: random, and more of them than the L2 holds.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use anyhow::Result;
 use rayon::prelude::*;
@@ -56,11 +57,13 @@ impl<'h> Source<'h> {
     /// Fills a part of a buffer with the type's sentinel.
     fn fill_sentinel(&mut self, dtype: DType, buffer: &mut DeviceBuffer, length_bytes: u64) -> Result<()> {
         let handle = self.handle;
-        if !self.sentinels.contains_key(&dtype) {
-            let bytes: Vec<u8> = data::sentinel(dtype).into_iter().cycle().take(1 << 22).collect();
-            self.sentinels.insert(dtype, handle.pool().alloc_from(handle.stream(), &bytes)?);
-        }
-        let block = &self.sentinels[&dtype];
+        let block = match self.sentinels.entry(dtype) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let bytes: Vec<u8> = data::sentinel(dtype).into_iter().cycle().take(1 << 22).collect();
+                place.insert(handle.pool().alloc_from(handle.stream(), &bytes)?)
+            }
+        };
         let mut at = 0;
         while at < length_bytes {
             let bytes = (length_bytes - at).min(block.len_bytes());
