@@ -6,12 +6,15 @@
 //! **Method.** A CTA of 256 threads computes a tile of D. Slabs of A and B, 16 deep, go from global memory through registers, where they
 //! become the type that is computed in, to shared memory with k outermost; the next slab is on its way while one is multiplied. Each thread
 //! holds an outer product of 8×8 (4×4 in small tiles and f64) and reads its operands 16 bytes at a time. Which index runs fastest over the
-//! threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code.
+//! threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code. Products of few columns (or
+//! few rows, transposed) have a kernel of their own, which reads A without a detour.
 //!
 //! **When it wins.** f32 and f64 under `ieee`; everything that no other engine takes.
 //!
 //! **Numbers.** Products and sums are fused multiply-adds in order of k, so results repeat bit for bit. 16-bit and fp8 operands widen exactly;
 //! policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
+
+mod thin;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Scale};
@@ -32,8 +35,10 @@ const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
 
 /// Threads of a CTA: 16 by 16.
 const THREADS: u32 = 256;
-/// Depth of a slab.
+/// Depth of a slab of the tiled kernel.
 const DEPTH: u32 = 16;
+/// The most columns for which the kernel for few of them is offered.
+const THIN_COLUMNS: u64 = 16;
 
 /// The engine.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +51,11 @@ impl Engine for Simt {
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
         let Problem::Gemm(problem) = problem;
-        // D is written along its rows: a column-major D is the row-major D of the transposed problem.
-        let problem = if problem.d.order() == Order::ColumnMajor { super::transposed(problem) } else { problem.clone() };
+        // Few rows are few columns of the transposed problem. Otherwise D is written along its rows, and a column-major D is the row-major D
+        // of the transposed problem.
+        let is_thin = problem.m.min(problem.n) <= THIN_COLUMNS;
+        let turn = if is_thin { problem.m < problem.n } else { problem.d.order() == Order::ColumnMajor };
+        let problem = if turn { super::transposed(problem) } else { problem.clone() };
         let blocks = [&problem.scale_a, &problem.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
         ID.require(problem.k < 1 << 35, Reason::Extent, format_args!("k = {}, taken below 2^35", problem.k))?;
         if blocks != [false; 2] {
@@ -165,20 +173,38 @@ enum Tile {
     Small,
     /// 32×32.
     Tiny,
+    /// 32×4, for few columns.
+    Thin,
 }
 
 impl Tile {
     /// The tiles that pay for an arithmetic; f64 has no registers for the largest.
     fn of(arithmetic: Arithmetic) -> &'static [Tile] {
-        if arithmetic == Arithmetic::F64 { &[Tile::Small, Tile::Tiny] } else { &[Tile::Large, Tile::Small, Tile::Tiny] }
+        let all = &[Tile::Large, Tile::Small, Tile::Tiny, Tile::Thin];
+        if arithmetic == Arithmetic::F64 { &all[1..] } else { all }
     }
 
-    /// Rows and columns.
-    const fn extent(self) -> u32 {
+    const fn rows(self) -> u32 {
         match self {
             Tile::Large => 128,
             Tile::Small => 64,
-            Tile::Tiny => 32,
+            Tile::Tiny | Tile::Thin => 32,
+        }
+    }
+
+    /// Columns; also the value of the knob.
+    const fn columns(self) -> u32 {
+        match self {
+            Tile::Thin => 4,
+            square => square.rows(),
+        }
+    }
+
+    /// Depth of a slab.
+    const fn depth(self) -> u32 {
+        match self {
+            Tile::Thin => 32,
+            Tile::Large | Tile::Small | Tile::Tiny => DEPTH,
         }
     }
 }
@@ -203,9 +229,9 @@ impl Spec {
             [false, true] => "_blockb",
             [true, true] => "_blockab",
         };
-        let tile = self.tile.extent();
+        let (rows, columns, depth) = (self.tile.rows(), self.tile.columns(), self.tile.depth());
         let (a, b, arithmetic) = (self.a, self.b, self.arithmetic.name());
-        format!("gemm_simt_{a}_{b}_{arithmetic}_{tile}x{tile}x{DEPTH}{scales}_{}", self.epilogue.name())
+        format!("gemm_simt_{a}_{b}_{arithmetic}_{rows}x{columns}x{depth}{scales}_{}", self.epilogue.name())
     }
 
     fn target(&self) -> Target {
@@ -217,14 +243,24 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let min_ctas = if self.tile == Tile::Large && self.epilogue.is_plain() { 2 } else { 1 };
+        let two = match self.tile {
+            Tile::Large => true,
+            Tile::Thin => self.arithmetic != Arithmetic::F64,
+            Tile::Small | Tile::Tiny => false,
+        };
+        // A user's chain may need the registers of the second CTA.
+        let min_ctas = if two && self.epilogue.is_plain() { 2 } else { 1 };
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas, cluster: 1 };
         build(header, |k| match self.arithmetic {
-            Arithmetic::F32 | Arithmetic::Tf32 => gemm::<f32, f32>(k, self, |sum| sum),
-            Arithmetic::F16 => gemm::<f32, f32>(k, self, |sum| compute::round_to(sum.kernel(), DType::F16, sum)),
-            Arithmetic::F64 => gemm::<f64, f64>(k, self, |sum| sum),
-            Arithmetic::I32 => gemm::<i32, f32>(k, self, |sum| sum.to_f32()),
+            Arithmetic::F32 | Arithmetic::Tf32 => self.body::<f32, f32>(k, |sum| sum),
+            Arithmetic::F16 => self.body::<f32, f32>(k, |sum| compute::round_to(sum.kernel(), DType::F16, sum)),
+            Arithmetic::F64 => self.body::<f64, f64>(k, |sum| sum),
+            Arithmetic::I32 => self.body::<i32, f32>(k, |sum| sum.to_f32()),
         })
+    }
+
+    fn body<'k, S: Element, T: Compute>(&self, k: Kernel<'k>, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
+        if self.tile == Tile::Thin { thin::gemm::<S, T>(k, self, finish) } else { gemm::<S, T>(k, self, finish) }
     }
 }
 
@@ -237,41 +273,43 @@ struct Accepted {
 }
 
 impl Accepted {
-    fn tiles(&self) -> &'static [Tile] {
-        Tile::of(self.spec.arithmetic)
+    fn tiles(&self) -> Vec<Tile> {
+        let thin = self.problem.n <= THIN_COLUMNS && self.spec.block_scales == [false; 2];
+        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| tile != Tile::Thin || thin).collect()
     }
 
     fn cost_of(&self, tile: Tile) -> f64 {
         let p = &self.problem;
-        let extent = f64::from(tile.extent());
-        let tiles = (p.m as f64 / extent).ceil() * (p.n as f64 / extent).ceil() * p.batch_count() as f64;
+        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
+        let tiles = (p.m as f64 / rows).ceil() * (p.n as f64 / columns).ceil() * p.batch_count() as f64;
         // What a tile of 256 threads gets of the peak, and how many such CTAs it takes to get it from an SM.
         let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
             (Tile::Large, _) => (0.8, 2.0),
             (Tile::Small, Arithmetic::F64) => (0.8, 3.0),
             (Tile::Small, _) => (0.6, 4.0),
             (Tile::Tiny, _) => (0.25, 6.0),
+            (Tile::Thin, _) => (0.08, 6.0),
         };
         let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
         let sms = f64::from(self.arch.sm_count);
         let slots = sms * ctas;
         let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        let k = p.k as f64 + f64::from(DEPTH);
-        let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * efficiency * 1e6);
+        let k = p.k as f64 + f64::from(tile.depth());
+        let compute_us = waves * 2.0 * rows * columns * k * slots / (peak * efficiency * 1e6);
         compute_us.max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0
     }
 
     fn tile(&self, knobs: &Knobs) -> Option<Tile> {
-        let extent = knobs.value("tile")?;
-        self.tiles().iter().copied().find(|tile| tile.extent() == extent)
+        let columns = knobs.value("tile")?;
+        self.tiles().into_iter().find(|tile| tile.columns() == columns)
     }
 }
 
 impl Candidate for Accepted {
     fn knobs(&self) -> KnobSpace {
-        let mut tiles = self.tiles().to_vec();
+        let mut tiles = self.tiles();
         tiles.sort_by(|&x, &y| self.cost_of(x).total_cmp(&self.cost_of(y)));
-        let mut settings = tiles.into_iter().map(|tile| Knobs::new([("tile", tile.extent())]));
+        let mut settings = tiles.into_iter().map(|tile| Knobs::new([("tile", tile.columns())]));
         let default = settings.next().unwrap_or_default();
         KnobSpace::new(default, settings)
     }
@@ -305,14 +343,15 @@ impl Candidate for Accepted {
             return Ok(program);
         }
         let kernel = spec.clone().kernel();
+        let depth = u64::from(tile.depth());
         for chunk in Chunk::all(&p.batch) {
-            for part in split_tiles(p.m, p.n, [tile.extent(); 2]) {
+            for part in split_tiles(p.m, p.n, [tile.rows(), tile.columns()]) {
                 let mut args = vec![
                     Arg::Scalar(Ty::U32, part.rows.into()),
                     Arg::Scalar(Ty::U32, part.columns.into()),
                     Arg::Divisor(part.column_tiles),
-                    Arg::Scalar(Ty::U32, p.k.div_ceil(DEPTH.into())),
-                    Arg::Scalar(Ty::U32, p.k - p.k.saturating_sub(1) / u64::from(DEPTH) * u64::from(DEPTH)),
+                    Arg::Scalar(Ty::U32, p.k.div_ceil(depth)),
+                    Arg::Scalar(Ty::U32, p.k - p.k.saturating_sub(1) / depth * depth),
                 ];
                 args.extend(chunk.args());
                 // B is loaded as its transpose, n by k.
@@ -381,7 +420,7 @@ fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(
     let b = Operand::declare(k, ["b", "b_outer_bytes", "b_k_bytes", "b_along_k"], spec.b, spec.block_scales[1]);
     let epilogue = spec.epilogue.declare::<T>(k);
 
-    let extent = spec.tile.extent();
+    let extent = spec.tile.rows();
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let indices = batch.of_cta();
     let round_tf32 = spec.arithmetic == Arithmetic::Tf32;
