@@ -1,4 +1,4 @@
-//! `check`: the cases on the device, against the reference.
+//! `check`: the cases on the device, against the reference; and its instructions, against the interpreter.
 //!
 //! What the interpreter runs, runs here too: outputs are full of a sentinel before, the workspace is full of ones (its contents are
 //! undefined at entry), and a result that is noted as deterministic is computed again ten times and must come out the same to the bit.
@@ -16,7 +16,7 @@ use verdigris_kir::program::KernelRef;
 
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
-use crate::{Verdict, device};
+use crate::{Verdict, conformance, device};
 
 /// Further executions of a deterministic way.
 const REPEATS: usize = 10;
@@ -32,6 +32,8 @@ pub(crate) struct Arguments {
 enum Family {
     /// Matrix products.
     Gemm(GemmArguments),
+    /// Every instruction, against the interpreter, on the same inputs.
+    Conformance(conformance::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -58,7 +60,13 @@ struct GemmArguments {
 
 /// Carries out `check`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
-    let Family::Gemm(arguments) = &arguments.family;
+    match &arguments.family {
+        Family::Gemm(arguments) => gemm(arguments),
+        Family::Conformance(arguments) => conformance::run(arguments),
+    }
+}
+
+fn gemm(arguments: &GemmArguments) -> Result<Verdict> {
     let cases = cases::load(Some("gemm"), arguments.cases.as_ref(), &arguments.filter)?;
     let config = Config::from_environment()?;
     let Some(handle) = device::open("check gemm", &config, arguments.json)? else {

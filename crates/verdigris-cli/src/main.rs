@@ -13,6 +13,7 @@ macro_rules! say {
 mod bench;
 mod cases;
 mod check;
+mod conformance;
 mod device;
 mod doctor;
 mod inspect;

@@ -7,6 +7,7 @@
 //! The rule of the language on one line: **an operator is pure, a verb has an effect, a Rust keyword happens while building.**
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 pub mod face;
 pub mod inst;
 mod inst_legal;

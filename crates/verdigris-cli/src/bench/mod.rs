@@ -5,7 +5,7 @@ mod data;
 mod measure;
 mod overhead;
 mod peers;
-mod record;
+pub(crate) mod record;
 mod report;
 mod suite;
 

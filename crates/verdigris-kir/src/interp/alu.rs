@@ -15,7 +15,7 @@ mod float;
 mod integer;
 pub mod warp;
 
-pub use approx::Noise;
+pub use approx::{Bound, Noise, bound, flushes};
 
 use crate::inst::Op;
 use crate::ir::Ty;

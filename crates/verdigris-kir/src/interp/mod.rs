@@ -45,7 +45,7 @@
 //!
 //! A run stops at its first finding. A cell of the history holds one writer: of two warps that write different bytes of the same four, the
 //! earlier is forgotten. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that nothing is
-//! reported falsely. Sparse matrix products are refused.
+//! reported falsely.
 
 mod agent;
 pub mod alu;

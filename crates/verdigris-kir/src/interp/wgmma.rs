@@ -1,7 +1,7 @@
 //! Warpgroup matrix products in flight.
 //!
 //! Each of the four warps brings its registers; the last to come starts the product. From there on until a wait covers its group, the
-//! accumulators may be neither read nor written and A registers not written; operands in shared memory are read at some moment between.
+//! accumulators may be neither read nor written and registers of A and of its metadata not written; operands in shared memory are read at some moment between.
 
 use super::alu::Lanes;
 use super::clock::Clock;
@@ -22,6 +22,8 @@ pub(crate) struct Product {
     shape: WgmmaShape,
     a: Source3,
     b: u64,
+    /// Of a sparse A: the register that says where its elements stand, and which part of it does.
+    metadata: Option<(Source, u32)>,
     scale_d: bool,
     accumulators: Vec<u32>,
     loc: u32,
@@ -101,8 +103,16 @@ impl Machine<'_> {
         let a = if shape.a_in_registers { 0 } else { self.uniform(warp, inst.ins[0], warp.full, inst.loc, "the descriptor of A")? };
         let accumulators: Vec<u32> = inst.outs.iter().flatten().copied().collect();
         let a_sources: Vec<Source> = if shape.a_in_registers { inst.ins[..4].to_vec() } else { Vec::new() };
-        let a_registers: Vec<u32> =
-            a_sources.iter().filter_map(|source| if let Source::Reg(reg) = source { Some(*reg) } else { None }).collect();
+        let metadata = match shape.sparse {
+            true => {
+                let selector = self.uniform(warp, inst.ins[shape.b_operand() + 2], warp.full, inst.loc, "the sparsity selector")?;
+                Some((inst.ins[shape.b_operand() + 1], selector as u32))
+            }
+            false => None,
+        };
+        // Metadata is read as late as A is.
+        let read_late = a_sources.iter().copied().chain(metadata.map(|(source, _)| source));
+        let a_registers: Vec<u32> = read_late.filter_map(|source| if let Source::Reg(reg) = source { Some(reg) } else { None }).collect();
         if accumulators.len() != shape.d_registers() {
             let message = format!("wgmma with {} accumulators, its shape has {}", accumulators.len(), shape.d_registers());
             return Err(self.finding(FindingKind::IllegalOperand, here, None, message));
@@ -184,7 +194,7 @@ impl Machine<'_> {
             Ok(registers) => Source3::Registers(registers),
             Err(_) => Source3::Descriptor(a),
         };
-        state.queue.push_back(Product { serial: serial + 1, shape: *shape, a, b, scale_d, accumulators, loc: inst.loc, clock });
+        state.queue.push_back(Product { serial: serial + 1, shape: *shape, a, b, metadata, scale_d, accumulators, loc: inst.loc, clock });
         self.counters(warp.cta).macs += 64 * u64::from(shape.n) * u64::from(shape.k());
         self.wake(warp.cta);
         self.issue_wgmma(warp.cta, group, warp.index, inst.loc);
@@ -242,7 +252,7 @@ impl Machine<'_> {
             };
             machine.finding(kind, at, None, error.to_string())
         };
-        let a = match &product.a {
+        let mut a = match &product.a {
             Source3::Descriptor(bits) => {
                 let a = matrix::read_a(&shape, *bits, self.ctas[cta].shared.data()).map_err(|error| illegal(self, error))?;
                 self.check_chunks(&product, at, group, &a.chunks, "A")?;
@@ -257,6 +267,12 @@ impl Machine<'_> {
                 matrix::read_a_registers(&shape, &refs).map_err(|error| illegal(self, error))?
             }
         };
+        if let Some((source, selector)) = product.metadata {
+            let words: [Lanes; 4] =
+                std::array::from_fn(|warp| self.ctas[cta].warps[group * 4 + warp].as_ref().map_or([0; 32], |warp| warp.lanes(source)));
+            let words: [&Lanes; 4] = std::array::from_fn(|warp| &words[warp]);
+            matrix::place_sparse(&shape, &mut a, &words, selector).map_err(|error| illegal(self, error))?;
+        }
         let b = matrix::read_b(&shape, product.b, self.ctas[cta].shared.data()).map_err(|error| illegal(self, error))?;
         self.check_chunks(&product, at, group, &b.chunks, "B")?;
         let mut d = matrix::Accumulator::new(&shape);

@@ -31,11 +31,69 @@ impl Noise {
 }
 
 /// The error that the ISA allows for a rounded result.
-#[derive(Clone, Copy)]
-enum Bound {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// In units of the result's last place.
     Ulps(f64),
+    /// As a part of the exact result.
     Relative(f64),
+    /// As a number.
     Absolute(f64),
+}
+
+impl Bound {
+    /// The error allowed at an exact result whose last place is worth `ulp`.
+    pub fn at(self, exact: f64, ulp: f64) -> f64 {
+        match self {
+            Bound::Ulps(ulps) => ulps * ulp,
+            Bound::Relative(relative) => exact.abs() * relative,
+            Bound::Absolute(absolute) => absolute,
+        }
+    }
+}
+
+/// How far the ISA lets an instruction err at an operand; `None` where its result is fixed. (PTX ISA, the table of each instruction. It gives
+/// no bound for `rsqrt.approx.f64`: the 2 here is what two correctly rounded steps may err.)
+pub fn bound(op: &Op, operand: f64) -> Option<Bound> {
+    Some(match *op {
+        Op::Rcp { ty: Ty::F32, approx: true, .. } => Bound::Ulps(1.0),
+        Op::Sqrt { ty: Ty::F32, approx: true, .. } => Bound::Relative(2f64.powi(-23)),
+        Op::Rsqrt { ty: Ty::F32, .. } => Bound::Relative(2f64.powf(-22.9)),
+        Op::Rsqrt { .. } => Bound::Ulps(2.0),
+        Op::Ex2 { ty, .. } => match ty {
+            Ty::F32 => Bound::Ulps(2.0),
+            Ty::F16 | Ty::F16x2 => Bound::Relative(2f64.powf(-9.9)),
+            _ => Bound::Relative(2f64.powi(-7)),
+        },
+        Op::Lg2 { .. } if operand > 0.5 && operand < 2.0 => Bound::Absolute(2f64.powi(-22)),
+        Op::Lg2 { .. } => Bound::Relative(2f64.powi(-22)),
+        // In [−π, π], and more loosely up to 100π; nothing is promised beyond.
+        Op::Sin { .. } | Op::Cos { .. } if operand.abs() <= std::f64::consts::PI => Bound::Absolute(2f64.powf(-20.5)),
+        Op::Sin { .. } | Op::Cos { .. } => Bound::Absolute(2f64.powf(-14.7)),
+        Op::Tanh { ty } => match ty {
+            Ty::F32 => Bound::Relative(2f64.powi(-11)),
+            Ty::F16 | Ty::F16x2 => Bound::Absolute(2f64.powf(-10.987)),
+            _ => Bound::Absolute(2f64.powi(-8)),
+        },
+        Op::FDiv { kind: Division::Full | Division::Approx, .. } => Bound::Ulps(2.0),
+        _ => return None,
+    })
+}
+
+/// Whether an approximate instruction takes subnormals as zero and gives zero in their place.
+pub fn flushes(op: &Op) -> bool {
+    match *op {
+        Op::Ex2 { ty: Ty::Bf16 | Ty::Bf16x2, .. } => true,
+        Op::Rcp { ftz, .. }
+        | Op::Sqrt { ftz, .. }
+        | Op::Rsqrt { ftz, .. }
+        | Op::Ex2 { ftz, .. }
+        | Op::Lg2 { ftz }
+        | Op::Sin { ftz }
+        | Op::Cos { ftz }
+        | Op::FDiv { ftz, .. } => ftz,
+        _ => false,
+    }
 }
 
 /// How an approximate instruction treats subnormals and how far it may err.
@@ -53,11 +111,7 @@ fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) ->
     if exact == 0.0 || !exact.is_finite() || format.is_infinite(clean) {
         return clean;
     }
-    let allowed = match bound {
-        Bound::Ulps(ulps) => ulps * format.ulp(exact),
-        Bound::Relative(relative) => exact.abs() * relative,
-        Bound::Absolute(absolute) => absolute,
-    };
+    let allowed = bound.at(exact, format.ulp(exact));
     // Rounding itself costs half an ulp of the bound: of the largest value that the error can reach.
     let room = allowed - 0.5 * format.ulp(exact.abs() + allowed);
     let noisy = encode(exact + noise.next() * room.max(0.0));
@@ -116,10 +170,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
     let (out, a) = (&mut outs[0], ins[0]);
     let unknown = |ty: Ty| Err(EvalError::NoSuchForm { op: op.name(), ty });
     let rsqrt = |x: f64| 1.0 / x.sqrt();
+    // Where the result is fixed, half an ulp leaves no room.
+    let limit = |x: f64| bound(op, x).unwrap_or(Bound::Ulps(0.5));
     match *op {
         Op::Rcp { ty: Ty::F32, approx, ftz } => {
             if approx {
-                f32_map(out, active, a, Form { ftz, bound: Bound::Ulps(1.0) }, noise, |x| 1.0 / x);
+                f32_map(out, active, a, Form { ftz, bound: limit(0.0) }, noise, |x| 1.0 / x);
             } else {
                 map1(out, active, a, |x| f32_out(1.0 / f32_in(x, ftz), ftz, false));
             }
@@ -133,13 +189,13 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
         }
         Op::Sqrt { ty: Ty::F32, approx, ftz } => {
             if approx {
-                f32_map(out, active, a, Form { ftz, bound: Bound::Relative(2f64.powi(-23)) }, noise, f64::sqrt);
+                f32_map(out, active, a, Form { ftz, bound: limit(0.0) }, noise, f64::sqrt);
             } else {
                 map1(out, active, a, |x| f32_out(f32_in(x, ftz).sqrt(), ftz, false));
             }
         }
         Op::Sqrt { ty: Ty::F64, approx: false, .. } => f64_map(out, active, a, f64::sqrt),
-        Op::Rsqrt { ty: Ty::F32, ftz } => f32_map(out, active, a, Form { ftz, bound: Bound::Relative(2f64.powf(-22.9)) }, noise, rsqrt),
+        Op::Rsqrt { ty: Ty::F32, ftz } => f32_map(out, active, a, Form { ftz, bound: limit(0.0) }, noise, rsqrt),
         Op::Rsqrt { ty: Ty::F64, ftz } => {
             // 1/√−0 is −∞, which f64 division gives too.
             if ftz {
@@ -149,20 +205,17 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
             }
         }
         Op::Ex2 { ty, ftz } => match ty {
-            Ty::F32 => f32_map(out, active, a, Form { ftz, bound: Bound::Ulps(2.0) }, noise, f64::exp2),
-            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, Form { ftz, bound: Bound::Relative(2f64.powf(-9.9)) }, noise, f64::exp2),
+            Ty::F32 => f32_map(out, active, a, Form { ftz, bound: limit(0.0) }, noise, f64::exp2),
+            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, Form { ftz, bound: limit(0.0) }, noise, f64::exp2),
             // bf16 exists with flushing only.
-            Ty::Bf16 | Ty::Bf16x2 => {
-                half_map(out, active, ty, a, Form { ftz: true, bound: Bound::Relative(2f64.powi(-7)) }, noise, f64::exp2)
-            }
+            Ty::Bf16 | Ty::Bf16x2 => half_map(out, active, ty, a, Form { ftz: true, bound: limit(0.0) }, noise, f64::exp2),
             _ => return unknown(ty),
         },
         Op::Lg2 { ftz } => {
             let mut noise = noise;
             for_lanes(active, |i| {
                 let x = f64::from(f32_in(a[i], ftz));
-                let bound = if x > 0.5 && x < 2.0 { Bound::Absolute(2f64.powi(-22)) } else { Bound::Relative(2f64.powi(-22)) };
-                out[i] = f32_out(f32::from_bits(round(Format::F32, x.log2(), bound, noise.as_deref_mut())), ftz, false);
+                out[i] = f32_out(f32::from_bits(round(Format::F32, x.log2(), limit(x), noise.as_deref_mut())), ftz, false);
             });
         }
         Op::Sin { ftz } | Op::Cos { ftz } => {
@@ -170,10 +223,8 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
             let mut noise = noise;
             for_lanes(active, |i| {
                 let x = f64::from(f32_in(a[i], ftz));
-                // The ISA bounds the error in [−π, π] and, more loosely, up to 100π; nothing is promised beyond.
-                let bound = Bound::Absolute(if x.abs() <= std::f64::consts::PI { 2f64.powf(-20.5) } else { 2f64.powf(-14.7) });
                 let exact = if cosine { x.cos() } else { x.sin() };
-                out[i] = f32_out(f32::from_bits(round(Format::F32, exact, bound, noise.as_deref_mut())), ftz, false);
+                out[i] = f32_out(f32::from_bits(round(Format::F32, exact, limit(x), noise.as_deref_mut())), ftz, false);
             });
         }
         Op::Tanh { ty } => match ty {
@@ -181,17 +232,13 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                 let mut noise = noise;
                 for_lanes(active, |i| {
                     let x = f64::from(f32_in(a[i], false));
-                    let code = round(Format::F32, x.tanh(), Bound::Relative(2f64.powi(-11)), noise.as_deref_mut());
+                    let code = round(Format::F32, x.tanh(), limit(x), noise.as_deref_mut());
                     // No value above 1 in magnitude: the table of special values ends at ±1.
                     out[i] = f32_out(f32::from_bits(code).clamp(-1.0, 1.0), false, false);
                 });
             }
-            Ty::F16 | Ty::F16x2 => {
-                half_map(out, active, ty, a, Form { ftz: false, bound: Bound::Absolute(2f64.powf(-10.987)) }, noise, f64::tanh)
-            }
-            Ty::Bf16 | Ty::Bf16x2 => {
-                half_map(out, active, ty, a, Form { ftz: false, bound: Bound::Absolute(2f64.powi(-8)) }, noise, f64::tanh)
-            }
+            Ty::F16 | Ty::F16x2 => half_map(out, active, ty, a, Form { ftz: false, bound: limit(0.0) }, noise, f64::tanh),
+            Ty::Bf16 | Ty::Bf16x2 => half_map(out, active, ty, a, Form { ftz: false, bound: limit(0.0) }, noise, f64::tanh),
             _ => return unknown(ty),
         },
         Op::Rcp { ty, .. } | Op::Sqrt { ty, .. } | Op::Rsqrt { ty, .. } => return unknown(ty),
