@@ -236,7 +236,7 @@ struct Link {
 }
 
 /// The image that every compilation gives: an ELF header without anything behind it.
-static IMAGE: [u8; 64] = {
+pub(crate) static IMAGE: [u8; 64] = {
     let mut image = [0; 64];
     let magic = *b"\x7fELF\x02\x01";
     let mut i = 0;

@@ -1,11 +1,12 @@
 //! The kernels of a context: loaded ones, and where the others are looked for.
 //!
-//! [`ModuleCache`] looks in the cheapest place first: kernels already loaded into the context, the folder of compiled ones
-//! ([`DiskCache`]), and the driver's compiler. A kernel's source is asked for only before the last. Nothing here
-//! decides to go on in silence: where a kernel came from, what its compiler found, an entry that was damaged and one that could not
-//! be stored stand in the [`LoadReport`].
+//! [`ModuleCache`] looks in the cheapest place first: kernels already loaded into the context, a [`Pack`] made beforehand, the folder
+//! of compiled ones ([`DiskCache`]), and the driver's compiler. A kernel's source is asked for only before the last. Nothing here
+//! decides to go on in silence: where a kernel came from, what its compiler found, a pack or an entry that could not be used and one that
+//! could not be stored stand in the [`LoadReport`].
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
@@ -15,6 +16,7 @@ use crate::error::Error;
 use crate::facts::KernelFacts;
 use crate::jit::{CompileOptions, JitFinding, JitReport, compile, has_register_budgets};
 use crate::module::{Function, FunctionOptions, Module};
+use crate::pack::{Pack, PackError};
 
 /// A kernel's source: what [`ModuleCache::kernel`] asks for when no compiled copy is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub struct LoadedKernel {
 pub enum Origin {
     /// It was loaded already.
     Memory,
+    /// From the pack.
+    Pack,
     /// From the folder of compiled kernels.
     Disk,
     /// The driver compiled it now.
@@ -60,6 +64,8 @@ pub struct LoadReport {
     /// What the compiler found in this kernel that costs performance and that its author did not accept, now or when it
     /// was compiled; `None` where the compiler was silent, since the driver took the code from a cache of its own.
     pub findings: Option<Vec<JitFinding>>,
+    /// Why the pack did not serve, although one is configured and would have been asked.
+    pub pack_trouble: Option<Arc<PackError>>,
     /// A damaged entry that was found and, unless `not_stored` says otherwise, replaced.
     pub damaged: Option<DamagedEntry>,
     /// Why the compiled kernel could not be put on disk; it works all the same.
@@ -68,7 +74,7 @@ pub struct LoadReport {
 
 impl LoadReport {
     fn of(origin: Origin, kernel: &LoadedKernel, jit: Option<JitReport>) -> Self {
-        Self { origin, jit, findings: kernel.findings.clone(), damaged: None, not_stored: None }
+        Self { origin, jit, findings: kernel.findings.clone(), pack_trouble: None, damaged: None, not_stored: None }
     }
 }
 
@@ -76,6 +82,7 @@ impl LoadReport {
 /// different kernels compile side by side, and the same kernel is waited for.
 pub struct ModuleCache {
     context: Context,
+    pack: Option<Result<Pack, Arc<PackError>>>,
     disk: Option<DiskCache>,
     slots: RwLock<HashMap<[u8; 32], Arc<Slot>>>,
 }
@@ -86,7 +93,25 @@ type Slot = Mutex<Option<Arc<LoadedKernel>>>;
 impl ModuleCache {
     /// An empty cache, over a folder of compiled kernels if one is given.
     pub fn new(context: &Context, disk: Option<DiskCache>) -> Self {
-        Self { context: context.clone(), disk, slots: RwLock::default() }
+        Self { context: context.clone(), pack: None, disk, slots: RwLock::default() }
+    }
+
+    /// Looks into the pack at `path` before the folder. One that cannot be used for this device stands in every report
+    /// ([`LoadReport::pack_trouble`]), and the other sources serve.
+    #[must_use]
+    pub fn with_pack(self, path: impl Into<PathBuf>) -> Self {
+        let open = || {
+            let pack = Pack::open(path)?;
+            pack.check_device(self.context.properties())?;
+            Ok(pack)
+        };
+        let pack = Some(open().map_err(Arc::new));
+        Self { pack, ..self }
+    }
+
+    /// The pack, or why it cannot be used; `None` where none was named.
+    pub fn pack(&self) -> Option<Result<&Pack, &PackError>> {
+        self.pack.as_ref().map(|pack| pack.as_ref().map_err(AsRef::as_ref))
     }
 
     /// The context that the kernels are loaded into.
@@ -133,11 +158,21 @@ impl ModuleCache {
         name: &str,
         source: impl FnOnce() -> Result<KernelSource, E>,
     ) -> Result<(LoadedKernel, LoadReport), E> {
+        let mut pack_trouble = None;
+        match self.load_packed(key, name) {
+            Ok(Some((kernel, jit))) => {
+                let report = LoadReport::of(Origin::Pack, &kernel, jit);
+                return Ok((kernel, report));
+            }
+            Ok(None) => {}
+            Err(trouble) => pack_trouble = Some(trouble),
+        }
         let mut damaged = None;
         match self.disk.as_ref().map(|disk| (disk, disk.load(key))) {
-            Some((disk, Lookup::Hit(entry))) => match self.load_entry(name, &entry, key.options) {
+            Some((disk, Lookup::Hit(bytes))) => match Entry::from_bytes(&bytes).and_then(|entry| self.load_entry(name, entry, key.options))
+            {
                 Ok((kernel, jit)) => {
-                    let report = LoadReport::of(Origin::Disk, &kernel, jit);
+                    let report = LoadReport { pack_trouble, ..LoadReport::of(Origin::Disk, &kernel, jit) };
                     return Ok((kernel, report));
                 }
                 // The bytes are as they were written, and yet no kernel: rebuilt like any other damage.
@@ -149,7 +184,7 @@ impl ModuleCache {
         let (kernel, code, jit) = self.compile(name, source()?, key.options)?;
         let entry = Entry { facts: kernel.facts.clone(), findings: kernel.findings.clone(), code };
         let not_stored = self.disk.as_ref().and_then(|disk| disk.store(key, &entry.to_bytes()).err());
-        let report = LoadReport { damaged, not_stored, ..LoadReport::of(Origin::Compiled, &kernel, Some(jit)) };
+        let report = LoadReport { pack_trouble, damaged, not_stored, ..LoadReport::of(Origin::Compiled, &kernel, Some(jit)) };
         Ok((kernel, report))
     }
 
@@ -170,8 +205,16 @@ impl ModuleCache {
         Ok((kernel, Code::Ptx(ptx), report))
     }
 
-    fn load_entry(&self, name: &str, entry: &[u8], options: CompileOptions) -> Result<(LoadedKernel, Option<JitReport>), String> {
-        let Entry { facts, findings, code } = Entry::from_bytes(entry)?;
+    fn load_packed(&self, key: &CacheKey, name: &str) -> Result<Option<(LoadedKernel, Option<JitReport>)>, Arc<PackError>> {
+        let Some(pack) = &self.pack else { return Ok(None) };
+        let pack = pack.as_ref().map_err(Arc::clone)?;
+        let Some(entry) = pack.load(key)? else { return Ok(None) };
+        let loaded = self.load_entry(name, entry, key.options);
+        loaded.map(Some).map_err(|why| PackError::Unloadable { path: pack.path().to_owned(), why }.into())
+    }
+
+    fn load_entry(&self, name: &str, entry: Entry, options: CompileOptions) -> Result<(LoadedKernel, Option<JitReport>), String> {
+        let Entry { facts, findings, code } = entry;
         let load = || -> Result<_, Error> {
             let (module, jit) = match code {
                 Code::Cubin(cubin) => (Module::load_cubin(&self.context, &cubin)?, None),

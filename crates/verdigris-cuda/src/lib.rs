@@ -9,7 +9,7 @@
 //!
 //! - [`Driver`] → [`Device`] → [`Context`] (its own or the caller's) → [`Stream`] (likewise), [`Event`], [`Graph`]
 //! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]
-//! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk
+//! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk, or made beforehand in a [`Pack`]
 //! - [`Loader`]: a [`Program`](verdigris_kir::program::Program) → [`Executable`]
 //! - [`tensor_map::encode`] → [`TensorMap`]
 //! - [`peers`]: the vendor's matrix library, loaded at run time, for comparison only
@@ -28,6 +28,7 @@ mod kernels;
 pub mod launch;
 mod memory;
 mod module;
+mod pack;
 pub mod peers;
 mod stream;
 pub mod tensor_map;
@@ -46,5 +47,6 @@ pub use kernels::{KernelSource, LoadReport, LoadedKernel, ModuleCache, Origin};
 pub use launch::{LaunchConfig, LaunchError, Parameters};
 pub use memory::{DeviceBuffer, DeviceSlice, HostBuffer, Pool, PoolOptions, PoolStatistics};
 pub use module::{Function, FunctionAttributes, FunctionOptions, Module};
+pub use pack::{Pack, PackError, PackHead};
 pub use stream::{CaptureStatus, Event, Graph, GraphExecutable, Stream};
 pub use tensor_map::{MapError, TensorMap};

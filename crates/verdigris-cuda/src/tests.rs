@@ -164,6 +164,55 @@ fn findings_reach_the_caller_wherever_the_kernel_comes_from() {
 }
 
 #[test]
+fn the_pack_comes_before_the_disk_and_gives_way_to_it() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (context, ..) = fake::gpu();
+    let path = folder.path().join("kernels.pack");
+    let disk = DiskCache::open(folder.path().join("cache")).expect("opens");
+    let head =
+        PackHead { source_hash: [0; 32], arch: "sm_90a".to_owned(), ptx_isa: context.properties().ptx_isa, least_driver_version: 13_000 };
+    let entry = |code: &[u8]| Entry { facts: source().facts, findings: Some(vec![]), code: Code::Cubin(code.to_vec()) };
+    let kernels = [("k".to_owned(), entry(&fake::IMAGE)), ("no image".to_owned(), entry(b"no image"))];
+    let write = |head: &PackHead| {
+        std::fs::write(&path, Pack::to_bytes(head, CompileOptions::default(), &kernels).expect("can be made")).expect("writes");
+    };
+    let ask_for = |spec: &str, source: fn() -> Result<KernelSource, Error>| {
+        let cache = ModuleCache::new(&context, Some(disk.clone())).with_pack(&path);
+        cache.kernel(&key(spec), "k", source).expect("loads").1
+    };
+    write(&head);
+    let report = ask_for("k", not_built);
+    assert_eq!((report.origin, report.findings), (Origin::Pack, Some(vec![])));
+    assert!(report.pack_trouble.is_none());
+    let report = ask_for("not in the pack", built);
+    assert!(report.origin == Origin::Compiled && report.pack_trouble.is_none(), "{report:?}");
+    let report = ask_for("no image", built);
+    assert!(matches!(report.pack_trouble.as_deref(), Some(PackError::Unloadable { .. })), "{report:?}");
+
+    // Whatever is wrong with a pack is told, and the next source serves.
+    write(&PackHead { source_hash: [1; 32], ..head.clone() });
+    let report = ask_for("k", built);
+    assert_eq!(report.origin, Origin::Compiled, "a stale kernel is never served");
+    assert!(matches!(report.pack_trouble.as_deref(), Some(PackError::Sources { .. })), "{report:?}");
+    let told = |expected: fn(&PackError) -> bool| {
+        let report = ask_for("k", not_built);
+        assert_eq!(report.origin, Origin::Disk);
+        assert!(report.pack_trouble.as_deref().is_some_and(expected), "{report:?}");
+    };
+    told(|trouble| matches!(trouble, PackError::Sources { .. }));
+    write(&PackHead { arch: "sm_80".to_owned(), ..head.clone() });
+    told(|trouble| matches!(trouble, PackError::Arch { .. }));
+    write(&PackHead { least_driver_version: 13_010, ..head });
+    told(|trouble| matches!(trouble, PackError::Driver { required: 13_010, .. }));
+    std::fs::write(&path, b"rubbish").expect("writes");
+    told(|trouble| matches!(trouble, PackError::Damaged { .. }));
+    std::fs::remove_file(&path).expect("removes");
+    told(|trouble| matches!(trouble, PackError::Io { .. }));
+    let cache = ModuleCache::new(&context, None).with_pack(&path);
+    assert!(matches!(cache.pack(), Some(Err(PackError::Io { .. }))));
+}
+
+#[test]
 fn a_kernel_of_a_newer_language_than_the_drivers_is_refused() {
     use verdigris_kir::ptx::Isa;
     let (context, _, pool) = fake::gpu_of(12_000);
