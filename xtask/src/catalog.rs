@@ -3,18 +3,20 @@
 //! This is the one place where the workshop looks into the house.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::probes;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
-use verdigris_kir::verify::verify;
+use verdigris_kir::verify::{Verified, verify};
 
 use crate::ptxas::Assembly;
+
+/// The language version that kernels are printed in: the newest that the pinned assembler reads.
+pub(crate) const PTX_ISA: Isa = Isa::V9_0;
 
 /// Chips whose kernels are assembled. A portable kernel is assembled for each, since the same text may need more registers on one
 /// than on another; a chip in between is given only what is written for it.
@@ -22,21 +24,37 @@ const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm89, false),
 
 /// All kernels of all engines, built, verified and printed for the newest language version that we print; one assembly for each
 /// kernel and chip.
+///
+/// # Errors
+/// The verifier's findings in all of them.
 pub(crate) fn kernels() -> Result<Vec<Assembly>> {
-    let mut printed: BTreeMap<String, (Target, Assembly)> = BTreeMap::new();
-    let mut assemblies = Vec::new();
+    let (assemblies, faults) = judged();
+    if !faults.is_empty() {
+        bail!("{} kernels of the catalog have faults\n{}", faults.len(), faults.join("\n"));
+    }
+    Ok(assemblies)
+}
+
+/// As [`kernels`], with those that the verifier refuses apart: its words on each.
+pub(crate) fn judged() -> (Vec<Assembly>, Vec<String>) {
+    let mut printed: BTreeMap<String, Option<(Target, Assembly)>> = BTreeMap::new();
+    let (mut assemblies, mut faults) = (Vec::new(), Vec::new());
     for (chip, portable_too) in CHIPS {
         for kernel in kernels_for(chip) {
-            let (written_for, text) = match printed.entry(kernel.name().to_string()) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(place) => place.insert(assembly(&kernel)?),
-            };
+            let known = printed.entry(kernel.name().to_string()).or_insert_with(|| match verify(kernel.build()) {
+                Ok(verified) => Some((verified.target, assembly(kernel.name(), &verified))),
+                Err(found) => {
+                    faults.push(found.to_string());
+                    None
+                }
+            });
+            let Some((written_for, text)) = known else { continue };
             if portable_too || *written_for == chip {
                 assemblies.push(Assembly { target: chip.ptx().to_string(), ..text.clone() });
             }
         }
     }
-    Ok(assemblies)
+    (assemblies, faults)
 }
 
 /// What a chip can be given: the engines' catalog, and the probes, all of which are written for the last chip.
@@ -48,17 +66,21 @@ fn kernels_for(chip: Target) -> Vec<KernelRef> {
     kernels
 }
 
-/// Builds, verifies and prints one kernel, for the chip that it is written for.
-fn assembly(kernel: &KernelRef) -> Result<(Target, Assembly)> {
-    let verified = verify(kernel.build()).with_context(|| format!("the catalog's kernel `{}` has faults", kernel.name()))?;
-    let assembly = Assembly {
-        name: kernel.name().to_string(),
+/// The chip that the assembler calls so, of those whose kernels are assembled.
+pub(crate) fn chip(name: &str) -> Result<Target> {
+    let known = CHIPS.iter().map(|(chip, _)| *chip).find(|chip| chip.ptx() == name);
+    known.with_context(|| format!("no kernels are assembled for `{name}`, only for {}", CHIPS.map(|(chip, _)| chip.ptx()).join(", ")))
+}
+
+/// Prints a verified kernel, for the chip that it is written for.
+pub(crate) fn assembly(name: &str, verified: &Verified<KernelBody>) -> Assembly {
+    Assembly {
+        name: name.to_string(),
         target: verified.target.ptx().to_string(),
-        ptx: ptx::print(&verified, Isa::V9_0),
+        ptx: ptx::print(verified, PTX_ISA),
         allow_spill_bytes: verified.allowed_spill_bytes,
-        max_registers: Some(register_budget(&verified)),
-    };
-    Ok((verified.target, assembly))
+        max_registers: Some(register_budget(verified)),
+    }
 }
 
 /// Registers a thread that let `min_ctas` CTAs stand on one SM together: 65,536 of them, given out in units of 8 a thread.
@@ -109,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_kernel_goes_all_the_way_to_the_assembler() {
-        let (_, assembly) = assembly(&relu()).expect("a kernel without faults");
+        let assembly = assembly("relu", &verify(relu().build()).expect("a kernel without faults"));
         assert_eq!((assembly.name.as_str(), assembly.target.as_str()), ("relu", "sm_80"));
         assert_eq!((assembly.allow_spill_bytes, assembly.max_registers), (0, Some(64)));
         let root = crate::tree::workspace_root().expect("tests run inside the workspace");
@@ -117,7 +139,7 @@ mod tests {
             eprintln!("skipped: no assembler here; `cargo xtask ptxas --install` fetches it");
             return;
         };
-        let outcomes = crate::ptxas::assemble_all(&toolchain, &[assembly], 1).expect("ptxas can be run");
+        let outcomes = crate::ptxas::assemble_all(&toolchain, None, &[assembly], 1).expect("ptxas can be run");
         assert_eq!(outcomes[0].failures, [""; 0]);
         assert_eq!(outcomes[0].entries.len(), 1);
     }

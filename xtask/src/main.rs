@@ -1,4 +1,4 @@
-//! The workshop: house rules, the offline assembly check, replay, the kit.
+//! The workshop: house rules, the offline assembly check, packs, replay, the kit.
 //!
 //! `cargo xtask help` lists the commands. Everything here looks at the repository from outside; nothing
 //! of it is part of the library.
@@ -8,13 +8,14 @@
 
 mod catalog;
 mod kit;
+mod pack;
 mod ptxas;
 mod replay;
 mod source;
 mod tidy;
 mod tree;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -42,13 +43,31 @@ enum Action {
         /// Write the binaries there, for a disassembler.
         #[arg(long, value_name = "FOLDER")]
         keep: Option<PathBuf>,
-        /// Assemblies at a time.
-        #[arg(long, default_value_t = 2)]
-        jobs: usize,
+        /// Assemblies at a time; as many as there are cores by default.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Assemble everything, also what passed before unchanged.
+        #[arg(long)]
+        afresh: bool,
         /// Only install the assembler, if it is absent.
         #[arg(long)]
         install: bool,
         /// Use this assembler instead of the pinned one.
+        #[arg(long, value_name = "PATH")]
+        ptxas: Option<PathBuf>,
+    },
+    /// Assemble a chip's whole catalog into one file, from which kernels load without the driver's compiler.
+    Pack {
+        /// Architecture, as the assembler names it.
+        #[arg(long, default_value = "sm_90a")]
+        target: String,
+        /// Where to.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Assemblies at a time; as many as there are cores by default.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Use the pinned assembler at this path.
         #[arg(long, value_name = "PATH")]
         ptxas: Option<PathBuf>,
     },
@@ -85,6 +104,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// The assembler that was named, or the pinned one.
+fn toolchain(root: &Path, named: Option<PathBuf>) -> Result<ptxas::Toolchain> {
+    match named {
+        Some(path) => ptxas::Toolchain::at(&path),
+        None => ptxas::Toolchain::ensure(root),
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from)
+}
+
 /// Runs one command; `false` means that it ran and found something wrong.
 fn run(action: Action) -> Result<bool> {
     let root = tree::workspace_root()?;
@@ -97,34 +128,51 @@ fn run(action: Action) -> Result<bool> {
             println!("tidy: {} findings", findings.len());
             Ok(findings.is_empty())
         }
-        Action::Ptxas { dir, json, keep, jobs, install, ptxas } => {
-            let toolchain = match ptxas {
-                Some(path) => ptxas::Toolchain::at(&path)?,
-                None => ptxas::Toolchain::ensure(&root)?,
-            };
+        Action::Ptxas { dir, json, keep, jobs, afresh, install, ptxas } => {
+            let toolchain = toolchain(&root, ptxas)?;
             if install {
                 println!("assembler: {}", toolchain.ptxas().display());
                 return Ok(true);
             }
-            let assemblies = match dir {
-                Some(folder) => ptxas::read_folder(&folder)?,
-                None => catalog::kernels()?,
+            let (assemblies, faults) = match dir {
+                Some(folder) => (ptxas::read_folder(&folder)?, Vec::new()),
+                None => catalog::judged(),
             };
-            if assemblies.is_empty() {
+            if assemblies.is_empty() && faults.is_empty() {
                 eprintln!("no engine lists a kernel yet: nothing to assemble");
             }
-            let outcomes = ptxas::assemble_all(&toolchain, &assemblies, jobs)?;
+            let memory = if afresh { None } else { Some(ptxas::Memory::of_workspace(&root)?) };
+            let outcomes = ptxas::assemble_all(&toolchain, memory.as_ref(), &assemblies, jobs.unwrap_or_else(cores))?;
             if let Some(folder) = keep {
                 ptxas::write_cubins(&outcomes, &folder)?;
             }
             let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+            let remembered = outcomes.iter().filter(|outcome| outcome.remembered).count();
+            for fault in &faults {
+                eprintln!("REFUSED by the verifier: {fault}");
+            }
             if json {
                 println!("{}", serde_json::to_string_pretty(&outcomes)?);
             } else {
                 print!("{}", ptxas::table(&outcomes));
-                println!("ptxas: {} kernels, {failed} failed", outcomes.len());
+                let refused = faults.len();
+                println!("ptxas: {} kernels, {failed} failed, {refused} refused, {remembered} unchanged since they passed", outcomes.len());
             }
-            Ok(failed == 0)
+            Ok(failed == 0 && faults.is_empty())
+        }
+        Action::Pack { target, out, jobs, ptxas } => {
+            let chip = catalog::chip(&target)?;
+            let memory = ptxas::Memory::of_workspace(&root)?;
+            let written = pack::write(&toolchain(&root, ptxas)?, &memory, chip, jobs.unwrap_or_else(cores), &out)?;
+            let megabytes = |bytes: usize| bytes as f64 / 1e6;
+            println!(
+                "pack: {} kernels for {target}, {:.1} MB in {:.1} MB, {}",
+                written.kernels,
+                megabytes(written.unpacked_bytes),
+                megabytes(written.bytes),
+                out.display()
+            );
+            Ok(true)
         }
         Action::Ptx { out } => {
             let kernels = catalog::kernels()?;

@@ -10,6 +10,7 @@
 //! - any other warning;
 //! - more registers than the kernel declares.
 
+mod memory;
 mod report;
 mod toolchain;
 
@@ -24,6 +25,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+pub(crate) use memory::Memory;
 pub(crate) use report::EntryReport;
 pub(crate) use toolchain::Toolchain;
 
@@ -49,10 +51,12 @@ pub(crate) struct Outcome {
     pub(crate) name: String,
     /// The assembly's target.
     pub(crate) target: String,
-    /// Wall time of the assembler, in milliseconds.
+    /// Wall time of the assembler, in milliseconds; of the earlier run, where it was remembered.
     pub(crate) assemble_ms: u64,
     /// Resources of each entry of the module.
     pub(crate) entries: Vec<EntryReport>,
+    /// Whether this very text passed before and was not assembled again.
+    pub(crate) remembered: bool,
     /// Why it fails; empty when it passes.
     pub(crate) failures: Vec<String>,
     /// The binary, where one came out.
@@ -105,9 +109,12 @@ fn read_file(path: &Path) -> Result<Assembly> {
     Ok(Assembly { name, target, ptx, allow_spill_bytes, max_registers })
 }
 
+/// What the assembler is told beside target and files.
+const FLAGS: [&str; 3] = ["-v", "-warn-spills", "-warn-lmem-usage"];
+
 /// Assembles everything on `jobs` threads, with a progress line on the terminal, and returns the
-/// outcomes in the order of `assemblies`.
-pub(crate) fn assemble_all(toolchain: &Toolchain, assemblies: &[Assembly], jobs: usize) -> Result<Vec<Outcome>> {
+/// outcomes in the order of `assemblies`. What passed before, by the memory, is not assembled again.
+pub(crate) fn assemble_all(toolchain: &Toolchain, memory: Option<&Memory>, assemblies: &[Assembly], jobs: usize) -> Result<Vec<Outcome>> {
     let folder = tempfile::tempdir().context("making a temporary folder")?;
     let progress = ProgressBar::new(assemblies.len() as u64)
         .with_style(ProgressStyle::with_template("assembling {pos}/{len} [{elapsed}] {wide_msg}").context("the progress line's template")?);
@@ -125,7 +132,11 @@ pub(crate) fn assemble_all(toolchain: &Toolchain, assemblies: &[Assembly], jobs:
                         break;
                     };
                     let stem = folder.join(index.to_string());
-                    let outcome = assemble(toolchain, assembly, &stem);
+                    let recalled = memory.and_then(|memory| memory.recall(toolchain, assembly));
+                    let outcome = recalled.map_or_else(|| assemble(toolchain, assembly, &stem), Ok);
+                    if let (Some(memory), Ok(outcome)) = (memory, &outcome) {
+                        memory.keep(toolchain, assembly, outcome);
+                    }
                     if send.send((index, outcome)).is_err() {
                         break; // the receiver is gone, so nobody wants the rest
                     }
@@ -154,7 +165,8 @@ fn assemble(toolchain: &Toolchain, assembly: &Assembly, stem: &Path) -> Result<O
     let start = Instant::now();
     let output = Command::new(toolchain.ptxas())
         .arg(format!("-arch={}", assembly.target))
-        .args(["-v", "-warn-spills", "-warn-lmem-usage", "-o"])
+        .args(FLAGS)
+        .arg("-o")
         .arg(&cubin)
         .arg(&source)
         .output()
@@ -173,6 +185,7 @@ fn assemble(toolchain: &Toolchain, assembly: &Assembly, stem: &Path) -> Result<O
         target: assembly.target.clone(),
         assemble_ms,
         entries: parsed.entries,
+        remembered: false,
         failures,
         cubin: fs::read(&cubin).ok(),
     })
@@ -267,7 +280,7 @@ mod tests {
             eprintln!("skipped: no assembler here; `cargo xtask ptxas --install` fetches it");
             return None;
         };
-        let mut outcomes = assemble_all(&toolchain, &[assembly], 1).expect("ptxas can be run");
+        let mut outcomes = assemble_all(&toolchain, None, &[assembly], 1).expect("ptxas can be run");
         outcomes.pop()
     }
 
@@ -317,6 +330,24 @@ mod tests {
     }
 
     #[test]
+    fn what_passed_is_remembered_and_what_failed_is_not() {
+        let root = crate::tree::workspace_root().expect("tests run inside the workspace");
+        let Some(toolchain) = Toolchain::installed(&root) else {
+            eprintln!("skipped: no assembler here; `cargo xtask ptxas --install` fetches it");
+            return;
+        };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let memory = Memory::open(folder.path()).expect("opens");
+        let kernels = [fixture("double_it"), fixture("crowded")];
+        let run = || assemble_all(&toolchain, Some(&memory), &kernels, 2).expect("ptxas can be run");
+        let (first, second) = (run(), run());
+        assert_eq!(first.iter().map(|outcome| outcome.remembered).collect::<Vec<_>>(), [false, false]);
+        assert_eq!(second.iter().map(|outcome| outcome.remembered).collect::<Vec<_>>(), [true, false]);
+        assert_eq!((&first[0].entries, &first[0].cubin), (&second[0].entries, &second[0].cubin));
+        assert!(!second[1].passed());
+    }
+
+    #[test]
     fn a_register_budget_is_kept() {
         let mut kernel = fixture("double_it");
         kernel.max_registers = Some(1);
@@ -359,6 +390,7 @@ mod tests {
             name: name.to_string(),
             target: "sm_80".to_string(),
             assemble_ms: 7,
+            remembered: false,
             entries: vec![EntryReport { entry: name.to_string(), registers: 128, ..EntryReport::default() }],
             failures,
             cubin: None,

@@ -1,11 +1,11 @@
 //! The assembler's words, read: resources of each entry, and everything that it complains about.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Assembly;
 
 /// Resources of one entry, as the assembler reports them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EntryReport {
     /// Name of the entry in the PTX.
     pub(crate) entry: String,

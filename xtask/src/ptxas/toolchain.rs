@@ -19,22 +19,26 @@ const VERSION: &str = "V13.0.88";
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     ptxas: PathBuf,
+    version: String,
 }
 
 impl Toolchain {
-    /// An assembler that the caller names. Its version is not checked: the figures are the caller's.
+    /// An assembler that the caller names. Its version is not judged: the figures are the caller's.
     pub(crate) fn at(ptxas: &Path) -> Result<Self> {
         if !ptxas.is_file() {
             bail!("no assembler at {}", ptxas.display());
         }
-        Ok(Self { ptxas: ptxas.to_path_buf() })
+        Ok(Self {
+            ptxas: ptxas.to_path_buf(),
+            version: version(ptxas).with_context(|| format!("asking {} for its version", ptxas.display()))?,
+        })
     }
 
     /// The pinned assembler, if it is installed under `root` and is the pinned version.
     pub(crate) fn installed(root: &Path) -> Option<Self> {
         let ptxas = find(root)?;
-        let output = Command::new(&ptxas).arg("--version").output().ok()?;
-        String::from_utf8_lossy(&output.stdout).contains(VERSION).then_some(Self { ptxas })
+        let version = version(&ptxas).ok()?;
+        version.contains(VERSION).then_some(Self { ptxas, version })
     }
 
     /// The pinned assembler, installed first if it is absent (some 45 MB from the package index).
@@ -47,6 +51,16 @@ impl Toolchain {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
         run(Command::new(folder.join("bin/python")).args(["-m", "pip", "install", "--quiet", "--no-deps"]).args(PACKAGES))?;
         Self::installed(root).with_context(|| format!("the packages are installed, but {FOLDER} holds no ptxas {VERSION}"))
+    }
+
+    /// What it says of its version: with the text, all that decides what it makes.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Whether it is of the pinned version.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.version.contains(VERSION)
     }
 
     /// The assembler's path.
@@ -65,6 +79,10 @@ fn find(root: &Path) -> Option<PathBuf> {
         }
     }
     None
+}
+
+fn version(ptxas: &Path) -> Result<String> {
+    Ok(String::from_utf8_lossy(&Command::new(ptxas).arg("--version").output()?.stdout).into_owned())
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -1,0 +1,126 @@
+//! The kernel pack of one chip: its whole catalog, assembled offline, in one file that [`verdigris_cuda::Pack`] reads.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use verdigris_cuda::{Code, CompileOptions, Entry, KernelFacts, Pack, PackHead};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::verify::verify;
+
+use crate::catalog::{self, PTX_ISA};
+use crate::ptxas::{self, Memory, Toolchain};
+
+/// The oldest driver that loads the pinned assembler's cubins: that of its own release, 13.0.
+const LEAST_DRIVER_VERSION: u32 = 13_000;
+
+/// Most bytes of a pack; it is handed out with every build.
+const MOST_BYTES: usize = 15_000_000;
+
+/// What was written.
+pub(crate) struct Written {
+    /// Kernels in the pack.
+    pub(crate) kernels: usize,
+    /// Bytes of their code and facts before packing.
+    pub(crate) unpacked_bytes: usize,
+    /// Size of the file.
+    pub(crate) bytes: usize,
+}
+
+/// Assembles the chip's catalog and writes it to `out`, which is replaced whole or not at all.
+pub(crate) fn write(toolchain: &Toolchain, memory: &Memory, chip: Target, jobs: usize, out: &Path) -> Result<Written> {
+    if !toolchain.is_pinned() {
+        bail!("packs are made with the pinned assembler alone, for that is the one whose oldest driver is known");
+    }
+    let kernels = entries(toolchain, memory, chip, &verdigris_engines::catalog(chip), jobs)?;
+    let head = PackHead {
+        source_hash: blake3::Hash::from_hex(verdigris_engines::SOURCE_HASH).context("the hash of the sources")?.into(),
+        arch: chip.ptx().to_string(),
+        ptx_isa: PTX_ISA,
+        least_driver_version: LEAST_DRIVER_VERSION,
+    };
+    // The assembler optimizes as the driver does by default, and keeps the lines that the text names.
+    let bytes = Pack::to_bytes(&head, CompileOptions::default(), &kernels)?;
+    if bytes.len() > MOST_BYTES {
+        bail!("the pack has {} bytes, the most are {MOST_BYTES}: the catalog has grown beyond what is handed out", bytes.len());
+    }
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
+    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(|| format!("writing {}", file.path().display()))?;
+    file.persist(out).with_context(|| format!("putting {} in place", out.display()))?;
+    let unpacked_bytes = kernels.iter().map(|(_, entry)| entry.to_bytes().len()).sum();
+    Ok(Written { kernels: kernels.len(), unpacked_bytes, bytes: bytes.len() })
+}
+
+/// The kernels by spec, each verified and assembled without a complaint; otherwise all the complaints.
+fn entries(toolchain: &Toolchain, memory: &Memory, chip: Target, kernels: &[KernelRef], jobs: usize) -> Result<Vec<(String, Entry)>> {
+    let (mut assemblies, mut facts, mut complaints) = (Vec::new(), Vec::new(), Vec::new());
+    for kernel in kernels {
+        match verify(kernel.build()) {
+            Ok(verified) => {
+                facts.push(KernelFacts::of(&verified));
+                let target = chip.ptx().to_string();
+                assemblies.push(ptxas::Assembly { target, ..catalog::assembly(kernel.name(), &verified) });
+            }
+            Err(faults) => complaints.push(faults.to_string()),
+        }
+    }
+    let mut entries = Vec::new();
+    for (outcome, facts) in ptxas::assemble_all(toolchain, Some(memory), &assemblies, jobs)?.into_iter().zip(facts) {
+        match outcome.cubin {
+            Some(cubin) if outcome.failures.is_empty() => {
+                entries.push((outcome.name, Entry { facts, findings: Some(Vec::new()), code: Code::Cubin(cubin) }));
+            }
+            _ => complaints.push(format!("{} ({}): {}", outcome.name, outcome.target, outcome.failures.join("; "))),
+        }
+    }
+    if !complaints.is_empty() {
+        bail!("{} kernels cannot be packed\n{}", complaints.len(), complaints.join("\n"));
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_cuda::CacheKey;
+    use verdigris_kir::face::{Header, build};
+
+    use super::*;
+
+    #[test]
+    fn what_is_packed_can_be_read() {
+        let root = crate::tree::workspace_root().expect("tests run inside the workspace");
+        let Some(toolchain) = Toolchain::installed(&root) else {
+            eprintln!("skipped: no assembler here; `cargo xtask ptxas --install` fetches it");
+            return;
+        };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let memory = Memory::open(&folder.path().join("memory")).expect("opens");
+        let kernel = KernelRef::new("numbers", || {
+            let header = Header { name: "numbers".into(), target: Target::Sm80, threads: 64, ..Header::default() };
+            build(header, |k| {
+                let y = k.output("y", 4);
+                k.st_global(y.at(k.thread(), 4), 0, k.thread());
+            })
+        });
+        let entries = entries(&toolchain, &memory, Target::Sm90a, &[kernel], 1).expect("assembles");
+        let head =
+            PackHead { source_hash: [3; 32], arch: "sm_90a".to_string(), ptx_isa: PTX_ISA, least_driver_version: LEAST_DRIVER_VERSION };
+        let bytes = Pack::to_bytes(&head, CompileOptions::default(), &entries).expect("packs");
+        let path = folder.path().join("a.pack");
+        std::fs::write(&path, bytes).expect("writes");
+        let key = CacheKey {
+            source_hash: [3; 32],
+            spec: "numbers".to_string(),
+            arch: "any device".to_string(),
+            driver_version: 13_010,
+            ptx_isa: PTX_ISA,
+            options: CompileOptions::default(),
+        };
+        let entry = Pack::open(&path).and_then(|pack| pack.load(&key)).expect("reads").expect("is there");
+        assert_eq!((entry.facts.threads, entry.facts.parameters.len()), (64, 1));
+        let Code::Cubin(cubin) = entry.code else { panic!("{:?}", entry.code) };
+        assert!(cubin.starts_with(b"\x7fELF"));
+    }
+}
