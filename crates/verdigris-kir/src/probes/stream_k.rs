@@ -8,7 +8,7 @@
 use super::product::{Piece, Product, ProductTile, WARPGROUP, store_rows};
 use super::{Allowances, Probe};
 use crate::face::{Header, Kernel, Pointer, Role, SharedPiece, Val, build as build_kernel};
-use crate::inst::{Atomic, Cache, Fence, Order, Scope};
+use crate::inst::{Atomic, Cache, Order, Scope};
 use crate::ir::{KernelBody, Target};
 use crate::tile::fragment::Fragment;
 use crate::tile::ring::publish_barriers;
@@ -127,10 +127,10 @@ impl<'k> Join<'k> {
                 let values: Vec<Val<'k, f32>> = registers.iter().map(|register| register.get()).collect();
                 k.st_global_vector(own, offset, &values, Cache::Default);
             }
-            k.fence(Fence::AcqRel(Scope::Gpu));
             let barrier = warpgroup + 1;
             k.barrier_sync(barrier, WARPGROUP);
             let told = self.told.address() + (warpgroup << 2);
+            // One thread speaks for the warpgroup: the barriers in front and behind make its release and acquire everyone's.
             k.when(thread.eq(0), || {
                 let arrived = k.atom_global(Atomic::Add, self.counters.at(owner, 4), 0, 1u32, Order::AcqRel(Scope::Gpu));
                 k.st_shared(told, 0, arrived);
@@ -138,7 +138,6 @@ impl<'k> Join<'k> {
             k.barrier_sync(barrier, WARPGROUP);
             complete.set((k.ld_shared::<u32>(told, 0) + 1).eq(work.parts));
             k.when(complete, || {
-                k.fence(Fence::AcqRel(Scope::Gpu));
                 sums.map_in_place(|_, _, _| k.constant(0.0));
                 k.range(work.parts, |part| {
                     let from = place(part);
