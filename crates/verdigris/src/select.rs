@@ -100,14 +100,17 @@ pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem:
 
 /// Adds the settings that the limits allow; the first refusal of one that they do not.
 fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Limits, ranked: &mut Vec<Ranked>) -> Option<Refusal> {
+    let space = candidate.knobs();
+    let is_wanted = |knobs: &&Knobs| match &limits.settings {
+        Settings::Matching(wanted) => wanted.iter().all(|(name, value)| knobs.value(name) == Some(value)),
+        Settings::First | Settings::All => true,
+    };
+    let mut wanted = space.settings().iter().filter(is_wanted).peekable();
+    if let (None, Settings::Matching(none)) = (wanted.peek(), &limits.settings) {
+        return Some(id.refusal(Reason::Knobs, format_args!("{none}; the default is {}", space.default_setting())));
+    }
     let mut refused = None;
-    for knobs in candidate.knobs().settings() {
-        if let Settings::Matching(wanted) = &limits.settings
-            && wanted.iter().any(|(name, value)| knobs.value(name) != Some(value))
-        {
-            refused.get_or_insert_with(|| id.refusal(Reason::Knobs, format_args!("{wanted}; the default is {knobs}")));
-            continue;
-        }
+    for knobs in wanted {
         let notes = candidate.notes(knobs);
         match allowed(id, &notes, problem, limits).and_then(|()| candidate.program(knobs)).and_then(|program| fits(id, program, limits)) {
             Ok(program) => {
