@@ -159,7 +159,9 @@ fn bulk_loads(multicast: bool) -> Probe {
         }
     }
     let buffers = vec![Contents::Bytes(random.bytes(total as usize)), results((ctas * total) as usize)];
-    let header = Header { name: name.into(), target: Target::Sm90, threads: THREADS as u32, cluster: ctas, ..Header::default() };
+    // ptxas warns of multicast on the portable target.
+    let target = if multicast { Target::Sm90a } else { Target::Sm90 };
+    let header = Header { name: name.into(), target, threads: THREADS as u32, cluster: ctas, ..Header::default() };
     probe(header, ctas, buffers, checks, move |k| {
         let (input, output) = (k.input("data", 256), k.output("results", 256));
         let piece = k.shared("data", total, 128);

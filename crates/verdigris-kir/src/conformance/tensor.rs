@@ -273,7 +273,9 @@ fn load(case: &Case, multicast: bool, hint: bool) -> Probe {
     }
     let tensor = elements(case.spec.decl.ty, case.tensor_bytes(), &mut random);
     let buffers = vec![Contents::Bytes(tensor), results((ctas * total) as usize)];
-    let header = Header { name, target: Target::Sm90, threads: THREADS, cluster: ctas, ..Header::default() };
+    // ptxas warns of multicast on the portable target.
+    let target = if multicast { Target::Sm90a } else { Target::Sm90 };
+    let header = Header { name, target, threads: THREADS, cluster: ctas, ..Header::default() };
     let more = vec![Arg::TensorMap(Address::buffer(0), case.spec.clone()), Arg::Scalar(Ty::U32, case.box_bytes().into())];
     let case = case.clone();
     probe_with(header, ctas, buffers, more, checks, Residency::Any, move |k| {

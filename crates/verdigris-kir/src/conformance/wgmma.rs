@@ -205,5 +205,7 @@ fn kernel<'k>(k: Kernel<'k>, cases: &[Case]) {
             k.instruction(op, &[], &[to, imm(((place + index) * THREADS * 4) as u64), (*reg).into()]);
         }
         place += accumulators.len();
+        // Keeps the loads of the next product behind this one's stores, so that the registers of both are not wanted at once.
+        k.bar_sync();
     }
 }
