@@ -132,6 +132,9 @@ fn hex(hash: &[u8; 32]) -> String {
     hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Where a pack's kernels are, by key.
+type Index = BTreeMap<[u8; 32], Row>;
+
 /// A kernel's place in a pack.
 #[derive(Debug, Clone)]
 struct Row {
@@ -146,7 +149,7 @@ struct Row {
 pub struct Pack {
     path: PathBuf,
     head: PackHead,
-    rows: BTreeMap<[u8; 32], Row>,
+    rows: Index,
     file: Mutex<File>,
 }
 
@@ -326,7 +329,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-fn read_index(path: &Path) -> Result<(PackHead, BTreeMap<[u8; 32], Row>, File), Trouble> {
+fn read_index(path: &Path) -> Result<(PackHead, Index, File), Trouble> {
     let damage = |why: &str| Trouble::Damage(why.to_owned());
     let mut file = File::open(path)?;
     let file_bytes = file.metadata()?.len();
@@ -355,7 +358,7 @@ fn read_index(path: &Path) -> Result<(PackHead, BTreeMap<[u8; 32], Row>, File), 
         return Err(damage("its head and index do not match their hash"));
     }
     let arch = String::from_utf8_lossy(&arch).trim_end_matches('\0').to_owned();
-    let mut rows = BTreeMap::new();
+    let mut rows = Index::new();
     for row in index.chunks_exact(ROW_BYTES) {
         let mut fields = Fields(row);
         let key = fields.take();
