@@ -117,7 +117,7 @@ pub(super) fn probe_with(
     describe: impl for<'k> Fn(Kernel<'k>) + Send + Sync + 'static,
 ) -> Probe {
     let name = header.name.clone();
-    let kernel = KernelRef::new(name.clone(), move || build(header.clone(), |k| describe(k)));
+    let kernel = KernelRef::new(name.clone(), move || build(header.clone(), &describe));
     let mut args: Vec<Arg> = (0..buffers.len()).map(|slot| Arg::Pointer(Address::buffer(slot))).collect();
     args.extend(more);
     let launch = Launch { kernel, grid: [grid, 1, 1], residency, overlap: false, args };

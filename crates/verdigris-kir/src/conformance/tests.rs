@@ -147,7 +147,8 @@ fn pure_results_are_those_of_direct_evaluation() {
                 word[..column.width_bytes].copy_from_slice(&bytes[at..at + column.width_bytes]);
                 u64::from_le_bytes(word)
             };
-            for warp in 0..check.result.count / 32 {
+            // Two warps show that the results come from their own operands and land in their own places.
+            for warp in [0, 17] {
                 let operands: Vec<alu::Lanes> = check
                     .operands
                     .iter()
@@ -159,12 +160,10 @@ fn pure_results_are_those_of_direct_evaluation() {
                 let refs: Vec<&alu::Lanes> = operands.iter().collect();
                 let mut outs = vec![[0; 32]; op.signature().outs.len()];
                 alu::eval(op, &refs, u32::MAX, &mut outs, None).unwrap();
-                for lane in 0..32 {
-                    assert_eq!(read(&check.result, &after[check.result.buffer], 32 * warp + lane), outs[0][lane], "{op:?}");
+                for (lane, direct) in outs[0].iter().enumerate() {
+                    assert_eq!(read(&check.result, &after[check.result.buffer], 32 * warp + lane), *direct, "{op:?}");
                 }
                 compared += 32;
-                // One warp shows that the results come from their own operands and land in their own places.
-                break;
             }
         }
     }
