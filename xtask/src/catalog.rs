@@ -83,11 +83,9 @@ pub(crate) fn assembly(name: &str, verified: &Verified<KernelBody>) -> Assembly 
     }
 }
 
-/// Registers a thread that let `min_ctas` CTAs stand on one SM together: 65,536 of them, given out in units of 8 a thread.
+/// Registers a thread that let the kernel's CTAs stand on one SM together. An instruction can name 255 of them.
 fn register_budget(body: &KernelBody) -> u32 {
-    const REGISTERS_PER_SM: u32 = 65_536;
-    let threads = (body.threads * body.min_ctas.max(1)).max(1);
-    (REGISTERS_PER_SM / threads / 8 * 8).min(255)
+    body.entry_registers().min(255)
 }
 
 /// Writes assemblies as a folder that [`crate::ptxas::read_folder`] reads back.

@@ -545,6 +545,13 @@ pub struct KernelBody {
 }
 
 impl KernelBody {
+    /// Registers that each thread has at entry: what the threads of [`Self::min_ctas`] CTAs leave of an SM's 65,536, in the chip's
+    /// steps of 8 and at most 256. Roles with budgets raise or lower it from there (`setmaxnreg`).
+    pub fn entry_registers(&self) -> u32 {
+        let threads = (u64::from(self.threads) * u64::from(self.min_ctas)).max(1);
+        (65_536 / threads / 8 * 8).min(256) as u32
+    }
+
     /// The chain of positions from the innermost to the kernel's own line.
     pub fn location_chain(&self, loc: Loc) -> Vec<&LocInfo> {
         let mut chain = Vec::new();

@@ -23,12 +23,6 @@ impl std::fmt::Debug for Role<'_> {
     }
 }
 
-/// Registers per thread that a CTA of `threads` has at entry when nothing else says so.
-pub(crate) const fn entry_registers(threads: u32) -> u32 {
-    let share = 65536 / threads / 8 * 8;
-    if share > 255 { 255 } else { share }
-}
-
 impl<'k> Kernel<'k> {
     /// A condition as a predicate register.
     #[track_caller]
@@ -165,7 +159,7 @@ impl<'k> Kernel<'k> {
         let loc = self.here();
         let warp = self.warp().operand();
         let (outer_first, outer_warps) = self.role_warps();
-        let entry = entry_registers(self.threads());
+        let entry = self.with(|state| state.body.entry_registers());
         let mut first_warp = outer_first;
         let mut built = Vec::new();
         for role in roles {

@@ -38,7 +38,6 @@ mod warp;
 
 pub use copy::LoadOptions;
 pub use flow::Role;
-pub(crate) use flow::entry_registers;
 pub use matrix::WgmmaA;
 pub use memory::{Pointer, SharedPiece};
 pub use sync::{Late, Mbarrier, MbarrierArray, RemoteMbarrier};

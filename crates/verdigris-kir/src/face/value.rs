@@ -445,9 +445,11 @@ macro_rules! operators {
 
         impl<'k, T: IntScalar> $handle<'k, T> {
             /// `self << bits` with a run-time amount.
+            #[allow(clippy::should_implement_trait, reason = "the operator takes constants alone; the word tells that the amount is not one")]
             #[track_caller]
             pub fn shl(self, bits: impl AsVal<'k, u32>) -> Val<'k, T> { binary(self.kernel, Op::Shl { ty: T::TY }, AsVal::operand(&self), bits.operand()) }
             /// `self >> bits` with a run-time amount.
+            #[allow(clippy::should_implement_trait, reason = "the operator takes constants alone; the word tells that the amount is not one")]
             #[track_caller]
             pub fn shr(self, bits: impl AsVal<'k, u32>) -> Val<'k, T> { binary(self.kernel, Op::Shr { ty: T::TY }, AsVal::operand(&self), bits.operand()) }
             /// The high half of the product.
@@ -569,6 +571,7 @@ macro_rules! operators {
             #[track_caller]
             pub fn tanh(self) -> Val<'k, f32> { self.kernel.compute(Op::Tanh { ty: Ty::F32 }, &[AsVal::operand(&self)]) }
             /// `x / y`, correctly rounded.
+            #[allow(clippy::should_implement_trait, reason = "its cost is a routine, not an instruction: it is called by name")]
             #[track_caller]
             pub fn div(self, other: impl AsVal<'k, f32>) -> Val<'k, f32> {
                 self.kernel.compute(Op::FDiv { ty: Ty::F32, kind: Division::Ieee, ftz: false }, &[AsVal::operand(&self), other.operand()])
@@ -585,6 +588,7 @@ macro_rules! operators {
 
         impl<'k> $handle<'k, f64> {
             /// `x / y`, correctly rounded.
+            #[allow(clippy::should_implement_trait, reason = "its cost is a routine, not an instruction: it is called by name")]
             #[track_caller]
             pub fn div(self, other: impl AsVal<'k, f64>) -> Val<'k, f64> {
                 self.kernel.compute(Op::FDiv { ty: Ty::F64, kind: Division::Ieee, ftz: false }, &[AsVal::operand(&self), other.operand()])

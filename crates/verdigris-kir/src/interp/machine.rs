@@ -11,7 +11,6 @@ use super::shadow::Readers;
 use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, Wait, Warp};
 use super::wgmma::{Flights, WarpgroupState};
 use super::{AsyncPolicy, Kernels, Options};
-use crate::face::entry_registers;
 use crate::program::{Address, Arg, Base, Divisor, Launch, Program, Residency, Step};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -294,7 +293,7 @@ impl Machine<'_> {
         let base = grid.first_actor + cluster * size * stride;
         let (dims, horizon) = (grid.dims, grid.horizon);
         let warps = body.threads.div_ceil(32);
-        let entry = entry_registers(body.threads);
+        let entry = body.entry_registers();
         for rank in 0..size {
             let linear = cluster * size + rank;
             let position = [linear % dims[0], linear / dims[0] % dims[1], linear / dims[0] / dims[1]];

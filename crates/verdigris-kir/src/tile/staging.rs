@@ -135,6 +135,7 @@ impl<'k> Staging<'k> {
     }
 
     /// Hands a written slab to the copy engine: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
+    #[allow(clippy::too_many_arguments, reason = "a store names both ends of the copy")]
     #[track_caller]
     pub fn store(
         &self,

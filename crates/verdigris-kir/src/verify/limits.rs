@@ -24,11 +24,6 @@ fn threads_of_sm(target: Target) -> u32 {
     }
 }
 
-/// Registers that each thread has at entry: what `.reqntid` and `.minnctapersm` leave, in the chip's steps of 8.
-fn entry_registers(threads: u32, ctas: u32) -> u32 {
-    (65536 / (threads * ctas) / 8 * 8).min(256)
-}
-
 /// Bytes that kernel parameters may take since sm_70.
 const PARAMS_LIMIT_BYTES: u32 = 32764;
 /// The most arrivals that an mbarrier counts.
@@ -295,7 +290,7 @@ fn budget(found: &mut Findings<'_>, list: &[Role], loc: Loc) {
     if list.iter().all(|role| role.registers.is_none()) {
         return;
     }
-    let entry = entry_registers(body.threads, body.min_ctas);
+    let entry = body.entry_registers();
     let mut legal = true;
     let (mut taken, mut in_roles) = (0u64, 0u64);
     for role in list {
@@ -438,7 +433,7 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
         Op::Wgmma { shape }
             if body.threads > 0
                 && body.min_ctas > 0
-                && entry_registers(body.threads, body.min_ctas) <= 128
+                && body.entry_registers() <= 128
                 && shape.d_registers() >= ACCUMULATORS_AT_128 =>
         {
             found.fault(
@@ -449,7 +444,7 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
                     "a wgmma with {} accumulators a thread in a CTA of {} threads, which enters with {} registers: ptxas refuses {ACCUMULATORS_AT_128} and more (C7602); split N",
                     shape.d_registers(),
                     body.threads,
-                    entry_registers(body.threads, body.min_ctas)
+                    body.entry_registers()
                 ),
             );
         }
