@@ -431,10 +431,7 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
             }
         }
         Op::Wgmma { shape }
-            if body.threads > 0
-                && body.min_ctas > 0
-                && body.entry_registers() <= 128
-                && shape.d_registers() >= ACCUMULATORS_AT_128 =>
+            if body.threads > 0 && body.min_ctas > 0 && body.entry_registers() <= 128 && shape.d_registers() >= ACCUMULATORS_AT_128 =>
         {
             found.fault(
                 "accumulators",
