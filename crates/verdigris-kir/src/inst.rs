@@ -504,6 +504,8 @@ pub enum Shuffle {
     Butterfly,
     /// The lane named.
     Index,
+    /// The lane named, of a value that all lanes hold alike: made known to the chip as such. The interpreter checks that they do.
+    Uniform,
 }
 
 impl Shuffle {
@@ -512,7 +514,7 @@ impl Shuffle {
             Shuffle::Up => "up",
             Shuffle::Down => "down",
             Shuffle::Butterfly => "bfly",
-            Shuffle::Index => "idx",
+            Shuffle::Index | Shuffle::Uniform => "idx",
         }
     }
 }

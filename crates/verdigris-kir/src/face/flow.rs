@@ -178,13 +178,14 @@ impl<'k> Kernel<'k> {
         self.push(Stmt::Roles { warp, roles: built, loc });
     }
 
-    /// A value that is the same in all lanes of the warp: lane 0's. The interpreter checks that the lanes agree.
+    /// A value that is the same in all lanes of the warp, in a form that the chip knows to be so. The interpreter checks that the lanes
+    /// agree; to hand one lane's value to the others there is [`Kernel::shfl_idx`].
     #[track_caller]
     pub fn uniform<T: Scalar>(self, value: Val<'k, T>) -> Val<'k, T> {
         if T::TY.bits() != 32 || matches!(value.operand(), Operand::Imm(_)) {
             return value;
         }
-        let op = Op::Shfl { mode: crate::inst::Shuffle::Index };
+        let op = Op::Shfl { mode: crate::inst::Shuffle::Uniform };
         self.compute(op, &[value.operand(), Operand::Imm(0), Operand::Imm(0x1f), Operand::Imm(0xffff_ffff)])
     }
 }

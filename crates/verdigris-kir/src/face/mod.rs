@@ -291,8 +291,15 @@ impl<'k> Kernel<'k> {
     /// A number to divide by; the only way to divide integers at run time.
     #[track_caller]
     pub fn divisor(self, name: &'static str) -> Divisor<'k> {
-        let index = self.param(name, ParamKind::Divisor, self.here());
-        let word = |i: u32| self.compute::<u32>(Op::ParamLoad { index, offset_bytes: 4 * i, ty: Ty::U32 }, &[]);
+        // The caller's line, which `#[track_caller]` does not carry into the closure.
+        let loc = self.here();
+        let index = self.param(name, ParamKind::Divisor, loc);
+        let word = |i: u32| -> Val<'k, u32> {
+            let reg = self.new_register(Ty::U32, RegKind::Once, None, loc);
+            let op = Op::ParamLoad { index, offset_bytes: 4 * i, ty: Ty::U32 };
+            self.push(Stmt::Inst(Inst { op, outs: vec![Some(reg)], ins: Vec::new(), guard: None, loc }));
+            Val::new(self, reg.into())
+        };
         Divisor { divisor: word(0), multiplier: word(1), shift1: word(2), shift2: word(3) }
     }
 

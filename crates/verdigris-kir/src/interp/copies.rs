@@ -5,8 +5,8 @@ use super::decode::Instruction;
 use super::finding::FindingKind;
 use super::machine::MAP_MAGIC;
 use super::memory::PARAM_BASE;
-use super::shadow::UNIT;
-use super::state::{Culprit, Fault, Machine, Unit, Wait, Warp};
+use super::shadow::{NO_ACTOR, Stamp, UNIT};
+use super::state::{Culprit, Fault, Machine, MapAcquired, Unit, Wait, Warp};
 use super::tensor;
 use super::threads::Place;
 use super::warp::{Flow, culprit, each};
@@ -329,8 +329,8 @@ impl Machine<'_> {
 
     // ---- tensor copies ---------------------------------------------------------------------------------------------
 
-    /// The tensor map at a generic address.
-    fn map_at(&mut self, at: Culprit, address: u64) -> Result<(u64, MapSpec), Fault> {
+    /// The tensor map at a generic address, for a lane of a warp to use.
+    fn map_at(&mut self, warp: &Warp, at: Culprit, address: u64) -> Result<(u64, MapSpec), Fault> {
         if !address.is_multiple_of(64) {
             return Err(self.finding(
                 FindingKind::Misaligned,
@@ -356,10 +356,72 @@ impl Machine<'_> {
             }
         } else {
             let (slot, offset) = self.global_place(at, address, 128, "read as a tensor map")?;
-            self.peek(Place::Global { slot, offset }, &mut bytes);
+            let lane = at.lane.unwrap_or(0) as usize;
+            self.read_lane(warp, at.loc, lane, Place::Global { slot, offset }, &mut bytes, 0)?;
+            self.map_taken_over(warp, at, address, (slot, offset))?;
         }
         self.decode_map(&bytes)
             .ok_or_else(|| self.finding(FindingKind::IllegalOperand, at, None, format!("there is no tensor map at address {address:#x}")))
+    }
+
+    /// Who wrote the map at a place in global memory, and where, if that was while this program ran and is not over.
+    fn map_writer(&mut self, warp: &Warp, (slot, offset): (usize, u64)) -> Option<Stamp> {
+        let (piece, start) = self.memory.piece(slot, offset);
+        let stamp = piece.cells[start / 4].write;
+        (stamp.actor != NO_ACTOR && stamp.actor >= warp.clock.horizon).then_some(stamp)
+    }
+
+    /// The copy engine reads a map through a proxy of its own: the writer hands it over, and the user takes it over, each by a fence.
+    fn map_taken_over(&mut self, warp: &Warp, at: Culprit, address: u64, place: (usize, u64)) -> Result<(), Fault> {
+        let Some(stamp) = self.map_writer(warp, place) else { return Ok(()) };
+        let (writer, _) = self.describe(stamp.actor);
+        let line = self.line(writer.unwrap_or(at.cta), stamp.loc);
+        let name = self.place_name(Place::Global { slot: place.0, offset: place.1 }, 0);
+        if self.map_releases.get(&stamp.actor).is_none_or(|&epoch| epoch < stamp.epoch) {
+            let message = format!(
+                "the tensor map at {name} was written at {line}, and the writer ran no fence.proxy.tensormap release after it: the copy engine may see the old map"
+            );
+            return Err(self.finding(FindingKind::ProxyFence, at, Some(line), message));
+        }
+        let lane = at.lane.unwrap_or(0);
+        let taken = self.ctas[warp.cta].maps_acquired.iter().any(|(&(of, by), acquired)| {
+            let ordered = (by == warp.actor && acquired.lanes >> lane & 1 == 1)
+                || each(acquired.lanes).any(|other| {
+                    warp.clock.knows(by, acquired.epoch, other as u8)
+                        || warp
+                            .extra
+                            .as_ref()
+                            .is_some_and(|(mask, clock)| mask >> lane & 1 == 1 && clock.knows(by, acquired.epoch, other as u8))
+                });
+            of == address && acquired.written == (stamp.actor, stamp.epoch) && ordered
+        });
+        if taken {
+            return Ok(());
+        }
+        let message = format!(
+            "the tensor map at {name} was written at {line}, and no fence.proxy.tensormap acquire of it stands between that and this use: the copy engine may use the map that it holds in its cache"
+        );
+        Err(self.finding(FindingKind::ProxyFence, at, Some(line), message))
+    }
+
+    /// `fence.proxy.tensormap::generic.acquire`: what was written to these maps so far is taken over.
+    pub(crate) fn acquire_maps(&mut self, warp: &Warp, loc: u32, exec: u32, address: &[u64; 32]) -> Result<(), Fault> {
+        for lane in each(exec) {
+            if address[lane] >= PARAM_BASE {
+                continue;
+            }
+            let at = culprit(warp, loc, Some(lane as u32));
+            let place = self.global_place(at, address[lane], 128, "taken over as a tensor map")?;
+            let Some(stamp) = self.map_writer(warp, place) else { continue };
+            let fresh = MapAcquired { written: (stamp.actor, stamp.epoch), epoch: warp.epoch, lanes: 0 };
+            let entry = self.ctas[warp.cta].maps_acquired.entry((address[lane], warp.actor)).or_insert(fresh);
+            if entry.written != fresh.written {
+                *entry = fresh;
+            }
+            entry.epoch = warp.epoch;
+            entry.lanes |= 1 << lane;
+        }
+        Ok(())
     }
 
     fn decode_map(&self, bytes: &[u8; 16]) -> Option<(u64, MapSpec)> {
@@ -388,7 +450,7 @@ impl Machine<'_> {
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let value = |index: usize| operands[index][lane];
-            let (base, spec) = self.map_at(at, value(1))?;
+            let (base, spec) = self.map_at(warp, at, value(1))?;
             self.check_map(at, base, &spec, rank, im2col)?;
             let coordinates: Vec<i32> = (2..2 + rank).map(|index| value(index) as u32 as i32).collect();
             let offsets: Vec<u16> = (offsets_at..barrier_at).map(|index| value(index) as u16).collect();
@@ -455,7 +517,7 @@ impl Machine<'_> {
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let value = |index: usize| operands[index][lane];
-            let (base, spec) = self.map_at(at, value(0))?;
+            let (base, spec) = self.map_at(warp, at, value(0))?;
             self.check_map(at, base, &spec, rank, im2col)?;
             let coordinates: Vec<i32> = (1..1 + rank).map(|index| value(index) as u32 as i32).collect();
             let from = value(1 + rank);
@@ -551,12 +613,20 @@ impl Machine<'_> {
         self.multiple_of(at, "the map's address", from, 128)?;
         let (slot, target) = self.global_place(at, to, 128, "written as a tensor map")?;
         let (cta, source) = self.shared_place(at, from, 128, false)?;
-        for part in 0..8 {
-            let mut data = [0; 16];
-            self.peek(Place::Shared { cta, offset: source + 16 * part }, &mut data);
-            self.write_lane(warp, inst.loc, 0, Place::Global { slot, offset: target + 16 * u64::from(part) }, &data, 0)?;
+        for lane in 0..32u32 {
+            let mut data = [0; 4];
+            let from = Place::Shared { cta, offset: source + 4 * lane };
+            if self.read_lane(warp, inst.loc, lane as usize, from, &mut data, 0)? & 0xF != 0xF {
+                let message = format!("{} is published as part of a tensor map, and nothing wrote it", self.place_name(from, 0));
+                return Err(self.finding(FindingKind::UnwrittenMemory, culprit(warp, inst.loc, Some(lane)), None, message));
+            }
+            let to = Place::Global { slot, offset: target + 4 * u64::from(lane) };
+            self.write_lane(warp, inst.loc, lane as usize, to, &data, 0)?;
         }
+        self.map_releases.insert(warp.actor, warp.epoch);
         let cp = self.unit(warp, Unit::CpAsync);
+        // The lanes do this together, and so know of each other's part.
+        warp.synchronize(cp);
         let view = warp.release(exec, cp);
         warp.fence_release = Some(view);
         Ok(Flow::Next)

@@ -17,7 +17,7 @@ pub enum FindingKind {
     UnwrittenRegister,
     /// A non-coherent load of bytes that the same launch writes.
     NonCoherent,
-    /// A generic write that reaches an async unit without a proxy fence by the writer.
+    /// A generic write that reaches an async unit without a proxy fence: by the writer, and for tensor maps by the user too.
     ProxyFence,
     /// An mbarrier used against its protocol: not initialized, initialized twice, too many arrivals, its memory overwritten.
     MbarrierMisuse,
@@ -27,6 +27,8 @@ pub enum FindingKind {
     BarrierMisuse,
     /// Lanes or warps that should reach an instruction together and do not.
     Divergence,
+    /// A value that all lanes of a warp should hold alike, and do not.
+    Uniform,
     /// An accumulator, or an A register that is written, while a wgmma is in flight.
     AccumulatorInFlight,
     /// A wgmma whose registers were touched since the last `wgmma.fence`.
@@ -53,7 +55,7 @@ pub enum FindingKind {
 
 impl FindingKind {
     /// Every kind.
-    pub const ALL: [FindingKind; 22] = [
+    pub const ALL: [FindingKind; 23] = [
         FindingKind::Race,
         FindingKind::OutOfBounds,
         FindingKind::Misaligned,
@@ -65,6 +67,7 @@ impl FindingKind {
         FindingKind::MbarrierLapped,
         FindingKind::BarrierMisuse,
         FindingKind::Divergence,
+        FindingKind::Uniform,
         FindingKind::AccumulatorInFlight,
         FindingKind::WgmmaFence,
         FindingKind::IllegalOperand,
@@ -92,6 +95,7 @@ impl FindingKind {
             FindingKind::MbarrierLapped => "mbarrier-lapped",
             FindingKind::BarrierMisuse => "barrier-misuse",
             FindingKind::Divergence => "divergence",
+            FindingKind::Uniform => "uniform",
             FindingKind::AccumulatorInFlight => "accumulator-in-flight",
             FindingKind::WgmmaFence => "wgmma-fence",
             FindingKind::IllegalOperand => "illegal-operand",

@@ -78,6 +78,7 @@ pub(crate) fn run(program: &Program, kernels: &Kernels, memory: &mut Memory, opt
         next_agent: 0,
         sync: HashMap::new(),
         maps: Vec::new(),
+        map_releases: HashMap::new(),
         ready: VecDeque::new(),
         blocked: Vec::new(),
         polling: Vec::new(),
@@ -233,7 +234,6 @@ impl Machine<'_> {
     /// Runs launches that may overlap, to the end.
     fn launches(&mut self, group: &[&Launch], number: u32, kernels: &Kernels, bindings: &Bindings) -> Result<(), Fault> {
         let horizon = self.next_actor;
-        self.maps.clear();
         for (index, launch) in group.iter().enumerate() {
             let mut grid = self.grid(launch, number + index as u32, kernels, bindings)?;
             grid.horizon = horizon;
@@ -360,6 +360,7 @@ impl Machine<'_> {
                 triggered: false,
                 exited: false,
                 exit_clock: clock(),
+                maps_acquired: HashMap::new(),
                 visitors: HashMap::new(),
             });
         }
@@ -513,7 +514,14 @@ impl Machine<'_> {
         match &self.decoded(cta).steps[pc as usize] {
             Flat::Inst(inst) => inst.loc,
             Flat::If { loc, .. } | Flat::LoopTest { loc, .. } | Flat::Roles { loc, .. } | Flat::StopWhen { loc, .. } => *loc,
-            Flat::Join | Flat::Loop { .. } | Flat::LoopBack { .. } | Flat::Exit => 0,
+            // These have no line of their own: the loop's, or that of what ran last.
+            Flat::LoopBack { head } => self.current_loc(cta, *head),
+            Flat::Loop { .. } => self.current_loc(cta, pc + 1),
+            Flat::Join => {
+                let before = &self.decoded(cta).steps[..pc as usize];
+                before.iter().rev().find_map(|step| if let Flat::Inst(inst) = step { Some(inst.loc) } else { None }).unwrap_or(0)
+            }
+            Flat::Exit => 0,
         }
     }
 

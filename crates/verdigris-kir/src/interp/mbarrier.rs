@@ -372,7 +372,7 @@ impl Machine<'_> {
                     "lanes of one warp wait for both parities of {}: one of them never comes in time",
                     self.barrier_name(cta, offset)
                 );
-                return Err(self.finding(FindingKind::Divergence, culprit(warp, inst.loc, Some(lane as u32)), None, message));
+                return Err(self.finding(FindingKind::Uniform, culprit(warp, inst.loc, Some(lane as u32)), None, message));
             }
             if wanted > 1 {
                 let message = format!("parity {wanted} is waited for at {}: it is 0 or 1", self.barrier_name(cta, offset));

@@ -27,7 +27,9 @@
 //!
 //! **Proxies.** A write by a thread is seen by an async unit after a `fence.proxy.async` by the writer and then synchronization. A write by
 //! an async unit is seen by threads after the wait that belongs to it. An async write over bytes that threads have read needs no fence,
-//! only order. `cp.async` counts as the thread's own; whoever waited for it may fence what it wrote.
+//! only order. `cp.async` counts as the thread's own; whoever waited for it may fence what it wrote. A tensor map in global memory that
+//! the same launches write is used behind a `fence.proxy.tensormap` release by its writer (publishing a map is one, and lets the lanes that
+//! do it know of each other) and an acquire of its address by the user's CTA, ordered before the use.
 //!
 //! **wgmma.** The four warps of a warpgroup bring the same product. Until a wait covers its group its accumulators are neither read nor
 //! written, and its A registers not written. Registers that another instruction wrote need a `wgmma.fence` first. Operands are decoded from
@@ -41,11 +43,15 @@
 //!
 //! There is no model of time or of the caches.
 //!
+//! **Uniform values.** What [`uniform`](crate::face::Kernel::uniform) makes known as the same in all lanes must be the same; so must barrier
+//! numbers, parities, member masks, matrix descriptors and role selectors.
+//!
 //! # Limits
 //!
 //! A run stops at its first finding. A cell of the history holds one writer: of two warps that write different bytes of the same four, the
 //! earlier is forgotten. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that nothing is
-//! reported falsely.
+//! reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the
+//! copy is under way is not seen. Threads that arrived at a named barrier and never see it open are not reported if all of them end.
 
 mod agent;
 pub mod alu;

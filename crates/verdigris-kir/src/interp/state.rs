@@ -141,8 +141,20 @@ pub(crate) struct Cta {
     pub(crate) exited: bool,
     /// What all its warps knew when they ended.
     pub(crate) exit_clock: Clock,
+    /// Tensor maps in global memory that its warps took over, by address and warp.
+    pub(crate) maps_acquired: HashMap<(u64, u32), MapAcquired>,
     /// Latest access by each actor of another CTA: epoch and line.
     pub(crate) visitors: HashMap<u32, (u32, u32, u8)>,
+}
+
+/// A tensor map in global memory, taken over by `fence.proxy.tensormap::generic.acquire`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapAcquired {
+    /// Who wrote it last: actor and epoch.
+    pub(crate) written: (u32, u32),
+    /// When the fence ran, and for which lanes.
+    pub(crate) epoch: u32,
+    pub(crate) lanes: u32,
 }
 
 /// The barrier of a cluster; lives with the CTA of rank 0.
@@ -188,7 +200,8 @@ pub(crate) struct Warp {
     pub(crate) frames: Vec<Frame>,
     pub(crate) registers: Vec<Lanes>,
     pub(crate) poison: Vec<u32>,
-    /// Where poison came from: one more than the line of the load of unwritten memory, 0 for a register that nothing wrote.
+    /// Where poison came from: one more than the line of the load of unwritten memory, a register that nothing wrote with the highest bit
+    /// set, or 0 for this register itself.
     pub(crate) origin: Vec<u32>,
     /// Lanes whose value comes from a 32-bit computation that wrapped.
     pub(crate) wrapped: Vec<u32>,
@@ -233,6 +246,8 @@ pub(crate) struct Machine<'m> {
     /// Clocks released at addresses: global address, or CTA and shared address.
     pub(crate) sync: HashMap<(u64, u32), Clock>,
     pub(crate) maps: Vec<(u64, MapSpec)>,
+    /// The epoch of each warp's last `fence.proxy.tensormap::generic.release`.
+    pub(crate) map_releases: HashMap<u32, u32>,
     pub(crate) ready: VecDeque<(usize, u32)>,
     pub(crate) blocked: Vec<(usize, u32)>,
     pub(crate) polling: Vec<(usize, u32)>,

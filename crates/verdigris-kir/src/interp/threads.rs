@@ -257,7 +257,7 @@ impl Machine<'_> {
     }
 
     /// Reads up to 16 bytes of one lane; tells whether each was written.
-    fn read_lane(&mut self, warp: &Warp, loc: u32, lane: usize, place: Place, out: &mut [u8], flags: u8) -> Result<u32, Fault> {
+    pub(crate) fn read_lane(&mut self, warp: &Warp, loc: u32, lane: usize, place: Place, out: &mut [u8], flags: u8) -> Result<u32, Fault> {
         let launch = self.launch_actor(warp.cta);
         let access = warp.access(&self.ctas[warp.cta], launch, loc, flags, matches!(place, Place::Global { .. }));
         let bytes = out.len();
@@ -665,11 +665,13 @@ impl Machine<'_> {
                 }
             }
             Fence::TensormapRelease(_) => {
+                self.map_releases.insert(warp.actor, warp.epoch);
                 let view = warp.release(exec, cp);
                 warp.fence_release = Some(view);
             }
             Fence::TensormapAcquire(_) => {
-                self.need(warp, inst.ins[0], exec, inst.loc, "is the address of a tensor map")?;
+                let address = self.need(warp, inst.ins[0], exec, inst.loc, "is the address of a tensor map")?;
+                self.acquire_maps(warp, inst.loc, exec, &address)?;
                 if let Some(pending) = warp.fence_acquire.take() {
                     warp.acquire(exec, &pending);
                 }

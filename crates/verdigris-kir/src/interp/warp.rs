@@ -4,8 +4,11 @@ use super::alu::{self, Lanes};
 use super::decode::{Decoded, Flat, Instruction, Source};
 use super::finding::FindingKind;
 use super::state::{Culprit, Fault, Frame, Machine, Unit, Wait, Warp};
-use crate::inst::{Convergence, Op, Special};
+use crate::inst::{Convergence, Op, Shuffle, Special};
 use crate::ir::Ty;
+
+/// Marks an origin of poison that is a register which nothing wrote; others are one more than the line of a load.
+const FROM_REGISTER: u32 = 1 << 31;
 
 /// What a step leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +34,11 @@ impl Warp {
         }
     }
 
+    /// Where what poisons a register came from: the register itself if nothing wrote it.
     fn origin_of(&self, source: Source) -> u32 {
         match source {
-            Source::Reg(reg) => self.origin[reg as usize],
+            Source::Reg(reg) if self.origin[reg as usize] != 0 => self.origin[reg as usize],
+            Source::Reg(reg) => FROM_REGISTER | reg,
             Source::Constant(_) => 0,
         }
     }
@@ -226,26 +231,26 @@ impl Machine<'_> {
     pub(crate) fn unwritten(&self, warp: &Warp, source: Source, loc: u32, lanes: u32, matters: &str) -> Fault {
         let lane = Some(lanes.trailing_zeros());
         let origin = warp.origin_of(source);
-        let name = match source {
-            Source::Reg(reg) => {
-                let info = &self.decoded(warp.cta).body.registers[reg as usize];
-                info.name.map_or(format!("r{reg}"), |name| format!("{name} (r{reg})"))
-            }
-            Source::Constant(_) => "a constant".into(),
+        let name = |reg: u32| {
+            let info = &self.decoded(warp.cta).body.registers[reg as usize];
+            info.name.map_or(format!("r{reg}"), |name| format!("{name} (r{reg})"))
         };
-        if origin > 0 {
+        let Source::Reg(used) = source else {
+            return self.finding(FindingKind::UnwrittenRegister, culprit(warp, loc, lane), None, "a constant that nothing wrote");
+        };
+        if origin & FROM_REGISTER == 0 {
+            let name = name(used);
             let line = self.line(warp.cta, origin - 1);
             let message = format!(
                 "{name} comes from memory that nothing wrote, loaded at {line}, and {matters}: the outcome is whatever stood there"
             );
             return self.finding(FindingKind::UnwrittenMemory, culprit(warp, loc, lane), Some(line), message);
         }
-        let second = match source {
-            Source::Reg(reg) => Some(self.line(warp.cta, self.decoded(warp.cta).body.registers[reg as usize].loc.0)),
-            Source::Constant(_) => None,
-        };
-        let message = format!("{name} holds nothing in this lane, and {matters}: the outcome is whatever the register held");
-        self.finding(FindingKind::UnwrittenRegister, culprit(warp, loc, lane), second, message)
+        let empty = origin & !FROM_REGISTER;
+        let second = self.line(warp.cta, self.decoded(warp.cta).body.registers[empty as usize].loc.0);
+        let what = if empty == used { String::new() } else { format!("{} comes from it and ", name(used)) };
+        let message = format!("{} holds nothing in this lane, and {what}{matters}: the outcome is whatever the register held", name(empty));
+        self.finding(FindingKind::UnwrittenRegister, culprit(warp, loc, lane), Some(second), message)
     }
 
     /// An operand that must be written in all lanes that use it.
@@ -268,7 +273,7 @@ impl Machine<'_> {
                     "{what} is {:#x} in lane {first} and {:#x} in lane {lane}: it must be the same in the whole warp",
                     value[first], value[lane]
                 );
-                Err(self.finding(FindingKind::Divergence, culprit(warp, loc, Some(lane as u32)), None, message))
+                Err(self.finding(FindingKind::Uniform, culprit(warp, loc, Some(lane as u32)), None, message))
             }
         }
     }
@@ -388,9 +393,7 @@ impl Machine<'_> {
                     ins[at] = &warp.registers[reg];
                     if warp.poison[reg] != 0 {
                         poison |= warp.poison[reg];
-                        if warp.origin[reg] != 0 {
-                            origin = warp.origin[reg];
-                        }
+                        origin = warp.origin_of(*source);
                     }
                     wrapped |= warp.wrapped[reg];
                 }
@@ -571,11 +574,14 @@ impl Machine<'_> {
             Op::MemoryFence { fence } => self.fence(warp, inst, exec, *fence),
             Op::Shfl { mode } => {
                 let members = self.members(warp, inst, exec, inst.ins[3])?;
+                if *mode == Shuffle::Uniform {
+                    self.uniform(warp, inst.ins[0], exec, inst.loc, "a value that is called uniform")?;
+                }
                 let value = warp.lanes(inst.ins[0]);
                 let amount = self.need(warp, inst.ins[1], exec, inst.loc, "chooses the lane of a shuffle")?;
                 let clamp = self.need(warp, inst.ins[2], exec, inst.loc, "bounds a shuffle")?;
                 let poison = warp.poison_of(inst.ins[0]) | !members;
-                let origin = warp.origin_of(inst.ins[0]);
+                let origin = if warp.poison_of(inst.ins[0]) == 0 { 0 } else { warp.origin_of(inst.ins[0]) };
                 let mut out = [0; 32];
                 let mut bad = 0;
                 for lane in each(exec) {

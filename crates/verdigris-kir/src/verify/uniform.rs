@@ -181,7 +181,7 @@ impl<'v, 'a> Registers<'v, 'a> {
             Op::ParamLoad { .. } | Op::ParamAddress { .. } | Op::SharedAddress { .. } | Op::CreatePolicy { .. } => known(Uniformity::Grid),
             // One lane of each warp, whatever the mask.
             Op::Elect {} => Lanes::Differs,
-            Op::Shfl { mode: Shuffle::Index } => match (self.operand(ins[0]), self.operand(ins[1])) {
+            Op::Shfl { mode: Shuffle::Index | Shuffle::Uniform } => match (self.operand(ins[0]), self.operand(ins[1])) {
                 (Lanes::Nothing, _) => Lanes::Nothing,
                 (Lanes::Same(level), _) => Lanes::Same(level),
                 (_, Lanes::Same(_)) if self.values.constant(ins[2]).is_some_and(|clamp| clamp & 0x1F1F == 0x1F) => known(Uniformity::Warp),

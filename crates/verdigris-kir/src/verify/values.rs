@@ -201,7 +201,7 @@ impl<'a> Values<'a> {
                 _ => return None,
             },
             Op::SharedAddress { index } => return Some(Known::All(u64::from(self.body.shared[*index as usize].offset_bytes))),
-            Op::Shfl { mode: Shuffle::Index } => {
+            Op::Shfl { mode: Shuffle::Index | Shuffle::Uniform } => {
                 // The broadcast of one lane over a whole warp: `uniform(x)`.
                 let (value, lane) = (self.known(inst.ins[0])?, self.constant(inst.ins[1])?);
                 if self.constant(inst.ins[2])? & 0x1F1F != 0x1F || self.constant(inst.ins[3])? != 0xFFFF_FFFF {

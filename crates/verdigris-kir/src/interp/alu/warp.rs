@@ -18,7 +18,7 @@ pub const fn shuffle_source(mode: Shuffle, lane: u32, amount: u32, clamp: u32) -
         Shuffle::Up => (lane as i32 - amount as i32, lane as i32 - amount as i32 >= last as i32),
         Shuffle::Down => ((lane + amount) as i32, lane + amount <= last),
         Shuffle::Butterfly => ((lane ^ amount) as i32, lane ^ amount <= last),
-        Shuffle::Index => {
+        Shuffle::Index | Shuffle::Uniform => {
             let source = first | (amount & !segment);
             (source as i32, source <= last)
         }

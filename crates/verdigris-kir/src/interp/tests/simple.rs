@@ -222,7 +222,7 @@ fn last_arriver(order: Order, plant: &Plant) -> KernelBody {
         k.when(lane.eq(0u32), || {
             mine.set(k.atom_global::<u32>(Atomic::Add, count.address(), 0, 1u32, order));
         });
-        let came = k.uniform(mine.get());
+        let came = k.shfl_idx(mine.get(), 0u32);
         k.warp_sync();
         k.when(came.eq(2u32), || {
             let sum = k.var::<u32>(0u32);
