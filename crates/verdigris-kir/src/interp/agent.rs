@@ -216,7 +216,11 @@ impl Machine<'_> {
 
     fn agent_ready(&self, agent: &Agent) -> bool {
         match &agent.work {
-            Work::Arrive { after, .. } => !self.agents.iter().any(|other| after.contains(&other.id)),
+            // Arrivals of one warp come in their order: a later one covers what an earlier one does, and must not stand in for it.
+            Work::Arrive { after, .. } => !self.agents.iter().any(|other| {
+                let earlier = other.id < agent.id && (other.cta, other.warp) == (agent.cta, agent.warp);
+                after.contains(&other.id) || (earlier && matches!(other.work, Work::Arrive { .. }))
+            }),
             _ => true,
         }
     }

@@ -14,6 +14,9 @@
 //! lane that waits for progress of another lane of its warp hangs here. The chip may let both progress; a kernel must not need it. Only
 //! warp and CTA barriers order the memory of lanes; shuffles and votes do not.
 //!
+//! **Uniform values.** What [`uniform`](crate::face::Kernel::uniform) makes known as the same in all lanes must be the same; so must barrier
+//! numbers, parities, member masks, matrix descriptors and role selectors.
+//!
 //! **Memory.** Execution is sequentially consistent, and accesses must be ordered by happens-before: vector clocks for warps and async
 //! units, with lanes told apart inside a warp; edges come from barriers, mbarriers, release and acquire, fences around relaxed accesses
 //! and from waits for async groups. What relaxed atomics may show beyond that (weak outcomes) is **not** explored. Two accesses that
@@ -43,15 +46,12 @@
 //!
 //! There is no model of time or of the caches.
 //!
-//! **Uniform values.** What [`uniform`](crate::face::Kernel::uniform) makes known as the same in all lanes must be the same; so must barrier
-//! numbers, parities, member masks, matrix descriptors and role selectors.
-//!
 //! # Limits
 //!
 //! A run stops at its first finding. A cell of the history holds one writer: of two warps that write different bytes of the same four, the
 //! earlier is forgotten. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that nothing is
-//! reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the
-//! copy is under way is not seen. Threads that arrived at a named barrier and never see it open are not reported if all of them end.
+//! reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the copy is under way is not seen. Threads
+//! that arrived at a named barrier and never see it open are not reported if all of them end.
 
 mod agent;
 pub mod alu;
