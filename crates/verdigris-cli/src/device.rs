@@ -14,6 +14,9 @@ pub(crate) fn open(command: &str, config: &Config, json: bool) -> Result<Option<
             if let Some(trouble) = handle.cache_trouble() {
                 eprintln!("{trouble}");
             }
+            if let Some(Err(trouble)) = handle.pack() {
+                eprintln!("{trouble}");
+            }
             Ok(Some(handle))
         }
         Err(Error::Device(error @ (verdigris_cuda::Error::NoDriver { .. } | verdigris_cuda::Error::NoDevice))) => {

@@ -37,6 +37,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     };
     report["cache"] = cache(&config);
+    report["pack"] = match &config.pack {
+        None => json!({ "state": "off: kernels come from the cache or the compiler" }),
+        Some(file) if file.exists() => json!({ "file": file, "state": "there; each device tells whether it can use it" }),
+        Some(file) => json!({ "file": file, "state": "not there, so kernels come from the cache or the compiler" }),
+    };
     report["assembler"] = match &config.ptxas {
         Some(path) if path.is_file() => json!({ "path": path }),
         Some(path) => json!({ "error": format!("VERDIGRIS_PTXAS names {}, which is no file", path.display()) }),
@@ -99,6 +104,11 @@ fn describe(device: &Device, config: &Config) -> Value {
         Err(error) => value["error"] = json!(error.to_string()),
         Ok(handle) => {
             value["engines"] = engines(handle.arch());
+            value["pack"] = match handle.pack() {
+                Some(Ok(pack)) => json!(format!("usable, {} kernels", pack.len())),
+                Some(Err(error)) => json!({ "error": error.to_string() }),
+                None => json!("none"),
+            };
             if let Ok((free, _)) = handle.context().memory_info() {
                 value["free_bytes"] = json!(free);
             }
@@ -151,7 +161,12 @@ fn print(report: &Value) {
     if let Some(error) = report["configuration"].get("error") {
         say!("configuration: {}", text(error));
     }
-    for (name, value) in [("kernel cache", &report["cache"]), ("assembler", &report["assembler"]), ("driver", &report["driver"])] {
+    for (name, value) in [
+        ("kernel cache", &report["cache"]),
+        ("kernel pack", &report["pack"]),
+        ("assembler", &report["assembler"]),
+        ("driver", &report["driver"]),
+    ] {
         let words: Vec<String> = value.as_object().into_iter().flatten().map(|(key, value)| format!("{key} {}", text(value))).collect();
         say!("{name}: {}", words.join(", "));
     }

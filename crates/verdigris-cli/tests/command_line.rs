@@ -128,7 +128,7 @@ fn doctor_always_has_an_answer() {
     let output = run(&["doctor", "--json"]);
     assert_eq!(output.status.code(), Some(0));
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
-    assert!(value["driver"].is_object() && value["cache"].is_object());
+    assert!(value["driver"].is_object() && value["cache"].is_object() && value["pack"].is_object());
     assert!(stdout(&run(&["doctor"])).contains("VERDIGRIS_CUBLASLT"));
 }
 

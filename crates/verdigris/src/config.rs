@@ -24,6 +24,11 @@ pub const VARIABLES: &[Variable] = &[
         default: "verdigris/kernels in the user's cache folder (XDG_CACHE_HOME, else .cache in HOME; LOCALAPPDATA on Windows)",
     },
     Variable {
+        name: "VERDIGRIS_PACK",
+        meaning: "file of kernels made beforehand (`cargo xtask pack`); `off` uses none, and one that is not there is passed over",
+        default: "verdigris/verdigris-sm_90a.pack in the user's cache folder",
+    },
+    Variable {
         name: "VERDIGRIS_CUBLASLT",
         meaning: "path of libcublasLt.so, which benches compare with",
         default: "what the system's loader finds",
@@ -38,6 +43,8 @@ pub struct Config {
     pub device: u32,
     /// Folder of compiled kernels; `None` keeps none.
     pub cache: Option<PathBuf>,
+    /// File of kernels made beforehand, which need no compiler; passed over while it is not there. `None` uses none.
+    pub pack: Option<PathBuf>,
     /// Path of cuBLASLt, where the system's loader would not find it.
     pub cublas_lt: Option<PathBuf>,
     /// Path of the offline assembler; `None` where there is none.
@@ -62,25 +69,25 @@ impl Config {
                 rule: "a device is named by its number, counted from 0",
             })?,
         };
-        let cache = match read("VERDIGRIS_CACHE") {
+        let base = if cfg!(windows) {
+            read("LOCALAPPDATA").map(PathBuf::from)
+        } else {
+            let named = read("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+            named.or_else(|| read("HOME").map(|home| PathBuf::from(home).join(".cache")))
+        };
+        let place = |variable: &str, inside: &str| match read(variable) {
             Some(text) if text == "off" => None,
             Some(text) => Some(PathBuf::from(text)),
-            None => {
-                let base = if cfg!(windows) {
-                    read("LOCALAPPDATA").map(PathBuf::from)
-                } else {
-                    let named = read("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-                    named.or_else(|| read("HOME").map(|home| PathBuf::from(home).join(".cache")))
-                };
-                base.map(|base| base.join("verdigris").join("kernels"))
-            }
+            None => base.as_ref().map(|base| base.join("verdigris").join(inside)),
         };
+        let cache = place("VERDIGRIS_CACHE", "kernels");
+        let pack = place("VERDIGRIS_PACK", "verdigris-sm_90a.pack");
         let ptxas = read("VERDIGRIS_PTXAS").map(PathBuf::from).or_else(|| {
             let name = if cfg!(windows) { "ptxas.exe" } else { "ptxas" };
             let path = read("PATH")?;
             std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
         });
-        Ok(Config { device, cache, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
+        Ok(Config { device, cache, pack, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
     }
 }
 
@@ -96,7 +103,7 @@ mod tests {
     fn nothing_set_gives_the_defaults() {
         let config = from(&[]).expect("no value is wrong");
         assert_eq!((config.device, config.cublas_lt, config.ptxas), (0, None, None));
-        assert_eq!(config.cache, None, "without a home there is no folder");
+        assert_eq!((config.cache, config.pack), (None, None), "without a home there is no folder");
     }
 
     #[test]
@@ -107,6 +114,16 @@ mod tests {
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/c")]), Some(PathBuf::from("/c/verdigris/kernels")));
         assert_eq!(cache(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "/k")]), Some(PathBuf::from("/k")));
         assert_eq!(cache(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "off")]), None);
+    }
+
+    #[test]
+    #[cfg(not(windows))]
+    fn the_pack_is_beside_the_cache_unless_named() {
+        let pack = |values: &[(&str, &str)]| from(values).expect("reads").pack;
+        assert_eq!(pack(&[("HOME", "/h")]), Some(PathBuf::from("/h/.cache/verdigris/verdigris-sm_90a.pack")));
+        assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "off")]), Some(PathBuf::from("/h/.cache/verdigris/verdigris-sm_90a.pack")));
+        assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_PACK", "/p/a.pack")]), Some(PathBuf::from("/p/a.pack")));
+        assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_PACK", "off")]), None);
     }
 
     #[test]

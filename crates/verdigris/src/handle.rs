@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use verdigris_cuda::{
-    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Pool, PoolOptions, Stream,
+    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Pack, PackError, Pool, PoolOptions,
+    Stream,
 };
 use verdigris_engines::arch::Arch;
 use verdigris_graph::Problem;
@@ -22,6 +23,8 @@ pub struct Handle {
     nothing: Arc<DeviceBuffer>,
     /// Why there is no folder of compiled kernels although one was asked for.
     cache_trouble: Option<verdigris_cuda::CacheError>,
+    /// Set where the pack fits the device but not this program.
+    stale_pack: Option<PackError>,
 }
 
 impl Handle {
@@ -47,9 +50,15 @@ impl Handle {
             Some(Err(error)) => (None, Some(error)),
         };
         let nothing = Arc::new(pool.alloc(&stream, 0)?);
-        let cache = Arc::new(ModuleCache::new(context, disk));
-        let loader = Loader { cache, pool, source_hash: source_hash(), options: CompileOptions::default() };
-        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble })
+        let source_hash = source_hash();
+        let mut cache = ModuleCache::new(context, disk);
+        if let Some(path) = config.pack.as_ref().filter(|path| path.exists()) {
+            cache = cache.with_pack(path);
+        }
+        let stale_pack = cache.pack().and_then(Result::ok).and_then(|pack| check_sources(pack, source_hash).err());
+        let cache = Arc::new(cache);
+        let loader = Loader { cache, pool, source_hash, options: CompileOptions::default() };
+        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble, stale_pack })
     }
 
     /// The device as engines see it.
@@ -80,6 +89,15 @@ impl Handle {
     /// Why compiled kernels are not kept on disk although a folder is configured.
     pub fn cache_trouble(&self) -> Option<&verdigris_cuda::CacheError> {
         self.cache_trouble.as_ref()
+    }
+
+    /// The pack that kernels are taken from where it has them, or why the configured one serves nothing; `None` where none is configured
+    /// or the file is not there.
+    pub fn pack(&self) -> Option<Result<&Pack, &PackError>> {
+        match (&self.stale_pack, self.loader.cache.pack()?) {
+            (Some(stale), Ok(_)) => Some(Err(stale)),
+            (_, pack) => Some(pack),
+        }
     }
 
     /// Every way to compute the problem here, best first, and every refusal. Compiles nothing.
@@ -124,6 +142,12 @@ fn source_hash() -> [u8; 32] {
         let pair = digits.get(2 * i..2 * i + 2).and_then(|pair| std::str::from_utf8(pair).ok());
         pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()).unwrap_or(0)
     })
+}
+
+/// Whether the pack's kernels are those that this program would make.
+fn check_sources(pack: &Pack, expected: [u8; 32]) -> Result<(), PackError> {
+    let found = pack.head().source_hash;
+    if found == expected { Ok(()) } else { Err(PackError::Sources { path: pack.path().to_owned(), found, expected }) }
 }
 
 /// What engines may know of a device. Limits are the device's own; rates are those that long runs hold, scaled from chips that were
@@ -216,6 +240,21 @@ mod tests {
         let hash = source_hash();
         let text: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(text, verdigris_engines::SOURCE_HASH);
+    }
+
+    #[test]
+    fn a_pack_of_other_sources_is_stale() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kernels.pack");
+        let check = |hash: [u8; 32]| {
+            let head =
+                verdigris_cuda::PackHead { source_hash: hash, arch: "sm_90a".to_owned(), ptx_isa: Isa::V9_0, least_driver_version: 13_000 };
+            std::fs::write(&path, Pack::to_bytes(&head, CompileOptions::default(), &[]).expect("can be made")).expect("writes");
+            check_sources(&Pack::open(&path).expect("opens"), source_hash())
+        };
+        check(source_hash()).expect("made from these sources");
+        let error = check([7; 32]).expect_err("made from others");
+        assert!(matches!(error, PackError::Sources { found, .. } if found == [7; 32]), "{error}");
     }
 
     #[test]
