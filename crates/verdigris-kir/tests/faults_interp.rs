@@ -269,3 +269,19 @@ pub(crate) fn caught_sometimes(
     planting.clean(|_| {});
     planting.faulty(Shows::Sometimes, kinds, said)
 }
+
+#[test]
+fn every_word_stands_on_the_page_of_findings() {
+    let page = include_str!("../../../docs/faults.md");
+    let (rules, findings) = page.split_once("## The interpreter").expect("two tables");
+    let stands = |table: &str, word: &str| table.lines().filter(|line| line.starts_with(&format!("| `{word}` |"))).count() == 1;
+    for kind in FindingKind::ALL {
+        assert!(stands(findings, kind.word()), "{kind} is not in docs/faults.md");
+    }
+    let head = include_str!("../src/verify/mod.rs");
+    let words: Vec<&str> = head.lines().filter_map(|line| line.strip_prefix("//! - `[")?.split(']').next()).collect();
+    assert!(words.len() > 30, "{words:?}");
+    for word in words {
+        assert!(stands(rules, word), "{word} is not in docs/faults.md");
+    }
+}

@@ -360,6 +360,7 @@ impl Machine<'_> {
             cluster: first..first + stride * owner.peers.len() as u32,
             launch: self.grids[owner.grid].first_actor,
             global,
+            in_order: false,
         }
     }
 

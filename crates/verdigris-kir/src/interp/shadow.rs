@@ -104,6 +104,8 @@ pub(crate) struct Access<'a> {
     pub(crate) launch: u32,
     /// The memory is global (else shared): which proxy fence counts.
     pub(crate) global: bool,
+    /// The actor does one thing after the other, as a thread does. Copies of one unit run beside each other until they are waited for.
+    pub(crate) in_order: bool,
 }
 
 /// Why an access is wrong.
@@ -156,7 +158,7 @@ impl Access<'_> {
             let other = stamp.lanes[byte];
             mask >> byte & 1 == 1
                 && other != NO_LANE
-                && !(stamp.actor == self.actor && other == lane)
+                && !(self.in_order && stamp.actor == self.actor && other == lane)
                 && !(stamp.actor == self.cp.0 && other == lane && stamp.epoch <= self.cp.1)
                 && !self.knows(stamp, other, lane)
         })

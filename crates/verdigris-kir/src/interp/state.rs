@@ -393,6 +393,7 @@ impl Warp {
             cluster: first..first + stride * cta.peers.len() as u32,
             launch,
             global,
+            in_order: true,
         }
     }
 }

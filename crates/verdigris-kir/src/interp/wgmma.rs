@@ -313,6 +313,7 @@ impl Machine<'_> {
             cluster: first..first + stride * owner.peers.len() as u32,
             launch,
             global: false,
+            in_order: true,
         };
         let mut piece = owner.shared.piece();
         for &chunk in chunks {

@@ -334,7 +334,7 @@ fn budget(found: &mut Findings<'_>, list: &[Role], loc: Loc) {
         }
     }
     // ptxas hands out at most 255 at entry.
-    let at_entry = entry.min(255);
+    let at_entry = entry;
     for role in list {
         let Some(Stmt::Inst(inst)) = role.body.stmts.first() else { continue };
         if let (Op::Setmaxnreg { increase, registers }, Some(budget)) = (&inst.op, role.registers)

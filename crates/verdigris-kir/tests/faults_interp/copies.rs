@@ -285,7 +285,7 @@ fn a_pipeline_of_cp_async() {
         lines.also(0);
     });
     planting.clean(|memory| assert_eq!(words(memory, 1, 128), want));
-    planting.faulty(Shows::Sometimes, &[FindingKind::Race, FindingKind::MbarrierLapped], &["of shared stage"]);
+    planting.faulty(Shows::Always, &[FindingKind::Race, FindingKind::MbarrierLapped], &["of shared stage"]);
 }
 
 #[test]
