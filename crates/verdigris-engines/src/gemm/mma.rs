@@ -332,7 +332,8 @@ impl Accepted {
         let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * 1e6);
         // However few the tiles, a slab takes its latency: 0.23 µs measured on an H200 with 20 to 80 slabs.
         let latency_us = 0.23 * (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
-        compute_us.max(latency_us).max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0
+        // It draws 55 % of what a copy does: measured where the weights of a batch stream through.
+        compute_us.max(latency_us).max(super::traffic_bytes(p) / (0.55 * self.arch.memory_gb_per_s * 1e3)) + 3.0
     }
 }
 
