@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use verdigris_kir::ir::{MapType, Swizzle};
 use verdigris_kir::program::{Fill, L2Promotion, MapSpec};
 
+use crate::device::Context;
 use crate::driver::Driver;
 use crate::error::{Doing, Error};
 
@@ -216,16 +217,19 @@ fn range<T: Into<i128> + Copy>(what: &'static str, dimension: usize, value: T, l
     Err(MapError::Range { what, dimension, value, least, most })
 }
 
-/// Encodes the map of a tensor at a device address. Costs tens of nanoseconds beside the checks: it is done at each execution.
+/// Encodes the map of a tensor at a device address of the context. Costs tens of nanoseconds beside the checks and the entry into the
+/// context: the driver only encodes where one is current.
 ///
 /// # Errors
 /// [`Error::Map`] where the copy engine cannot address the tensor so, [`Error::MissingSymbol`], [`Error::Driver`].
-pub fn encode(driver: &Driver, address: u64, spec: &MapSpec) -> Result<TensorMap, Error> {
+pub fn encode(context: &Context, address: u64, spec: &MapSpec) -> Result<TensorMap, Error> {
     check(spec)?;
-    encode_checked(driver, address, spec)
+    let _current = context.enter()?;
+    encode_checked(context.driver(), address, spec)
 }
 
-/// As [`encode`], for a spec that [`check`] has passed before.
+/// As [`encode`], for a spec that [`check`] has passed before, on a thread where the tensor's context is current. It is done at each
+/// execution.
 pub(crate) fn encode_checked(driver: &Driver, address: u64, spec: &MapSpec) -> Result<TensorMap, Error> {
     if !address.is_multiple_of(ALIGNMENT_BYTES) {
         return Err(MapError::Address { address }.into());

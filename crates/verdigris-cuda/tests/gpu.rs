@@ -244,8 +244,9 @@ fn a_failed_capture_leaves_the_stream_usable() {
     let error = refused.err().expect("waiting is forbidden while capturing");
     assert!(error.to_string().contains("forbidden while a stream captures"), "{error}");
     assert_eq!(gpu.stream.capture_status().expect("tells"), CaptureStatus::None);
+    // The message of this panic in the test's output is no failure.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = gpu.stream.capture::<Error>(|| panic!("in the middle of a capture"));
+        let _ = gpu.stream.capture::<Error>(|| panic!("a panic on purpose, in the middle of a capture"));
     }));
     assert!(panicked.is_err());
     assert_eq!(gpu.stream.capture_status().expect("tells"), CaptureStatus::None);
@@ -483,7 +484,7 @@ fn one_kernel_asked_for_by_many_threads_is_compiled_once() {
 /// Loads one box through the copy engine and returns its 16-bit elements as they lie in shared memory.
 fn load_box(gpu: &Gpu, ptx: &str, name: &str, base: DeviceSlice<'_>, spec: &MapSpec, coordinates: &[u32]) -> Vec<u16> {
     let function = gpu.function(ptx, name, FunctionOptions { dynamic_smem_bytes: 32 << 10, large_clusters: false });
-    let map = tensor_map::encode(gpu.context.driver(), base.address(), spec).expect("encodes");
+    let map = tensor_map::encode(&gpu.context, base.address(), spec).expect("encodes");
     let box_bytes = spec.decl.box_bytes();
     let output = gpu.output(u64::from(box_bytes) + 64);
     let mut block = map.bytes().to_vec();

@@ -1334,7 +1334,8 @@ instructions! {
     TmaReduce { rank: u8, op: BulkReduce, im2col: bool } Async Sm90 Thread
         format!("cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{}{}.bulk_group [%i0, {}], [%i{}]", op.ptx(), if im2col { ".im2col_no_offs" } else { ".tile" }, coords(1, rank), 1 + rank)
         => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); ins.push(U32); Signature { outs: vec![], ins } };
-    /// Brings a box of a tensor into L2. Operands: map address, coordinates.
+    /// Brings a box of a tensor into L2. Operands: map address, coordinates. At rank 1 the coordinate should not be a constant 0: ptxas 13.0
+    /// then encodes no register for it, and a kernel with such a prefetch ended with an illegal instruction on an H200.
     TmaPrefetch { rank: u8 } Async Sm90 Thread
         format!("cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [%i0, {}]", coords(1, rank))
         => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); Signature { outs: vec![], ins } };

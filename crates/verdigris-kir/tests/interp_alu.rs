@@ -729,7 +729,16 @@ fn eight_bit_floats_by_looking_at_all_of_them() {
     let tie = 0x3f80_1000;
     assert_eq!(one(&Op::CvtTf32 { rounding: CvtRound::NearestAway }, &[tie]), 0x3f80_2000);
     assert_eq!(one(&Op::CvtTf32 { rounding: CvtRound::Nearest }, &[tie]), 0x3f80_0000);
-    assert_eq!(one(&Op::CvtTf32 { rounding: CvtRound::NearestAway }, &[f(f32::NAN)]), 0x7fff_ffff);
+    // Results of an H200: NaN is canonical but with `.rna`, and f16 takes f32 subnormals as they are in spite of `.ftz`.
+    assert_eq!(one(&Op::CvtTf32 { rounding: CvtRound::NearestAway }, &[0xff80_9411]), 0xff80_8000);
+    assert_eq!(one(&Op::CvtTf32 { rounding: CvtRound::NearestAway }, &[0x7fd9_5ed2]), 0x7fd9_4000);
+    for rounding in [CvtRound::Nearest, CvtRound::Zero] {
+        assert_eq!(one(&Op::CvtTf32 { rounding }, &[0x7f83_41db]), 0x7fff_e000);
+    }
+    let to_f16 = |rounding, saturate| Op::Cvt { to: Ty::F16, from: Ty::F32, rounding, ftz: true, saturate };
+    assert_eq!(one(&to_f16(CvtRound::Down, false), &[0x8000_0002]), 0x8001);
+    assert_eq!(one(&to_f16(CvtRound::Up, false), &[0x0001_16c2]), 0x0001);
+    assert_eq!(one(&to_f16(CvtRound::Up, true), &[0x007f_fffe]), 0x0001);
 }
 
 fn one_fast(op: &Op, operands: &[u64]) -> u64 {

@@ -75,7 +75,11 @@ fn apart(header: Header, space: Space, ty: Ty, ops: &[Op]) -> Probe {
         for index in 0..count {
             let what = if count == 1 { format!("{op:?} in memory") } else { format!("{op:?} in memory, value {index}") };
             let mut check = check(what, &[op.name()], column(2, place * words + index * width, REACH, width, LANES), rule.clone());
-            check.operands = vec![column(3, index * width, REACH, width, LANES), column(0, index * region, SLOT, width, LANES)];
+            check.operands = vec![column(3, index * width, REACH, width, LANES)];
+            // In a cluster the operand is that of a thread of the other CTA.
+            if space != Space::Cluster {
+                check.operands.push(column(0, index * region, SLOT, width, LANES));
+            }
             checks.push(check);
         }
         if matches!(op, Op::Atom { .. }) {

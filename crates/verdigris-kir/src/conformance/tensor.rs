@@ -177,14 +177,14 @@ fn im2col_loads() -> Vec<Case> {
 pub(super) fn probes() -> Vec<Probe> {
     let mut probes = Vec::new();
     for case in loads().into_iter().chain(im2col_loads()) {
-        probes.push(load(&case, false, false));
+        probes.push(load(&case, Form::default()));
     }
     // Each form of the instruction, on a case of its rank and mode.
     for sample in samples() {
         match sample.op {
             Op::TmaLoad { rank, im2col: mode, multicast, hint } if multicast || hint => {
                 let case = if mode { im2col(rank.into(), Swizzle::B64, Access::Read) } else { rank_case(rank.into(), Access::Read) };
-                probes.push(load(&case, multicast, hint));
+                probes.push(load(&case, Form { multicast, hint, prefetched: false }));
             }
             Op::TmaStore { rank, im2col: mode, hint } => probes.push(store(rank.into(), mode, None, MapType::F32, hint)),
             Op::TmaReduce { rank, op, im2col: mode } => {
@@ -203,6 +203,11 @@ pub(super) fn probes() -> Vec<Probe> {
             }
         }
     }
+    for rank in 1..=5 {
+        probes.push(load(&rank_case(rank, Access::Read), Form { prefetched: true, ..Form::default() }));
+    }
+    // A fault ends the run: what is most likely to fault comes last (see `Form::prefetched`), and takes no other result along.
+    probes.sort_by_key(|probe| (probe.name.contains("-prefetched"), probe.name.contains("rank1")));
     probes
 }
 
@@ -248,8 +253,20 @@ fn coordinates<'k>(k: Kernel<'k>, place: &[i32]) -> Vec<Val<'k, i32>> {
     place.iter().map(|&at| k.constant(at)).collect()
 }
 
-fn load(case: &Case, multicast: bool, hint: bool) -> Probe {
-    let form = format!("{}{}", if multicast { "-multicast" } else { "" }, if hint { "-hint" } else { "" });
+/// What a load has beside the plain form.
+#[derive(Clone, Copy, Debug, Default)]
+struct Form {
+    multicast: bool,
+    hint: bool,
+    /// A box is brought into L2 first. Its coordinates are numbers of the launch: of a rank-1 prefetch from a constant 0, ptxas 13.0
+    /// makes `UTMAPF.L2.1D [URZ]`, and the kernel that held it ended with an illegal instruction on an H200.
+    prefetched: bool,
+}
+
+fn load(case: &Case, form: Form) -> Probe {
+    let Form { multicast, hint, prefetched } = form;
+    let words = [(multicast, "-multicast"), (hint, "-hint"), (prefetched, "-prefetched")];
+    let form: String = words.iter().filter(|(given, _)| *given).map(|(_, word)| *word).collect();
     let name = format!("tensor/load-{}{form}", case.name);
     let mut random = Random::new(&name);
     let ctas: u32 = if multicast { 2 } else { 1 };
@@ -258,7 +275,10 @@ fn load(case: &Case, multicast: bool, hint: bool) -> Probe {
     if case.spec.decl.im2col {
         names.push("MbarrierInit");
     } else {
-        names.extend(["TmaPrefetch", "TensormapPrefetch"]);
+        names.push("TensormapPrefetch");
+    }
+    if prefetched {
+        names.push("TmaPrefetch");
     }
     let width = case.spec.decl.ty.bytes() as usize;
     // A tf32 map rounds: NaN may then have any bits.
@@ -276,7 +296,10 @@ fn load(case: &Case, multicast: bool, hint: bool) -> Probe {
     // ptxas warns of multicast on the portable target.
     let target = if multicast { Target::Sm90a } else { Target::Sm90 };
     let header = Header { name, target, threads: THREADS, cluster: ctas, ..Header::default() };
-    let more = vec![Arg::TensorMap(Address::buffer(0), case.spec.clone()), Arg::Scalar(Ty::U32, case.box_bytes().into())];
+    let mut more = vec![Arg::TensorMap(Address::buffer(0), case.spec.clone()), Arg::Scalar(Ty::U32, case.box_bytes().into())];
+    if prefetched {
+        more.push(Arg::Scalar(Ty::S32, 0));
+    }
     let case = case.clone();
     probe_with(header, ctas, buffers, more, checks, Residency::Any, move |k| {
         let (_, output) = (k.input("tensor", 256), k.output("results", 256));
@@ -287,10 +310,13 @@ fn load(case: &Case, multicast: bool, hint: bool) -> Probe {
         let rank = if multicast { k.cluster_rank() } else { k.constant(0u32) };
         // A number of the launch, as the traversal strides are: the box alone does not tell.
         let bytes = k.scalar::<u32>("bytes");
+        let zero = prefetched.then(|| k.scalar::<i32>("zero"));
         k.when(k.thread().eq(0u32), || {
             if !case.spec.decl.im2col {
                 k.prefetch_tensormap(&map);
-                prefetch(k, &map, &case.places[0].0);
+            }
+            if let Some(zero) = zero {
+                prefetch(k, &map, zero, &case.places[0].0);
             }
             for (index, (place, offsets)) in case.places.iter().enumerate() {
                 let bar = bars.at(index as u32);
@@ -338,9 +364,9 @@ fn wait<'k>(k: Kernel<'k>, bar: Mbarrier<'k>) {
 }
 
 #[track_caller]
-fn prefetch<'k>(k: Kernel<'k>, map: &TensorMap<'k>, place: &[i32]) {
+fn prefetch<'k>(k: Kernel<'k>, map: &TensorMap<'k>, zero: Val<'k, i32>, place: &[i32]) {
     let mut ins: Vec<Operand> = vec![operand(map.address)];
-    ins.extend(coordinates(k, place).into_iter().map(operand));
+    ins.extend(place.iter().map(|&at| operand(zero + at)));
     k.instruction(Op::TmaPrefetch { rank: place.len() as u8 }, &[], &ins);
 }
 

@@ -80,7 +80,8 @@ pub fn apply(op: Atomic, ty: Ty, space: Space, old: u64, operand: u64, swap: u64
     })
 }
 
-/// The same for a reduction by the copy engine, which always works on global memory.
+/// The same for a reduction by the copy engine, which always works on global memory. Unlike a thread's `red.add.f32` there it keeps
+/// subnormals, as operands and as results: observed on an H200 for `cp.reduce.async.bulk`.
 pub fn apply_bulk(op: BulkReduce, ty: Ty, old: u64, operand: u64) -> Result<u64, EvalError> {
     let op = match op {
         BulkReduce::Add => Atomic::Add,
@@ -92,5 +93,6 @@ pub fn apply_bulk(op: BulkReduce, ty: Ty, old: u64, operand: u64) -> Result<u64,
         BulkReduce::Inc => Atomic::Inc,
         BulkReduce::Dec => Atomic::Dec,
     };
-    apply(op, ty, Space::Global, old, operand, 0)
+    // The space decides on subnormals alone, and shared memory keeps them.
+    apply(op, ty, Space::Shared, old, operand, 0)
 }

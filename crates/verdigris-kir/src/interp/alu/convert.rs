@@ -107,6 +107,14 @@ fn packed_element(to: Packed, value: f64, relu: bool) -> u64 {
     half_out(format, format.encode(value, Rounding::NearestEven, overflow), false, false, relu)
 }
 
+/// NaN as tf32. The ISA leaves the bits open; an H200 gives the canonical NaN without its 13 lowest bits, but with `.rna` it clears
+/// those of the operand: sign and payload stay, and a payload in those bits alone leaves an infinity, as in the two instructions
+/// (an addition where the operand is finite, and a mask) that ptxas 13.0 makes of it.
+const fn tf32_nan(bits: u32, keeps_payload: bool) -> u32 {
+    const DROPPED: u32 = (1 << 13) - 1;
+    (if keeps_payload { bits } else { F32_NAN }) & !DROPPED
+}
+
 pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> Result<(), EvalError> {
     let (out, a) = (&mut outs[0], ins[0]);
     match *op {
@@ -171,13 +179,16 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> 
             });
         }
         Op::CvtTf32 { rounding } => {
-            let rounding = match rounding {
-                CvtRound::NearestAway => Rounding::NearestAway,
-                CvtRound::Nearest => Rounding::NearestEven,
-                CvtRound::Zero => Rounding::TowardZero,
+            let (rounding, keeps_payload) = match rounding {
+                CvtRound::NearestAway => (Rounding::NearestAway, true),
+                CvtRound::Nearest => (Rounding::NearestEven, false),
+                CvtRound::Zero => (Rounding::TowardZero, false),
                 _ => return Err(EvalError::NoSuchForm { op: "CvtTf32", ty: Ty::F32 }),
             };
-            map1(out, active, a, |bits| u64::from(tf32_round(f32::from_bits(bits as u32), rounding).to_bits()));
+            map1(out, active, a, |bits| {
+                let value = f32::from_bits(bits as u32);
+                u64::from(if value.is_nan() { tf32_nan(bits as u32, keeps_payload) } else { tf32_round(value, rounding).to_bits() })
+            });
         }
         _ => return Err(EvalError::NeedsMachine { op: op.name() }),
     }
@@ -221,6 +232,9 @@ fn cvt(out: &mut Lanes, active: u32, a: &Lanes, to: Ty, from: Ty, rounding: CvtR
         }
         (true, true) => {
             let whole = integer_direction(rounding);
+            // The ISA has `.ftz` flush an f32 source here too. An H200 does not when it converts to f16: with `.rp`, the least f32 subnormal
+            // becomes the least f16 subnormal and not 0.
+            let ftz = ftz && to != Ty::F16;
             // An f32 → f32 conversion in nearest even that changes nothing is the common way to flush or clamp.
             map1(out, active, a, |word| {
                 let value = float(from, word, ftz);
