@@ -43,7 +43,7 @@ impl std::fmt::Debug for Module {
 }
 
 impl Module {
-    /// Loads a cubin, as [`compile`] or an offline assembler makes it.
+    /// Loads a cubin, as [`compile`](crate::compile) or an offline assembler makes it.
     ///
     /// # Errors
     /// [`Error::Driver`], with `CUDA_ERROR_NO_BINARY_FOR_GPU` for another chip's.

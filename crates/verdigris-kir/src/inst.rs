@@ -1278,14 +1278,14 @@ instructions! {
     // ---- bulk copies -----------------------------------------------------------------------------------------------
 
     /// Copies `size` bytes (a multiple of 16) from global to shared; completes on an mbarrier by bytes.
-    /// Operands: shared address, global address, size, mbarrier address, [CTA mask], [policy].
+    /// Operands: shared address, global address, size, mbarrier address, `[CTA mask]`, `[policy]`.
     BulkLoad { multicast: bool, hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{}{} [%i0], [%i1], %i2, [%i3]{}{}", flag(multicast, ".multicast::cluster"), hint_word(hint), flag(multicast, ", %i4"), match (hint, multicast) { (false, _) => "", (true, false) => ", %i4", (true, true) => ", %i5" })
         => { let mut ins = vec![U32, U64, U32, U32];
           if multicast { ins.push(U16) }
           if hint { ins.push(B64) }
           Signature { outs: vec![], ins } };
-    /// Copies `size` bytes from shared to global; completes in this thread's bulk group. Operands: global, shared, size, [policy].
+    /// Copies `size` bytes from shared to global; completes in this thread's bulk group. Operands: global, shared, size, `[policy]`.
     BulkStore { hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.global.shared::cta.bulk_group{} [%i0], [%i1], %i2{}", hint_word(hint), flag(hint, ", %i3"))
         => { let mut ins = vec![U64, U32, U32];
@@ -1310,7 +1310,7 @@ instructions! {
     // ---- tensor copies (TMA) ---------------------------------------------------------------------------------------
 
     /// Loads a box of a tensor into shared memory; completes on an mbarrier by bytes. Operands: shared address, map address, coordinates
-    /// (innermost first), [im2col offsets: rank − 2 of u16], mbarrier address, [CTA mask], [policy].
+    /// (innermost first), `[im2col offsets: rank − 2 of u16]`, mbarrier address, `[CTA mask]`, `[policy]`.
     TmaLoad { rank: u8, im2col: bool, multicast: bool, hint: bool } Async Sm90 Thread
         { let o = if im2col { rank as usize - 2 } else { 0 }; let c = 2 + rank as usize; let bar = c + o; let mut at = bar + 1;
           let mut tail = String::new();
@@ -1324,7 +1324,7 @@ instructions! {
           if hint { ins.push(B64) }
           Signature { outs: vec![], ins } };
     /// Stores a box of shared memory into a tensor, clipped at its edges; completes in this thread's bulk group.
-    /// Operands: map address, coordinates, shared address, [policy].
+    /// Operands: map address, coordinates, shared address, `[policy]`.
     TmaStore { rank: u8, im2col: bool, hint: bool } Async Sm90 Thread
         format!("cp.async.bulk.tensor.{rank}d.global.shared::cta{}.bulk_group{} [%i0, {}], [%i{}]{}", if im2col { ".im2col_no_offs" } else { ".tile" }, hint_word(hint), coords(1, rank), 1 + rank, if hint { format!(", %i{}", 2 + rank) } else { String::new() })
         => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); ins.push(U32);
@@ -1375,10 +1375,10 @@ instructions! {
     /// Transposes an 8×8 matrix of 16-bit elements held by a warp.
     Movmatrix {} Matrix Sm80 Warp
         "movmatrix.sync.aligned.m8n8.trans.b16 %o0, %i0" => sig(&[B32], &[B32]);
-    /// A matrix product by one warp. Operands: A, B, C registers, [metadata, selector].
+    /// A matrix product by one warp. Operands: A, B, C registers, `[metadata, selector]`.
     Mma { shape: MmaShape } Matrix Sm80 Warp
         shape.ptx() => shape.signature();
-    /// A matrix product by one warpgroup, asynchronous. Operands: A (descriptor, or four registers), B descriptor, [metadata, selector],
+    /// A matrix product by one warpgroup, asynchronous. Operands: A (descriptor, or four registers), B descriptor, `[metadata, selector]`,
     /// scale-d; results are the accumulators, which are also read where scale-d holds.
     Wgmma { shape: WgmmaShape } Matrix Sm90a Warpgroup
         shape.ptx() => shape.signature();
