@@ -144,19 +144,19 @@ fn faults_of_a_product() {
 #[test]
 fn registers_that_nobody_gives_back() {
     let roles = |registers: [u32; 2]| {
-        kernel(256, 1, move |k| {
+        kernel(384, 1, move |k| {
             k.warp_roles(&[
                 Role { name: "producer", warps: 4, registers: Some(registers[0]), body: &|| {} },
-                Role { name: "consumer", warps: 4, registers: Some(registers[1]), body: &|| {} },
+                Role { name: "consumer", warps: 8, registers: Some(registers[1]), body: &|| {} },
             ]);
         })
     };
-    // 256 threads start with 248 registers or so each.
-    let body = roles([56, 256]);
+    // 384 threads start with 168 registers each: 504 for three warps, one of each warpgroup.
+    let body = roles([24, 240]);
     for seed in 0..SEEDS {
         run_unchecked(&body, 1, &[], &mut Memory::new(), &Options::schedule(seed)).unwrap_or_else(|findings| panic!("{findings}"));
     }
-    let body = roles([256, 256]);
+    let body = roles([240, 240]);
     for seed in 0..SEEDS {
         let findings = run_unchecked(&body, 1, &[], &mut Memory::new(), &Options::schedule(seed)).expect_err("no registers");
         assert!(matches!(findings.first().kind, FindingKind::Deadlock | FindingKind::RegisterBudget), "{findings}");
