@@ -9,7 +9,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, LoadOptions, Number, Pointer, Role, SharedPiece, TensorMap, Val, WgmmaA, build};
+use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Number, Pointer, Role, SharedPiece, TensorMap, Val, WgmmaA, build};
 use verdigris_kir::inst::{Atomic, Cache, Fence, MatrixType, Order, Packed, Scope, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
@@ -249,10 +249,7 @@ impl Sum for i32 {
     const ZERO: i32 = 0;
 }
 
-fn gemm<'k, T: Sum>(k: Kernel<'k>, spec: &Spec)
-where
-    T: verdigris_kir::face::AsVal<'k, T>,
-{
+fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     let (a_loaded, b_loaded) = (spec.loaded(Shared::A), spec.loaded(Shared::B));
     let a = k.tensor_map("a", a_tile.map(a_loaded));
@@ -495,7 +492,7 @@ impl<'k> Join<'k> {
                 for sum in sums {
                     sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
                 }
-                k.range(work.parts, &add);
+                k.range(work.parts, add);
             });
         });
         // The word is used again by the next split tile.
