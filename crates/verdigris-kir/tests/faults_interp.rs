@@ -1,5 +1,7 @@
 //! Planted faults for the interpreter: each kernel passes the verifier, and goes wrong in one way when its launch says so. The interpreter
 //! names the kind, the kernel's own line and the other line involved; the same kernel without the fault runs clean under every schedule.
+#![allow(clippy::erasing_op, reason = "a fault that is switched off is its switch times nothing")]
+#![allow(clippy::enum_variant_names, reason = "variants are the ways in which the thing named goes wrong")]
 
 mod faults_interp {
     mod clusters;
