@@ -1144,7 +1144,7 @@ instructions! {
     /// `a · b`.
     FMul { ty: Ty, rounding: Round, ftz: bool, saturate: bool } Float Sm80 Thread
         arithmetic("mul", ty, rounding, ftz, saturate) => sig(&[ty], &[ty, ty]);
-    /// `a · b + c`, rounded once; `relu` clamps negative results and NaN to zero (halves only).
+    /// `a · b + c`, rounded once; `relu` clamps negative results to zero and makes NaN the canonical one (halves only).
     Fma { ty: Ty, rounding: Round, ftz: bool, saturate: bool, relu: bool } Float Sm80 Thread
         format!("fma.{}{}{}{}.{} %o0, %i0, %i1, %i2", rounding.ptx(), flag(ftz, ".ftz"), flag(saturate, ".sat"), flag(relu, ".relu"), ty.ptx())
         => sig(&[ty], &[ty, ty, ty]);

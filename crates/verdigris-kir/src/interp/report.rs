@@ -1,4 +1,4 @@
-//! What a run counts. Cases may bound these numbers, so that a slower kernel fails on a machine without a GPU.
+//! What a run counts: a slower kernel shows in these numbers on a machine without a GPU.
 
 use crate::inst::Class;
 use std::fmt;

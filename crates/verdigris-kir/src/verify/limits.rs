@@ -333,7 +333,6 @@ fn budget(found: &mut Findings<'_>, list: &[Role], loc: Loc) {
             legal = false;
         }
     }
-    // ptxas hands out at most 255 at entry.
     let at_entry = entry;
     for role in list {
         let Some(Stmt::Inst(inst)) = role.body.stmts.first() else { continue };
