@@ -1,4 +1,4 @@
-//! What one engine may take: one canonical, device-free subgraph.
+//! Matrix multiplication with an epilogue.
 //!
 //! A [`GemmProblem`] computes, for every batch index and every `(m, n)`:
 //!
@@ -10,165 +10,16 @@
 //!
 //! `beta` equal to 0, fixed or at run time, means that C is not read. With [`Precision::I32`], no epilogue step, `alpha` fixed to 1 and
 //! no C, an i32 D is the exact sum, wrapped to 32 bits; otherwise the sum is converted to f32 first.
-//!
-//! **Slots.** A problem knows its buffers and host scalars as slots, numbered from 0 in the order A, B, C, scale of A, scale of B,
-//! alpha, beta, epilogue, D. An operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
-
-use std::fmt;
+//! Slots are numbered in the order A, B, C, scale of A, scale of B, alpha, beta, epilogue, D.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::{DType, Layout, LayoutError};
+use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::HostScalar;
 use crate::ops::matmul::Precision;
-use crate::ops::pointwise::{BinaryOp, UnaryOp};
-
-/// A buffer or a host scalar of a problem.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Slot(pub u32);
-
-impl fmt::Display for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slot {}", self.0)
-    }
-}
-
-/// One subgraph in canonical form. Engines match on it exhaustively.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Problem {
-    /// Matrix multiplication with an epilogue.
-    Gemm(GemmProblem),
-}
-
-/// Whether two executions must agree bit for bit.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Determinism {
-    /// They need not.
-    #[default]
-    Any,
-    /// Same device, same inputs, same bits.
-    Repeatable,
-}
-
-/// Which index of a matrix runs through neighbouring elements.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Order {
-    /// The column index: `column_stride` is 1.
-    RowMajor,
-    /// The row index: `row_stride` is 1.
-    ColumnMajor,
-    /// Neither.
-    Strided,
-}
-
-/// A matrix, or a stack of them: where element `(batch, row, column)` of a buffer lies.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Matrix {
-    /// The buffer.
-    pub slot: Slot,
-    /// Its element type.
-    pub dtype: DType,
-    /// Elements from one row to the next; 0 repeats one row.
-    pub row_stride: u64,
-    /// Elements from one column to the next; 0 repeats one column.
-    pub column_stride: u64,
-    /// Elements from one matrix to the next, one for each of the problem's batch dims; 0 repeats one matrix.
-    pub batch_strides: Vec<u64>,
-}
-
-impl Matrix {
-    /// A single packed matrix of `columns` columns, row-major.
-    pub fn row_major(slot: Slot, dtype: DType, columns: u64) -> Matrix {
-        Matrix::with_leading_dimension(slot, dtype, Order::RowMajor, columns)
-    }
-
-    /// A single matrix whose rows (columns, if column-major) begin `leading` elements apart. [`Order::Strided`] is taken as row-major
-    /// here, since one leading dimension cannot describe it.
-    pub fn with_leading_dimension(slot: Slot, dtype: DType, order: Order, leading: u64) -> Matrix {
-        let (row_stride, column_stride) = match order {
-            Order::RowMajor | Order::Strided => (leading, 1),
-            Order::ColumnMajor => (1, leading),
-        };
-        Matrix { slot, dtype, row_stride, column_stride, batch_strides: Vec::new() }
-    }
-
-    /// Which index is contiguous. A canonical matrix of one row or one column is row-major where it can be.
-    pub fn order(&self) -> Order {
-        match (self.row_stride, self.column_stride) {
-            (_, 1) => Order::RowMajor,
-            (1, _) => Order::ColumnMajor,
-            _ => Order::Strided,
-        }
-    }
-
-    /// The stride of the index that is not contiguous: the leading dimension of BLAS. `None` if neither is contiguous.
-    pub fn leading_dimension(&self) -> Option<u64> {
-        match self.order() {
-            Order::RowMajor => Some(self.row_stride),
-            Order::ColumnMajor => Some(self.column_stride),
-            Order::Strided => None,
-        }
-    }
-
-    /// Whether every row is the same: one value for each column, as a bias over n has.
-    pub fn is_per_column(&self) -> bool {
-        self.row_stride == 0 && self.column_stride != 0
-    }
-
-    /// Whether every column is the same: one value for each row, as a bias over m has.
-    pub fn is_per_row(&self) -> bool {
-        self.column_stride == 0 && self.row_stride != 0
-    }
-
-    /// Whether one value serves a whole matrix.
-    pub fn is_scalar(&self) -> bool {
-        self.row_stride == 0 && self.column_stride == 0
-    }
-
-    /// The offset of an element, in elements.
-    #[inline]
-    pub fn offset(&self, batch: &[u64], row: u64, column: u64) -> u64 {
-        let base: u64 = batch.iter().zip(&self.batch_strides).map(|(index, stride)| index * stride).sum();
-        base + row * self.row_stride + column * self.column_stride
-    }
-
-    /// The layout `[batch…, rows, columns]`.
-    ///
-    /// # Errors
-    /// As [`Layout::new`].
-    pub fn layout(&self, batch: &[u64], rows: u64, columns: u64) -> Result<Layout, LayoutError> {
-        let dims: Vec<u64> = batch.iter().copied().chain([rows, columns]).collect();
-        let strides: Vec<u64> = self.batch_strides.iter().copied().chain([self.row_stride, self.column_stride]).collect();
-        Layout::new(&dims, &strides)
-    }
-
-    /// The same matrix read the other way round.
-    pub fn transposed(&self) -> Matrix {
-        Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self.clone() }
-    }
-
-    fn normalize_strides(&mut self, rows: u64, columns: u64) {
-        // The stride of an index that takes one value decides nothing; fixing it makes equal problems equal and gives every vector
-        // an order. A broadcast (0) of extent 1 is no broadcast.
-        if columns <= 1 {
-            self.column_stride = 1;
-            if rows <= 1 {
-                self.row_stride = 1;
-            }
-        } else if rows <= 1 {
-            self.row_stride = match self.column_stride {
-                1 => columns,
-                0 => 0,
-                _ => 1,
-            };
-        }
-    }
-}
+use crate::ops::pointwise::UnaryOp;
+use crate::problem::{Determinism, EpilogueStep, Matrix, Order, Slot, finite};
 
 /// The dequantization factor of an fp8 operand.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -187,38 +38,6 @@ pub enum Scale {
         k: u64,
         /// The factors: rows are outer blocks, columns are k blocks.
         factors: Matrix,
-    },
-}
-
-/// One step between the sum and D. `v` is the value of one element, in the epilogue's type.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EpilogueStep {
-    /// `v = f(v)`.
-    Unary(UnaryOp),
-    /// `v = f(v, operand[m, n])`, or `f(operand[m, n], v)`: bias (an operand that is per column or per row), residual, gate, mask.
-    Binary {
-        /// The function.
-        f: BinaryOp,
-        /// Read; strides of 0 broadcast it.
-        operand: Matrix,
-        /// Whether `v` is the right argument. `false` for commutative functions.
-        v_is_right: bool,
-    },
-    /// `v = factor · v`.
-    Scale {
-        /// The factor, from the host.
-        factor: HostScalar<Slot>,
-    },
-    /// `v` rounded to a type, as if it had been stored and read again.
-    Round {
-        /// The type.
-        dtype: DType,
-    },
-    /// Stores `v`, rounded to the target's type, and goes on with the unrounded `v`.
-    Store {
-        /// Written.
-        target: Matrix,
     },
 }
 
@@ -567,12 +386,12 @@ impl GemmProblem {
                     let rule = "a value is rounded to a storage type";
                     return Err(Error::DType { op: op(), tensor: "epilogue".to_owned(), got: *dtype, rule });
                 }
-                EpilogueStep::Scale { factor } => finite("factor", factor)?,
+                EpilogueStep::Scale { factor } => finite("gemm", "factor", factor)?,
                 EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => {}
             }
         }
-        finite("alpha", &self.alpha)?;
-        finite("beta", &self.beta)
+        finite("gemm", "alpha", &self.alpha)?;
+        finite("gemm", "beta", &self.beta)
     }
 
     fn check_outputs(&self) -> Result<(), Error> {
@@ -608,13 +427,4 @@ impl GemmProblem {
 
 fn blocks(extent: u64, block: u64) -> u64 {
     if block == 0 { 0 } else { extent.div_ceil(block) }
-}
-
-fn finite(attribute: &'static str, scalar: &HostScalar<Slot>) -> Result<(), Error> {
-    match scalar {
-        HostScalar::Fixed(real) if !real.0.is_finite() => {
-            Err(Error::Attribute { op: "gemm".to_owned(), attribute, value: real.to_string(), rule: "a fixed factor is finite" })
-        }
-        _ => Ok(()),
-    }
 }
