@@ -26,7 +26,7 @@ fn check(case: &Case, engine: &str, knobs: &Knobs, arch: &Arch, kernels: &Kernel
     let expected = run(problem, &inputs, Positions::All).map_err(|error| error.to_string())?;
 
     let Problem::Gemm(gemm) = problem;
-    let outputs: Vec<_> = expected.iter().map(|e| (e.slot, data::output_buffer(e, &inputs))).collect();
+    let outputs: Vec<_> = expected.iter().map(|e| (e.id, data::output_buffer(e, &inputs))).collect();
     let mut memory = Memory::new();
     for slot in gemm.slots() {
         let before = outputs.iter().find(|(output, _)| *output == slot).map(|(_, bytes)| bytes);

@@ -83,7 +83,7 @@ impl fmt::Display for Report {
 }
 
 /// Compares the buffer `after` a run with what is expected; `before` is what it held. Both start at the output's first element.
-pub fn compare(expected: &Expected, before: &[u8], after: &[u8]) -> Report {
+pub fn compare<Id>(expected: &Expected<Id>, before: &[u8], after: &[u8]) -> Report {
     let mut report = Report::default();
     let (dtype, size) = (expected.dtype, expected.dtype.bytes());
     let need = expected.layout.span_bytes(dtype);
@@ -171,7 +171,7 @@ pub fn compare(expected: &Expected, before: &[u8], after: &[u8]) -> Report {
     report
 }
 
-fn index_of(expected: &Expected, position: u64) -> Vec<u64> {
+fn index_of<Id>(expected: &Expected<Id>, position: u64) -> Vec<u64> {
     let mut rest = position;
     let mut index: Vec<u64> = (expected.layout.dims().iter().rev())
         .map(|&extent| {

@@ -237,10 +237,10 @@ pub fn sentinel(dtype: DType) -> Vec<u8> {
 
 /// A buffer for an output: what the input in its place holds if it shares its buffer with one (C in place), else a sentinel in every
 /// element, gaps between rows included. [`GUARD_BYTES`] more of the sentinel stand behind it.
-pub fn output_buffer(expected: &Expected, inputs: &Inputs) -> Vec<u8> {
+pub fn output_buffer<Id: Ord>(expected: &Expected<Id>, inputs: &Inputs<Id>) -> Vec<u8> {
     let bytes = expected.layout.span_elements() as usize * expected.dtype.bytes();
     let mut buffer: Vec<u8> = sentinel(expected.dtype).into_iter().cycle().take(bytes + GUARD_BYTES).collect();
-    if let Some(held) = inputs.buffers.get(&expected.slot) {
+    if let Some(held) = inputs.buffers.get(&expected.id) {
         let length = held.len().min(bytes);
         buffer[..length].copy_from_slice(&held[..length]);
     }

@@ -8,13 +8,19 @@ use verdigris_tensor::{DType, Layout, num};
 use crate::ops::matmul::{Elements, Sum, sum_of_products};
 use crate::tolerance::{self, Bounded};
 
-/// What a problem's slots are bound to.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Inputs {
+/// What the slots of a problem, or with [`verdigris_graph::Uid`]s the tensors of a graph, are bound to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Inputs<Id = Slot> {
     /// Bytes of the buffers that are read, from the first element on; they may be longer than needed.
-    pub buffers: BTreeMap<Slot, Vec<u8>>,
+    pub buffers: BTreeMap<Id, Vec<u8>>,
     /// Host scalars.
-    pub scalars: BTreeMap<Slot, f64>,
+    pub scalars: BTreeMap<Id, f64>,
+}
+
+impl<Id> Default for Inputs<Id> {
+    fn default() -> Inputs<Id> {
+        Inputs { buffers: BTreeMap::new(), scalars: BTreeMap::new() }
+    }
 }
 
 /// Which elements of the outputs are wanted.
@@ -62,22 +68,22 @@ pub enum RunError {
 
 /// What one output must be.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Expected {
-    /// The output's buffer.
-    pub slot: Slot,
+pub struct Expected<Id = Slot> {
+    /// The output: the slot of its buffer in a problem, its uid in a graph.
+    pub id: Id,
     /// Its element type.
     pub dtype: DType,
-    /// `[batch…, m, n]` in the buffer.
+    /// Its elements in the buffer; `[batch…, m, n]` in a GEMM.
     pub layout: Layout,
     /// Row-major position of each entry below. Ascending for [`Positions::All`].
     pub positions: Vec<u64>,
     /// Value and error bound of each element, before rounding to `dtype`.
     pub values: Vec<Bounded>,
-    /// `Σ|a|·|b|` of each element.
+    /// `Σ|a|·|b|` of each element; empty for a graph.
     pub magnitudes: Vec<f64>,
 }
 
-impl Expected {
+impl<Id> Expected<Id> {
     /// A copy of `before` in which every expected element is written, correctly rounded: the best answer there is.
     pub fn rounded(&self, before: &[u8]) -> Vec<u8> {
         let mut after = before.to_vec();
@@ -127,7 +133,7 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
     let mut outputs = Vec::new();
     for output in gemm.outputs() {
         outputs.push(Expected {
-            slot: output.slot,
+            id: output.slot,
             dtype: output.dtype,
             layout: output.layout(&gemm.batch, m, n)?,
             positions: positions.clone(),

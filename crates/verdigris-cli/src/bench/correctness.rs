@@ -47,7 +47,7 @@ impl Sample {
         let size = gemm.d.dtype.bytes();
         let offsets = positions.iter().filter_map(|&position| layout.offset_of_position(position)).map(|offset| offset as usize * size);
         let expected = Expected {
-            slot: gemm.d.slot,
+            id: gemm.d.slot,
             dtype: gemm.d.dtype,
             // The sample itself, packed.
             layout: Layout::row_major(&[positions.len() as u64])?,

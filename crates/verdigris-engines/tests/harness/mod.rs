@@ -40,7 +40,7 @@ fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, sched
     let mut host_scalars = vec![0; slots as usize];
     let mut before = Vec::new();
     for slot in (0..slots).map(Slot) {
-        let bytes = match expected.iter().find(|output| output.slot == slot) {
+        let bytes = match expected.iter().find(|output| output.id == slot) {
             Some(output) => data::output_buffer(output, &inputs),
             None => inputs.buffers.get(&slot).cloned().unwrap_or_default(),
         };
@@ -53,11 +53,11 @@ fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, sched
     let options = Options { sms: arch.sm_count, host_scalars, ..Options::schedule(schedule) };
     interp::run(program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
     for output in &expected {
-        let slot = output.slot.0 as usize;
+        let slot = output.id.0 as usize;
         let after = memory.to_vec(slot);
         let report = compare::compare(output, &before[slot], &after);
         if !report.passes() {
-            return Err(format!("{}: {report:?}", output.slot));
+            return Err(format!("{}: {report:?}", output.id));
         }
     }
     Ok(())
