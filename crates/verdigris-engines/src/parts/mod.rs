@@ -3,3 +3,5 @@
 pub mod batch;
 pub mod compute;
 pub mod epilogue;
+pub(crate) mod join;
+pub(crate) mod way_out;

@@ -1,31 +1,34 @@
 //! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles, warpgroups multiply out of it, results leave through shared memory and TMA.
 //!
-//! One page, top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. What follows the main loop —
-//! joining parts of a split depth, the epilogue, the way out — stands below it, in that order.
+//! One page, top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. What follows the main loop, the
+//! joining of parts of a split depth and the epilogue's way to memory, is in [`crate::parts`].
 //!
-//! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu; the joining of parts follows
-//! Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
+//! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Number, Pointer, Role, SharedPiece, TensorMap, Val, WgmmaA, build};
-use verdigris_kir::inst::{Atomic, Cache, Fence, MatrixType, Order, Packed, Scope, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
+use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::ir::{KernelBody, MapType, Target};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
-use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
-use crate::parts::batch::{BatchIndex, Indices};
-use crate::parts::epilogue::{Epilogue, EpilogueSpec, Place};
+use crate::parts::batch::BatchIndex;
+use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::join::{Join, Part};
+pub(super) use crate::parts::way_out::Out;
+use crate::parts::way_out::{Sum, Tile, WaySpec};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
+/// The named barrier of the first consumer; the others' follow.
+const FIRST_BARRIER: u32 = 1;
 
 /// Which operand the CTAs of a cluster share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,15 +37,6 @@ pub(super) enum Shared {
     B,
     /// Tiles side by side: they share A.
     A,
-}
-
-/// The way of a result to global memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) enum Out {
-    /// Through shared memory and the copy engine: rows of D 16-byte aligned.
-    Tma,
-    /// From registers, element by element: any strides.
-    Direct,
 }
 
 /// Everything that shapes the kernel; extents are arguments.
@@ -176,37 +170,21 @@ impl Spec {
         }
     }
 
-    /// Staging slabs of a warpgroup.
-    fn slabs(&self) -> u32 {
-        match (self.out, self.turned) {
-            (Out::Direct, _) => 0,
-            (Out::Tma, false) => 2,
-            (Out::Tma, true) => 2,
-        }
-    }
-
-    /// Rows of a slab of a turned tile: columns of the tile, as many as divide it.
-    fn turned_rows(&self) -> u32 {
-        [64, 32, 16].into_iter().find(|rows| self.tile_n.is_multiple_of(*rows)).unwrap_or(16)
-    }
-
-    /// Bytes of a slab's row: half a swizzle span where the tile's width is not whole ones.
-    fn slab_row_bytes(&self) -> u32 {
-        if !self.turned && !(self.tile_n * self.d().bytes() as u32).is_multiple_of(128) { 64 } else { 128 }
-    }
-
     /// Shared memory, with room for barriers.
     pub(super) fn shared_bytes(&self) -> u32 {
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
-            + self.consumers * self.slabs() * SLAB_ROWS * self.slab_row_bytes()
-            + 16 * self.stages
-            + 64
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.way().shared_bytes() + 16 * self.stages + 64
     }
 
-    /// The tensor map of D, for [`Out::Tma`].
-    pub(super) fn d_map(&self) -> MapDecl {
-        let ty = if self.d() == DType::F32 { MapType::F32 } else { map_type(self.d()) };
-        store_map_with_rows(ty, if self.turned { self.turned_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
+    /// The way of results to D.
+    pub(super) fn way(&self) -> WaySpec {
+        WaySpec {
+            out: self.out,
+            transposed: self.turned,
+            tile_columns: self.tile_n,
+            warpgroups: self.consumers,
+            barrier: FIRST_BARRIER,
+            epilogue: self.epilogue.clone(),
+        }
     }
 
     /// Registers of a producer's and of a consumer's thread.
@@ -229,26 +207,6 @@ impl Spec {
     }
 }
 
-/// What a sum is kept in.
-trait Sum: Number {
-    fn to_f32<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
-    const ZERO: Self;
-}
-
-impl Sum for f32 {
-    fn to_f32<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
-        value
-    }
-    const ZERO: f32 = 0.0;
-}
-
-impl Sum for i32 {
-    fn to_f32<'k>(value: Val<'k, i32>) -> Val<'k, f32> {
-        value.to_f32()
-    }
-    const ZERO: i32 = 0;
-}
-
 fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     let (a_loaded, b_loaded) = (spec.loaded(Shared::A), spec.loaded(Shared::B));
@@ -257,8 +215,8 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_batches, b_batches) = (k.scalar::<u32>("a_batches"), k.scalar::<u32>("b_batches"));
     let schedule = Schedule::declare(k, spec.split);
     let batch = BatchIndex::declare(k);
-    let result = Way::declare(k, spec);
-    let join = spec.split.then(|| Join::declare(k, spec));
+    let way = spec.way().declare(k);
+    let join = spec.split.then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
@@ -363,16 +321,19 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 column: tile_column(&work) * spec.tile_n,
                 batch: work.batch,
                 indices: batch.split(work.batch),
+                warpgroup,
+                thread,
             };
             match &join {
-                None => result.write(k, spec, results, &tile, warpgroup, thread),
+                None => way.write(results, &tile),
                 Some(join) => {
-                    let last = join.is_last(k, spec, results, &work, rank, warpgroup, thread);
-                    k.when(last, || result.write(k, spec, results, &tile, warpgroup, thread));
+                    let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+                    let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                    k.when(last, || way.write(results, &tile));
                 }
             }
         });
-        result.finish(thread);
+        way.finish(thread);
     };
 
     let (few, many) = spec.registers();
@@ -384,298 +345,5 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     if spec.cluster > 1 {
         // A peer may still arrive on this CTA's barriers.
         k.cluster_sync();
-    }
-}
-
-/// Where a consumer's results belong: its first row and the tile's first column.
-struct Tile<'k> {
-    row: Val<'k, u32>,
-    column: Val<'k, u32>,
-    batch: Val<'k, u32>,
-    indices: Indices<'k>,
-}
-
-/// Joins the parts of a tile whose depth is split: each part goes to scratch, and whoever comes last adds them up in order, so that the
-/// sum does not depend on who that is.
-struct Join<'k> {
-    parts: Pointer<'k>,
-    counters: Pointer<'k>,
-    most_parts: Val<'k, u32>,
-    told: SharedPiece<'k>,
-}
-
-impl<'k> Join<'k> {
-    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        Join {
-            parts: k.in_out("parts", 16),
-            counters: k.in_out("counters", 4),
-            most_parts: k.scalar("most_parts"),
-            told: k.shared("arrivals seen", 4 * spec.consumers, 4),
-        }
-    }
-
-    /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum.
-    #[allow(clippy::too_many_arguments, reason = "who asks, and about what")]
-    fn is_last<T: Sum>(
-        &self,
-        k: Kernel<'k>,
-        spec: &Spec,
-        sums: &[Fragment<'k, T>],
-        work: &Work<'k>,
-        rank: Val<'k, u32>,
-        warpgroup: Val<'k, u32>,
-        thread: Val<'k, u32>,
-    ) -> Val<'k, bool> {
-        // Parts of one tile, CTA and warpgroup stand side by side; a thread's own four words are one vector.
-        let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
-        let words = spec.tile_m / spec.consumers * spec.tile_n;
-        let place = |part: Val<'k, u32>| {
-            let bytes = (owner * self.most_parts + part).mul_wide(words * 4);
-            self.parts.moved(bytes).at(thread, 16)
-        };
-        let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
-        let offset = |i: usize| i as i64 * 16 * i64::from(WARPGROUP);
-        let keep = |part: Val<'k, u32>| {
-            let own = place(part);
-            for (i, registers) in vectors.clone() {
-                let values: Vec<Val<'k, T>> = registers.iter().map(|r| r.get()).collect();
-                k.st_global_vector(own, offset(i), &values, Cache::Default);
-            }
-            k.fence(Fence::AcqRel(Scope::Gpu));
-        };
-        let add = |part: Val<'k, u32>| {
-            let from = place(part);
-            for (i, registers) in vectors.clone() {
-                let values = k.ld_global_vector::<T>(from, offset(i), 4, Cache::Default);
-                registers.iter().zip(values).for_each(|(register, value)| register.set(*register + value));
-            }
-        };
-        let barrier = warpgroup + 1;
-        let told = self.told.address() + warpgroup * 4;
-        let counter = self.counters.at(owner, 4);
-        // Adds to the counter once the whole warpgroup is here; everyone learns what it was.
-        let count = |amount: u32| {
-            k.barrier_sync(barrier, WARPGROUP);
-            k.when(thread.eq(0), || {
-                let seen = k.atom_global(Atomic::Add, counter, 0, amount, Order::AcqRel(Scope::Gpu));
-                k.st_shared(told, 0, seen);
-            });
-            k.barrier_sync(barrier, WARPGROUP);
-            k.ld_shared::<u32>(told, 0)
-        };
-
-        let last = k.var_named("last", work.parts.eq(1));
-        k.when(work.parts.eq(2), || {
-            // Two parts add up to the same in either order: the later one keeps its own in registers and waits for the other's.
-            k.when_else(
-                count(1).eq(0),
-                || {
-                    keep(k.constant(0));
-                    count(2);
-                },
-                || {
-                    k.when(thread.eq(0), || {
-                        k.repeat_until(|| k.ld_global_with::<u32>(counter, 0, Order::Acquire(Scope::Gpu), Cache::Default).ge(4));
-                    });
-                    k.barrier_sync(barrier, WARPGROUP);
-                    k.fence(Fence::AcqRel(Scope::Gpu));
-                    add(k.constant(0));
-                    last.set(k.thread().ge(0u32));
-                },
-            );
-        });
-        k.when(work.parts.gt(2), || {
-            keep(work.part);
-            last.set((count(1) + 1).eq(work.parts));
-            k.when(last, || {
-                k.fence(Fence::AcqRel(Scope::Gpu));
-                for sum in sums {
-                    sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
-                }
-                k.range(work.parts, add);
-            });
-        });
-        // The word is used again by the next split tile.
-        k.when(work.parts.gt(1), || k.barrier_sync(barrier, WARPGROUP));
-        last.get()
-    }
-}
-
-/// The way of results to D: the epilogue, then shared memory and the copy engine, or elements straight from registers.
-struct Way<'k> {
-    epilogue: Epilogue<'k, f32>,
-    rows: Val<'k, u32>,
-    columns: Val<'k, u32>,
-    tma: Option<(TensorMap<'k>, Staging<'k>)>,
-}
-
-/// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
-struct Block<'w, 'k> {
-    way: &'w Way<'k>,
-    spec: &'w Spec,
-    /// The epilogue at this thread's first element of each row half.
-    places: [Place<'w, 'k, f32>; 2],
-    /// Whether each row half lies in D.
-    rows_inside: [Val<'k, bool>; 2],
-    /// This thread's first column.
-    column: Val<'k, u32>,
-}
-
-impl<'k> Way<'k> {
-    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let epilogue = spec.epilogue.declare::<f32>(k);
-        let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
-        let tma = (spec.out == Out::Tma)
-            .then(|| (k.tensor_map("d", spec.d_map()), Staging::with_rows(k, spec.consumers, spec.slabs(), 1, spec.slab_row_bytes())));
-        Way { epilogue, rows, columns, tma }
-    }
-
-    fn write<T: Sum>(
-        &self,
-        k: Kernel<'k>,
-        spec: &Spec,
-        sums: &[Fragment<'k, T>],
-        tile: &Tile<'k>,
-        warpgroup: Val<'k, u32>,
-        thread: Val<'k, u32>,
-    ) {
-        let matrix = self.epilogue.begin(tile.indices);
-        for (i, sum) in sums.iter().enumerate() {
-            let first_row = tile.row + 64 * i as u32;
-            let row = first_row + Fragment::<T>::row(thread);
-            let column = tile.column + Fragment::<T>::column(thread);
-            let block = Block {
-                way: self,
-                spec,
-                places: [matrix.at(row, column), matrix.at(row + 8, column)],
-                rows_inside: [row.lt(self.rows), (row + 8).lt(self.rows)],
-                column,
-            };
-            match &self.tma {
-                None => block.write_direct(k, sum),
-                Some((map, staging)) => {
-                    // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
-                    let per_slab = if spec.turned { spec.turned_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
-                    let slabs = spec.tile_n.div_ceil(per_slab);
-                    for index in 0..slabs {
-                        let first = index * per_slab;
-                        let turn = i as u32 * slabs + index;
-                        let slab = staging.slab(warpgroup, turn % staging.slabs());
-                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * slabs);
-                        for pair in 0..per_slab.min(spec.tile_n - first) / 16 {
-                            block.write_columns(k, sum, staging, slab, thread, first / 8 + 2 * pair, pair);
-                        }
-                        let (x, y) = if spec.turned { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
-                        staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
-                    }
-                }
-            }
-        }
-    }
-
-    fn finish(&self, thread: Val<'k, u32>) {
-        if let Some((_, staging)) = &self.tma {
-            staging.finish(thread);
-        }
-    }
-}
-
-impl<'k> Block<'_, 'k> {
-    /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half.
-    fn pair<T: Sum>(&self, k: Kernel<'k>, sum: &Fragment<'k, T>, block: u32, half: u32) -> [Val<'k, f32>; 2] {
-        let place = &self.places[half as usize];
-        let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
-        if !self.spec.epilogue.reads_memory() {
-            return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
-        }
-        // Operands exist only inside of D; what stands outside is clipped by the copy engine.
-        let results = raw.map(|value| k.var(value));
-        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.way.columns);
-        if self.spec.epilogue.pairs {
-            k.when(inside(1), || {
-                let values = place.apply_pair(raw, 8 * block);
-                results.iter().zip(values).for_each(|(result, value)| result.set(value));
-            });
-        } else {
-            for odd in 0..2 {
-                k.when(inside(odd), || results[odd as usize].set(place.apply(raw[odd as usize], 8 * block + odd)));
-            }
-        }
-        results.map(|result| result.get())
-    }
-
-    /// Puts 16 columns of results into a slab: blocks `block` and `block + 1`, the slab's pair of chunks `pair`.
-    #[allow(clippy::too_many_arguments, reason = "where from, and where to")]
-    fn write_columns<T: Sum>(
-        &self,
-        k: Kernel<'k>,
-        sum: &Fragment<'k, T>,
-        staging: &Staging<'k>,
-        slab: Val<'k, u32>,
-        thread: Val<'k, u32>,
-        block: u32,
-        pair: u32,
-    ) {
-        const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
-        match half_format(self.spec.d()) {
-            Some(format) => {
-                let packed = ORDER.map(|(b, half)| {
-                    let [low, high] = self.pair(k, sum, block + b, half);
-                    k.pack(format, low, high)
-                });
-                if self.spec.turned {
-                    staging.write_halves_transposed(slab, thread, pair, &packed);
-                } else {
-                    staging.write_halves(slab, thread, pair, &packed);
-                }
-            }
-            None => {
-                for (b, half) in ORDER {
-                    let words = match self.spec.epilogue.exact {
-                        true => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
-                        false => self.pair(k, sum, block + b, half).map(|value| value.bitcast::<u32>()),
-                    };
-                    let row = Fragment::<T>::row(thread) + 8 * half;
-                    let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
-                    staging.write_pair(slab, row, column, &words);
-                }
-            }
-        }
-    }
-
-    /// Stores each element that lies in D.
-    fn write_direct<T: Sum>(&self, k: Kernel<'k>, sum: &Fragment<'k, T>) {
-        for half in 0..2 {
-            let place = &self.places[half as usize];
-            k.when(self.rows_inside[half as usize], || {
-                for block in 0..self.spec.tile_n / 8 {
-                    let value = |odd: u32| T::to_f32(sum.element(block, half, odd).get());
-                    if self.spec.epilogue.pairs {
-                        k.when((self.column + (8 * block + 1)).lt(self.way.columns), || {
-                            place.store_pair(place.apply_pair([value(0), value(1)], 8 * block), 8 * block);
-                        });
-                        continue;
-                    }
-                    for odd in 0..2 {
-                        let right = 8 * block + odd;
-                        k.when((self.column + right).lt(self.way.columns), || {
-                            if self.spec.epilogue.exact {
-                                place.store_exact(sum.element(block, half, odd).get().bitcast(), right);
-                            } else {
-                                place.store(place.apply(value(odd), right), right);
-                            }
-                        });
-                    }
-                }
-            });
-        }
-    }
-}
-
-fn half_format(d: DType) -> Option<Packed> {
-    match d {
-        DType::Bf16 => Some(Packed::Bf16x2),
-        DType::F16 => Some(Packed::F16x2),
-        _ => None,
     }
 }

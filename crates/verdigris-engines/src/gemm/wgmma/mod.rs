@@ -23,6 +23,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::parts::join;
 
 /// The engine.
 #[derive(Debug)]
@@ -546,22 +547,14 @@ impl Candidate for Plan {
         args.extend(schedule.args(spec.split));
         args.extend(chunk.args());
         args.extend(spec.epilogue.args(&view.problem, &chunk, 0, 0));
-        args.extend([number(view.m), number(view.n)]);
-        if spec.out == Out::Tma {
-            let bytes = d.dtype.bytes() as u64;
-            let (x, y) = if view.turned { (view.m, view.n) } else { (view.n, view.m) };
-            let leading = d.leading_dimension().unwrap_or(1) * bytes;
-            let batch_stride = d.batch_strides.first().map_or(leading, |stride| stride * bytes);
-            let dims = vec![u64::from(x), u64::from(y), u64::from(view.batch)];
-            args.push(Arg::TensorMap(slot(d), map(spec.d_map(), dims, vec![leading, batch_stride])));
-        }
+        let d_bytes = d.dtype.bytes() as u64;
+        let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
+        let batch_stride_bytes = d.batch_strides.first().map_or(leading_bytes, |stride| stride * d_bytes);
+        args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, batch_stride_bytes));
         if spec.split {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster);
-            let parts = program.add_scratch("parts", owners * u64::from(schedule.most_parts()) * spec.part_words() * 4);
-            let counters_bytes = owners * u64::from(spec.consumers) * 4;
-            let counters = program.add_scratch("counters", counters_bytes);
-            program.steps.push(Step::Fill { at: counters, bytes: counters_bytes, value: 0 });
-            args.extend([Arg::Pointer(parts), Arg::Pointer(counters), number(schedule.most_parts())]);
+            let words = spec.part_words() / u64::from(spec.consumers);
+            args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
         }
         program.steps.push(Step::Launch(Launch {
             grid: [grid * spec.cluster, 1, 1],

@@ -1,0 +1,142 @@
+//! Joins the parts of a sum that several CTAs formed: warpgroups whose accumulators hold one tile over different parts of its depth.
+//!
+//! Each part goes to scratch, and whoever comes last adds them up in order, so that the sum does not depend on who that is.
+//!
+//! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the parts;
+//! of two parts, in either order, which is the same.
+//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the launch.
+//! **Source.** Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
+
+use verdigris_kir::face::{Kernel, Pointer, SharedPiece, Val};
+use verdigris_kir::inst::{Atomic, Cache, Fence, Order, Scope};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Arg, Program, Step};
+use verdigris_kir::tile::fragment::Fragment;
+
+use super::way_out::Sum;
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+
+/// The scratch and the counters of a kernel that joins parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Join<'k> {
+    kernel: Kernel<'k>,
+    parts: Pointer<'k>,
+    counters: Pointer<'k>,
+    most_parts: Val<'k, u32>,
+    told: SharedPiece<'k>,
+    barrier: u32,
+}
+
+/// One warpgroup's part of a sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'k> {
+    /// Which sum: counts the tiles that may be split, and the warpgroups that form each.
+    pub(crate) owner: Val<'k, u32>,
+    /// Which part of it, and of how many; 1 where the sum is not split.
+    pub(crate) part: Val<'k, u32>,
+    pub(crate) parts: Val<'k, u32>,
+    /// The warpgroup, counted among those of the CTA that join, and the thread in it.
+    pub(crate) warpgroup: Val<'k, u32>,
+    pub(crate) thread: Val<'k, u32>,
+}
+
+/// Adds to a program what a kernel that joins needs, ahead of its launch: scratch for the `words` f32 or s32 words of each of at most
+/// `most_parts` parts of `owners` sums, and zeroed counters. Returns the arguments of [`Join::declare`].
+pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> [Arg; 3] {
+    let parts = program.add_scratch("parts", owners * u64::from(most_parts) * words * 4);
+    let counters = program.add_scratch("counters", owners * 4);
+    program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
+    [Arg::Pointer(parts), Arg::Pointer(counters), Arg::Scalar(Ty::U32, u64::from(most_parts))]
+}
+
+impl<'k> Join<'k> {
+    /// Declares the parameters. Warpgroup `w` of the `warpgroups` that join uses named barrier `barrier + w`.
+    pub(crate) fn declare(k: Kernel<'k>, warpgroups: u32, barrier: u32) -> Self {
+        Join {
+            kernel: k,
+            parts: k.in_out("parts", 16),
+            counters: k.in_out("counters", 4),
+            most_parts: k.scalar("most_parts"),
+            told: k.shared("arrivals seen", 4 * warpgroups, 4),
+            barrier,
+        }
+    }
+
+    /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum. All threads of the warpgroup call it.
+    pub(crate) fn is_last<T: Sum>(&self, sums: &[Fragment<'k, T>], of: Part<'k>) -> Val<'k, bool> {
+        let k = self.kernel;
+        // Parts of one owner stand side by side; a thread's own four words are one vector.
+        let words: u32 = sums.iter().map(|sum| 64 * sum.columns()).sum();
+        let place = |part: Val<'k, u32>| {
+            let bytes = (of.owner * self.most_parts + part).mul_wide(words * 4);
+            self.parts.moved(bytes).at(of.thread, 16)
+        };
+        let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
+        let offset = |i: usize| i as i64 * 16 * i64::from(WARPGROUP);
+        let keep = |part: Val<'k, u32>| {
+            let own = place(part);
+            for (i, registers) in vectors.clone() {
+                let values: Vec<Val<'k, T>> = registers.iter().map(|r| r.get()).collect();
+                k.st_global_vector(own, offset(i), &values, Cache::Default);
+            }
+            k.fence(Fence::AcqRel(Scope::Gpu));
+        };
+        let add = |part: Val<'k, u32>| {
+            let from = place(part);
+            for (i, registers) in vectors.clone() {
+                let values = k.ld_global_vector::<T>(from, offset(i), 4, Cache::Default);
+                registers.iter().zip(values).for_each(|(register, value)| register.set(*register + value));
+            }
+        };
+        let barrier = of.warpgroup + self.barrier;
+        let told = self.told.address() + of.warpgroup * 4;
+        let counter = self.counters.at(of.owner, 4);
+        // Adds to the counter once the whole warpgroup is here; everyone learns what it was.
+        let count = |amount: u32| {
+            k.barrier_sync(barrier, WARPGROUP);
+            k.when(of.thread.eq(0), || {
+                let seen = k.atom_global(Atomic::Add, counter, 0, amount, Order::AcqRel(Scope::Gpu));
+                k.st_shared(told, 0, seen);
+            });
+            k.barrier_sync(barrier, WARPGROUP);
+            k.ld_shared::<u32>(told, 0)
+        };
+
+        let last = k.var_named("last", of.parts.eq(1));
+        k.when(of.parts.eq(2), || {
+            // Two parts add up to the same in either order: the later one keeps its own in registers and waits for the other's.
+            k.when_else(
+                count(1).eq(0),
+                || {
+                    keep(k.constant(0));
+                    count(2);
+                },
+                || {
+                    k.when(of.thread.eq(0), || {
+                        k.repeat_until(|| k.ld_global_with::<u32>(counter, 0, Order::Acquire(Scope::Gpu), Cache::Default).ge(4));
+                    });
+                    k.barrier_sync(barrier, WARPGROUP);
+                    k.fence(Fence::AcqRel(Scope::Gpu));
+                    add(k.constant(0));
+                    last.set(k.thread().ge(0u32));
+                },
+            );
+        });
+        k.when(of.parts.gt(2), || {
+            keep(of.part);
+            last.set((count(1) + 1).eq(of.parts));
+            k.when(last, || {
+                k.fence(Fence::AcqRel(Scope::Gpu));
+                for sum in sums {
+                    sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
+                }
+                k.range(of.parts, add);
+            });
+        });
+        // The word is used again by the next split tile.
+        k.when(of.parts.gt(1), || k.barrier_sync(barrier, WARPGROUP));
+        last.get()
+    }
+}

@@ -1,0 +1,322 @@
+//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and the copy engine, or elements straight from
+//! registers.
+//!
+//! A [`WaySpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Way::write`] with accumulators
+//! of 64 rows each, one below the other; before the kernel ends, [`Way::finish`]. D is any matrix with a row stride, a column stride and batch
+//! strides: of a product, or of a convolution whose pixels are rows.
+
+use serde::{Deserialize, Serialize};
+use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
+use verdigris_kir::inst::Packed;
+use verdigris_kir::ir::{MapDecl, MapType};
+use verdigris_kir::program::{Address, Arg, L2Promotion, MapSpec};
+use verdigris_kir::tile::fragment::Fragment;
+use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
+use verdigris_tensor::DType;
+
+use super::batch::Indices;
+use super::epilogue::{Epilogue, EpilogueSpec, Place};
+
+/// What a sum is kept in.
+pub(crate) trait Sum: Number {
+    /// As f32: exact, or rounded to nearest.
+    fn to_f32<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
+    /// The sum of nothing.
+    const ZERO: Self;
+}
+
+impl Sum for f32 {
+    fn to_f32<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
+        value
+    }
+    const ZERO: f32 = 0.0;
+}
+
+impl Sum for i32 {
+    fn to_f32<'k>(value: Val<'k, i32>) -> Val<'k, f32> {
+        value.to_f32()
+    }
+    const ZERO: i32 = 0;
+}
+
+/// The way of a result to global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Out {
+    /// Through shared memory and the copy engine: rows of D 16-byte aligned.
+    Tma,
+    /// From registers, element by element: any strides.
+    Direct,
+}
+
+/// The part of a way out that shapes code.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct WaySpec {
+    /// How results leave.
+    pub(crate) out: Out,
+    /// D's rows are contiguous along the rows of the tile: it is written transposed.
+    pub(crate) transposed: bool,
+    /// Columns of the tile.
+    pub(crate) tile_columns: u32,
+    /// Warpgroups of a CTA that write.
+    pub(crate) warpgroups: u32,
+    /// Warpgroup `w` uses named barrier `barrier + w`.
+    pub(crate) barrier: u32,
+    /// What stands between sums and D; it stores D for [`Out::Direct`] alone.
+    pub(crate) epilogue: EpilogueSpec,
+}
+
+impl WaySpec {
+    fn d(&self) -> DType {
+        self.epilogue.d.dtype
+    }
+
+    /// Staging slabs of a warpgroup.
+    fn slabs(&self) -> u32 {
+        match self.out {
+            Out::Direct => 0,
+            Out::Tma => 2,
+        }
+    }
+
+    /// Rows of a slab of a transposed tile: columns of the tile, as many as divide it.
+    fn transposed_rows(&self) -> u32 {
+        [64, 32, 16].into_iter().find(|rows| self.tile_columns.is_multiple_of(*rows)).unwrap_or(16)
+    }
+
+    /// Bytes of a slab's row: half a swizzle span where the tile's width is not whole ones.
+    fn slab_row_bytes(&self) -> u32 {
+        if !self.transposed && !(self.tile_columns * self.d().bytes() as u32).is_multiple_of(128) { 64 } else { 128 }
+    }
+
+    /// Shared memory that it takes.
+    pub(crate) fn shared_bytes(&self) -> u32 {
+        self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes()
+    }
+
+    /// The tensor map of D, for [`Out::Tma`].
+    fn d_map(&self) -> MapDecl {
+        let ty = match self.d() {
+            DType::Bf16 => MapType::Bf16,
+            DType::F16 => MapType::F16,
+            DType::F32 => MapType::F32,
+            DType::I32 => MapType::S32,
+            _ => MapType::U8,
+        };
+        store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
+    }
+
+    /// The arguments that follow those of the epilogue: D's extents (`rows` and `columns` of the tile's space) and, for [`Out::Tma`], its map;
+    /// `leading_bytes` is the stride between its contiguous lines.
+    pub(crate) fn args(&self, d: Address, [rows, columns, batch]: [u32; 3], leading_bytes: u64, batch_stride_bytes: u64) -> Vec<Arg> {
+        let number = |n: u32| Arg::Scalar(verdigris_kir::ir::Ty::U32, u64::from(n));
+        let mut args = vec![number(rows), number(columns)];
+        if self.out == Out::Tma {
+            let (x, y) = if self.transposed { (rows, columns) } else { (columns, rows) };
+            let map = MapSpec {
+                decl: self.d_map(),
+                dims: [x, y, batch].map(u64::from).to_vec(),
+                strides_bytes: vec![leading_bytes, batch_stride_bytes],
+                element_strides: vec![1; 3],
+                lower_corner: vec![],
+                upper_corner: vec![],
+                fill: Default::default(),
+                l2: L2Promotion::B256,
+            };
+            args.push(Arg::TensorMap(d, map));
+        }
+        args
+    }
+
+    /// Declares the parameters.
+    pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> Way<'k> {
+        let epilogue = self.epilogue.declare::<f32>(k);
+        let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
+        let tma = (self.out == Out::Tma).then(|| {
+            let staging = Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
+            (k.tensor_map("d", self.d_map()), staging)
+        });
+        Way { kernel: k, spec: self, epilogue, rows, columns, tma }
+    }
+}
+
+/// Where a warpgroup's results belong: their first row and column in D, and which matrix of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile<'k> {
+    pub(crate) row: Val<'k, u32>,
+    pub(crate) column: Val<'k, u32>,
+    pub(crate) batch: Val<'k, u32>,
+    /// The batch's index by dims, for the epilogue's operands.
+    pub(crate) indices: Indices<'k>,
+    /// The warpgroup, counted among those that write, and the thread in it.
+    pub(crate) warpgroup: Val<'k, u32>,
+    pub(crate) thread: Val<'k, u32>,
+}
+
+/// The way of results to D: the epilogue, then shared memory and the copy engine, or elements straight from registers.
+#[derive(Debug)]
+pub(crate) struct Way<'k> {
+    kernel: Kernel<'k>,
+    spec: WaySpec,
+    epilogue: Epilogue<'k, f32>,
+    rows: Val<'k, u32>,
+    columns: Val<'k, u32>,
+    tma: Option<(TensorMap<'k>, Staging<'k>)>,
+}
+
+/// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
+struct Block<'w, 'k> {
+    way: &'w Way<'k>,
+    /// The epilogue at this thread's first element of each row half.
+    places: [Place<'w, 'k, f32>; 2],
+    /// Whether each row half lies in D.
+    rows_inside: [Val<'k, bool>; 2],
+    /// This thread's first column.
+    column: Val<'k, u32>,
+}
+
+impl<'k> Way<'k> {
+    /// Writes accumulators of 64 rows each, one below the other, the first one beginning at the tile's place. All threads of the warpgroup
+    /// call it.
+    pub(crate) fn write<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>) {
+        let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
+        let matrix = self.epilogue.begin(tile.indices);
+        for (i, sum) in sums.iter().enumerate() {
+            let first_row = tile.row + 64 * i as u32;
+            let row = first_row + Fragment::<T>::row(thread);
+            let column = tile.column + Fragment::<T>::column(thread);
+            let block = Block {
+                way: self,
+                places: [matrix.at(row, column), matrix.at(row + 8, column)],
+                rows_inside: [row.lt(self.rows), (row + 8).lt(self.rows)],
+                column,
+            };
+            match &self.tma {
+                None => block.write_direct(sum),
+                Some((map, staging)) => {
+                    // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
+                    let per_slab = if spec.transposed { spec.transposed_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
+                    let slabs = spec.tile_columns.div_ceil(per_slab);
+                    for index in 0..slabs {
+                        let first = index * per_slab;
+                        let turn = i as u32 * slabs + index;
+                        let slab = staging.slab(warpgroup, turn % staging.slabs());
+                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * slabs);
+                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, staging, slab, thread, first / 8 + 2 * pair, pair);
+                        }
+                        let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
+                        staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until everything that the warpgroup wrote has left shared memory; before the kernel ends.
+    pub(crate) fn finish(&self, thread: Val<'k, u32>) {
+        if let Some((_, staging)) = &self.tma {
+            staging.finish(thread);
+        }
+    }
+}
+
+impl<'k> Block<'_, 'k> {
+    /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half.
+    fn pair<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32) -> [Val<'k, f32>; 2] {
+        let (k, place) = (self.way.kernel, &self.places[half as usize]);
+        let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
+        if !self.way.spec.epilogue.reads_memory() {
+            return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
+        }
+        // Operands exist only inside of D; what stands outside is clipped by the copy engine.
+        let results = raw.map(|value| k.var(value));
+        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.way.columns);
+        if self.way.spec.epilogue.pairs {
+            k.when(inside(1), || {
+                let values = place.apply_pair(raw, 8 * block);
+                results.iter().zip(values).for_each(|(result, value)| result.set(value));
+            });
+        } else {
+            for odd in 0..2 {
+                k.when(inside(odd), || results[odd as usize].set(place.apply(raw[odd as usize], 8 * block + odd)));
+            }
+        }
+        results.map(|result| result.get())
+    }
+
+    /// Puts 16 columns of results into a slab: blocks `block` and `block + 1`, the slab's pair of chunks `pair`.
+    #[allow(clippy::too_many_arguments, reason = "where from, and where to")]
+    fn write_columns<T: Sum>(
+        &self,
+        sum: &Fragment<'k, T>,
+        staging: &Staging<'k>,
+        slab: Val<'k, u32>,
+        thread: Val<'k, u32>,
+        block: u32,
+        pair: u32,
+    ) {
+        let k = self.way.kernel;
+        const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        match half_format(self.way.spec.d()) {
+            Some(format) => {
+                let packed = ORDER.map(|(b, half)| {
+                    let [low, high] = self.pair(sum, block + b, half);
+                    k.pack(format, low, high)
+                });
+                if self.way.spec.transposed {
+                    staging.write_halves_transposed(slab, thread, pair, &packed);
+                } else {
+                    staging.write_halves(slab, thread, pair, &packed);
+                }
+            }
+            None => {
+                for (b, half) in ORDER {
+                    let words = match self.way.spec.epilogue.exact {
+                        true => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
+                        false => self.pair(sum, block + b, half).map(|value| value.bitcast::<u32>()),
+                    };
+                    let row = Fragment::<T>::row(thread) + 8 * half;
+                    let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
+                    staging.write_pair(slab, row, column, &words);
+                }
+            }
+        }
+    }
+
+    /// Stores each element that lies in D.
+    fn write_direct<T: Sum>(&self, sum: &Fragment<'k, T>) {
+        let k = self.way.kernel;
+        for half in 0..2 {
+            let place = &self.places[half as usize];
+            k.when(self.rows_inside[half as usize], || {
+                for block in 0..self.way.spec.tile_columns / 8 {
+                    let value = |odd: u32| T::to_f32(sum.element(block, half, odd).get());
+                    if self.way.spec.epilogue.pairs {
+                        k.when((self.column + (8 * block + 1)).lt(self.way.columns), || {
+                            place.store_pair(place.apply_pair([value(0), value(1)], 8 * block), 8 * block);
+                        });
+                        continue;
+                    }
+                    for odd in 0..2 {
+                        let right = 8 * block + odd;
+                        k.when((self.column + right).lt(self.way.columns), || {
+                            if self.way.spec.epilogue.exact {
+                                place.store_exact(sum.element(block, half, odd).get().bitcast(), right);
+                            } else {
+                                place.store(place.apply(value(odd), right), right);
+                            }
+                        });
+                    }
+                }
+            });
+        }
+    }
+}
+
+fn half_format(d: DType) -> Option<Packed> {
+    match d {
+        DType::Bf16 => Some(Packed::Bf16x2),
+        DType::F16 => Some(Packed::F16x2),
+        _ => None,
+    }
+}
