@@ -58,8 +58,7 @@ impl Prepared {
         let inputs = data::inputs(&case.problem, case.distribution, case.seed);
         let expected = run(&case.problem, &inputs, Positions::All).with_context(|| format!("the reference of {}", case.id))?;
         let before = expected.iter().map(|output| (output.id.0 as usize, data::output_buffer(output, &inputs))).collect();
-        let Problem::Gemm(gemm) = &case.problem;
-        let slots = gemm.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+        let slots = case.problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         Ok(Prepared { case, inputs, expected, before, slots })
     }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use verdigris::Ranked;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs};
-use verdigris_graph::{Determinism, Problem};
+use verdigris_graph::Determinism;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
@@ -236,10 +236,9 @@ fn works<'p>(
                     continue;
                 }
             };
-            let Problem::Gemm(gemm) = &prepared.case.problem;
             let space = candidate.knobs();
             let settings: Vec<&Knobs> = (space.settings().iter())
-                .filter(|knobs| gemm.determinism == Determinism::Any || candidate.notes(knobs).deterministic)
+                .filter(|knobs| prepared.case.problem.determinism() == Determinism::Any || candidate.notes(knobs).deterministic)
                 .collect();
             let Some((&first, others)) = settings.split_first() else {
                 *refusals.entry((engine.id().name, "determinism")).or_default() += 1;

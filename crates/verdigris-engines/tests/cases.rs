@@ -5,7 +5,6 @@ use std::path::Path;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
 use verdigris_engines::engines;
-use verdigris_graph::Problem;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_reference::cases::{Case, load_file};
 use verdigris_reference::compare::compare;
@@ -25,15 +24,14 @@ fn check(case: &Case, engine: &str, knobs: &Knobs, arch: &Arch, kernels: &Kernel
     let inputs = data::inputs(problem, case.distribution, seed);
     let expected = run(problem, &inputs, Positions::All).map_err(|error| error.to_string())?;
 
-    let Problem::Gemm(gemm) = problem;
     let outputs: Vec<_> = expected.iter().map(|e| (e.id, data::output_buffer(e, &inputs))).collect();
     let mut memory = Memory::new();
-    for slot in gemm.slots() {
+    for slot in problem.slots() {
         let before = outputs.iter().find(|(output, _)| *output == slot).map(|(_, bytes)| bytes);
         let bytes = before.or_else(|| inputs.buffers.get(&slot));
         assert_eq!(memory.add(bytes.map_or(&[][..], |bytes| bytes)), slot.0 as usize);
     }
-    let scalars = gemm.slots().iter().map(|slot| inputs.scalars.get(slot).map_or(0, |value| (*value as f32).to_bits())).collect();
+    let scalars = problem.slots().iter().map(|slot| inputs.scalars.get(slot).map_or(0, |value| (*value as f32).to_bits())).collect();
     let options = Options { host_scalars: scalars, sms: arch.sm_count, ..Options::schedule(seed) };
     interp::run(&program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
     for (expected, (slot, before)) in expected.iter().zip(&outputs) {

@@ -32,8 +32,8 @@ pub fn problem_to_json(problem: &Problem) -> String {
 /// # Errors
 /// Text that is no problem, or a problem that breaks a rule.
 pub fn problem_from_json(text: &str) -> Result<Problem, Error> {
-    let Problem::Gemm(gemm) = serde_json::from_str(text).map_err(syntax)?;
-    gemm.canonical().map(Problem::Gemm)
+    let problem: Problem = serde_json::from_str(text).map_err(syntax)?;
+    problem.canonical()
 }
 
 fn syntax(error: serde_json::Error) -> Error {

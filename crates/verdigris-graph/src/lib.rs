@@ -22,5 +22,8 @@ pub use key::Key;
 pub use op::{HostScalar, Op, Real};
 pub use ops::matmul::{Matmul, OperandScale, Precision};
 pub use ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
-pub use problem::{Determinism, EpilogueStep, GemmProblem, Matrix, Order, Problem, Scale, Slot};
+pub use problem::{
+    Access, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Matrix, Operand, Order, Problem, Scale,
+    Slot, Statistics, Tensor,
+};
 pub use tensor::{TensorDesc, Uid};

@@ -15,7 +15,7 @@ fn rows(dims: &[u64]) -> Layout {
 }
 
 fn gemm(subgraph: &Subgraph) -> &GemmProblem {
-    let Problem::Gemm(gemm) = &subgraph.problem;
+    let Problem::Gemm(gemm) = &subgraph.problem else { panic!("{} is no gemm", subgraph.problem.kind()) };
     gemm
 }
 

@@ -1,6 +1,6 @@
 //! Deterministic inputs: the same bytes for the same seed on every machine.
 
-use verdigris_graph::{EpilogueStep, GemmProblem, HostScalar, Matrix, Problem, Scale, Slot};
+use verdigris_graph::{Access, EpilogueStep, GemmProblem, HostScalar, Matrix, Problem, Scale, Slot};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::{self, Format, Rounding};
 
@@ -135,7 +135,9 @@ fn value(dtype: DType, distribution: Distribution, is_left: bool, i: usize, rand
 /// Inputs for every slot that a problem reads. A and B follow `distribution`; C, bias and residual are normal (whole numbers with
 /// `SmallIntegers`); scale factors lie in [0.5, 2); bound scalars are whole and half numbers in ±2 and never 0.
 pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Inputs {
-    let Problem::Gemm(gemm) = problem;
+    let Problem::Gemm(gemm) = problem else {
+        return inputs_of_buffers(problem, distribution, seed);
+    };
     let mut inputs = Inputs::default();
     let others = if distribution == Distribution::SmallIntegers { distribution } else { Distribution::Normal };
     let mut stream = Random::new(seed);
@@ -175,6 +177,30 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
             let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
             inputs.scalars.entry(slot).or_insert(sign * f64::from(half_steps));
         }
+    }
+    inputs
+}
+
+/// The same for kinds of problems whose operands are known by their uses alone.
+fn inputs_of_buffers(problem: &Problem, distribution: Distribution, seed: u64) -> Inputs {
+    let mut inputs = Inputs::default();
+    let others = if distribution == Distribution::SmallIntegers { distribution } else { Distribution::Normal };
+    let mut stream = Random::new(seed);
+    let buffers = problem.buffers().unwrap_or_default();
+    let is_first = |slot: Slot| buffers.first().is_some_and(|operand| operand.slot == slot);
+    for operand in buffers.iter().filter(|operand| operand.access != Access::Written) {
+        let seed = stream.bits();
+        let kind = if operand.access == Access::Read { distribution } else { others };
+        let bytes = fill(operand.dtype, kind, is_first(operand.slot), seed, operand.layout.span_elements());
+        let buffer = inputs.buffers.entry(operand.slot).or_default();
+        if let Some(rest) = bytes.get(buffer.len()..) {
+            buffer.extend_from_slice(rest);
+        }
+    }
+    for slot in problem.scalars() {
+        let half_steps = 1 + stream.below(4) as i32;
+        let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
+        inputs.scalars.entry(slot).or_insert(sign * f64::from(half_steps));
     }
     inputs
 }

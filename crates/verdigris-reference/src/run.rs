@@ -61,6 +61,12 @@ pub enum RunError {
         /// Its slot.
         slot: Slot,
     },
+    /// A kind of problem whose truth is that of the graph it was cut from.
+    #[error("a problem of kind {kind} has no reference of its own; evaluate its graph")]
+    Kind {
+        /// The kind.
+        kind: &'static str,
+    },
     /// Strides that cannot be.
     #[error(transparent)]
     Layout(#[from] verdigris_tensor::LayoutError),
@@ -105,6 +111,7 @@ impl<Id> Expected<Id> {
 pub fn run(problem: &Problem, inputs: &Inputs, positions: Positions<'_>) -> Result<Vec<Expected>, RunError> {
     match problem {
         Problem::Gemm(gemm) => run_gemm(gemm, inputs, positions),
+        Problem::Conv(_) => Err(RunError::Kind { kind: problem.kind() }),
     }
 }
 

@@ -126,7 +126,7 @@ fn an_honest_f32_answer_passes_whatever_the_data() {
             Distribution::WideRange,
         ] {
             let setting = Setting::new(packed(d), distribution);
-            let Problem::Gemm(gemm) = &setting.problem;
+            let Problem::Gemm(gemm) = &setting.problem else { panic!("{} is no gemm", setting.problem.kind()) };
             let report = setting.judge(&honest_f32(gemm, &setting.inputs, &setting.before));
             assert!(report.passes(), "{d} {distribution:?}: {report}");
             assert_eq!(report.elements, 108);
@@ -159,7 +159,7 @@ fn a_lost_term_is_seen() {
         [(DType::F32, Distribution::SmallIntegers), (DType::F32, Distribution::Normal), (DType::Bf16, Distribution::SmallIntegers)]
     {
         let setting = Setting::new(packed(d), distribution);
-        let Problem::Gemm(gemm) = &setting.problem;
+        let Problem::Gemm(gemm) = &setting.problem else { panic!("{} is no gemm", setting.problem.kind()) };
         let mut lossy = setting.inputs.clone();
         let a = lossy.buffers.get_mut(&Slot(0)).unwrap();
         // Row 4, k = 150: the row's other columns lose it too, so that row alone may fail.
@@ -294,7 +294,7 @@ fn the_case_file_loads_and_its_reference_runs() {
     let mut keys = std::collections::HashMap::new();
     for case in &cases {
         // Canonical form is a fixed point, survives its text, and tells problems apart.
-        let Problem::Gemm(gemm) = &case.problem;
+        let Problem::Gemm(gemm) = &case.problem else { panic!("{} is no gemm", case.problem.kind()) };
         assert_eq!(gemm.clone().canonical().as_ref(), Ok(gemm), "{}", case.id);
         let text = verdigris_graph::json::problem_to_json(&case.problem);
         assert_eq!(verdigris_graph::json::problem_from_json(&text).as_ref(), Ok(&case.problem), "{}", case.id);

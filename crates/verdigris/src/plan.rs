@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use verdigris_cuda::{Bindings, DeviceBuffer, DeviceSlice, Executable, LoadReport, Loaded, Stream};
 use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
-use verdigris_graph::{EpilogueStep, GemmProblem, HostScalar, Matrix, Problem, Scale};
+use verdigris_graph::{Access, Problem, Slot};
 use verdigris_tensor::layout::ranges_overlap;
 
 use crate::error::{BindingError, Error};
@@ -58,8 +58,7 @@ struct Sharing {
 
 impl Plan {
     pub(crate) fn new(problem: &Problem, way: &Ranked, loaded: Loaded, nothing: Arc<DeviceBuffer>) -> Result<Plan, Error> {
-        let Problem::Gemm(gemm) = problem;
-        let slots = slot_facts(gemm)?;
+        let slots = slot_facts(problem)?;
         Ok(Plan {
             engine: way.engine,
             knobs: way.knobs.clone(),
@@ -67,7 +66,7 @@ impl Plan {
             cost: way.cost,
             executable: loaded.executable,
             reports: loaded.reports,
-            sharing: sharing(gemm),
+            sharing: sharing(problem)?,
             slots,
             nothing,
         })
@@ -155,12 +154,11 @@ impl Plan {
 }
 
 /// What each slot must be bound to, by number.
-fn slot_facts(gemm: &GemmProblem) -> Result<Vec<SlotFact>, Error> {
-    let slots = gemm.slots();
-    let count = slots.iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+fn slot_facts(problem: &Problem) -> Result<Vec<SlotFact>, Error> {
+    let count = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
     if count > MAX_SLOTS {
         return Err(verdigris_graph::Error::Attribute {
-            op: "gemm".to_owned(),
+            op: problem.kind().to_owned(),
             attribute: "slots",
             value: count.to_string(),
             rule: "a problem has at most 32 operands and host scalars",
@@ -168,68 +166,45 @@ fn slot_facts(gemm: &GemmProblem) -> Result<Vec<SlotFact>, Error> {
         .into());
     }
     let mut facts = vec![SlotFact::Buffer { bytes: 0 }; count];
-    let mut need = |slot: usize, bytes: u64| {
-        if let SlotFact::Buffer { bytes: known } = &mut facts[slot] {
-            *known = bytes.max(*known);
-        }
-    };
-    for (name, matrix, rows, columns) in gemm.matrices() {
-        let layout = matrix
-            .layout(&gemm.batch, rows, columns)
-            .map_err(|source| verdigris_graph::Error::Layout { tensor: name.to_owned(), source })?;
-        need(matrix.slot.0 as usize, u64::try_from(layout.span_bytes(matrix.dtype)).unwrap_or(u64::MAX));
-    }
-    for scale in [&gemm.scale_a, &gemm.scale_b].into_iter().flatten() {
-        if let Scale::Tensor { slot } = scale {
-            need(slot.0 as usize, 4);
+    for operand in problem.buffers()? {
+        if let SlotFact::Buffer { bytes: known } = &mut facts[operand.slot.0 as usize] {
+            *known = u64::try_from(operand.layout.span_bytes(operand.dtype)).unwrap_or(u64::MAX).max(*known);
         }
     }
-    let steps = gemm.epilogue.iter().filter_map(|step| match step {
-        EpilogueStep::Scale { factor } => Some(*factor),
-        _ => None,
-    });
-    for scalar in [gemm.alpha, gemm.beta].into_iter().chain(steps) {
-        if let HostScalar::Bound(slot) = scalar {
-            facts[slot.0 as usize] = SlotFact::Scalar;
-        }
+    for slot in problem.scalars() {
+        facts[slot.0 as usize] = SlotFact::Scalar;
     }
     Ok(facts)
 }
 
 /// Every output beside every operand of another slot.
-fn sharing(gemm: &GemmProblem) -> Vec<Sharing> {
-    let outputs = gemm.outputs();
-    let is_output = |matrix: &Matrix| outputs.iter().any(|output| output.slot == matrix.slot);
+fn sharing(problem: &Problem) -> Result<Vec<Sharing>, Error> {
+    let buffers = problem.buffers()?;
+    let is_written = |slot: Slot| buffers.iter().any(|other| other.slot == slot && other.access == Access::Written);
     let mut list = Vec::new();
-    for output in &outputs {
-        for (name, other, ..) in gemm.matrices() {
-            if other.slot == output.slot || (is_output(other) && other.slot < output.slot) {
+    for output in buffers.iter().filter(|operand| operand.access == Access::Written) {
+        for other in &buffers {
+            if other.slot == output.slot || (is_written(other.slot) && other.slot < output.slot) {
                 continue;
             }
-            // Operands of the sum are read by tiles that other tiles' results do not wait for.
-            let elementwise = !matches!(name, "a" | "b" | "scale_a" | "scale_b") && !is_output(other);
-            let same = Matrix { slot: output.slot, ..other.clone() } == **output;
-            let pair = Sharing { output: output.slot.0 as usize, other: other.slot.0 as usize, same_elements: elementwise && same };
+            let same = (other.dtype, &other.layout) == (output.dtype, &output.layout);
+            let same_elements = other.access == Access::ReadInPlace && !is_written(other.slot) && same;
+            let pair = Sharing { output: output.slot.0 as usize, other: other.slot.0 as usize, same_elements };
             if !list.contains(&pair) {
                 list.push(pair);
             }
         }
-        for scale in [&gemm.scale_a, &gemm.scale_b].into_iter().flatten() {
-            if let Scale::Tensor { slot } = scale {
-                list.push(Sharing { output: output.slot.0 as usize, other: slot.0 as usize, same_elements: false });
-            }
-        }
     }
-    list
+    Ok(list)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verdigris_graph::{BinaryOp, Real, Slot};
+    use verdigris_graph::{BinaryOp, EpilogueStep, GemmProblem, HostScalar, Matrix, Real};
     use verdigris_tensor::DType;
 
-    fn problem() -> GemmProblem {
+    fn problem() -> Problem {
         let mut gemm = GemmProblem::packed(3, 4, 5, DType::F32, DType::F32).expect("a plain product");
         gemm.c = Some(Matrix::row_major(Slot(2), DType::F32, 4));
         gemm.alpha = HostScalar::Bound(Slot(3));
@@ -237,7 +212,7 @@ mod tests {
         let bias = Matrix { row_stride: 0, column_stride: 1, ..Matrix::row_major(Slot(4), DType::F32, 4) };
         gemm.epilogue.push(EpilogueStep::Binary { f: BinaryOp::Add, operand: bias, v_is_right: false });
         gemm.d.slot = Slot(5);
-        gemm.canonical().expect("canonical")
+        Problem::Gemm(gemm.canonical().expect("canonical"))
     }
 
     #[test]
@@ -249,7 +224,7 @@ mod tests {
 
     #[test]
     fn only_what_is_read_element_by_element_may_lie_under_an_output() {
-        let pairs = sharing(&problem());
+        let pairs = sharing(&problem()).expect("a canonical problem");
         let same: Vec<usize> = pairs.iter().filter(|pair| pair.same_elements).map(|pair| pair.other).collect();
         assert_eq!(same, [2], "C lies as D does; the bias does not; A and B never may");
         assert_eq!(pairs.len(), 4);

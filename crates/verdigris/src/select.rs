@@ -128,8 +128,7 @@ fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Lim
 }
 
 fn allowed(id: EngineId, notes: &Notes, problem: &Problem, limits: &Limits) -> Result<(), Refusal> {
-    let Problem::Gemm(gemm) = problem;
-    let repeatable = gemm.determinism == Determinism::Repeatable;
+    let repeatable = problem.determinism() == Determinism::Repeatable;
     id.require(!repeatable || notes.deterministic, Reason::Determinism, "sums in an order that changes from run to run")?;
     if let Some(dtype) = notes.down_convert {
         id.require(limits.down_convert, Reason::Precision, format_args!("rounds operands to {dtype}"))?;
@@ -195,7 +194,9 @@ mod tests {
             ID
         }
         fn accept(&self, problem: &Problem, _: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-            let Problem::Gemm(gemm) = problem;
+            let Problem::Gemm(gemm) = problem else {
+                return Err(ID.refusal(Reason::Problem, problem.kind()));
+            };
             ID.require(gemm.k > 1, Reason::Extent, format_args!("k = {}", gemm.k))?;
             Ok(Box::new(Taken))
         }

@@ -38,7 +38,7 @@ impl Example {
     }
 
     fn operands(&self, handle: &Handle, stream: &Stream) -> [DeviceBuffer; 3] {
-        let Problem::Gemm(gemm) = &self.problem;
+        let Problem::Gemm(gemm) = &self.problem else { unreachable!("made in `new`") };
         let upload = |bytes: &[u8]| handle.pool().alloc_from(stream, bytes).expect("uploads");
         [upload(&self.inputs.buffers[&gemm.a.slot]), upload(&self.inputs.buffers[&gemm.b.slot]), upload(&self.before())]
     }

@@ -48,7 +48,9 @@ impl Engine for Mma {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Gemm(problem) = problem;
+        let Problem::Gemm(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is gemm", problem.kind())));
+        };
         // D is written along its rows: a column-major D is the row-major D of the transposed problem.
         let problem = if problem.d.order() == Order::ColumnMajor { super::transposed(problem) } else { problem.clone() };
         let (a, b) = (problem.a.dtype, problem.b.dtype);

@@ -50,7 +50,9 @@ impl Engine for Simt {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Gemm(problem) = problem;
+        let Problem::Gemm(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is gemm", problem.kind())));
+        };
         // Few rows are few columns of the transposed problem. Otherwise D is written along its rows, and a column-major D is the row-major D
         // of the transposed problem.
         let is_thin = problem.m.min(problem.n) <= THIN_COLUMNS;

@@ -2,7 +2,7 @@
 
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Refusal};
-use verdigris_graph::{Problem, Slot};
+use verdigris_graph::Slot;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::program::Program;
 use verdigris_reference::cases::Case;
@@ -32,11 +32,10 @@ pub(crate) fn verify(engine: &dyn Engine, case: &Case, arch: &Arch, kernels: &Ke
 }
 
 fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, schedule: u64) -> Result<(), String> {
-    let Problem::Gemm(gemm) = &case.problem;
     let inputs = data::inputs(&case.problem, case.distribution, case.seed);
     let expected = run::run(&case.problem, &inputs, run::Positions::All).map_err(|error| error.to_string())?;
     let mut memory = Memory::new();
-    let slots = gemm.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
+    let slots = case.problem.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
     let mut host_scalars = vec![0; slots as usize];
     let mut before = Vec::new();
     for slot in (0..slots).map(Slot) {

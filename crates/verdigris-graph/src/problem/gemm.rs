@@ -13,13 +13,12 @@
 //! Slots are numbered in the order A, B, C, scale of A, scale of B, alpha, beta, epilogue, D.
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::DType;
+use verdigris_tensor::{DType, Layout};
 
+use super::{Access, Determinism, EpilogueStep, Matrix, Operand, Order, Slot, check_step, finite, simplify};
 use crate::error::Error;
 use crate::op::HostScalar;
 use crate::ops::matmul::Precision;
-use crate::ops::pointwise::UnaryOp;
-use crate::problem::{Determinism, EpilogueStep, Matrix, Order, Slot, finite};
 
 /// The dequantization factor of an fp8 operand.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -185,6 +184,35 @@ impl GemmProblem {
         slots
     }
 
+    /// What [`super::Problem::buffers`] says.
+    pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
+        let outputs = self.outputs();
+        let operand = |(name, matrix, rows, columns): (&'static str, &Matrix, u64, u64)| {
+            let layout = matrix.layout(&self.batch, rows, columns).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
+            let access = match name {
+                _ if outputs.iter().any(|output| std::ptr::eq(*output, matrix)) => Access::Written,
+                // Operands of the sum are read by tiles that other tiles' results do not wait for.
+                "a" | "b" | "scale_a" | "scale_b" => Access::Read,
+                _ => Access::ReadInPlace,
+            };
+            Ok(Operand { name, slot: matrix.slot, dtype: matrix.dtype, layout, access })
+        };
+        let mut list = self.matrices().into_iter().map(operand).collect::<Result<Vec<_>, Error>>()?;
+        for (name, scale) in [("scale_a", &self.scale_a), ("scale_b", &self.scale_b)] {
+            if let Some(Scale::Tensor { slot }) = scale {
+                list.push(Operand { name, slot: *slot, dtype: DType::F32, layout: Layout::scalar(), access: Access::Read });
+            }
+        }
+        Ok(list)
+    }
+
+    /// What [`super::Problem::scalars`] says.
+    pub(super) fn scalars(&self) -> Vec<Slot> {
+        let factors = self.epilogue.iter().filter_map(EpilogueStep::factor);
+        let bound = |scalar| if let HostScalar::Bound(slot) = scalar { Some(slot) } else { None };
+        [self.alpha, self.beta].into_iter().chain(factors).filter_map(bound).collect()
+    }
+
     /// The same problem in canonical form, or the rule that it breaks.
     ///
     /// Canonical form: batch dims of 1 dropped and mergeable ones merged; strides of extents of 1 fixed; C dropped if `beta` is fixed to
@@ -201,23 +229,7 @@ impl GemmProblem {
         if self.c.is_none() {
             self.beta = HostScalar::ZERO;
         }
-        let accumulator = self.precision.epilogue();
-        for step in &mut self.epilogue {
-            if let EpilogueStep::Binary { f, v_is_right, .. } = step {
-                *v_is_right &= !f.is_commutative();
-            }
-        }
-        self.epilogue.retain(|step| match step {
-            EpilogueStep::Unary(UnaryOp::Identity) => false,
-            EpilogueStep::Scale { factor } => !factor.is_fixed(1.0),
-            EpilogueStep::Round { dtype } => *dtype != accumulator,
-            _ => true,
-        });
-        if let Some(EpilogueStep::Round { dtype }) = self.epilogue.last()
-            && *dtype == self.d.dtype
-        {
-            self.epilogue.pop();
-        }
+        simplify(&mut self.epilogue, self.precision.epilogue(), self.d.dtype);
         self.normalize_batch();
         let (m, n, k) = (self.m, self.n, self.k);
         self.for_each_matrix(&mut |matrix, rows, columns| matrix.normalize_strides(rows, columns), m, n, k);
@@ -380,15 +392,7 @@ impl GemmProblem {
         }
         self.check_outputs()?;
         for step in &self.epilogue {
-            match step {
-                EpilogueStep::Unary(f) => f.check("gemm")?,
-                EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
-                    let rule = "a value is rounded to a storage type";
-                    return Err(Error::DType { op: op(), tensor: "epilogue".to_owned(), got: *dtype, rule });
-                }
-                EpilogueStep::Scale { factor } => finite("gemm", "factor", factor)?,
-                EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => {}
-            }
+            check_step("gemm", step)?;
         }
         finite("gemm", "alpha", &self.alpha)?;
         finite("gemm", "beta", &self.beta)

@@ -3,20 +3,24 @@
 //! One file a kind, with its formula. What a problem reads and writes is known by slots, numbered from 0 in the order that the kind's page
 //! gives; an operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
 
+mod conv;
 mod gemm;
 mod matrix;
+mod tensor;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use verdigris_tensor::DType;
+use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
 use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
+pub use conv::{ConvExtents, ConvProblem, Direction, GemmExtents, Statistics, output_extent};
 pub use gemm::{GemmProblem, Scale};
 pub use matrix::{Matrix, Order};
+pub use tensor::{Channels, Tensor};
 
 /// A buffer or a host scalar of a problem.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -35,6 +39,107 @@ impl fmt::Display for Slot {
 pub enum Problem {
     /// Matrix multiplication with an epilogue.
     Gemm(GemmProblem),
+    /// Convolution in one of its directions, with a prologue and an epilogue.
+    Conv(ConvProblem),
+}
+
+/// How a problem uses a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read, any element at any time.
+    Read,
+    /// Read, each element by what computes the output's element of the same index, and before that is written: an output of the same
+    /// elements may lie in its place.
+    ReadInPlace,
+    /// Written.
+    Written,
+}
+
+/// What a problem reads or writes in one place: a buffer and the elements of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Operand {
+    /// What it is, such as `a` or `epilogue operand`.
+    pub name: &'static str,
+    /// The buffer.
+    pub slot: Slot,
+    /// Its element type.
+    pub dtype: DType,
+    /// The elements, from the first one on.
+    pub layout: Layout,
+    /// How it is used.
+    pub access: Access,
+}
+
+impl Problem {
+    /// The word for its kind, as it stands in serialized form.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Problem::Gemm(_) => "gemm",
+            Problem::Conv(_) => "conv",
+        }
+    }
+
+    /// The same problem in canonical form, or the rule that it breaks.
+    ///
+    /// # Errors
+    /// As the kind's own `canonical`.
+    pub fn canonical(self) -> Result<Problem, Error> {
+        match self {
+            Problem::Gemm(problem) => problem.canonical().map(Problem::Gemm),
+            Problem::Conv(problem) => problem.canonical().map(Problem::Conv),
+        }
+    }
+
+    /// Whether two executions must agree bit for bit.
+    pub fn determinism(&self) -> Determinism {
+        match self {
+            Problem::Gemm(problem) => problem.determinism,
+            Problem::Conv(problem) => problem.determinism,
+        }
+    }
+
+    /// Every slot, in order, each once.
+    pub fn slots(&self) -> Vec<Slot> {
+        match self {
+            Problem::Gemm(problem) => problem.slots(),
+            Problem::Conv(problem) => problem.slots(),
+        }
+    }
+
+    /// Arithmetic work.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Problem::Gemm(problem) => problem.flops(),
+            Problem::Conv(problem) => problem.flops(),
+        }
+    }
+
+    /// Whether nothing is written.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Problem::Gemm(problem) => problem.is_empty(),
+            Problem::Conv(problem) => problem.is_empty(),
+        }
+    }
+
+    /// Every use of a buffer: a buffer that is used twice is listed twice. Host scalars are not listed.
+    ///
+    /// # Errors
+    /// Strides that span more than memory can; a canonical problem has none.
+    pub fn buffers(&self) -> Result<Vec<Operand>, Error> {
+        match self {
+            Problem::Gemm(problem) => problem.buffers(),
+            Problem::Conv(problem) => problem.buffers(),
+        }
+    }
+
+    /// The slots that are bound to host scalars.
+    pub fn scalars(&self) -> Vec<Slot> {
+        match self {
+            Problem::Gemm(problem) => problem.scalars(),
+            Problem::Conv(problem) => problem.scalars(),
+        }
+    }
 }
 
 /// Whether two executions must agree bit for bit.
@@ -87,5 +192,59 @@ pub(crate) fn finite(op: &str, attribute: &'static str, scalar: &HostScalar<Slot
             Err(Error::Attribute { op: op.to_owned(), attribute, value: real.to_string(), rule: "a fixed factor is finite" })
         }
         _ => Ok(()),
+    }
+}
+
+impl<P> EpilogueStep<P> {
+    /// The same step with its operand, if it has one, put through `f`; `None` where that says so.
+    pub(crate) fn try_map<Q>(&self, f: impl Fn(&P) -> Option<Q>) -> Option<EpilogueStep<Q>> {
+        Some(match self {
+            EpilogueStep::Unary(function) => EpilogueStep::Unary(*function),
+            EpilogueStep::Binary { f: function, operand, v_is_right } => {
+                EpilogueStep::Binary { f: *function, operand: f(operand)?, v_is_right: *v_is_right }
+            }
+            EpilogueStep::Scale { factor } => EpilogueStep::Scale { factor: *factor },
+            EpilogueStep::Round { dtype } => EpilogueStep::Round { dtype: *dtype },
+            EpilogueStep::Store { target } => EpilogueStep::Store { target: f(target)? },
+        })
+    }
+
+    /// The factor from the host, if there is one.
+    pub(crate) fn factor(&self) -> Option<HostScalar<Slot>> {
+        if let EpilogueStep::Scale { factor } = self { Some(*factor) } else { None }
+    }
+}
+
+/// Drops steps that do nothing: identities, factors of 1, rounding to the type that is computed in, and rounding last of all to the type
+/// that is stored anyway. Operands of commutative functions come to stand on the right.
+fn simplify<P>(steps: &mut Vec<EpilogueStep<P>>, computed: DType, stored: DType) {
+    for step in steps.iter_mut() {
+        if let EpilogueStep::Binary { f, v_is_right, .. } = step {
+            *v_is_right &= !f.is_commutative();
+        }
+    }
+    steps.retain(|step| match step {
+        EpilogueStep::Unary(UnaryOp::Identity) => false,
+        EpilogueStep::Scale { factor } => !factor.is_fixed(1.0),
+        EpilogueStep::Round { dtype } => *dtype != computed,
+        _ => true,
+    });
+    if let Some(EpilogueStep::Round { dtype }) = steps.last()
+        && *dtype == stored
+    {
+        steps.pop();
+    }
+}
+
+/// Checks the attributes of a step.
+fn check_step<P>(op: &str, step: &EpilogueStep<P>) -> Result<(), Error> {
+    match step {
+        EpilogueStep::Unary(f) => f.check(op),
+        EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
+            let rule = "a value is rounded to a storage type";
+            Err(Error::DType { op: op.to_owned(), tensor: "epilogue".to_owned(), got: *dtype, rule })
+        }
+        EpilogueStep::Scale { factor } => finite(op, "factor", factor),
+        EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => Ok(()),
     }
 }
