@@ -32,11 +32,18 @@ pub(crate) struct Arguments {
     /// Print each probe's name before it runs, so that one that hangs is known.
     #[arg(long)]
     names: bool,
+    /// Print the names of the probes and run none.
+    #[arg(long)]
+    list: bool,
 }
 
 /// Carries out `check conformance`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let probes = selected(arguments.filter.as_deref())?;
+    if arguments.list {
+        probes.iter().for_each(|probe| println!("{}", probe.name));
+        return Ok(Verdict::Good);
+    }
     let config = Config::from_environment()?;
     let Some(handle) = device::open("check conformance", &config, arguments.json)? else {
         return Ok(Verdict::Good);

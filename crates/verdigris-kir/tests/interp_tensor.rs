@@ -84,8 +84,9 @@ fn tiled_copies_element_by_element() {
             spec.element_strides = (0..rank).map(|_| 1 + random.below(3) as u32).collect();
         }
         check(&spec).unwrap();
-        let coordinates: Vec<i32> =
+        let mut coordinates: Vec<i32> =
             dims.iter().zip(&box_dims).map(|(&d, &b)| random.below(d + u64::from(b) + 4) as i32 - b as i32 - 2).collect();
+        coordinates[0] -= coordinates[0].rem_euclid(16 / width as i32);
         let base = 1024 * random.below(8) as u32;
         // Element `linear` of the packed box, its indices by repeated division.
         let counts: Vec<u32> =
@@ -119,7 +120,7 @@ fn tiled_copies_element_by_element() {
 #[test]
 fn swizzled_segments_stay_in_their_chunk() {
     let spec = tiled(MapType::Bf16, Swizzle::B128, &[61, 9], &[128], &[64, 8]);
-    load_segments(&spec, 2048, &[-3, 2], &[], |segment| {
+    load_segments(&spec, 2048, &[-8, 2], &[], |segment| {
         assert_eq!(segment.shared_address / 16, (segment.shared_address + segment.bytes - 1) / 16);
     })
     .unwrap();
@@ -272,6 +273,14 @@ fn the_driver_refuses_what_it_refuses() {
     assert!(matches!(load_segments(&vast, u32::MAX - 127, &[0; 5], &[], |_| ()), Ok(())));
     assert!(matches!(load_segments(&good, 64, &[0, 0], &[], |_| ()), Err(MapError::Multiple { of: 128, .. })));
     assert!(matches!(load_segments(&good, 0, &[0], &[], |_| ()), Err(MapError::Count { given: 1, needed: 2, .. })));
+    // Accepted by the driver, and the end of the kernel on an H200.
+    let chunk = 16 / good.decl.ty.bytes();
+    for (coordinate, ok) in [(0, true), (chunk as i32, true), (-(chunk as i32), true), (1, false), (chunk as i32 - 1, false), (-1, false)] {
+        let loaded = load_segments(&good, 0, &[coordinate, 0], &[], |_| ());
+        let stored = store_segments(&good, 0, &[coordinate, 0], |_| ());
+        let expected = if ok { Ok(()) } else { Err(MapError::Coordinate { coordinate, elements: chunk }) };
+        assert_eq!((loaded, stored), (expected, expected));
+    }
 }
 
 #[test]

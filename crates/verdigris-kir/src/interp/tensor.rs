@@ -6,6 +6,10 @@
 //! **Outside.** An element is outside if any of its coordinates is below 0 or at least the extent. Loads fill it, stores and reductions
 //! leave it out. The innermost dimension is cut element by element, so a 16-byte chunk may be partly inside.
 //!
+//! **Innermost coordinate.** It must lie a multiple of 16 bytes from the start of a row, below 0 too, in loads, stores and reductions, tiled
+//! and im2col. No document says so; an H200 ends a kernel that breaks it with an illegal instruction (each of a dozen coordinates from −8 to
+//! 40 that are multiples works, each that is not fails, for 16- and 32-bit elements alike).
+//!
 //! **Im2col.** The walk starts at the given position, advances by the traversal stride along W up to `W − 1 + upper_corner`, then returns to
 //! `lower_corner` and advances H, then D, then the image. The filter offset is added to every position of the walk.
 //!
@@ -94,6 +98,13 @@ pub enum MapError {
         /// The type.
         ty: MapType,
     },
+    /// The innermost coordinate is not a multiple of 16 bytes.
+    Coordinate {
+        /// The coordinate, in elements.
+        coordinate: i32,
+        /// Elements in 16 bytes.
+        elements: u32,
+    },
     /// An im2col store with a traversal stride: whether the stride applies to stores is not documented, so it is refused here.
     StridedStore,
 }
@@ -126,6 +137,10 @@ impl fmt::Display for MapError {
                 write!(f, "tensor map: the corners of dimension {dimension} run from {first} to {last}, nothing is visited")
             }
             MapError::FillType { ty } => write!(f, "tensor map: NaN fill needs a float type, elements are {ty:?}"),
+            MapError::Coordinate { coordinate, elements } => write!(
+                f,
+                "tensor copy: the innermost coordinate is {coordinate}, must be a multiple of {elements} (16 bytes); an H200 stops with an illegal instruction"
+            ),
             MapError::StridedStore => write!(f, "tensor copy: an im2col store with a traversal stride other than 1 is not documented"),
         }
     }
@@ -296,6 +311,10 @@ fn segments(
     let rank = decl.rank as usize;
     count("coordinates", coordinates.len(), rank)?;
     multiple("the shared address", 0, u64::from(shared_address), u64::from(SHARED_ALIGNMENT_BYTES))?;
+    let chunk_elements = 16 / decl.ty.bytes();
+    if coordinates[0].rem_euclid(chunk_elements as i32) != 0 {
+        return Err(MapError::Coordinate { coordinate: coordinates[0], elements: chunk_elements });
+    }
     let (row_count, row_bytes) = rows(spec);
     if decl.swizzle != Swizzle::None && row_bytes < decl.swizzle.span_bytes() {
         return Err(MapError::BelowSpan { row_bytes, swizzle: decl.swizzle });

@@ -37,6 +37,7 @@ enum Pixels {
     ReadTooEarly,
     MoreBytesExpected,
     FilterOutOfRange,
+    ChannelWithinChunk,
 }
 
 /// Loads 16 pixels at filter position (1, 1) of image 1 (that is, the image as it stands) and writes them out in plain order.
@@ -55,10 +56,10 @@ fn pixels(p: Planted<'_>, lines: &crate::Lines, wrong: Pixels) {
         full.at(0u32).arrive_expect_tx(factor(Pixels::MoreBytesExpected) * 16u32 + BYTES);
         let base = [k.constant(-1i32), k.constant(-1i32)];
         let tap = factor(Pixels::FilterOutOfRange) * 999u32 + 1u32;
-        let (zero, one, options) = (k.constant(0u32), k.constant(1u32), LoadOptions::default());
-        lines.here(if wrong == Pixels::FilterOutOfRange { line!() + 2 } else { 0 });
+        let (channel, one, options) = (factor(Pixels::ChannelWithinChunk) * 3u32, k.constant(1u32), LoadOptions::default());
+        lines.here(if matches!(wrong, Pixels::FilterOutOfRange | Pixels::ChannelWithinChunk) { line!() + 2 } else { 0 });
         lines.also(if wrong == Pixels::ReadTooEarly { line!() + 1 } else { 0 });
-        PIXELS.load(tile.address(), &map, zero, &base, one, &[tap, one], full.at(0u32), options);
+        PIXELS.load(tile.address(), &map, channel, &base, one, &[tap, one], full.at(0u32), options);
     });
     if wrong == Pixels::ReadTooEarly {
         p.unless(|| full.at(0u32).wait(0u32));
@@ -86,6 +87,7 @@ fn pixels_in_im2col_order() {
         (Pixels::ReadTooEarly, FindingKind::Race, "of shared pixels"),
         (Pixels::MoreBytesExpected, FindingKind::Deadlock, "16 bytes are missing"),
         (Pixels::FilterOutOfRange, FindingKind::IllegalOperand, "the filter offset"),
+        (Pixels::ChannelWithinChunk, FindingKind::IllegalOperand, "the innermost coordinate is 3, must be a multiple of 8 (16 bytes)"),
     ] {
         let planting = plant(cta(128).with(images()), |p, lines| pixels(p, lines, wrong));
         planting.clean(|memory| assert_eq!(words(memory, 1, 512), (512..1024).collect::<Vec<u32>>()));
