@@ -1,12 +1,19 @@
 //! The graph and its builder.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
-use crate::op::{HostScalar, Op};
+use crate::op::{HostScalar, Op, Real, Role};
+use crate::ops::conv::{Conv, ConvDirection};
 use crate::ops::matmul::{Matmul, Precision};
-use crate::ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
+use crate::ops::movement::Movement;
+use crate::ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+use crate::ops::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
+use crate::ops::reduction::{Reduction, ReductionOp};
+use crate::ops::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, Softmax, SoftmaxBackward};
 use crate::problem::Determinism;
 use crate::tensor::{TensorDesc, Uid};
 
@@ -42,6 +49,36 @@ impl Graph {
     /// The tensor of this uid.
     pub fn tensor(&self, uid: Uid) -> Option<&TensorDesc> {
         self.tensors.iter().find(|tensor| tensor.uid == uid)
+    }
+
+    /// The same graph under canonical names, and the uid that each tensor had: names are empty, uids count from 0 in the order in which
+    /// the ops first name them, and tensors that no op names are gone. The order of the ops stays. Graphs that differ in names, uids or
+    /// the order of their tensor list only are equal in this form.
+    ///
+    /// # Errors
+    /// An op that names a tensor which the graph does not have.
+    pub fn canonical(&self) -> Result<(Graph, Vec<Uid>), Error> {
+        let mut position: HashMap<Uid, usize> = HashMap::new();
+        let mut old = Vec::new();
+        let mut nodes = self.nodes.clone();
+        for node in &mut nodes {
+            node.name.clear();
+            node.op.visit_uids(&mut |_, uid| {
+                let next = old.len();
+                let place = *position.entry(*uid).or_insert(next);
+                if place == next {
+                    old.push(*uid);
+                }
+                *uid = Uid(place as i64);
+            });
+        }
+        let by_uid: HashMap<Uid, &TensorDesc> = self.tensors.iter().map(|tensor| (tensor.uid, tensor)).collect();
+        let mut tensors = Vec::with_capacity(old.len());
+        for (place, uid) in old.iter().enumerate() {
+            let tensor = by_uid.get(uid).ok_or_else(|| Error::UnknownTensor { op: self.name.clone(), uid: *uid })?;
+            tensors.push(TensorDesc { uid: Uid(place as i64), name: String::new(), ..(*tensor).clone() });
+        }
+        Ok((Graph { name: String::new(), tensors, nodes, determinism: self.determinism }, old))
     }
 
     pub(crate) fn tensor_of(&self, op: &str, uid: Uid) -> Result<&TensorDesc, Error> {
@@ -124,7 +161,7 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid.
     pub fn unary(&mut self, name: &str, f: UnaryOp, x: Uid) -> Result<Uid, Error> {
-        let (dtype, dims) = self.result_of(name, x, None)?;
+        let (dtype, dims) = self.result_of(name, &[x])?;
         let y = self.virtual_tensor(name, dtype, &dims)?;
         self.push(name, Op::Pointwise(Pointwise::Unary { f, x, y }));
         Ok(y)
@@ -135,7 +172,7 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid, or dims that do not broadcast.
     pub fn binary(&mut self, name: &str, f: BinaryOp, x: Uid, z: Uid) -> Result<Uid, Error> {
-        let (dtype, dims) = self.result_of(name, x, Some(z))?;
+        let (dtype, dims) = self.result_of(name, &[x, z])?;
         let y = self.virtual_tensor(name, dtype, &dims)?;
         self.push(name, Op::Pointwise(Pointwise::Binary { f, x, z, y }));
         Ok(y)
@@ -146,10 +183,246 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid.
     pub fn scale(&mut self, name: &str, x: Uid, factor: HostScalar<Uid>) -> Result<Uid, Error> {
-        let (dtype, dims) = self.result_of(name, x, None)?;
+        let (dtype, dims) = self.result_of(name, &[x])?;
         let y = self.virtual_tensor(name, dtype, &dims)?;
         self.push(name, Op::Pointwise(Pointwise::Scale { x, factor, y }));
         Ok(y)
+    }
+
+    /// `f(x, z, t)`, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or dims that do not broadcast.
+    pub fn ternary(&mut self, name: &str, f: TernaryOp, x: Uid, z: Uid, t: Uid) -> Result<Uid, Error> {
+        let (dtype, dims) = self.result_of(name, &[x, z, t])?;
+        let y = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::Pointwise(Pointwise::Ternary { f, x, z, t, y }));
+        Ok(y)
+    }
+
+    /// The coordinate of each element of a tensor of these dims along `axis`, as a virtual i64 tensor.
+    ///
+    /// # Errors
+    /// Dims too large.
+    pub fn gen_index(&mut self, name: &str, dims: &[u64], axis: u32) -> Result<Uid, Error> {
+        let y = self.virtual_tensor(name, DType::I64, dims)?;
+        self.push(name, Op::Pointwise(Pointwise::GenIndex { axis, y }));
+        Ok(y)
+    }
+
+    /// Convolution, forward: `y` from `conv.x` and `conv.w`, as a virtual tensor of the accumulator's type. The direction and `y` of
+    /// `conv` are replaced.
+    ///
+    /// # Errors
+    /// An unknown uid, or dims and attributes that do not fit.
+    pub fn conv_fprop(&mut self, name: &str, conv: Conv) -> Result<Uid, Error> {
+        let x = self.graph.tensor_of(name, conv.x)?;
+        let w = self.graph.tensor_of(name, conv.w)?;
+        let dims = conv.infer(name, x, w)?;
+        let y = self.virtual_tensor(name, conv.precision.accumulator(), &dims)?;
+        self.push(name, Op::Conv(Conv { direction: ConvDirection::Fprop, y, ..conv }));
+        Ok(y)
+    }
+
+    /// Convolution's gradient with respect to the input, or transposed convolution: `x` of these dims from `conv.y` and `conv.w`, as a
+    /// virtual tensor of the accumulator's type. The direction and `x` of `conv` are replaced.
+    ///
+    /// # Errors
+    /// Dims too large. That they fit is checked by [`GraphBuilder::finish`].
+    pub fn conv_dgrad(&mut self, name: &str, conv: Conv, x_dims: &[u64]) -> Result<Uid, Error> {
+        let x = self.virtual_tensor(name, conv.precision.accumulator(), x_dims)?;
+        self.push(name, Op::Conv(Conv { direction: ConvDirection::Dgrad, x, ..conv }));
+        Ok(x)
+    }
+
+    /// Convolution's gradient with respect to the filter: `w` of these dims from `conv.x` and `conv.y`, as a virtual tensor of the
+    /// accumulator's type. The direction and `w` of `conv` are replaced.
+    ///
+    /// # Errors
+    /// Dims too large. That they fit is checked by [`GraphBuilder::finish`].
+    pub fn conv_wgrad(&mut self, name: &str, conv: Conv, w_dims: &[u64]) -> Result<Uid, Error> {
+        let w = self.virtual_tensor(name, conv.precision.accumulator(), w_dims)?;
+        self.push(name, Op::Conv(Conv { direction: ConvDirection::Wgrad, w, ..conv }));
+        Ok(w)
+    }
+
+    /// A reduction of `x` over `axes`, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or axes that `x` does not have.
+    pub fn reduction(&mut self, name: &str, f: ReductionOp, x: Uid, axes: &[u32]) -> Result<Uid, Error> {
+        let x_desc = self.graph.tensor_of(name, x)?;
+        let dims = Reduction::infer(name, axes, x_desc)?;
+        let y = self.virtual_tensor(name, Pointwise::compute_dtype([x_desc.dtype]), &dims)?;
+        self.push(name, Op::Reduction(Reduction { f, axes: axes.to_vec(), x, y }));
+        Ok(y)
+    }
+
+    /// Pooling of `x`, as a virtual tensor: of the type of `x` for a maximum, else of the type that means are computed in.
+    ///
+    /// # Errors
+    /// An unknown uid, or windows that do not fit.
+    pub fn pool(&mut self, name: &str, mode: PoolMode, windows: PoolWindows, x: Uid) -> Result<Uid, Error> {
+        let (dtype, dims) = self.pool_result(name, mode, &windows, x)?;
+        let y = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::Pool(Pool { mode, windows, x, y, index: None }));
+        Ok(y)
+    }
+
+    /// Max pooling of `x` and the index of each maximum, of type `index_dtype`: two virtual tensors.
+    ///
+    /// # Errors
+    /// An unknown uid, or windows that do not fit.
+    pub fn max_pool_with_index(&mut self, name: &str, windows: PoolWindows, x: Uid, index_dtype: DType) -> Result<(Uid, Uid), Error> {
+        let (dtype, dims) = self.pool_result(name, PoolMode::Max, &windows, x)?;
+        let y = self.virtual_tensor(name, dtype, &dims)?;
+        let index = self.virtual_tensor(&format!("{name}.index"), index_dtype, &dims)?;
+        self.push(name, Op::Pool(Pool { mode: PoolMode::Max, windows, x, y, index: Some(index) }));
+        Ok((y, index))
+    }
+
+    fn pool_result(&self, name: &str, mode: PoolMode, windows: &PoolWindows, x: Uid) -> Result<(DType, Vec<u64>), Error> {
+        let x = self.graph.tensor_of(name, x)?;
+        let dtype = if mode == PoolMode::Max { x.dtype } else { Pointwise::compute_dtype([x.dtype]) };
+        Ok((dtype, windows.infer(name, x)?))
+    }
+
+    /// The gradient of pooling, of these dims, as a virtual tensor. The `dx` of `pool` is replaced.
+    ///
+    /// # Errors
+    /// An unknown uid, or dims too large. That they fit is checked by [`GraphBuilder::finish`].
+    pub fn pool_backward(&mut self, name: &str, pool: PoolBackward, x_dims: &[u64]) -> Result<Uid, Error> {
+        let dtype = Pointwise::compute_dtype([self.graph.tensor_of(name, pool.dy)?.dtype]);
+        let dx = self.virtual_tensor(name, dtype, x_dims)?;
+        self.push(name, Op::PoolBackward(PoolBackward { dx, ..pool }));
+        Ok(dx)
+    }
+
+    /// Softmax, or its logarithm, of `x` along `axis`, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid.
+    pub fn softmax(&mut self, name: &str, x: Uid, axis: u32, log: bool) -> Result<Uid, Error> {
+        let (dtype, dims) = self.result_of(name, &[x])?;
+        let y = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::Softmax(Softmax { axis, log, x, y }));
+        Ok(y)
+    }
+
+    /// The gradient of softmax, or of its logarithm, from the forward result and `dy`, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid.
+    pub fn softmax_backward(&mut self, name: &str, y: Uid, dy: Uid, axis: u32, log: bool) -> Result<Uid, Error> {
+        let (dtype, dims) = self.result_of(name, &[y, dy])?;
+        let dx = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::SoftmaxBackward(SoftmaxBackward { axis, log, y, dy, dx }));
+        Ok(dx)
+    }
+
+    /// The cross-entropy of logits and integer labels, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or an axis that the logits do not have.
+    pub fn cross_entropy(&mut self, name: &str, spec: CrossEntropySpec, logits: Uid, labels: Uid) -> Result<Uid, Error> {
+        let x = self.graph.tensor_of(name, logits)?;
+        let (dtype, dims) = (Pointwise::compute_dtype([x.dtype]), spec.loss_dims(name, x)?);
+        let loss = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::CrossEntropy(CrossEntropy { spec, logits, labels, loss, lse: None }));
+        Ok(loss)
+    }
+
+    /// The cross-entropy and the log-sum-exp of each row: two virtual tensors.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::cross_entropy`].
+    pub fn cross_entropy_with_lse(&mut self, name: &str, spec: CrossEntropySpec, logits: Uid, labels: Uid) -> Result<(Uid, Uid), Error> {
+        let x = self.graph.tensor_of(name, logits)?;
+        let (dtype, dims, rows) = (Pointwise::compute_dtype([x.dtype]), spec.loss_dims(name, x)?, spec.row_dims(name, x)?);
+        let loss = self.virtual_tensor(name, dtype, &dims)?;
+        let lse = self.virtual_tensor(&format!("{name}.lse"), dtype, &rows)?;
+        self.push(name, Op::CrossEntropy(CrossEntropy { spec, logits, labels, loss, lse: Some(lse) }));
+        Ok((loss, lse))
+    }
+
+    /// The gradient of cross-entropy, as a virtual tensor. The `dlogits` of `loss` is replaced.
+    ///
+    /// # Errors
+    /// An unknown uid.
+    pub fn cross_entropy_backward(&mut self, name: &str, loss: CrossEntropyBackward) -> Result<Uid, Error> {
+        let (dtype, dims) = self.result_of(name, &[loss.logits])?;
+        let dlogits = self.virtual_tensor(name, dtype, &dims)?;
+        self.push(name, Op::CrossEntropyBackward(CrossEntropyBackward { dlogits, ..loss }));
+        Ok(dlogits)
+    }
+
+    /// The elements of `x` under other dims, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or dims too large. That their product is right is checked by [`GraphBuilder::finish`].
+    pub fn reshape(&mut self, name: &str, x: Uid, dims: &[u64]) -> Result<Uid, Error> {
+        let y = self.virtual_tensor(name, self.graph.tensor_of(name, x)?.dtype, dims)?;
+        self.push(name, Op::Movement(Movement::Reshape { x, y }));
+        Ok(y)
+    }
+
+    /// `x` repeated to these dims, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or dims too large. That `x` broadcasts is checked by [`GraphBuilder::finish`].
+    pub fn broadcast(&mut self, name: &str, x: Uid, dims: &[u64]) -> Result<Uid, Error> {
+        let y = self.virtual_tensor(name, self.graph.tensor_of(name, x)?.dtype, dims)?;
+        self.push(name, Op::Movement(Movement::Broadcast { x, y }));
+        Ok(y)
+    }
+
+    /// `x` with its dims in another order, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, or what is no permutation of its dims.
+    pub fn transpose(&mut self, name: &str, x: Uid, permutation: &[u32]) -> Result<Uid, Error> {
+        self.movement(name, Movement::Transpose { permutation: permutation.to_vec(), x, y: Uid(0) }, &[x])
+    }
+
+    /// Part of `x`, as a virtual tensor. Each list has one entry for each dim.
+    ///
+    /// # Errors
+    /// An unknown uid, or a part that `x` does not have.
+    pub fn slice(&mut self, name: &str, x: Uid, starts: &[u64], stops: &[u64], steps: &[u64]) -> Result<Uid, Error> {
+        let [starts, stops, steps] = [starts, stops, steps].map(<[u64]>::to_vec);
+        self.movement(name, Movement::Slice { starts, stops, steps, x, y: Uid(0) }, &[x])
+    }
+
+    /// Tensors one behind the other along `axis`, as a virtual tensor.
+    ///
+    /// # Errors
+    /// An unknown uid, no tensors, or dims that disagree.
+    pub fn concat(&mut self, name: &str, xs: &[Uid], axis: u32) -> Result<Uid, Error> {
+        self.movement(name, Movement::Concat { axis, xs: xs.to_vec(), y: Uid(0) }, xs)
+    }
+
+    /// `x` with a border, as a virtual tensor. Each list has one entry for each dim.
+    ///
+    /// # Errors
+    /// An unknown uid, or lists that do not fit.
+    pub fn pad(&mut self, name: &str, x: Uid, before: &[u64], after: &[u64], value: f64) -> Result<Uid, Error> {
+        let pad = Movement::Pad { before: before.to_vec(), after: after.to_vec(), value: Real(value), x, y: Uid(0) };
+        self.movement(name, pad, &[x])
+    }
+
+    fn movement(&mut self, name: &str, mut movement: Movement, inputs: &[Uid]) -> Result<Uid, Error> {
+        let inputs = inputs.iter().map(|&uid| self.graph.tensor_of(name, uid)).collect::<Result<Vec<_>, Error>>()?;
+        // Movements whose dims are the caller's do not come here.
+        let dims = movement.infer(name, &inputs)?.unwrap_or_default();
+        let dtype = inputs.first().map_or(DType::F32, |tensor| tensor.dtype);
+        let result = self.virtual_tensor(name, dtype, &dims)?;
+        movement.visit(&mut |role, uid| {
+            if role == Role::Output {
+                *uid = result;
+            }
+        });
+        self.push(name, Op::Movement(movement));
+        Ok(result)
     }
 
     /// Makes a virtual tensor real: named, of type `dtype`, packed row-major.
@@ -199,11 +472,9 @@ impl GraphBuilder {
         Ok(uid)
     }
 
-    /// Type and dims of a pointwise result. It is f64 for f64 and f32 for all else, so that nothing is rounded on the way.
-    fn result_of(&self, op: &str, x: Uid, z: Option<Uid>) -> Result<(DType, Vec<u64>), Error> {
-        let x = self.graph.tensor_of(op, x)?;
-        let z = z.map(|z| self.graph.tensor_of(op, z)).transpose()?;
-        let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        Ok((dtype, Pointwise::infer(op, x, z)?))
+    /// Type and dims of a pointwise result. It is f64 if an operand is, and f32 for all else, so that nothing is rounded on the way.
+    fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
+        let operands = operands.iter().map(|&uid| self.graph.tensor_of(op, uid)).collect::<Result<Vec<_>, Error>>()?;
+        Ok((Pointwise::compute_dtype(operands.iter().map(|tensor| tensor.dtype)), Pointwise::infer(op, &operands)?))
     }
 }

@@ -19,9 +19,14 @@ pub mod validate;
 pub use error::Error;
 pub use graph::{Graph, GraphBuilder, Node};
 pub use key::Key;
-pub use op::{HostScalar, Op, Real};
+pub use op::{HostScalar, Op, Real, Role};
+pub use ops::conv::{Conv, ConvDirection, ConvMode};
 pub use ops::matmul::{Matmul, OperandScale, Precision};
-pub use ops::pointwise::{BinaryOp, Pointwise, UnaryOp};
+pub use ops::movement::Movement;
+pub use ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+pub use ops::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
+pub use ops::reduction::{Reduction, ReductionOp};
+pub use ops::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 pub use problem::{
     Access, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Matrix, Operand, Order, Problem, Scale,
     Slot, Statistics, Tensor,

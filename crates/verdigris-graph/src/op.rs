@@ -5,8 +5,15 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::ops::conv::Conv;
 use crate::ops::matmul::Matmul;
+use crate::ops::movement::Movement;
 use crate::ops::pointwise::Pointwise;
+use crate::ops::pool::{Pool, PoolBackward};
+use crate::ops::reduction::Reduction;
+use crate::ops::softmax::{CrossEntropy, CrossEntropyBackward, Softmax, SoftmaxBackward};
 use crate::tensor::Uid;
 
 /// One operation with its attributes and the tensors it reads and writes.
@@ -15,24 +22,93 @@ use crate::tensor::Uid;
 pub enum Op {
     /// `D = alpha · A · B + beta · C`, batched.
     Matmul(Matmul),
-    /// One function of one or two tensors, element by element.
+    /// One function of up to three tensors, element by element.
     Pointwise(Pointwise),
+    /// Convolution, forward or a gradient of it.
+    Conv(Conv),
+    /// A sum, product, extremum, mean or norm over axes.
+    Reduction(Reduction),
+    /// Max or average pooling.
+    Pool(Pool),
+    /// The gradient of pooling.
+    PoolBackward(PoolBackward),
+    /// Softmax or log-softmax.
+    Softmax(Softmax),
+    /// The gradient of softmax or log-softmax.
+    SoftmaxBackward(SoftmaxBackward),
+    /// Cross-entropy of logits and integer labels.
+    CrossEntropy(CrossEntropy),
+    /// The gradient of cross-entropy.
+    CrossEntropyBackward(CrossEntropyBackward),
+    /// The same values in other places.
+    Movement(Movement),
+}
+
+/// Whether an op reads or writes a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Read.
+    Input,
+    /// Written.
+    Output,
 }
 
 impl Op {
-    /// The tensors read, in the order of the op's fields; one that is read twice is listed twice.
-    pub fn inputs(&self) -> Vec<Uid> {
+    /// Shows every uid to `visit`: inputs in the order of the op's fields, then outputs, the main result first.
+    pub fn visit_uids(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         match self {
-            Op::Matmul(op) => op.inputs(),
-            Op::Pointwise(op) => op.inputs(),
+            Op::Matmul(op) => op.visit(visit),
+            Op::Pointwise(op) => op.visit(visit),
+            Op::Conv(op) => op.visit(visit),
+            Op::Reduction(op) => op.visit(visit),
+            Op::Pool(op) => op.visit(visit),
+            Op::PoolBackward(op) => op.visit(visit),
+            Op::Softmax(op) => op.visit(visit),
+            Op::SoftmaxBackward(op) => op.visit(visit),
+            Op::CrossEntropy(op) => op.visit(visit),
+            Op::CrossEntropyBackward(op) => op.visit(visit),
+            Op::Movement(op) => op.visit(visit),
         }
     }
 
-    /// The tensor written.
+    fn uids(&self, role: Role) -> Vec<Uid> {
+        let mut uids = Vec::new();
+        self.clone().visit_uids(&mut |this, uid| {
+            if this == role {
+                uids.push(*uid);
+            }
+        });
+        uids
+    }
+
+    /// The tensors read, in the order of the op's fields; one that is read twice is listed twice.
+    pub fn inputs(&self) -> Vec<Uid> {
+        self.uids(Role::Input)
+    }
+
+    /// The tensors written, the main result first.
+    pub fn outputs(&self) -> Vec<Uid> {
+        self.uids(Role::Output)
+    }
+
+    /// The main result: the first of [`Op::outputs`].
     pub fn output(&self) -> Uid {
+        self.outputs()[0]
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         match self {
-            Op::Matmul(op) => op.d,
-            Op::Pointwise(op) => op.output(),
+            Op::Matmul(matmul) => matmul.check(op, graph),
+            Op::Pointwise(pointwise) => pointwise.check(op, graph),
+            Op::Conv(conv) => conv.check(op, graph),
+            Op::Reduction(reduction) => reduction.check(op, graph),
+            Op::Pool(pool) => pool.check(op, graph),
+            Op::PoolBackward(pool) => pool.check(op, graph),
+            Op::Softmax(softmax) => softmax.check(op, graph),
+            Op::SoftmaxBackward(softmax) => softmax.check(op, graph),
+            Op::CrossEntropy(loss) => loss.check(op, graph),
+            Op::CrossEntropyBackward(loss) => loss.check(op, graph),
+            Op::Movement(movement) => movement.check(op, graph),
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn problems(graph: &Graph) -> Result<Vec<Subgraph>, Error> {
         }
     }
     if let Some((_, node)) = graph.nodes.iter().enumerate().find(|(i, _)| !covered.contains(i)) {
-        return unsupported(node, "a pointwise op follows a matmul, directly or through other pointwise ops");
+        return unsupported(node, "a graph is of matmuls, and pointwise ops that epilogues take behind them");
     }
     in_order(graph, chains)?.iter().map(|chain| chain.subgraph(graph)).collect()
 }
@@ -153,6 +153,9 @@ impl<'g> Chain<'g> {
                     let other = graph.tensor_of(&node.name, if v_is_right { x } else { z })?;
                     EpilogueStep::Binary { f, operand: slots.matrix(other, dims)?, v_is_right }
                 }
+                Pointwise::Ternary { .. } | Pointwise::GenIndex { .. } => {
+                    return unsupported(node, "an epilogue has steps of one or two operands");
+                }
             });
             current = graph.tensor_of(&node.name, node.op.output())?;
             is_rounded = false;
@@ -185,17 +188,20 @@ impl<'g> Chain<'g> {
 /// Whether `reader` continues a chain whose value is `current`: pointwise, `current` read once, and the dims kept.
 fn is_chain_link(graph: &Graph, reader: usize, current: Uid) -> Result<bool, Error> {
     let node = &graph.nodes[reader];
-    let Op::Pointwise(pointwise) = &node.op else {
-        return Ok(false);
+    let fuses = match &node.op {
+        Op::Pointwise(Pointwise::Unary { f, .. }) => f.in_epilogue(),
+        Op::Pointwise(Pointwise::Binary { f, .. }) => f.in_epilogue(),
+        Op::Pointwise(Pointwise::Scale { .. }) => true,
+        _ => false,
     };
-    let once = pointwise.inputs().iter().filter(|&&uid| uid == current).count() == 1;
+    let once = node.op.inputs().iter().filter(|&&uid| uid == current).count() == 1;
     let result = graph.tensor_of(&node.name, node.op.output())?;
     let value = graph.tensor_of(&node.name, current)?;
-    let others_stored = (pointwise.inputs().iter()).filter(|&&uid| uid != current).all(|&uid| {
+    let others_stored = (node.op.inputs().iter()).filter(|&&uid| uid != current).all(|&uid| {
         // A virtual second operand would be computed by another chain, which would then have nowhere to put it.
         graph.tensor(uid).is_some_and(|tensor| !tensor.is_virtual)
     });
-    Ok(once && others_stored && result.layout.dims() == value.layout.dims())
+    Ok(fuses && once && others_stored && result.layout.dims() == value.layout.dims())
 }
 
 /// The chains in an order in which each reads only what earlier ones have written.

@@ -12,9 +12,8 @@ use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::graph::Graph;
-use crate::op::{HostScalar, Op};
-use crate::ops::matmul::{Matmul, OperandScale, broadcast_dims};
-use crate::ops::pointwise::Pointwise;
+use crate::op::HostScalar;
+use crate::ops::matmul::broadcast_dims;
 use crate::tensor::{TensorDesc, Uid};
 
 /// Checks a graph against the rules at this module's head.
@@ -33,7 +32,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
                 op: graph.name.clone(),
                 tensor: tensor.name.clone(),
                 got: tensor.dtype,
-                rule: "a tensor holds numbers of a storage type; tf32 is a precision and bool has no operation here",
+                rule: "a tensor holds numbers of a storage type; tf32 is a precision, and truth values are stored as 0 and 1 in u8",
             });
         }
         if tensor.by_value {
@@ -51,7 +50,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
         }
     }
 
-    let outputs: HashSet<Uid> = graph.nodes.iter().map(|node| node.op.output()).collect();
+    let outputs: HashSet<Uid> = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
     let mut written = HashSet::new();
     let mut read = HashSet::new();
     for node in &graph.nodes {
@@ -68,20 +67,19 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
             }
             read.insert(uid);
         }
-        let output = graph.tensor_of(op, node.op.output())?;
-        if output.by_value {
-            return structure(op, output, "a host scalar is not written");
+        for uid in node.op.outputs() {
+            let output = graph.tensor_of(op, uid)?;
+            if output.by_value {
+                return structure(op, output, "a host scalar is not written");
+            }
+            if output.layout.may_overlap() {
+                return structure(op, output, "what is written has one place for each element");
+            }
+            if !written.insert(output.uid) {
+                return structure(op, output, "a tensor is written once");
+            }
         }
-        if output.layout.may_overlap() {
-            return structure(op, output, "what is written has one place for each element");
-        }
-        if !written.insert(output.uid) {
-            return structure(op, output, "a tensor is written once");
-        }
-        match &node.op {
-            Op::Matmul(matmul) => check_matmul(graph, op, matmul)?,
-            Op::Pointwise(pointwise) => check_pointwise(graph, op, pointwise)?,
-        }
+        node.op.check(op, graph)?;
     }
     for tensor in &graph.tensors {
         if tensor.is_virtual && !(written.contains(&tensor.uid) && read.contains(&tensor.uid)) {
@@ -91,86 +89,8 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_matmul(graph: &Graph, op: &str, matmul: &Matmul) -> Result<(), Error> {
-    let a = data(graph, op, matmul.a)?;
-    let b = data(graph, op, matmul.b)?;
-    let d = data(graph, op, matmul.d)?;
-    let dims = Matmul::infer(op, a, b)?;
-    same_dims(op, d, &dims, "D has the dims [b…, m, n]")?;
-    if let Some(rule) = matmul.precision.rule_broken_by(a.dtype, b.dtype) {
-        return Err(Error::DType { op: op.to_owned(), tensor: a.name.clone(), got: a.dtype, rule });
-    }
-    if let Some(c) = matmul.c {
-        broadcasts_to(op, data(graph, op, c)?, &dims, "C has the dims of D or broadcasts to them")?;
-    }
-    factor(graph, op, "alpha", matmul.alpha)?;
-    factor(graph, op, "beta", matmul.beta)?;
-    let (a_outer, b_outer, k) = (dims[dims.len() - 2], dims[dims.len() - 1], a.layout.dims()[a.layout.rank() - 1]);
-    let batch = &dims[..dims.len() - 2];
-    for (scale, outer, operand) in [(matmul.scale_a, a_outer, a), (matmul.scale_b, b_outer, b)] {
-        if let Some(scale) = scale {
-            check_scale(graph, op, scale, operand, outer, k, batch)?;
-        }
-    }
-    Ok(())
-}
-
-fn check_scale(graph: &Graph, op: &str, scale: OperandScale, operand: &TensorDesc, outer: u64, k: u64, batch: &[u64]) -> Result<(), Error> {
-    let tensor = data(graph, op, scale.tensor)?;
-    let dtype_error =
-        |tensor: &TensorDesc, rule| Err(Error::DType { op: op.to_owned(), tensor: tensor.name.clone(), got: tensor.dtype, rule });
-    if !operand.dtype.is_fp8() {
-        return dtype_error(operand, "operand scales belong to fp8 operands");
-    }
-    if tensor.dtype != DType::F32 {
-        return dtype_error(tensor, "operand scales are f32");
-    }
-    match scale.block {
-        None if tensor.layout.elements() != 1 => Err(Error::Mismatch {
-            op: op.to_owned(),
-            tensor: tensor.name.clone(),
-            quantity: "the number of elements".to_owned(),
-            got: tensor.layout.elements(),
-            want: 1,
-            rule: "a scale without blocks is one factor for the whole operand",
-        }),
-        None => Ok(()),
-        Some(block) => {
-            if block.contains(&0) {
-                return Err(Error::Attribute {
-                    op: op.to_owned(),
-                    attribute: "block",
-                    value: format!("{block:?}"),
-                    rule: "a block is at least 1 by 1",
-                });
-            }
-            let mut dims = batch.to_vec();
-            dims.extend([outer.div_ceil(block[0]), k.div_ceil(block[1])]);
-            broadcasts_to(op, tensor, &dims, "block scales have the dims [b…, outer blocks, k blocks]")
-        }
-    }
-}
-
-fn check_pointwise(graph: &Graph, op: &str, pointwise: &Pointwise) -> Result<(), Error> {
-    let (x, z) = match *pointwise {
-        Pointwise::Unary { f, x, .. } => {
-            f.check(op)?;
-            (x, None)
-        }
-        Pointwise::Binary { x, z, .. } => (x, Some(z)),
-        Pointwise::Scale { x, factor: value, .. } => {
-            factor(graph, op, "factor", value)?;
-            (x, None)
-        }
-    };
-    let x = data(graph, op, x)?;
-    let z = z.map(|z| data(graph, op, z)).transpose()?;
-    let dims = Pointwise::infer(op, x, z)?;
-    same_dims(op, data(graph, op, pointwise.output())?, &dims, "a pointwise result has the common dims of its inputs")
-}
-
 /// A tensor that is read or written by pointer.
-fn data<'g>(graph: &'g Graph, op: &str, uid: Uid) -> Result<&'g TensorDesc, Error> {
+pub(crate) fn data<'g>(graph: &'g Graph, op: &str, uid: Uid) -> Result<&'g TensorDesc, Error> {
     let tensor = graph.tensor_of(op, uid)?;
     if tensor.by_value {
         return Err(Error::Structure {
@@ -182,7 +102,7 @@ fn data<'g>(graph: &'g Graph, op: &str, uid: Uid) -> Result<&'g TensorDesc, Erro
     Ok(tensor)
 }
 
-fn factor(graph: &Graph, op: &str, attribute: &'static str, value: HostScalar<Uid>) -> Result<(), Error> {
+pub(crate) fn factor(graph: &Graph, op: &str, attribute: &'static str, value: HostScalar<Uid>) -> Result<(), Error> {
     match value {
         HostScalar::Fixed(real) if !real.0.is_finite() => {
             Err(Error::Attribute { op: op.to_owned(), attribute, value: real.to_string(), rule: "a fixed factor is finite" })
@@ -198,7 +118,7 @@ fn factor(graph: &Graph, op: &str, attribute: &'static str, value: HostScalar<Ui
     }
 }
 
-fn same_dims(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
+pub(crate) fn same_dims(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
     let mismatch = |quantity, got, want| Err(Error::Mismatch { op: op.to_owned(), tensor: tensor.name.clone(), quantity, got, want, rule });
     if tensor.layout.rank() != dims.len() {
         return mismatch("the number of dims".to_owned(), tensor.layout.rank() as u64, dims.len() as u64);
@@ -211,7 +131,7 @@ fn same_dims(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) ->
     Ok(())
 }
 
-fn broadcasts_to(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
+pub(crate) fn broadcasts_to(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str) -> Result<(), Error> {
     let common = broadcast_dims(op, tensor, dims, tensor.layout.dims())?;
     for (i, (&got, &want)) in common.iter().zip(dims).enumerate() {
         if got != want {
@@ -236,4 +156,33 @@ fn broadcasts_to(op: &str, tensor: &TensorDesc, dims: &[u64], rule: &'static str
         want: dims.len() as u64,
         rule,
     })
+}
+
+/// An axis of a tensor, as an index.
+pub(crate) fn axis(op: &str, tensor: &TensorDesc, axis: u32) -> Result<usize, Error> {
+    let rank = tensor.layout.rank();
+    if (axis as usize) < rank {
+        return Ok(axis as usize);
+    }
+    Err(Error::Mismatch {
+        op: op.to_owned(),
+        tensor: tensor.name.clone(),
+        quantity: "the number of dims".to_owned(),
+        got: rank as u64,
+        want: u64::from(axis) + 1,
+        rule: "an axis is below the number of dims",
+    })
+}
+
+/// Checks an element type against a rule.
+pub(crate) fn of_type(op: &str, tensor: &TensorDesc, is_taken: impl Fn(DType) -> bool, rule: &'static str) -> Result<(), Error> {
+    if is_taken(tensor.dtype) {
+        return Ok(());
+    }
+    Err(Error::DType { op: op.to_owned(), tensor: tensor.name.clone(), got: tensor.dtype, rule })
+}
+
+/// An attribute that breaks a rule.
+pub(crate) fn attribute<T>(op: &str, attribute: &'static str, value: impl std::fmt::Debug, rule: &'static str) -> Result<T, Error> {
+    Err(Error::Attribute { op: op.to_owned(), attribute, value: format!("{value:?}"), rule })
 }

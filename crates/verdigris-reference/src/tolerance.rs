@@ -126,6 +126,7 @@ impl Bounded {
             UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu if self.value.is_finite() => unit * self.value.abs(),
             UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu => 0.0,
             UnaryOp::Sigmoid | UnaryOp::Tanh => unit,
+            other => unreachable!("`{}` is no epilogue step", other.name()),
         };
         Bounded::new(value, pass(self.error, pointwise::lipschitz(f)) + own, epilogue)
     }
@@ -139,6 +140,7 @@ impl Bounded {
             BinaryOp::Add | BinaryOp::Sub => left.error + right.error + rounding,
             BinaryOp::Mul => pass(left.error, right.value.abs()) + pass(right.error, left.value.abs() + left.error) + rounding,
             BinaryOp::Max | BinaryOp::Min => left.error.max(right.error),
+            other => unreachable!("`{}` is no epilogue step", other.name()),
         };
         Bounded::new(value, error, epilogue)
     }

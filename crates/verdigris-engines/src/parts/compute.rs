@@ -243,6 +243,8 @@ pub fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, attributes: &[Val<'k, T>
             let size = T::divide(number(1.0) - e, number(1.0) + e);
             k.select(x.lt(number(0.0)), -size, size)
         }
+        // `GemmProblem::canonical` is the gate.
+        other => unreachable!("`{}` is no epilogue step", other.name()),
     }
 }
 

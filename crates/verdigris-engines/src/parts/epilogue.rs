@@ -615,6 +615,8 @@ fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, 
         BinaryOp::Mul => x * y,
         BinaryOp::Max => T::max_nan(x, y),
         BinaryOp::Min => T::min_nan(x, y),
+        // `GemmProblem::canonical` is the gate.
+        other => unreachable!("`{}` is no epilogue step", other.name()),
     }
 }
 

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
-use crate::op::HostScalar;
+use crate::graph::Graph;
+use crate::op::{HostScalar, Role};
 use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{broadcasts_to, data, factor, same_dims};
 
 /// How products are formed and summed. It bounds the error; how the bound is met is the engine's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -150,16 +152,21 @@ impl Matmul {
         Matmul { a, b, c: None, d, alpha: HostScalar::ONE, beta: HostScalar::ZERO, precision, scale_a: None, scale_b: None }
     }
 
-    pub(crate) fn inputs(&self) -> Vec<Uid> {
-        let mut inputs = vec![self.a, self.b];
-        inputs.extend(self.c);
-        for scalar in [self.alpha, self.beta] {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.a);
+        visit(Role::Input, &mut self.b);
+        if let Some(c) = &mut self.c {
+            visit(Role::Input, c);
+        }
+        for scalar in [&mut self.alpha, &mut self.beta] {
             if let HostScalar::Bound(uid) = scalar {
-                inputs.push(uid);
+                visit(Role::Input, uid);
             }
         }
-        inputs.extend(self.scale_a.iter().chain(&self.scale_b).map(|scale| scale.tensor));
-        inputs
+        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
+            visit(Role::Input, &mut scale.tensor);
+        }
+        visit(Role::Output, &mut self.d);
     }
 
     /// The dims of `D`.
@@ -194,6 +201,66 @@ impl Matmul {
         let mut dims = broadcast_dims(op, b, a_batch, b_batch)?;
         dims.extend([a_matrix[0], b_matrix[1]]);
         Ok(dims)
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let a = data(graph, op, self.a)?;
+        let b = data(graph, op, self.b)?;
+        let d = data(graph, op, self.d)?;
+        let dims = Matmul::infer(op, a, b)?;
+        same_dims(op, d, &dims, "D has the dims [b…, m, n]")?;
+        if let Some(rule) = self.precision.rule_broken_by(a.dtype, b.dtype) {
+            return Err(Error::DType { op: op.to_owned(), tensor: a.name.clone(), got: a.dtype, rule });
+        }
+        if let Some(c) = self.c {
+            broadcasts_to(op, data(graph, op, c)?, &dims, "C has the dims of D or broadcasts to them")?;
+        }
+        factor(graph, op, "alpha", self.alpha)?;
+        factor(graph, op, "beta", self.beta)?;
+        let (a_outer, b_outer, k) = (dims[dims.len() - 2], dims[dims.len() - 1], a.layout.dims()[a.layout.rank() - 1]);
+        let batch = &dims[..dims.len() - 2];
+        for (scale, outer, operand) in [(self.scale_a, a_outer, a), (self.scale_b, b_outer, b)] {
+            if let Some(scale) = scale {
+                check_scale(graph, op, scale, operand, outer, k, batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_scale(graph: &Graph, op: &str, scale: OperandScale, operand: &TensorDesc, outer: u64, k: u64, batch: &[u64]) -> Result<(), Error> {
+    let tensor = data(graph, op, scale.tensor)?;
+    let dtype_error =
+        |tensor: &TensorDesc, rule| Err(Error::DType { op: op.to_owned(), tensor: tensor.name.clone(), got: tensor.dtype, rule });
+    if !operand.dtype.is_fp8() {
+        return dtype_error(operand, "operand scales belong to fp8 operands");
+    }
+    if tensor.dtype != DType::F32 {
+        return dtype_error(tensor, "operand scales are f32");
+    }
+    match scale.block {
+        None if tensor.layout.elements() != 1 => Err(Error::Mismatch {
+            op: op.to_owned(),
+            tensor: tensor.name.clone(),
+            quantity: "the number of elements".to_owned(),
+            got: tensor.layout.elements(),
+            want: 1,
+            rule: "a scale without blocks is one factor for the whole operand",
+        }),
+        None => Ok(()),
+        Some(block) => {
+            if block.contains(&0) {
+                return Err(Error::Attribute {
+                    op: op.to_owned(),
+                    attribute: "block",
+                    value: format!("{block:?}"),
+                    rule: "a block is at least 1 by 1",
+                });
+            }
+            let mut dims = batch.to_vec();
+            dims.extend([outer.div_ceil(block[0]), k.div_ceil(block[1])]);
+            broadcasts_to(op, tensor, &dims, "block scales have the dims [b…, outer blocks, k blocks]")
+        }
     }
 }
 

@@ -1,16 +1,29 @@
-//! Functions of one or two tensors, element by element.
+//! Functions of one, two or three tensors, element by element.
 //!
-//! `y[i] = f(x[i])`, `y[i] = f(x[i], z[i])` or `y[i] = factor · x[i]`, with `z` broadcast to `x` from the right. They are computed in f32
-//! (f64 if `x` is f64) and rounded once, to the type of `y`. Bias and residual addition are [`BinaryOp::Add`] with a `z` that is
-//! broadcast or full.
+//! `y[i] = f(x[i])`, `y[i] = f(x[i], z[i])`, `y[i] = f(x[i], z[i], t[i])` or `y[i] = factor · x[i]`. Inputs broadcast to their common
+//! dims from the right. Bias and residual addition are [`BinaryOp::Add`] with a `z` that is broadcast or full.
+//!
+//! **Types.** Inputs and results are of any stored type (truth values are 0 and 1 in any of them, `u8` by custom; there are no `bool`
+//! tensors). Arithmetic is in f32, in f64 if an input is f64 ([`Pointwise::compute_dtype`]): an integer beyond 2²⁴ is rounded to f32
+//! when it is read. The result is rounded once, to the type of `y`: to nearest even; saturating in integers and fp8.
+//!
+//! **NaN and edges.** NaN in gives NaN out, where the function's own text does not say otherwise. Comparisons with NaN are false (but
+//! `Ne`); as a truth value NaN is true, as every value other than 0 is. Limits are those of the formula in IEEE arithmetic: where a
+//! formula gives `∞ · 0`, the result is NaN.
+//!
+//! **Derivatives.** [`BinaryOp::Backward`] gives `dx = dy · f′(x)` for each activation. At a kink of `f` the derivative is the one of the
+//! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
 
 use serde::{Deserialize, Serialize};
+use verdigris_tensor::DType;
 
 use crate::error::Error;
-use crate::op::{HostScalar, Real};
+use crate::graph::Graph;
+use crate::op::{HostScalar, Real, Role};
 use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{axis, data, factor, same_dims};
 
-/// A function of one value. NaN gives NaN throughout.
+/// A function of one value. NaN gives NaN, but for `Not`, `IsFinite` and `IsNan`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum UnaryOp {
@@ -44,9 +57,118 @@ pub enum UnaryOp {
     Sigmoid,
     /// `tanh(x)`.
     Tanh,
+    /// `slope · (x − lower) + lower` if `x ≤ lower`, else `min(x, upper)`: cuDNN's ReLU with all its attributes.
+    ClippedRelu {
+        /// Where the lower part begins.
+        lower: Real,
+        /// The greatest result; not below `lower`.
+        upper: Real,
+        /// The slope of the lower part.
+        slope: Real,
+    },
+    /// `x` if `x > 0`, else `alpha · (e^x − 1)`.
+    Elu {
+        /// The limit at −∞ is `−alpha`.
+        alpha: Real,
+    },
+    /// `ln(1 + e^(beta · x)) / beta`.
+    Softplus {
+        /// How sharp the bend is; above 0.
+        beta: Real,
+    },
+    /// `x · sigmoid(beta · x)`.
+    Swish {
+        /// 1 gives SiLU.
+        beta: Real,
+    },
+    /// `x · min(max(x + 3, 0), 6) / 6`.
+    HardSwish,
+    /// `min(max(x + 3, 0), 6) / 6`.
+    HardSigmoid,
+    /// `x · tanh(ln(1 + e^x))`.
+    Mish,
+    /// `e^x`.
+    Exp,
+    /// The natural logarithm. 0 gives −∞, what is below gives NaN.
+    Log,
+    /// `√x`. Below 0: NaN; −0 gives −0.
+    Sqrt,
+    /// `1 / √x`. 0 gives ∞, −0 gives −∞, what is below gives NaN.
+    Rsqrt,
+    /// `1 / x`. ±0 gives ±∞.
+    Reciprocal,
+    /// The error function.
+    Erf,
+    /// Of an angle in radians; ±∞ gives NaN.
+    Sin,
+    /// Of an angle in radians; ±∞ gives NaN.
+    Cos,
+    /// Of an angle in radians; ±∞ gives NaN.
+    Tan,
+    /// The least integer not below `x`.
+    Ceil,
+    /// The greatest integer not above `x`.
+    Floor,
+    /// The nearest integer, the even one of two.
+    Round,
+    /// −1, 0 or 1. ±0 gives 0.
+    Sign,
+    /// 1 if `x = 0`, else 0; NaN gives 0.
+    Not,
+    /// 1, or 0 if `x` is ±∞ or NaN.
+    IsFinite,
+    /// 1 if `x` is NaN, else 0.
+    IsNan,
+    /// `scale · x + shift`, as one fused multiply-add.
+    Affine {
+        /// The factor.
+        scale: Real,
+        /// What is added.
+        shift: Real,
+    },
 }
 
 impl UnaryOp {
+    /// Whether this is an activation: whether [`BinaryOp::Backward`] takes it.
+    pub const fn is_activation(self) -> bool {
+        matches!(
+            self,
+            UnaryOp::Relu
+                | UnaryOp::LeakyRelu { .. }
+                | UnaryOp::ClippedRelu { .. }
+                | UnaryOp::Clamp { .. }
+                | UnaryOp::GeluErf
+                | UnaryOp::GeluTanh
+                | UnaryOp::Silu
+                | UnaryOp::Swish { .. }
+                | UnaryOp::Sigmoid
+                | UnaryOp::Tanh
+                | UnaryOp::Elu { .. }
+                | UnaryOp::Softplus { .. }
+                | UnaryOp::HardSwish
+                | UnaryOp::HardSigmoid
+                | UnaryOp::Mish
+        )
+    }
+
+    /// Whether the epilogue of a GEMM takes this step. What it does not take is a problem of its own.
+    pub const fn in_epilogue(self) -> bool {
+        matches!(
+            self,
+            UnaryOp::Identity
+                | UnaryOp::Neg
+                | UnaryOp::Abs
+                | UnaryOp::Relu
+                | UnaryOp::LeakyRelu { .. }
+                | UnaryOp::Clamp { .. }
+                | UnaryOp::GeluErf
+                | UnaryOp::GeluTanh
+                | UnaryOp::Silu
+                | UnaryOp::Sigmoid
+                | UnaryOp::Tanh
+        )
+    }
+
     /// The name used in serialized form.
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,6 +183,30 @@ impl UnaryOp {
             UnaryOp::Silu => "silu",
             UnaryOp::Sigmoid => "sigmoid",
             UnaryOp::Tanh => "tanh",
+            UnaryOp::ClippedRelu { .. } => "clipped_relu",
+            UnaryOp::Elu { .. } => "elu",
+            UnaryOp::Softplus { .. } => "softplus",
+            UnaryOp::Swish { .. } => "swish",
+            UnaryOp::HardSwish => "hard_swish",
+            UnaryOp::HardSigmoid => "hard_sigmoid",
+            UnaryOp::Mish => "mish",
+            UnaryOp::Exp => "exp",
+            UnaryOp::Log => "log",
+            UnaryOp::Sqrt => "sqrt",
+            UnaryOp::Rsqrt => "rsqrt",
+            UnaryOp::Reciprocal => "reciprocal",
+            UnaryOp::Erf => "erf",
+            UnaryOp::Sin => "sin",
+            UnaryOp::Cos => "cos",
+            UnaryOp::Tan => "tan",
+            UnaryOp::Ceil => "ceil",
+            UnaryOp::Floor => "floor",
+            UnaryOp::Round => "round",
+            UnaryOp::Sign => "sign",
+            UnaryOp::Not => "not",
+            UnaryOp::IsFinite => "is_finite",
+            UnaryOp::IsNan => "is_nan",
+            UnaryOp::Affine { .. } => "affine",
         }
     }
 
@@ -77,13 +223,26 @@ impl UnaryOp {
             UnaryOp::Clamp { lower, upper } if upper.0 < lower.0 => {
                 error("upper", upper.0, "the upper clamp bound is not below the lower one")
             }
+            UnaryOp::ClippedRelu { lower, .. } if !lower.0.is_finite() => error("lower", lower.0, "a clipping bound is finite"),
+            UnaryOp::ClippedRelu { upper, .. } if !upper.0.is_finite() => error("upper", upper.0, "a clipping bound is finite"),
+            UnaryOp::ClippedRelu { slope, .. } if !slope.0.is_finite() => error("slope", slope.0, "a slope is finite"),
+            UnaryOp::ClippedRelu { lower, upper, .. } if upper.0 < lower.0 => {
+                error("upper", upper.0, "the upper clipping bound is not below the lower one")
+            }
+            UnaryOp::Elu { alpha } if !alpha.0.is_finite() => error("alpha", alpha.0, "an attribute is finite"),
+            UnaryOp::Softplus { beta } if !(beta.0.is_finite() && beta.0 > 0.0) => {
+                error("beta", beta.0, "the beta of softplus is finite and above 0")
+            }
+            UnaryOp::Swish { beta } if !beta.0.is_finite() => error("beta", beta.0, "an attribute is finite"),
+            UnaryOp::Affine { scale, .. } if !scale.0.is_finite() => error("scale", scale.0, "an attribute is finite"),
+            UnaryOp::Affine { shift, .. } if !shift.0.is_finite() => error("shift", shift.0, "an attribute is finite"),
             _ => Ok(()),
         }
     }
 }
 
-/// A function of two values. NaN in either gives NaN, in `Max` and `Min` too.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+/// A function of two values. NaN in either gives NaN, in `Max` and `Min` too; the comparisons, `And`, `Or` and `Pow` say otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinaryOp {
     /// `x + z`.
@@ -96,15 +255,80 @@ pub enum BinaryOp {
     Max,
     /// The lesser one.
     Min,
+    /// `x / z`, as IEEE has it: `x / 0` is ±∞, `0 / 0` is NaN.
+    Div,
+    /// The remainder of the truncated quotient, exact: the sign of `x`. By 0, or of ±∞: NaN; a finite `x` by ±∞ is `x`. C's `fmod`.
+    Mod,
+    /// The remainder of the floored quotient: the sign of `z`. With `m = Mod(x, z)` it is `m + z` where `m ≠ 0` and the signs of `m` and
+    /// `z` differ, else `m`. Python's `%`.
+    FloorMod,
+    /// `x^z`, as C's `pow`: `pow(x, 0) = 1` and `pow(1, z) = 1` for NaN too; a negative `x` to a fractional power is NaN.
+    Pow,
+    /// The angle of the point (z, x), in radians from −π to π: C's `atan2(x, z)`.
+    Atan2,
+    /// `x + z²`.
+    AddSquare,
+    /// `x` if `x > 0`, else `z · x`: a leaky ReLU whose slope is a tensor.
+    Prelu,
+    /// 1 if `x = z`, else 0. NaN equals nothing.
+    Eq,
+    /// 1 if `x ≠ z`, else 0. NaN differs from everything.
+    Ne,
+    /// 1 if `x > z`, else 0.
+    Gt,
+    /// 1 if `x ≥ z`, else 0.
+    Ge,
+    /// 1 if `x < z`, else 0.
+    Lt,
+    /// 1 if `x ≤ z`, else 0.
+    Le,
+    /// 1 if neither is 0, else 0.
+    And,
+    /// 1 if one is not 0, else 0.
+    Or,
+    /// `x · f′(z)` for an activation `f` with its attributes: `x` is dy, `z` is the forward input.
+    Backward(UnaryOp),
 }
 
 impl BinaryOp {
-    /// Every one.
-    pub const ALL: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
+    /// Those that the epilogue of a GEMM takes.
+    pub const IN_EPILOGUE: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
+
+    /// Every one but [`BinaryOp::Backward`], of which there is one for each activation.
+    pub const ALL: [BinaryOp; 20] = [
+        BinaryOp::Add,
+        BinaryOp::Sub,
+        BinaryOp::Mul,
+        BinaryOp::Max,
+        BinaryOp::Min,
+        BinaryOp::Div,
+        BinaryOp::Mod,
+        BinaryOp::FloorMod,
+        BinaryOp::Pow,
+        BinaryOp::Atan2,
+        BinaryOp::AddSquare,
+        BinaryOp::Prelu,
+        BinaryOp::Eq,
+        BinaryOp::Ne,
+        BinaryOp::Gt,
+        BinaryOp::Ge,
+        BinaryOp::Lt,
+        BinaryOp::Le,
+        BinaryOp::And,
+        BinaryOp::Or,
+    ];
 
     /// Whether the operands may be swapped.
     pub const fn is_commutative(self) -> bool {
-        !matches!(self, BinaryOp::Sub)
+        matches!(
+            self,
+            BinaryOp::Add | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min | BinaryOp::Eq | BinaryOp::Ne | BinaryOp::And | BinaryOp::Or
+        )
+    }
+
+    /// Whether the epilogue of a GEMM takes this step. What it does not take is a problem of its own.
+    pub const fn in_epilogue(self) -> bool {
+        matches!(self, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min)
     }
 
     /// The name used in serialized form.
@@ -115,6 +339,63 @@ impl BinaryOp {
             BinaryOp::Mul => "mul",
             BinaryOp::Max => "max",
             BinaryOp::Min => "min",
+            BinaryOp::Div => "div",
+            BinaryOp::Mod => "mod",
+            BinaryOp::FloorMod => "floor_mod",
+            BinaryOp::Pow => "pow",
+            BinaryOp::Atan2 => "atan2",
+            BinaryOp::AddSquare => "add_square",
+            BinaryOp::Prelu => "prelu",
+            BinaryOp::Eq => "eq",
+            BinaryOp::Ne => "ne",
+            BinaryOp::Gt => "gt",
+            BinaryOp::Ge => "ge",
+            BinaryOp::Lt => "lt",
+            BinaryOp::Le => "le",
+            BinaryOp::And => "and",
+            BinaryOp::Or => "or",
+            BinaryOp::Backward(_) => "backward",
+        }
+    }
+
+    /// Checks the attributes.
+    ///
+    /// # Errors
+    /// [`BinaryOp::Backward`] of what is no activation, or of one whose attributes are out of range.
+    pub fn check(self, op: &str) -> Result<(), Error> {
+        match self {
+            BinaryOp::Backward(f) if !f.is_activation() => Err(Error::Attribute {
+                op: op.to_owned(),
+                attribute: "backward",
+                value: f.name().to_owned(),
+                rule: "activations have a backward; compose the others from their formulas",
+            }),
+            BinaryOp::Backward(f) => f.check(op),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A function of three values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TernaryOp {
+    /// `x` if `t ≠ 0` (NaN included), else `z`. A NaN in the one not chosen plays no part.
+    Select,
+    /// `x` if `z > 0`, else `t · x`: the gradient of [`BinaryOp::Prelu`], `x` being dy, `z` the forward input, `t` the slope. The slope's
+    /// own gradient is the sum of `dy · min(z, 0)`.
+    PreluBackward,
+}
+
+impl TernaryOp {
+    /// Every one.
+    pub const ALL: [TernaryOp; 2] = [TernaryOp::Select, TernaryOp::PreluBackward];
+
+    /// The name used in serialized form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TernaryOp::Select => "select",
+            TernaryOp::PreluBackward => "prelu_backward",
         }
     }
 }
@@ -143,6 +424,26 @@ pub enum Pointwise {
         /// Written; the common broadcast dims of `x` and `z`.
         y: Uid,
     },
+    /// `y = f(x, z, t)`.
+    Ternary {
+        /// The function.
+        f: TernaryOp,
+        /// Read, first.
+        x: Uid,
+        /// Read, second.
+        z: Uid,
+        /// Read, third.
+        t: Uid,
+        /// Written; the common broadcast dims of `x`, `z` and `t`.
+        y: Uid,
+    },
+    /// `y[i₀, …, iᵣ₋₁] = i_axis`: each element is its own coordinate. Reads nothing; the exact integer is rounded to the type of `y`.
+    GenIndex {
+        /// Which coordinate.
+        axis: u32,
+        /// Written.
+        y: Uid,
+    },
     /// `y = factor · x`.
     Scale {
         /// Read.
@@ -155,29 +456,67 @@ pub enum Pointwise {
 }
 
 impl Pointwise {
-    pub(crate) fn inputs(&self) -> Vec<Uid> {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let (inputs, y): (Vec<&mut Uid>, &mut Uid) = match self {
+            Pointwise::Unary { x, y, .. } | Pointwise::Scale { x, factor: HostScalar::Fixed(_), y } => (vec![x], y),
+            Pointwise::Binary { x, z, y, .. } => (vec![x, z], y),
+            Pointwise::Ternary { x, z, t, y, .. } => (vec![x, z, t], y),
+            Pointwise::GenIndex { y, .. } => (vec![], y),
+            Pointwise::Scale { x, factor: HostScalar::Bound(uid), y } => (vec![x, uid], y),
+        };
+        inputs.into_iter().for_each(|uid| visit(Role::Input, uid));
+        visit(Role::Output, y);
+    }
+
+    /// The tensors read by pointer: the inputs but for a host scalar.
+    pub fn operands(&self) -> Vec<Uid> {
         match *self {
-            Pointwise::Unary { x, .. } => vec![x],
+            Pointwise::Unary { x, .. } | Pointwise::Scale { x, .. } => vec![x],
             Pointwise::Binary { x, z, .. } => vec![x, z],
-            Pointwise::Scale { x, factor: HostScalar::Bound(uid), .. } => vec![x, uid],
-            Pointwise::Scale { x, factor: HostScalar::Fixed(_), .. } => vec![x],
+            Pointwise::Ternary { x, z, t, .. } => vec![x, z, t],
+            Pointwise::GenIndex { .. } => Vec::new(),
         }
     }
 
-    pub(crate) fn output(&self) -> Uid {
+    /// The tensor written.
+    pub fn output(&self) -> Uid {
         match *self {
-            Pointwise::Unary { y, .. } | Pointwise::Binary { y, .. } | Pointwise::Scale { y, .. } => y,
+            Pointwise::Unary { y, .. }
+            | Pointwise::Binary { y, .. }
+            | Pointwise::Ternary { y, .. }
+            | Pointwise::GenIndex { y, .. }
+            | Pointwise::Scale { y, .. } => y,
         }
     }
 
-    /// The dims of `y`, from the inputs `x` and, for a binary function, `z`.
+    /// The type in which operands of these types are computed with: f64 if one is f64, else f32.
+    pub fn compute_dtype(operands: impl IntoIterator<Item = DType>) -> DType {
+        if operands.into_iter().any(|dtype| dtype == DType::F64) { DType::F64 } else { DType::F32 }
+    }
+
+    /// The dims of `y`, from one or more operands: their common broadcast dims.
     ///
     /// # Errors
     /// Dims that do not broadcast.
-    pub fn infer(op: &str, x: &TensorDesc, z: Option<&TensorDesc>) -> Result<Vec<u64>, Error> {
-        match z {
-            None => Ok(x.layout.dims().to_vec()),
-            Some(z) => super::matmul::broadcast_dims(op, z, x.layout.dims(), z.layout.dims()),
+    pub fn infer(op: &str, operands: &[&TensorDesc]) -> Result<Vec<u64>, Error> {
+        let mut dims = Vec::new();
+        for operand in operands {
+            dims = super::matmul::broadcast_dims(op, operand, &dims, operand.layout.dims())?;
         }
+        Ok(dims)
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let y = data(graph, op, self.output())?;
+        match *self {
+            Pointwise::Unary { f, .. } => f.check(op)?,
+            Pointwise::Binary { f, .. } => f.check(op)?,
+            Pointwise::Ternary { .. } => {}
+            Pointwise::Scale { factor: value, .. } => factor(graph, op, "factor", value)?,
+            Pointwise::GenIndex { axis: which, .. } => return axis(op, y, which).map(drop),
+        }
+        let operands = self.operands().into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
+        let dims = Pointwise::infer(op, &operands)?;
+        same_dims(op, y, &dims, "a pointwise result has the common dims of its inputs")
     }
 }

@@ -236,10 +236,16 @@ fn simplify<P>(steps: &mut Vec<EpilogueStep<P>>, computed: DType, stored: DType)
     }
 }
 
-/// Checks the attributes of a step.
+/// Checks that epilogues take the function of a step, and the step's attributes.
 fn check_step<P>(op: &str, step: &EpilogueStep<P>) -> Result<(), Error> {
+    let not_taken = |name: &str| {
+        let rule = "the function is none of those that an epilogue takes (`in_epilogue`)";
+        Err(Error::Attribute { op: op.to_owned(), attribute: "epilogue", value: name.to_owned(), rule })
+    };
     match step {
+        EpilogueStep::Unary(f) if !f.in_epilogue() => not_taken(f.name()),
         EpilogueStep::Unary(f) => f.check(op),
+        EpilogueStep::Binary { f, .. } if !f.in_epilogue() => not_taken(f.name()),
         EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
             let rule = "a value is rounded to a storage type";
             Err(Error::DType { op: op.to_owned(), tensor: "epilogue".to_owned(), got: *dtype, rule })

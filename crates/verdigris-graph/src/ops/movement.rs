@@ -1,0 +1,241 @@
+//! Movements: the same values in other places.
+//!
+//! | | result |
+//! |---|---|
+//! | reshape | the elements in the row-major order of their indices, under other dims |
+//! | transpose | `y[i₀, …] = x[…]` where dim `j` of `y` is dim `permutation[j]` of `x` |
+//! | slice | `y[i] = x[start + i · step]` along each dim, `⌈(stop − start) / step⌉` of them |
+//! | concat | the inputs one behind the other along one axis |
+//! | pad | `x` with `before` and `after` elements of `value` around it |
+//! | broadcast | `x` repeated along dims of 1 and along new leading dims |
+//!
+//! Every stored element type; the result has the type of the input, bit for bit (NaN payloads included), and `value` is rounded to that
+//! type. A cast is [`crate::UnaryOp::Identity`]. These are logical: where the elements lie in memory is said by strides alone, so a
+//! tensor that is merely seen otherwise needs no op at all, only another [`TensorDesc`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::op::{Real, Role};
+use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{attribute, axis, broadcasts_to, data, same_dims};
+
+/// One movement; the module's head has the rules.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Movement {
+    /// Other dims, as many elements; the dims are those of `y`.
+    Reshape {
+        /// Read.
+        x: Uid,
+        /// Written.
+        y: Uid,
+    },
+    /// The dims in another order.
+    Transpose {
+        /// Which dim of `x` each dim of `y` is.
+        permutation: Vec<u32>,
+        /// Read.
+        x: Uid,
+        /// Written.
+        y: Uid,
+    },
+    /// A part of each dim.
+    Slice {
+        /// The first index taken, one for each dim.
+        starts: Vec<u64>,
+        /// The first index not taken; not below the start, at most the extent.
+        stops: Vec<u64>,
+        /// From one index taken to the next; at least 1.
+        steps: Vec<u64>,
+        /// Read.
+        x: Uid,
+        /// Written.
+        y: Uid,
+    },
+    /// One behind the other.
+    Concat {
+        /// The dim along which extents add up; the others are equal.
+        axis: u32,
+        /// Read; at least one.
+        xs: Vec<Uid>,
+        /// Written.
+        y: Uid,
+    },
+    /// A border.
+    Pad {
+        /// Elements before the first, one for each dim.
+        before: Vec<u64>,
+        /// Elements after the last.
+        after: Vec<u64>,
+        /// What they hold; finite.
+        value: Real,
+        /// Read.
+        x: Uid,
+        /// Written.
+        y: Uid,
+    },
+    /// Repetition to the dims of `y`.
+    Broadcast {
+        /// Read.
+        x: Uid,
+        /// Written.
+        y: Uid,
+    },
+}
+
+impl Movement {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let y = match self {
+            Movement::Concat { xs, y, .. } => {
+                xs.iter_mut().for_each(|x| visit(Role::Input, x));
+                y
+            }
+            Movement::Reshape { x, y }
+            | Movement::Transpose { x, y, .. }
+            | Movement::Slice { x, y, .. }
+            | Movement::Pad { x, y, .. }
+            | Movement::Broadcast { x, y } => {
+                visit(Role::Input, x);
+                y
+            }
+        };
+        visit(Role::Output, y);
+    }
+
+    /// The name used in serialized form.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Movement::Reshape { .. } => "reshape",
+            Movement::Transpose { .. } => "transpose",
+            Movement::Slice { .. } => "slice",
+            Movement::Concat { .. } => "concat",
+            Movement::Pad { .. } => "pad",
+            Movement::Broadcast { .. } => "broadcast",
+        }
+    }
+
+    /// The tensor written.
+    pub const fn output(&self) -> Uid {
+        match self {
+            Movement::Reshape { y, .. }
+            | Movement::Transpose { y, .. }
+            | Movement::Slice { y, .. }
+            | Movement::Concat { y, .. }
+            | Movement::Pad { y, .. }
+            | Movement::Broadcast { y, .. } => *y,
+        }
+    }
+
+    /// The dims of `y`, from the tensors read in order; the attributes are checked on the way. `None` for reshape and broadcast, whose
+    /// dims are the caller's.
+    ///
+    /// # Errors
+    /// Attributes that are not one for each dim or out of range; extents of a concatenation that disagree.
+    pub fn infer(&self, op: &str, inputs: &[&TensorDesc]) -> Result<Option<Vec<u64>>, Error> {
+        let Some(&x) = inputs.first() else {
+            return attribute(op, "xs", "[]", "a concatenation has at least one input");
+        };
+        let dims = x.layout.dims();
+        let one_each = |name: &'static str, list: &[u64]| {
+            if list.len() == dims.len() { Ok(()) } else { attribute(op, name, list, "there is one entry for each dim of x") }
+        };
+        Ok(Some(match self {
+            Movement::Reshape { .. } | Movement::Broadcast { .. } => return Ok(None),
+            Movement::Transpose { permutation, .. } => {
+                let mut sorted = permutation.clone();
+                sorted.sort_unstable();
+                if !sorted.iter().copied().eq(0..dims.len() as u32) {
+                    return attribute(op, "permutation", permutation, "a permutation names each dim of x once");
+                }
+                permutation.iter().map(|&dim| dims[dim as usize]).collect()
+            }
+            Movement::Slice { starts, stops, steps, .. } => {
+                one_each("starts", starts)?;
+                one_each("stops", stops)?;
+                one_each("steps", steps)?;
+                let mut sliced = Vec::new();
+                for (i, &extent) in dims.iter().enumerate() {
+                    if steps[i] == 0 {
+                        return attribute(op, "steps", steps, "a step is at least 1");
+                    }
+                    if stops[i] < starts[i] {
+                        return attribute(op, "stops", stops, "a stop is not below its start");
+                    }
+                    if stops[i] > extent {
+                        return Err(Error::Mismatch {
+                            op: op.to_owned(),
+                            tensor: x.name.clone(),
+                            quantity: format!("dim {i}"),
+                            got: extent,
+                            want: stops[i],
+                            rule: "a stop lies within the dim; the size expected is the least",
+                        });
+                    }
+                    sliced.push((stops[i] - starts[i]).div_ceil(steps[i]));
+                }
+                sliced
+            }
+            Movement::Concat { axis: along, .. } => {
+                let along = axis(op, x, *along)?;
+                let mut joined = dims.to_vec();
+                for other in &inputs[1..] {
+                    let mut expected = dims.to_vec();
+                    if let (Some(expected), Some(&extent)) = (expected.get_mut(along), other.layout.dims().get(along)) {
+                        *expected = extent;
+                    }
+                    same_dims(op, other, &expected, "concatenated tensors agree in all dims but the axis")?;
+                    joined[along] = joined[along].saturating_add(expected[along]);
+                }
+                joined
+            }
+            Movement::Pad { before, after, value, .. } => {
+                one_each("before", before)?;
+                one_each("after", after)?;
+                if !value.0.is_finite() {
+                    return attribute(op, "value", value.0, "a padding value is finite");
+                }
+                (0..dims.len()).map(|i| dims[i].saturating_add(before[i]).saturating_add(after[i])).collect()
+            }
+        }))
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let mut inputs = Vec::new();
+        let mut copy = self.clone();
+        copy.visit(&mut |role, uid| {
+            if role == Role::Input {
+                inputs.push(*uid);
+            }
+        });
+        let inputs = inputs.into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
+        let y = data(graph, op, self.output())?;
+        let inferred = self.infer(op, &inputs)?;
+        for input in &inputs {
+            if input.dtype != y.dtype {
+                return Err(Error::DType {
+                    op: op.to_owned(),
+                    tensor: input.name.clone(),
+                    got: input.dtype,
+                    rule: "a movement keeps the element type of what it moves; the pointwise identity casts",
+                });
+            }
+        }
+        match inferred {
+            Some(dims) => same_dims(op, y, &dims, "y has the dims that the movement gives"),
+            None if matches!(self, Movement::Broadcast { .. }) => {
+                broadcasts_to(op, inputs[0], y.layout.dims(), "x broadcasts to the dims of y")
+            }
+            None if inputs[0].layout.elements() != y.layout.elements() => Err(Error::Mismatch {
+                op: op.to_owned(),
+                tensor: y.name.clone(),
+                quantity: "the number of elements".to_owned(),
+                got: y.layout.elements(),
+                want: inputs[0].layout.elements(),
+                rule: "a reshape keeps the number of elements",
+            }),
+            None => Ok(()),
+        }
+    }
+}

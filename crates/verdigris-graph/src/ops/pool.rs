@@ -1,0 +1,282 @@
+//! Max and average pooling over one, two or three spatial dims, and their gradients.
+//!
+//! `x` is `[n, c, spatial…]`, `y` is `[n, c, out…]`. Output `o` sees the elements of `x` in its window:
+//!
+//! ```text
+//! sliding    i = o · stride − pad_before + t · dilation,  t in 0 .. window       those with 0 ≤ i < spatial
+//!            out = ⌊(spatial + pad_before + pad_after − (dilation · (window − 1) + 1)) / stride⌋ + 1
+//! adaptive   i in ⌊o · spatial / out⌋ .. ⌈(o + 1) · spatial / out⌉              out is given
+//!
+//! max        y = the greatest element of the window; padding plays no part
+//! average    y = Σ / count, count = the elements in the window, or with count_include_pad the taps of the window, padding and all
+//! ```
+//!
+//! Padding is smaller than the dilated window, so that no window lies outside as a whole; a dilated one can still meet no element. Its
+//! maximum is −∞ (the least value of an integer type) with index −1 and it passes no gradient; its average is 0.
+//!
+//! **The index** of a maximum is its flat position in the spatial dims of `x`, row-major (`h · W + w`), within its own `n` and `c`. The
+//! first maximum in the window's row-major order wins; the first NaN wins over all.
+//!
+//! **Backward**, `dx` from `dy`: max gives each `dy` to the element that won (told by the index tensor, or found again in `x`), average
+//! gives `dy / count` to each element of the window; what several windows give is added, what none gives is 0.
+//!
+//! Element types: any stored type. Arithmetic is in f32, in f64 if `x` (`dy`) is f64, and the result is rounded once. A maximum is exact
+//! before that rounding. Indices are i32 or i64.
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::DType;
+
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::op::Role;
+use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{attribute, data, of_type, same_dims};
+
+/// What is made of a window.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PoolMode {
+    /// The greatest element.
+    Max,
+    /// The mean.
+    Average {
+        /// Whether padding counts, as zeros. Adaptive windows have no padding.
+        count_include_pad: bool,
+    },
+}
+
+/// Where the windows lie.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PoolWindows {
+    /// Windows of one size at equal distances. Each list has one entry for each spatial dim.
+    Sliding {
+        /// Taps of a window; at least 1.
+        window: Vec<u64>,
+        /// Elements from one window to the next; at least 1.
+        strides: Vec<u64>,
+        /// Elements from one tap to the next; at least 1.
+        dilations: Vec<u64>,
+        /// Elements of padding before the first.
+        pads_before: Vec<u64>,
+        /// Elements of padding after the last.
+        pads_after: Vec<u64>,
+    },
+    /// As many windows as asked for, evenly over `x`.
+    Adaptive {
+        /// Size of `y`, one for each spatial dim.
+        out: Vec<u64>,
+    },
+}
+
+impl PoolWindows {
+    /// Sliding windows without dilation or padding, side by side: the stride is the window.
+    pub fn tiles(window: &[u64]) -> PoolWindows {
+        PoolWindows::Sliding {
+            window: window.to_vec(),
+            strides: window.to_vec(),
+            dilations: vec![1; window.len()],
+            pads_before: vec![0; window.len()],
+            pads_after: vec![0; window.len()],
+        }
+    }
+
+    /// The number of spatial dims.
+    pub fn spatial(&self) -> usize {
+        match self {
+            PoolWindows::Sliding { window, .. } => window.len(),
+            PoolWindows::Adaptive { out } => out.len(),
+        }
+    }
+
+    /// The taps of window `o` along spatial dim `i` of `extent` elements: positions in `x`, those in padding included, ascending.
+    pub fn taps(&self, i: usize, o: u64, extent: u64) -> Vec<i64> {
+        match self {
+            PoolWindows::Sliding { window, strides, dilations, pads_before, .. } => {
+                let first = (o * strides[i]) as i64 - pads_before[i] as i64;
+                (0..window[i]).map(|tap| first + (tap * dilations[i]) as i64).collect()
+            }
+            PoolWindows::Adaptive { out } => {
+                let begin = o * extent / out[i];
+                let end = ((o + 1) * extent).div_ceil(out[i]);
+                (begin as i64..end as i64).collect()
+            }
+        }
+    }
+
+    /// The dims of `y` for an `x`; the attributes are checked on the way.
+    ///
+    /// # Errors
+    /// Attributes out of range or not one for each spatial dim; a window that does not fit.
+    pub fn infer(&self, op: &str, x: &TensorDesc) -> Result<Vec<u64>, Error> {
+        let mismatch = |quantity: String, got, want, rule| {
+            Err(Error::Mismatch { op: op.to_owned(), tensor: x.name.clone(), quantity, got, want, rule })
+        };
+        let spatial = self.spatial();
+        if !(1..=3).contains(&spatial) {
+            return attribute(op, "windows", self, "pooling has 1, 2 or 3 spatial dims, and one entry for each");
+        }
+        if x.layout.rank() != spatial + 2 {
+            let rule = "x has two dims before the spatial ones, which the windows count";
+            return mismatch("the number of dims".to_owned(), x.layout.rank() as u64, spatial as u64 + 2, rule);
+        }
+        let x_dims = x.layout.dims();
+        let mut dims = x_dims[..2].to_vec();
+        match self {
+            PoolWindows::Adaptive { out } => {
+                for (i, &out) in out.iter().enumerate() {
+                    let extent = x_dims[i + 2];
+                    if out == 0 {
+                        return attribute(op, "out", 0, "an adaptive output has at least one element");
+                    }
+                    if extent == 0 {
+                        return mismatch(format!("dim {}", i + 2), 0, 1, "adaptive windows need at least one element");
+                    }
+                    if out.checked_mul(extent).is_none_or(|product| product > 1 << 62) {
+                        return attribute(op, "out", out, "out times the size of x is at most 2^62");
+                    }
+                    dims.push(out);
+                }
+            }
+            PoolWindows::Sliding { window, strides, dilations, pads_before, pads_after } => {
+                let lists = [("strides", strides), ("dilations", dilations), ("pads_before", pads_before), ("pads_after", pads_after)];
+                for (name, list) in lists {
+                    if list.len() != spatial {
+                        return attribute(op, name, list, "there is one entry for each spatial dim, as many as in window");
+                    }
+                }
+                for (name, list) in [("window", window), ("strides", strides), ("dilations", dilations)] {
+                    if list.contains(&0) {
+                        return attribute(op, name, list, "windows, strides and dilations are at least 1");
+                    }
+                }
+                for i in 0..spatial {
+                    let extent = x_dims[i + 2];
+                    let reach = (window[i] - 1).saturating_mul(dilations[i]).saturating_add(1);
+                    for (name, pad) in [("pads_before", pads_before[i]), ("pads_after", pads_after[i])] {
+                        if pad >= reach {
+                            return attribute(op, name, pad, "padding is smaller than the dilated window");
+                        }
+                    }
+                    let padded = extent.saturating_add(pads_before[i]).saturating_add(pads_after[i]);
+                    if padded < reach {
+                        let want = reach - pads_before[i].saturating_add(pads_after[i]).min(reach);
+                        let rule = "the dilated window fits into the padded input; the size expected is the least";
+                        return mismatch(format!("dim {}", i + 2), extent, want, rule);
+                    }
+                    dims.push((padded - reach) / strides[i] + 1);
+                }
+            }
+        }
+        Ok(dims)
+    }
+}
+
+/// Pooling; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    /// What is made of a window.
+    pub mode: PoolMode,
+    /// Where the windows lie.
+    pub windows: PoolWindows,
+    /// Read, `[n, c, spatial…]`.
+    pub x: Uid,
+    /// Written, `[n, c, out…]`.
+    pub y: Uid,
+    /// Written where asked for: the index of each maximum, i32 or i64, with the dims of `y`. For [`PoolMode::Max`] only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<Uid>,
+}
+
+impl Pool {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.x);
+        visit(Role::Output, &mut self.y);
+        if let Some(index) = &mut self.index {
+            visit(Role::Output, index);
+        }
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let x = data(graph, op, self.x)?;
+        let dims = self.windows.infer(op, x)?;
+        same_dims(op, data(graph, op, self.y)?, &dims, "y has the dims [n, c, out…] that x and the windows give")?;
+        match self.index {
+            Some(index) => check_index(op, self.mode, data(graph, op, index)?, x, &dims),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_index(op: &str, mode: PoolMode, index: &TensorDesc, x: &TensorDesc, dims: &[u64]) -> Result<(), Error> {
+    if mode != PoolMode::Max {
+        return Err(Error::Structure {
+            op: op.to_owned(),
+            tensor: index.name.clone(),
+            rule: "max pooling has an index, average pooling has none",
+        });
+    }
+    of_type(op, index, |dtype| matches!(dtype, DType::I32 | DType::I64), "an index is i32 or i64")?;
+    same_dims(op, index, dims, "there is an index for each element of y")?;
+    let positions: u64 = x.layout.dims()[2..].iter().fold(1, |all, &dim| all.saturating_mul(dim));
+    if index.dtype == DType::I32 && positions > i32::MAX as u64 {
+        return Err(Error::Mismatch {
+            op: op.to_owned(),
+            tensor: index.name.clone(),
+            quantity: "the number of spatial positions of x".to_owned(),
+            got: positions,
+            want: i32::MAX as u64,
+            rule: "an i32 index names at most 2^31 - 1 positions; use i64",
+        });
+    }
+    Ok(())
+}
+
+/// The gradient of pooling; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolBackward {
+    /// The mode of the forward op.
+    pub mode: PoolMode,
+    /// The windows of the forward op.
+    pub windows: PoolWindows,
+    /// Read, `[n, c, out…]`.
+    pub dy: Uid,
+    /// The forward input: read by max pooling that has no index, absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub x: Option<Uid>,
+    /// The index that the forward op wrote: read by max pooling that has no `x`, absent otherwise. An index outside of `x` passes no
+    /// gradient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<Uid>,
+    /// Written, `[n, c, spatial…]`.
+    pub dx: Uid,
+}
+
+impl PoolBackward {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.dy);
+        for input in [&mut self.x, &mut self.index].into_iter().flatten() {
+            visit(Role::Input, input);
+        }
+        visit(Role::Output, &mut self.dx);
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let dx = data(graph, op, self.dx)?;
+        let dims = self.windows.infer(op, dx)?;
+        let dy = data(graph, op, self.dy)?;
+        same_dims(op, dy, &dims, "dy has the dims [n, c, out…] that dx and the windows give")?;
+        let structure = |tensor: &TensorDesc, rule| Err(Error::Structure { op: op.to_owned(), tensor: tensor.name.clone(), rule });
+        match (self.mode, self.x, self.index) {
+            (PoolMode::Average { .. }, None, None) => Ok(()),
+            (PoolMode::Average { .. }, Some(uid), _) | (PoolMode::Average { .. }, None, Some(uid)) => {
+                structure(data(graph, op, uid)?, "the gradient of average pooling reads dy only")
+            }
+            (PoolMode::Max, Some(x), None) => same_dims(op, data(graph, op, x)?, dx.layout.dims(), "dx has the dims of x"),
+            (PoolMode::Max, None, Some(index)) => check_index(op, self.mode, data(graph, op, index)?, dx, &dims),
+            (PoolMode::Max, ..) => structure(dx, "the gradient of max pooling reads either x or the index"),
+        }
+    }
+}

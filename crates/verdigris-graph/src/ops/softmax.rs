@@ -1,0 +1,249 @@
+//! Softmax, log-softmax and cross-entropy over one axis, and their gradients.
+//!
+//! Along the axis, with `M = max x` and `S = Σ e^(x − M)`:
+//!
+//! ```text
+//! softmax       y = e^(x − M) / S               dx = y · (dy − Σ dy · y)
+//! log-softmax   y = x − M − ln S                dx = dy − e^y · Σ dy
+//! ```
+//!
+//! A row that holds NaN or ∞, or only −∞, gives NaN. Rows are all that the other dims index. Data are floating-point; arithmetic is in
+//! f32, in f64 if an input is f64, and results are rounded once.
+//!
+//! **Cross-entropy** of a row of logits `x` over `C` classes with an integer label `t`, label smoothing `ε` and `L = M + ln S` (the
+//! log-sum-exp):
+//!
+//! ```text
+//! row loss      l = L − (1 − ε) · x[t] − ε / C · Σ x
+//! none          loss[row] = l           sum   loss = Σ l           mean   loss = Σ l / rows that are not ignored
+//! backward      dx[c] = g · (e^(x[c] − L) − (1 − ε) · [c = t] − ε / C)       g = dloss of the row, of all, or dloss / rows not ignored
+//! ```
+//!
+//! A row whose label equals `ignore_index` has loss 0 and gradient 0, whatever it holds. A label outside of `0 .. C` that is not
+//! ignored gives NaN for its row's loss and gradient (and counts as a row). The mean of no rows is NaN. Labels are of any integer type, have the dims of the
+//! logits with 1 at the class axis, as do the row losses and the log-sum-exp; the loss of `sum` and `mean` has all dims 1.
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::DType;
+
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::op::{Real, Role};
+use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{attribute, axis, data, of_type, same_dims};
+
+const FLOAT: &str = "softmax and cross-entropy are of floating-point data";
+
+fn float(op: &str, graph: &Graph, uid: Uid) -> Result<TensorDesc, Error> {
+    let tensor = data(graph, op, uid)?;
+    of_type(op, tensor, DType::is_float, FLOAT)?;
+    Ok(tensor.clone())
+}
+
+/// Softmax or log-softmax; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Softmax {
+    /// The axis that sums to 1.
+    pub axis: u32,
+    /// Whether the logarithm is wanted.
+    pub log: bool,
+    /// Read.
+    pub x: Uid,
+    /// Written; the dims of `x`.
+    pub y: Uid,
+}
+
+impl Softmax {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.x);
+        visit(Role::Output, &mut self.y);
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let x = float(op, graph, self.x)?;
+        axis(op, &x, self.axis)?;
+        same_dims(op, &float(op, graph, self.y)?, x.layout.dims(), "y has the dims of x")
+    }
+}
+
+/// The gradient of softmax or log-softmax; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SoftmaxBackward {
+    /// The axis of the forward op.
+    pub axis: u32,
+    /// Whether `y` is the logarithm.
+    pub log: bool,
+    /// The forward result, read.
+    pub y: Uid,
+    /// Read; the dims of `y`.
+    pub dy: Uid,
+    /// Written; the dims of `y`.
+    pub dx: Uid,
+}
+
+impl SoftmaxBackward {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.y);
+        visit(Role::Input, &mut self.dy);
+        visit(Role::Output, &mut self.dx);
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let y = float(op, graph, self.y)?;
+        axis(op, &y, self.axis)?;
+        same_dims(op, &float(op, graph, self.dy)?, y.layout.dims(), "dy has the dims of y")?;
+        same_dims(op, &float(op, graph, self.dx)?, y.layout.dims(), "dx has the dims of y")
+    }
+}
+
+/// What is made of the row losses.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossReduction {
+    /// One loss for each row.
+    None,
+    /// Their sum.
+    Sum,
+    /// Their sum over the number of rows that are not ignored.
+    Mean,
+}
+
+/// What the forward and the backward op have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CrossEntropySpec {
+    /// The axis of the classes.
+    pub axis: u32,
+    /// ε: the part of the target that is spread over all classes; from 0 to 1.
+    #[serde(default = "zero", skip_serializing_if = "is_zero")]
+    pub label_smoothing: Real,
+    /// The label of rows that play no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_index: Option<i64>,
+    /// What is made of the row losses.
+    pub reduction: LossReduction,
+}
+
+fn zero() -> Real {
+    Real(0.0)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if passes a reference")]
+fn is_zero(real: &Real) -> bool {
+    *real == Real(0.0)
+}
+
+impl CrossEntropySpec {
+    /// The plain loss: no smoothing, nothing ignored.
+    pub fn new(axis: u32, reduction: LossReduction) -> CrossEntropySpec {
+        CrossEntropySpec { axis, label_smoothing: zero(), ignore_index: None, reduction }
+    }
+
+    /// The dims of labels, row losses and log-sum-exp.
+    ///
+    /// # Errors
+    /// An axis that the logits do not have.
+    pub fn row_dims(&self, op: &str, logits: &TensorDesc) -> Result<Vec<u64>, Error> {
+        let mut dims = logits.layout.dims().to_vec();
+        dims[axis(op, logits, self.axis)?] = 1;
+        Ok(dims)
+    }
+
+    /// The dims of the loss.
+    ///
+    /// # Errors
+    /// An axis that the logits do not have.
+    pub fn loss_dims(&self, op: &str, logits: &TensorDesc) -> Result<Vec<u64>, Error> {
+        let dims = self.row_dims(op, logits)?;
+        Ok(if self.reduction == LossReduction::None { dims } else { vec![1; dims.len()] })
+    }
+
+    /// Checks attributes, logits, labels, loss (or its gradient) and log-sum-exp.
+    fn check(&self, op: &str, graph: &Graph, logits: Uid, labels: Uid, loss: Uid, lse: Option<Uid>) -> Result<(), Error> {
+        if !(0.0..=1.0).contains(&self.label_smoothing.0) {
+            return attribute(op, "label_smoothing", self.label_smoothing.0, "label smoothing is from 0 to 1");
+        }
+        let logits = float(op, graph, logits)?;
+        let rows = self.row_dims(op, &logits)?;
+        let labels = data(graph, op, labels)?;
+        of_type(op, labels, DType::is_integer, "labels are integers: i8, u8, i32 or i64")?;
+        same_dims(op, labels, &rows, "labels have the dims of the logits, with 1 at the class axis")?;
+        let rule = "the loss has the dims of the labels, or all dims 1 if it is reduced";
+        same_dims(op, &float(op, graph, loss)?, &self.loss_dims(op, &logits)?, rule)?;
+        match lse {
+            Some(lse) => same_dims(op, &float(op, graph, lse)?, &rows, "the log-sum-exp has the dims of the labels"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Cross-entropy; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CrossEntropy {
+    /// Axis, smoothing, ignored label, reduction.
+    pub spec: CrossEntropySpec,
+    /// Read.
+    pub logits: Uid,
+    /// Read; integers.
+    pub labels: Uid,
+    /// Written.
+    pub loss: Uid,
+    /// Written where asked for: the log-sum-exp of each row, of ignored ones too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lse: Option<Uid>,
+}
+
+impl CrossEntropy {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.logits);
+        visit(Role::Input, &mut self.labels);
+        visit(Role::Output, &mut self.loss);
+        if let Some(lse) = &mut self.lse {
+            visit(Role::Output, lse);
+        }
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        self.spec.check(op, graph, self.logits, self.labels, self.loss, self.lse)
+    }
+}
+
+/// The gradient of cross-entropy; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CrossEntropyBackward {
+    /// The spec of the forward op.
+    pub spec: CrossEntropySpec,
+    /// Read.
+    pub logits: Uid,
+    /// Read; integers.
+    pub labels: Uid,
+    /// Read; the dims of the loss.
+    pub dloss: Uid,
+    /// The log-sum-exp that the forward op wrote, read; without it, it is computed again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lse: Option<Uid>,
+    /// Written; the dims of the logits.
+    pub dlogits: Uid,
+}
+
+impl CrossEntropyBackward {
+    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.logits);
+        visit(Role::Input, &mut self.labels);
+        visit(Role::Input, &mut self.dloss);
+        if let Some(lse) = &mut self.lse {
+            visit(Role::Input, lse);
+        }
+        visit(Role::Output, &mut self.dlogits);
+    }
+
+    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        self.spec.check(op, graph, self.logits, self.labels, self.dloss, self.lse)?;
+        let dims = data(graph, op, self.logits)?.layout.dims().to_vec();
+        same_dims(op, &float(op, graph, self.dlogits)?, &dims, "dlogits has the dims of the logits")
+    }
+}

@@ -1,0 +1,624 @@
+//! Every operation: shapes against brute force, every rule broken once, JSON, and the fingerprint of graphs.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+
+use verdigris_graph::{
+    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key,
+    LossReduction, Matmul, Movement, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, TensorDesc, TernaryOp,
+    Uid, UnaryOp, json,
+};
+use verdigris_tensor::{DType, Layout};
+
+type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).unwrap()
+}
+
+fn desc(name: &str, dims: &[u64]) -> TensorDesc {
+    TensorDesc::new(Uid(0), name, DType::F32, rows(dims))
+}
+
+/// Numbers that look random and are the same every time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn list(&mut self, count: usize, least: u64, bound: u64) -> Vec<u64> {
+        (0..count).map(|_| least + self.below(bound - least)).collect()
+    }
+}
+
+const UNARY: [UnaryOp; 35] = [
+    UnaryOp::Identity,
+    UnaryOp::Neg,
+    UnaryOp::Abs,
+    UnaryOp::Relu,
+    UnaryOp::LeakyRelu { slope: Real(0.1) },
+    UnaryOp::Clamp { lower: Real(-1.0), upper: Real(2.0) },
+    UnaryOp::GeluErf,
+    UnaryOp::GeluTanh,
+    UnaryOp::Silu,
+    UnaryOp::Sigmoid,
+    UnaryOp::Tanh,
+    UnaryOp::ClippedRelu { lower: Real(0.0), upper: Real(6.0), slope: Real(0.2) },
+    UnaryOp::Elu { alpha: Real(1.0) },
+    UnaryOp::Softplus { beta: Real(1.0) },
+    UnaryOp::Swish { beta: Real(1.5) },
+    UnaryOp::HardSwish,
+    UnaryOp::HardSigmoid,
+    UnaryOp::Mish,
+    UnaryOp::Exp,
+    UnaryOp::Log,
+    UnaryOp::Sqrt,
+    UnaryOp::Rsqrt,
+    UnaryOp::Reciprocal,
+    UnaryOp::Erf,
+    UnaryOp::Sin,
+    UnaryOp::Cos,
+    UnaryOp::Tan,
+    UnaryOp::Ceil,
+    UnaryOp::Floor,
+    UnaryOp::Round,
+    UnaryOp::Sign,
+    UnaryOp::Not,
+    UnaryOp::IsFinite,
+    UnaryOp::IsNan,
+    UnaryOp::Affine { scale: Real(2.0), shift: Real(-1.0) },
+];
+
+/// A graph in which every kind of op occurs, every optional tensor included.
+fn everything() -> Result<Graph, Error> {
+    let mut g = GraphBuilder::new("everything");
+    let x = g.tensor("x", DType::F16, rows(&[2, 4, 9, 8]));
+    let w = g.tensor("w", DType::F16, rows(&[6, 2, 3, 3]));
+    let mut conv = Conv::new(ConvDirection::Fprop, x, w, Uid(0), 2, Precision::Fp32);
+    conv.pads_before = vec![1, 0];
+    conv.pads_after = vec![2, 1];
+    conv.strides = vec![2, 1];
+    conv.dilations = vec![1, 2];
+    conv.groups = 2;
+    conv.mode = ConvMode::Convolution;
+    let y = g.conv_fprop("fprop", conv.clone())?;
+    g.store(y, "y", DType::F16)?;
+    let dx = g.conv_dgrad("dgrad", Conv { y, ..conv.clone() }, &[2, 4, 9, 8])?;
+    g.store(dx, "dx", DType::F16)?;
+    let dw = g.conv_wgrad("wgrad", Conv { y, ..conv }, &[6, 2, 3, 3])?;
+    g.store(dw, "dw", DType::F32)?;
+
+    let mut value = y;
+    for (i, f) in UNARY.into_iter().enumerate() {
+        value = g.unary(&format!("unary{i}"), f, value)?;
+    }
+    for (i, f) in BinaryOp::ALL.into_iter().enumerate() {
+        value = g.binary(&format!("binary{i}"), f, value, y)?;
+    }
+    for (i, f) in UNARY.into_iter().filter(|f| f.is_activation()).enumerate() {
+        value = g.binary(&format!("backward{i}"), BinaryOp::Backward(f), value, y)?;
+    }
+    for (i, f) in TernaryOp::ALL.into_iter().enumerate() {
+        value = g.ternary(&format!("ternary{i}"), f, value, y, y)?;
+    }
+    let factor = g.host_scalar("factor", DType::F32);
+    value = g.scale("scale", value, HostScalar::Bound(factor))?;
+    let index = g.gen_index("column", &[6, 1, 5], 2)?;
+    value = g.binary("shift", BinaryOp::Add, value, index)?;
+    g.store(value, "value", DType::F32)?;
+
+    for (i, f) in ReductionOp::ALL.into_iter().enumerate() {
+        let reduced = g.reduction(&format!("reduce{i}"), f, value, &[0, 2, 3])?;
+        g.store(reduced, &format!("reduced{i}"), DType::F32)?;
+    }
+    let windows = PoolWindows::Sliding {
+        window: vec![3, 2],
+        strides: vec![2, 2],
+        dilations: vec![1, 2],
+        pads_before: vec![1, 0],
+        pads_after: vec![0, 1],
+    };
+    let (pooled, at) = g.max_pool_with_index("max", windows.clone(), x, DType::I32)?;
+    g.store(pooled, "pooled", DType::F16)?;
+    g.store(at, "at", DType::I32)?;
+    for (i, (x, index)) in [(Some(x), None), (None, Some(at))].into_iter().enumerate() {
+        let back = PoolBackward { mode: PoolMode::Max, windows: windows.clone(), dy: pooled, x, index, dx: Uid(0) };
+        let back = g.pool_backward(&format!("max back {i}"), back, &[2, 4, 9, 8])?;
+        g.store(back, &format!("max dx {i}"), DType::F16)?;
+    }
+    for (i, windows) in [windows, PoolWindows::Adaptive { out: vec![4, 3] }].into_iter().enumerate() {
+        let mode = PoolMode::Average { count_include_pad: i == 0 };
+        let mean = g.pool(&format!("mean{i}"), mode, windows.clone(), x)?;
+        g.store(mean, &format!("mean of {i}"), DType::F16)?;
+        let back = PoolBackward { mode, windows, dy: mean, x: None, index: None, dx: Uid(0) };
+        let back = g.pool_backward(&format!("mean back {i}"), back, &[2, 4, 9, 8])?;
+        g.store(back, &format!("mean dx {i}"), DType::F16)?;
+    }
+
+    let logits = g.tensor("logits", DType::F32, rows(&[5, 10]));
+    let labels = g.tensor("labels", DType::I64, rows(&[5, 1]));
+    for log in [false, true] {
+        let p = g.softmax(&format!("softmax {log}"), logits, 1, log)?;
+        g.store(p, &format!("p {log}"), DType::F32)?;
+        let back = g.softmax_backward(&format!("softmax back {log}"), p, logits, 1, log)?;
+        g.store(back, &format!("dp {log}"), DType::F32)?;
+    }
+    for reduction in [LossReduction::None, LossReduction::Sum, LossReduction::Mean] {
+        let spec = CrossEntropySpec { label_smoothing: Real(0.1), ignore_index: Some(-100), ..CrossEntropySpec::new(1, reduction) };
+        let (loss, lse) = g.cross_entropy_with_lse(&format!("loss {reduction:?}"), spec, logits, labels)?;
+        g.store(loss, &format!("l {reduction:?}"), DType::F32)?;
+        g.store(lse, &format!("lse {reduction:?}"), DType::F32)?;
+        let back = CrossEntropyBackward { spec, logits, labels, dloss: loss, lse: Some(lse), dlogits: Uid(0) };
+        let back = g.cross_entropy_backward(&format!("loss back {reduction:?}"), back)?;
+        g.store(back, &format!("dl {reduction:?}"), DType::F32)?;
+    }
+
+    let turned = g.transpose("transpose", logits, &[1, 0])?;
+    let part = g.slice("slice", turned, &[1, 0], &[10, 5], &[3, 2])?;
+    let both = g.concat("concat", &[part, part], 0)?;
+    let framed = g.pad("pad", both, &[1, 0], &[0, 2], -1.5)?;
+    let flat = g.reshape("reshape", framed, &[35, 1])?;
+    let wide = g.broadcast("broadcast", flat, &[2, 35, 3])?;
+    g.store(wide, "wide", DType::F32)?;
+    let product =
+        g.matmul_with("mm", Matmul { beta: HostScalar::Bound(factor), ..Matmul::new(logits, turned, Uid(0), Precision::Ieee) })?;
+    g.store(product, "product", DType::F32)?;
+    g.finish()
+}
+
+#[test]
+fn every_op_survives_json() -> TestResult {
+    let graph = everything()?;
+    let kinds: BTreeSet<String> = (graph.nodes.iter())
+        .map(|node| match serde_json::to_value(&node.op).unwrap() {
+            serde_json::Value::Object(map) => map.keys().next().unwrap().clone(),
+            other => panic!("{other}"),
+        })
+        .collect();
+    assert_eq!(kinds.len(), 11, "{kinds:?}");
+    assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
+    // Names in the text are those that `name` gives.
+    for f in UNARY {
+        assert!(serde_json::to_string(&f)?.contains(&format!("\"{}\"", f.name())), "{f:?}");
+    }
+    for f in BinaryOp::ALL {
+        assert_eq!(serde_json::to_string(&f)?, format!("\"{}\"", f.name()));
+    }
+    for f in ReductionOp::ALL {
+        assert_eq!(serde_json::to_string(&f)?, format!("\"{}\"", f.name()));
+    }
+    // A field that no op has is refused, in every op.
+    for node in &graph.nodes {
+        let mut value = serde_json::to_value(&node.op)?;
+        fields_of(&mut value).insert("surprise".to_owned(), 1.into());
+        assert!(serde_json::from_value::<Op>(value.clone()).is_err(), "{value}");
+    }
+    Ok(())
+}
+
+/// The fields of an op, under the one or two tags around them.
+fn fields_of(value: &mut serde_json::Value) -> &mut serde_json::Map<String, serde_json::Value> {
+    let map = value.as_object_mut().expect("an op has fields");
+    if map.len() == 1 { fields_of(map.values_mut().next().expect("there is one")) } else { map }
+}
+
+#[test]
+fn uids_are_visited_in_one_order() -> TestResult {
+    let graph = everything()?;
+    for node in &graph.nodes {
+        let mut seen = Vec::new();
+        node.op.clone().visit_uids(&mut |role, uid| seen.push((role, *uid)));
+        let inputs: Vec<Uid> = seen.iter().filter(|(role, _)| *role == Role::Input).map(|&(_, uid)| uid).collect();
+        assert_eq!(node.op.inputs(), inputs);
+        assert_eq!(inputs.len() + node.op.outputs().len(), seen.len());
+        assert_eq!(node.op.output(), node.op.outputs()[0]);
+        // What the text names is what is visited.
+        let mut in_text = BTreeSet::new();
+        collect_uids(&serde_json::to_value(&node.op)?, &mut in_text);
+        let visited: BTreeSet<i64> = seen.iter().map(|(_, uid)| uid.0).collect();
+        assert_eq!(in_text, visited, "{:?}", node.op);
+    }
+    let outputs = |name: &str| graph.nodes.iter().find(|node| node.name == name).unwrap().op.outputs().len();
+    assert_eq!([outputs("max"), outputs("loss Sum"), outputs("fprop")], [2, 2, 1]);
+    Ok(())
+}
+
+fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
+    const FIELDS: [&str; 20] = [
+        "a", "b", "c", "d", "x", "y", "z", "t", "w", "index", "dy", "dx", "logits", "labels", "loss", "dloss", "lse", "dlogits", "bound",
+        "xs",
+    ];
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, entry) in map {
+                match entry {
+                    serde_json::Value::Number(number) if FIELDS.contains(&key.as_str()) => {
+                        uids.insert(number.as_i64().unwrap());
+                    }
+                    serde_json::Value::Array(list) if key == "xs" => uids.extend(list.iter().map(|uid| uid.as_i64().unwrap())),
+                    other => collect_uids(other, uids),
+                }
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(|entry| collect_uids(entry, uids)),
+        _ => {}
+    }
+}
+
+#[test]
+fn fingerprints_see_the_graph_and_not_its_names() -> TestResult {
+    let graph = everything()?;
+    let key = Key::of_graph(&graph)?;
+    let mut other = graph.clone();
+    other.name = "another".to_owned();
+    for tensor in &mut other.tensors {
+        tensor.name.push('!');
+        tensor.uid.0 = 7000 - 3 * tensor.uid.0;
+    }
+    other.tensors.reverse();
+    for node in &mut other.nodes {
+        node.name.insert(0, '?');
+        node.op.visit_uids(&mut |_, uid| uid.0 = 7000 - 3 * uid.0);
+    }
+    // A tensor that no op names plays no part.
+    other.tensors.push(TensorDesc::new(Uid(-1), "idle", DType::F32, rows(&[3])));
+    verdigris_graph::validate::validate(&other)?;
+    assert_eq!(Key::of_graph(&other)?, key);
+    let (canonical, old) = other.canonical()?;
+    assert_eq!(canonical.tensors.len(), old.len());
+    for (tensor, uid) in canonical.tensors.iter().zip(&old) {
+        assert_eq!(tensor.layout, other.tensor(*uid).unwrap().layout);
+    }
+    verdigris_graph::validate::validate(&canonical)?;
+    assert_eq!(canonical.canonical()?.0, canonical);
+
+    // Anything else does.
+    let changes: [&dyn Fn(&mut Graph); 6] = [
+        &|g| g.tensors[0].dtype = DType::Bf16,
+        &|g| g.tensors[0].layout = Layout::with_order(&[2, 4, 9, 8], &[0, 2, 3, 1]).unwrap(),
+        &|g| g.determinism = verdigris_graph::Determinism::Repeatable,
+        &|g| {
+            let Op::Conv(conv) = &mut g.nodes[0].op else { panic!() };
+            conv.pads_after[1] += 1;
+        },
+        &|g| {
+            g.nodes.pop();
+        },
+        &|g| {
+            let Op::Conv(conv) = &mut g.nodes[2].op else { panic!() };
+            conv.x = conv.y;
+        },
+    ];
+    let mut keys = BTreeSet::from([key]);
+    for change in changes {
+        let mut changed = graph.clone();
+        change(&mut changed);
+        assert!(keys.insert(Key::of_graph(&changed)?), "a change that no key shows");
+    }
+    let mut lost = graph;
+    lost.tensors.remove(0);
+    assert!(matches!(Key::of_graph(&lost), Err(Error::UnknownTensor { .. })));
+    Ok(())
+}
+
+/// Counts outputs by walking: output `o` exists if its last tap lies in the padded input.
+fn count_outputs(extent: u64, before: u64, after: u64, window: u64, stride: u64, dilation: u64) -> u64 {
+    (0..1000).take_while(|o| o * stride + (window - 1) * dilation < extent + before + after).count() as u64
+}
+
+#[test]
+fn convolution_sizes_agree_with_counting() {
+    let mut numbers = Numbers(1);
+    let mut fits = 0;
+    for _ in 0..3000 {
+        let spatial = 1 + numbers.below(3) as usize;
+        let (extent, filter) = (numbers.list(spatial, 0, 12), numbers.list(spatial, 1, 6));
+        let groups = 1 + numbers.below(3);
+        let mut conv = Conv::new(ConvDirection::Fprop, Uid(1), Uid(2), Uid(3), spatial, Precision::Fp32);
+        conv.pads_before = numbers.list(spatial, 0, 8);
+        conv.pads_after = numbers.list(spatial, 0, 8);
+        conv.strides = numbers.list(spatial, 1, 5);
+        conv.dilations = numbers.list(spatial, 1, 4);
+        conv.groups = groups;
+        let x = desc("x", &[&[3, 2 * groups], &extent[..]].concat());
+        let w = desc("w", &[&[5 * groups, 2], &filter[..]].concat());
+        let want: Vec<u64> = (0..spatial)
+            .map(|i| count_outputs(extent[i], conv.pads_before[i], conv.pads_after[i], filter[i], conv.strides[i], conv.dilations[i]))
+            .collect();
+        match conv.infer("conv", &x, &w) {
+            Ok(dims) => {
+                fits += 1;
+                assert_eq!(dims, [&[3, 5 * groups], &want[..]].concat(), "{conv:?}");
+                for i in 0..spatial {
+                    // The least input that gives as many outputs.
+                    let size = |extent| conv.out_extent(i, extent, filter[i]);
+                    let least = (0..=extent[i]).find(|&e| size(e) == size(extent[i])).unwrap();
+                    let told = conv.least_extent(i, want[i], filter[i]);
+                    assert!(told == Some(least) || (told.is_none() && least == 0), "{told:?} {least}");
+                }
+            }
+            Err(error) => assert!(want.contains(&0) && error.to_string().contains("fits into"), "{error}"),
+        }
+    }
+    assert!(fits > 500, "{fits}");
+}
+
+#[test]
+fn pooling_windows_agree_with_counting() {
+    let mut numbers = Numbers(2);
+    let mut fits = 0;
+    for _ in 0..3000 {
+        let (extent, window, stride, dilation) = (numbers.below(12), 1 + numbers.below(4), 1 + numbers.below(4), 1 + numbers.below(3));
+        let reach = (window - 1) * dilation + 1;
+        let (before, after) = (numbers.below(reach), numbers.below(reach));
+        let windows = PoolWindows::Sliding {
+            window: vec![window],
+            strides: vec![stride],
+            dilations: vec![dilation],
+            pads_before: vec![before],
+            pads_after: vec![after],
+        };
+        let want = count_outputs(extent, before, after, window, stride, dilation);
+        match windows.infer("pool", &desc("x", &[2, 3, extent])) {
+            Ok(dims) => {
+                fits += 1;
+                assert_eq!(dims, [2, 3, want]);
+                for o in 0..want {
+                    let taps = windows.taps(0, o, extent);
+                    assert_eq!(taps.len() as u64, window);
+                    assert!(taps[0] >= -(before as i64) && taps[taps.len() - 1] < (extent + after) as i64);
+                }
+            }
+            Err(error) => assert!(want == 0 && error.to_string().contains("fits into"), "{error}"),
+        }
+    }
+    assert!(fits > 1000, "{fits}");
+    // Adaptive windows cover x, begin and end in order, and are as even as they can be.
+    for extent in 1..20u64 {
+        for out in 1..25u64 {
+            let windows = PoolWindows::Adaptive { out: vec![out] };
+            assert_eq!(windows.infer("pool", &desc("x", &[1, 1, extent])).unwrap(), [1, 1, out]);
+            let mut covered = BTreeSet::new();
+            for o in 0..out {
+                let taps = windows.taps(0, o, extent);
+                let exact = |o: u64| o as f64 * extent as f64 / out as f64;
+                assert_eq!(taps[0], exact(o).floor() as i64);
+                assert_eq!(taps[taps.len() - 1] + 1, exact(o + 1).ceil() as i64);
+                covered.extend(taps);
+            }
+            assert_eq!(covered.len() as u64, extent);
+        }
+    }
+}
+
+#[test]
+fn slices_and_pads_agree_with_counting() {
+    let mut numbers = Numbers(3);
+    for _ in 0..2000 {
+        let rank = 1 + numbers.below(4) as usize;
+        let dims = numbers.list(rank, 0, 9);
+        let starts: Vec<u64> = dims.iter().map(|&dim| numbers.below(dim + 1)).collect();
+        let stops: Vec<u64> = dims.iter().zip(&starts).map(|(&dim, &start)| start + numbers.below(dim - start + 1)).collect();
+        let steps = numbers.list(rank, 1, 5);
+        let want: Vec<u64> = (0..rank).map(|i| (starts[i]..stops[i]).step_by(steps[i] as usize).count() as u64).collect();
+        let x = desc("x", &dims);
+        let slice = Movement::Slice { starts: starts.clone(), stops: stops.clone(), steps, x: Uid(1), y: Uid(2) };
+        assert_eq!(slice.infer("slice", &[&x]).unwrap().unwrap(), want);
+        let pad = Movement::Pad { before: starts.clone(), after: stops.clone(), value: Real(0.0), x: Uid(1), y: Uid(2) };
+        let padded: Vec<u64> = (0..rank).map(|i| starts[i] + dims[i] + stops[i]).collect();
+        assert_eq!(pad.infer("pad", &[&x]).unwrap().unwrap(), padded);
+    }
+}
+
+/// The text of the fault in `everything` after a change.
+fn fault(change: &dyn Fn(&mut Graph)) -> String {
+    let mut graph = everything().unwrap();
+    change(&mut graph);
+    verdigris_graph::validate::validate(&graph).unwrap_err().to_string()
+}
+
+fn node<'g>(graph: &'g mut Graph, name: &str) -> &'g mut Op {
+    &mut graph.nodes.iter_mut().find(|node| node.name == name).unwrap_or_else(|| panic!("no node {name}")).op
+}
+
+fn tensor<'g>(graph: &'g mut Graph, name: &str) -> &'g mut TensorDesc {
+    graph.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap_or_else(|| panic!("no tensor {name}"))
+}
+
+macro_rules! with {
+    ($name:literal, $kind:ident, $op:ident => $change:expr) => {
+        fault(&|g| {
+            let Op::$kind($op) = node(g, $name) else { panic!($name) };
+            $change;
+        })
+    };
+}
+
+#[test]
+fn convolutions_that_break_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("fprop", Conv, c => c.strides = vec![1; 4]), "op `fprop`: strides = [1, 1, 1, 1]; a convolution has 1, 2 or 3 spatial");
+    has(with!("fprop", Conv, c => c.pads_before = vec![1]), "pads_before = [1]; there is one entry for each");
+    has(with!("fprop", Conv, c => c.pads_after = vec![]), "pads_after");
+    has(with!("fprop", Conv, c => c.dilations = vec![1; 3]), "dilations");
+    has(with!("fprop", Conv, c => c.strides[1] = 0), "a stride is at least 1");
+    has(with!("fprop", Conv, c => c.dilations[0] = 0), "a dilation is at least 1");
+    has(with!("fprop", Conv, c => c.groups = 0), "at least one group");
+    has(with!("fprop", Conv, c => c.groups = 3), "tensor `x`: dim 1 (c) modulo 3 groups is 1, expected 0");
+    has(with!("fprop", Conv, c => c.groups = 4), "tensor `w`: dim 0 (k) modulo 4 groups is 2, expected 0");
+    has(with!("fprop", Conv, c => c.groups = 1), "tensor `w`: dim 1 (c / groups) is 2, expected 4");
+    has(with!("fprop", Conv, c => c.dilations[1] = 5), "tensor `x`: dim 3 is 8, expected 10; the dilated filter fits");
+    has(with!("fprop", Conv, c => c.pads_after[1] = 3), "tensor `y`: dim 3 is 5, expected 7");
+    has(with!("fprop", Conv, c => c.precision = Precision::I32), "i32 sums take i8 and u8 operands");
+    has(with!("dgrad", Conv, c => c.strides[0] = 3), "op `dgrad`, tensor `y`");
+    has(fault(&|g| tensor(g, "x").layout = rows(&[2, 4, 72])), "tensor `x`: the number of dims is 3, expected 4");
+    has(fault(&|g| tensor(g, "w").layout = rows(&[6, 2, 0, 3])), "at least one tap");
+    has(fault(&|g| tensor(g, "dw").layout = rows(&[6, 2, 3, 4])), "op `wgrad`, tensor `y`: dim 3");
+    has(fault(&|g| tensor(g, "w").dtype = DType::Bf16), "A and B share one type");
+    let text = fault(&|g| {
+        let factor = tensor(g, "factor").uid;
+        let Op::Conv(conv) = node(g, "fprop") else { panic!() };
+        conv.x = factor;
+    });
+    has(text, "is a factor");
+}
+
+#[test]
+fn pointwise_ops_that_break_a_rule() {
+    let has = |f: UnaryOp, part: &str| {
+        let text = f.check("op").unwrap_err().to_string();
+        assert!(text.contains(part), "{text}\nlacks {part}");
+        if f.is_activation() {
+            assert_eq!(BinaryOp::Backward(f).check("op").unwrap_err().to_string(), text);
+        }
+    };
+    let (inf, one) = (Real(f64::INFINITY), Real(1.0));
+    has(UnaryOp::LeakyRelu { slope: inf }, "slope = inf");
+    has(UnaryOp::Clamp { lower: inf, upper: one }, "lower = inf");
+    has(UnaryOp::Clamp { lower: one, upper: Real(0.0) }, "not below the lower");
+    has(UnaryOp::ClippedRelu { lower: inf, upper: one, slope: one }, "lower = inf");
+    has(UnaryOp::ClippedRelu { lower: one, upper: inf, slope: one }, "upper = inf");
+    has(UnaryOp::ClippedRelu { lower: one, upper: one, slope: inf }, "slope = inf");
+    has(UnaryOp::ClippedRelu { lower: one, upper: Real(0.0), slope: one }, "not below the lower");
+    has(UnaryOp::Elu { alpha: Real(f64::NAN) }, "alpha = NaN");
+    has(UnaryOp::Softplus { beta: Real(0.0) }, "above 0");
+    has(UnaryOp::Swish { beta: inf }, "beta = inf");
+    has(UnaryOp::Affine { scale: inf, shift: one }, "scale = inf");
+    has(UnaryOp::Affine { scale: one, shift: inf }, "shift = inf");
+    for f in UNARY {
+        assert!(f.check("op").is_ok());
+        assert_eq!(BinaryOp::Backward(f).check("op").is_ok(), f.is_activation());
+    }
+    assert!(BinaryOp::Backward(UnaryOp::Exp).check("op").unwrap_err().to_string().contains("backward = exp; activations"));
+
+    let text = fault(&|g| tensor(g, "column").layout = rows(&[6, 1, 6]));
+    assert!(text.contains("op `shift`, tensor `column`: dim 2 is 6, expected 5"), "{text}");
+    let text = fault(&|g| tensor(g, "column").layout = rows(&[6]));
+    assert!(text.contains("op `column`, tensor `column`: the number of dims is 1, expected 3; an axis"), "{text}");
+    let text = fault(&|g| tensor(g, "ternary0").layout = rows(&[2, 6, 5, 1]));
+    assert!(text.contains("op `ternary0`, tensor `ternary0`: dim 3"), "{text}");
+}
+
+#[test]
+fn reductions_and_pools_that_break_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("reduce0", Reduction, r => r.axes = vec![]), "at least one axis");
+    has(with!("reduce0", Reduction, r => r.axes = vec![2, 1]), "axes = [2, 1]");
+    has(with!("reduce0", Reduction, r => r.axes = vec![1, 1]), "axes = [1, 1]");
+    has(with!("reduce0", Reduction, r => r.axes = vec![4]), "the number of dims is 4, expected 5");
+    has(with!("reduce0", Reduction, r => r.axes = vec![0]), "tensor `reduced0`: dim 2 is 1, expected 5");
+
+    let sliding = |change: &dyn Fn(&mut [&mut Vec<u64>; 5])| {
+        fault(&|g| {
+            let Op::Pool(pool) = node(g, "max") else { panic!() };
+            let PoolWindows::Sliding { window, strides, dilations, pads_before, pads_after } = &mut pool.windows else { panic!() };
+            change(&mut [window, strides, dilations, pads_before, pads_after]);
+        })
+    };
+    has(sliding(&|lists| lists[0].clear()), "1, 2 or 3 spatial dims");
+    has(sliding(&|lists| lists[0].push(1)), "tensor `x`: the number of dims is 4, expected 5");
+    for (i, name) in ["window", "strides", "dilations", "pads_before", "pads_after"].into_iter().enumerate() {
+        if i > 0 {
+            has(sliding(&|lists| lists[i].push(1)), &format!("{name} = "));
+        }
+        if i < 3 {
+            has(sliding(&|lists| lists[i][0] = 0), &format!("{name} = [0"));
+        } else {
+            has(sliding(&|lists| lists[i][0] = 3), &format!("{name} = 3; padding is smaller"));
+        }
+    }
+    has(sliding(&|lists| lists[0][1] = 6), "tensor `x`: dim 3 is 8, expected 10; the dilated window fits");
+    has(sliding(&|lists| lists[1][1] = 1), "tensor `pooled`: dim 3 is 4, expected 7");
+    has(with!("max", Pool, p => p.mode = PoolMode::Average { count_include_pad: true }), "tensor `at`: max pooling has an index");
+    has(fault(&|g| tensor(g, "at").dtype = DType::F32), "an index is i32 or i64");
+    has(fault(&|g| tensor(g, "at").layout = rows(&[2, 4, 4, 3])), "tensor `at`: dim 3 is 3, expected 4");
+    has(with!("mean1", Pool, p => p.windows = PoolWindows::Adaptive { out: vec![0, 3] }), "at least one element");
+    has(with!("mean1", Pool, p => p.windows = PoolWindows::Adaptive { out: vec![u64::MAX, 3] }), "at most 2^62");
+    has(with!("max back 0", PoolBackward, p => p.x = None), "either x or the index");
+    has(with!("max back 0", PoolBackward, p => p.index = Some(p.dy)), "either x or the index");
+    has(with!("max back 0", PoolBackward, p => p.x = Some(p.dy)), "tensor `pooled`: dim 2");
+    has(with!("max back 1", PoolBackward, p => p.index = Some(p.dy)), "an index is i32 or i64");
+    has(with!("mean back 0", PoolBackward, p => p.index = Some(p.dy)), "reads dy only");
+    has(with!("mean back 0", PoolBackward, p => p.x = Some(p.dy)), "reads dy only");
+    has(fault(&|g| tensor(g, "mean dx 0").layout = rows(&[2, 4, 9, 6])), "op `mean back 0`, tensor `mean of 0`: dim 3 is 4, expected 3");
+    let empty = PoolWindows::Adaptive { out: vec![2] }.infer("pool", &desc("x", &[1, 1, 0])).unwrap_err();
+    has(empty.to_string(), "tensor `x`: dim 2 is 0, expected 1");
+}
+
+#[test]
+fn an_index_that_is_too_narrow() -> TestResult {
+    let mut g = GraphBuilder::new("g");
+    let x = g.tensor("x", DType::I8, rows(&[1, 1, 1 << 16, 1 << 15]));
+    let (y, index) = g.max_pool_with_index("max", PoolWindows::tiles(&[2, 2]), x, DType::I32)?;
+    g.store(y, "y", DType::I8)?;
+    g.store(index, "index", DType::I32)?;
+    let text = g.finish().unwrap_err().to_string();
+    assert!(text.contains("is 2147483648, expected 2147483647"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn softmaxes_and_losses_that_break_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("softmax true", Softmax, s => s.axis = 2), "the number of dims is 2, expected 3");
+    has(with!("softmax back true", SoftmaxBackward, s => s.axis = 2), "the number of dims is 2, expected 3");
+    has(with!("loss Sum", CrossEntropy, l => l.spec.axis = 9), "expected 10; an axis");
+    has(with!("loss Sum", CrossEntropy, l => l.spec.label_smoothing = Real(1.5)), "label_smoothing = 1.5");
+    has(with!("loss Sum", CrossEntropy, l => l.spec.label_smoothing = Real(f64::NAN)), "label_smoothing = NaN");
+    has(with!("loss Sum", CrossEntropy, l => l.spec.reduction = LossReduction::None), "tensor `l Sum`: dim 0 is 1, expected 5");
+    has(with!("loss None", CrossEntropy, l => l.spec.reduction = LossReduction::Mean), "tensor `l None`: dim 0 is 5, expected 1");
+    has(with!("loss back None", CrossEntropyBackward, l => l.dloss = l.logits), "tensor `logits`: dim 1 is 10, expected 1");
+    has(with!("loss Mean", CrossEntropy, l => l.labels = l.logits), "labels are integers");
+    has(fault(&|g| tensor(g, "labels").layout = rows(&[5])), "tensor `labels`: the number of dims is 1, expected 2");
+    has(fault(&|g| tensor(g, "lse Sum").layout = rows(&[1, 5])), "the log-sum-exp has the dims of the labels");
+    has(fault(&|g| tensor(g, "lse Sum").dtype = DType::I32), "floating-point");
+    has(fault(&|g| tensor(g, "p true").dtype = DType::I8), "tensor `p true`: element type i8; softmax and cross-entropy");
+    has(fault(&|g| tensor(g, "p true").layout = rows(&[5, 11])), "y has the dims of x");
+    has(fault(&|g| tensor(g, "dp true").layout = rows(&[5, 11])), "dx has the dims of y");
+    has(with!("softmax back true", SoftmaxBackward, s => s.y = Uid(1)), "dy has the dims of y");
+    has(fault(&|g| tensor(g, "dl Sum").layout = rows(&[5, 11])), "dlogits has the dims of the logits");
+}
+
+#[test]
+fn movements_that_break_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    let set = |name: &'static str, to: &dyn Fn(Uid, Uid) -> Movement| {
+        fault(&|g| {
+            let Op::Movement(movement) = node(g, name) else { panic!("{name}") };
+            let (x, y) = (Op::Movement(movement.clone()).inputs()[0], movement.output());
+            *movement = to(x, y);
+        })
+    };
+    let slice = |starts: &[u64], stops: &[u64], steps: &[u64]| {
+        let [starts, stops, steps] = [starts, stops, steps].map(<[u64]>::to_vec);
+        set("slice", &move |x, y| Movement::Slice { starts: starts.clone(), stops: stops.clone(), steps: steps.clone(), x, y })
+    };
+    has(slice(&[1], &[10, 5], &[3, 2]), "starts = [1]; there is one entry for each dim");
+    has(slice(&[1, 0], &[10], &[3, 2]), "stops = [10]");
+    has(slice(&[1, 0], &[10, 5], &[3]), "steps = [3]");
+    has(slice(&[1, 0], &[10, 5], &[0, 2]), "a step is at least 1");
+    has(slice(&[9, 0], &[8, 5], &[3, 2]), "not below its start");
+    has(slice(&[1, 0], &[11, 5], &[3, 2]), "tensor `transpose`: dim 0 is 10, expected 11");
+    has(slice(&[1, 0], &[7, 5], &[3, 2]), "tensor `slice`: dim 0 is 3, expected 2");
+    has(set("transpose", &|x, y| Movement::Transpose { permutation: vec![0, 0], x, y }), "names each dim of x once");
+    has(set("transpose", &|x, y| Movement::Transpose { permutation: vec![0], x, y }), "names each dim of x once");
+    has(set("transpose", &|x, y| Movement::Transpose { permutation: vec![0, 1], x, y }), "tensor `transpose`: dim 0 is 10, expected 5");
+    has(set("concat", &|x, y| Movement::Concat { axis: 2, xs: vec![x], y }), "an axis is below");
+    has(set("concat", &|_, y| Movement::Concat { axis: 0, xs: vec![], y }), "at least one input");
+    has(set("concat", &|x, y| Movement::Concat { axis: 0, xs: vec![x, Uid(1)], y }), "tensor `x`: the number of dims is 4, expected 2");
+    has(set("concat", &|x, y| Movement::Concat { axis: 0, xs: vec![x, x, x], y }), "tensor `concat`: dim 0 is 6, expected 9");
+    let pad = |before: &[u64], after: &[u64], value: f64| {
+        let [before, after] = [before, after].map(<[u64]>::to_vec);
+        set("pad", &move |x, y| Movement::Pad { before: before.clone(), after: after.clone(), value: Real(value), x, y })
+    };
+    has(pad(&[1], &[0, 2], 0.0), "before = [1]");
+    has(pad(&[1, 0], &[0], 0.0), "after = [0]");
+    has(pad(&[1, 0], &[0, 2], f64::NAN), "value = NaN");
+    has(pad(&[1, 0], &[0, 3], 0.0), "tensor `pad`: dim 1 is 5, expected 6");
+    has(fault(&|g| tensor(g, "reshape").layout = rows(&[36, 1])), "the number of elements is 36, expected 35");
+    has(fault(&|g| tensor(g, "wide").layout = rows(&[2, 34, 3])), "dim 0 is 35, expected 34");
+    has(fault(&|g| tensor(g, "wide").dtype = DType::F16), "a movement keeps the element type");
+}
