@@ -4,4 +4,5 @@ pub mod batch;
 pub mod compute;
 pub mod epilogue;
 pub(crate) mod join;
+mod row_staging;
 pub(crate) mod way_out;

@@ -1,21 +1,22 @@
-//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and the copy engine, or elements straight from
-//! registers.
+//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and from there by the copy engine or line by line, or
+//! elements straight from registers.
 //!
 //! A [`WaySpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Way::write`] with accumulators
 //! of 64 rows each, one below the other; before the kernel ends, [`Way::finish`]. D is any matrix with a row stride, a column stride and batch
 //! strides: of a product, or of a convolution whose pixels are rows.
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
-use verdigris_kir::inst::Packed;
-use verdigris_kir::ir::{MapDecl, MapType};
+use verdigris_kir::face::{Kernel, Number, Pointer, TensorMap, Val};
+use verdigris_kir::inst::{CvtRound, Packed};
+use verdigris_kir::ir::{MapDecl, MapType, Ty};
 use verdigris_kir::program::{Address, Arg, L2Promotion, MapSpec};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
-use super::batch::Indices;
+use super::batch::{BatchStrides, DIMS, Indices};
 use super::epilogue::{Epilogue, EpilogueSpec, Place};
+use super::row_staging::{RowSlab, RowStaging};
 
 /// What a sum is kept in.
 pub(crate) trait Sum: Number {
@@ -44,6 +45,8 @@ impl Sum for i32 {
 pub(crate) enum Out {
     /// Through shared memory and the copy engine: rows of D 16-byte aligned.
     Tma,
+    /// Through shared memory, line by line: rows (or columns) of D contiguous, beginning anywhere.
+    Rows,
     /// From registers, element by element: any strides.
     Direct,
 }
@@ -73,7 +76,7 @@ impl WaySpec {
     /// Staging slabs of a warpgroup.
     fn slabs(&self) -> u32 {
         match self.out {
-            Out::Direct => 0,
+            Out::Rows | Out::Direct => 0,
             Out::Tma => 2,
         }
     }
@@ -88,9 +91,22 @@ impl WaySpec {
         if !self.transposed && !(self.tile_columns * self.d().bytes() as u32).is_multiple_of(128) { 64 } else { 128 }
     }
 
+    /// The slab for [`Out::Rows`]: up to 256 bytes of D's contiguous side by up to 64 of the other.
+    fn row_slab(&self) -> RowSlab {
+        let element_bytes = self.d().bytes() as u32;
+        let (lines, line_bytes) = match self.transposed {
+            true => (self.transposed_rows(), SLAB_ROWS * element_bytes),
+            false => (SLAB_ROWS, (self.tile_columns * element_bytes).min(256)),
+        };
+        RowSlab { lines, line_bytes, element_bytes, transposed: self.transposed }
+    }
+
     /// Shared memory that it takes.
     pub(crate) fn shared_bytes(&self) -> u32 {
-        self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes()
+        match self.out {
+            Out::Rows => self.warpgroups * self.row_slab().bytes(),
+            Out::Tma | Out::Direct => self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes(),
+        }
     }
 
     /// The tensor map of D, for [`Out::Tma`].
@@ -105,24 +121,38 @@ impl WaySpec {
         store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
     }
 
-    /// The arguments that follow those of the epilogue: D's extents (`rows` and `columns` of the tile's space) and, for [`Out::Tma`], its map;
-    /// `leading_bytes` is the stride between its contiguous lines.
-    pub(crate) fn args(&self, d: Address, [rows, columns, batch]: [u32; 3], leading_bytes: u64, batch_stride_bytes: u64) -> Vec<Arg> {
-        let number = |n: u32| Arg::Scalar(verdigris_kir::ir::Ty::U32, u64::from(n));
+    /// The arguments that follow those of the epilogue: D's extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`],
+    /// where it is: its map, or its address and strides. `leading_bytes` is the distance of its contiguous lines.
+    pub(crate) fn args(
+        &self,
+        d: Address,
+        [rows, columns, batch]: [u32; 3],
+        leading_bytes: u64,
+        batch_strides_bytes: [u64; DIMS],
+    ) -> Vec<Arg> {
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
         let mut args = vec![number(rows), number(columns)];
-        if self.out == Out::Tma {
-            let (x, y) = if self.transposed { (rows, columns) } else { (columns, rows) };
-            let map = MapSpec {
-                decl: self.d_map(),
-                dims: [x, y, batch].map(u64::from).to_vec(),
-                strides_bytes: vec![leading_bytes, batch_stride_bytes],
-                element_strides: vec![1; 3],
-                lower_corner: vec![],
-                upper_corner: vec![],
-                fill: Default::default(),
-                l2: L2Promotion::B256,
-            };
-            args.push(Arg::TensorMap(d, map));
+        match self.out {
+            Out::Direct => {}
+            Out::Rows => {
+                args.extend([Arg::Pointer(d), Arg::Scalar(Ty::U64, leading_bytes)]);
+                args.extend(BatchStrides::args(batch_strides_bytes));
+            }
+            Out::Tma => {
+                let (x, y) = if self.transposed { (rows, columns) } else { (columns, rows) };
+                let batch_stride = if batch > 1 { batch_strides_bytes[DIMS - 1] } else { leading_bytes };
+                let map = MapSpec {
+                    decl: self.d_map(),
+                    dims: [x, y, batch].map(u64::from).to_vec(),
+                    strides_bytes: vec![leading_bytes, batch_stride],
+                    element_strides: vec![1; 3],
+                    lower_corner: vec![],
+                    upper_corner: vec![],
+                    fill: Default::default(),
+                    l2: L2Promotion::B256,
+                };
+                args.push(Arg::TensorMap(d, map));
+            }
         }
         args
     }
@@ -131,12 +161,29 @@ impl WaySpec {
     pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> Way<'k> {
         let epilogue = self.epilogue.declare::<f32>(k);
         let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
-        let tma = (self.out == Out::Tma).then(|| {
-            let staging = Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
-            (k.tensor_map("d", self.d_map()), staging)
-        });
-        Way { kernel: k, spec: self, epilogue, rows, columns, tma }
+        let exit = match self.out {
+            Out::Direct => Exit::Elements,
+            Out::Rows => Exit::Rows {
+                d: k.output("d", self.d().bytes() as u32),
+                stride_bytes: k.scalar("d_stride_bytes"),
+                batch: BatchStrides::declare(k, ["d_stride2_bytes", "d_stride1_bytes", "d_stride0_bytes"]),
+                staging: RowStaging::new(k, self.row_slab(), self.warpgroups, self.barrier),
+            },
+            Out::Tma => {
+                let staging = Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
+                Exit::Tma { map: k.tensor_map("d", self.d_map()), staging }
+            }
+        };
+        Way { kernel: k, spec: self, epilogue, rows, columns, exit }
     }
+}
+
+/// Parameters and shared memory of an [`Out`].
+#[derive(Debug)]
+enum Exit<'k> {
+    Elements,
+    Rows { d: Pointer<'k>, stride_bytes: Val<'k, u64>, batch: BatchStrides<'k>, staging: RowStaging<'k> },
+    Tma { map: TensorMap<'k>, staging: Staging<'k> },
 }
 
 /// Where a warpgroup's results belong: their first row and column in D, and which matrix of the batch.
@@ -160,7 +207,7 @@ pub(crate) struct Way<'k> {
     epilogue: Epilogue<'k, f32>,
     rows: Val<'k, u32>,
     columns: Val<'k, u32>,
-    tma: Option<(TensorMap<'k>, Staging<'k>)>,
+    exit: Exit<'k>,
 }
 
 /// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
@@ -172,6 +219,13 @@ struct Block<'w, 'k> {
     rows_inside: [Val<'k, bool>; 2],
     /// This thread's first column.
     column: Val<'k, u32>,
+}
+
+/// Where results are staged.
+#[derive(Clone, Copy)]
+enum Slab<'s, 'k> {
+    Rows(&'s RowStaging<'k>),
+    Tma(&'s Staging<'k>),
 }
 
 impl<'k> Way<'k> {
@@ -190,9 +244,29 @@ impl<'k> Way<'k> {
                 rows_inside: [row.lt(self.rows), (row + 8).lt(self.rows)],
                 column,
             };
-            match &self.tma {
-                None => block.write_direct(sum),
-                Some((map, staging)) => {
+            match &self.exit {
+                Exit::Elements => block.write_direct(sum),
+                Exit::Rows { d, stride_bytes, batch, staging } => {
+                    let RowSlab { lines, line_bytes, element_bytes, transposed } = staging.shape();
+                    let slab = staging.address(warpgroup);
+                    let per_slab = if transposed { lines } else { line_bytes / element_bytes };
+                    let d = batch.matrix(*d, tile.indices);
+                    let rows_left = (self.rows.max(first_row) - first_row).min(SLAB_ROWS);
+                    for first in (0..spec.tile_columns).step_by(per_slab as usize) {
+                        staging.acquire(warpgroup);
+                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, Slab::Rows(staging), slab, thread, first / 8 + 2 * pair, pair);
+                        }
+                        let first_column = tile.column + first;
+                        let width = per_slab.min(spec.tile_columns - first);
+                        let columns_left = (self.columns.max(first_column) - first_column).min(width);
+                        let (line, place) = if transposed { (first_column, first_row) } else { (first_row, first_column) };
+                        let (lines, elements) = if transposed { (columns_left, rows_left) } else { (rows_left, columns_left) };
+                        let to = d + line.widen() * *stride_bytes + place.mul_wide(element_bytes);
+                        staging.store(slab, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
+                    }
+                }
+                Exit::Tma { map, staging } => {
                     // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
                     let per_slab = if spec.transposed { spec.transposed_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
                     let slabs = spec.tile_columns.div_ceil(per_slab);
@@ -202,7 +276,7 @@ impl<'k> Way<'k> {
                         let slab = staging.slab(warpgroup, turn % staging.slabs());
                         staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * slabs);
                         for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, staging, slab, thread, first / 8 + 2 * pair, pair);
+                            block.write_columns(sum, Slab::Tma(staging), slab, thread, first / 8 + 2 * pair, pair);
                         }
                         let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
                         staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
@@ -214,7 +288,7 @@ impl<'k> Way<'k> {
 
     /// Waits until everything that the warpgroup wrote has left shared memory; before the kernel ends.
     pub(crate) fn finish(&self, thread: Val<'k, u32>) {
-        if let Some((_, staging)) = &self.tma {
+        if let Exit::Tma { staging, .. } = &self.exit {
             staging.finish(thread);
         }
     }
@@ -249,7 +323,7 @@ impl<'k> Block<'_, 'k> {
     fn write_columns<T: Sum>(
         &self,
         sum: &Fragment<'k, T>,
-        staging: &Staging<'k>,
+        to: Slab<'_, 'k>,
         slab: Val<'k, u32>,
         thread: Val<'k, u32>,
         block: u32,
@@ -263,21 +337,25 @@ impl<'k> Block<'_, 'k> {
                     let [low, high] = self.pair(sum, block + b, half);
                     k.pack(format, low, high)
                 });
-                if self.way.spec.transposed {
-                    staging.write_halves_transposed(slab, thread, pair, &packed);
-                } else {
-                    staging.write_halves(slab, thread, pair, &packed);
+                match to {
+                    Slab::Rows(staging) => staging.write_halves(slab, thread, pair, &packed),
+                    Slab::Tma(staging) if self.way.spec.transposed => staging.write_halves_transposed(slab, thread, pair, &packed),
+                    Slab::Tma(staging) => staging.write_halves(slab, thread, pair, &packed),
                 }
             }
             None => {
                 for (b, half) in ORDER {
-                    let words = match self.way.spec.epilogue.exact {
-                        true => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
-                        false => self.pair(sum, block + b, half).map(|value| value.bitcast::<u32>()),
+                    let words = match (self.way.spec.epilogue.exact, self.way.spec.d()) {
+                        (true, _) => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
+                        (false, DType::I32) => self.pair(sum, block + b, half).map(|v| v.convert::<i32>(CvtRound::IntNearest).unsigned()),
+                        (false, _) => self.pair(sum, block + b, half).map(|value| value.bitcast::<u32>()),
                     };
                     let row = Fragment::<T>::row(thread) + 8 * half;
                     let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
-                    staging.write_pair(slab, row, column, &words);
+                    match to {
+                        Slab::Rows(staging) => staging.write_pair(slab, row, column, &words),
+                        Slab::Tma(staging) => staging.write_pair(slab, row, column, &words),
+                    }
                 }
             }
         }

@@ -60,7 +60,7 @@ pub(super) struct Spec {
     /// fp8 sums are moved into f32 registers every 128 of depth.
     pub(super) promote: bool,
     pub(super) out: Out,
-    /// D is written transposed: the problem was turned round, so that its short side is the instruction's columns.
+    /// D is written transposed: its contiguous lines are columns of the tile, as where the problem was turned round.
     pub(super) turned: bool,
     /// What stands between sums and D, for the problem as turned.
     pub(super) epilogue: EpilogueSpec,
@@ -91,7 +91,7 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in [(self.split, "_split"), (self.promote, "_promote"), (self.turned, "_turned")] {
+        for (on, word) in [(self.split, "_split"), (self.promote, "_promote"), (self.turned, "_turned"), (self.out == Out::Rows, "_rows")] {
             if on {
                 f.write_str(word)?;
             }

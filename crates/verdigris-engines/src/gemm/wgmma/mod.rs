@@ -100,14 +100,22 @@ impl View {
         if matrix.order() == Order::RowMajor { Axis::Depth } else { Axis::Rows }
     }
 
-    /// Whether the copy engine can write D: its contiguous side is the slab's, and rows begin at multiples of 16 bytes.
-    fn maps_d(&self) -> bool {
+    /// How results reach D, and whether its contiguous lines are columns of the view: by the copy engine where they begin at multiples of 16
+    /// bytes, through shared memory line by line where they begin elsewhere, by elements where there are none.
+    fn out(&self) -> (Out, bool) {
         let d = &self.problem.d;
         let bytes = d.dtype.bytes() as u64;
         let whole = |elements: u64| (elements * bytes).is_multiple_of(16);
-        let contiguous = if self.turned { Order::ColumnMajor } else { Order::RowMajor };
-        let fits = if self.turned { bytes == 2 } else { matches!(bytes, 2 | 4) };
-        fits && d.order() == contiguous && d.leading_dimension().is_some_and(whole) && d.batch_strides.iter().all(|&stride| whole(stride))
+        let transposed = d.order() == Order::ColumnMajor;
+        let aligned = d.leading_dimension().is_some_and(whole) && d.batch_strides.iter().all(|&stride| whole(stride));
+        let out = match (d.order(), bytes) {
+            (Order::Strided, _) => Out::Direct,
+            (_, 2) if aligned => Out::Tma,
+            (Order::RowMajor, 4) if aligned => Out::Tma,
+            (_, 2 | 4) => Out::Rows,
+            _ => Out::Direct,
+        };
+        (out, transposed && out != Out::Direct)
     }
 }
 
@@ -254,7 +262,7 @@ impl Given {
         let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128;
         // The copy engine writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
-        let whole_rows = out == Out::Direct || turned || (tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        let whole_rows = out != Out::Tma || turned || (tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         if !(slabs_fit && registers_fit && whole_rows) {
             return None;
         }
@@ -367,12 +375,15 @@ impl Plan {
         let view = self.view(setting);
         let shape = SHAPES.get(setting.shape as usize)?;
         let [a, b] = view.operands();
-        let out = if view.maps_d() { Out::Tma } else { Out::Direct };
+        let (out, transposed) = view.out();
         let whole = EpilogueSpec::of(&view.problem);
         // Pairs of columns are guarded by their second one.
         let epilogue = EpilogueSpec { stores_d: out == Out::Direct, pairs: whole.pairs && view.n.is_multiple_of(2), ..whole };
         // Without operands there is nothing for a pair to save, and one kernel serves both.
-        let epilogue = EpilogueSpec { pairs: epilogue.pairs && (epilogue.reads_memory() || epilogue.stores_d), ..epilogue };
+        let pairs = epilogue.pairs && (epilogue.reads_memory() || epilogue.stores_d);
+        // Nor does it matter how D lies where others store it.
+        let d = if out == Out::Direct { epilogue.d } else { OperandSpec { walk: Walk::Row, ..epilogue.d } };
+        let epilogue = EpilogueSpec { pairs, d, ..epilogue };
         let given = Given {
             a: a.dtype,
             b: b.dtype,
@@ -380,7 +391,7 @@ impl Plan {
             b_major: View::axis(&b),
             promote: self.promote,
             out,
-            turned: view.turned,
+            turned: transposed,
         };
         given.spec(shape, setting.split > 0, epilogue)
     }
@@ -551,8 +562,7 @@ impl Candidate for Plan {
         args.extend(spec.epilogue.args(&view.problem, &chunk, 0, 0));
         let d_bytes = d.dtype.bytes() as u64;
         let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
-        let batch_stride_bytes = d.batch_strides.first().map_or(leading_bytes, |stride| stride * d_bytes);
-        args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, batch_stride_bytes));
+        args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
         if spec.split {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster);
             let words = spec.part_words() / u64::from(spec.consumers);
