@@ -32,33 +32,8 @@ use verdigris_tensor::DType;
 use super::{Access, Channels, Determinism, EpilogueStep, GemmProblem, Matrix, Operand, Slot, Tensor, check_step};
 use crate::error::Error;
 use crate::op::HostScalar;
+use crate::ops::conv::ConvDirection as Direction;
 use crate::ops::matmul::Precision;
-
-/// Which of the three tensors is computed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// The output, from input and filter.
-    Fprop,
-    /// The gradient of the input, from the gradient of the output and the filter. Also a transposed convolution.
-    Dgrad,
-    /// The gradient of the filter, from the gradient of the output and the input.
-    Wgrad,
-}
-
-impl Direction {
-    /// All three.
-    pub const ALL: [Direction; 3] = [Direction::Fprop, Direction::Dgrad, Direction::Wgrad];
-
-    /// The name in serialized form and in kernel names.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Direction::Fprop => "fprop",
-            Direction::Dgrad => "dgrad",
-            Direction::Wgrad => "wgrad",
-        }
-    }
-}
 
 /// Sums over all elements of a channel of the result, as it is stored: what a batch norm needs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -157,8 +132,10 @@ pub struct ConvExtents {
     pub dilations: [u64; 3],
 }
 
-/// Extents, paddings, strides and dilations are below this, so that coordinates count in 31 bits.
+/// Images, channels and groups are below this.
 const EXTENT_LIMIT: u64 = 1 << 31;
+/// Padded inputs, dilated filters, strides and dilations are below this, so that kernels have signed 32-bit coordinates with room to spare.
+const SPATIAL_LIMIT: u64 = 1 << 29;
 
 impl ConvProblem {
     /// A convolution of packed tensors with channels last, without prologue and epilogue: the operands in slots 0 and 1, the result in
@@ -622,8 +599,11 @@ impl ConvProblem {
             |attribute, value: &dyn std::fmt::Debug, rule| Err(Error::Attribute { op: op(), attribute, value: format!("{value:?}"), rule });
         let all = [self.n, self.c, self.k, self.groups];
         let spatial = [self.input, self.filter, self.output, self.pads_before, self.pads_after, self.strides, self.dilations];
-        if let Some(large) = all.iter().chain(spatial.as_flattened()).find(|&&extent| extent >= EXTENT_LIMIT) {
-            return attribute("extent", large, "extents, paddings, strides and dilations are below 2^31");
+        if let Some(large) = all.iter().find(|&&extent| extent >= EXTENT_LIMIT) {
+            return attribute("extent", large, "images, channels and groups are below 2^31");
+        }
+        if let Some(large) = spatial.as_flattened().iter().find(|&&extent| extent >= SPATIAL_LIMIT) {
+            return attribute("extent", large, "spatial extents, paddings, strides and dilations are below 2^29");
         }
         if self.groups == 0 || !self.c.is_multiple_of(self.groups) || !self.k.is_multiple_of(self.groups) {
             return attribute("groups", &self.groups, "groups divide the channels of x and of y, and there is at least one");
@@ -637,8 +617,8 @@ impl ConvProblem {
             let (before, after) = (self.pads_before[dim], self.pads_after[dim]);
             let want = output_extent(self.input[dim], self.filter[dim], before, after, self.strides[dim], self.dilations[dim]);
             let padded = self.input[dim] + before + after;
-            if padded >= EXTENT_LIMIT || (self.filter[dim] - 1).saturating_mul(self.dilations[dim]) >= EXTENT_LIMIT {
-                return attribute("input", &padded, "a padded input and a dilated filter are below 2^31 in each dim");
+            if padded >= SPATIAL_LIMIT || (self.filter[dim] - 1).saturating_mul(self.dilations[dim]) >= SPATIAL_LIMIT {
+                return attribute("input", &padded, "a padded input and a dilated filter are below 2^29 in each dim");
             }
             // Taps that reach past the end read zeros, so that an output without them is an output of less padding.
             let Some(want) = want else {

@@ -17,7 +17,8 @@ use crate::error::Error;
 use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
-pub use conv::{ConvExtents, ConvProblem, Direction, GemmExtents, Statistics, output_extent};
+pub use crate::ops::conv::ConvDirection as Direction;
+pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub use gemm::{GemmProblem, Scale};
 pub use matrix::{Matrix, Order};
 pub use tensor::{Channels, Tensor};

@@ -470,6 +470,11 @@ pub struct Divisor<'k> {
 }
 
 impl<'k> Divisor<'k> {
+    /// A divisor that the kernel has read from memory: the words of [`crate::program::Divisor::words`].
+    pub fn of_words([divisor, multiplier, shift1, shift2]: [Val<'k, u32>; 4]) -> Self {
+        Divisor { divisor, multiplier, shift1, shift2 }
+    }
+
     /// The divisor itself.
     pub fn value(&self) -> Val<'k, u32> {
         self.divisor
