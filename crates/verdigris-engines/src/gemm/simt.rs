@@ -18,8 +18,7 @@ mod thin;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Scale};
-use verdigris_kir::face::{Divisor, Header, Kernel, Number, Pointer, Val, Var, build};
-use verdigris_kir::inst::CvtRound;
+use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
 use verdigris_tensor::DType;
@@ -29,6 +28,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
 use crate::parts::compute::{self, Compute};
+use crate::parts::element::{Arithmetic, Element, RawVar};
 use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec};
 
 const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
@@ -124,44 +124,6 @@ impl Engine for Simt {
             }
         }
         kernels.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
-    }
-}
-
-/// What is multiplied and summed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Arithmetic {
-    /// f32.
-    F32,
-    /// f32 with operands rounded to tf32.
-    Tf32,
-    /// f32 with the finished sum rounded to f16.
-    F16,
-    /// f64.
-    F64,
-    /// Wrapping 32-bit integers.
-    I32,
-}
-
-impl Arithmetic {
-    fn of(precision: Precision) -> Arithmetic {
-        match precision {
-            Precision::F64 => Arithmetic::F64,
-            Precision::I32 => Arithmetic::I32,
-            Precision::Tf32 => Arithmetic::Tf32,
-            Precision::F16 => Arithmetic::F16,
-            Precision::Ieee | Precision::Fp32 | Precision::Fp8Fast | Precision::Fp8Promoted => Arithmetic::F32,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Arithmetic::F32 => "f32",
-            Arithmetic::Tf32 => "tf32",
-            Arithmetic::F16 => "f16sum",
-            Arithmetic::F64 => "f64",
-            Arithmetic::I32 => "i32",
-        }
     }
 }
 
@@ -535,122 +497,6 @@ fn read<'k, S: Element>(k: Kernel<'k>, slab: Val<'k, u32>, offset_bytes: u32, wi
             if width == 1 { vec![k.ld_shared(slab, offset)] } else { k.ld_shared_vector(slab, offset, width as u8) }
         })
         .collect()
-}
-
-/// A type that is multiplied and summed.
-trait Element: Number {
-    /// Elements of 16 bytes.
-    const GROUP: u32;
-    /// 0.
-    const ZERO: Self;
-    /// The element that stored bits stand for.
-    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, Self>;
-    /// Rounded to tf32; only asked of f32.
-    fn rounded_to_tf32(value: Val<'_, Self>) -> Val<'_, Self>;
-    /// Times a block's factor; only asked of f32.
-    fn scaled<'k>(value: Val<'k, Self>, factor: Var<'k, f32>) -> Val<'k, Self>;
-    /// As a 32-bit integer; only asked of i32.
-    fn to_i32(value: Val<'_, Self>) -> Val<'_, i32>;
-}
-
-impl Element for f32 {
-    const GROUP: u32 = 4;
-    const ZERO: f32 = 0.0;
-    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f32> {
-        match raw {
-            RawVar::Byte(bits) => compute::decode_byte(k, dtype, bits.get()),
-            RawVar::Half(bits) => compute::decode_half(dtype, bits.get()),
-            RawVar::Word(bits) => bits.get().bitcast(),
-            RawVar::Double(bits) => bits.get().bitcast::<f64>().convert(CvtRound::Nearest),
-        }
-    }
-    fn rounded_to_tf32(value: Val<'_, f32>) -> Val<'_, f32> {
-        value.to_tf32().bitcast()
-    }
-    fn scaled<'k>(value: Val<'k, f32>, factor: Var<'k, f32>) -> Val<'k, f32> {
-        value * factor
-    }
-    fn to_i32(value: Val<'_, f32>) -> Val<'_, i32> {
-        value.convert(CvtRound::IntNearest)
-    }
-}
-
-impl Element for f64 {
-    const GROUP: u32 = 2;
-    const ZERO: f64 = 0.0;
-    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f64> {
-        match raw {
-            RawVar::Double(bits) => bits.get().bitcast(),
-            narrow => <f32 as Element>::decode(k, dtype, narrow).convert(CvtRound::None),
-        }
-    }
-    fn rounded_to_tf32(value: Val<'_, f64>) -> Val<'_, f64> {
-        value
-    }
-    fn scaled<'k>(value: Val<'k, f64>, factor: Var<'k, f32>) -> Val<'k, f64> {
-        value * factor.get().convert::<f64>(CvtRound::None)
-    }
-    fn to_i32(value: Val<'_, f64>) -> Val<'_, i32> {
-        value.convert(CvtRound::IntNearest)
-    }
-}
-
-impl Element for i32 {
-    const GROUP: u32 = 4;
-    const ZERO: i32 = 0;
-    fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, i32> {
-        match raw {
-            // The load has extended the byte as its type says.
-            RawVar::Byte(bits) => bits.get().signed(),
-            other => <f32 as Element>::decode(k, dtype, other).convert(CvtRound::IntNearest),
-        }
-    }
-    fn rounded_to_tf32(value: Val<'_, i32>) -> Val<'_, i32> {
-        value
-    }
-    fn scaled<'k>(value: Val<'k, i32>, _: Var<'k, f32>) -> Val<'k, i32> {
-        value
-    }
-    fn to_i32(value: Val<'_, i32>) -> Val<'_, i32> {
-        value
-    }
-}
-
-/// An element on its way, as stored.
-#[derive(Clone, Copy, Debug)]
-enum RawVar<'k> {
-    Byte(Var<'k, u32>),
-    Half(Var<'k, u16>),
-    Word(Var<'k, u32>),
-    Double(Var<'k, u64>),
-}
-
-impl<'k> RawVar<'k> {
-    fn new(k: Kernel<'k>, dtype: DType) -> Self {
-        match dtype.bytes() {
-            1 => RawVar::Byte(k.var(0u32)),
-            2 => RawVar::Half(k.var(0u16)),
-            4 => RawVar::Word(k.var(0u32)),
-            _ => RawVar::Double(k.var(0u64)),
-        }
-    }
-
-    fn clear(self) {
-        match self {
-            RawVar::Byte(bits) | RawVar::Word(bits) => bits.set(0u32),
-            RawVar::Half(bits) => bits.set(0u16),
-            RawVar::Double(bits) => bits.set(0u64),
-        }
-    }
-
-    fn load(self, k: Kernel<'k>, dtype: DType, address: Val<'k, u64>) {
-        match self {
-            RawVar::Byte(bits) => bits.set(k.ld_global_byte(address, 0, dtype == DType::I8)),
-            RawVar::Half(bits) => bits.set(k.ld_global::<u16>(address, 0)),
-            RawVar::Word(bits) => bits.set(k.ld_global::<u32>(address, 0)),
-            RawVar::Double(bits) => bits.set(k.ld_global::<u64>(address, 0)),
-        }
-    }
 }
 
 /// Parameters of A, or of B read as its transpose: an outer index (m or n) and k.

@@ -94,6 +94,58 @@ pub enum StepSpec {
     Store(OperandSpec),
 }
 
+impl StepSpec {
+    /// The part of a step that shapes code; `operand` says it of an operand.
+    pub(super) fn of<P>(step: &EpilogueStep<P>, operand: impl Fn(&P) -> OperandSpec) -> StepSpec {
+        match step {
+            EpilogueStep::Unary(f) => StepSpec::Unary(without_attributes(*f)),
+            EpilogueStep::Binary { f, operand: read, v_is_right } => StepSpec::Binary(*f, operand(read), *v_is_right),
+            EpilogueStep::Scale { .. } => StepSpec::Scale,
+            EpilogueStep::Round { dtype } => StepSpec::Round(*dtype),
+            EpilogueStep::Store { target } => StepSpec::Store(operand(target)),
+        }
+    }
+
+    /// The least chip that has the conversions.
+    pub(super) fn target(&self) -> Target {
+        match self {
+            StepSpec::Binary(_, operand, _) | StepSpec::Store(operand) => compute::target_of(operand.dtype),
+            StepSpec::Round(dtype) => compute::target_of(*dtype),
+            StepSpec::Unary(_) | StepSpec::Scale => Target::Sm80,
+        }
+    }
+
+    /// The arguments of [`Step::declare`].
+    pub(super) fn args<P>(
+        &self,
+        step: &EpilogueStep<P>,
+        double: bool,
+        args: &mut Vec<Arg>,
+        operand: &impl Fn(&mut Vec<Arg>, OperandSpec, &P),
+    ) {
+        match (self, step) {
+            (StepSpec::Unary(_), EpilogueStep::Unary(f)) => {
+                args.extend(attributes(*f).into_iter().map(|value| Arg::Scalar(Ty::F64, value.to_bits())));
+            }
+            (StepSpec::Binary(_, spec, _), EpilogueStep::Binary { operand: place, .. })
+            | (StepSpec::Store(spec), EpilogueStep::Store { target: place }) => operand(args, *spec, place),
+            (_, EpilogueStep::Scale { factor }) => args.extend(factor_args(double, *factor)),
+            _ => {}
+        }
+    }
+
+    /// The part of a kernel's name that says all of this.
+    pub(super) fn name(&self) -> String {
+        match self {
+            StepSpec::Unary(f) => f.name().to_owned(),
+            StepSpec::Binary(f, operand, right) => format!("{}{}{}", if *right { "r" } else { "" }, f.name(), operand.word()),
+            StepSpec::Scale => "scale".to_owned(),
+            StepSpec::Round(dtype) => format!("to{dtype}"),
+            StepSpec::Store(operand) => format!("aux{}", operand.word()),
+        }
+    }
+}
+
 /// The part of an epilogue that shapes code.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct EpilogueSpec {
@@ -121,19 +173,12 @@ impl EpilogueSpec {
     /// The spec of a problem's epilogue. `pairs` where the strides allow it, provided that each buffer is aligned to two elements (16 bytes for
     /// f64 and i64), which the program then declares.
     pub fn of(problem: &GemmProblem) -> EpilogueSpec {
-        let steps = problem.epilogue.iter().map(|step| match step {
-            EpilogueStep::Unary(f) => StepSpec::Unary(without_attributes(*f)),
-            EpilogueStep::Binary { f, operand, v_is_right } => StepSpec::Binary(*f, OperandSpec::of(operand), *v_is_right),
-            EpilogueStep::Scale { .. } => StepSpec::Scale,
-            EpilogueStep::Round { dtype } => StepSpec::Round(*dtype),
-            EpilogueStep::Store { target } => StepSpec::Store(OperandSpec::of(target)),
-        });
         EpilogueSpec {
             double: problem.precision == Precision::F64,
             scale_a: matches!(problem.scale_a, Some(Scale::Tensor { .. })),
             scale_b: matches!(problem.scale_b, Some(Scale::Tensor { .. })),
             c: problem.c.as_ref().map(OperandSpec::of),
-            steps: steps.collect(),
+            steps: problem.epilogue.iter().map(|step| StepSpec::of(step, OperandSpec::of)).collect(),
             d: OperandSpec::of(&problem.d),
             stores_d: true,
             exact: problem.is_exact_integer(),
@@ -182,11 +227,7 @@ impl EpilogueSpec {
 
     /// The least chip that has the conversions.
     pub fn target(&self) -> Target {
-        let steps = self.steps.iter().map(|step| match step {
-            StepSpec::Binary(_, operand, _) | StepSpec::Store(operand) => compute::target_of(operand.dtype),
-            StepSpec::Round(dtype) => compute::target_of(*dtype),
-            StepSpec::Unary(_) | StepSpec::Scale => Target::Sm80,
-        });
+        let steps = self.steps.iter().map(StepSpec::target);
         let operands = self.c.iter().chain([&self.d]).map(|operand| compute::target_of(operand.dtype));
         steps.chain(operands).max().unwrap_or(Target::Sm80)
     }
@@ -210,33 +251,35 @@ impl EpilogueSpec {
             words.push(format!("scale{}{}", if self.scale_a { "a" } else { "" }, if self.scale_b { "b" } else { "" }));
         }
         words.extend(self.c.map(|c| format!("c{}", c.word())));
-        for step in &self.steps {
-            words.push(match step {
-                StepSpec::Unary(f) => f.name().to_owned(),
-                StepSpec::Binary(f, operand, right) => format!("{}{}{}", if *right { "r" } else { "" }, f.name(), operand.word()),
-                StepSpec::Scale => "scale".to_owned(),
-                StepSpec::Round(dtype) => format!("to{dtype}"),
-                StepSpec::Store(operand) => format!("aux{}", operand.word()),
-            });
-        }
+        words.extend(self.steps.iter().map(StepSpec::name));
         words.join("_")
     }
 
     /// Declares the parameters. `T` is f64 exactly where [`EpilogueSpec::double`] says so.
     pub fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
-        debug_assert_eq!(self.double, T::DTYPE == DType::F64, "the compute type is the spec's");
-        let factor = |name: &'static str, bound: &'static str| -> Val<'k, T> {
-            if self.double {
-                // A host scalar is passed as f32; a fixed factor keeps all of its digits.
-                T::from_f64(k.scalar::<f64>(name)) * T::from_f32(k.scalar::<f32>(bound))
-            } else {
-                T::from_f32(k.scalar::<f32>(name))
-            }
+        let operand = |spec: OperandSpec, access: Access| {
+            let pointer = Operand::pointer(k, spec, self.pairs, access);
+            let row_stride = k.scalar("row_stride_bytes");
+            let column_stride = Operand::column_stride(k, spec);
+            let batch = BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]);
+            Operand { spec, pointer, rows: Rows::OfMatrix(row_stride, batch), column_stride }
         };
-        let operand = |spec: OperandSpec, access: Access| Operand::declare(k, spec, self.pairs, access);
+        self.declare_with(k, true, operand)
+    }
+
+    /// The same, for operands that `operand` declares, with or without the factors of the sum.
+    pub(super) fn declare_with<'k, T: Compute>(
+        &self,
+        k: Kernel<'k>,
+        has_factors: bool,
+        operand: impl Fn(OperandSpec, Access) -> Operand<'k>,
+    ) -> Epilogue<'k, T> {
+        debug_assert_eq!(self.double, T::DTYPE == DType::F64, "the compute type is the spec's");
         let mut epilogue = Epilogue { k, pairs: self.pairs, alpha: None, beta: None, scales: Vec::new(), steps: Vec::new(), d: None };
         if !self.exact {
-            epilogue.alpha = Some(factor("alpha", "alpha_bound"));
+            if has_factors {
+                epilogue.alpha = Some(declare_factor(k, ["alpha", "alpha_bound"]));
+            }
             if self.scale_a {
                 epilogue.scales.push(k.input("scale_a", 4));
             }
@@ -244,22 +287,9 @@ impl EpilogueSpec {
                 epilogue.scales.push(k.input("scale_b", 4));
             }
             if let Some(c) = self.c {
-                epilogue.beta = Some((factor("beta", "beta_bound"), operand(c, Access::Read)));
+                epilogue.beta = Some((declare_factor(k, ["beta", "beta_bound"]), operand(c, Access::Read)));
             }
-            epilogue.steps = self
-                .steps
-                .iter()
-                .map(|step| match *step {
-                    StepSpec::Unary(f) => {
-                        let attributes = attributes(f).len();
-                        Step::Unary(f, (0..attributes).map(|_| T::from_f64(k.scalar::<f64>("attribute"))).collect())
-                    }
-                    StepSpec::Binary(f, spec, right) => Step::Binary(f, operand(spec, Access::Read), right),
-                    StepSpec::Scale => Step::Scale(factor("factor", "factor_bound")),
-                    StepSpec::Round(dtype) => Step::Round(dtype),
-                    StepSpec::Store(spec) => Step::Store(operand(spec, Access::Write)),
-                })
-                .collect();
+            epilogue.steps = self.steps.iter().map(|step| Step::declare(k, step, &operand)).collect();
         }
         if self.stores_d {
             epilogue.d = Some(operand(self.d, Access::Write));
@@ -270,17 +300,6 @@ impl EpilogueSpec {
     /// The arguments of [`EpilogueSpec::declare`] for a part of a problem that begins at `(row, column)`.
     pub fn args(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> Vec<Arg> {
         let mut args = Vec::new();
-        let factor = |args: &mut Vec<Arg>, scalar: HostScalar<Slot>| {
-            let fixed = if let HostScalar::Fixed(value) = scalar { Some(value.0) } else { None };
-            if self.double {
-                args.push(Arg::Scalar(Ty::F64, fixed.unwrap_or(1.0).to_bits()));
-            }
-            args.push(match (scalar, self.double) {
-                (HostScalar::Bound(slot), _) => Arg::HostScalar(slot.0 as usize),
-                (HostScalar::Fixed(_), true) => Arg::Scalar(Ty::F32, u64::from(1f32.to_bits())),
-                (HostScalar::Fixed(value), false) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
-            });
-        };
         let operand = |args: &mut Vec<Arg>, spec: OperandSpec, matrix: &Matrix| {
             args.push(Arg::Pointer(chunk.address(matrix, row, column)));
             let bytes = matrix.dtype.bytes() as u64;
@@ -291,26 +310,18 @@ impl EpilogueSpec {
             args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
         };
         if !self.exact {
-            factor(&mut args, problem.alpha);
+            args.extend(factor_args(self.double, problem.alpha));
             for scale in [&problem.scale_a, &problem.scale_b] {
                 if let Some(Scale::Tensor { slot }) = scale {
                     args.push(Arg::Pointer(Address::buffer(slot.0 as usize)));
                 }
             }
             if let (Some(spec), Some(c)) = (self.c, &problem.c) {
-                factor(&mut args, problem.beta);
+                args.extend(factor_args(self.double, problem.beta));
                 operand(&mut args, spec, c);
             }
             for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
-                match (spec, step) {
-                    (StepSpec::Unary(_), EpilogueStep::Unary(f)) => {
-                        args.extend(attributes(*f).into_iter().map(|value| Arg::Scalar(Ty::F64, value.to_bits())));
-                    }
-                    (StepSpec::Binary(_, spec, _), EpilogueStep::Binary { operand: matrix, .. })
-                    | (StepSpec::Store(spec), EpilogueStep::Store { target: matrix }) => operand(&mut args, *spec, matrix),
-                    (_, EpilogueStep::Scale { factor: scalar }) => factor(&mut args, *scalar),
-                    _ => {}
-                }
+                spec.args(step, self.double, &mut args, &operand);
             }
         }
         if self.stores_d {
@@ -365,45 +376,121 @@ fn without_attributes(f: UnaryOp) -> UnaryOp {
     }
 }
 
+/// A factor from the host. In f64 it has two parameters: a host scalar is passed as f32, a fixed factor keeps all of its digits.
+fn declare_factor<'k, T: Compute>(k: Kernel<'k>, [name, bound]: [&'static str; 2]) -> Val<'k, T> {
+    if T::DTYPE == DType::F64 {
+        T::from_f64(k.scalar::<f64>(name)) * T::from_f32(k.scalar::<f32>(bound))
+    } else {
+        T::from_f32(k.scalar::<f32>(name))
+    }
+}
+
+/// The arguments of [`declare_factor`].
+fn factor_args(double: bool, scalar: HostScalar<Slot>) -> Vec<Arg> {
+    let fixed = if let HostScalar::Fixed(value) = scalar { Some(value.0) } else { None };
+    let mut args = Vec::new();
+    if double {
+        args.push(Arg::Scalar(Ty::F64, fixed.unwrap_or(1.0).to_bits()));
+    }
+    args.push(match (scalar, double) {
+        (HostScalar::Bound(slot), _) => Arg::HostScalar(slot.0 as usize),
+        (HostScalar::Fixed(_), true) => Arg::Scalar(Ty::F32, u64::from(1f32.to_bits())),
+        (HostScalar::Fixed(value), false) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
+    });
+    args
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub(super) enum Access {
     Read,
     Write,
 }
 
+/// Strides of an operand over everything but its columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows<'k> {
+    /// Of a matrix in a batch.
+    OfMatrix(Val<'k, u64>, BatchStrides<'k>),
+    /// Of a tensor: its first dim and its three spatial ones; its second dim (channels) is the columns.
+    OfTensor([Val<'k, u64>; 4]),
+}
+
 /// Parameters of one operand.
 #[derive(Clone, Copy, Debug)]
-struct Operand<'k> {
-    spec: OperandSpec,
-    pointer: Pointer<'k>,
-    row_stride: Val<'k, u64>,
-    column_stride: Option<Val<'k, u64>>,
-    batch: BatchStrides<'k>,
+pub(super) struct Operand<'k> {
+    pub(super) spec: OperandSpec,
+    pub(super) pointer: Pointer<'k>,
+    pub(super) rows: Rows<'k>,
+    pub(super) column_stride: Option<Val<'k, u64>>,
 }
 
 impl<'k> Operand<'k> {
-    fn declare(k: Kernel<'k>, spec: OperandSpec, pairs: bool, access: Access) -> Self {
+    /// Declares the pointer.
+    pub(super) fn pointer(k: Kernel<'k>, spec: OperandSpec, pairs: bool, access: Access) -> Pointer<'k> {
         let many = if pairs && spec.walk == Walk::Row { 2 } else { 1 };
         let alignment_bytes = many * spec.dtype.bytes() as u32;
         // What is read may also be D's buffer, so loads never take the read-only path.
-        let pointer = match access {
+        match access {
             Access::Read => k.input("operand", alignment_bytes),
             Access::Write => k.output("target", alignment_bytes),
-        };
-        let row_stride = k.scalar("row_stride_bytes");
-        let column_stride = (spec.walk == Walk::Strided).then(|| k.scalar("column_stride_bytes"));
-        let batch = BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]);
-        Operand { spec, pointer, row_stride, column_stride, batch }
+        }
+    }
+
+    /// Declares the stride of columns, where it is not known.
+    pub(super) fn column_stride(k: Kernel<'k>, spec: OperandSpec) -> Option<Val<'k, u64>> {
+        (spec.walk == Walk::Strided).then(|| k.scalar("column_stride_bytes"))
     }
 }
 
 #[derive(Clone, Debug)]
-enum Step<'k, T: Compute> {
+pub(super) enum Step<'k, T: Compute, P = Operand<'k>> {
     Unary(UnaryOp, Vec<Val<'k, T>>),
-    Binary(BinaryOp, Operand<'k>, bool),
+    Binary(BinaryOp, P, bool),
     Scale(Val<'k, T>),
     Round(DType),
-    Store(Operand<'k>),
+    Store(P),
+}
+
+impl<'k, T: Compute, P> Step<'k, T, P> {
+    /// Declares the parameters of a step, of its operand by `operand`.
+    pub(super) fn declare(k: Kernel<'k>, step: &StepSpec, operand: &impl Fn(OperandSpec, Access) -> P) -> Self {
+        match *step {
+            StepSpec::Unary(f) => {
+                let attributes = attributes(f).len();
+                Step::Unary(f, (0..attributes).map(|_| T::from_f64(k.scalar::<f64>("attribute"))).collect())
+            }
+            StepSpec::Binary(f, spec, right) => Step::Binary(f, operand(spec, Access::Read), right),
+            StepSpec::Scale => Step::Scale(declare_factor(k, ["factor", "factor_bound"])),
+            StepSpec::Round(dtype) => Step::Round(dtype),
+            StepSpec::Store(spec) => Step::Store(operand(spec, Access::Write)),
+        }
+    }
+
+    /// The value behind the step. `load` reads the operand, `store` writes to it.
+    pub(super) fn apply<const N: usize>(
+        &self,
+        k: Kernel<'k>,
+        values: [Val<'k, T>; N],
+        load: impl FnOnce(&P) -> [Val<'k, T>; N],
+        store: impl FnOnce(&P, [Val<'k, T>; N]),
+    ) -> [Val<'k, T>; N] {
+        match self {
+            Step::Unary(f, attributes) => values.map(|value| compute::unary(*f, value, attributes)),
+            Step::Scale(factor) => values.map(|value| value * *factor),
+            Step::Round(dtype) => values.map(|value| compute::round_to(k, *dtype, value)),
+            Step::Binary(f, operand, right_argument) => {
+                let others = load(operand);
+                std::array::from_fn(|i| {
+                    let (x, y) = if *right_argument { (others[i], values[i]) } else { (values[i], others[i]) };
+                    binary(*f, x, y)
+                })
+            }
+            Step::Store(operand) => {
+                store(operand, values);
+                values
+            }
+        }
+    }
 }
 
 /// A declared epilogue.
@@ -419,7 +506,7 @@ pub struct Epilogue<'k, T: Compute> {
 }
 
 impl<'k, T: Compute> Epilogue<'k, T> {
-    fn operands(&self) -> impl Iterator<Item = &Operand<'k>> {
+    pub(super) fn operands(&self) -> impl Iterator<Item = &Operand<'k>> {
         let steps = self.steps.iter().filter_map(|step| match step {
             Step::Binary(_, operand, _) | Step::Store(operand) => Some(operand),
             _ => None,
@@ -433,6 +520,21 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         Epilogue { pairs: true, ..self.clone() }
     }
 
+    /// Places it at a column of rows that start at `starts`, one for each operand.
+    pub(super) fn place(
+        &self,
+        alpha: Option<Val<'k, T>>,
+        starts: impl Iterator<Item = Val<'k, u64>>,
+        column: Val<'k, u32>,
+    ) -> Place<'_, 'k, T> {
+        let address = |(operand, row_start): (&Operand<'k>, Val<'k, u64>)| match operand.spec.walk {
+            Walk::Row => row_start + column.mul_wide(operand.spec.dtype.bytes() as u32),
+            Walk::PerRow => row_start,
+            Walk::Strided => row_start + column.widen() * operand.column_stride.expect("declared for this walk"),
+        };
+        Place { epilogue: self, alpha, addresses: self.operands().zip(starts).map(address).collect() }
+    }
+
     /// The epilogue of one matrix of the batch. Reads the scale factors.
     #[track_caller]
     pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {
@@ -441,7 +543,11 @@ impl<'k, T: Compute> Epilogue<'k, T> {
             let alpha = self.alpha.map(|alpha| {
                 self.scales.iter().fold(alpha, |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
             });
-            let matrices = self.operands().map(|operand| operand.batch.matrix(operand.pointer, indices)).collect();
+            let matrix = |operand: &Operand<'k>| match operand.rows {
+                Rows::OfMatrix(_, batch) => batch.matrix(operand.pointer, indices),
+                Rows::OfTensor(_) => operand.pointer.address(),
+            };
+            let matrices = self.operands().map(matrix).collect();
             MatrixEpilogue { epilogue: self, alpha, matrices }
         })
     }
@@ -461,16 +567,11 @@ impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
     pub fn at(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> Place<'e, 'k, T> {
         let at = std::panic::Location::caller();
         self.epilogue.k.scope(at, || {
-            let address = |(operand, &matrix): (&Operand<'k>, &Val<'k, u64>)| {
-                let row_start = matrix + row.widen() * operand.row_stride;
-                match operand.spec.walk {
-                    Walk::Row => row_start + column.mul_wide(operand.spec.dtype.bytes() as u32),
-                    Walk::PerRow => row_start,
-                    Walk::Strided => row_start + column.widen() * operand.column_stride.unwrap_or(operand.row_stride),
-                }
-            };
-            let addresses = self.epilogue.operands().zip(&self.matrices).map(address).collect();
-            Place { epilogue: self.epilogue, alpha: self.alpha, addresses }
+            let starts = self.epilogue.operands().zip(&self.matrices).map(|(operand, &matrix)| match operand.rows {
+                Rows::OfMatrix(stride, _) => matrix + row.widen() * stride,
+                Rows::OfTensor([stride, ..]) => matrix + row.widen() * stride,
+            });
+            self.epilogue.place(self.alpha, starts, column)
         })
     }
 }
@@ -541,24 +642,14 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             index += 1;
         }
         for step in &self.epilogue.steps {
-            values = match step {
-                Step::Unary(f, attributes) => values.map(|value| compute::unary(*f, value, attributes)),
-                Step::Scale(factor) => values.map(|value| value * *factor),
-                Step::Round(dtype) => values.map(|value| compute::round_to(k, *dtype, value)),
-                Step::Binary(f, operand, right_argument) => {
-                    let others = self.load::<N>(index, operand, right);
-                    index += 1;
-                    std::array::from_fn(|i| {
-                        let (x, y) = if *right_argument { (others[i], values[i]) } else { (values[i], others[i]) };
-                        binary(*f, x, y)
-                    })
-                }
-                Step::Store(operand) => {
-                    self.write(index, operand, right, values);
-                    index += 1;
-                    values
-                }
-            };
+            let place = index;
+            values = step.apply(
+                k,
+                values,
+                |operand| self.load(place, operand, right),
+                |operand, values| self.write(place, operand, right, values),
+            );
+            index += usize::from(matches!(step, Step::Binary(..) | Step::Store(_)));
         }
         values
     }

@@ -2,7 +2,10 @@
 
 pub mod batch;
 pub mod compute;
+pub(crate) mod conv_epilogue;
+pub(crate) mod element;
 pub mod epilogue;
 pub(crate) mod join;
+pub(crate) mod prologue;
 mod row_staging;
 pub(crate) mod way_out;

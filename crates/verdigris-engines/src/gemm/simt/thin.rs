@@ -7,9 +7,10 @@
 
 use verdigris_kir::face::{Kernel, Val, Var};
 
-use super::{Element, Operand, RawVar, Spec, Tile};
+use super::{Operand, Spec, Tile};
 use crate::parts::batch::BatchIndex;
 use crate::parts::compute::Compute;
+use crate::parts::element::{Arithmetic, Element, RawVar};
 
 const ROWS: u32 = Tile::Thin.rows();
 const COLUMNS: u32 = Tile::Thin.columns();
@@ -52,7 +53,7 @@ pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finis
 
     let decode = |dtype, raw| {
         let value = S::decode(k, dtype, raw);
-        if spec.arithmetic == super::Arithmetic::Tf32 { S::rounded_to_tf32(value) } else { value }
+        if spec.arithmetic == Arithmetic::Tf32 { S::rounded_to_tf32(value) } else { value }
     };
     // With `one_place` all elements of the thread stand at the same place along k and share their elements of B.
     let slab = |slab: Val<'k, u32>, one_place: bool| {

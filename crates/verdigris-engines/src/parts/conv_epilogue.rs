@@ -1,0 +1,110 @@
+//! The epilogue of a convolution: the steps of [`super::epilogue`] on operands with five strides.
+//!
+//! An element of the result has a first index (n, of a filter gradient k), three spatial ones, and a channel. The channel takes the part of a
+//! matrix's column: a place is an element, and [`super::epilogue::Place`] reaches from there over the channels.
+
+use std::panic::Location;
+
+use verdigris_graph::{ConvProblem, EpilogueStep, Precision, Slot, Tensor};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Address, Arg};
+
+use super::compute::Compute;
+use super::epilogue::{Epilogue, EpilogueSpec, Operand, OperandSpec, Place, Rows, StepSpec, Walk};
+
+/// An element but for its channel: its first index, depth, height and width.
+pub(crate) type Pixel<'k> = [Val<'k, u32>; 4];
+
+impl OperandSpec {
+    /// The class of a tensor: its channels are what columns are to a matrix.
+    pub(crate) fn of_tensor(tensor: &Tensor) -> OperandSpec {
+        let walk = match tensor.strides[1] {
+            1 => Walk::Row,
+            0 => Walk::PerRow,
+            _ => Walk::Strided,
+        };
+        OperandSpec { dtype: tensor.dtype, walk }
+    }
+}
+
+impl EpilogueSpec {
+    /// The spec of a convolution's epilogue. `pairs` where the strides allow it, provided that each buffer is aligned to two elements.
+    pub(crate) fn of_conv(problem: &ConvProblem) -> EpilogueSpec {
+        EpilogueSpec {
+            double: problem.precision == Precision::F64,
+            steps: problem.epilogue.iter().map(|step| StepSpec::of(step, OperandSpec::of_tensor)).collect(),
+            exact: problem.is_exact_integer(),
+            pairs: tensors(problem).all(pairs_fit),
+            ..EpilogueSpec::plain(OperandSpec::of_tensor(problem.result()))
+        }
+    }
+
+    /// Declares the parameters for [`Epilogue::at_pixel`].
+    pub(crate) fn declare_conv<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
+        self.declare_with(k, false, |spec, access| {
+            let pointer = Operand::pointer(k, spec, self.pairs, access);
+            let strides = ["stride0_bytes", "depth_stride_bytes", "height_stride_bytes", "width_stride_bytes"].map(|name| k.scalar(name));
+            Operand { spec, pointer, rows: Rows::OfTensor(strides), column_stride: Operand::column_stride(k, spec) }
+        })
+    }
+
+    /// The arguments of [`EpilogueSpec::declare_conv`].
+    pub(crate) fn conv_args(&self, problem: &ConvProblem) -> Vec<Arg> {
+        let mut args = Vec::new();
+        let operand = |args: &mut Vec<Arg>, spec: OperandSpec, tensor: &Tensor| {
+            args.push(Arg::Pointer(Address::buffer(tensor.slot.0 as usize)));
+            let [first, channel, depth, height, width] = tensor.strides.map(|stride| stride * tensor.dtype.bytes() as u64);
+            args.extend([first, depth, height, width].map(|stride| Arg::Scalar(Ty::U64, stride)));
+            if spec.walk == Walk::Strided {
+                args.push(Arg::Scalar(Ty::U64, channel));
+            }
+        };
+        if !self.exact {
+            for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
+                spec.args(step, self.double, &mut args, &operand);
+            }
+        }
+        if self.stores_d {
+            operand(&mut args, self.d, problem.result());
+        }
+        args
+    }
+
+    /// The alignment in bytes that the epilogue relies on, by buffer slot.
+    pub(crate) fn conv_alignments<'a>(&'a self, problem: &'a ConvProblem) -> impl Iterator<Item = (Slot, u64)> + 'a {
+        let many = if self.pairs { 2 } else { 1 };
+        tensors(problem).map(move |tensor| (tensor.slot, many * tensor.dtype.bytes() as u64))
+    }
+}
+
+impl<'k, T: Compute> Epilogue<'k, T> {
+    /// Places an epilogue that [`EpilogueSpec::declare_conv`] has declared at a channel of a pixel.
+    #[track_caller]
+    pub(crate) fn at_pixel(&self, pixel: Pixel<'k>, channel: Val<'k, u32>) -> Place<'_, 'k, T> {
+        let at = Location::caller();
+        let start = |operand: &Operand<'k>| {
+            let Rows::OfTensor(strides) = operand.rows else { unreachable!("declared by `declare_conv`") };
+            pixel.into_iter().zip(strides).fold(operand.pointer.address(), |address, (index, stride)| address + index.widen() * stride)
+        };
+        channel.kernel().scope(at, || self.place(None, self.operands().map(start), channel))
+    }
+}
+
+/// The operands of the steps, and the result.
+fn tensors(problem: &ConvProblem) -> impl Iterator<Item = &Tensor> {
+    let steps = problem.epilogue.iter().filter_map(|step| match step {
+        EpilogueStep::Binary { operand: tensor, .. } | EpilogueStep::Store { target: tensor } => Some(tensor),
+        _ => None,
+    });
+    steps.chain([problem.result()])
+}
+
+fn pairs_fit(tensor: &Tensor) -> bool {
+    match OperandSpec::of_tensor(tensor).walk {
+        Walk::Row => [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(2)),
+        // One element for two channels: no pair access.
+        Walk::PerRow => true,
+        Walk::Strided => false,
+    }
+}
