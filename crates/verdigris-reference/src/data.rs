@@ -6,6 +6,7 @@ use verdigris_tensor::num::{self, Format, Rounding};
 
 use serde::Deserialize;
 
+pub use crate::data_graph::graph_inputs;
 use crate::run::{Expected, Inputs};
 
 /// Bytes of untouched memory behind each output, to catch writes past its end.
@@ -237,7 +238,7 @@ fn stored_slots(gemm: &GemmProblem) -> Vec<Slot> {
     gemm.outputs().iter().map(|output| output.slot).collect()
 }
 
-fn factors(seed: u64, elements: u64) -> Vec<u8> {
+pub(crate) fn factors(seed: u64, elements: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut bytes = Vec::with_capacity(elements as usize * 4);
     for _ in 0..elements {

@@ -1,8 +1,8 @@
 //! What is right, and how near is near enough.
 //!
-//! [`run`] computes a problem in plain `f64` loops that share no arithmetic with any engine, together with a bound on the error that
-//! the problem's precision allows ([`tolerance`]). [`compare`] holds a result against it. [`cases`] reads the case files
-//! and [`bench_list`] the problem lists of the benches; [`data`] makes inputs.
+//! [`graph`] evaluates a graph op by op in plain `f64` loops that share no arithmetic with any engine, together with a bound on the error
+//! that the precision of each op allows, carried from op to op ([`tolerance`]). [`run`] does the same for a GEMM problem. [`compare`] holds a
+//! result against it. [`cases`] reads the case files and [`bench_list`] the problem lists of the benches; [`data`] makes inputs.
 //!
 //! ```
 //! use verdigris_graph::{GemmProblem, Problem};
@@ -23,6 +23,10 @@ pub mod bench_list;
 pub mod cases;
 pub mod compare;
 pub mod data;
+mod data_graph;
+pub mod graph;
 pub mod ops;
 pub mod run;
+mod source;
 pub mod tolerance;
+mod tolerance_pointwise;

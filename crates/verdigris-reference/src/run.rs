@@ -150,6 +150,7 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
     }
 
     let epilogue = gemm.precision.epilogue();
+    let bits = tolerance::significant_bits(gemm.d.dtype);
     let mut batch = vec![0; gemm.batch.len()];
     for &position in &positions {
         let (row, column) = (position / n % m, position % n);
@@ -174,12 +175,12 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
         }
         if let Some((c_matrix, c)) = &c {
             let addend = Bounded::exact(c.at(c_matrix.offset(&batch, row, column))).scaled(beta, epilogue);
-            v = v.binary(verdigris_graph::BinaryOp::Add, addend, false, epilogue);
+            v = v.binary(verdigris_graph::BinaryOp::Add, addend, false, bits, epilogue);
         }
         let mut next_output = 0;
         for step in &steps {
             match step {
-                Step::Plain(EpilogueStep::Unary(f)) => v = v.unary(*f, gemm.d.dtype, epilogue),
+                Step::Plain(EpilogueStep::Unary(f)) => v = v.unary(*f, bits, epilogue),
                 Step::Plain(EpilogueStep::Round { dtype }) => v = v.rounded(*dtype, epilogue),
                 Step::Plain(EpilogueStep::Store { .. }) => {
                     outputs[next_output].values.push(v);
@@ -190,7 +191,7 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
                 Step::Scale(factor) => v = v.scaled(*factor, epilogue),
                 Step::Binary { f, operand, elements, v_is_right } => {
                     let z = Bounded::exact(elements.at(operand.offset(&batch, row, column)));
-                    v = v.binary(*f, z, *v_is_right, epilogue);
+                    v = v.binary(*f, z, *v_is_right, bits, epilogue);
                 }
             }
         }

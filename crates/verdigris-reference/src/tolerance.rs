@@ -19,15 +19,15 @@
 //! adds its own rounding and passes the error through (a Lipschitz factor for functions, `|z|` for a product). Then comes half an ULP
 //! of the output type.
 //!
-//! Functions (`exp`, `tanh`, `erf`) may be computed to 2⁻²¹, or to 2⁻¹¹ where the output type has at most 11 significant bits, which
-//! admits the chip's approximate instructions there.
+//! What pointwise functions may add is said in `tolerance_pointwise.rs`: about 2⁻²¹ for `exp` and its like, or 2⁻¹¹ where the output type
+//! has at most 11 significant bits, which admits the chip's approximate instructions there.
 
-use verdigris_graph::{BinaryOp, Precision, UnaryOp};
+use verdigris_graph::Precision;
 use verdigris_tensor::num::{Format, power_of_two};
 use verdigris_tensor::{DType, num};
 
 use crate::ops::matmul::Sum;
-use crate::ops::pointwise;
+use crate::tolerance_pointwise::pass;
 
 /// A value of the reference and how far a right one may lie from it. The error is infinite where the model says nothing (overflow on
 /// the way); such elements are not judged.
@@ -40,7 +40,7 @@ pub struct Bounded {
 }
 
 /// The unit roundoff of a type of sums and epilogues.
-fn roundoff(dtype: DType) -> f64 {
+pub(crate) fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => power_of_two(-53),
         DType::F16 => power_of_two(-11),
@@ -87,7 +87,8 @@ impl Bounded {
         Bounded { value, error: 0.0 }
     }
 
-    fn new(value: f64, error: f64, epilogue: DType) -> Bounded {
+    /// A value with an error, neither judged where the type computed in may have overflowed.
+    pub(crate) fn new(value: f64, error: f64, epilogue: DType) -> Bounded {
         let limit = if epilogue == DType::F64 { f64::MAX } else { power_of_two(127) };
         if !value.is_finite() {
             // Exact infinities and NaNs stay exact, unless an unjudged value went in.
@@ -104,45 +105,27 @@ impl Bounded {
         Bounded::new(value, error, epilogue)
     }
 
-    /// `f(v)`, where a result of type `output` is asked for in the end.
-    pub fn unary(self, f: UnaryOp, output: DType, epilogue: DType) -> Bounded {
-        let value = pointwise::unary(f, self.value);
-        let is_gated = matches!(f, UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu);
-        if is_gated && self.value == f64::NEG_INFINITY {
-            // −∞ · 0: the formula gives NaN, the limit is 0. Either is right.
-            return Bounded { value: 0.0, error: f64::INFINITY };
-        }
-        let significant_bits = output.format().map_or(53, |format| format.mantissa_bits + 1);
-        let unit = match epilogue {
-            DType::F64 => power_of_two(-48),
-            _ if significant_bits <= 11 => power_of_two(-11),
-            _ => power_of_two(-21),
-        };
-        let own = match f {
-            UnaryOp::Identity | UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Relu => 0.0,
-            // The bounds are rounded to the epilogue's type.
-            UnaryOp::Clamp { .. } => roundoff(epilogue) * value.abs(),
-            UnaryOp::LeakyRelu { .. } => 2.0 * roundoff(epilogue) * value.abs(),
-            UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu if self.value.is_finite() => unit * self.value.abs(),
-            UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu => 0.0,
-            UnaryOp::Sigmoid | UnaryOp::Tanh => unit,
-            other => unreachable!("`{}` is no epilogue step", other.name()),
-        };
-        Bounded::new(value, pass(self.error, pointwise::lipschitz(f)) + own, epilogue)
+    /// `|v|`.
+    pub(crate) fn magnitude(self) -> Bounded {
+        Bounded { value: self.value.abs(), error: self.error }
     }
 
-    /// `f(v, z)`, or `f(z, v)` if `v_is_right`. Both may carry an error.
-    pub fn binary(self, f: BinaryOp, z: Bounded, v_is_right: bool, epilogue: DType) -> Bounded {
-        let (left, right) = if v_is_right { (z, self) } else { (self, z) };
-        let value = pointwise::binary(f, left.value, right.value);
-        let rounding = roundoff(epilogue) * value.abs();
-        let error = match f {
-            BinaryOp::Add | BinaryOp::Sub => left.error + right.error + rounding,
-            BinaryOp::Mul => pass(left.error, right.value.abs()) + pass(right.error, left.value.abs() + left.error) + rounding,
-            BinaryOp::Max | BinaryOp::Min => left.error.max(right.error),
-            other => unreachable!("`{}` is no epilogue step", other.name()),
-        };
-        Bounded::new(value, error, epilogue)
+    /// `−v`.
+    pub(crate) fn negated(self) -> Bounded {
+        Bounded { value: -self.value, error: self.error }
+    }
+
+    /// What a tensor of type `dtype` holds of a value that was computed in `compute`: nothing is lost where the two are one type.
+    pub(crate) fn held_as(self, dtype: DType, compute: DType) -> Bounded {
+        if dtype == compute && self.error > 0.0 {
+            return self;
+        }
+        let mut value = self;
+        if compute == DType::I32 && dtype.is_float() && value.value.abs() > power_of_two(24) {
+            // An engine may go through f32.
+            value.error += half_ulp(DType::F32, value.value);
+        }
+        value.rounded(dtype, compute)
     }
 
     /// `v` rounded to a type, as if it had been stored and read again.
@@ -158,11 +141,6 @@ impl Bounded {
         let half_ulp = half_ulp(dtype, value.abs() + self.error);
         Bounded::new(value, self.error + half_ulp, epilogue)
     }
-}
-
-/// An error that is multiplied on its way. 0 stays 0, whatever the factor.
-fn pass(error: f64, factor: f64) -> f64 {
-    if error == 0.0 { 0.0 } else { error * factor }
 }
 
 /// The range of a type's finite values, `[−below, largest]`.
@@ -189,6 +167,11 @@ impl Range {
         };
         Range { largest, below: largest, saturates: dtype.is_fp8() || dtype == DType::Bool }
     }
+}
+
+/// The significant bits of a type: 53 for f64 and the integers.
+pub(crate) fn significant_bits(dtype: DType) -> u32 {
+    dtype.format().map_or(53, |format| format.mantissa_bits + 1)
 }
 
 /// Half the spacing of a type's values at `size`: the greatest error of one rounding.

@@ -1,7 +1,12 @@
 //! The sum of products in `f64`.
 
+use verdigris_graph::{HostScalar, Matmul, OperandScale, Precision, Uid};
 use verdigris_tensor::DType;
 use verdigris_tensor::num;
+
+use crate::source::{Formula, Source};
+use crate::tolerance::{self, Bounded};
+use crate::tolerance_pointwise::pass;
 
 /// The sum of products of one output element, with what a tolerance needs to know of it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -56,4 +61,167 @@ pub fn sum_of_products(k: u64, a: impl Fn(u64) -> f64, b: impl Fn(u64) -> f64) -
         sum.magnitude += product.abs();
     }
     sum
+}
+
+/// A sum of products of values that may carry errors of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SumOfBounded {
+    sum: Sum,
+    /// What the operands' errors may amount to.
+    error: f64,
+}
+
+impl Default for SumOfBounded {
+    fn default() -> SumOfBounded {
+        SumOfBounded { sum: Sum { value: 0.0, magnitude: 0.0 }, error: 0.0 }
+    }
+}
+
+impl SumOfBounded {
+    /// Adds `a · b`.
+    #[inline]
+    pub(crate) fn add(&mut self, a: Bounded, b: Bounded) {
+        let product = a.value * b.value;
+        self.sum.value += product;
+        self.sum.magnitude += product.abs();
+        if a.error != 0.0 || b.error != 0.0 {
+            self.error += pass(a.error, b.value.abs()) + pass(b.error, a.value.abs() + a.error);
+        }
+    }
+
+    /// Adds a product of something with padding: nothing, but if that something is no number, nothing can be said of the sum.
+    pub(crate) fn meet_padding(&mut self, a: Bounded) {
+        if !a.value.is_finite() || a.error == f64::INFINITY {
+            self.error = f64::INFINITY;
+        }
+    }
+
+    /// The sum of `terms` products as a precision allows it to be formed. A sum of integers wraps.
+    pub(crate) fn finish(self, precision: Precision, operands: DType, terms: u64, scaled: bool) -> Bounded {
+        if precision == Precision::I32 {
+            let wrapped = f64::from(self.sum.value as i64 as i32);
+            // An operand that is not known to be exact may make it wrap, or not.
+            return Bounded { value: wrapped, error: if self.error == 0.0 { 0.0 } else { f64::INFINITY } };
+        }
+        // The rounding of operands that may be larger than they look grows with them.
+        let sum = Sum { magnitude: self.sum.magnitude + self.error, ..self.sum };
+        let bounded = tolerance::of_sum(precision, operands, terms, scaled, sum);
+        let limit = if precision == Precision::F64 { DType::F64 } else { DType::F32 };
+        if self.error == 0.0 { bounded } else { Bounded::new(bounded.value, bounded.error + self.error, limit) }
+    }
+}
+
+/// The `matmul` of a graph, one element at a time, by the formula of `verdigris_graph::ops::matmul`.
+pub(crate) struct Multiplied<'a> {
+    precision: Precision,
+    k: u64,
+    a: Source<'a>,
+    b: Source<'a>,
+    c: Option<Source<'a>>,
+    alpha: f64,
+    beta: f64,
+    scale_a: Option<Factors<'a>>,
+    scale_b: Option<Factors<'a>>,
+}
+
+/// Dequantization factors, broadcast over batches.
+struct Factors<'a> {
+    factors: Source<'a>,
+    block: Option<[u64; 2]>,
+}
+
+impl Factors<'_> {
+    fn at(&self, batch: &[u64], outer: u64, k: u64) -> Bounded {
+        let Some([outer_block, k_block]) = self.block else {
+            return self.factors.get(0);
+        };
+        let index: Vec<u64> = batch.iter().copied().chain([outer / outer_block, k / k_block]).collect();
+        self.factors.at(&index)
+    }
+}
+
+impl<'a> Multiplied<'a> {
+    /// `tensor` gives each tensor, `scalar` each bound factor; `out` are the dims of D.
+    pub(crate) fn new<E>(
+        matmul: &Matmul,
+        out: &[u64],
+        mut tensor: impl FnMut(Uid) -> Result<Source<'a>, E>,
+        scalar: impl Fn(Uid) -> Result<f64, E>,
+    ) -> Result<Multiplied<'a>, E> {
+        let (batch, matrix) = out.split_at(out.len() - 2);
+        let (a, b) = (tensor(matmul.a)?, tensor(matmul.b)?);
+        let k = a.dims()[a.dims().len() - 1];
+        let with_batch = |rows: u64, columns: u64| -> Vec<u64> { batch.iter().copied().chain([rows, columns]).collect() };
+        let factor = |factor: HostScalar<Uid>| match factor {
+            HostScalar::Fixed(real) => Ok(real.0),
+            HostScalar::Bound(uid) => scalar(uid),
+        };
+        let (alpha, beta) = (factor(matmul.alpha)?, factor(matmul.beta)?);
+        let c = match matmul.c {
+            Some(c) if beta != 0.0 => Some(tensor(c)?.broadcast(out)),
+            _ => None,
+        };
+        let mut factors = |scale: Option<OperandScale>, outer: u64| {
+            scale
+                .map(|OperandScale { tensor: uid, block }| {
+                    let factors = tensor(uid)?;
+                    let factors = match block {
+                        Some([outer_block, k_block]) => factors.broadcast(&with_batch(outer.div_ceil(outer_block), k.div_ceil(k_block))),
+                        None => factors,
+                    };
+                    Ok(Factors { factors, block })
+                })
+                .transpose()
+        };
+        let (scale_a, scale_b) = (factors(matmul.scale_a, matrix[0])?, factors(matmul.scale_b, matrix[1])?);
+        let (a, b) = (a.broadcast(&with_batch(matrix[0], k)), b.broadcast(&with_batch(k, matrix[1])));
+        Ok(Multiplied { precision: matmul.precision, k, a, b, c, alpha, beta, scale_a, scale_b })
+    }
+}
+
+impl Formula for Multiplied<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let (batch, place) = index.split_at(index.len() - 2);
+        let (row, column) = (place[0], place[1]);
+        let start = |source: &Source<'_>, row, column| {
+            let index: Vec<u64> = batch.iter().copied().chain([row, column]).collect();
+            source.offset(&index)
+        };
+        let (a, b) = (start(&self.a, row, 0), start(&self.b, 0, column));
+        let (a_step, b_step) = (self.a.strides()[batch.len() + 1], self.b.strides()[batch.len()]);
+        let mut sum = SumOfBounded::default();
+        let scaled = |element: Bounded, factor: Bounded| Bounded {
+            value: element.value * factor.value,
+            error: pass(element.error, factor.value.abs()) + pass(factor.error, element.value.abs() + element.error),
+        };
+        for k in 0..self.k {
+            let (mut left, mut right) = (self.a.get(a + k * a_step), self.b.get(b + k * b_step));
+            if let Some(factors) = &self.scale_a {
+                left = scaled(left, factors.at(batch, row, k));
+            }
+            if let Some(factors) = &self.scale_b {
+                right = scaled(right, factors.at(batch, column, k));
+            }
+            sum.add(left, right);
+        }
+        let is_scaled = self.scale_a.is_some() || self.scale_b.is_some();
+        let mut v = sum.finish(self.precision, self.a.dtype(), self.k, is_scaled);
+        let epilogue = self.precision.epilogue();
+        if self.precision == Precision::I32 && (self.alpha != 1.0 || self.c.is_some()) {
+            v = v.rounded(DType::F32, epilogue);
+        }
+        if self.alpha != 1.0 {
+            v = v.scaled(self.alpha, epilogue);
+        }
+        if let Some(c) = &self.c {
+            let addend = c.read(c.offset(index), epilogue).scaled(self.beta, epilogue);
+            v = v.binary(verdigris_graph::BinaryOp::Add, addend, false, 53, epilogue);
+        }
+        v
+    }
+
+    fn compute(&self) -> DType {
+        let is_plain = self.alpha == 1.0 && self.c.is_none();
+        if is_plain { self.precision.accumulator() } else { self.precision.epilogue() }
+    }
 }

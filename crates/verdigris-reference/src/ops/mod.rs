@@ -1,4 +1,9 @@
 //! The operations in `f64`, one file each, under the names of `verdigris_graph::ops`.
 
+pub mod conv;
 pub mod matmul;
+pub mod movement;
 pub mod pointwise;
+pub mod pool;
+pub mod reduction;
+pub mod softmax;

@@ -1,0 +1,121 @@
+//! Inputs for graphs: what each tensor holds follows from who reads it.
+
+use std::collections::BTreeSet;
+
+use verdigris_graph::{BinaryOp, Graph, Op, Pointwise, TensorDesc, Uid, UnaryOp};
+use verdigris_tensor::{DType, num};
+
+use crate::data::{Distribution, Random, factors, fill};
+use crate::ops::pool::Windows;
+use crate::run::Inputs;
+
+/// What a reader needs of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role<'g> {
+    /// Nothing in particular; the flag tells the left operand of a product.
+    Any(bool),
+    /// Numbers well above 0.
+    Positive,
+    /// Factors of dequantization.
+    Factors,
+    /// Truth values.
+    Truth,
+    /// Probabilities, or their logarithms.
+    Probabilities(bool),
+    /// Class labels below the number, one in five the other number.
+    Labels(u64, Option<i64>),
+    /// Positions that windows hold.
+    Positions(&'g verdigris_graph::PoolBackward),
+}
+
+/// Inputs for every tensor that a graph reads and does not write. Operands follow `distribution`, but for those with a meaning: divisors
+/// and arguments of logarithms and roots are positive, labels are classes, indices of maxima lie in their windows, conditions are 0 and
+/// 1. Host scalars are whole and half numbers in ±2 and never 0.
+pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inputs<Uid> {
+    let mut inputs = Inputs::default();
+    let mut stream = Random::new(seed);
+    let written: BTreeSet<Uid> = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
+    let read: BTreeSet<Uid> = graph.nodes.iter().flat_map(|node| node.op.inputs()).collect();
+    for tensor in graph.tensors.iter().filter(|tensor| read.contains(&tensor.uid) && !written.contains(&tensor.uid)) {
+        let seed = stream.bits();
+        if tensor.by_value {
+            let half_steps = 1 + stream.below(4) as i32;
+            let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
+            inputs.scalars.insert(tensor.uid, sign * f64::from(half_steps));
+            continue;
+        }
+        let role = (graph.nodes.iter()).find_map(|node| role_of(graph, &node.op, tensor.uid)).unwrap_or(Role::Any(false));
+        inputs.buffers.insert(tensor.uid, bytes(graph, tensor, role, distribution, seed));
+    }
+    inputs
+}
+
+/// What the first op that reads a tensor needs of it; `None` if this op does not read it.
+fn role_of<'g>(graph: &Graph, op: &'g Op, uid: Uid) -> Option<Role<'g>> {
+    if !op.inputs().contains(&uid) {
+        return None;
+    }
+    let classes = |logits: Uid, axis: u32| graph.tensor(logits).map_or(1, |logits| logits.layout.dims()[axis as usize]);
+    Some(match op {
+        Op::Matmul(matmul) => {
+            let is_scale = [matmul.scale_a, matmul.scale_b].iter().flatten().any(|scale| scale.tensor == uid);
+            if is_scale { Role::Factors } else { Role::Any(matmul.a == uid) }
+        }
+        Op::Conv(conv) => Role::Any(conv.operands()[0] == uid),
+        Op::Pointwise(Pointwise::Unary { f: UnaryOp::Log | UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal, .. }) => Role::Positive,
+        Op::Pointwise(Pointwise::Unary { f: UnaryOp::Not, .. }) => Role::Truth,
+        Op::Pointwise(Pointwise::Binary { f: BinaryOp::Div | BinaryOp::Mod | BinaryOp::FloorMod, z, .. }) if *z == uid => Role::Positive,
+        Op::Pointwise(Pointwise::Binary { f: BinaryOp::Pow, x, .. }) if *x == uid => Role::Positive,
+        Op::Pointwise(Pointwise::Binary { f: BinaryOp::And | BinaryOp::Or, .. }) => Role::Truth,
+        Op::Pointwise(Pointwise::Ternary { f: verdigris_graph::TernaryOp::Select, t, .. }) if *t == uid => Role::Truth,
+        Op::SoftmaxBackward(op) if op.y == uid => Role::Probabilities(op.log),
+        Op::CrossEntropy(op) if op.labels == uid => Role::Labels(classes(op.logits, op.spec.axis), op.spec.ignore_index),
+        Op::CrossEntropyBackward(op) if op.labels == uid => Role::Labels(classes(op.logits, op.spec.axis), op.spec.ignore_index),
+        Op::PoolBackward(op) if op.index == Some(uid) => Role::Positions(op),
+        _ => Role::Any(false),
+    })
+}
+
+fn bytes(graph: &Graph, tensor: &TensorDesc, role: Role<'_>, distribution: Distribution, seed: u64) -> Vec<u8> {
+    let (dtype, elements) = (tensor.dtype, tensor.layout.span_elements());
+    let mut random = Random::new(seed);
+    let mut drawn = |draw: &mut dyn FnMut(&mut Random) -> f64| {
+        let mut bytes = vec![0; elements as usize * dtype.bytes()];
+        for element in bytes.chunks_exact_mut(dtype.bytes()) {
+            // The chunk has the size of one element, so the write cannot be refused.
+            let _ = num::write_element(dtype, draw(&mut random), element);
+        }
+        bytes
+    };
+    match role {
+        Role::Any(is_left) => fill(dtype, distribution, is_left, seed, elements),
+        Role::Positive if dtype.is_float() => fill(dtype, Distribution::SameSign, false, seed, elements),
+        Role::Positive => drawn(&mut |random| 1.0 + random.below(100) as f64),
+        Role::Factors if dtype == DType::F32 => factors(seed, elements),
+        Role::Factors => drawn(&mut |random| 0.5 + random.unit()),
+        Role::Truth => drawn(&mut |random| random.below(2) as f64),
+        Role::Probabilities(false) => drawn(&mut Random::unit),
+        Role::Probabilities(true) => drawn(&mut |random| -4.0 * random.unit()),
+        Role::Labels(classes, ignored) => drawn(&mut |random| match ignored {
+            Some(ignored) if random.below(5) == 0 => ignored as f64,
+            _ => random.below(classes.max(1)) as f64,
+        }),
+        Role::Positions(pool) => {
+            let Some(dx) = graph.tensor(pool.dx) else { return Vec::new() };
+            let extents = &dx.layout.dims()[2..];
+            let windows = Windows::new(&pool.windows, extents, &tensor.layout.dims()[2..]);
+            let mut bytes = vec![0; elements as usize * dtype.bytes()];
+            let mut index = vec![0; tensor.layout.rank()];
+            for _ in 0..tensor.layout.elements() {
+                let places = windows.elements(&index[2..]);
+                let chosen = (!places.is_empty()).then(|| &places[random.below(places.len() as u64) as usize]);
+                let value = chosen.map_or(-1.0, |place| crate::ops::pool::position(place, extents) as f64);
+                if let Some(offset) = tensor.layout.offset(&index) {
+                    let _ = num::write_element(dtype, value, &mut bytes[offset as usize * dtype.bytes()..]);
+                }
+                crate::source::advance(&mut index, tensor.layout.dims());
+            }
+            bytes
+        }
+    }
+}

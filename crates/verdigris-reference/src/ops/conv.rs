@@ -1,0 +1,176 @@
+//! Convolution and its gradients: one element at a time, by the formulas of `verdigris_graph::ops::conv` as they stand.
+
+use verdigris_graph::{Conv, ConvDirection, ConvMode};
+use verdigris_tensor::DType;
+
+use crate::ops::matmul::SumOfBounded;
+use crate::source::{Formula, Source};
+use crate::tolerance::Bounded;
+
+/// A convolution with what it reads: `x` and `w`, `y` and `w`, or `x` and `y`. One and two spatial dims are three of which the first have
+/// one element.
+pub(crate) struct Convolved<'a> {
+    conv: Conv,
+    left: Source<'a>,
+    right: Source<'a>,
+    is_finite: bool,
+    /// Extents of the tensor that an index runs over, `[d, h, w]` of each.
+    x: [u64; 3],
+    filter: [u64; 3],
+    y: [u64; 3],
+    /// Images, and channels and filters in one group.
+    images: u64,
+    channels: u64,
+    filters: u64,
+}
+
+/// Three numbers of which the last are given; the first ones are `fill`.
+fn three(list: &[u64], fill: u64) -> [u64; 3] {
+    let mut all = [fill; 3];
+    all[3 - list.len()..].copy_from_slice(list);
+    all
+}
+
+impl<'a> Convolved<'a> {
+    /// `left` and `right` are what [`Conv::operands`] names, in its order; `out` the dims of what is written.
+    pub(crate) fn new(conv: &Conv, left: Source<'a>, right: Source<'a>, out: &[u64]) -> Convolved<'a> {
+        let (l, r) = (left.dims(), right.dims());
+        let (x, w, y) = match conv.direction {
+            ConvDirection::Fprop => (l, r, out),
+            ConvDirection::Dgrad => (out, r, l),
+            ConvDirection::Wgrad => (l, out, r),
+        };
+        let mut conv = conv.clone();
+        for list in [&mut conv.pads_before, &mut conv.pads_after] {
+            *list = three(list, 0).to_vec();
+        }
+        for list in [&mut conv.strides, &mut conv.dilations] {
+            *list = three(list, 1).to_vec();
+        }
+        Convolved {
+            x: three(&x[2..], 1),
+            filter: three(&w[2..], 1),
+            y: three(&y[2..], 1),
+            images: x[0],
+            channels: w[1],
+            filters: w[0] / conv.groups,
+            is_finite: left.is_finite() && right.is_finite(),
+            conv,
+            left,
+            right,
+        }
+    }
+
+    /// The element of `x` that output `o` meets with tap `f` along dim `d`, or `None` in the padding.
+    fn met(&self, d: usize, o: u64, f: u64) -> Option<u64> {
+        let padded = o * self.conv.strides[d] + f * self.conv.dilations[d];
+        padded.checked_sub(self.conv.pads_before[d]).filter(|&i| i < self.x[d])
+    }
+
+    /// The place in `w` of tap `f` along dim `d`.
+    fn tap(&self, d: usize, f: u64) -> u64 {
+        match self.conv.mode {
+            ConvMode::CrossCorrelation => f,
+            ConvMode::Convolution => self.filter[d] - 1 - f,
+        }
+    }
+
+    /// The output that meets element `i` of `x` with tap `f` along dim `d`.
+    fn meets(&self, d: usize, i: u64, f: u64) -> Option<u64> {
+        let distance = (i + self.conv.pads_before[d]).checked_sub(f * self.conv.dilations[d])?;
+        let o = distance / self.conv.strides[d];
+        (distance.is_multiple_of(self.conv.strides[d]) && o < self.y[d]).then_some(o)
+    }
+
+    /// What stands behind the first two indices of a tensor of `dims`, of which only the last `spatial` are its own.
+    fn place(&self, source: &Source<'_>, first: u64, second: u64, spatial: [u64; 3]) -> u64 {
+        let strides = source.strides();
+        let own = strides.len() - 2;
+        let along: u64 = spatial[3 - own..].iter().zip(&strides[2..]).map(|(i, stride)| i * stride).sum();
+        first * strides[0] + second * strides[1] + along
+    }
+
+    /// The length of the sum, padding and all: what a precision's bound is for.
+    fn terms(&self) -> u64 {
+        let taps: u64 = self.filter.iter().product();
+        match self.conv.direction {
+            ConvDirection::Fprop => self.channels * taps,
+            ConvDirection::Dgrad => self.filters * taps,
+            ConvDirection::Wgrad => self.images * self.y.iter().product::<u64>(),
+        }
+    }
+
+    fn add(&self, sum: &mut SumOfBounded, left: Option<u64>, right: Option<u64>) {
+        match (left, right) {
+            (Some(left), Some(right)) => sum.add(self.left.get(left), self.right.get(right)),
+            // An engine that multiplies padding by what it meets makes NaN of an infinity.
+            (None, Some(place)) if !self.is_finite => sum.meet_padding(self.right.get(place)),
+            (Some(place), None) if !self.is_finite => sum.meet_padding(self.left.get(place)),
+            _ => {}
+        }
+    }
+}
+
+/// All triples below `extents`.
+fn each(extents: [u64; 3], mut visit: impl FnMut([u64; 3])) {
+    for a in 0..extents[0] {
+        for b in 0..extents[1] {
+            for c in 0..extents[2] {
+                visit([a, b, c]);
+            }
+        }
+    }
+}
+
+/// The three numbers that `f` gives for dims 0, 1 and 2, if it gives all.
+fn all(f: impl Fn(usize) -> Option<u64>) -> Option<[u64; 3]> {
+    Some([f(0)?, f(1)?, f(2)?])
+}
+
+impl Formula for Convolved<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let mut sum = SumOfBounded::default();
+        let (first, second, at) = (index[0], index[1], three(&index[2..], 0));
+        match self.conv.direction {
+            ConvDirection::Fprop => {
+                let group = second / self.filters;
+                each(self.filter, |f| {
+                    let met = all(|d| self.met(d, at[d], f[d]));
+                    let tap = [self.tap(0, f[0]), self.tap(1, f[1]), self.tap(2, f[2])];
+                    for c in 0..self.channels {
+                        let x = met.map(|i| self.place(&self.left, first, group * self.channels + c, i));
+                        self.add(&mut sum, x, Some(self.place(&self.right, second, c, tap)));
+                    }
+                });
+            }
+            ConvDirection::Dgrad => {
+                let (group, c) = (second / self.channels, second % self.channels);
+                each(self.filter, |f| {
+                    let met = all(|d| self.meets(d, at[d], f[d]));
+                    let tap = [self.tap(0, f[0]), self.tap(1, f[1]), self.tap(2, f[2])];
+                    for k in group * self.filters..(group + 1) * self.filters {
+                        let y = met.map(|o| self.place(&self.left, first, k, o));
+                        self.add(&mut sum, y, Some(self.place(&self.right, k, c, tap)));
+                    }
+                });
+            }
+            ConvDirection::Wgrad => {
+                let group = first / self.filters;
+                // `tap` is its own inverse.
+                let f = [self.tap(0, at[0]), self.tap(1, at[1]), self.tap(2, at[2])];
+                each(self.y, |o| {
+                    let met = all(|d| self.met(d, o[d], f[d]));
+                    for n in 0..self.images {
+                        let x = met.map(|i| self.place(&self.left, n, group * self.channels + second, i));
+                        self.add(&mut sum, x, Some(self.place(&self.right, n, first, o)));
+                    }
+                });
+            }
+        }
+        sum.finish(self.conv.precision, self.left.dtype(), self.terms(), false)
+    }
+
+    fn compute(&self) -> DType {
+        self.conv.precision.accumulator()
+    }
+}

@@ -1,0 +1,219 @@
+//! Pooling and its gradients: windows as the formulas of `verdigris_graph::ops::pool` lay them.
+
+use verdigris_graph::{Pointwise, PoolMode, PoolWindows};
+use verdigris_tensor::DType;
+
+use crate::ops::reduction::{SumInAnyOrder, greatest};
+use crate::source::{Formula, Source, advance};
+use crate::tolerance::{Bounded, roundoff};
+
+/// The elements of `x` that one output sees along one dim, and the taps of its window with the padding.
+pub(crate) struct Window {
+    elements: Vec<u64>,
+    taps: u64,
+}
+
+/// The windows along each spatial dim: `[dim][output]`.
+pub(crate) struct Windows(Vec<Vec<Window>>);
+
+impl Windows {
+    pub(crate) fn new(windows: &PoolWindows, extents: &[u64], outs: &[u64]) -> Windows {
+        let along = |d: usize| {
+            (0..outs[d])
+                .map(|o| match windows {
+                    PoolWindows::Sliding { window, strides, dilations, pads_before, .. } => {
+                        let places = (0..window[d]).map(|tap| (o * strides[d] + tap * dilations[d]).checked_sub(pads_before[d]));
+                        Window { elements: places.flatten().filter(|&i| i < extents[d]).collect(), taps: window[d] }
+                    }
+                    PoolWindows::Adaptive { .. } => {
+                        let begin = o * extents[d] / outs[d];
+                        let end = ((o + 1) * extents[d]).div_ceil(outs[d]);
+                        Window { elements: (begin..end).collect(), taps: end - begin }
+                    }
+                })
+                .collect()
+        };
+        Windows((0..extents.len()).map(along).collect())
+    }
+
+    /// The indices in `x` of all elements that output `o` sees, in row-major order.
+    pub(crate) fn elements(&self, o: &[u64]) -> Vec<Vec<u64>> {
+        let lists: Vec<&[u64]> = self.0.iter().zip(o).map(|(along, &o)| along[o as usize].elements.as_slice()).collect();
+        let counts: Vec<u64> = lists.iter().map(|list| list.len() as u64).collect();
+        let mut which = vec![0; lists.len()];
+        (0..counts.iter().product())
+            .map(|_| {
+                let element = lists.iter().zip(&which).map(|(list, &i)| list[i as usize]).collect();
+                advance(&mut which, &counts);
+                element
+            })
+            .collect()
+    }
+
+    /// What an average divides by.
+    fn count(&self, o: &[u64], seen: usize, count_include_pad: bool) -> f64 {
+        let taps: u64 = self.0.iter().zip(o).map(|(along, &o)| along[o as usize].taps).product();
+        if count_include_pad { taps as f64 } else { seen as f64 }
+    }
+}
+
+/// The row-major position of spatial indices.
+pub(crate) fn position(place: &[u64], extents: &[u64]) -> u64 {
+    place.iter().zip(extents).fold(0, |position, (i, dim)| position * dim + i)
+}
+
+/// Which of the elements wins: the first NaN, else the first of the greatest; −1 of none. The flag says that another one may win.
+fn winner(elements: &[Bounded]) -> (Option<usize>, Vec<bool>) {
+    if let Some(nan) = elements.iter().position(|x| x.value.is_nan()) {
+        let unknown = elements.iter().any(|x| x.error == f64::INFINITY);
+        return (Some(nan), elements.iter().enumerate().map(|(i, _)| i == nan || unknown).collect());
+    }
+    let mut best: Option<usize> = None;
+    for (i, x) in elements.iter().enumerate() {
+        if best.is_none_or(|best| x.value > elements[best].value) {
+            best = Some(i);
+        }
+    }
+    let sure = elements.iter().map(|x| x.value - x.error).fold(f64::NEG_INFINITY, f64::max);
+    let may_win = |(i, x): (usize, &Bounded)| {
+        // Exact values tie by their order alone.
+        let best_is_exact = best.is_some_and(|best| elements[best].error == 0.0);
+        Some(i) == best || (!(x.error == 0.0 && best_is_exact) && (x.value + x.error >= sure || x.error == f64::INFINITY))
+    };
+    (best, elements.iter().enumerate().map(may_win).collect())
+}
+
+/// Pooling with what it reads.
+pub(crate) struct Pooled<'a> {
+    mode: PoolMode,
+    windows: Windows,
+    x: Source<'a>,
+    /// Whether the index is the result, and not the maximum.
+    index: bool,
+    compute: DType,
+}
+
+impl<'a> Pooled<'a> {
+    pub(crate) fn new(mode: PoolMode, windows: &PoolWindows, x: Source<'a>, out: &[u64], index: bool) -> Pooled<'a> {
+        let windows = Windows::new(windows, &x.dims()[2..], &out[2..]);
+        Pooled { mode, windows, compute: Pointwise::compute_dtype([x.dtype()]), x, index }
+    }
+}
+
+impl Formula for Pooled<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let places = self.windows.elements(&index[2..]);
+        let elements: Vec<Bounded> = (places.iter())
+            .map(|place| {
+                let whole: Vec<u64> = index[..2].iter().chain(place).copied().collect();
+                self.x.read(self.x.offset(&whole), self.compute)
+            })
+            .collect();
+        match self.mode {
+            PoolMode::Max if self.index => {
+                let (best, may_win) = winner(&elements);
+                let value = best.map_or(-1.0, |best| position(&places[best], &self.x.dims()[2..]) as f64);
+                let is_settled = may_win.iter().filter(|&&may| may).count() <= 1;
+                Bounded { value, error: if is_settled { 0.0 } else { f64::INFINITY } }
+            }
+            PoolMode::Max => greatest(elements.into_iter(), f64::NEG_INFINITY),
+            PoolMode::Average { count_include_pad } => {
+                let count = self.windows.count(&index[2..], elements.len(), count_include_pad);
+                if elements.is_empty() {
+                    return Bounded::exact(0.0);
+                }
+                let mut sum = SumInAnyOrder::default();
+                elements.into_iter().for_each(|x| sum.add(x));
+                let sum = sum.finish(self.compute);
+                let value = sum.value / count;
+                Bounded::new(value, sum.error / count + 2.0 * roundoff(self.compute) * value.abs(), self.compute)
+            }
+        }
+    }
+
+    fn compute(&self) -> DType {
+        // An index is exact and of its own type.
+        if self.index { DType::F64 } else { self.compute }
+    }
+}
+
+/// The gradient of pooling: all of it, gathered when it is made.
+pub(crate) struct PooledBack {
+    gradients: Vec<SumInAnyOrder>,
+    dims: Vec<u64>,
+    compute: DType,
+}
+
+impl PooledBack {
+    /// `told` is `x` or the index, for a maximum; `out` the dims of `dx`.
+    pub(crate) fn new(
+        mode: PoolMode,
+        windows: &PoolWindows,
+        dy: &Source<'_>,
+        x: Option<&Source<'_>>,
+        index: Option<&Source<'_>>,
+        out: &[u64],
+    ) -> PooledBack {
+        let compute = Pointwise::compute_dtype([dy.dtype()].into_iter().chain(x.map(Source::dtype)));
+        let windows = Windows::new(windows, &out[2..], &dy.dims()[2..]);
+        let extents = &out[2..];
+        let image: u64 = extents.iter().product();
+        let mut gradients = vec![SumInAnyOrder::default(); out.iter().product::<u64>() as usize];
+        let mut o = vec![0; dy.dims().len()];
+        for _ in 0..dy.dims().iter().product() {
+            let gradient = dy.read(dy.offset(&o), compute);
+            let base = (o[0] * out[1] + o[1]) * image;
+            let mut give = |position: u64, gradient: Bounded| gradients[(base + position) as usize].add(gradient);
+            let places = windows.elements(&o[2..]);
+            let doubtful = Bounded { value: 0.0, error: gradient.value.abs() + gradient.error };
+            match (mode, x, index) {
+                (PoolMode::Average { count_include_pad }, ..) => {
+                    let count = windows.count(&o[2..], places.len(), count_include_pad);
+                    let value = gradient.value / count;
+                    let part = Bounded::new(value, gradient.error / count + 2.0 * roundoff(compute) * value.abs(), compute);
+                    places.iter().for_each(|place| give(position(place, extents), part));
+                }
+                (PoolMode::Max, Some(x), _) => {
+                    let element = |place: &Vec<u64>| {
+                        let whole: Vec<u64> = o[..2].iter().chain(place).copied().collect();
+                        x.read(x.offset(&whole), compute)
+                    };
+                    let elements: Vec<Bounded> = places.iter().map(element).collect();
+                    let (best, may_win) = winner(&elements);
+                    let is_settled = may_win.iter().filter(|&&may| may).count() <= 1;
+                    for (i, place) in places.iter().enumerate() {
+                        match (Some(i) == best, is_settled) {
+                            (true, true) => give(position(place, extents), gradient),
+                            (true, false) => give(position(place, extents), Bounded { error: doubtful.error, ..gradient }),
+                            (false, false) if may_win[i] => give(position(place, extents), doubtful),
+                            _ => {}
+                        }
+                    }
+                }
+                (PoolMode::Max, None, Some(index)) => {
+                    let told = index.at(&o);
+                    if told.error > 0.0 {
+                        // It may be any element of the window.
+                        places.iter().for_each(|place| give(position(place, extents), doubtful));
+                    } else if told.value >= 0.0 && told.value < image as f64 {
+                        give(told.value as u64, gradient);
+                    }
+                }
+                (PoolMode::Max, None, None) => {}
+            }
+            advance(&mut o, dy.dims());
+        }
+        PooledBack { gradients, dims: out.to_vec(), compute }
+    }
+}
+
+impl Formula for PooledBack {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let sum = self.gradients[position(index, &self.dims) as usize];
+        if sum.count() == 0 { Bounded::exact(0.0) } else { sum.finish(self.compute) }
+    }
+
+    fn compute(&self) -> DType {
+        self.compute
+    }
+}

@@ -1,0 +1,185 @@
+//! Reductions: one result at a time, over all elements that go into it.
+
+use verdigris_graph::{Pointwise, Reduction, ReductionOp};
+use verdigris_tensor::DType;
+use verdigris_tensor::num::power_of_two;
+
+use crate::source::{Formula, Source, advance};
+use crate::tolerance::{Bounded, roundoff};
+
+/// A reduction with what it reads.
+pub(crate) struct Reduced<'a> {
+    f: ReductionOp,
+    axes: Vec<usize>,
+    x: Source<'a>,
+    compute: DType,
+}
+
+impl<'a> Reduced<'a> {
+    pub(crate) fn new(reduction: &Reduction, x: Source<'a>) -> Reduced<'a> {
+        let compute = Pointwise::compute_dtype([x.dtype()]);
+        Reduced { f: reduction.f, axes: reduction.axes.iter().map(|&axis| axis as usize).collect(), x, compute }
+    }
+}
+
+/// A sum of values that may carry errors, in any order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SumInAnyOrder {
+    value: f64,
+    magnitude: f64,
+    error: f64,
+    count: u64,
+}
+
+impl SumInAnyOrder {
+    /// Adds a term.
+    pub(crate) fn add(&mut self, term: Bounded) {
+        self.value += term.value;
+        self.magnitude += term.value.abs() + term.error;
+        self.error += term.error;
+        self.count += 1;
+    }
+
+    /// How many terms were added.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The sum, `(K + 2) · ε · Σ|x|` and the terms' own errors away from the truth; a single term is itself.
+    pub(crate) fn finish(self, compute: DType) -> Bounded {
+        if !self.value.is_finite() {
+            return Bounded { value: self.value, error: if self.error == f64::INFINITY { self.error } else { 0.0 } };
+        }
+        let rounding = if self.count > 1 { (self.count as f64 + 2.0) * roundoff(compute) * self.magnitude } else { 0.0 };
+        let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
+        let error = if self.magnitude > limit { f64::INFINITY } else { self.error + rounding };
+        Bounded::new(self.value, error, compute)
+    }
+}
+
+impl Formula for Reduced<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let extents: Vec<u64> = self.axes.iter().map(|&axis| self.x.dims()[axis]).collect();
+        let count: u64 = extents.iter().product();
+        let mut place = index.to_vec();
+        let mut inner = vec![0; extents.len()];
+        let elements = (0..count).map(|_| {
+            for (&axis, &i) in self.axes.iter().zip(&inner) {
+                place[axis] = i;
+            }
+            advance(&mut inner, &extents);
+            self.x.read(self.x.offset(&place), self.compute)
+        });
+        let compute = self.compute;
+        let epsilon = roundoff(compute);
+        match self.f {
+            ReductionOp::Add => sum(elements, compute),
+            ReductionOp::Norm1 => sum(elements.map(Bounded::magnitude), compute),
+            ReductionOp::Avg => {
+                let sum = sum(elements, compute);
+                let value = sum.value / count as f64;
+                Bounded::new(value, sum.error / count as f64 + 2.0 * epsilon * value.abs(), compute)
+            }
+            ReductionOp::Norm2 => {
+                let square = |x: Bounded| {
+                    let value = x.value * x.value;
+                    let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
+                    let rounding = epsilon * value + if value == 0.0 { 0.0 } else { power_of_two(-149) };
+                    let error = if value > limit { f64::INFINITY } else { x.error * (2.0 * x.value.abs() + x.error) + rounding };
+                    Bounded { value, error: if value.is_nan() || x.value.is_infinite() { 0.0 } else { error } }
+                };
+                let sum = sum(elements.map(square), compute);
+                let value = sum.value.sqrt();
+                let reach = if sum.error == 0.0 { 0.0 } else { value - (sum.value - sum.error).max(0.0).sqrt() };
+                let own = if compute == DType::F64 { power_of_two(-48) } else { power_of_two(-21) } * value;
+                Bounded::new(value, if value.is_finite() { reach + own } else { sum.error }, compute)
+            }
+            ReductionOp::Mul => product(elements, compute),
+            ReductionOp::MulNoZeros => {
+                // What may be 0 or not may be a factor or not.
+                let mut is_doubtful = false;
+                let factors: Vec<Bounded> = elements
+                    .filter(|x| {
+                        is_doubtful |= x.error > 0.0 && x.value.abs() <= x.error;
+                        x.value != 0.0
+                    })
+                    .collect();
+                let result = product(factors.into_iter(), compute);
+                if is_doubtful { Bounded { error: f64::INFINITY, ..result } } else { result }
+            }
+            ReductionOp::Max => greatest(elements, f64::NEG_INFINITY),
+            ReductionOp::Amax => greatest(elements.map(Bounded::magnitude), 0.0),
+            ReductionOp::Min => greatest(elements.map(Bounded::negated), f64::NEG_INFINITY).negated(),
+        }
+    }
+
+    fn compute(&self) -> DType {
+        self.compute
+    }
+}
+
+fn sum(terms: impl Iterator<Item = Bounded>, compute: DType) -> Bounded {
+    let mut sum = SumInAnyOrder::default();
+    terms.for_each(|term| sum.add(term));
+    sum.finish(compute)
+}
+
+/// The product in any order: `K · ε` of it, and what is lost where a part of it leaves the range of normal numbers.
+fn product(factors: impl Iterator<Item = Bounded>, compute: DType) -> Bounded {
+    let (mut value, mut most, mut least, mut above_one, mut below_one, mut count) = (1.0, 1.0, 1.0, 1.0f64, 1.0f64, 0.0);
+    let mut has_unknown = false;
+    for x in factors {
+        value *= x.value;
+        most *= x.value.abs() + x.error;
+        least *= (x.value.abs() - x.error).max(0.0);
+        above_one *= (x.value.abs() + x.error).max(1.0);
+        below_one *= x.value.abs().min(1.0);
+        has_unknown |= x.error == f64::INFINITY;
+        count += 1.0;
+    }
+    if has_unknown {
+        return Bounded { value, error: f64::INFINITY };
+    }
+    let (limit, smallest, underflow) = match compute {
+        DType::F64 => (power_of_two(1023), power_of_two(-1074), power_of_two(-1022)),
+        _ => (power_of_two(127), power_of_two(-149), power_of_two(-126)),
+    };
+    if above_one.is_finite() && above_one > limit || (!above_one.is_finite() && value.is_finite()) {
+        // Whether it overflows on the way is a matter of the order. An exact 0 among the factors may then meet ∞.
+        return Bounded { value, error: f64::INFINITY };
+    }
+    if !above_one.is_finite() {
+        // An infinity or a NaN among the factors; a part of the rest that vanishes would make NaN of ∞.
+        return Bounded { value, error: if value.is_infinite() && below_one < underflow { f64::INFINITY } else { 0.0 } };
+    }
+    let rounding = if count > 1.0 { (count + 1.0) * roundoff(compute) * most } else { 0.0 };
+    let lost = if below_one < underflow && value != 0.0 { count * smallest * above_one } else { 0.0 };
+    let reach = if most == least {
+        0.0
+    } else {
+        (most - value.abs()).max(value.abs() - least).max(if least == 0.0 { most + value.abs() } else { 0.0 })
+    };
+    Bounded::new(value, reach + if value == 0.0 { 0.0 } else { rounding + lost }, compute)
+}
+
+/// The greatest of values that may carry errors; NaN if one is NaN, `of_nothing` of none.
+pub(crate) fn greatest(elements: impl Iterator<Item = Bounded>, of_nothing: f64) -> Bounded {
+    let (mut value, mut low, mut high) = (of_nothing, of_nothing, of_nothing);
+    let (mut has_nan, mut is_unknown) = (false, false);
+    for x in elements {
+        has_nan |= x.value.is_nan();
+        is_unknown |= x.error == f64::INFINITY;
+        value = value.max(x.value);
+        low = low.max(x.value - x.error);
+        high = high.max(x.value + x.error);
+    }
+    if is_unknown {
+        Bounded { value, error: f64::INFINITY }
+    } else if has_nan {
+        Bounded::exact(f64::NAN)
+    } else if value.is_infinite() || low == high {
+        Bounded::exact(value)
+    } else {
+        Bounded { value, error: (high - value).max(value - low) }
+    }
+}
