@@ -1,5 +1,6 @@
 //! Matrix multiplication: `D = epilogue(alpha · A · B + beta · C)` ([`verdigris_graph::GemmProblem`] has the formula in full).
 
+mod factors;
 mod mma;
 mod repack;
 mod simt;

@@ -18,11 +18,12 @@ mod thin;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Scale};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
 use verdigris_tensor::DType;
 
+use super::factors::{self, Factors};
 use super::{buffer_alignments, split_tiles};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
@@ -323,7 +324,7 @@ impl Candidate for Accepted {
                 for (matrix, first, scale) in [(&p.a, part.first_row, &p.scale_a), (&b, part.first_column, &p.scale_b)] {
                     args.extend(operand_args(matrix, &chunk, first));
                     if let Some(Scale::Block { outer, k, factors }) = scale {
-                        args.extend(factor_args(factors, &chunk, *outer, *k));
+                        args.extend(factors::args(factors, &chunk, *outer, *k));
                     }
                 }
                 args.extend(spec.epilogue.args(p, &chunk, part.first_row, part.first_column));
@@ -352,21 +353,6 @@ fn operand_args(matrix: &Matrix, chunk: &Chunk, first: u64) -> Vec<Arg> {
         Arg::Scalar(Ty::U32, u64::from(matrix.column_stride <= matrix.row_stride)),
     ];
     args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
-    args
-}
-
-/// The arguments of [`Factors::declare`].
-fn factor_args(factors: &Matrix, chunk: &Chunk, outer: u64, k: u64) -> Vec<Arg> {
-    // A block larger than any index is one block.
-    let divisor = |extent: u64| Arg::Divisor(u32::try_from(extent).unwrap_or(u32::MAX));
-    let mut args = vec![
-        Arg::Pointer(chunk.address(factors, 0, 0)),
-        Arg::Scalar(Ty::U64, factors.row_stride * 4),
-        Arg::Scalar(Ty::U64, factors.column_stride * 4),
-        divisor(outer),
-        divisor(k),
-    ];
-    args.extend(BatchStrides::args(chunk.strides_bytes(factors)));
     args
 }
 
@@ -524,29 +510,6 @@ impl<'k> Operand<'k> {
     }
 }
 
-/// One factor for each block of an operand.
-struct Factors<'k> {
-    pointer: Pointer<'k>,
-    outer_stride: Val<'k, u64>,
-    k_stride: Val<'k, u64>,
-    outer: Divisor<'k>,
-    along_k: Divisor<'k>,
-    batch: BatchStrides<'k>,
-}
-
-impl<'k> Factors<'k> {
-    fn declare(k: Kernel<'k>) -> Self {
-        Factors {
-            pointer: k.input("factors", 4),
-            outer_stride: k.scalar("factors_outer_bytes"),
-            k_stride: k.scalar("factors_k_bytes"),
-            outer: k.divisor("block_outer"),
-            along_k: k.divisor("block_k"),
-            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
-        }
-    }
-}
-
 /// Slabs of an operand: a thread's share in global memory, in registers, and in shared memory.
 struct Slab<'k, S> {
     k: Kernel<'k>,
@@ -623,7 +586,7 @@ impl<'k, S: Element> Slab<'k, S> {
             slab_bytes: operand.k_stride * u64::from(DEPTH),
             raw: (0..count).map(|_| RawVar::new(k, operand.dtype)).collect(),
             factors: operand.factors.map(|factors| FactorSlab {
-                matrix: factors.batch.matrix(factors.pointer, indices),
+                matrix: factors.matrix(indices),
                 first_outer: first,
                 first_k: k.var(0u32),
                 values: (0..count).map(|_| k.var(0.0f32)).collect(),
@@ -649,9 +612,8 @@ impl<'k, S: Element> Slab<'k, S> {
             k.when(outer.lt(self.outer_end) & along_k.lt(depth), || {
                 raw.load(k, self.dtype, address);
                 if let Some(slab) = &self.factors {
-                    let outer_block = slab.factors.outer.quotient(slab.first_outer + outer);
-                    let k_block = slab.factors.along_k.quotient(slab.first_k + along_k);
-                    let factor = slab.matrix + outer_block.widen() * slab.factors.outer_stride + k_block.widen() * slab.factors.k_stride;
+                    let outer = slab.factors.outer_bytes(slab.first_outer + outer);
+                    let factor = slab.matrix + outer + slab.factors.k_bytes(slab.first_k + along_k);
                     slab.values[i as usize].set(k.ld_global::<f32>(factor, 0));
                 }
             });

@@ -24,6 +24,8 @@ pub(crate) trait Sum: Number {
     fn to_f32<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
     /// The sum of nothing.
     const ZERO: Self;
+    /// `factor · value + to`; integers have no factors, and only add.
+    fn scaled<'k>(k: Kernel<'k>, value: Val<'k, Self>, factor: Val<'k, f32>, to: Val<'k, Self>) -> Val<'k, Self>;
 }
 
 impl Sum for f32 {
@@ -31,6 +33,9 @@ impl Sum for f32 {
         value
     }
     const ZERO: f32 = 0.0;
+    fn scaled<'k>(k: Kernel<'k>, value: Val<'k, f32>, factor: Val<'k, f32>, to: Val<'k, f32>) -> Val<'k, f32> {
+        k.fma(value, factor, to)
+    }
 }
 
 impl Sum for i32 {
@@ -38,6 +43,9 @@ impl Sum for i32 {
         value.to_f32()
     }
     const ZERO: i32 = 0;
+    fn scaled<'k>(_: Kernel<'k>, value: Val<'k, i32>, _: Val<'k, f32>, to: Val<'k, i32>) -> Val<'k, i32> {
+        value + to
+    }
 }
 
 /// The way of a result to global memory.
@@ -284,6 +292,11 @@ impl<'k> Way<'k> {
                 }
             }
         }
+    }
+
+    /// D's extents in rows and columns of the tile's space.
+    pub(crate) fn extents(&self) -> [Val<'k, u32>; 2] {
+        [self.rows, self.columns]
     }
 
     /// Waits until everything that the warpgroup wrote has left shared memory; before the kernel ends.

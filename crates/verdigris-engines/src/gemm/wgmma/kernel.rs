@@ -17,6 +17,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
+use super::promote::{self, BlockFactors, Scaled};
 use crate::parts::batch::BatchIndex;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::join::{Join, Part};
@@ -59,6 +60,8 @@ pub(super) struct Spec {
     pub(super) split: bool,
     /// fp8 sums are moved into f32 registers every 128 of depth.
     pub(super) promote: bool,
+    /// Factors of A's and of B's blocks, by which promoted sums are multiplied.
+    pub(super) scaled: [Scaled; 2],
     pub(super) out: Out,
     /// D is written transposed: its contiguous lines are columns of the tile, as where the problem was turned round.
     pub(super) turned: bool,
@@ -94,6 +97,13 @@ impl fmt::Display for Spec {
         for (on, word) in [(self.split, "_split"), (self.promote, "_promote"), (self.turned, "_turned"), (self.out == Out::Rows, "_rows")] {
             if on {
                 f.write_str(word)?;
+            }
+        }
+        for (scaled, letter) in self.scaled.into_iter().zip(['a', 'b']) {
+            match scaled {
+                Scaled::No => {}
+                Scaled::Lines => write!(f, "_lines{letter}")?,
+                Scaled::Tile => write!(f, "_block{letter}")?,
             }
         }
         write!(f, "_{}", self.epilogue.name())
@@ -215,6 +225,7 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_batches, b_batches) = (k.scalar::<u32>("a_batches"), k.scalar::<u32>("b_batches"));
     let schedule = Schedule::declare(k, spec.split);
     let batch = BatchIndex::declare(k);
+    let factors = BlockFactors::declare(k, spec.scaled);
     let way = spec.way().declare(k);
     let join = spec.split.then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
@@ -279,7 +290,12 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             for total in &totals {
                 total.registers().iter().for_each(|register| register.set(T::ZERO));
             }
+            let factors = factors.map(|factors| {
+                let (row, column) = (tile_row(&work) * spec.tile_m + first_row, tile_column(&work) * spec.tile_n);
+                factors.tile(batch.split(work.batch), [row, column], [spec.blocks(), spec.tile_n], way.extents(), thread)
+            });
             k.range(work.steps, |step| {
+                let factors = factors.as_ref().map(|factors| factors.load((work.first_step + step) * spec.depth()));
                 cursor.wait();
                 let stage = cursor.stage();
                 let (a_stage, b_stage) = (a_low + stage * (a_tile.bytes() >> 4), b_low + stage * (b_tile.bytes() >> 4));
@@ -297,11 +313,7 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 if spec.promote {
                     k.wgmma_wait(0);
                     cursor.release(stage, thread);
-                    for (total, sum) in totals.iter().zip(&sums) {
-                        for (total, sum) in total.registers().iter().zip(sum.registers()) {
-                            total.set(*total + *sum);
-                        }
-                    }
+                    promote::add(k, &totals, &sums, factors.as_ref());
                 } else {
                     // One group stays in flight while the stage before it goes back.
                     k.wgmma_wait(1);

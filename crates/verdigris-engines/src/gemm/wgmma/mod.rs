@@ -8,8 +8,10 @@
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
 mod kernel;
+mod promote;
 
 use kernel::{Axis, Out, Shared, Spec};
+use promote::Scaled;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
@@ -18,6 +20,7 @@ use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSp
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
+use super::factors;
 use super::repack::{self, Repack};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
@@ -100,6 +103,19 @@ impl View {
         if matrix.order() == Order::RowMajor { Axis::Depth } else { Axis::Rows }
     }
 
+    /// Factors of the operands' blocks in tiles of `tile_n` columns; `None` where such a tile has columns of several blocks.
+    fn scaled(&self, tile_n: u32) -> Option<[Scaled; 2]> {
+        let a = if matches!(self.problem.scale_a, Some(Scale::Block { .. })) { Scaled::Lines } else { Scaled::No };
+        let b = match &self.problem.scale_b {
+            Some(Scale::Block { outer: 1, .. }) => Scaled::Lines,
+            Some(Scale::Block { outer, .. }) => {
+                (outer.is_multiple_of(u64::from(tile_n)) || *outer >= self.problem.n).then_some(Scaled::Tile)?
+            }
+            _ => Scaled::No,
+        };
+        Some([a, b])
+    }
+
     /// How results reach D, and whether its contiguous lines are columns of the view: by the copy engine where they begin at multiples of 16
     /// bytes, through shared memory line by line where they begin elsewhere, by elements where there are none.
     fn out(&self) -> (Out, bool) {
@@ -144,8 +160,16 @@ impl Engine for Wgmma {
             format_args!("m, n, k = {}, {}, {}; none may be 0", gemm.m, gemm.n, gemm.k),
         )?;
         ID.require(gemm.batch.len() <= 1, Reason::Batch, format_args!("{} batch dims, takes at most 1", gemm.batch.len()))?;
-        let blocks = [&gemm.scale_a, &gemm.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
-        ID.require(blocks == [false; 2], Reason::Scale, "operand scales by blocks")?;
+        let mut scaled = false;
+        for (name, scale, extent) in [("A", &gemm.scale_a, gemm.m), ("B", &gemm.scale_b, gemm.n)] {
+            let Some(Scale::Block { outer, k, .. }) = scale else { continue };
+            scaled = true;
+            // Along k a step of depth must not cross blocks; across, a tile's columns, of the narrowest tile in question.
+            let fits = k.is_multiple_of(128) || *k >= gemm.k;
+            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {k} along k, takes multiples of 128"))?;
+            let fits = *outer == 1 || outer.is_multiple_of(32) || *outer >= extent;
+            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {outer} across k, takes 1 and multiples of 32"))?;
+        }
         let (a, b) = (gemm.a.dtype, gemm.b.dtype);
         let takes = match gemm.precision {
             Precision::Fp32 => a == b && matches!(a, DType::Bf16 | DType::F16),
@@ -190,7 +214,7 @@ impl Engine for Wgmma {
                     .to_string();
             return Err(ID.refusal(Reason::Extent, extents));
         };
-        Ok(Box::new(Plan { arch: arch.clone(), promote: gemm.precision == Precision::Fp8Promoted, repacks, straight, turned }))
+        Ok(Box::new(Plan { arch: arch.clone(), promote: scaled || gemm.precision == Precision::Fp8Promoted, repacks, straight, turned }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
@@ -224,11 +248,10 @@ fn catalog_specs() -> Vec<Spec> {
         let epilogue = EpilogueSpec { stores_d: false, exact, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         for shape in SHAPES {
             for &(a_major, b_major) in majors {
-                specs.extend(Given { a: operands, b: operands, a_major, b_major, promote, out: Out::Tma, turned: false }.spec(
-                    shape,
-                    true,
-                    epilogue.clone(),
-                ));
+                specs.extend(
+                    Given { a: operands, b: operands, a_major, b_major, promote, scaled: [Scaled::No; 2], out: Out::Tma, turned: false }
+                        .spec(shape, true, epilogue.clone()),
+                );
             }
         }
     }
@@ -243,6 +266,7 @@ struct Given {
     a_major: Axis,
     b_major: Axis,
     promote: bool,
+    scaled: [Scaled; 2],
     out: Out,
     turned: bool,
 }
@@ -251,15 +275,31 @@ impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: bool, epilogue: EpilogueSpec) -> Option<Spec> {
         let Shape { tile_m, tile_n, consumers, cluster, shared } = *shape;
-        let Given { a, b, a_major, b_major, promote, out, turned } = self;
-        let mut spec =
-            Spec { a, b, a_major, b_major, tile_m, tile_n, stages: 2, consumers, cluster, shared, split, promote, out, turned, epilogue };
+        let Given { a, b, a_major, b_major, promote, scaled, out, turned } = self;
+        let mut spec = Spec {
+            a,
+            b,
+            a_major,
+            b_major,
+            tile_m,
+            tile_n,
+            stages: 2,
+            consumers,
+            cluster,
+            shared,
+            split,
+            promote,
+            scaled,
+            out,
+            turned,
+            epilogue,
+        };
         // Tiles whose rows are contiguous are made of slabs of 128 bytes.
         let slab = 128 / a.bytes() as u32;
         let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
         let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
-        // Two sets of accumulators.
-        let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128;
+        // Two sets of accumulators, and the factors of a thread's columns.
+        let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2);
         // The copy engine writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
         let whole_rows = out != Out::Tma || turned || (tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
@@ -384,7 +424,9 @@ impl Plan {
         // Nor does it matter how D lies where others store it.
         let d = if out == Out::Direct { epilogue.d } else { OperandSpec { walk: Walk::Row, ..epilogue.d } };
         let epilogue = EpilogueSpec { pairs, d, ..epilogue };
+        let scaled = view.scaled(shape.tile_n)?;
         let given = Given {
+            scaled,
             a: a.dtype,
             b: b.dtype,
             a_major: View::axis(&a),
@@ -559,6 +601,11 @@ impl Candidate for Plan {
         ];
         args.extend(schedule.args(spec.split));
         args.extend(chunk.args());
+        for scale in [&view.problem.scale_a, &view.problem.scale_b] {
+            if let Some(Scale::Block { outer, k, factors }) = scale {
+                args.extend(factors::args(factors, &chunk, *outer, *k));
+            }
+        }
         args.extend(spec.epilogue.args(&view.problem, &chunk, 0, 0));
         let d_bytes = d.dtype.bytes() as u64;
         let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
