@@ -28,7 +28,8 @@ pub use ops::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
 pub use ops::reduction::{Reduction, ReductionOp};
 pub use ops::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
 pub use problem::{
-    Access, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Matrix, Operand, Order, Problem, Scale,
-    Slot, Statistics, Tensor,
+    Access, Chain, ChainStep, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem,
+    Matrix, Operand, Order, PoolPass, PoolProblem, Problem, ReduceProblem, RowFunction, Scale, Slot, SoftmaxProblem, Statistics, Tensor,
+    View, Window, Windows,
 };
 pub use tensor::{TensorDesc, Uid};

@@ -462,11 +462,11 @@ impl ConvProblem {
                 0 | 1 => Access::Read,
                 _ => Access::ReadInPlace,
             };
-            list.push(Operand { name, slot: tensor.slot, dtype: tensor.dtype, layout, access });
+            list.push(Operand { name, slot: tensor.slot, dtype: tensor.dtype, offset: 0, layout, access });
         }
         let mut vector = |name: &'static str, vector: &Channels, channels: u64, access| {
             let layout = vector.layout(channels).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
-            list.push(Operand { name, slot: vector.slot, dtype: vector.dtype, layout, access });
+            list.push(Operand { name, slot: vector.slot, dtype: vector.dtype, offset: 0, layout, access });
             Ok(())
         };
         for step in &self.prologue {

@@ -195,12 +195,12 @@ impl GemmProblem {
                 "a" | "b" | "scale_a" | "scale_b" => Access::Read,
                 _ => Access::ReadInPlace,
             };
-            Ok(Operand { name, slot: matrix.slot, dtype: matrix.dtype, layout, access })
+            Ok(Operand { name, slot: matrix.slot, dtype: matrix.dtype, offset: 0, layout, access })
         };
         let mut list = self.matrices().into_iter().map(operand).collect::<Result<Vec<_>, Error>>()?;
         for (name, scale) in [("scale_a", &self.scale_a), ("scale_b", &self.scale_b)] {
             if let Some(Scale::Tensor { slot }) = scale {
-                list.push(Operand { name, slot: *slot, dtype: DType::F32, layout: Layout::scalar(), access: Access::Read });
+                list.push(Operand { name, slot: *slot, dtype: DType::F32, offset: 0, layout: Layout::scalar(), access: Access::Read });
             }
         }
         Ok(list)

@@ -3,9 +3,14 @@
 //! One file a kind, with its formula. What a problem reads and writes is known by slots, numbered from 0 in the order that the kind's page
 //! gives; an operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
 
+mod chain;
 mod conv;
 mod gemm;
+mod map;
 mod matrix;
+mod pool;
+mod reduce;
+mod softmax;
 mod tensor;
 
 use std::fmt;
@@ -18,9 +23,14 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
+pub use chain::{Chain, ChainStep, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub use gemm::{GemmProblem, Scale};
+pub use map::MapProblem;
 pub use matrix::{Matrix, Order};
+pub use pool::{PoolPass, PoolProblem, Windows};
+pub use reduce::ReduceProblem;
+pub use softmax::{Loss, RowFunction, SoftmaxProblem};
 pub use tensor::{Channels, Tensor};
 
 /// A buffer or a host scalar of a problem.
@@ -42,6 +52,14 @@ pub enum Problem {
     Gemm(GemmProblem),
     /// Convolution in one of its directions, with a prologue and an epilogue.
     Conv(ConvProblem),
+    /// A computation at each point of a space.
+    Map(MapProblem),
+    /// A reduction with what stands before and behind it.
+    Reduce(ReduceProblem),
+    /// Softmax, cross-entropy and their gradients.
+    Softmax(SoftmaxProblem),
+    /// Pooling and its gradient.
+    Pool(PoolProblem),
 }
 
 /// How a problem uses a buffer.
@@ -65,6 +83,8 @@ pub struct Operand {
     pub slot: Slot,
     /// Its element type.
     pub dtype: DType,
+    /// Elements of the buffer before the first one.
+    pub offset: u64,
     /// The elements, from the first one on.
     pub layout: Layout,
     /// How it is used.
@@ -77,6 +97,10 @@ impl Problem {
         match self {
             Problem::Gemm(_) => "gemm",
             Problem::Conv(_) => "conv",
+            Problem::Map(_) => "map",
+            Problem::Reduce(_) => "reduce",
+            Problem::Softmax(_) => "softmax",
+            Problem::Pool(_) => "pool",
         }
     }
 
@@ -88,6 +112,10 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.canonical().map(Problem::Gemm),
             Problem::Conv(problem) => problem.canonical().map(Problem::Conv),
+            Problem::Map(problem) => problem.canonical().map(Problem::Map),
+            Problem::Reduce(problem) => problem.canonical().map(Problem::Reduce),
+            Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
+            Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
         }
     }
 
@@ -96,6 +124,8 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
+            // Their engines repeat bit for bit whether asked to or not.
+            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) => Determinism::Repeatable,
         }
     }
 
@@ -104,6 +134,10 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.slots(),
             Problem::Conv(problem) => problem.slots(),
+            Problem::Map(problem) => problem.slots(),
+            Problem::Reduce(problem) => problem.slots(),
+            Problem::Softmax(problem) => problem.slots(),
+            Problem::Pool(problem) => problem.slots(),
         }
     }
 
@@ -112,6 +146,10 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.flops(),
             Problem::Conv(problem) => problem.flops(),
+            Problem::Map(problem) => problem.flops(),
+            Problem::Reduce(problem) => problem.flops(),
+            Problem::Softmax(problem) => problem.flops(),
+            Problem::Pool(problem) => problem.flops(),
         }
     }
 
@@ -120,6 +158,10 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.is_empty(),
             Problem::Conv(problem) => problem.is_empty(),
+            Problem::Map(problem) => problem.is_empty(),
+            Problem::Reduce(problem) => problem.is_empty(),
+            Problem::Softmax(problem) => problem.is_empty(),
+            Problem::Pool(problem) => problem.is_empty(),
         }
     }
 
@@ -131,6 +173,10 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.buffers(),
             Problem::Conv(problem) => problem.buffers(),
+            Problem::Map(problem) => problem.buffers(),
+            Problem::Reduce(problem) => problem.buffers(),
+            Problem::Softmax(problem) => problem.buffers(),
+            Problem::Pool(problem) => problem.buffers(),
         }
     }
 
@@ -139,6 +185,9 @@ impl Problem {
         match self {
             Problem::Gemm(problem) => problem.scalars(),
             Problem::Conv(problem) => problem.scalars(),
+            Problem::Map(problem) => problem.chain.scalars().collect(),
+            Problem::Reduce(problem) => problem.scalars(),
+            Problem::Softmax(_) | Problem::Pool(_) => Vec::new(),
         }
     }
 }
@@ -254,4 +303,36 @@ fn check_step<P>(op: &str, step: &EpilogueStep<P>) -> Result<(), Error> {
         EpilogueStep::Scale { factor } => finite(op, "factor", factor),
         EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => Ok(()),
     }
+}
+
+/// The slots that `visit_all` shows, each once.
+fn slots_of(visit_all: impl FnOnce(&mut dyn FnMut(&mut Slot))) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    visit_all(&mut |slot| {
+        if !slots.contains(slot) {
+            slots.push(*slot);
+        }
+    });
+    slots
+}
+
+/// Gives a slot its position in `old`.
+fn renumber(old: &[Slot], slot: &mut Slot) {
+    if let Some(new) = old.iter().position(|known| known == slot) {
+        *slot = Slot(new as u32);
+    }
+}
+
+/// Checks that extents can be counted.
+fn check_extents(op: &str, extents: &[u64]) -> Result<(), Error> {
+    let points = extents.iter().try_fold(1u64, |all, &dim| all.checked_mul(dim.max(1)));
+    if points.is_none_or(|count| count > 1 << 62) {
+        return Err(Error::Attribute {
+            op: op.to_owned(),
+            attribute: "dims",
+            value: format!("{extents:?}"),
+            rule: "a space has at most 2^62 points",
+        });
+    }
+    Ok(())
 }

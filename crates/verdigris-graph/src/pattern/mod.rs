@@ -1,0 +1,95 @@
+//! From a graph to the problems that engines take.
+//!
+//! [`partition`] cuts any valid graph into [`Subgraph`]s, in an order in which each can run. A small closed set of patterns, and no search:
+//!
+//! - **A matmul or a convolution** takes the chain of pointwise ops behind it, as long as its epilogue has them. The chain follows the value
+//!   from op to op while it is read by exactly one pointwise op whose other operands lie in memory; a stored tensor in the middle of the
+//!   chain becomes an auxiliary output.
+//! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it.
+//! - **Softmax, cross-entropy and pooling** stand alone.
+//! - **All other pointwise ops** over equal dims that hang together are one map, with as many outputs as are stored or read elsewhere.
+//! - **Movements** whose result is virtual are only another way to see memory, where strides can say it: those who read them read what they
+//!   move. The others are maps that copy.
+//!
+//! A virtual tensor that one problem writes and another reads needs memory after all: it is a *temporary*, with the layout that it was
+//! declared with. The value of a tensor is what its type holds, so a value that stays in registers is rounded to the type of its tensor: the
+//! fused result is that of the unfused graph.
+
+mod cut;
+mod gemm;
+mod map;
+mod rows;
+mod seen;
+
+use crate::error::Error;
+use crate::graph::Graph;
+use crate::op::Op;
+use crate::problem::Problem;
+use crate::tensor::{TensorDesc, Uid};
+
+use cut::Cut;
+
+/// A problem, and what the caller calls its slots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Subgraph {
+    /// The problem.
+    pub problem: Problem,
+    /// The uid of each slot: slot `i` is bound to what the caller binds to `bindings[i]`, or to a temporary.
+    pub bindings: Vec<Uid>,
+}
+
+/// A graph as problems, and the memory between them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partition {
+    /// The problems, in an order in which each can run.
+    pub parts: Vec<Subgraph>,
+    /// Tensors that one part writes and another reads, and that the caller does not bind. Most are virtual tensors of the graph; a uid that
+    /// the graph does not have was made here.
+    pub temporaries: Vec<TensorDesc>,
+}
+
+/// Cuts a graph into problems. No valid graph is refused.
+///
+/// # Errors
+/// All that [`crate::validate::validate`] finds; strides that memory cannot hold.
+pub fn partition(graph: &Graph) -> Result<Partition, Error> {
+    crate::validate::validate(graph)?;
+    let mut cut = Cut::new(graph)?;
+    cut.grow_anchors()?;
+    cut.grow_maps();
+    let mut parts = Vec::new();
+    for members in cut.in_order() {
+        let anchor = members.iter().copied().find(|&node| cut::is_anchor(&graph.nodes[node].op));
+        match anchor.map(|anchor| (anchor, &graph.nodes[anchor].op)) {
+            None => parts.extend(map::lower(&mut cut, &members)?),
+            Some((anchor, Op::Matmul(matmul))) => parts.push(gemm::lower(&cut, anchor, matmul, &members)?),
+            Some((anchor, Op::Conv(_))) => {
+                return Err(Error::Unsupported {
+                    op: graph.nodes[anchor].name.clone(),
+                    rule: "a graph is cut into products, maps, reductions, pooling and softmax; convolutions are problems built by hand",
+                });
+            }
+            Some((anchor, Op::Reduction(reduction))) => parts.push(map::lower_reduction(&cut, anchor, reduction, &members)?),
+            Some((anchor, _)) => parts.push(rows::lower(&cut, anchor)?),
+        }
+    }
+    Ok(Partition { parts, temporaries: cut.temporaries() })
+}
+
+/// Cuts a graph that needs no memory of its own into problems.
+///
+/// # Errors
+/// As [`partition`]; [`Error::Unsupported`] where the partition has temporaries, for which the problems alone have no place.
+pub fn problems(graph: &Graph) -> Result<Vec<Subgraph>, Error> {
+    let partition = partition(graph)?;
+    match partition.temporaries.first() {
+        None => Ok(partition.parts),
+        Some(temporary) => {
+            let writes = |node: &&crate::graph::Node| node.op.outputs().contains(&temporary.uid);
+            Err(Error::Unsupported {
+                op: graph.nodes.iter().find(writes).map_or(&graph.name, |node| &node.name).clone(),
+                rule: "its result is virtual and lies between two problems: store it, or cut the graph with `partition`",
+            })
+        }
+    }
+}

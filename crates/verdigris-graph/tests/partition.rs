@@ -1,0 +1,252 @@
+//! Graphs cut into problems: which ops stand together, what lies in memory between them, and how each problem sees it.
+
+use verdigris_graph::pattern::{Partition, partition};
+use verdigris_graph::{
+    BinaryOp, ChainStep, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, ReductionOp, TernaryOp, Uid,
+    UnaryOp,
+};
+use verdigris_tensor::{DType, Layout};
+
+type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).expect("a small layout")
+}
+
+fn kinds(partition: &Partition) -> Vec<&'static str> {
+    partition.parts.iter().map(|part| part.problem.kind()).collect()
+}
+
+fn map(partition: &Partition, part: usize) -> &MapProblem {
+    match &partition.parts[part].problem {
+        Problem::Map(map) => map,
+        other => panic!("a map is expected, not {other:?}"),
+    }
+}
+
+/// Every part reads only what the caller binds or an earlier part has written, and temporaries are what they should be.
+fn check_order(partition: &Partition, inputs: &[Uid]) {
+    let mut there: Vec<Uid> = inputs.to_vec();
+    for part in &partition.parts {
+        for operand in part.problem.buffers().expect("canonical") {
+            let uid = part.bindings[operand.slot.0 as usize];
+            if operand.access == verdigris_graph::Access::Written {
+                there.push(uid);
+            } else {
+                assert!(there.contains(&uid), "{uid} is read before it is written");
+            }
+        }
+    }
+    for temporary in &partition.temporaries {
+        assert!(temporary.is_virtual && there.contains(&temporary.uid) && !inputs.contains(&temporary.uid));
+    }
+}
+
+#[test]
+fn pointwise_ops_that_hang_together_are_one_map_of_one_dim() -> TestResult {
+    let mut g = GraphBuilder::new("two outputs");
+    // Channels last, in dims [n, c, h, w].
+    let nhwc = || Layout::new(&[2, 8, 3, 5], &[120, 1, 40, 8]).expect("a layout");
+    let x = g.tensor("x", DType::Bf16, nhwc());
+    let z = g.tensor("z", DType::F32, nhwc());
+    let a = g.unary("exp", UnaryOp::Exp, x)?;
+    let b = g.binary("mul", BinaryOp::Mul, a, z)?;
+    let c = g.binary("div", BinaryOp::Div, a, b)?;
+    g.store_as(b, "b", DType::F16, nhwc())?;
+    g.store_as(c, "c", DType::F32, nhwc())?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map"]);
+    assert!(partition.temporaries.is_empty());
+    assert_eq!(partition.parts[0].bindings, [x, z, b, c]);
+    let map = map(&partition, 0);
+    assert_eq!(map.dims, [240]);
+    // What is stored as f16 is read by the division as f16.
+    assert!(map.chain.steps.iter().any(|step| matches!(step, ChainStep::Round { dtype: DType::F16, .. })));
+    check_order(&partition, &[x, z]);
+    Ok(())
+}
+
+#[test]
+fn a_value_read_elsewhere_becomes_a_temporary() -> TestResult {
+    let mut g = GraphBuilder::new("square of a product");
+    let x = g.tensor("x", DType::F32, rows(&[4, 4]));
+    let p = g.matmul("mm", x, x, Precision::Ieee)?;
+    let y = g.binary("square", BinaryOp::Mul, p, p)?;
+    g.store(y, "y", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["gemm", "map"]);
+    assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [p]);
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn two_products_added_need_one_temporary() -> TestResult {
+    let mut g = GraphBuilder::new("sum of products");
+    let x = g.tensor("x", DType::F16, rows(&[8, 16]));
+    let w = g.tensor("w", DType::F16, rows(&[16, 16]));
+    let p = g.matmul("p", x, w, Precision::Fp32)?;
+    let q = g.matmul("q", x, w, Precision::Fp32)?;
+    let y = g.binary("sum", BinaryOp::Add, p, q)?;
+    g.store(y, "y", DType::F16)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["gemm", "gemm"]);
+    assert_eq!(partition.temporaries.len(), 1);
+    check_order(&partition, &[x, w]);
+    Ok(())
+}
+
+#[test]
+fn a_reduction_takes_what_is_computed_for_it_alone_and_the_chain_behind() -> TestResult {
+    let mut g = GraphBuilder::new("root mean square");
+    let x = g.tensor("x", DType::Bf16, rows(&[6, 3, 10]));
+    let square = g.binary("square", BinaryOp::Mul, x, x)?;
+    let mean = g.reduction("mean", ReductionOp::Avg, square, &[0, 2])?;
+    let root = g.unary("root", UnaryOp::Sqrt, mean)?;
+    g.store(root, "rms", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["reduce"]);
+    let Problem::Reduce(reduce) = &partition.parts[0].problem else { panic!("a reduction") };
+    assert_eq!((&reduce.kept[..], &reduce.reduced[..]), (&[3][..], &[6, 10][..]));
+    assert_eq!((reduce.before.functions(), reduce.after.functions()), (1, 1));
+    assert_eq!(partition.parts[0].bindings, [x, root]);
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn a_normalization_is_cut_where_values_spread_again() -> TestResult {
+    let mut g = GraphBuilder::new("softmax by hand");
+    let x = g.tensor("x", DType::F32, rows(&[5, 7]));
+    let peak = g.reduction("max", ReductionOp::Max, x, &[1])?;
+    let shifted = g.binary("shift", BinaryOp::Sub, x, peak)?;
+    let power = g.unary("exp", UnaryOp::Exp, shifted)?;
+    let sum = g.reduction("sum", ReductionOp::Add, power, &[1])?;
+    let y = g.binary("div", BinaryOp::Div, power, sum)?;
+    g.store(y, "y", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["reduce", "map", "reduce", "map"]);
+    assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [peak, power, sum]);
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn parts_never_wait_for_each_other() -> TestResult {
+    // a feeds a matmul whose result meets b = f(a): a and b may not be one map with what follows.
+    let mut g = GraphBuilder::new("around a product");
+    let x = g.tensor("x", DType::F32, rows(&[8, 8]));
+    let a = g.unary("a", UnaryOp::Exp, x)?;
+    let b = g.unary("b", UnaryOp::Sin, a)?;
+    let p = g.matmul("p", a, x, Precision::Ieee)?;
+    let c = g.binary("c", BinaryOp::Pow, p, b)?;
+    let d = g.ternary("d", TernaryOp::Select, c, a, b)?;
+    g.store(d, "d", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map", "gemm", "map"]);
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn movements_are_seen_through_where_strides_can_say_them() -> TestResult {
+    let mut g = GraphBuilder::new("views");
+    let x = g.tensor("x", DType::F32, rows(&[6, 8]));
+    let t = g.transpose("turn", x, &[1, 0])?;
+    let s = g.slice("part", t, &[1, 0], &[8, 6], &[3, 2])?;
+    let r = g.reshape("flat", s, &[3, 3, 1])?;
+    let wide = g.broadcast("wide", r, &[3, 3, 4])?;
+    let y = g.unary("neg", UnaryOp::Neg, wide)?;
+    g.store(y, "y", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map"]);
+    let map = map(&partition, 0);
+    let (from, _) = map.chain.loads().next().expect("a load");
+    assert_eq!((&map.dims[..], from.offset, &from.strides[..]), (&[3, 3, 4][..], 1, &[3, 16, 0][..]));
+    assert_eq!(partition.parts[0].bindings, [x, y]);
+    Ok(())
+}
+
+#[test]
+fn copies_pads_and_concatenations_are_maps() -> TestResult {
+    let mut g = GraphBuilder::new("copies");
+    let x = g.tensor("x", DType::I64, rows(&[2, 3]));
+    let z = g.tensor("z", DType::I64, rows(&[2, 5]));
+    let both = g.concat("both", &[x, z], 1)?;
+    let padded = g.pad("pad", both, &[1, 0], &[0, 2], 7.0)?;
+    g.store(padded, "y", DType::I64)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map", "map", "map"]);
+    assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [both]);
+    let (_, window) = map(&partition, 2).chain.loads().next().expect("a load");
+    assert_eq!(window.map(|window| (&window.first[..], &window.end[..])), Some((&[1, 0][..], &[3, 8][..])));
+    let second = map(&partition, 1);
+    assert_eq!((&second.dims[..], second.chain.stores().next().map(|to| to.offset)), (&[2, 5][..], Some(3)));
+    check_order(&partition, &[x, z]);
+    Ok(())
+}
+
+#[test]
+fn a_reshape_that_no_strides_can_say_goes_by_way_of_a_packed_copy() -> TestResult {
+    let mut g = GraphBuilder::new("odd");
+    let x = g.tensor("x", DType::F32, Layout::new(&[6, 4], &[10, 1])?);
+    let y = g.reshape("fold", x, &[8, 3])?;
+    g.store_as(y, "y", DType::F32, Layout::new(&[8, 3], &[1, 9])?)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map", "map"]);
+    assert_eq!(partition.temporaries.len(), 1);
+    assert_eq!(partition.temporaries[0].layout.dims(), [6, 4]);
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn a_matmul_reads_through_a_transpose_and_has_a_slice_copied() -> TestResult {
+    let mut g = GraphBuilder::new("views of a product");
+    let x = g.tensor("x", DType::F16, rows(&[16, 8]));
+    let w = g.tensor("w", DType::F16, rows(&[16, 40]));
+    let xt = g.transpose("xt", x, &[1, 0])?;
+    let part = g.slice("part", w, &[0, 8], &[16, 24], &[1, 1])?;
+    let p = g.matmul("p", xt, part, Precision::Fp32)?;
+    g.store(p, "p", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map", "gemm"]);
+    assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [part]);
+    assert_eq!(partition.parts[1].bindings, [x, part, p]);
+    check_order(&partition, &[x, w]);
+    Ok(())
+}
+
+#[test]
+fn rows_and_windows_stand_alone() -> TestResult {
+    let mut g = GraphBuilder::new("head");
+    let x = g.tensor("x", DType::F32, Layout::new(&[2, 6, 8, 8], &[384, 1, 48, 6])?);
+    let y = g.pool("pool", PoolMode::Max, PoolWindows::tiles(&[2, 2]), x)?;
+    let soft = g.softmax("softmax", y, 1, false)?;
+    g.store(soft, "y", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["pool", "softmax"]);
+    assert_eq!(partition.temporaries.len(), 1);
+    let Problem::Softmax(rows) = &partition.parts[1].problem else { panic!("softmax") };
+    assert_eq!((&rows.rows[..], rows.extent), (&[2, 16][..], 6));
+    check_order(&partition, &[x]);
+    Ok(())
+}
+
+#[test]
+fn problems_keep_their_meaning_in_json() -> TestResult {
+    let mut g = GraphBuilder::new("all kinds");
+    let x = g.tensor("x", DType::F32, rows(&[2, 6, 8, 8]));
+    let y = g.pool("pool", PoolMode::Average { count_include_pad: true }, PoolWindows::tiles(&[2, 2]), x)?;
+    let soft = g.softmax("softmax", y, 1, true)?;
+    let sum = g.reduction("sum", ReductionOp::Norm2, soft, &[1])?;
+    let padded = g.pad("pad", sum, &[0, 1, 0, 0], &[0; 4], 0.5)?;
+    g.store(padded, "y", DType::F32)?;
+    let graph = g.finish()?;
+    assert!(graph.nodes.iter().any(|node| matches!(node.op, Op::Movement(Movement::Pad { .. }))));
+    for part in partition(&graph)?.parts {
+        let text = verdigris_graph::json::problem_to_json(&part.problem);
+        assert_eq!(verdigris_graph::json::problem_from_json(&text)?, part.problem);
+    }
+    Ok(())
+}
