@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod conv;
 pub mod engine;
 pub mod gemm;
 pub mod parts;
@@ -19,7 +20,7 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES].into_iter().flatten().copied()
+    [gemm::ENGINES, conv::ENGINES].into_iter().flatten().copied()
 }
 
 /// The engine of that name.

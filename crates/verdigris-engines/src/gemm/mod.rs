@@ -2,7 +2,7 @@
 
 mod factors;
 mod mma;
-mod repack;
+pub(crate) mod repack;
 mod simt;
 mod wgmma;
 

@@ -71,16 +71,16 @@ impl Spec {
 }
 
 /// Every repacking kernel.
-pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
     [1, 2, 4].into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose }.kernel()))
 }
 
 /// A copy to be made of one operand, and what the operand is then.
 #[derive(Clone, Debug)]
-pub(super) struct Repack {
+pub(crate) struct Repack {
     source: Matrix,
     /// The copy: strides within the scratch. Its slot is that of the source, and means nothing.
-    pub(super) packed: Matrix,
+    pub(crate) packed: Matrix,
     spec: Spec,
     /// Lines run along the depth, not along the rows.
     along_depth: bool,
@@ -94,7 +94,7 @@ pub(super) struct Repack {
 impl Repack {
     /// The copy that an operand of `rows` by `depth` needs before the copy engine can feed the tensor cores with it, if it needs one.
     /// `either`: the tensor cores take the type along the rows too.
-    pub(super) fn needed(operand: &Matrix, rows: u64, depth: u64, batch: &[u64], either: bool) -> Option<Repack> {
+    pub(crate) fn needed(operand: &Matrix, rows: u64, depth: u64, batch: &[u64], either: bool) -> Option<Repack> {
         let order = operand.order();
         let want = if either && order == Order::ColumnMajor { order } else { Order::RowMajor };
         let whole = |elements: u64| (elements * operand.dtype.bytes() as u64).is_multiple_of(16);
@@ -147,13 +147,13 @@ impl Repack {
     }
 
     /// The size of the copy.
-    pub(super) fn scratch_bytes(&self) -> u64 {
+    pub(crate) fn scratch_bytes(&self) -> u64 {
         let (pitch, _) = self.strides(&self.packed);
         self.matrices() * self.lines * pitch * u64::from(self.spec.bytes)
     }
 
     /// Microseconds that the copy takes: its bytes over the memory bus, and a launch.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
         let bytes = f64::from(self.spec.bytes);
         let elements = self.matrices() as f64 * self.lines as f64 * self.length as f64;
         // A warp reads neighbouring lines; where they do not touch, each element costs a sector.
@@ -164,7 +164,7 @@ impl Repack {
     }
 
     /// The launches that make the copy at `scratch` (16-byte aligned), the operand being at `source`.
-    pub(super) fn launches(&self, source: Address, scratch: Address) -> Vec<Launch> {
+    pub(crate) fn launches(&self, source: Address, scratch: Address) -> Vec<Launch> {
         // Pieces of a line, and lines that share one.
         let (piece, shared) = if self.spec.transpose { (self.spec.tile_length(), TILE_LINES) } else { (self.spec.chunk(), 1) };
         let pieces = self.length.div_ceil(u64::from(piece));

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Kernel, Number, Pointer, TensorMap, Val};
-use verdigris_kir::inst::{CvtRound, Packed};
+use verdigris_kir::inst::{Cache, CvtRound, Packed};
 use verdigris_kir::ir::{MapDecl, MapType, Ty};
 use verdigris_kir::program::{Address, Arg, L2Promotion, MapSpec};
 use verdigris_kir::tile::fragment::Fragment;
@@ -55,6 +55,8 @@ pub(crate) enum Out {
     Tma,
     /// Through shared memory, line by line: rows (or columns) of D contiguous, beginning anywhere.
     Rows,
+    /// Through shared memory, 16 bytes at a time, each row to a place of its own: rows of D 16-byte aligned.
+    Scattered,
     /// From registers, element by element: any strides.
     Direct,
 }
@@ -85,7 +87,7 @@ impl WaySpec {
     fn slabs(&self) -> u32 {
         match self.out {
             Out::Rows | Out::Direct => 0,
-            Out::Tma => 2,
+            Out::Tma | Out::Scattered => 2,
         }
     }
 
@@ -113,7 +115,7 @@ impl WaySpec {
     pub(crate) fn shared_bytes(&self) -> u32 {
         match self.out {
             Out::Rows => self.warpgroups * self.row_slab().bytes(),
-            Out::Tma | Out::Direct => self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes(),
+            Out::Tma | Out::Scattered | Out::Direct => self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes(),
         }
     }
 
@@ -142,7 +144,7 @@ impl WaySpec {
         let mut args = vec![number(rows), number(columns)];
         match self.out {
             Out::Direct => {}
-            Out::Rows => {
+            Out::Rows | Out::Scattered => {
                 args.extend([Arg::Pointer(d), Arg::Scalar(Ty::U64, leading_bytes)]);
                 args.extend(BatchStrides::args(batch_strides_bytes));
             }
@@ -169,18 +171,20 @@ impl WaySpec {
     pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> Way<'k> {
         let epilogue = self.epilogue.declare::<f32>(k);
         let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
+        let lines = |alignment_bytes: u32| Lines {
+            d: k.output("d", alignment_bytes),
+            stride_bytes: k.scalar("d_stride_bytes"),
+            batch: BatchStrides::declare(k, ["d_stride2_bytes", "d_stride1_bytes", "d_stride0_bytes"]),
+        };
+        let slabs = || Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
         let exit = match self.out {
             Out::Direct => Exit::Elements,
             Out::Rows => Exit::Rows {
-                d: k.output("d", self.d().bytes() as u32),
-                stride_bytes: k.scalar("d_stride_bytes"),
-                batch: BatchStrides::declare(k, ["d_stride2_bytes", "d_stride1_bytes", "d_stride0_bytes"]),
+                lines: lines(self.d().bytes() as u32),
                 staging: RowStaging::new(k, self.row_slab(), self.warpgroups, self.barrier),
             },
-            Out::Tma => {
-                let staging = Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
-                Exit::Tma { map: k.tensor_map("d", self.d_map()), staging }
-            }
+            Out::Scattered => Exit::Scattered { lines: lines(PIECE_BYTES), staging: slabs() },
+            Out::Tma => Exit::Tma { staging: slabs(), map: k.tensor_map("d", self.d_map()) },
         };
         Way { kernel: k, spec: self, epilogue, rows, columns, exit }
     }
@@ -190,9 +194,26 @@ impl WaySpec {
 #[derive(Debug)]
 enum Exit<'k> {
     Elements,
-    Rows { d: Pointer<'k>, stride_bytes: Val<'k, u64>, batch: BatchStrides<'k>, staging: RowStaging<'k> },
+    Rows { lines: Lines<'k>, staging: RowStaging<'k> },
+    Scattered { lines: Lines<'k>, staging: Staging<'k> },
     Tma { map: TensorMap<'k>, staging: Staging<'k> },
 }
+
+/// D by its lines.
+#[derive(Clone, Copy, Debug)]
+struct Lines<'k> {
+    d: Pointer<'k>,
+    stride_bytes: Val<'k, u64>,
+    batch: BatchStrides<'k>,
+}
+
+/// What a thread stores at once under [`Out::Scattered`].
+const PIECE_BYTES: u32 = 16;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+
+/// Where a row of the tile's space belongs: which row of D (and of the epilogue's operands) it is, and whether it is one.
+pub(crate) type PlaceRow<'a, 'k> = &'a dyn Fn(Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>);
 
 /// Where a warpgroup's results belong: their first row and column in D, and which matrix of the batch.
 #[derive(Clone, Copy, Debug)]
@@ -240,21 +261,46 @@ impl<'k> Way<'k> {
     /// Writes accumulators of 64 rows each, one below the other, the first one beginning at the tile's place. All threads of the warpgroup
     /// call it.
     pub(crate) fn write<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>) {
+        self.write_placed(sums, tile, &|row| (row, row.lt(self.rows)));
+    }
+
+    /// The same with rows out of order, for [`Out::Scattered`] and [`Out::Direct`].
+    pub(crate) fn write_placed<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>, place: PlaceRow<'_, 'k>) {
         let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
+        if let Exit::Scattered { .. } = &self.exit {
+            // Someone may still be reading the slabs of the tile before.
+            self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
+        }
         let matrix = self.epilogue.begin(tile.indices);
         for (i, sum) in sums.iter().enumerate() {
             let first_row = tile.row + 64 * i as u32;
             let row = first_row + Fragment::<T>::row(thread);
             let column = tile.column + Fragment::<T>::column(thread);
+            let (upper, lower) = (place(row), place(row + 8));
             let block = Block {
                 way: self,
-                places: [matrix.at(row, column), matrix.at(row + 8, column)],
-                rows_inside: [row.lt(self.rows), (row + 8).lt(self.rows)],
+                places: [matrix.at(upper.0, column), matrix.at(lower.0, column)],
+                rows_inside: [upper.1, lower.1],
                 column,
             };
             match &self.exit {
                 Exit::Elements => block.write_direct(sum),
-                Exit::Rows { d, stride_bytes, batch, staging } => {
+                Exit::Scattered { lines, staging } => {
+                    let pieces = lines.pieces(spec, staging, tile, first_row, place);
+                    let per_slab = staging.row_bytes() / spec.d().bytes() as u32;
+                    let slabs = spec.tile_columns.div_ceil(per_slab);
+                    for index in 0..slabs {
+                        let first = index * per_slab;
+                        let slab = staging.slab(warpgroup, (i as u32 * slabs + index) % staging.slabs());
+                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, Slab::Tma(staging), slab, thread, first / 8 + 2 * pair, pair);
+                        }
+                        // One barrier a slab: when it is written again, two turns later, everyone has passed the next one and so read it.
+                        self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
+                        pieces.iter().for_each(|piece| piece.store(self, staging, slab, first));
+                    }
+                }
+                Exit::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
                     let RowSlab { lines, line_bytes, element_bytes, transposed } = staging.shape();
                     let slab = staging.address(warpgroup);
                     let per_slab = if transposed { lines } else { line_bytes / element_bytes };
@@ -304,6 +350,54 @@ impl<'k> Way<'k> {
         if let Exit::Tma { staging, .. } = &self.exit {
             staging.finish(thread);
         }
+    }
+}
+
+/// The 16 bytes that a thread stores of each slab of a block.
+struct Piece<'k> {
+    /// Row and chunk in the slab.
+    row: Val<'k, u32>,
+    chunk: Val<'k, u32>,
+    /// Column and address in D, for the tile's first slab.
+    column: Val<'k, u32>,
+    address: Val<'k, u64>,
+    /// Whether the row is one of D's.
+    inside: Val<'k, bool>,
+}
+
+impl<'k> Lines<'k> {
+    fn pieces(
+        &self,
+        spec: &WaySpec,
+        staging: &Staging<'k>,
+        tile: &Tile<'k>,
+        first_row: Val<'k, u32>,
+        place: PlaceRow<'_, 'k>,
+    ) -> Vec<Piece<'k>> {
+        let bytes = spec.d().bytes() as u32;
+        let in_row = staging.row_bytes() / PIECE_BYTES;
+        let at_once = WARPGROUP / in_row;
+        let chunk = tile.thread & (in_row - 1);
+        let column = tile.column + chunk * (PIECE_BYTES / bytes);
+        let matrix = self.batch.matrix(self.d, tile.indices) + column.mul_wide(bytes);
+        (0..SLAB_ROWS / at_once)
+            .map(|turn| {
+                let row = (tile.thread >> in_row.trailing_zeros()) + turn * at_once;
+                let (target, inside) = place(first_row + row);
+                Piece { row, chunk, column, address: matrix + target.widen() * self.stride_bytes, inside }
+            })
+            .collect()
+    }
+}
+
+impl<'k> Piece<'k> {
+    /// Stores the piece of the slab that begins at column `first` of the tile.
+    fn store(&self, way: &Way<'k>, staging: &Staging<'k>, slab: Val<'k, u32>, first: u32) {
+        let k = way.kernel;
+        k.when(self.inside & (self.column + first).lt(way.columns), || {
+            let words = staging.read_chunk(slab, self.row, self.chunk);
+            k.st_global_vector(self.address, i64::from(first) * way.spec.d().bytes() as i64, &words, Cache::Default);
+        });
     }
 }
 

@@ -60,6 +60,11 @@ impl<'k> Staging<'k> {
         self.slabs
     }
 
+    /// Bytes of a slab's row.
+    pub fn row_bytes(&self) -> u32 {
+        self.row_bytes
+    }
+
     /// The address of slab `slab` of warpgroup `warpgroup`.
     #[track_caller]
     pub fn slab(&self, warpgroup: Val<'k, u32>, slab: u32) -> Val<'k, u32> {
@@ -132,6 +137,13 @@ impl<'k> Staging<'k> {
             let address = self.place(slab, row, chunk) + ((column & 3) << 2);
             k.st_shared_vector(address, 0, values);
         });
+    }
+
+    /// Reads 16-byte chunk `chunk` of row `row`: four words.
+    #[track_caller]
+    pub fn read_chunk(&self, slab: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Vec<Val<'k, u32>> {
+        let k = self.kernel;
+        k.scope(Location::caller(), || k.ld_shared_vector(self.place(slab, row, chunk), 0, 4))
     }
 
     /// Hands a written slab to the copy engine: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.

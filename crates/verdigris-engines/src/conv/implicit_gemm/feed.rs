@@ -1,0 +1,417 @@
+//! What the producer of a convolution loads, and where a tile's results belong.
+//!
+//! The taps of the filter stand in a table in memory, four words each: the offsets that a tap moves the walk by (the two innermost dimensions
+//! in the halves of one word, the third in the next), its position in the filter, and what it adds to a channel: 0. One entry beyond the last
+//! lets the producer read ahead; it adds so much that there is no such channel, and what is loaded is zero. Classes of rows stand in a second
+//! table, eight words each: first tap, taps, first position in the target by dimension, three words of nothing.
+
+use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, TensorMap, Val};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Address, Arg};
+use verdigris_kir::tile::ring::Cursor;
+use verdigris_kir::tile::schedule::Work;
+
+use super::geometry::{Class, Gather};
+use super::kernel::{Kind, Shared, Spec};
+
+const TAP_BYTES: u32 = 16;
+const CLASS_BYTES: u32 = 32;
+/// What the entry beyond the taps adds to a channel.
+const BEYOND: u32 = 1 << 30;
+
+/// The bytes of the table of taps.
+pub(super) fn tap_table(gather: &Gather) -> Vec<u8> {
+    let beyond = [[0, 0, 0, BEYOND]];
+    let taps = gather.taps().map(|tap| [tap.offsets[0] | tap.offsets[1] << 16, tap.offsets[2], tap.position, 0].map(|n| n as u32));
+    taps.chain(beyond).flatten().flat_map(u32::to_le_bytes).collect()
+}
+
+/// The bytes of the table of classes.
+pub(super) fn class_table(classes: &[Class]) -> Vec<u8> {
+    let mut first_tap = 0;
+    let mut words: Vec<u32> = Vec::new();
+    for class in classes {
+        let taps = class.taps.len() as u32;
+        words.extend([first_tap, taps]);
+        words.extend(class.first.map(|n| n as u32));
+        words.extend([0; 3]);
+        first_tap += taps;
+    }
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+/// The producer's side of the ring: where tiles go, and how.
+pub(super) struct Slots<'k> {
+    pub(super) ring: Cursor<'k>,
+    pub(super) a: Val<'k, u32>,
+    pub(super) b: Val<'k, u32>,
+    /// The first row of A, and column of B, of a tile that this CTA loads.
+    pub(super) a_part: Val<'k, u32>,
+    pub(super) b_part: Val<'k, u32>,
+    pub(super) a_options: LoadOptions<'k>,
+    pub(super) b_options: LoadOptions<'k>,
+}
+
+/// A walk over pixels: from a row of the product to the place where the copy engine begins.
+struct Walk<'k> {
+    counts: Vec<Divisor<'k>>,
+    lower: Vec<Val<'k, i32>>,
+    step: Vec<Val<'k, i32>>,
+}
+
+impl<'k> Walk<'k> {
+    fn declare(k: Kernel<'k>, spatial: u32) -> Self {
+        Walk {
+            counts: (0..spatial).map(|_| k.divisor("walk_count")).collect(),
+            lower: (0..spatial).map(|_| k.scalar("walk_lower")).collect(),
+            step: (0..spatial).map(|_| k.scalar("walk_step")).collect(),
+        }
+    }
+
+    fn args(gather: &Gather) -> Vec<Arg> {
+        let counts = gather.walks.iter().map(|walk| Arg::Divisor(walk.count as u32));
+        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
+        let lower = gather.walks.iter().map(|walk| signed(walk.lower));
+        let step = gather.walks.iter().map(|walk| signed(walk.step as i64));
+        counts.chain(lower).chain(step).collect()
+    }
+
+    /// Position in the walk, innermost dimension first, and image.
+    fn indices(&self, row: Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, u32>) {
+        let mut rest = row;
+        let mut indices = Vec::new();
+        for count in &self.counts {
+            let (outer, inner) = count.split(rest);
+            indices.push(inner);
+            rest = outer;
+        }
+        (indices, rest)
+    }
+
+    /// Coordinates of a row's pixel under a tap that moves by nothing, and image.
+    fn base(&self, row: Val<'k, u32>) -> (Vec<Val<'k, i32>>, Val<'k, u32>) {
+        let (indices, image) = self.indices(row);
+        let steps = self.lower.iter().zip(&self.step);
+        (indices.into_iter().zip(steps).map(|(index, (&lower, &step))| lower + index.signed() * step).collect(), image)
+    }
+}
+
+/// Where the rows of a class belong: row `i` along a dimension at `first + scatter·i`, if that is inside.
+pub(super) struct RowMap<'f, 'k> {
+    feed: &'f GatherFeed<'k>,
+    scatter: &'f Scatter<'k>,
+    first: Vec<Val<'k, u32>>,
+}
+
+impl<'k> RowMap<'_, 'k> {
+    /// The row of the result at which row `row` of the product belongs, and whether it does.
+    pub(super) fn place(&self, k: Kernel<'k>, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>) {
+        let (indices, image) = self.feed.walk.indices(row);
+        let mut inside = image.lt(self.scatter.images);
+        let mut place = image;
+        for (axis, index) in indices.into_iter().enumerate().rev() {
+            let at = self.first[axis] + index * self.scatter.strides[axis];
+            inside = inside & at.lt(self.scatter.extents[axis]);
+            place = place * self.scatter.extents[axis] + at;
+        }
+        (k.select(inside, place, 0u32), inside)
+    }
+}
+
+/// Parameters of classes of rows.
+struct Scatter<'k> {
+    table: Pointer<'k>,
+    groups: Divisor<'k>,
+    images: Val<'k, u32>,
+    extents: Vec<Val<'k, u32>>,
+    strides: Vec<Val<'k, u32>>,
+}
+
+/// The offsets of a tap, as the table packs them.
+struct Offsets<'k> {
+    plane: Val<'k, u32>,
+    depth: Val<'k, u32>,
+}
+
+impl<'k> Offsets<'k> {
+    /// One a dimension, innermost first; the copy engine takes the low half of each.
+    fn list(&self, spatial: u32) -> Vec<Val<'k, u32>> {
+        let mut list = vec![self.plane];
+        if spatial > 1 {
+            list.push(self.plane >> 16);
+        }
+        if spatial > 2 {
+            list.push(self.depth);
+        }
+        list
+    }
+}
+
+/// Pixels as rows, filters as columns.
+struct GatherFeed<'k> {
+    pixels: TensorMap<'k>,
+    filter: TensorMap<'k>,
+    walk: Walk<'k>,
+    taps: Pointer<'k>,
+    /// Slabs of channels of one tap.
+    slabs: Divisor<'k>,
+    /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and depth.
+    group_channels: Val<'k, u32>,
+    group_columns: Val<'k, u32>,
+    group_depth: Val<'k, u32>,
+    scatter: Option<Scatter<'k>>,
+}
+
+/// Channels of dy as rows, taps and channels of x as columns.
+struct FilterFeed<'k> {
+    dy: TensorMap<'k>,
+    pixels: TensorMap<'k>,
+    walk: Walk<'k>,
+    taps: Pointer<'k>,
+    /// How many taps there are.
+    tap_count: Val<'k, u32>,
+    /// Slabs of channels of one tap, as columns count them.
+    slabs: Divisor<'k>,
+    /// Matrices of the result that belong to one group: its taps, or 1 where taps are columns.
+    group_matrices: Divisor<'k>,
+    group_rows: Val<'k, u32>,
+    group_channels: Val<'k, u32>,
+}
+
+/// The loads of a kernel.
+pub(super) enum Feed<'k> {
+    #[allow(private_interfaces, reason = "made and matched here")]
+    Gather(GatherFeed<'k>),
+    #[allow(private_interfaces, reason = "made and matched here")]
+    Filter(FilterFeed<'k>),
+}
+
+/// What the consumers must know of a piece of work.
+pub(super) struct Target<'f, 'k> {
+    /// Steps of depth.
+    pub(super) steps: Val<'k, u32>,
+    /// Matrix of the result.
+    pub(super) batch: Val<'k, u32>,
+    /// Where rows belong, if not in order.
+    pub(super) rows: Option<RowMap<'f, 'k>>,
+}
+
+/// The numbers behind [`GatherFeed`].
+pub(super) struct GatherArgs<'a> {
+    pub(super) gather: &'a Gather,
+    pub(super) pixels: Arg,
+    pub(super) filter: Arg,
+    pub(super) taps: Address,
+    pub(super) classes: Option<Address>,
+    pub(super) slabs: u32,
+    pub(super) group_channels: u32,
+    pub(super) group_columns: u32,
+    pub(super) group_depth: u32,
+    pub(super) groups: u32,
+    pub(super) images: u32,
+}
+
+/// The numbers behind [`FilterFeed`].
+pub(super) struct FilterArgs<'a> {
+    pub(super) gather: &'a Gather,
+    pub(super) dy: Arg,
+    pub(super) pixels: Arg,
+    pub(super) taps: Address,
+    pub(super) tap_count: u32,
+    pub(super) slabs: u32,
+    pub(super) group_matrices: u32,
+    pub(super) group_rows: u32,
+    pub(super) group_channels: u32,
+}
+
+fn number(n: u32) -> Arg {
+    Arg::Scalar(Ty::U32, u64::from(n))
+}
+
+impl GatherArgs<'_> {
+    /// Arguments in the order of [`Feed::declare`].
+    pub(super) fn args(self) -> Vec<Arg> {
+        let mut args = vec![self.pixels, self.filter];
+        args.extend(Walk::args(self.gather));
+        args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
+        args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
+        if let Some(classes) = self.classes {
+            args.extend([Arg::Pointer(classes), Arg::Divisor(self.groups), number(self.images)]);
+            args.extend(self.gather.target.iter().chain(&self.gather.scatter).map(|&n| number(n as u32)));
+        }
+        args
+    }
+}
+
+impl FilterArgs<'_> {
+    /// Arguments in the order of [`Feed::declare`].
+    pub(super) fn args(self) -> Vec<Arg> {
+        let mut args = vec![self.dy, self.pixels];
+        args.extend(Walk::args(self.gather));
+        args.push(Arg::Pointer(self.taps));
+        args.push(number(self.tap_count));
+        args.extend([Arg::Divisor(self.slabs), Arg::Divisor(self.group_matrices)]);
+        args.extend([self.group_rows, self.group_channels].map(number));
+        args
+    }
+}
+
+impl<'k> Feed<'k> {
+    /// Declares the parameters.
+    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        let spatial = spec.spatial;
+        let gathered = spec.gathered().map();
+        match spec.kind {
+            Kind::Gather { classes, .. } => Feed::Gather(GatherFeed {
+                pixels: k.tensor_map("pixels", gathered),
+                filter: k.tensor_map("filter", spec.b_tile().map(spec.loaded(Shared::B))),
+                walk: Walk::declare(k, spatial),
+                taps: k.input("taps", TAP_BYTES),
+                slabs: k.divisor("slabs"),
+                group_channels: k.scalar("group_channels"),
+                group_columns: k.scalar("group_columns"),
+                group_depth: k.scalar("group_depth"),
+                scatter: classes.then(|| Scatter {
+                    table: k.input("classes", CLASS_BYTES),
+                    groups: k.divisor("groups"),
+                    images: k.scalar("images"),
+                    extents: (0..spatial).map(|_| k.scalar("target_extent")).collect(),
+                    strides: (0..spatial).map(|_| k.scalar("scatter")).collect(),
+                }),
+            }),
+            Kind::Filter => Feed::Filter(FilterFeed {
+                dy: k.tensor_map("dy", spec.a_tile().map(spec.loaded(Shared::A))),
+                pixels: k.tensor_map("pixels", gathered),
+                walk: Walk::declare(k, spatial),
+                taps: k.input("taps", TAP_BYTES),
+                tap_count: k.scalar("tap_count"),
+                slabs: k.divisor("slabs"),
+                group_matrices: k.divisor("group_matrices"),
+                group_rows: k.scalar("group_rows"),
+                group_channels: k.scalar("group_channels"),
+            }),
+        }
+    }
+
+    /// The tensor maps.
+    pub(super) fn maps(&self) -> impl Iterator<Item = &TensorMap<'k>> {
+        match self {
+            Feed::Gather(feed) => [&feed.pixels, &feed.filter],
+            Feed::Filter(feed) => [&feed.dy, &feed.pixels],
+        }
+        .into_iter()
+    }
+
+    /// Whether there may be work without depth.
+    pub(super) fn may_be_empty(&self) -> bool {
+        matches!(self, Feed::Gather(GatherFeed { scatter: Some(_), .. }))
+    }
+
+    /// What the consumers must know of a piece of work.
+    pub(super) fn target(&self, k: Kernel<'k>, work: &Work<'k>) -> Target<'_, 'k> {
+        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else {
+            return Target { steps: work.steps, batch: work.batch, rows: None };
+        };
+        let (class, group) = scatter.groups.split(work.batch);
+        let address = scatter.table.at(class, CLASS_BYTES);
+        let words = k.ld_global_vector::<u32>(address, 0, 4, Cache::Default);
+        let mut first = vec![words[2], words[3]];
+        if feed.walk.counts.len() == 3 {
+            first.push(k.ld_global::<u32>(address, 16));
+        }
+        let steps = k.uniform(words[1]) * feed.slabs.value();
+        Target { steps, batch: group, rows: Some(RowMap { feed, scatter, first }) }
+    }
+
+    /// Loads a piece of work whose first row and column (those that this CTA loads) are `row` and `column`. By one thread.
+    pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
+        match self {
+            Feed::Gather(feed) => feed.load(k, spec, work, row, column, slots),
+            Feed::Filter(feed) => feed.load(k, spec, work, row, column, slots),
+        }
+    }
+}
+
+impl<'k> GatherFeed<'k> {
+    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
+        let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
+        let (group, first_tap, steps) = match &self.scatter {
+            None => (work.batch, k.constant(0), work.steps),
+            Some(scatter) => {
+                let (class, group) = scatter.groups.split(work.batch);
+                let words = k.ld_global_vector::<u32>(scatter.table.at(class, CLASS_BYTES), 0, 2, Cache::Default);
+                (group, words[0], words[1] * self.slabs.value())
+            }
+        };
+        let (base, image) = self.walk.base(row);
+        let (taps_before, slabs_before) = self.slabs.split(work.first_step);
+        let slab = k.var_named("slab", slabs_before);
+        let entry = k.var_named("tap", self.taps.at(first_tap + taps_before, TAP_BYTES));
+        // The tap in hand: offsets and position.
+        let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default).into_iter().take(3);
+        let tap: Vec<_> = read().map(|word| k.var(word)).collect();
+        let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
+        let filter_column = column + group * self.group_columns;
+        k.range(steps, |_| {
+            let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
+            let stage = slots.ring.stage();
+            let channel = slab * spec.depth();
+            let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
+            let offsets = Offsets { plane: tap[0].get(), depth: tap[1].get() }.list(spec.spatial);
+            pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, slots.a_options);
+            b_tile.load(
+                slots.b + stage * b_tile.bytes(),
+                slots.b_part,
+                spec.loaded(Shared::B),
+                &self.filter,
+                filter_column,
+                channel + group_depth,
+                tap[2].get(),
+                full,
+                slots.b_options,
+            );
+            slots.ring.advance();
+            slab.set(slab + 1);
+            k.when(slab.eq(self.slabs.value()), || {
+                slab.set(0);
+                entry.set(entry + u64::from(TAP_BYTES));
+                tap.iter().zip(read()).for_each(|(word, next)| word.set(next));
+            });
+        });
+    }
+}
+
+impl<'k> FilterFeed<'k> {
+    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
+        let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
+        let slab_width = spec.depth();
+        let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
+        let dy_row = row + group * self.group_rows;
+        let first_slab = column >> slab_width.trailing_zeros();
+        // Each slab of columns has a tap and a channel of its own; those beyond the last tap read nothing.
+        let columns: Vec<(Val<'k, u32>, Offsets<'k>)> = (0..spec.loaded(Shared::B) / slab_width)
+            .map(|i| {
+                let (tap, slab) = self.slabs.split(first_slab + i);
+                let tap = (tap + tap_of_matrix).min(self.tap_count);
+                let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
+                let channel = group * self.group_channels + slab * slab_width;
+                (channel + words[3], Offsets { plane: words[0], depth: words[1] })
+            })
+            .collect();
+        k.range(work.steps, |step| {
+            let pixel = (work.first_step + step) * spec.depth();
+            let (base, image) = self.walk.base(pixel);
+            let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
+            let stage = slots.ring.stage();
+            let a_slot = slots.a + stage * a_tile.bytes();
+            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, k.constant(0), full, slots.a_options);
+            let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
+            for (i, (channel, offsets)) in columns.iter().enumerate() {
+                let slot = b_slot + i as u32 * pixels.operand().bytes();
+                pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
+            }
+            slots.ring.advance();
+        });
+    }
+}

@@ -1,0 +1,397 @@
+//! The Hopper convolution kernel: the copy engine gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
+//! of a product do.
+//!
+//! One page, top to bottom: the spec, parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer
+//! loads is in [`super::feed`], the rest of the way in [`crate::parts`].
+//!
+//! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
+
+use std::fmt;
+
+use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
+use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::im2col::Im2colTile;
+use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
+use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
+use verdigris_kir::tile::schedule::{Schedule, Work};
+use verdigris_tensor::DType;
+
+use super::feed::{Feed, Slots};
+use crate::parts::batch::BatchIndex;
+use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::join::{Join, Part};
+use crate::parts::way_out::{Out, Sum, Tile, WaySpec};
+
+/// Instruction steps of 32 bytes in one 128-byte row of depth.
+const STEPS: u32 = ROW_BYTES / 32;
+/// Threads of a warpgroup.
+pub(super) const WARPGROUP: u32 = 128;
+/// The named barrier of the first consumer; the others' follow.
+const FIRST_BARRIER: u32 = 1;
+/// Dynamic shared memory of a CTA on compute capability 9.0.
+const SHARED_BYTES: u32 = 232_448;
+
+/// What the rows, columns and depth of the product are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    /// Rows are pixels that are gathered, columns are channels of the filter; depth runs over taps and channels.
+    Gather {
+        /// Rows fall into classes with taps of their own, and are scattered over the result.
+        classes: bool,
+        /// What is contiguous in the filter: the depth, or the columns.
+        filter: Major,
+    },
+    /// The filter's gradient: rows are channels of dy, columns are taps and channels of x, which are gathered; depth runs over pixels.
+    Filter,
+}
+
+/// Which operand the CTAs of a cluster share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Shared {
+    /// Tiles side by side: they share A.
+    A,
+    /// Tiles one below the other: they share B.
+    B,
+}
+
+/// Everything that shapes the kernel; extents, taps, strides, dilations and paddings are arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spec {
+    pub(super) kind: Kind,
+    /// Spatial dimensions of the gathered tensor: 1, 2, 3.
+    pub(super) spatial: u32,
+    pub(super) a: DType,
+    pub(super) b: DType,
+    /// Rows and columns of a CTA's tile.
+    pub(super) tile_m: u32,
+    pub(super) tile_n: u32,
+    pub(super) stages: u32,
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows.
+    pub(super) consumers: u32,
+    /// CTAs of a cluster, and what they share.
+    pub(super) cluster: u32,
+    pub(super) shared: Shared,
+    /// The depth of tiles may be split among CTAs.
+    pub(super) split: bool,
+    /// fp8 sums are moved into f32 registers every 128 of depth.
+    pub(super) promote: bool,
+    pub(super) out: Out,
+    /// What stands between sums and the result.
+    pub(super) epilogue: EpilogueSpec,
+}
+
+impl fmt::Display for Spec {
+    /// `conv_gather2_bf16_bf16_k_128x256_s4_c2_x2b_split_bf16_map` and so on: the entry's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |major| if major == Major::Depth { 'k' } else { 'r' };
+        match self.kind {
+            Kind::Gather { classes, filter } => {
+                let word = if classes { "classes" } else { "gather" };
+                write!(f, "conv_{word}{}_{}_{}_{}", self.spatial, self.a, self.b, letter(filter))?;
+            }
+            Kind::Filter => write!(f, "conv_filter{}_{}_{}", self.spatial, self.a, self.b)?,
+        }
+        write!(f, "_{}x{}_s{}_c{}", self.tile_m, self.tile_n, self.stages, self.consumers)?;
+        if self.cluster > 1 {
+            write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
+        }
+        for (on, word) in [(self.split, "_split"), (self.promote, "_promote")] {
+            if on {
+                f.write_str(word)?;
+            }
+        }
+        write!(f, "_{}", self.epilogue.name())
+    }
+}
+
+fn matrix_type(dtype: DType) -> MatrixType {
+    match dtype {
+        DType::Bf16 => MatrixType::Bf16,
+        DType::F16 => MatrixType::F16,
+        DType::E4m3 => MatrixType::E4m3,
+        DType::E5m2 => MatrixType::E5m2,
+        DType::I8 => MatrixType::S8,
+        DType::U8 => MatrixType::U8,
+        _ => MatrixType::Tf32,
+    }
+}
+
+fn map_type(dtype: DType) -> MapType {
+    match dtype {
+        DType::Bf16 => MapType::Bf16,
+        DType::F16 => MapType::F16,
+        DType::F32 => MapType::Tf32,
+        _ => MapType::U8,
+    }
+}
+
+impl Spec {
+    pub(super) fn a_tile(&self) -> OperandTile {
+        let major = if self.kind == Kind::Filter { Major::Rows } else { Major::Depth };
+        OperandTile { rows: self.tile_m, ty: map_type(self.a), major }
+    }
+
+    pub(super) fn b_tile(&self) -> OperandTile {
+        let major = if let Kind::Gather { filter, .. } = self.kind { filter } else { Major::Rows };
+        OperandTile { rows: self.tile_n, ty: map_type(self.b), major }
+    }
+
+    /// The operand that is gathered, as one load brings it: all of a CTA's pixels, or as many as a stage is deep.
+    pub(super) fn gathered(&self) -> Im2colTile {
+        match self.kind {
+            Kind::Gather { .. } => Im2colTile { pixels: self.loaded(Shared::A), ty: map_type(self.a), spatial: self.spatial },
+            Kind::Filter => Im2colTile { pixels: self.depth(), ty: map_type(self.b), spatial: self.spatial },
+        }
+    }
+
+    /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
+    pub(super) fn loaded(&self, operand: Shared) -> u32 {
+        let rows = if operand == Shared::A { self.tile_m } else { self.tile_n };
+        if self.cluster > 1 && self.shared == operand { rows / self.cluster } else { rows }
+    }
+
+    /// Elements of depth in one stage; also those of a line of 128 bytes.
+    pub(super) fn depth(&self) -> u32 {
+        self.a_tile().depth()
+    }
+
+    fn threads(&self) -> u32 {
+        WARPGROUP * (1 + self.consumers)
+    }
+
+    /// 64-row blocks of one consumer.
+    fn blocks(&self) -> u32 {
+        self.tile_m / (64 * self.consumers)
+    }
+
+    fn is_integer(&self) -> bool {
+        matches!(self.a, DType::I8 | DType::U8)
+    }
+
+    fn shape(&self) -> WgmmaShape {
+        let d = if self.is_integer() { MatrixType::S32 } else { MatrixType::F32 };
+        WgmmaShape {
+            transpose_a: self.a_tile().major == Major::Rows,
+            transpose_b: self.b_tile().major == Major::Rows,
+            ..wgmma_shape(self.tile_n, matrix_type(self.a), matrix_type(self.b), d)
+        }
+    }
+
+    /// The way of results to memory.
+    pub(super) fn way(&self) -> WaySpec {
+        WaySpec {
+            out: self.out,
+            transposed: false,
+            tile_columns: self.tile_n,
+            warpgroups: self.consumers,
+            barrier: FIRST_BARRIER,
+            epilogue: self.epilogue.clone(),
+        }
+    }
+
+    /// Shared memory, with room for barriers.
+    fn shared_bytes(&self) -> u32 {
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.way().shared_bytes() + 16 * self.stages + 64
+    }
+
+    /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
+    pub(super) fn fitted(mut self) -> Option<Spec> {
+        let slab = self.depth();
+        let whole_slabs = |tile: OperandTile, loaded: u32| tile.major == Major::Depth || loaded.is_multiple_of(slab);
+        let slabs_fit = whole_slabs(self.a_tile(), self.loaded(Shared::A)) && whole_slabs(self.b_tile(), self.loaded(Shared::B));
+        // Two sets of accumulators.
+        let registers_fit = !self.promote || self.tile_m * self.tile_n / self.consumers <= 64 * 128;
+        // Whole slabs leave through shared memory.
+        let d_bytes = self.epilogue.d.dtype.bytes() as u32;
+        let whole_rows =
+            !matches!(self.out, Out::Tma | Out::Scattered) || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
+        let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
+        let loads_fit = self.kind != Kind::Filter || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
+        if !(slabs_fit && registers_fit && whole_rows && loads_fit) {
+            return None;
+        }
+        self.stages = 2;
+        while self.stages < 12 && (Spec { stages: self.stages + 1, ..self.clone() }).shared_bytes() <= SHARED_BYTES {
+            self.stages += 1;
+        }
+        Some(self)
+    }
+
+    /// Registers of a producer's and of a consumer's thread.
+    fn registers(&self) -> (u32, u32) {
+        match (self.consumers, self.kind) {
+            // The producer knows a tap and a channel for each slab of columns.
+            (1 | 2, Kind::Filter) => (56, 224),
+            (1 | 2, _) => (40, 232),
+            _ => (32, 160),
+        }
+    }
+
+    /// f32 (or s32) words that one warpgroup hands on for one part of a split tile.
+    pub(super) fn part_words(&self) -> u64 {
+        u64::from(self.tile_m) * u64::from(self.tile_n) / u64::from(self.consumers)
+    }
+
+    /// Builds the kernel.
+    pub(super) fn build(&self) -> KernelBody {
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.cluster };
+        if self.is_integer() { build(header, |k| convolve::<i32>(k, self)) } else { build(header, |k| convolve::<f32>(k, self)) }
+    }
+}
+
+fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
+    let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
+    let feed = Feed::declare(k, spec);
+    let schedule = Schedule::declare(k, spec.split);
+    let batch = BatchIndex::declare(k);
+    let way = spec.way().declare(k);
+    let join = spec.split.then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
+
+    let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
+    let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
+    let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
+    let ring = Ring::new(k, spec.stages, spec.consumers, scope);
+    k.when(k.thread().eq(0), || {
+        ring.init();
+        feed.maps().for_each(|map| k.prefetch_tensormap(map));
+    });
+    publish_barriers(k);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
+
+    let rank = if spec.cluster > 1 { k.cluster_rank() } else { k.constant(0) };
+    let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
+    let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
+    // A cluster takes neighbouring tiles, along the side whose operand they do not share.
+    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + rank } else { work.row };
+    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + rank } else { work.column };
+
+    let load = || {
+        let slots = Slots {
+            ring: ring.cursor(),
+            a: a_slots.address(),
+            b: b_slots.address(),
+            a_part: if spec.loaded(Shared::A) < spec.tile_m { rank * spec.loaded(Shared::A) } else { k.constant(0) },
+            b_part: if spec.loaded(Shared::B) < spec.tile_n { rank * spec.loaded(Shared::B) } else { k.constant(0) },
+            a_options: options(Shared::A),
+            b_options: options(Shared::B),
+        };
+        k.when(k.elect(), || {
+            schedule.for_each(|work| {
+                let row = tile_row(&work) * spec.tile_m + slots.a_part;
+                let column = tile_column(&work) * spec.tile_n + slots.b_part;
+                feed.load(k, spec, &work, row, column, &slots);
+            });
+        });
+    };
+
+    let multiply = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let first_row = warpgroup * (64 * spec.blocks());
+        let sums: Vec<Fragment<'k, T>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
+        let totals: Vec<Fragment<'k, T>> =
+            if spec.promote { (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect() } else { vec![] };
+        let results = if spec.promote { &totals } else { &sums };
+        let a_low = a_tile.descriptor_base(a_slots.address(), first_row);
+        let b_low = b_tile.descriptor_base(b_slots.address(), 0u32);
+        let cursor = ring.cursor();
+        let previous = k.var_named("previous", 0u32);
+        let add = k.var_named("add", k.thread().ge(0u32));
+
+        schedule.for_each(|work| {
+            let target = feed.target(k, &work);
+            let clear = || results.iter().flat_map(|sum| sum.registers()).for_each(|register| register.set(T::ZERO));
+            if spec.promote {
+                clear();
+            }
+            k.range(target.steps, |step| {
+                cursor.wait();
+                let stage = cursor.stage();
+                let (a_stage, b_stage) = (a_low + stage * (a_tile.bytes() >> 4), b_low + stage * (b_tile.bytes() >> 4));
+                add.set(if spec.promote { k.thread().gt(u32::MAX - 1) } else { step.gt(0) });
+                k.wgmma_fence();
+                for part in 0..STEPS {
+                    let b_descriptor = b_tile.descriptor_from(b_stage + b_tile.advance(0, part));
+                    for (block, sum) in sums.iter().enumerate() {
+                        let a_descriptor = a_tile.descriptor_from(a_stage + a_tile.advance(64 * block as u32, part));
+                        let adds = if part == 0 { add.get() } else { k.constant(true) };
+                        k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                    }
+                }
+                k.wgmma_commit();
+                if spec.promote {
+                    k.wgmma_wait(0);
+                    cursor.release(stage, thread);
+                    for (total, sum) in totals.iter().zip(&sums) {
+                        for (total, sum) in total.registers().iter().zip(sum.registers()) {
+                            total.set(*total + *sum);
+                        }
+                    }
+                } else {
+                    // One group stays in flight while the stage before it goes back.
+                    k.wgmma_wait(1);
+                    k.when(step.gt(0), || cursor.release(previous, thread));
+                    previous.set(stage);
+                }
+                cursor.advance();
+            });
+            k.wgmma_wait(0);
+            // Rows without taps read nothing; their sum is zero.
+            if feed.may_be_empty() {
+                k.when_else(
+                    target.steps.eq(0),
+                    || {
+                        if !spec.promote {
+                            clear()
+                        }
+                    },
+                    || {
+                        if !spec.promote {
+                            cursor.release(previous, thread)
+                        }
+                    },
+                );
+            } else if !spec.promote {
+                cursor.release(previous, thread);
+            }
+
+            let tile = Tile {
+                row: tile_row(&work) * spec.tile_m + first_row,
+                column: tile_column(&work) * spec.tile_n,
+                batch: target.batch,
+                indices: batch.split(target.batch),
+                warpgroup,
+                thread,
+            };
+            let write = || match &target.rows {
+                None => way.write(results, &tile),
+                Some(rows) => way.write_placed(results, &tile, &|row| rows.place(k, row)),
+            };
+            match &join {
+                None => write(),
+                Some(join) => {
+                    let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+                    let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                    k.when(last, write);
+                }
+            }
+        });
+        way.finish(thread);
+    };
+
+    let (few, many) = spec.registers();
+    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
+        Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
+    ]);
+    if spec.cluster > 1 {
+        // A peer may still arrive on this CTA's barriers.
+        k.cluster_sync();
+    }
+}

@@ -1,0 +1,440 @@
+//! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels the copy engine gathers.
+//!
+//! **What.** All three directions in one to three spatial dims, 16-bit, tf32, 8-bit float and 8-bit integer operands, strides, dilations,
+//! any padding, groups of whole slabs of channels. Activations have their channels last; filters that cannot be mapped as they lie are copied
+//! into scratch first.
+//!
+//! | direction | rows | columns | depth |
+//! |---|---|---|---|
+//! | fprop | pixels of y | channels of y | taps, channels of x |
+//! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
+//! | wgrad | channels of y | taps, channels of x | pixels of y |
+//!
+//! **When it wins.** On compute capability 9.0, from a few dozen channels on.
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
+//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Where a group's channels are no whole number of slabs, what
+//! stands beyond them is multiplied by zeros of the filter.
+//! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
+
+mod feed;
+mod geometry;
+mod kernel;
+mod view;
+
+use kernel::{Kind, Shared, Spec};
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::{ConvProblem, Direction, Problem};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
+use verdigris_tensor::DType;
+use view::View;
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::Chunk;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::parts::join;
+use crate::parts::way_out::Out;
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct ImplicitGemm;
+
+const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
+
+/// One row of the table of tiles: the part of a spec that is chosen, not given.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tile_m: u32,
+    tile_n: u32,
+    consumers: u32,
+    cluster: u32,
+    shared: Shared,
+}
+
+const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
+    Shape { tile_m, tile_n, consumers, cluster, shared }
+}
+
+/// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
+const SHAPES: &[Shape] = &[
+    shape(128, 256, 2, 2, Shared::B),
+    shape(128, 256, 2, 1, Shared::B),
+    shape(256, 128, 2, 2, Shared::B),
+    shape(256, 128, 2, 2, Shared::A),
+    shape(256, 128, 2, 1, Shared::B),
+    shape(128, 192, 2, 2, Shared::B),
+    shape(128, 192, 2, 1, Shared::B),
+    shape(128, 128, 2, 2, Shared::B),
+    shape(128, 128, 2, 1, Shared::B),
+    shape(128, 64, 2, 1, Shared::B),
+    shape(64, 256, 1, 1, Shared::B),
+    shape(64, 128, 1, 1, Shared::B),
+    shape(64, 64, 1, 1, Shared::B),
+    shape(128, 32, 2, 1, Shared::B),
+    shape(256, 64, 2, 1, Shared::B),
+    shape(128, 256, 2, 2, Shared::A),
+    shape(192, 128, 3, 1, Shared::B),
+];
+
+/// Those that the catalog holds for each combination of types; the others for 16-bit types in two dimensions.
+const USUAL: &[u32] = &[0, 1, 2, 8, 9, 12];
+
+impl Engine for ImplicitGemm {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
+        };
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        let view = View::new(conv)?;
+        let plan = Plan { arch: arch.clone(), view, promote: conv.precision == Precision::Fp8Promoted };
+        ID.require(!plan.settings().is_empty(), Reason::Epilogue, "no tile suits this chain")?;
+        Ok(Box::new(plan))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        catalog_specs().into_iter().map(reference).collect()
+    }
+}
+
+/// What this engine asks of the problem as a whole.
+fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
+    let extents = conv.gemm_extents();
+    ID.require(
+        !conv.is_empty() && extents.k > 0,
+        Reason::Extent,
+        format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
+    )?;
+    ID.require(
+        conv.prologue.is_empty(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
+    )?;
+    ID.require(conv.statistics.is_none(), Reason::Epilogue, "sums over channels; writes the result alone")?;
+    let [(_, a, _), (_, b, _)] = conv.operands();
+    let halves = a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16);
+    let takes = match conv.precision {
+        Precision::Fp32 => halves,
+        Precision::Tf32 => a.dtype == DType::F32 && b.dtype == DType::F32,
+        Precision::Fp8Fast | Precision::Fp8Promoted | Precision::I32 => true,
+        Precision::F64 | Precision::Ieee | Precision::F16 => false,
+    };
+    ID.require(takes, Reason::Precision, format_args!("{:?} of {} and {}", conv.precision, a.dtype, b.dtype))?;
+    // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone.
+    ID.require(
+        conv.direction != Direction::Wgrad || halves,
+        Reason::DType,
+        format_args!("wgrad of {} and {}; takes bf16 and f16", a.dtype, b.dtype),
+    )
+}
+
+/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked for.
+const TYPES: &[(DType, DType, bool)] = &[
+    (DType::Bf16, DType::Bf16, false),
+    (DType::F16, DType::F16, false),
+    (DType::F32, DType::F32, false),
+    (DType::E4m3, DType::Bf16, false),
+    (DType::E4m3, DType::Bf16, true),
+    (DType::I8, DType::I32, false),
+];
+
+fn catalog_specs() -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for &(operands, d, promote) in TYPES {
+        let halves = matches!(operands, DType::Bf16 | DType::F16);
+        let epilogue =
+            EpilogueSpec { stores_d: false, exact: d == DType::I32, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
+        for spatial in [1, 2, 3] {
+            for (number, shape) in SHAPES.iter().enumerate() {
+                let usual = USUAL.contains(&(number as u32));
+                let (wide, common) = (operands == DType::Bf16 && spatial == 2, spatial != 1 && usual);
+                let mut add = |kind: Kind, split: bool| {
+                    let out = if matches!(kind, Kind::Gather { classes: true, .. }) { Out::Scattered } else { Out::Tma };
+                    let given = Given { kind, spatial, a: operands, b: operands, promote, out };
+                    specs.extend(given.spec(shape, split, epilogue.clone()));
+                };
+                if wide || common {
+                    add(Kind::Gather { classes: false, filter: Major::Depth }, true);
+                }
+                if halves && (wide || (usual && spatial == 2)) {
+                    add(Kind::Gather { classes: false, filter: Major::Rows }, true);
+                    add(Kind::Filter, true);
+                }
+                if usual && spatial == 2 {
+                    let filter = if halves { Major::Rows } else { Major::Depth };
+                    add(Kind::Gather { classes: true, filter }, false);
+                }
+            }
+        }
+    }
+    specs
+}
+
+/// The part of a spec that the problem gives.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    kind: Kind,
+    spatial: u32,
+    a: DType,
+    b: DType,
+    promote: bool,
+    out: Out,
+}
+
+impl Given {
+    /// The spec of a shape for this problem, or nothing where they do not suit each other.
+    fn spec(self, shape: &Shape, split: bool, epilogue: EpilogueSpec) -> Option<Spec> {
+        let Shape { tile_m, tile_n, consumers, cluster, shared } = *shape;
+        let Given { kind, spatial, a, b, promote, out } = self;
+        Spec { kind, spatial, a, b, tile_m, tile_n, stages: 2, consumers, cluster, shared, split, promote, out, epilogue }.fitted()
+    }
+}
+
+fn reference(spec: Spec) -> KernelRef {
+    KernelRef::new(spec.to_string(), move || spec.build())
+}
+
+/// A setting, read from knobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setting {
+    shape: u32,
+    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
+    split: u32,
+    group: u32,
+    along_columns: bool,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        Knobs::new([("shape", self.shape), ("split", self.split), ("group", self.group), ("along", u32::from(self.along_columns))])
+    }
+
+    fn read(knobs: &Knobs) -> Option<Setting> {
+        Some(Setting {
+            shape: knobs.value("shape")?,
+            split: knobs.value("split")?,
+            group: knobs.value("group")?,
+            along_columns: knobs.value("along")? == 1,
+        })
+    }
+}
+
+/// An accepted problem.
+struct Plan {
+    arch: Arch,
+    promote: bool,
+    view: View,
+}
+
+/// How a setting lays the work over the chip.
+struct Layout {
+    schedule: ScheduleArgs,
+    /// Clusters that are launched.
+    grid: u32,
+}
+
+/// What the estimate is made of; those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
+struct Coefficients {
+    /// Tensor core cycles in a nanosecond, under load.
+    cycles_per_ns: f64,
+    /// What one CTA draws from L2, and what all do.
+    cta_bytes_per_ns: f64,
+    l2_bytes_per_ns: f64,
+    /// Beside each step of depth.
+    step_ns: f64,
+    /// Before the first step.
+    start_ns: f64,
+    /// Beside each tile, and for each of its elements.
+    tile_ns: f64,
+    tile_ns_per_element: f64,
+    /// The share of time that goes with whole waves rather than with work.
+    whole_waves: f64,
+    /// To join the parts of a split tile, and for each element joined.
+    join_ns: f64,
+    join_ns_per_element: f64,
+    /// Device memory, and the CTAs that it takes to draw all of that.
+    memory_bytes_per_ns: f64,
+    memory_ctas: f64,
+    /// A launch.
+    launch_us: f64,
+}
+
+const COEFFICIENTS: Coefficients = Coefficients {
+    cycles_per_ns: 1.471,
+    cta_bytes_per_ns: 158.9,
+    l2_bytes_per_ns: 12_090.0,
+    step_ns: 5.0,
+    start_ns: 900.0,
+    tile_ns: 320.0,
+    tile_ns_per_element: 0.004_746,
+    whole_waves: 0.4535,
+    join_ns: 3930.0,
+    join_ns_per_element: 0.1085,
+    memory_bytes_per_ns: 3501.0,
+    memory_ctas: 21.81,
+    launch_us: 1.327,
+};
+
+impl Plan {
+    fn spec(&self, setting: Setting) -> Option<Spec> {
+        let view = &self.view;
+        let shape = SHAPES.get(setting.shape as usize)?;
+        let whole = EpilogueSpec::of(&view.product);
+        let stores_d = view.out == Out::Direct;
+        // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
+        let pairs = whole.pairs && view.columns.is_multiple_of(2) && (whole.reads_memory() || stores_d);
+        let epilogue = EpilogueSpec { stores_d, pairs, ..whole };
+        let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out };
+        given.spec(shape, setting.split > 0, epilogue)
+    }
+
+    fn layout(&self, setting: Setting, spec: &Spec) -> Layout {
+        let view = &self.view;
+        let (mut rows, mut columns) = (view.rows.div_ceil(spec.tile_m), view.columns.div_ceil(spec.tile_n));
+        if spec.cluster > 1 {
+            match spec.shared {
+                Shared::B => rows = rows.div_ceil(spec.cluster),
+                Shared::A => columns = columns.div_ceil(spec.cluster),
+            }
+        }
+        let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
+        let tiles = rows * columns * view.matrices();
+        let steps = view.steps(spec.depth());
+        let workers = self.arch.resident_clusters_of(spec.cluster).max(1);
+        let whole = Layout { schedule: ScheduleArgs::whole(raster, tiles, steps), grid: workers.min(tiles) };
+        match setting.split {
+            0 => whole,
+            1 | 2 => {
+                let tail = tiles % workers;
+                let split_tiles = (tail + (setting.split - 1) * workers).min(tiles);
+                let schedule = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
+                let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
+                Layout { schedule, grid: workers.min(busy.max(tiles - split_tiles)).max(1) }
+            }
+            more => {
+                let parts = more - 1;
+                let even = (u64::from(tiles) * u64::from(parts) <= u64::from(workers))
+                    .then(|| ScheduleArgs::split_evenly(raster, tiles, steps, parts))
+                    .flatten();
+                even.map_or(whole, |schedule| Layout { schedule, grid: tiles * parts })
+            }
+        }
+    }
+
+    fn estimate(&self, setting: Setting) -> Option<f64> {
+        let spec = self.spec(setting)?;
+        let Layout { schedule, grid } = self.layout(setting, &spec);
+        let c = &COEFFICIENTS;
+        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
+        // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
+        let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
+        let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
+        let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
+        let ctas = f64::from(grid * spec.cluster);
+        let step_ns =
+            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / c.l2_bytes_per_ns) + c.step_ns;
+        // Waves that are not full cost less than whole ones: the chip clocks higher.
+        let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(grid.max(1));
+        let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
+        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
+        let mut busy_ns = c.start_ns + waves * (self.view.mean_steps(spec.depth()) * step_ns + tile_ns);
+        let mut launches_us = c.launch_us;
+        if schedule.split_tiles > 0 {
+            let joined = f64::from(schedule.most_parts()) * tile_m * tile_n;
+            busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
+            launches_us += 1.0;
+        }
+        let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
+        let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
+        // The shorter of the two is not wholly hidden behind the longer.
+        let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
+        let repack_us = self.view.repack.as_ref().map_or(0.0, |repack| repack.estimate_us(&self.arch));
+        Some(both_ns * 1e-3 + launches_us + repack_us)
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let splits: &[u32] = match self.view.kind {
+            Kind::Gather { classes: true, .. } => &[0],
+            Kind::Gather { .. } => &[0, 1, 2, 3, 4, 5, 7],
+            Kind::Filter => &[0, 1, 2, 3, 4, 5, 7, 9, 13, 17],
+        };
+        let mut settings = Vec::new();
+        for shape in 0..SHAPES.len() as u32 {
+            for &split in splits {
+                for (group, along_columns) in [(8, false), (8, true)] {
+                    let setting = Setting { shape, split, group, along_columns };
+                    // A split that finds no tile to split is no setting of its own.
+                    let offered = |spec: Spec| split == 0 || self.layout(setting, &spec).schedule.split_tiles > 0;
+                    if self.spec(setting).is_some_and(offered) {
+                        settings.push(setting);
+                    }
+                }
+            }
+        }
+        settings.sort_by_cached_key(|setting| (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64);
+        settings
+    }
+}
+
+impl Candidate for Plan {
+    fn knobs(&self) -> KnobSpace {
+        let settings = self.settings();
+        let mut knobs = settings.iter().map(Setting::knobs);
+        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        let operand = self.view.a;
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: (operand == DType::F32).then_some(DType::Tf32),
+            accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
+            reduced_sums: operand.is_fp8() && !self.promote,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
+        Cost { us, leaves_out: "contention for L2, what padding saves, and the clock under the power limit" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
+        let setting = Setting::read(knobs).ok_or_else(unknown)?;
+        let spec = self.spec(setting).ok_or_else(unknown)?;
+        let view = &self.view;
+        let Layout { schedule, grid } = self.layout(setting, &spec);
+        let chunk = Chunk::all(&view.product.batch).into_iter().next().ok_or_else(unknown)?;
+
+        let mut program = Program { buffer_alignment_bytes: view.alignments(&spec), ..Program::default() };
+        let mut args = view.feed_args(&spec, &mut program);
+        args.extend(schedule.args(spec.split));
+        args.extend(chunk.args());
+        args.extend(spec.epilogue.args(&view.product, &chunk, 0, 0));
+        args.extend(view.way_args(&spec, &chunk));
+        if spec.split {
+            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
+            args.extend(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
+        }
+        program.steps.push(Step::Launch(Launch {
+            grid: [grid * spec.cluster, 1, 1],
+            residency: Residency::Any,
+            overlap: true,
+            args,
+            kernel: reference(spec),
+        }));
+        Ok(program)
+    }
+}

@@ -1,0 +1,513 @@
+//! A convolution as the kernel sees it: a walk, two operands, and a product whose rows and columns carry the epilogue.
+
+use verdigris_graph::problem::Order;
+use verdigris_graph::{ConvProblem, Direction, EpilogueStep, GemmProblem, HostScalar, Matrix, Slot, Tensor};
+use verdigris_kir::ir::MapDecl;
+use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program, Step};
+use verdigris_kir::tile::operand::Major;
+use verdigris_tensor::DType;
+
+use super::ID;
+use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
+use super::geometry::{AxisShape, Gather};
+use super::kernel::{Kind, Shared, Spec};
+use crate::engine::{Reason, Refusal};
+use crate::gemm::repack::Repack;
+use crate::parts::batch::Chunk;
+use crate::parts::way_out::Out;
+
+/// The problem in the kernel's terms.
+pub(super) struct View {
+    pub(super) kind: Kind,
+    pub(super) spatial: u32,
+    pub(super) a: DType,
+    pub(super) b: DType,
+    pub(super) out: Out,
+    pub(super) rows: u32,
+    /// Columns of one matrix.
+    pub(super) columns: u32,
+    /// The epilogue and D, as those of a product: rows, columns, and a batch of groups (or taps).
+    pub(super) product: GemmProblem,
+    /// The filter is copied first; it is described as it lies then.
+    pub(super) repack: Option<Repack>,
+    /// Bytes that must cross the memory bus.
+    pub(super) traffic_bytes: f64,
+    gather: Gather,
+    conv: ConvProblem,
+    /// The operand that is not gathered: the filter (columns by depth, a batch of taps), or dy (pixels by channels).
+    other: Matrix,
+    /// Channels of a group: of the pixels gathered, and of y.
+    group_depth: u32,
+    group_k: u32,
+    /// Taps of the filter.
+    taps: u32,
+    /// Taps are matrices of their own; else they are columns, or depth.
+    tap_matrices: bool,
+}
+
+fn narrow(what: &str, extent: u64) -> Result<u32, Refusal> {
+    u32::try_from(extent)
+        .ok()
+        .filter(|&extent| extent < 1 << 31)
+        .ok_or_else(|| ID.refusal(Reason::Extent, format_args!("{what} is {extent}, must be below 2^31")))
+}
+
+impl View {
+    pub(super) fn new(conv: &ConvProblem) -> Result<View, Refusal> {
+        let (spatial, gather) = walk(conv)?;
+        if conv.direction == Direction::Wgrad {
+            View::filter(conv, spatial, gather.by_position())
+        } else {
+            View::pixels(conv, spatial, gather)
+        }
+    }
+
+    /// fprop and dgrad: rows are pixels.
+    fn pixels(conv: &ConvProblem, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+        let groups = conv.groups;
+        let forward = conv.direction == Direction::Fprop;
+        let (group_c, group_k) = (conv.c / groups, conv.k / groups);
+        let (depth, columns) = if forward { (group_c, group_k) } else { (group_k, group_c) };
+        let (gathered, result) = (conv.activations(), conv.result());
+        require_pixels(gathered)?;
+        let lines = 128 / gathered.dtype.bytes() as u64;
+        require_groups(groups, depth, lines)?;
+
+        let taps = tap_extents(conv);
+        let tap_stride = tap_stride(&conv.w, conv.w_extents())?;
+        let (row_stride, column_stride) =
+            if forward { (conv.w.strides[0], conv.w.strides[1]) } else { (conv.w.strides[1], conv.w.strides[0]) };
+        let filter = Matrix { slot: conv.w.slot, dtype: conv.w.dtype, row_stride, column_stride, batch_strides: vec![tap_stride] };
+        let (filter_rows, filter_depth) = if forward { (conv.k, group_c) } else { (group_c, conv.k) };
+        let either = matches!(conv.w.dtype, DType::Bf16 | DType::F16);
+        let repack = Repack::needed(&filter, filter_rows, filter_depth, &[taps], either);
+        let filter = repack.as_ref().map_or(filter, |repack| repack.packed.clone());
+        let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
+
+        let classes = !gather.is_linear();
+        let pixels = conv.n.saturating_mul(gather.pixels());
+        let rows = narrow("the number of pixels", pixels)?;
+        narrow(
+            "the number of tiles",
+            (pixels / 64 + 1).saturating_mul(columns / 16 + 1).saturating_mul(gather.classes.len() as u64 * groups),
+        )?;
+        narrow("the number of pixels of the result", conv.gemm_extents().m)?;
+        narrow("the depth", conv.gemm_extents().k)?;
+        let matrix = |tensor: &Tensor| {
+            tensor
+                .as_matrix(conv.result_extents())
+                .map(|matrix| Matrix { batch_strides: if groups > 1 { vec![columns * matrix.column_stride] } else { vec![] }, ..matrix })
+        };
+        let product = product(conv, [u64::from(rows), columns, depth * taps], if groups > 1 { vec![groups] } else { vec![] }, matrix)?;
+        Ok(View {
+            kind: Kind::Gather { classes, filter: major },
+            spatial,
+            a: gathered.dtype,
+            b: filter.dtype,
+            out: way_out(&product.d, classes),
+            rows,
+            columns: narrow("the number of channels", columns)?,
+            product,
+            repack,
+            traffic_bytes: conv.traffic_bytes(),
+            gather,
+            conv: conv.clone(),
+            other: filter,
+            group_depth: narrow("the number of channels", depth)?,
+            group_k: narrow("the number of channels", group_k)?,
+            taps: narrow("the number of taps", taps)?,
+            tap_matrices: false,
+        })
+        .and_then(|view| {
+            ID.require(result.dtype != DType::F64, Reason::DType, "a result of f64")?;
+            Ok(view)
+        })
+    }
+
+    /// wgrad: rows are channels of y, columns are taps and channels of x.
+    fn filter(conv: &ConvProblem, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+        let groups = conv.groups;
+        let (group_c, group_k) = (conv.c / groups, conv.k / groups);
+        require_pixels(&conv.x)?;
+        require_pixels(&conv.y)?;
+        let lines = 128 / conv.x.dtype.bytes() as u64;
+        require_groups(groups, group_c, lines)?;
+        let Some(dy) = conv.y.as_matrix(conv.y_extents()) else {
+            return Err(ID.refusal(Reason::Layout, format_args!("y has strides {:?}; its pixels must have a single one", conv.y.strides)));
+        };
+        let taps = tap_extents(conv);
+        // Taps are columns where a tap's channels are whole slabs and lie one tap behind the other, in all that the epilogue touches.
+        let results = conv.tensors().into_iter().skip(2);
+        let mut merged = group_c.is_multiple_of(lines);
+        for (_, tensor, extents) in results {
+            merged &= tap_stride(tensor, extents)? == group_c * tensor.strides[1];
+        }
+        ID.require(
+            merged || groups == 1,
+            Reason::Layout,
+            format_args!("w has strides {:?} and {groups} groups; taps must lie one behind the other", conv.w.strides),
+        )?;
+        let matrix = |tensor: &Tensor| {
+            let tap = tap_stride(tensor, conv.w_extents()).ok()?;
+            let batch_strides = match (merged, groups > 1) {
+                (true, true) => vec![group_k * tensor.strides[0]],
+                (true, false) => vec![],
+                (false, _) => vec![tap],
+            };
+            let [row_stride, column_stride, ..] = tensor.strides;
+            Some(Matrix { slot: tensor.slot, dtype: tensor.dtype, row_stride, column_stride, batch_strides })
+        };
+        let batch = match (merged, groups > 1) {
+            (true, true) => vec![groups],
+            (true, false) => vec![],
+            (false, _) => vec![taps],
+        };
+        let columns = if merged { taps * group_c } else { group_c };
+        let pixels = conv.n.saturating_mul(gather.pixels());
+        narrow("the number of pixels", pixels.saturating_add(4096))?;
+        narrow("the number of columns", taps.saturating_mul(group_c))?;
+        let product = product(conv, [group_k, columns, pixels], batch, matrix)?;
+        Ok(View {
+            kind: Kind::Filter,
+            spatial,
+            a: conv.y.dtype,
+            b: conv.x.dtype,
+            out: way_out(&product.d, false),
+            rows: narrow("the number of channels", group_k)?,
+            columns: narrow("the number of columns", columns)?,
+            product,
+            repack: None,
+            traffic_bytes: conv.traffic_bytes(),
+            gather,
+            conv: conv.clone(),
+            other: dy,
+            group_depth: narrow("the number of channels", group_c)?,
+            group_k: narrow("the number of channels", group_k)?,
+            taps: narrow("the number of taps", taps)?,
+            tap_matrices: !merged,
+        })
+    }
+
+    /// Matrices of tiles: groups, times classes of rows or taps.
+    pub(super) fn matrices(&self) -> u32 {
+        match self.kind {
+            Kind::Gather { .. } => (self.gather.classes.len() as u64 * self.conv.groups) as u32,
+            Kind::Filter => self.product.batch_count() as u32,
+        }
+    }
+
+    /// Slabs of channels of one tap.
+    fn slabs(&self, depth: u32) -> u32 {
+        self.group_depth.div_ceil(depth)
+    }
+
+    /// Steps of depth of a tile, the most of any class.
+    pub(super) fn steps(&self, depth: u32) -> u32 {
+        match self.kind {
+            Kind::Gather { .. } => self.gather.classes.first().map_or(0, |class| class.taps.len() as u32) * self.slabs(depth),
+            Kind::Filter => (self.product.k as u32).div_ceil(depth),
+        }
+    }
+
+    /// The mean over classes.
+    pub(super) fn mean_steps(&self, depth: u32) -> f64 {
+        match self.kind {
+            Kind::Gather { .. } => self.gather.taps().count() as f64 / self.gather.classes.len() as f64 * f64::from(self.slabs(depth)),
+            Kind::Filter => f64::from(self.steps(depth)),
+        }
+    }
+
+    /// The alignment of each buffer slot.
+    pub(super) fn alignments(&self, spec: &Spec) -> Vec<u64> {
+        let mut alignments = vec![1; self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = self.conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let gathered = (self.conv.activations().slot, 16);
+        let other = self.repack.is_none().then_some((self.other.slot, 16));
+        let d = (spec.out != Out::Direct).then_some((self.product.d.slot, 16));
+        let mapped = [Some(gathered), other, d].into_iter().flatten();
+        for (slot, bytes) in elements.chain(spec.epilogue.alignments(&self.product)).chain(mapped) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+
+    /// The arguments of the loads; adds tables and the copy of the filter to the program.
+    pub(super) fn feed_args(&self, spec: &Spec, program: &mut Program) -> Vec<Arg> {
+        let mut constant = |bytes: Vec<u8>| {
+            program.constants.push(bytes);
+            Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
+        };
+        let taps = constant(tap_table(&self.gather));
+        let classes = matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| constant(class_table(&self.gather.classes)));
+        let in_place = |slot: Slot| Address::buffer(slot.0 as usize);
+        let (conv, gather, groups) = (&self.conv, &self.gather, self.conv.groups as u32);
+        let activations = conv.activations();
+        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations));
+        match self.kind {
+            Kind::Gather { filter: major, .. } => {
+                let forward = conv.direction == Direction::Fprop;
+                let place = match &self.repack {
+                    None => in_place(self.other.slot),
+                    Some(repack) => {
+                        let copy = program.add_scratch("repacked filter", repack.scratch_bytes());
+                        program.steps.extend(repack.launches(in_place(self.other.slot), copy).into_iter().map(Step::Launch));
+                        copy
+                    }
+                };
+                let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
+                let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
+                let taps_map = u64::from(self.taps);
+                let decl = spec.b_tile().map(spec.loaded(Shared::B));
+                let filter = Arg::TensorMap(place, matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]));
+                let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
+                GatherArgs {
+                    gather,
+                    pixels,
+                    filter,
+                    taps,
+                    classes,
+                    slabs: self.slabs(spec.depth()),
+                    group_channels: self.group_depth,
+                    group_columns,
+                    group_depth,
+                    groups,
+                    images: conv.n as u32,
+                }
+                .args()
+            }
+            Kind::Filter => {
+                let decl = spec.a_tile().map(spec.loaded(Shared::A));
+                let map = matrix_map(decl, &self.other, [conv.k, self.product.k, 1]);
+                // Where a tap is a matrix, all slabs of a row of tiles belong to it.
+                let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
+                FilterArgs {
+                    gather,
+                    dy: Arg::TensorMap(in_place(self.other.slot), map),
+                    pixels,
+                    taps,
+                    tap_count: self.taps,
+                    slabs: if self.tap_matrices { slabs_of_tiles } else { self.slabs(spec.depth()) },
+                    group_matrices: if self.tap_matrices { self.taps } else { 1 },
+                    group_rows: self.group_k,
+                    group_channels: self.group_depth,
+                }
+                .args()
+            }
+        }
+    }
+
+    /// The arguments of the way out.
+    pub(super) fn way_args(&self, spec: &Spec, chunk: &Chunk) -> Vec<Arg> {
+        let d = &self.product.d;
+        let leading = d.row_stride * d.dtype.bytes() as u64;
+        let batch = self.product.batch_count() as u32;
+        spec.way().args(Address::buffer(d.slot.0 as usize), [self.rows, self.columns, batch], leading, chunk.strides_bytes(d))
+    }
+
+    fn gathered_map(&self, decl: MapDecl, tensor: &Tensor) -> MapSpec {
+        let bytes = tensor.dtype.bytes() as u64;
+        let walks = &self.gather.walks;
+        let spatial = (0..walks.len()).map(|axis| tensor.strides[4 - axis] * bytes);
+        let steps = walks.iter().map(|walk| walk.step as u32);
+        MapSpec {
+            decl,
+            dims: [self.conv.activation_channels()].into_iter().chain(walks.iter().map(|walk| walk.extent)).chain([self.conv.n]).collect(),
+            strides_bytes: spatial.chain([tensor.strides[0] * bytes]).collect(),
+            element_strides: [1].into_iter().chain(steps).chain([1]).collect(),
+            lower_corner: walks.iter().map(|walk| walk.lower as i32).collect(),
+            upper_corner: walks.iter().map(|walk| walk.upper() as i32).collect(),
+            fill: Default::default(),
+            l2: L2Promotion::B256,
+        }
+    }
+}
+
+/// A matrix, or a stack of them, as a tiled map of rank 3; `dims` are innermost first.
+fn matrix_map(decl: MapDecl, matrix: &Matrix, dims: [u64; 3]) -> MapSpec {
+    let bytes = matrix.dtype.bytes() as u64;
+    let leading = matrix.leading_dimension().unwrap_or(1) * bytes;
+    let stack = matrix.batch_strides.first().map_or(leading, |stride| stride * bytes);
+    MapSpec {
+        decl,
+        dims: dims.to_vec(),
+        strides_bytes: vec![leading, stack],
+        element_strides: vec![1; 3],
+        lower_corner: vec![],
+        upper_corner: vec![],
+        fill: Default::default(),
+        l2: L2Promotion::B256,
+    }
+}
+
+/// The walk over the gathered tensor, in as few dimensions as its numbers allow, and how many these are.
+fn walk(conv: &ConvProblem) -> Result<(u32, Gather), Refusal> {
+    let trivial = |dim: usize| [conv.input[dim], conv.filter[dim], conv.output[dim]] == [1; 3] && conv.pads_before[dim] == 0;
+    let spatial: usize = if trivial(0) { 2 } else { 3 };
+    let gather = |spatial: usize| {
+        let axes: Vec<AxisShape> = (0..spatial)
+            .map(|axis| 2 - axis)
+            .map(|dim| AxisShape {
+                input: conv.input[dim],
+                output: conv.output[dim],
+                filter: conv.filter[dim],
+                stride: conv.strides[dim],
+                dilation: conv.dilations[dim],
+                pad_low: conv.pads_before[dim] as i64,
+            })
+            .collect();
+        if conv.direction == Direction::Dgrad { Gather::backward_data(&axes, conv.flip) } else { Gather::forward(&axes, conv.flip) }
+    };
+    let classes = (0..3).map(|dim| conv.strides[dim].min(conv.input[dim])).fold(1u64, u64::saturating_mul);
+    let taps = tap_extents(conv);
+    ID.require(
+        taps <= 1 << 16 && (conv.direction != Direction::Dgrad || classes <= 1 << 12),
+        Reason::Extent,
+        format_args!("filter {:?}, strides {:?}; takes up to 2^16 taps and, in dgrad, 2^12 residues", conv.filter, conv.strides),
+    )?;
+    let wide = gather(spatial);
+    let fits = check_walk(&wide);
+    // One dimension alone has a wider range of offsets.
+    if fits.is_err() && trivial(0) && trivial(1) {
+        let line = gather(1);
+        check_walk(&line)?;
+        return Ok((1, line));
+    }
+    fits?;
+    Ok((spatial as u32, wide))
+}
+
+/// The limits of the copy engine.
+fn check_walk(gather: &Gather) -> Result<(), Refusal> {
+    let spatial = gather.walks.len();
+    let bits = [16, 8, 5][spatial - 1];
+    for (axis, walk) in gather.walks.iter().enumerate() {
+        let dim = 2 - axis;
+        ID.require(
+            walk.step <= 8,
+            Reason::Extent,
+            format_args!("the stride of spatial dim {dim} is {}; the copy engine takes up to 8", walk.step),
+        )?;
+        let corners = -(1i64 << (bits - 1))..1 << (bits - 1);
+        for (name, corner) in [("first", walk.lower), ("last", walk.upper())] {
+            ID.require(
+                corners.contains(&corner),
+                Reason::Extent,
+                format_args!(
+                    "in spatial dim {dim} the {name} pixel lies {corner} beyond the tensor's; the copy engine takes {} to {}",
+                    corners.start,
+                    corners.end - 1
+                ),
+            )?;
+        }
+        let offset = gather.largest_offset(axis);
+        ID.require(
+            offset < 1 << bits,
+            Reason::Extent,
+            format_args!("in spatial dim {dim} a tap lies {offset} pixels away; the copy engine takes up to {}", (1 << bits) - 1),
+        )?;
+    }
+    Ok(())
+}
+
+fn tap_extents(conv: &ConvProblem) -> u64 {
+    conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent))
+}
+
+/// The stride of the taps of a filter, counted row-major.
+fn tap_stride(filter: &Tensor, [_, _, _, height, width]: [u64; 5]) -> Result<u64, Refusal> {
+    let [_, _, d, h, w] = filter.strides;
+    ID.require(
+        w.checked_mul(width) == Some(h) && h.checked_mul(height) == Some(d),
+        Reason::Layout,
+        format_args!("a filter with strides {:?}; its taps must have a single stride", filter.strides),
+    )?;
+    Ok(w)
+}
+
+/// Pixels that the copy engine can read: channels side by side, all else at multiples of 16 bytes.
+fn require_pixels(tensor: &Tensor) -> Result<(), Refusal> {
+    let bytes = tensor.dtype.bytes() as u64;
+    ID.require(
+        tensor.is_channels_last() && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim] > 0),
+        Reason::Layout,
+        format_args!("activations with strides {:?}; channels must lie side by side, and nothing repeat", tensor.strides),
+    )?;
+    ID.require(
+        [0, 2, 3, 4].iter().all(|&dim| (tensor.strides[dim] * bytes).is_multiple_of(16) && tensor.strides[dim] * bytes < 1 << 40),
+        Reason::Alignment,
+        format_args!("activations of {} with strides {:?}; pixels must begin at multiples of 16 bytes", tensor.dtype, tensor.strides),
+    )
+}
+
+fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal> {
+    ID.require(
+        groups == 1 || channels.is_multiple_of(lines),
+        Reason::Extent,
+        format_args!("{groups} groups of {channels} channels; a group must be a multiple of {lines}"),
+    )
+}
+
+/// How D leaves: as a map where its rows are whole 16 bytes.
+fn way_out(d: &Matrix, scattered: bool) -> Out {
+    let bytes = d.dtype.bytes() as u64;
+    let whole = |elements: u64| (elements * bytes).is_multiple_of(16);
+    let mapped = matches!(bytes, 2 | 4)
+        && d.column_stride == 1
+        && d.row_stride > 0
+        && whole(d.row_stride)
+        && d.batch_strides.iter().all(|&stride| whole(stride));
+    match (mapped, scattered) {
+        (false, _) => Out::Direct,
+        (true, false) => Out::Tma,
+        (true, true) => Out::Scattered,
+    }
+}
+
+/// The epilogue and the result as those of a product. Its operands' slots are the problem's; A and B stand for their types alone.
+fn product(
+    conv: &ConvProblem,
+    [m, n, k]: [u64; 3],
+    batch: Vec<u64>,
+    matrix: impl Fn(&Tensor) -> Option<Matrix>,
+) -> Result<GemmProblem, Refusal> {
+    let place = |tensor: &Tensor| {
+        matrix(tensor).ok_or_else(|| {
+            ID.refusal(
+                Reason::Layout,
+                format_args!("a result or operand with strides {:?}; its pixels must have a single one", tensor.strides),
+            )
+        })
+    };
+    let mut epilogue = Vec::new();
+    for step in &conv.epilogue {
+        epilogue.push(match step {
+            EpilogueStep::Unary(f) => EpilogueStep::Unary(*f),
+            EpilogueStep::Binary { f, operand, v_is_right } => {
+                EpilogueStep::Binary { f: *f, operand: place(operand)?, v_is_right: *v_is_right }
+            }
+            EpilogueStep::Scale { factor } => EpilogueStep::Scale { factor: *factor },
+            EpilogueStep::Round { dtype } => EpilogueStep::Round { dtype: *dtype },
+            EpilogueStep::Store { target } => EpilogueStep::Store { target: place(target)? },
+        });
+    }
+    let [(_, a, _), (_, b, _)] = conv.operands();
+    let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
+    Ok(GemmProblem {
+        batch,
+        m,
+        n,
+        k,
+        precision: conv.precision,
+        determinism: conv.determinism,
+        a: packed(a, k),
+        b: packed(b, n),
+        c: None,
+        scale_a: None,
+        scale_b: None,
+        alpha: HostScalar::ONE,
+        beta: HostScalar::ZERO,
+        epilogue,
+        d: place(conv.result())?,
+    })
+}

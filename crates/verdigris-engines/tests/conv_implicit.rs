@@ -1,0 +1,493 @@
+//! `conv.implicit_gemm` on the interpreter against plain loops: all directions, edges, strides, dilations, groups, types, clusters, splits.
+//!
+//! Operands are small whole numbers, so sums are exact in every accumulator and results are compared bit for bit.
+
+use std::process::Command;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Knobs, Reason};
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::problem::output_extent;
+use verdigris_graph::{BinaryOp, ConvExtents, ConvProblem, Direction, EpilogueStep, Problem, Slot, Tensor, UnaryOp};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::ir::Target;
+use verdigris_kir::ptx::{self, Isa};
+use verdigris_kir::verify;
+use verdigris_reference::data::Random;
+use verdigris_tensor::DType;
+use verdigris_tensor::num::{read_element, round_to, write_element};
+
+/// Elements from the first to the last, and some behind it that nobody may touch.
+const GUARD: u64 = 16;
+
+fn elements(tensor: &Tensor, extents: [u64; 5]) -> u64 {
+    1 + extents.iter().zip(&tensor.strides).map(|(&extent, &stride)| (extent - 1) * stride).sum::<u64>() + GUARD
+}
+
+/// Offsets in a tensor in the order `[n (or k), d, h, w, channel]`.
+fn offsets(tensor: &Tensor, [n, c, d, h, w]: [u64; 5]) -> Vec<u64> {
+    let s = tensor.strides;
+    let mut list = Vec::new();
+    for n in 0..n {
+        for d in 0..d {
+            for h in 0..h {
+                for w in 0..w {
+                    list.extend((0..c).map(|c| n * s[0] + c * s[1] + d * s[2] + h * s[3] + w * s[4]));
+                }
+            }
+        }
+    }
+    list
+}
+
+fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let bytes = dtype.bytes();
+    let mut out = vec![0; values.len() * bytes];
+    for (value, slot) in values.iter().zip(out.chunks_exact_mut(bytes)) {
+        write_element(dtype, *value, slot).expect("the type holds numbers");
+    }
+    out
+}
+
+/// What the formula of [`ConvProblem`] says, in the order of [`offsets`] of the result.
+fn reference(problem: &ConvProblem, first: &[f64], second: &[f64]) -> Vec<f64> {
+    let (groups, c, k) = (problem.groups as usize, (problem.c / problem.groups) as usize, (problem.k / problem.groups) as usize);
+    let (x, w, y) = (problem.x_extents(), problem.w_extents(), problem.y_extents());
+    let size = |e: [u64; 5]| e.iter().product::<u64>() as usize;
+    let result = match problem.direction {
+        Direction::Fprop => size(y),
+        Direction::Dgrad => size(x),
+        Direction::Wgrad => size(w),
+    };
+    let mut sums = vec![0.0; result];
+    let at = |[_, _, d, h, w]: [u64; 5], n: u64, p: [u64; 3]| ((n * d + p[0]) * h + p[1]) * w + p[2];
+    let triples = |e: [u64; 3]| (0..e[0]).flat_map(move |a| (0..e[1]).flat_map(move |b| (0..e[2]).map(move |c| [a, b, c])));
+    for n in 0..problem.n {
+        for p in triples(problem.output) {
+            for t in triples(problem.filter) {
+                let place = |i: usize| {
+                    let tap = if problem.flip { problem.filter[i] - 1 - t[i] } else { t[i] };
+                    (p[i] * problem.strides[i] + tap * problem.dilations[i])
+                        .checked_sub(problem.pads_before[i])
+                        .filter(|&j| j < problem.input[i])
+                };
+                let (Some(j0), Some(j1), Some(j2)) = (place(0), place(1), place(2)) else { continue };
+                let (xp, yp) = (at(x, n, [j0, j1, j2]) as usize * c * groups, at(y, n, p) as usize * k * groups);
+                for g in 0..groups {
+                    let (xp, yp) = (xp + g * c, yp + g * k);
+                    for ki in 0..k {
+                        let wp = at(w, (g * k + ki) as u64, t) as usize * c;
+                        match problem.direction {
+                            Direction::Fprop => {
+                                sums[yp + ki] += first[xp..xp + c].iter().zip(&second[wp..wp + c]).map(|(a, b)| a * b).sum::<f64>();
+                            }
+                            Direction::Dgrad => {
+                                let dy = first[yp + ki];
+                                sums[xp..xp + c].iter_mut().zip(&second[wp..wp + c]).for_each(|(sum, w)| *sum += dy * w);
+                            }
+                            Direction::Wgrad => {
+                                let dy = first[yp + ki];
+                                sums[wp..wp + c].iter_mut().zip(&second[xp..xp + c]).for_each(|(sum, x)| *sum += dy * x);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Runs a problem under the settings that `pick` chooses and compares.
+fn check(problem: &ConvProblem, arch: &Arch, kernels: &Kernels, seed: u64, pick: &dyn Fn(usize, &Knobs) -> bool) {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let candidate = engine.accept(&Problem::Conv(problem.clone()), arch).unwrap_or_else(|refusal| panic!("{refusal}\n{problem:?}"));
+    let mut random = Random::new(seed);
+    let operands = problem.operands();
+    let largest = if problem.precision == Precision::I32 { 9 } else { 5 };
+    let values = operands.map(|(_, tensor, extents)| {
+        let unsigned = tensor.dtype == DType::U8;
+        let values: Vec<f64> =
+            (0..extents.iter().product::<u64>())
+                .map(|_| {
+                    if random.below(2) == 0 {
+                        0.0
+                    } else {
+                        random.below(largest) as f64 - if unsigned { 0.0 } else { (largest / 2) as f64 }
+                    }
+                })
+                .collect();
+        values
+    });
+    let sums = reference(problem, &values[0], &values[1]);
+    let result = problem.result();
+    let result_extents = problem.result_extents();
+    let places = offsets(result, result_extents);
+
+    // Operands of the epilogue: whole numbers too.
+    let mut buffers: Vec<(Slot, Vec<u8>)> = Vec::new();
+    for ((_, tensor, extents), values) in operands.iter().zip(&values) {
+        // What lies between the elements must not be read, or be multiplied by zero alone.
+        let mut all = vec![1.0; elements(tensor, *extents) as usize];
+        offsets(tensor, *extents).iter().zip(values).for_each(|(&at, &value)| all[at as usize] = value);
+        buffers.push((tensor.slot, encode(tensor.dtype, &all)));
+    }
+    let mut expected = sums;
+    for step in &problem.epilogue {
+        match step {
+            EpilogueStep::Unary(UnaryOp::Relu) => expected.iter_mut().for_each(|v| *v = v.max(0.0)),
+            EpilogueStep::Binary { f: BinaryOp::Add, operand, .. } => {
+                let all: Vec<f64> = (0..elements(operand, result_extents)).map(|_| random.below(7) as f64 - 3.0).collect();
+                offsets(operand, result_extents).iter().zip(&mut expected).for_each(|(&at, v)| *v += all[at as usize]);
+                buffers.push((operand.slot, encode(operand.dtype, &all)));
+            }
+            other => panic!("{other:?} is not checked here"),
+        }
+    }
+    let bytes = result.dtype.bytes();
+    let before = vec![0xA5u8; elements(result, result_extents) as usize * bytes];
+    let mut after_expected = before.clone();
+    for (&at, &value) in places.iter().zip(&expected) {
+        write_element(result.dtype, round_to(result.dtype, value), &mut after_expected[at as usize * bytes..][..bytes]).expect("a number");
+    }
+    buffers.push((result.slot, before));
+    buffers.sort_by_key(|(slot, _)| slot.0);
+
+    let knobs = candidate.knobs();
+    let mut ran = 0;
+    for (number, knobs) in knobs.settings().iter().enumerate().filter(|(number, knobs)| pick(*number, knobs)) {
+        let program = candidate.program(knobs).expect("a listed setting has a program");
+        let mut memory = Memory::new();
+        buffers.iter().for_each(|(_, bytes)| {
+            memory.add(bytes);
+        });
+        let options = Options { sms: arch.sm_count, ..Options::schedule(seed + number as u64) };
+        let name = || program.launches().last().map(|launch| launch.kernel.name().to_owned()).unwrap_or_default();
+        if let Err(findings) = interp::run(&program, kernels, &mut memory, &options) {
+            panic!("{knobs} seed {}: {}\n{findings}\n{problem:?}", options.seed, name());
+        }
+        let after = memory.to_vec(result.slot.0 as usize);
+        if after != after_expected {
+            let differ: Vec<_> = (0..after.len() / bytes)
+                .filter(|i| after[i * bytes..][..bytes] != after_expected[i * bytes..][..bytes])
+                .map(|i| {
+                    (
+                        i,
+                        read_element(result.dtype, &after[i * bytes..][..bytes]),
+                        read_element(result.dtype, &after_expected[i * bytes..][..bytes]),
+                    )
+                })
+                .collect();
+            panic!(
+                "{knobs}: {}: {} of {} differ, first {:?}\n{problem:?}",
+                name(),
+                differ.len(),
+                places.len(),
+                &differ[..differ.len().min(8)]
+            );
+        }
+        ran += 1;
+    }
+    assert!(ran > 0, "no setting was picked for {problem:?}");
+}
+
+/// Two-dimensional extents: n, c, k, input, filter, pads, strides, dilations.
+fn plane(direction: Direction, [n, c, k]: [u64; 3], input: [u64; 2], filter: [u64; 2], pads: [u64; 2]) -> ConvExtents {
+    let front = |first: u64, [a, b]: [u64; 2]| [first, a, b];
+    ConvExtents {
+        direction,
+        n,
+        c,
+        k,
+        groups: 1,
+        input: front(1, input),
+        filter: front(1, filter),
+        pads: front(0, pads),
+        strides: [1; 3],
+        dilations: [1; 3],
+    }
+}
+
+fn bf16(extents: ConvExtents) -> ConvProblem {
+    ConvProblem::packed(extents, DType::Bf16, DType::Bf16).expect("a valid problem")
+}
+
+fn small() -> Arch {
+    Arch::virtual_device(4)
+}
+
+/// The first settings of each tile, whose number is in `shapes`.
+fn shapes(shapes: &'static [u32], most: usize) -> impl Fn(usize, &Knobs) -> bool {
+    let seen = std::cell::RefCell::new(std::collections::BTreeMap::new());
+    move |_, knobs| {
+        let shape = knobs.value("shape").unwrap_or(0);
+        let mut seen = seen.borrow_mut();
+        let count = seen.entry(shape).or_insert(0usize);
+        *count += 1;
+        shapes.contains(&shape) && *count <= most
+    }
+}
+
+/// The same problem with packed tensors of the extents that its numbers give.
+fn placed(mut problem: ConvProblem) -> ConvProblem {
+    for dim in 0..3 {
+        problem.output[dim] = output_extent(
+            problem.input[dim],
+            problem.filter[dim],
+            problem.pads_before[dim],
+            problem.pads_after[dim],
+            problem.strides[dim],
+            problem.dilations[dim],
+        )
+        .expect("the filter fits");
+    }
+    let (x, w, y) = (problem.x_extents(), problem.w_extents(), problem.y_extents());
+    for (tensor, extents) in [(&mut problem.x, x), (&mut problem.w, w), (&mut problem.y, y)] {
+        tensor.strides = Tensor::channels_last(tensor.slot, tensor.dtype, extents).strides;
+    }
+    problem.canonical().expect("a valid problem")
+}
+
+fn run(problem: &ConvProblem, seed: u64, shapes_tried: &'static [u32], most: usize) {
+    check(problem, &small(), &Kernels::new(), seed, &shapes(shapes_tried, most));
+}
+
+#[test]
+fn fprop_of_two_straddled_images() {
+    // 2 · 9 · 11 pixels: tiles end inside of rows and images; 72 channels: a slab and a bit.
+    let problem = bf16(plane(Direction::Fprop, [2, 72, 48], [9, 11], [3, 3], [1, 1]));
+    run(&problem, 1, &[8, 12], 3);
+}
+
+#[test]
+fn dgrad_with_a_filter_that_runs_along_channels() {
+    let problem = bf16(plane(Direction::Dgrad, [2, 72, 80], [7, 10], [3, 3], [1, 1]));
+    run(&problem, 2, &[8, 12], 3);
+}
+
+#[test]
+fn sizes_around_the_edges_of_a_tile() {
+    for (number, width) in [63u64, 64, 65, 127, 128, 129].into_iter().enumerate() {
+        for (direction, [c, k]) in [(Direction::Fprop, [64, 56]), (Direction::Dgrad, [72, 64]), (Direction::Wgrad, [64, 72])] {
+            let problem = bf16(plane(direction, [1, c, k], [1, width], [1, 3], [0, 1]));
+            run(&problem, 10 + number as u64, &[8, 12], 1);
+        }
+    }
+    for channels in [8, 56, 64, 120, 128, 136] {
+        for direction in Direction::ALL {
+            let problem = bf16(plane(direction, [1, channels, 192 - channels], [5, 5], [2, 2], [1, 0]));
+            run(&problem, 20 + channels, &[8, 12], 1);
+        }
+    }
+    // One pixel, one tap, a padding as large as the image, an image smaller than the filter.
+    for direction in Direction::ALL {
+        run(&bf16(plane(direction, [1, 8, 8], [1, 1], [1, 1], [0, 0])), 3, &[12], 1);
+        run(&bf16(plane(direction, [3, 8, 16], [2, 3], [2, 3], [2, 3])), 3, &[12], 1);
+        run(&bf16(plane(direction, [2, 16, 8], [2, 2], [5, 5], [2, 3])), 3, &[12], 1);
+    }
+}
+
+#[test]
+fn strides_dilations_and_paddings_that_differ_by_side() {
+    let mut random = Random::new(5);
+    for number in 0..36 {
+        let direction = Direction::ALL[number % 3];
+        let mut problem = bf16(plane(direction, [2, 64, 72], [9, 12], [1, 1], [0, 0]));
+        for dim in 1..3 {
+            problem.filter[dim] = 1 + random.below(4);
+            problem.strides[dim] = 1 + random.below(3);
+            problem.dilations[dim] = 1 + random.below(3);
+            problem.pads_before[dim] = random.below(4);
+            problem.pads_after[dim] = random.below(4);
+            problem.input[dim] = (problem.filter[dim] - 1) * problem.dilations[dim] + 1 + random.below(8);
+        }
+        problem.flip = random.below(3) == 0;
+        run(&placed(problem), 100 + number as u64, &[8, 12], 1);
+    }
+}
+
+#[test]
+fn residues_without_taps_are_zero_and_pass_through_the_epilogue() {
+    // A filter of one tap and a stride of 3: eight of nine classes are empty.
+    let mut problem = bf16(plane(Direction::Dgrad, [2, 64, 64], [7, 8], [1, 1], [0, 0]));
+    problem.strides = [1, 3, 3];
+    let mut problem = placed(problem);
+    run(&problem, 7, &[8, 12], 1);
+    let residual = Tensor { slot: Slot(3), ..problem.x.clone() };
+    problem.epilogue =
+        vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: residual, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
+    run(&problem.canonical().expect("a valid problem"), 8, &[8, 12], 1);
+}
+
+#[test]
+fn one_and_three_dimensions() {
+    for direction in Direction::ALL {
+        let line = ConvExtents { dilations: [1, 1, 300], ..plane(direction, [2, 64, 24], [1, 700], [1, 3], [0, 300]) };
+        run(&bf16(line), 31, &[8, 12], 1);
+        let space = ConvExtents {
+            input: [4, 5, 6],
+            filter: [3, 2, 3],
+            pads: [1, 0, 1],
+            strides: [2, 1, 2],
+            ..plane(direction, [2, 64, 72], [1, 1], [1, 1], [0, 0])
+        };
+        run(&bf16(space), 32, &[8, 12], 1);
+    }
+}
+
+#[test]
+fn groups_of_whole_slabs() {
+    for direction in Direction::ALL {
+        let extents = ConvExtents { groups: 3, ..plane(direction, [2, 192, 192], [5, 6], [3, 3], [1, 1]) };
+        run(&bf16(extents), 41, &[8, 12], 2);
+        let strided = ConvExtents { strides: [1, 2, 2], ..extents };
+        run(&bf16(strided), 42, &[12], 1);
+    }
+}
+
+#[test]
+fn every_tile_and_every_split() {
+    for (direction, [c, k]) in [(Direction::Fprop, [136, 264]), (Direction::Dgrad, [264, 136]), (Direction::Wgrad, [64, 264])] {
+        let problem = bf16(plane(direction, [3, c, k], [9, 10], [3, 3], [1, 1]));
+        let kernels = Kernels::new();
+        // One of seven settings: over the three directions, each tile is met by several of them.
+        check(&problem, &small(), &kernels, 50, &|number, _| number % 7 == direction as usize * 2);
+    }
+    let strided = ConvExtents { strides: [1, 2, 2], ..plane(Direction::Dgrad, [3, 200, 72], [12, 14], [3, 3], [1, 1]) };
+    check(&bf16(strided), &small(), &Kernels::new(), 51, &|number, _| number % 2 == 0);
+}
+
+#[test]
+fn every_type() {
+    let types = [
+        (DType::F16, DType::F16),
+        (DType::Bf16, DType::F32),
+        (DType::F32, DType::F32),
+        (DType::E4m3, DType::Bf16),
+        (DType::E5m2, DType::F16),
+        (DType::I8, DType::I32),
+        (DType::I8, DType::F32),
+        (DType::U8, DType::I32),
+    ];
+    for (number, (operands, result)) in types.into_iter().enumerate() {
+        for direction in Direction::ALL {
+            if direction == Direction::Wgrad && operands.bytes() != 2 {
+                continue;
+            }
+            for strides in [[1, 1, 1], [1, 2, 1]] {
+                let extents = ConvExtents { strides, ..plane(direction, [2, 80, 48], [6, 7], [3, 3], [1, 1]) };
+                let mut problem = ConvProblem::packed(extents, operands, result).expect("a valid problem");
+                if operands == DType::F32 {
+                    problem.precision = Precision::Tf32;
+                }
+                run(&problem, 60 + number as u64, &[8, 12], 1);
+                if operands.is_fp8() {
+                    problem.precision = Precision::Fp8Promoted;
+                    run(&problem, 70 + number as u64, &[8, 12], 1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn filters_and_results_as_they_lie() {
+    // The filter in the order k, c, taps, as it lies where channels come first: copied.
+    let mut problem = bf16(plane(Direction::Fprop, [2, 72, 40], [6, 7], [3, 3], [1, 1]));
+    problem.w = Tensor::channels_first(problem.w.slot, problem.w.dtype, problem.w_extents());
+    run(&problem.clone().canonical().expect("a valid problem"), 80, &[8, 12], 1);
+    // Results whose rows begin anywhere, and x as a part of something wider.
+    problem.k = 37;
+    let mut problem = placed(problem);
+    for dim in [0, 2, 3, 4] {
+        problem.x.strides[dim] *= 2;
+    }
+    run(&problem.clone().canonical().expect("a valid problem"), 81, &[8, 12], 1);
+    problem.direction = Direction::Dgrad;
+    (problem.x.slot, problem.y.slot) = (problem.y.slot, problem.x.slot);
+    problem.k = 40;
+    problem.c = 37;
+    for strides in [[1, 1, 1], [1, 2, 2]] {
+        problem.strides = strides;
+        run(&placed(problem.clone()), 82, &[8, 12], 1);
+    }
+    // The filter's gradient with a bias along k and an old value.
+    for c in [64, 24] {
+        let mut problem = bf16(plane(Direction::Wgrad, [2, c, 72], [6, 7], [3, 3], [1, 1]));
+        let old = Tensor { slot: Slot(3), ..problem.w.clone() };
+        problem.epilogue = vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }];
+        run(&problem.canonical().expect("a valid problem"), 83, &[8, 12], 2);
+    }
+}
+
+#[test]
+fn fused_chains() {
+    for strides in [[1, 1, 1], [1, 2, 2]] {
+        for direction in [Direction::Fprop, Direction::Dgrad] {
+            let mut problem = bf16(ConvExtents { strides, ..plane(direction, [2, 64, 64], [7, 9], [3, 3], [1, 1]) });
+            let bias = Tensor { slot: Slot(3), dtype: DType::F32, strides: [0, 1, 0, 0, 0] };
+            let residual = Tensor { slot: Slot(4), ..problem.result().clone() };
+            problem.epilogue = vec![
+                EpilogueStep::Binary { f: BinaryOp::Add, operand: bias, v_is_right: false },
+                EpilogueStep::Binary { f: BinaryOp::Add, operand: residual, v_is_right: false },
+                EpilogueStep::Unary(UnaryOp::Relu),
+            ];
+            run(&problem.canonical().expect("a valid problem"), 90, &[8, 12], 2);
+        }
+    }
+}
+
+#[test]
+fn refusals_name_what_was_seen() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let refused = |problem: &ConvProblem| {
+        let problem = Problem::Conv(problem.clone());
+        match engine.accept(&problem, &Arch::h200()) {
+            Err(refusal) => (refusal.reason, refusal.seen),
+            Ok(_) => panic!("taken: {problem:?}"),
+        }
+    };
+    let base = |direction| plane(direction, [2, 64, 64], [30, 30], [3, 3], [1, 1]);
+    let odd = bf16(plane(Direction::Fprop, [2, 12, 64], [30, 30], [3, 3], [1, 1]));
+    assert_eq!(refused(&odd).0, Reason::Alignment);
+    let groups = bf16(ConvExtents { groups: 4, ..base(Direction::Fprop) });
+    assert_eq!(refused(&groups), (Reason::Extent, "4 groups of 16 channels; a group must be a multiple of 64".to_owned()));
+    let far = bf16(ConvExtents { dilations: [1, 200, 1], pads: [0, 200, 1], ..base(Direction::Fprop) });
+    assert!(refused(&far).1.contains("a tap lies 400 pixels away") || refused(&far).1.contains("-200"), "{:?}", refused(&far));
+    let strided = bf16(ConvExtents { strides: [1, 9, 1], ..base(Direction::Fprop) });
+    assert_eq!(refused(&strided), (Reason::Extent, "the stride of spatial dim 1 is 9; the copy engine takes up to 8".to_owned()));
+    let mut first = bf16(base(Direction::Fprop));
+    first.x = Tensor::channels_first(first.x.slot, first.x.dtype, first.x_extents());
+    assert_eq!(refused(&first).0, Reason::Layout);
+    let bytes = ConvProblem::packed(base(Direction::Wgrad), DType::I8, DType::I32).expect("a valid problem");
+    assert_eq!(refused(&bytes).0, Reason::DType);
+}
+
+#[test]
+fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let ptxas = std::env::var_os("VERDIGRIS_PTXAS");
+    if ptxas.is_none() {
+        eprintln!("not assembled: VERDIGRIS_PTXAS is not set");
+    }
+    let catalog = engine.catalog(Target::Sm90a);
+    assert!(catalog.len() <= 220, "{} kernels", catalog.len());
+    let mut faults = Vec::new();
+    for kernel in catalog {
+        let verified = match verify::verify(kernel.build()) {
+            Ok(verified) => verified,
+            Err(faults) => panic!("{}: {faults}", kernel.name()),
+        };
+        let Some(ptxas) = &ptxas else { continue };
+        let source = std::env::temp_dir().join(format!("{}-{}.ptx", kernel.name(), std::process::id()));
+        std::fs::write(&source, ptx::print(&verified, Isa::V9_0)).expect("a writable temporary folder");
+        let output = Command::new(ptxas).args(["-v", "-arch=sm_90a", "-o", "/dev/null"]).arg(&source).output().expect("ptxas runs");
+        let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let _ = std::fs::remove_file(source);
+        let clean = output.status.success() && !["(C75", "(C76", "warning"].iter().any(|word| words.contains(word));
+        if !clean || !words.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") {
+            faults.push(format!("{}: {words}", kernel.name()));
+        }
+    }
+    assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+}
