@@ -447,6 +447,17 @@ impl GraphBuilder {
         Ok(())
     }
 
+    /// Gives a virtual tensor another type, to which its value is then rounded: as the operand of a product after a chain on f32, say.
+    ///
+    /// # Errors
+    /// An unknown uid.
+    pub fn round_to(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
+        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid);
+        let tensor = tensor.ok_or_else(|| Error::UnknownTensor { op: self.graph.name.clone(), uid })?;
+        tensor.dtype = dtype;
+        Ok(())
+    }
+
     /// The graph, checked.
     ///
     /// # Errors

@@ -203,9 +203,10 @@ struct Pad {
     d: u64,
 }
 
-#[derive(Deserialize)]
+/// A factor: a number, or `"bound"`.
+#[derive(Clone, Deserialize)]
 #[serde(untagged)]
-enum ScalarText {
+pub(crate) enum ScalarText {
     Fixed(f64),
     Word(String),
 }
@@ -447,6 +448,6 @@ fn spread(extents: &[Extent]) -> Vec<u64> {
 }
 
 /// FNV-1a: a fixed seed for each id, whatever stands around it in the file.
-fn seed_of(id: &str) -> u64 {
+pub(crate) fn seed_of(id: &str) -> u64 {
     id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
