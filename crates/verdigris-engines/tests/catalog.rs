@@ -1,4 +1,6 @@
 //! No shape leads outside of a catalog: whatever the extents, strides and batches, a plain problem's programs name kernels that are in it.
+//!
+//! Plain is a product of a type's usual result, times alpha: beta · C, other result types and chains are what a user's graph makes.
 
 use std::collections::HashSet;
 
@@ -43,7 +45,7 @@ fn problem(random: &mut Random) -> Option<GemmProblem> {
     let types = [
         (DType::Bf16, DType::Bf16, Precision::Fp32),
         (DType::F16, DType::F16, Precision::Fp32),
-        (DType::Bf16, DType::F32, Precision::Fp32),
+        (DType::E4m3, DType::Bf16, Precision::Fp8Promoted),
         (DType::F32, DType::F32, Precision::Tf32),
         (DType::F32, DType::F32, Precision::Ieee),
         (DType::F64, DType::F64, Precision::F64),
@@ -52,17 +54,12 @@ fn problem(random: &mut Random) -> Option<GemmProblem> {
     let (operands, d, precision) = types[random.below(types.len() as u64) as usize];
     let (m, n, k) = (extent(random), extent(random), extent(random));
     let batch: Vec<u64> = (0..random.below(3)).map(|_| 1 + random.below(5)).collect();
-    let with_c = random.below(3) == 0;
     let mut problem = GemmProblem::packed(1, 1, 1, operands, d).ok()?;
     (problem.m, problem.n, problem.k, problem.precision) = (m, n, k, precision);
     problem.a = matrix(random, 0, operands, m, k, &batch);
     problem.b = matrix(random, 1, operands, k, n, &batch);
     problem.d = matrix(random, 2, d, m, n, &batch);
-    if with_c {
-        problem.c = Some(Matrix { slot: Slot(3), ..problem.d.clone() });
-        problem.beta = HostScalar::Fixed(Real(0.5));
-    }
-    problem.alpha = HostScalar::Fixed(Real(if operands == DType::I8 && !with_c { 1.0 } else { 2.0 }));
+    problem.alpha = HostScalar::Fixed(Real(if operands == DType::I8 { 1.0 } else { 2.0 }));
     problem.batch = batch;
     problem.canonical().ok()
 }
@@ -70,7 +67,7 @@ fn problem(random: &mut Random) -> Option<GemmProblem> {
 #[test]
 fn random_shapes_name_only_kernels_of_the_catalog() {
     let arch = Arch::h200();
-    for name in ["gemm.mma", "gemm.simt"] {
+    for name in ["gemm.wgmma", "gemm.mma", "gemm.simt"] {
         let engine = verdigris_engines::engine(name).expect("the engine is registered");
         let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
         let mut random = Random::new(7);
@@ -90,6 +87,6 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
                 }
             }
         }
-        assert!(taken > 200 && used.len() > catalog.len() / 4, "{name}: {taken} problems, {} kernels", used.len());
+        assert!(taken > 150 && used.len() > catalog.len() / 4, "{name}: {taken} problems, {} kernels", used.len());
     }
 }

@@ -84,34 +84,19 @@ impl Engine for Mma {
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let epilogue = |d: DType| EpilogueSpec { exact: d == DType::I32, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
+        let arithmetic = |ty: MatrixType| Arithmetic { a: ty, b: ty, half_sum: false };
         let mut specs = Vec::new();
-        let epilogues = |d: DType, precision: Precision| {
-            let operand = OperandSpec { dtype: d, walk: Walk::Row };
-            [false, true].map(|with_c| EpilogueSpec {
-                c: with_c.then_some(operand),
-                exact: precision == Precision::I32 && d == DType::I32 && !with_c,
-                ..EpilogueSpec::plain(operand)
-            })
-        };
-        for (ty, dtype) in [(MatrixType::Bf16, DType::Bf16), (MatrixType::F16, DType::F16)] {
-            let arithmetic = Arithmetic { a: ty, b: ty, half_sum: false };
+        for (ty, d) in [(MatrixType::Bf16, DType::Bf16), (MatrixType::F16, DType::F16)] {
             for along_k in [[true, true], [true, false], [false, true], [false, false]] {
                 for (tile, direct) in [(Tile::Large, false), (Tile::Small, false), (Tile::Small, true)] {
-                    for epilogue in [dtype, DType::F32].into_iter().flat_map(|d| epilogues(d, Precision::Fp32)) {
-                        specs.push(Spec { arithmetic, tile, along_k, direct, epilogue });
-                    }
+                    specs.push(Spec { arithmetic: arithmetic(ty), tile, along_k, direct, epilogue: epilogue(d) });
                 }
             }
         }
-        let tf32 = Arithmetic { a: MatrixType::Tf32, b: MatrixType::Tf32, half_sum: false };
-        let int8 = Arithmetic { a: MatrixType::S8, b: MatrixType::S8, half_sum: false };
-        for (arithmetic, precision, outputs) in
-            [(tf32, Precision::Tf32, &[DType::F32][..]), (int8, Precision::I32, &[DType::I32, DType::I8, DType::F32])]
-        {
-            for (tile, &d) in [Tile::Large, Tile::Small].into_iter().flat_map(|tile| outputs.iter().map(move |d| (tile, d))) {
-                for epilogue in epilogues(d, precision) {
-                    specs.push(Spec { arithmetic, tile, along_k: [true; 2], direct: false, epilogue });
-                }
+        for (ty, d) in [(MatrixType::Tf32, DType::F32), (MatrixType::S8, DType::I32)] {
+            for tile in [Tile::Large, Tile::Small] {
+                specs.push(Spec { arithmetic: arithmetic(ty), tile, along_k: [true; 2], direct: false, epilogue: epilogue(d) });
             }
         }
         specs.into_iter().filter(|spec| spec.epilogue.target() <= target).map(Spec::kernel).collect()

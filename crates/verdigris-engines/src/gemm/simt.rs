@@ -82,46 +82,26 @@ impl Engine for Simt {
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
-        let operands = [
-            (DType::F32, DType::F32),
-            (DType::F64, DType::F64),
-            (DType::F16, DType::F16),
-            (DType::Bf16, DType::Bf16),
-            (DType::I8, DType::I8),
-            (DType::E4m3, DType::E4m3),
-            (DType::E4m3, DType::E5m2),
-            (DType::E5m2, DType::E4m3),
+        let plain = [
+            (DType::F32, Precision::Ieee, DType::F32),
+            (DType::F32, Precision::Tf32, DType::F32),
+            (DType::F64, Precision::F64, DType::F64),
+            (DType::F16, Precision::Ieee, DType::F16),
+            (DType::F16, Precision::F16, DType::F16),
+            (DType::Bf16, Precision::Ieee, DType::Bf16),
+            (DType::I8, Precision::I32, DType::I32),
+            (DType::E4m3, Precision::Ieee, DType::Bf16),
         ];
         let mut kernels = Vec::new();
-        for (a, b) in operands {
-            let precisions: &[Precision] = match a {
-                DType::F64 => &[Precision::F64],
-                DType::F32 => &[Precision::Ieee, Precision::Tf32],
-                DType::F16 => &[Precision::Ieee, Precision::F16],
-                DType::I8 => &[Precision::I32],
-                _ => &[Precision::Ieee],
-            };
-            let outputs: &[DType] = match a {
-                DType::F64 => &[DType::F64],
-                DType::F32 => &[DType::F32],
-                DType::I8 => &[DType::I32, DType::I8, DType::F32],
-                DType::F16 => &[DType::F16, DType::F32],
-                _ => &[DType::Bf16, DType::F32],
-            };
-            for &precision in precisions {
-                for &d in outputs {
-                    let arithmetic = Arithmetic::of(precision);
-                    let operand = OperandSpec::strided(d);
-                    for (with_c, &tile) in [false, true].into_iter().flat_map(|c| Tile::of(arithmetic).iter().map(move |tile| (c, tile))) {
-                        let epilogue = EpilogueSpec {
-                            double: precision == Precision::F64,
-                            exact: precision == Precision::I32 && d == DType::I32 && !with_c,
-                            c: with_c.then_some(operand),
-                            ..EpilogueSpec::plain(operand)
-                        };
-                        kernels.push(Spec { a, b, arithmetic, tile, block_scales: [false; 2], epilogue });
-                    }
-                }
+        for (operands, precision, d) in plain {
+            let arithmetic = Arithmetic::of(precision);
+            for &tile in Tile::of(arithmetic) {
+                let epilogue = EpilogueSpec {
+                    double: precision == Precision::F64,
+                    exact: precision == Precision::I32,
+                    ..EpilogueSpec::plain(OperandSpec::strided(d))
+                };
+                kernels.push(Spec { a: operands, b: operands, arithmetic, tile, block_scales: [false; 2], epilogue });
             }
         }
         kernels.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()

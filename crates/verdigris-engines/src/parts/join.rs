@@ -10,7 +10,7 @@
 use verdigris_kir::face::{Kernel, Pointer, SharedPiece, Val};
 use verdigris_kir::inst::{Atomic, Cache, Fence, Order, Scope};
 use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Arg, Program, Step};
+use verdigris_kir::program::{Address, Arg, Program, Step};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::way_out::Sum;
@@ -49,6 +49,12 @@ pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, w
     let counters = program.add_scratch("counters", owners * 4);
     program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
     [Arg::Pointer(parts), Arg::Pointer(counters), Arg::Scalar(Ty::U32, u64::from(most_parts))]
+}
+
+/// The arguments of [`Join::declare`] for a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a
+/// multiple of 16 bytes, and nothing is accessed there.
+pub(crate) fn no_scratch(unused: Address) -> [Arg; 3] {
+    [Arg::Pointer(unused), Arg::Pointer(unused), Arg::Scalar(Ty::U32, 1)]
 }
 
 impl<'k> Join<'k> {
