@@ -325,7 +325,7 @@ impl Given {
             (Out::Tma, 2) => HALVES,
             (Out::Tma, _) => WORDS,
             (Out::Rows, _) => LINES,
-            (Out::Direct, _) => ELEMENTS,
+            (Out::Direct | Out::Scattered, _) => ELEMENTS,
         };
         let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
         let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
