@@ -1,0 +1,280 @@
+//! Which pixels, which taps: the numbers of a convolution as its kernels take them.
+
+use verdigris_graph::{ConvProblem, Direction};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Arg, Divisor};
+
+use super::kernel::CLASS_BYTES;
+use super::{divisor, double_word, word};
+
+/// A box of images, depths, heights and widths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Boxes {
+    /// Its first pixel.
+    pub(super) first: [u64; 4],
+    /// Its extents.
+    pub(super) lengths: [u64; 4],
+}
+
+impl Boxes {
+    /// Cuts pixels into boxes of at most `most` (at least 1) pixels: whole rows, planes and images as far as that allows. An extent of 0 makes none.
+    pub(super) fn all(extents: [u64; 4], most: u64) -> Vec<Boxes> {
+        let mut lengths = [1; 4];
+        let mut room = most.max(1);
+        for (length, extent) in lengths.iter_mut().zip(extents).rev() {
+            *length = extent.min(room).max(1);
+            room /= *length;
+        }
+        let mut boxes = vec![Boxes { first: [0; 4], lengths: [0; 4] }];
+        for dim in 0..4 {
+            boxes = boxes
+                .into_iter()
+                .flat_map(|one| {
+                    (0..extents[dim].div_ceil(lengths[dim])).map(move |i| {
+                        let mut next = one;
+                        next.first[dim] = i * lengths[dim];
+                        next.lengths[dim] = lengths[dim].min(extents[dim] - next.first[dim]);
+                        next
+                    })
+                })
+                .collect();
+        }
+        boxes
+    }
+
+    /// Its pixels.
+    pub(super) fn count(&self) -> u64 {
+        self.lengths.iter().product()
+    }
+
+    /// The arguments of a kernel's box.
+    pub(super) fn args(&self) -> Vec<Arg> {
+        let mut args: Vec<Arg> = self.first.into_iter().map(word).collect();
+        args.extend(self.lengths[1..].iter().copied().map(divisor));
+        args
+    }
+}
+
+/// The pixels of one residue in one dim, and the taps that they meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Class {
+    extent: u64,
+    first_tap: u64,
+    /// The coordinate that pixel 0 reads with the first tap.
+    offset: i64,
+    taps: u64,
+}
+
+/// One spatial dim of fprop or dgrad: pixel `i` of class `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its class
+/// the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Dim {
+    classes: Vec<Class>,
+    result_step: u64,
+    pixel_step: i64,
+    tap_step: i64,
+    filter_step: u64,
+    /// Extent of the activations.
+    extent: u64,
+}
+
+impl Dim {
+    fn fprop(p: &ConvProblem, dim: usize) -> Dim {
+        let all = Class { extent: p.output[dim], first_tap: 0, offset: -(p.pads_before[dim] as i64), taps: p.filter[dim] };
+        Dim {
+            classes: vec![all],
+            result_step: 1,
+            pixel_step: p.strides[dim] as i64,
+            tap_step: p.dilations[dim] as i64,
+            filter_step: 1,
+            extent: p.input[dim],
+        }
+    }
+
+    fn dgrad(p: &ConvProblem, dim: usize) -> Dim {
+        let (stride, dilation) = (p.strides[dim] as i64, p.dilations[dim] as i64);
+        let (pad, filter, input) = (p.pads_before[dim] as i64, p.filter[dim] as i64, p.input[dim]);
+        let shared = gcd(stride, dilation);
+        let step = stride / shared;
+        let class = |residue: u64| {
+            let extent = (input - residue).div_ceil(p.strides[dim]);
+            let reached = residue as i64 + pad;
+            let first = (0..step.min(filter)).find(|tap| (reached - tap * dilation) % stride == 0);
+            match first {
+                Some(tap) => {
+                    let taps = ((filter - 1 - tap) / step + 1) as u64;
+                    Class { extent, first_tap: tap as u64, offset: (reached - tap * dilation) / stride, taps }
+                }
+                None => Class { extent, first_tap: 0, offset: 0, taps: 0 },
+            }
+        };
+        Dim {
+            classes: (0..p.strides[dim].min(input)).map(class).collect(),
+            result_step: p.strides[dim],
+            pixel_step: 1,
+            tap_step: -(dilation / shared),
+            filter_step: step as u64,
+            extent: p.output[dim],
+        }
+    }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// fprop or dgrad in three dims.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct PixelGeometry([Dim; 3]);
+
+impl PixelGeometry {
+    pub(super) fn of(problem: &ConvProblem) -> PixelGeometry {
+        PixelGeometry(std::array::from_fn(|dim| {
+            if problem.direction == Direction::Dgrad { Dim::dgrad(problem, dim) } else { Dim::fprop(problem, dim) }
+        }))
+    }
+
+    pub(super) fn class_counts(&self) -> [u64; 3] {
+        self.0.each_ref().map(|dim| dim.classes.len() as u64)
+    }
+
+    pub(super) fn class_count(&self) -> u64 {
+        self.class_counts().into_iter().fold(1, u64::saturating_mul)
+    }
+
+    /// Images, depths, heights and widths of the largest class.
+    pub(super) fn pixels(&self, n: u64) -> [u64; 4] {
+        let [d, h, w] = self.0.each_ref().map(|dim| dim.classes.first().map_or(0, |class| class.extent));
+        [n, d, h, w]
+    }
+
+    /// The table of all classes of all dims, and where each dim's begins, in bytes.
+    pub(super) fn tables(&self) -> (Vec<u8>, [u64; 3]) {
+        let mut bytes = Vec::new();
+        let mut starts = [0; 3];
+        for (start, dim) in starts.iter_mut().zip(&self.0) {
+            *start = bytes.len() as u64;
+            for class in &dim.classes {
+                let taps = Divisor::new(class.taps.max(1) as u32).map_or([1, 0, 0, 0], Divisor::words);
+                let words = [class.extent as u32, class.first_tap as u32, class.offset as i32 as u32, class.taps as u32];
+                bytes.extend(words.into_iter().chain(taps).flat_map(u32::to_le_bytes));
+            }
+        }
+        debug_assert!(bytes.len().is_multiple_of(CLASS_BYTES as usize));
+        (bytes, starts)
+    }
+
+    /// Steps and extents.
+    pub(super) fn args(&self) -> Vec<Arg> {
+        let dims = &self.0;
+        let mut args: Vec<Arg> = dims.iter().map(|dim| signed(dim.pixel_step)).collect();
+        args.extend(dims.iter().map(|dim| signed(dim.tap_step)));
+        args.extend(dims.iter().map(|dim| word(dim.result_step)));
+        args.extend(dims.iter().map(|dim| word(dim.extent)));
+        args
+    }
+
+    /// The filter: address, origin, strides over groups, over channels of the result and of the activations, over taps, over taps of a class.
+    pub(super) fn filter_args(&self, problem: &ConvProblem) -> Vec<Arg> {
+        let w = &problem.w;
+        let bytes = w.dtype.bytes() as u64;
+        let [k, c, taps @ ..] = w.strides.map(|stride| stride * bytes);
+        let (outer, channel) = if problem.direction == Direction::Dgrad { (c, k) } else { (k, c) };
+        // Flipped, the walk begins at the last tap and goes backwards; addresses count modulo 2^64.
+        let origin = if problem.flip { (0..3).fold(0u64, |sum, dim| sum + (problem.filter[dim] - 1) * taps[dim]) } else { 0 };
+        let taps = taps.map(|stride| if problem.flip { stride.wrapping_neg() } else { stride });
+        let mut args = vec![Arg::Pointer(verdigris_kir::program::Address::buffer(w.slot.0 as usize))];
+        args.extend([origin, k * (problem.k / problem.groups), outer, channel].map(double_word));
+        args.extend(taps.map(double_word));
+        args.extend((0..3).map(|dim| double_word(taps[dim].wrapping_mul(self.0[dim].filter_step))));
+        args
+    }
+}
+
+/// Steps of x over pixels of the output and over taps, what tap 0 of pixel 0 reads, and the extents of x.
+pub(super) fn filter_gradient_args(p: &ConvProblem) -> Vec<Arg> {
+    let dims = 0..3;
+    let step = |dim: usize| p.dilations[dim] as i64;
+    let first = |dim: usize| (if p.flip { (p.filter[dim] - 1) as i64 * step(dim) } else { 0 }) - p.pads_before[dim] as i64;
+    let mut args: Vec<Arg> = dims.clone().map(|dim| signed(p.strides[dim] as i64)).collect();
+    args.extend(dims.clone().map(|dim| signed(if p.flip { -step(dim) } else { step(dim) })));
+    args.extend(dims.clone().map(|dim| signed(first(dim))));
+    args.extend(dims.map(|dim| word(p.input[dim])));
+    args
+}
+
+/// The arguments of a filter gradient's columns.
+pub(super) fn column_args(p: &ConvProblem) -> Vec<Arg> {
+    let mut args = vec![divisor(p.c / p.groups)];
+    args.extend(p.filter.map(divisor));
+    args
+}
+
+fn signed(value: i64) -> Arg {
+    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::{ConvExtents, Direction};
+    use verdigris_tensor::DType;
+
+    #[test]
+    fn boxes_cover_pixels_once() {
+        assert_eq!(Boxes::all([3, 1, 5, 7], 1 << 20), [Boxes { first: [0; 4], lengths: [3, 1, 5, 7] }]);
+        assert_eq!(Boxes::all([0, 1, 5, 7], 100), []);
+        let boxes = Boxes::all([3, 4, 5, 7], 50);
+        assert_eq!(boxes.iter().map(Boxes::count).sum::<u64>(), 3 * 4 * 5 * 7);
+        assert!(boxes.iter().all(|one| one.count() <= 50) && boxes.len() == 12, "planes of 35 pixels");
+        let rows = Boxes::all([1, 1, 3, 100], 33);
+        assert_eq!(rows.len(), 3 * 4);
+    }
+
+    /// Every product of a dgrad, by its definition and by classes.
+    #[test]
+    fn classes_meet_each_tap_once() {
+        for (input, filter, stride, dilation, pad) in
+            [(9, 3, 2, 1, 1), (10, 4, 3, 2, 0), (7, 5, 2, 2, 4), (5, 1, 2, 1, 0), (12, 3, 4, 6, 5), (3, 2, 5, 1, 4), (8, 7, 1, 1, 3)]
+        {
+            let extents = ConvExtents {
+                direction: Direction::Dgrad,
+                n: 1,
+                c: 1,
+                k: 1,
+                groups: 1,
+                input: [1, 1, input],
+                filter: [1, 1, filter],
+                pads: [0, 0, pad],
+                strides: [1, 1, stride],
+                dilations: [1, 1, dilation],
+            };
+            let problem = verdigris_graph::ConvProblem::packed(extents, DType::F32, DType::F32).unwrap();
+            let output = problem.output[2];
+            let mut wanted = Vec::new();
+            for p in 0..output {
+                for t in 0..filter {
+                    if let Some(j) = (p * stride + t * dilation).checked_sub(pad).filter(|&j| j < input) {
+                        wanted.push((j, t, p));
+                    }
+                }
+            }
+            let dim = Dim::dgrad(&problem, 2);
+            let mut met = Vec::new();
+            for (residue, class) in dim.classes.iter().enumerate() {
+                for i in 0..class.extent {
+                    for j in 0..class.taps {
+                        let read = i as i64 * dim.pixel_step + j as i64 * dim.tap_step + class.offset;
+                        if (0..output as i64).contains(&read) {
+                            met.push((i * dim.result_step + residue as u64, class.first_tap + j * dim.filter_step, read as u64));
+                        }
+                    }
+                }
+            }
+            wanted.sort_unstable();
+            met.sort_unstable();
+            assert_eq!(met, wanted, "input {input}, filter {filter}, stride {stride}, dilation {dilation}, pad {pad}");
+            assert_eq!(dim.classes.iter().map(|class| class.extent).sum::<u64>(), input);
+        }
+    }
+}

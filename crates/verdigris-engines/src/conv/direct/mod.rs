@@ -1,0 +1,600 @@
+//! `conv.direct`: convolution without tensor cores, for everything.
+//!
+//! It takes every valid convolution: all three directions, all operand types and precision policies, any strides, dilations, paddings, groups and
+//! layouts, any alignment that an element needs, every prologue and epilogue, on sm_80 and later. So the family always has an answer, and
+//! f32 and f64 have one that multiplies and adds as IEEE says.
+//!
+//! **Method.** An implicit matrix product: a CTA of 256 threads computes a tile of the result; slabs of both operands, 16 deep, go from global
+//! memory through registers, where they become the type that is computed in, to shared memory; the next slab is on its way while one is
+//! multiplied. Where activations lie is worked out as they are read ([`kernel`]).
+//!
+//! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the pixels with residue `ρ` modulo `s` meet the taps `r` for which `s` divides
+//! `ρ + pad − r · dilation`: every `s / g`-th, with `g = gcd(dilation, s)`, or none. Each class of residues is a dense correlation of stride 1
+//! with its own taps; all classes stand in one grid, and no product with a zero is formed.
+//!
+//! *wgrad* sums over all pixels of the output. Where its tiles leave the chip idle, the sum is cut into parts of equal length, which a second
+//! launch adds up in their order. Nothing is atomic.
+//!
+//! **When it wins.** f32 and f64 under `ieee`; everything that no other engine takes.
+//!
+//! **Numbers.** Products and sums are fused multiply-adds in a fixed order, so results repeat bit for bit. 16-bit and fp8 operands widen
+//! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
+
+mod geometry;
+mod join;
+mod kernel;
+mod statistics;
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::Chunk;
+use crate::parts::compute;
+use crate::parts::element::Arithmetic;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::parts::prologue::PrologueSpec;
+use geometry::{Boxes, PixelGeometry};
+use kernel::DEPTH;
+
+const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// What counts in 32 bits inside of one launch stays below this.
+const COUNT_LIMIT: u64 = 1 << 31;
+/// CTAs of one launch, groups apart.
+const TILE_LIMIT: u64 = 1 << 30;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Direct;
+
+impl Engine for Direct {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
+        };
+        let extents = problem.gemm_extents();
+        let kind = Kind::of(problem.direction);
+        let (counted, what) = match kind {
+            Kind::Pixels => (extents.k, "taps and channels that are summed over"),
+            Kind::Filter => (extents.n, "taps and channels of a filter"),
+        };
+        ID.require(counted < COUNT_LIMIT, Reason::Extent, format_args!("{counted} {what}, taken below 2^31"))?;
+        if problem.statistics.is_some() {
+            let pixels = extents.m;
+            ID.require(pixels < COUNT_LIMIT, Reason::Extent, format_args!("statistics over {pixels} pixels, taken below 2^31"))?;
+        }
+        let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of_conv(problem) };
+        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+        let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
+        let [(_, first, _), (_, second, _)] = problem.operands();
+        let (gathered, plain) = if kind == Kind::Filter { (second, first) } else { (first, second) };
+        let spec = Spec {
+            kind,
+            gathered: gathered.dtype,
+            plain: plain.dtype,
+            arithmetic: Arithmetic::of(problem.precision),
+            tile: Tile::Small,
+            order: Order::of(problem),
+            split: false,
+            prologue: PrologueSpec::of(problem),
+            epilogue,
+        };
+        let target = spec.target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", gathered.dtype, target.ptx()))?;
+        let accepted = Accepted { problem: problem.clone(), spec, arch: arch.clone() };
+        if kind == Kind::Pixels {
+            let classes = PixelGeometry::of(problem).class_count();
+            let across = extents.n.div_ceil(u64::from(Tile::Small.columns())).max(1);
+            let tiles = classes.saturating_mul(across);
+            ID.require(tiles < TILE_LIMIT, Reason::Extent, format_args!("{tiles} residue classes by column tiles, taken below 2^30"))?;
+        }
+        Ok(Box::new(accepted))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let mut kernels = Vec::new();
+        for Types { gathered, plain, arithmetic, result } in Types::all() {
+            let epilogue = EpilogueSpec {
+                double: arithmetic == Arithmetic::F64,
+                exact: arithmetic == Arithmetic::I32 && result == DType::I32,
+                ..EpilogueSpec::plain(OperandSpec::strided(result))
+            };
+            for kind in [Kind::Pixels, Kind::Filter] {
+                for order in [Order::ChannelsLast, Order::ChannelsFirst] {
+                    for &tile in Tile::of(kind, gathered, arithmetic) {
+                        let spec = Spec {
+                            kind,
+                            gathered,
+                            plain,
+                            arithmetic,
+                            tile,
+                            order,
+                            split: false,
+                            prologue: PrologueSpec::none(gathered),
+                            epilogue: epilogue.clone(),
+                        };
+                        // Parts do not depend on the result's type; the first one of each pair of operands stands for all.
+                        let parts = Spec { split: true, ..spec.clone() };
+                        if kind == Kind::Filter && !kernels.iter().any(|(name, _, _): &(String, _, _)| *name == parts.name()) {
+                            kernels.push((parts.name(), parts.target(), parts.kernel()));
+                        }
+                        kernels.push((spec.name(), spec.target(), spec.kernel()));
+                    }
+                    if kind == Kind::Filter {
+                        let join = join::Spec { arithmetic, order, epilogue: epilogue.clone() };
+                        kernels.push((join.name(), join.target(), join.kernel()));
+                    }
+                }
+            }
+        }
+        kernels.sort_by(|a, b| a.0.cmp(&b.0));
+        kernels.dedup_by(|a, b| a.0 == b.0);
+        kernels.into_iter().filter(|(_, needs, _)| *needs <= target).map(|(_, _, kernel)| kernel).collect()
+    }
+}
+
+/// The types of a catalog's kernels.
+#[derive(Clone, Copy)]
+struct Types {
+    gathered: DType,
+    plain: DType,
+    arithmetic: Arithmetic,
+    result: DType,
+}
+
+impl Types {
+    fn all() -> Vec<Types> {
+        let same = |dtype, precision, results: &'static [DType]| (dtype, dtype, precision, results);
+        let lists = [
+            same(DType::F64, Precision::F64, &[DType::F64]),
+            same(DType::F32, Precision::Ieee, &[DType::F32]),
+            same(DType::F32, Precision::Tf32, &[DType::F32]),
+            same(DType::F16, Precision::Ieee, &[DType::F16, DType::F32]),
+            same(DType::F16, Precision::F16, &[DType::F16]),
+            same(DType::Bf16, Precision::Ieee, &[DType::Bf16, DType::F32]),
+            same(DType::I8, Precision::I32, &[DType::I32, DType::I8, DType::F32]),
+            same(DType::E4m3, Precision::Ieee, &[DType::Bf16, DType::F32]),
+            (DType::E5m2, DType::E4m3, Precision::Ieee, &[DType::Bf16]),
+            (DType::E4m3, DType::E5m2, Precision::Ieee, &[DType::F32]),
+        ];
+        let with = |(gathered, plain, precision, results): (DType, DType, Precision, &'static [DType])| {
+            results.iter().map(move |&result| Types { gathered, plain, arithmetic: Arithmetic::of(precision), result })
+        };
+        lists.into_iter().flat_map(with).collect()
+    }
+}
+
+/// Which of the two kernels: what the rows of the product are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    /// fprop and dgrad.
+    Pixels,
+    /// wgrad.
+    Filter,
+}
+
+impl Kind {
+    fn of(direction: Direction) -> Kind {
+        if direction == Direction::Wgrad { Kind::Filter } else { Kind::Pixels }
+    }
+}
+
+/// Along what the lanes of a warp stand when they read: the size class of strides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Order {
+    /// Along channels.
+    ChannelsLast,
+    /// Along the width.
+    ChannelsFirst,
+}
+
+impl Order {
+    fn of(problem: &ConvProblem) -> Order {
+        let activations = problem.activations();
+        let [_, channel, _, _, width] = activations.strides;
+        // Lanes along a handful of channels would mostly stand on different pixels anyway, but on neighbouring ones.
+        if channel <= width { Order::ChannelsLast } else { Order::ChannelsFirst }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Order::ChannelsLast => "last",
+            Order::ChannelsFirst => "first",
+        }
+    }
+}
+
+/// The tile of a CTA.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Tile {
+    /// 128×128.
+    Large,
+    /// 64×64.
+    Small,
+    /// 256×4, for few channels of the result.
+    Thin,
+}
+
+impl Tile {
+    /// The tiles that pay: the large one where nothing faster than multiply-adds is allowed.
+    fn of(kind: Kind, gathered: DType, arithmetic: Arithmetic) -> &'static [Tile] {
+        match (kind, gathered, arithmetic) {
+            (Kind::Pixels, DType::F32, Arithmetic::F32) => &[Tile::Large, Tile::Small, Tile::Thin],
+            (Kind::Filter, DType::F32, Arithmetic::F32) => &[Tile::Large, Tile::Small],
+            (Kind::Pixels, ..) => &[Tile::Small, Tile::Thin],
+            (Kind::Filter, ..) => &[Tile::Small],
+        }
+    }
+
+    /// Rows; also the value of the knob.
+    const fn rows(self) -> u32 {
+        match self {
+            Tile::Large => 128,
+            Tile::Small => 64,
+            Tile::Thin => 256,
+        }
+    }
+
+    const fn columns(self) -> u32 {
+        match self {
+            Tile::Large => 128,
+            Tile::Small => 64,
+            Tile::Thin => 4,
+        }
+    }
+
+    /// Threads side by side along a row of the tile.
+    const fn threads_across(self) -> u32 {
+        match self {
+            Tile::Large | Tile::Small => 16,
+            Tile::Thin => 4,
+        }
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    kind: Kind,
+    /// The type of the activations that are gathered.
+    gathered: DType,
+    /// The type of the other operand.
+    plain: DType,
+    arithmetic: Arithmetic,
+    tile: Tile,
+    order: Order,
+    /// Sums go to workspace, to be joined.
+    split: bool,
+    prologue: PrologueSpec,
+    epilogue: EpilogueSpec,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        let kind = if self.kind == Kind::Filter { "wgrad" } else { "pixels" };
+        let (rows, columns) = (self.tile.rows(), self.tile.columns());
+        let (gathered, plain, arithmetic, order) = (self.gathered, self.plain, self.arithmetic.name(), self.order.name());
+        let (prologue, out) = (self.prologue.name(), if self.split { "parts".to_owned() } else { self.epilogue.name() });
+        format!("conv_direct_{kind}_{gathered}_{plain}_{arithmetic}_{rows}x{columns}x{DEPTH}_{order}{prologue}_{out}")
+    }
+
+    fn target(&self) -> Target {
+        let operands = compute::target_of(self.gathered).max(compute::target_of(self.plain)).max(self.prologue.target());
+        if self.split { operands } else { operands.max(self.epilogue.target()) }
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| match self.arithmetic {
+            Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::F16 => kernel::product::<f32>(k, self),
+            Arithmetic::F64 => kernel::product::<f64>(k, self),
+            Arithmetic::I32 => kernel::product::<i32>(k, self),
+        })
+    }
+
+    /// Bytes of a sum.
+    fn sum_bytes(&self) -> u64 {
+        if self.arithmetic == Arithmetic::F64 { 8 } else { 4 }
+    }
+}
+
+/// A setting of the knobs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Setting {
+    tile: Tile,
+    /// Parts of the sum of one launch; 0 for none, with the epilogue in the same kernel.
+    parts: u64,
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: ConvProblem,
+    spec: Spec,
+    arch: Arch,
+}
+
+impl Accepted {
+    /// The boxes of pixels that launches cover: of the result, or of what a wgrad sums over.
+    fn boxes(&self, tile: Tile) -> Vec<Boxes> {
+        let p = &self.problem;
+        match self.spec.kind {
+            Kind::Filter => Boxes::all([p.n, p.output[0], p.output[1], p.output[2]], COUNT_LIMIT - u64::from(2 * DEPTH)),
+            Kind::Pixels => {
+                let geometry = PixelGeometry::of(p);
+                let across = p.gemm_extents().n.div_ceil(u64::from(tile.columns())).max(1);
+                let row_tiles = (TILE_LIMIT / geometry.class_count().saturating_mul(across).max(1)).max(1);
+                Boxes::all(geometry.pixels(p.n), (row_tiles * u64::from(tile.rows())).min(COUNT_LIMIT - 256))
+            }
+        }
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let columns = self.problem.gemm_extents().n;
+        let few = columns <= 16;
+        let tiles = Tile::of(self.spec.kind, self.spec.gathered, self.spec.arithmetic);
+        let mut settings = Vec::new();
+        for &tile in tiles.iter().filter(|&&tile| few || tile != Tile::Thin) {
+            if self.spec.kind == Kind::Pixels {
+                settings.push(Setting { tile, parts: 0 });
+                continue;
+            }
+            // Sums over more pixels than a launch counts meet in workspace.
+            if self.boxes(tile).len() <= 1 {
+                settings.push(Setting { tile, parts: 0 });
+            }
+            let parts = self.wanted_parts(tile);
+            let elements = self.problem.gemm_extents().m.saturating_mul(columns);
+            if elements < COUNT_LIMIT && (parts > 1 || self.boxes(tile).len() > 1) {
+                settings.push(Setting { tile, parts });
+            }
+        }
+        settings.sort_by(|a, b| self.cost_of(*a).total_cmp(&self.cost_of(*b)));
+        settings
+    }
+
+    /// Parts of a wgrad's sum that fill the chip twice, but with at least 8 slabs each.
+    fn wanted_parts(&self, tile: Tile) -> u64 {
+        let extents = self.problem.gemm_extents();
+        let tiles = self.tiles(tile).max(1);
+        let most = extents.k.div_ceil(u64::from(8 * DEPTH)).max(1);
+        (u64::from(self.arch.sm_count) * 4 / tiles).clamp(1, most.min(1024))
+    }
+
+    /// Tiles of the result, over all groups and classes, parts apart.
+    fn tiles(&self, tile: Tile) -> u64 {
+        let extents = self.problem.gemm_extents();
+        let rows = extents.m.div_ceil(u64::from(tile.rows()));
+        rows.saturating_mul(extents.n.div_ceil(u64::from(tile.columns()))).saturating_mul(extents.groups)
+    }
+
+    fn cost_of(&self, setting: Setting) -> f64 {
+        let (p, tile) = (&self.problem, setting.tile);
+        let extents = p.gemm_extents();
+        let parts = setting.parts.max(1) as f64;
+        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
+        let tiles = self.tiles(tile) as f64 * parts;
+        // What a tile gets of the peak beside the work of gathering, and how many such CTAs it takes to get it from an SM.
+        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
+            (Tile::Large, _) => (0.6, 2.0),
+            (Tile::Small, Arithmetic::F64) => (0.6, 3.0),
+            (Tile::Small, _) => (0.35, 4.0),
+            (Tile::Thin, _) => (0.06, 3.0),
+        };
+        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
+        let sms = f64::from(self.arch.sm_count);
+        let slots = sms * ctas;
+        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
+        // A strided dgrad forms a part of the products only.
+        let dense = 2.0 * extents.m as f64 * extents.n as f64 * extents.k as f64 * extents.groups as f64;
+        let share = if dense > 0.0 { (p.flops() / dense).min(1.0) } else { 0.0 };
+        let depth = extents.k as f64 * share / parts + f64::from(DEPTH);
+        let compute_us = waves * 2.0 * rows * columns * depth * slots / (peak * efficiency * 1e6);
+        let sums_bytes = if setting.parts == 0 {
+            0.0
+        } else {
+            2.0 * parts * extents.m as f64 * extents.n as f64 * extents.groups as f64 * self.spec.sum_bytes() as f64
+        };
+        let launches = 1.0 + f64::from(u8::from(setting.parts > 0)) + f64::from(u8::from(p.statistics.is_some()));
+        compute_us.max(p.traffic_bytes() / (self.arch.memory_gb_per_s * 1e3))
+            + sums_bytes / (self.arch.memory_gb_per_s * 1e3)
+            + 3.0 * launches
+    }
+
+    fn knobs_of(setting: Setting) -> Knobs {
+        Knobs::new([("tile", setting.tile.rows()), ("split", setting.parts as u32)])
+    }
+
+    fn setting(&self, knobs: &Knobs) -> Option<Setting> {
+        self.settings().into_iter().find(|&setting| Accepted::knobs_of(setting) == *knobs)
+    }
+
+    fn alignments(&self) -> Vec<u64> {
+        let p = &self.problem;
+        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
+        for (slot, bytes) in elements.chain(PrologueSpec::alignments(p)).chain(sums).chain(self.spec.epilogue.conv_alignments(p)) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+}
+
+/// An argument of 32 bits.
+fn word(value: u64) -> Arg {
+    Arg::Scalar(Ty::U32, value & 0xffff_ffff)
+}
+
+/// An argument of 64 bits.
+fn double_word(value: u64) -> Arg {
+    Arg::Scalar(Ty::U64, value)
+}
+
+/// A divisor, 1 in place of 0.
+fn divisor(value: u64) -> Arg {
+    Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
+}
+
+/// The arguments of a tensor: address, and strides over n, channels and the spatial dims.
+fn tensor_args(tensor: &verdigris_graph::Tensor) -> Vec<Arg> {
+    let bytes = tensor.dtype.bytes() as u64;
+    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
+    args.extend(tensor.strides.iter().map(|stride| double_word(stride * bytes)));
+    args
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings().into_iter().map(Accepted::knobs_of);
+        let default = settings.next().unwrap_or_default();
+        KnobSpace::new(default, settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: false,
+            deterministic: true,
+            down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
+            accumulator: match self.spec.arithmetic {
+                Arithmetic::F64 => DType::F64,
+                Arithmetic::I32 => DType::I32,
+                _ => DType::F32,
+            },
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let setting = self.setting(knobs).unwrap_or(Setting { tile: Tile::Small, parts: 0 });
+        Cost { us: self.cost_of(setting), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let setting =
+            self.setting(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
+        if !self.problem.is_empty() {
+            match self.spec.kind {
+                Kind::Pixels => self.pixel_steps(setting, &mut program),
+                Kind::Filter => self.filter_steps(setting, &mut program),
+            }
+        }
+        if let Some(statistics) = &self.problem.statistics {
+            statistics::steps(&self.problem, statistics, &mut program);
+        }
+        Ok(program)
+    }
+}
+
+impl Accepted {
+    fn launch(program: &mut Program, kernel: &KernelRef, grid: [u32; 3], args: Vec<Arg>) {
+        program.steps.push(Step::Launch(Launch { kernel: kernel.clone(), grid, residency: Residency::Any, overlap: false, args }));
+    }
+
+    fn pixel_steps(&self, setting: Setting, program: &mut Program) {
+        let p = &self.problem;
+        let spec = Spec { tile: setting.tile, ..self.spec.clone() };
+        let kernel = spec.clone().kernel();
+        let geometry = PixelGeometry::of(p);
+        let (tables, table_starts) = geometry.tables();
+        program.constants.push(tables);
+        let classes = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
+        let columns = p.gemm_extents().n;
+        let column_tiles = columns.div_ceil(u64::from(setting.tile.columns()));
+        let group_channels = p.activation_channels() / p.groups;
+        for pixel_box in self.boxes(setting.tile) {
+            let rows = pixel_box.count();
+            let row_tiles = rows.div_ceil(u64::from(setting.tile.rows()));
+            for chunk in Chunk::all(&[p.groups]) {
+                let mut args = vec![word(rows), word(columns), divisor(column_tiles), divisor(row_tiles)];
+                let [_, classes_h, classes_w] = geometry.class_counts();
+                args.extend([divisor(classes_h), divisor(classes_w), Arg::Pointer(classes)]);
+                args.extend(table_starts.map(double_word));
+                args.extend(pixel_box.args());
+                args.extend(chunk.args());
+                args.push(word(chunk.first[0]));
+                args.extend(geometry.args());
+                args.extend([divisor(group_channels), word(group_channels)]);
+                args.extend(tensor_args(p.activations()));
+                args.extend(geometry.filter_args(p));
+                args.extend(spec.prologue.args(p));
+                args.extend(spec.epilogue.conv_args(p));
+                let [y, z] = chunk.grid();
+                let tiles = row_tiles * column_tiles * geometry.class_count();
+                Accepted::launch(program, &kernel, [tiles as u32, y, z], args);
+            }
+        }
+    }
+
+    fn filter_steps(&self, setting: Setting, program: &mut Program) {
+        let p = &self.problem;
+        let extents = p.gemm_extents();
+        let tile = setting.tile;
+        let spec = Spec { tile, split: setting.parts > 0, ..self.spec.clone() };
+        let kernel = spec.clone().kernel();
+        let (row_tiles, column_tiles) = (extents.m.div_ceil(u64::from(tile.rows())), extents.n.div_ceil(u64::from(tile.columns())));
+        // Nothing to sum up is one sum over nothing.
+        let mut boxes = self.boxes(tile);
+        if boxes.is_empty() {
+            boxes.push(Boxes { first: [0; 4], lengths: [0; 4] });
+        }
+        // Parts end at whole slabs.
+        let part_depths: Vec<u64> = (boxes.iter())
+            .map(|pixel_box| pixel_box.count().div_ceil(setting.parts.max(1)).next_multiple_of(u64::from(DEPTH)).max(u64::from(DEPTH)))
+            .collect();
+        let counts: Vec<u64> = boxes.iter().zip(&part_depths).map(|(pixel_box, depth)| pixel_box.count().div_ceil(*depth).max(1)).collect();
+        let group_bytes = extents.m * extents.n * spec.sum_bytes();
+        let part_bytes = group_bytes * extents.groups;
+        let all_parts: u64 = counts.iter().sum();
+        let parts = spec.split.then(|| program.add_scratch("parts of sums", part_bytes * all_parts));
+        let mut first_part = 0;
+        for ((pixel_box, part_depth), count) in boxes.iter().zip(&part_depths).zip(&counts) {
+            for chunk in Chunk::all(&[p.groups]) {
+                let mut args = vec![word(extents.m), word(extents.n), divisor(column_tiles), divisor(row_tiles)];
+                args.extend([word(pixel_box.count()), word(*part_depth)]);
+                args.extend(pixel_box.args());
+                args.extend(chunk.args());
+                args.push(word(chunk.first[0]));
+                args.extend(geometry::filter_gradient_args(p));
+                args.extend(geometry::column_args(p));
+                args.push(word(p.c / p.groups));
+                args.extend(tensor_args(&p.x));
+                args.extend(tensor_args(&p.y));
+                args.extend(spec.prologue.args(p));
+                match parts {
+                    Some(parts) => args.extend([Arg::Pointer(parts), double_word(part_bytes), double_word(group_bytes), word(first_part)]),
+                    None => args.extend(spec.epilogue.conv_args(p)),
+                }
+                let [y, z] = chunk.grid();
+                Accepted::launch(program, &kernel, [(row_tiles * column_tiles * count) as u32, y, z], args);
+            }
+            first_part += count;
+        }
+        if let Some(parts) = parts {
+            let join = join::Spec { arithmetic: spec.arithmetic, order: spec.order, epilogue: spec.epilogue.clone() };
+            join::steps(p, &join, parts, [part_bytes, group_bytes], all_parts, program);
+        }
+    }
+}
