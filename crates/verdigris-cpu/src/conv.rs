@@ -1,0 +1,445 @@
+//! Convolution in its three directions, as products of gathered pixels and filters.
+//!
+//! Forward and data gradient are one thing here, a *gather*: outputs `t` of a *class* read source positions `t · step + tap`. Forward has
+//! one class. The data gradient has one for each residue of the position modulo the stride, each with the taps that meet it, so no
+//! product with an inserted zero is formed. The weight gradient sums over pixels instead of taps, with the same tables turned round.
+//!
+//! Images are taken where they lie; where windows reach beyond the edge, a few images at a time are copied into a border of zeros.
+
+use rayon::prelude::*;
+
+use crate::gemm::{DEPTH, Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
+use crate::real::Real;
+use crate::scratch::{Lent, Scratch};
+
+/// Sizes of a convolution, always with three spatial dims; missing ones lead and have extent 1.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) batch: usize,
+    pub(crate) groups: usize,
+    /// Channels of x in one group.
+    pub(crate) channels: usize,
+    /// Filters in one group.
+    pub(crate) filters: usize,
+    pub(crate) extent: [usize; 3],
+    pub(crate) filter: [usize; 3],
+    pub(crate) out: [usize; 3],
+    pub(crate) stride: [usize; 3],
+    pub(crate) dilation: [usize; 3],
+    pub(crate) pad: [usize; 3],
+    /// Whether the filter is flipped.
+    pub(crate) flip: bool,
+}
+
+/// `[n, c, d, h, w]` (or `[k, c, d, h, w]`) in a slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor5<'a, T> {
+    pub(crate) data: &'a [T],
+    pub(crate) strides: [usize; 5],
+}
+
+/// How a packed result is ordered; the batch is always slowest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    ChannelsFirst,
+    ChannelsLast,
+}
+
+impl Order {
+    /// Strides of a packed `[n, c, d, h, w]`.
+    pub(crate) fn strides(self, channels: usize, extent: [usize; 3]) -> [usize; 5] {
+        let [d, h, w] = extent;
+        let image = channels * d * h * w;
+        match self {
+            Order::ChannelsFirst => [image, d * h * w, h * w, w, 1],
+            Order::ChannelsLast => [image, 1, h * w * channels, w * channels, channels],
+        }
+    }
+
+    /// The order whose inner loops suit a tensor of these strides.
+    fn of(strides: [usize; 5]) -> Order {
+        if strides[1] == 1 && strides[4] != 1 { Order::ChannelsLast } else { Order::ChannelsFirst }
+    }
+}
+
+/// One spatial dim of a class.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Axis {
+    /// Positions written: `first + t · step`, t below `count`.
+    first: usize,
+    step: usize,
+    count: usize,
+    /// Source elements from one t to the next.
+    source_step: usize,
+    /// (source position at t = 0, index of the filter tap).
+    taps: Vec<(isize, usize)>,
+}
+
+fn tap_index(geometry: &Geometry, dim: usize, tap: usize) -> usize {
+    if geometry.flip { geometry.filter[dim] - 1 - tap } else { tap }
+}
+
+fn forward_axis(geometry: &Geometry, dim: usize) -> Axis {
+    Axis {
+        first: 0,
+        step: 1,
+        count: geometry.out[dim],
+        source_step: geometry.stride[dim],
+        taps: (0..geometry.filter[dim])
+            .map(|tap| ((tap * geometry.dilation[dim]) as isize - geometry.pad[dim] as isize, tap_index(geometry, dim, tap)))
+            .collect(),
+    }
+}
+
+/// The classes of one dim of the data gradient: `i = o · stride − pad + tap · dilation`, solved for `o`.
+fn backward_axes(geometry: &Geometry, dim: usize) -> Vec<Axis> {
+    let (stride, extent) = (geometry.stride[dim], geometry.extent[dim]);
+    (0..stride.min(extent))
+        .map(|first| Axis {
+            first,
+            step: stride,
+            count: (extent - first).div_ceil(stride),
+            source_step: 1,
+            taps: (0..geometry.filter[dim])
+                .filter_map(|tap| {
+                    let reach = (first + geometry.pad[dim]) as isize - (tap * geometry.dilation[dim]) as isize;
+                    (reach.rem_euclid(stride as isize) == 0).then(|| (reach.div_euclid(stride as isize), tap_index(geometry, dim, tap)))
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// What is read beyond the ends of one dim: elements before the first and after the last.
+fn border<'a>(axes: impl Iterator<Item = &'a Axis>, extent: usize) -> (usize, usize) {
+    let (mut before, mut after) = (0, 0);
+    for axis in axes.filter(|axis| axis.count > 0) {
+        for (tap, _) in &axis.taps {
+            before = before.max(-tap);
+            after = after.max(tap + ((axis.count - 1) * axis.source_step) as isize - (extent as isize - 1));
+        }
+    }
+    (before.max(0) as usize, after.max(0) as usize)
+}
+
+/// The images that windows are taken from.
+struct Source<'a, T> {
+    tensor: Tensor5<'a, T>,
+    channels: usize,
+    extent: [usize; 3],
+    before: [usize; 3],
+    padded: [usize; 3],
+    order: Order,
+}
+
+impl<'a, T: Real> Source<'a, T> {
+    fn new(tensor: Tensor5<'a, T>, channels: usize, extent: [usize; 3], borders: [(usize, usize); 3]) -> Source<'a, T> {
+        Source {
+            tensor,
+            channels,
+            extent,
+            before: borders.map(|(before, _)| before),
+            padded: [0, 1, 2].map(|i| borders[i].0 + extent[i] + borders[i].1),
+            order: Order::of(tensor.strides),
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.padded == self.extent
+    }
+
+    /// Strides within what [`Source::images`] returns.
+    fn strides(&self) -> [usize; 5] {
+        if self.is_direct() { self.tensor.strides } else { self.order.strides(self.channels, self.padded) }
+    }
+
+    fn image_len(&self) -> usize {
+        self.channels * self.padded.iter().product::<usize>()
+    }
+
+    /// Images `range`, with their borders.
+    fn images<'s>(&self, scratch: &'s Scratch, range: std::ops::Range<usize>) -> Images<'a, 's, T> {
+        if self.is_direct() {
+            let start = (range.start * self.tensor.strides[0]).min(self.tensor.data.len());
+            return Images::Direct(&self.tensor.data[start..]);
+        }
+        let mut copy = T::pool(scratch).lend(range.len() * self.image_len());
+        copy.par_chunks_mut(self.image_len().max(1)).zip(range).for_each(|(copy, image)| self.copy(copy, image));
+        Images::Copied(copy)
+    }
+
+    fn copy(&self, to: &mut [T], image: usize) {
+        to.fill(T::default());
+        let from_strides = self.tensor.strides;
+        let to_strides = self.order.strides(self.channels, self.padded);
+        let (outer, inner, outer_count, inner_count) = match self.order {
+            Order::ChannelsFirst => (1, 4, self.channels, self.extent[2]),
+            Order::ChannelsLast => (4, 1, self.extent[2], self.channels),
+        };
+        if inner_count == 0 {
+            return;
+        }
+        let corner = (0..3).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
+        for o in 0..outer_count {
+            for d in 0..self.extent[0] {
+                for h in 0..self.extent[1] {
+                    let from = image * from_strides[0] + o * from_strides[outer] + d * from_strides[2] + h * from_strides[3];
+                    let start = corner + o * to_strides[outer] + d * to_strides[2] + h * to_strides[3];
+                    let line = &mut to[start..start + inner_count];
+                    if from_strides[inner] == 1 {
+                        line.copy_from_slice(&self.tensor.data[from..from + inner_count]);
+                    } else {
+                        for (i, place) in line.iter_mut().enumerate() {
+                            *place = self.tensor.data[from + i * from_strides[inner]];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Offsets of the channels of one group and the taps of a class, in the order that suits the source, each with its (channel, tap
+    /// numbers).
+    fn taps(&self, axes: [&Axis; 3], channels: usize) -> Vec<(usize, usize, [usize; 3])> {
+        let strides = self.strides();
+        let mut taps = Vec::new();
+        let offset = |i: usize, tap: isize| (tap + self.before[i] as isize) as usize * strides[i + 2];
+        for &(d, d_tap) in &axes[0].taps {
+            for &(h, h_tap) in &axes[1].taps {
+                for &(w, w_tap) in &axes[2].taps {
+                    // Of all taps the sum is not negative, since `before` covers the least.
+                    taps.push((offset(0, d) + offset(1, h) + offset(2, w), [d_tap, h_tap, w_tap]));
+                }
+            }
+        }
+        let both = |c: usize, (tap, numbers): (usize, [usize; 3])| (c * strides[1] + tap, c, numbers);
+        match self.order {
+            Order::ChannelsFirst => (0..channels).flat_map(|c| taps.iter().map(move |&tap| both(c, tap))).collect(),
+            Order::ChannelsLast => taps.iter().flat_map(|&tap| (0..channels).map(move |c| both(c, tap))).collect(),
+        }
+    }
+
+    /// Source offsets of the positions of a class in `images` images.
+    fn pixels(&self, axes: [&Axis; 3], images: usize) -> Vec<usize> {
+        let strides = self.strides();
+        positions(images, axes.map(|axis| (0, axis.source_step, axis.count)), [strides[0], strides[2], strides[3], strides[4]])
+    }
+}
+
+/// Offsets of a grid of positions in each image, row-major. Each dim is (first, step, count).
+fn positions(images: usize, dims: [(usize, usize, usize); 3], strides: [usize; 4]) -> Vec<usize> {
+    let mut offsets = Vec::with_capacity(images * dims.iter().map(|dim| dim.2).product::<usize>());
+    for image in 0..images {
+        for d in 0..dims[0].2 {
+            for h in 0..dims[1].2 {
+                let line = image * strides[0] + (dims[0].0 + d * dims[0].1) * strides[1] + (dims[1].0 + h * dims[1].1) * strides[2];
+                offsets.extend((0..dims[2].2).map(|w| line + (dims[2].0 + w * dims[2].1) * strides[3]));
+            }
+        }
+    }
+    offsets
+}
+
+enum Images<'a, 's, T: Real> {
+    Direct(&'a [T]),
+    Copied(Lent<'s, T>),
+}
+
+impl<T: Real> Images<'_, '_, T> {
+    fn data(&self) -> &[T] {
+        match self {
+            Images::Direct(data) => data,
+            Images::Copied(copy) => copy,
+        }
+    }
+}
+
+/// Images that are worked on at once, so that columns fill whole panels and every thread has work.
+fn images_at_once(batch: usize, pixels: usize) -> usize {
+    let for_columns = 256usize.div_ceil(pixels.max(1));
+    let for_threads = batch.div_ceil(2 * rayon::current_num_threads());
+    for_columns.min(for_threads).clamp(1, batch.max(1))
+}
+
+/// `y` from `x` and `w`, packed in `order`.
+pub(crate) fn fprop<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>, w: Tensor5<'_, T>, y: &mut [T], order: Order) {
+    let axes = [0, 1, 2].map(|dim| vec![forward_axis(g, dim)]);
+    let sides = Sides { source_channels: g.channels, result_channels: g.filters, w_source: w.strides[1], w_result: w.strides[0] };
+    gathered(scratch, g, &axes, &sides, (x, g.extent), w, (y, g.out, order));
+}
+
+/// `x` from `y` and `w`, packed in `order`.
+pub(crate) fn dgrad<T: Real>(scratch: &Scratch, g: &Geometry, y: Tensor5<'_, T>, w: Tensor5<'_, T>, x: &mut [T], order: Order) {
+    let axes = [0, 1, 2].map(|dim| backward_axes(g, dim));
+    let sides = Sides { source_channels: g.filters, result_channels: g.channels, w_source: w.strides[0], w_result: w.strides[1] };
+    gathered(scratch, g, &axes, &sides, (y, g.out), w, (x, g.extent, order));
+}
+
+/// Which side of the filter is summed over: channels of one group, and their strides in the filter.
+struct Sides {
+    source_channels: usize,
+    result_channels: usize,
+    w_source: usize,
+    w_result: usize,
+}
+
+/// One class, ready.
+struct Class<'p, T> {
+    axes: [Axis; 3],
+    /// Source offsets of what is summed over.
+    depth: Vec<usize>,
+    /// The filters of every group, packed.
+    filters: Lent<'p, T>,
+}
+
+fn gathered<T: Real>(
+    scratch: &Scratch,
+    g: &Geometry,
+    axes: &[Vec<Axis>; 3],
+    sides: &Sides,
+    (source, source_extent): (Tensor5<'_, T>, [usize; 3]),
+    w: Tensor5<'_, T>,
+    (result, result_extent, order): (&mut [T], [usize; 3], Order),
+) {
+    let result_channels = g.groups * sides.result_channels;
+    let pixels: usize = result_extent.iter().product();
+    let image_len = result_channels * pixels;
+    if g.batch == 0 || image_len == 0 {
+        return;
+    }
+    let borders = [0, 1, 2].map(|dim| border(axes[dim].iter(), source_extent[dim]));
+    let source = Source::new(source, g.groups * sides.source_channels, source_extent, borders);
+    let filter_width = if order == Order::ChannelsFirst { TILE_ROWS } else { T::TILE_COLUMNS };
+
+    let mut classes = Vec::new();
+    for d in &axes[0] {
+        for h in &axes[1] {
+            for w_axis in &axes[2] {
+                let taps = source.taps([d, h, w_axis], sides.source_channels);
+                let w_depth: Vec<usize> = (taps.iter())
+                    .map(|&(_, c, [td, th, tw])| c * sides.w_source + td * w.strides[2] + th * w.strides[3] + tw * w.strides[4])
+                    .collect();
+                let w_outer: Vec<usize> = (0..sides.result_channels).map(|k| k * sides.w_result).collect();
+                let len = packed_len(sides.result_channels, taps.len(), filter_width);
+                let mut filters = T::pool(scratch).lend(g.groups * len);
+                filters.par_chunks_mut(len.max(1)).enumerate().for_each(|(group, panels)| {
+                    // Groups always lie along k, the first dim of the filter.
+                    let start = (group * g.filters * w.strides[0]).min(w.data.len());
+                    pack_whole(Gather { data: &w.data[start..], outer: &w_outer, depth: &w_depth }, filter_width, panels);
+                });
+                let depth = taps.into_iter().map(|(offset, ..)| offset).collect();
+                classes.push(Class { axes: [d.clone(), h.clone(), w_axis.clone()], depth, filters });
+            }
+        }
+    }
+
+    let at_once = images_at_once(g.batch, pixels);
+    let tasks = g.batch.div_ceil(at_once);
+    let source_strides = source.strides();
+    let result_strides = order.strides(result_channels, result_extent);
+    result.par_chunks_mut(at_once * image_len).enumerate().for_each(|(task, result)| {
+        let first = task * at_once;
+        let count = result.len() / image_len;
+        let images = source.images(scratch, first..first + count);
+        for class in &classes {
+            let axes = class.axes.each_ref();
+            let from = source.pixels(axes, count);
+            let to = positions(
+                count,
+                axes.map(|axis| (axis.first, axis.step, axis.count)),
+                [result_strides[0], result_strides[2], result_strides[3], result_strides[4]],
+            );
+            for group in 0..g.groups {
+                let len = packed_len(sides.result_channels, class.depth.len(), filter_width);
+                let filters = Operand::Packed { panels: &class.filters[group * len..][..len], outer: sides.result_channels };
+                let start = (group * sides.source_channels * source_strides[1]).min(images.data().len());
+                let data = &images.data()[start..];
+                let channel = |k: usize| (group * sides.result_channels + k) * result_strides[1];
+                match order {
+                    Order::ChannelsFirst => {
+                        let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
+                        // Few images: rows of one image go to several threads, each of which gathers for itself.
+                        let parts = if tasks * 2 > rayon::current_num_threads() || count > 1 { 1 } else { rayon::current_num_threads() };
+                        let rows_at_once = sides.result_channels.div_ceil(parts).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
+                        let group_result = &mut result[channel(0)..];
+                        let end = if count > 1 { group_result.len() } else { sides.result_channels * pixels };
+                        let chunk = if count > 1 { end } else { rows_at_once * pixels };
+                        group_result[..end].par_chunks_mut(chunk).enumerate().for_each(|(part, result)| {
+                            let first_row = if count > 1 { 0 } else { part * rows_at_once };
+                            let row_count = if count > 1 { sides.result_channels } else { result.len() / pixels };
+                            let rows: Vec<usize> = (0..row_count).map(|i| i * result_strides[1]).collect();
+                            let target = Target { rows: &rows, columns: &to };
+                            gemm(scratch, result, target, (filters, first_row), gather, class.depth.len(), false);
+                        });
+                    }
+                    Order::ChannelsLast => {
+                        let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
+                        let columns: Vec<usize> = (0..sides.result_channels).map(channel).collect();
+                        gemm(scratch, result, Target { rows: &to, columns: &columns }, (gather, 0), filters, class.depth.len(), false);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// `w`, as packed `[k, c, filter…]`, from `x` and `y`. The sum over the batch is formed in blocks of images whose size depends on the
+/// problem alone.
+pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>, y: Tensor5<'_, T>, w: &mut [T]) {
+    let axes = [0, 1, 2].map(|dim| forward_axis(g, dim));
+    let axes = axes.each_ref();
+    let pixels: usize = g.out.iter().product();
+    let taps_count: usize = g.channels * g.filter.iter().product::<usize>();
+    if w.is_empty() {
+        return;
+    }
+    if g.batch * pixels == 0 {
+        w.fill(T::default());
+        return;
+    }
+    let source = Source::new(x, g.groups * g.channels, g.extent, [0, 1, 2].map(|dim| border(std::iter::once(axes[dim]), g.extent[dim])));
+    // The sum is formed as [c, filter…][k]: a row of it is one tap, so that each thread gathers pixels that no other needs.
+    let mut taps = source.taps(axes, g.channels);
+    let filter_stride = [g.filter[1] * g.filter[2], g.filter[2], 1];
+    let place = |&(_, c, [d, h, w]): &(usize, usize, [usize; 3])| {
+        c * g.filter.iter().product::<usize>() + d * filter_stride[0] + h * filter_stride[1] + w
+    };
+    taps.sort_by_key(place);
+    let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
+    let mut sums = T::pool(scratch).lend(g.groups * taps_count * g.filters);
+    let rows_at_once = taps_count.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
+
+    let at_once = (4 * DEPTH).div_ceil(pixels).min(g.batch);
+    let columns: Vec<usize> = (0..g.filters).collect();
+    let y_outer: Vec<usize> = (0..g.filters).map(|k| k * y.strides[1]).collect();
+    for first in (0..g.batch).step_by(at_once) {
+        let count = at_once.min(g.batch - first);
+        let images = source.images(scratch, first..first + count);
+        let depth = source.pixels(axes, count);
+        let y_depth = positions(count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
+        let len = packed_len(g.filters, depth.len(), T::TILE_COLUMNS);
+        let mut gradients = T::pool(scratch).lend(g.groups * len);
+        gradients.par_chunks_mut(len).enumerate().for_each(|(group, panels)| {
+            let data = &y.data[first * y.strides[0] + group * g.filters * y.strides[1]..];
+            pack_whole(Gather { data, outer: &y_outer, depth: &y_depth }, T::TILE_COLUMNS, panels);
+        });
+        let (gradients, images, outer, depth, columns) = (&gradients, &images, &outer, &depth, &columns);
+        sums.par_chunks_mut(taps_count * g.filters).enumerate().for_each(|(group, sums)| {
+            let data = &images.data()[group * g.channels * source.strides()[1]..];
+            let gradients = Operand::Packed { panels: &gradients[group * len..][..len], outer: g.filters };
+            sums.par_chunks_mut(rows_at_once * g.filters).enumerate().for_each(|(part, sums)| {
+                let rows: Vec<usize> = (0..sums.len() / g.filters).map(|i| i * g.filters).collect();
+                let outer = &outer[part * rows_at_once..][..rows.len()];
+                let taps = Operand::Gather(Gather { data, outer, depth });
+                gemm(scratch, sums, Target { rows: &rows, columns }, (taps, 0), gradients, depth.len(), first > 0);
+            });
+        });
+    }
+    w.par_chunks_mut(taps_count).enumerate().for_each(|(k, w)| {
+        let (group, k) = (k / g.filters, k % g.filters);
+        let sums = &sums[group * taps_count * g.filters + k..];
+        for (w, sum) in w.iter_mut().zip(sums.iter().step_by(g.filters)) {
+            *w = *sum;
+        }
+    });
+}

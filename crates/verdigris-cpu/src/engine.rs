@@ -1,0 +1,81 @@
+//! The engines of the CPU device, by id.
+
+use std::fmt;
+
+use verdigris_graph::Op;
+
+/// Who does a step. Ids are for ever: records speak of engines by them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Engine {
+    /// Matrix products: packed panels, register tiles.
+    Gemm,
+    /// Convolution as products of gathered pixels and filters.
+    ConvGemm,
+    /// Chains of pointwise ops, a piece that fits the cache at a time.
+    Pointwise,
+    /// Reductions.
+    Reduction,
+    /// Pooling and its gradient.
+    Pool,
+    /// Softmax, cross-entropy and their gradients.
+    Softmax,
+    /// Movements.
+    Movement,
+}
+
+impl Engine {
+    /// Every engine.
+    pub const ALL: [Engine; 7] = [
+        Engine::Gemm,
+        Engine::ConvGemm,
+        Engine::Pointwise,
+        Engine::Reduction,
+        Engine::Pool,
+        Engine::Softmax,
+        Engine::Movement,
+    ];
+
+    /// The stable id.
+    pub const fn id(self) -> &'static str {
+        match self {
+            Engine::Gemm => "cpu.gemm",
+            Engine::ConvGemm => "cpu.conv.gemm",
+            Engine::Pointwise => "cpu.pointwise",
+            Engine::Reduction => "cpu.reduction",
+            Engine::Pool => "cpu.pool",
+            Engine::Softmax => "cpu.softmax",
+            Engine::Movement => "cpu.movement",
+        }
+    }
+
+    /// The stable number beside the id.
+    pub const fn number(self) -> u32 {
+        match self {
+            Engine::Gemm => 1,
+            Engine::ConvGemm => 2,
+            Engine::Pointwise => 3,
+            Engine::Reduction => 4,
+            Engine::Pool => 5,
+            Engine::Softmax => 6,
+            Engine::Movement => 7,
+        }
+    }
+
+    pub(crate) fn of(op: &Op) -> Engine {
+        match op {
+            Op::Matmul(_) => Engine::Gemm,
+            Op::Conv(_) => Engine::ConvGemm,
+            Op::Pointwise(_) => Engine::Pointwise,
+            Op::Reduction(_) => Engine::Reduction,
+            Op::Pool(_) | Op::PoolBackward(_) => Engine::Pool,
+            Op::Softmax(_) | Op::SoftmaxBackward(_) | Op::CrossEntropy(_) | Op::CrossEntropyBackward(_) => Engine::Softmax,
+            Op::Movement(_) => Engine::Movement,
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.id())
+    }
+}

@@ -1,0 +1,380 @@
+//! A graph made ready, and its runs.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use verdigris_graph::{Graph, HostScalar, Op, Pointwise, TensorDesc, Uid};
+use verdigris_tensor::DType;
+
+use crate::bindings::Bindings;
+use crate::elements::{View, ViewMut};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::scratch::Scratch;
+use crate::{contraction, movement, pointwise, pool, reduction, softmax};
+
+/// A graph that has been checked, cut into steps, and given places for its temporaries.
+///
+/// It may be run any number of times and from several threads at once. Memory for temporaries and scratch is kept from run to run, so a
+/// second run allocates nothing. Work is spread over the rayon pool that `run` is called in; the results do not depend on its size, bit
+/// for bit.
+#[derive(Debug)]
+pub struct Prepared {
+    graph: Graph,
+    index: HashMap<Uid, usize>,
+    steps: Vec<Step>,
+    /// For each tensor, the buffer that holds it, if it is a temporary.
+    places: Vec<Option<usize>>,
+    /// Sizes in 8-byte words.
+    buffers: Vec<usize>,
+    free: Mutex<Vec<Vec<Vec<u64>>>>,
+    scratch: Scratch,
+}
+
+/// One engine call.
+#[derive(Clone, Debug)]
+struct Step {
+    engine: Engine,
+    nodes: Range<usize>,
+    /// Stored or temporary tensors written.
+    outputs: Vec<Uid>,
+    /// Temporaries read or written here for the last time.
+    released: Vec<usize>,
+    flops: u64,
+}
+
+/// What one engine call was, and what it cost in one run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepReport {
+    /// The names of the ops, joined by ` + ` where several were fused.
+    pub name: String,
+    /// The engine's id.
+    pub engine: Engine,
+    /// Wall time.
+    pub time: Duration,
+    /// The most scratch that the call held at once, temporaries between steps not counted.
+    pub workspace_bytes: u64,
+    /// Multiplications and additions of a contraction; 0 for all else.
+    pub flops: u64,
+}
+
+/// One run.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct RunReport {
+    /// In the order of execution.
+    pub steps: Vec<StepReport>,
+    /// Memory for tensors between steps.
+    pub temporary_bytes: u64,
+}
+
+impl RunReport {
+    /// The sum over all steps.
+    pub fn time(&self) -> Duration {
+        self.steps.iter().map(|step| step.time).sum()
+    }
+
+    /// Temporaries and the largest scratch.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.temporary_bytes + self.steps.iter().map(|step| step.workspace_bytes).max().unwrap_or(0)
+    }
+}
+
+impl Prepared {
+    /// Checks a graph and plans its execution.
+    ///
+    /// # Errors
+    /// A graph that breaks a rule, or tensors beyond this machine's address space.
+    pub fn new(graph: &Graph) -> Result<Prepared, Error> {
+        verdigris_graph::validate::validate(graph)?;
+        let limit_bytes = isize::MAX as u64;
+        for tensor in &graph.tensors {
+            let need_bytes = tensor.layout.span_bytes(tensor.dtype).max(u128::from(tensor.layout.elements()) * 8);
+            if need_bytes > u128::from(limit_bytes) {
+                return Err(Error::TooLarge { tensor: tensor.name.clone(), need_bytes, limit_bytes });
+            }
+        }
+        let index: HashMap<Uid, usize> = graph.tensors.iter().enumerate().map(|(i, tensor)| (tensor.uid, i)).collect();
+        let mut steps = cut(graph, &index);
+        let (places, buffers) = place(graph, &index, &mut steps);
+        Ok(Prepared { graph: graph.clone(), index, steps, places, buffers, free: Mutex::default(), scratch: Scratch::default() })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The engine of each step, with the names of the ops that it does.
+    pub fn engines(&self) -> impl Iterator<Item = (Engine, String)> + '_ {
+        self.steps.iter().map(|step| (step.engine, self.name_of(step)))
+    }
+
+    /// Memory for tensors between steps. Each engine call needs scratch besides, which its [`StepReport`] tells.
+    pub fn temporary_bytes(&self) -> u64 {
+        self.buffers.iter().map(|&words| words as u64 * 8).sum()
+    }
+
+    fn name_of(&self, step: &Step) -> String {
+        let names: Vec<&str> = self.graph.nodes[step.nodes.clone()].iter().map(|node| node.name.as_str()).collect();
+        names.join(" + ")
+    }
+
+    /// Computes the outputs from the inputs.
+    ///
+    /// # Errors
+    /// Bindings that are missing, too short or name no tensor; then nothing is written.
+    pub fn run(&self, bindings: &mut Bindings<'_>) -> Result<RunReport, Error> {
+        let scalars = bindings.scalars.clone();
+        let mut cells = self.bind(bindings)?;
+        let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffers = kept.unwrap_or_else(|| vec![Vec::new(); self.buffers.len()]);
+        let mut report = RunReport { steps: Vec::with_capacity(self.steps.len()), temporary_bytes: self.temporary_bytes() };
+        for step in &self.steps {
+            let start = Instant::now();
+            self.scratch.take_peak_bytes();
+            let mut written = Vec::with_capacity(step.outputs.len());
+            for uid in &step.outputs {
+                let i = self.index[uid];
+                let mut cell = std::mem::replace(&mut cells[i], Cell::Absent);
+                if let Some(place) = self.places[i] {
+                    let mut words = std::mem::take(&mut buffers[place]);
+                    words.resize(self.buffers[place], 0);
+                    cell = Cell::Temporary(words);
+                }
+                written.push(cell);
+            }
+            let outputs = step.outputs.iter().zip(&mut written).map(|(uid, cell)| {
+                let tensor = &self.graph.tensors[self.index[uid]];
+                (*uid, ViewMut { dtype: tensor.dtype, layout: tensor.layout, bytes: cell.bytes_mut() })
+            });
+            let context = Context { prepared: self, cells: &cells, scalars: &scalars, scratch: &self.scratch };
+            self.execute(step, &context, outputs.collect());
+            for (uid, cell) in step.outputs.iter().zip(written) {
+                cells[self.index[uid]] = cell;
+            }
+            for &i in &step.released {
+                if let (Cell::Temporary(words), Some(place)) = (std::mem::replace(&mut cells[i], Cell::Absent), self.places[i]) {
+                    buffers[place] = words;
+                }
+            }
+            report.steps.push(StepReport {
+                name: self.name_of(step),
+                engine: step.engine,
+                time: start.elapsed(),
+                workspace_bytes: self.scratch.take_peak_bytes(),
+                flops: step.flops,
+            });
+        }
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        Ok(report)
+    }
+
+    fn execute(&self, step: &Step, context: &Context<'_>, mut outputs: Vec<(Uid, ViewMut<'_>)>) {
+        let op = &self.graph.nodes[step.nodes.start].op;
+        if let Op::Pointwise(_) = op {
+            return pointwise::run(&self.graph.nodes[step.nodes.clone()], context, outputs);
+        }
+        let second = (outputs.len() > 1).then(|| outputs.pop()).flatten().map(|(_, view)| view);
+        let Some((_, output)) = outputs.pop() else { return };
+        match op {
+            Op::Matmul(op) => contraction::matmul(op, context, output),
+            Op::Conv(op) => contraction::conv(op, context, output),
+            Op::Pointwise(_) => {}
+            Op::Reduction(op) => reduction::run(op, context, output),
+            Op::Pool(op) => pool::forward(op, context, output, second),
+            Op::PoolBackward(op) => pool::backward(op, context, output),
+            Op::Softmax(op) => softmax::softmax(op, context, output),
+            Op::SoftmaxBackward(op) => softmax::softmax_backward(op, context, output),
+            Op::CrossEntropy(op) => softmax::cross_entropy(op, context, output, second),
+            Op::CrossEntropyBackward(op) => softmax::cross_entropy_backward(op, context, output),
+            Op::Movement(op) => movement::run(op, context, output),
+        }
+    }
+
+    /// Gives each stored tensor its buffer, after checking all of them.
+    fn bind<'r>(&self, bindings: &'r mut Bindings<'_>) -> Result<Vec<Cell<'r>>, Error> {
+        let written: Vec<Uid> = self.graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
+        for &uid in bindings.inputs.keys().chain(bindings.outputs.keys()).chain(bindings.scalars.keys()) {
+            let Some(&i) = self.index.get(&uid) else {
+                return Err(Error::Stray { uid, rule: "the graph has no such tensor" });
+            };
+            let tensor = &self.graph.tensors[i];
+            if tensor.is_virtual {
+                return Err(Error::Stray { uid, rule: "a virtual tensor has no buffer" });
+            }
+            if tensor.by_value != bindings.scalars.contains_key(&uid) {
+                return Err(Error::Stray { uid, rule: "a host scalar is bound to a value, any other tensor to a buffer" });
+            }
+        }
+        let mut read = vec![false; self.graph.tensors.len()];
+        for uid in self.graph.nodes.iter().flat_map(|node| node.op.inputs()) {
+            read[self.index[&uid]] = true;
+        }
+        let Bindings { inputs, outputs, scalars } = bindings;
+        let mut outputs: HashMap<Uid, &'r mut [u8]> = outputs.iter_mut().map(|(&uid, bytes)| (uid, &mut **bytes)).collect();
+        let mut cells = Vec::with_capacity(self.graph.tensors.len());
+        for (tensor, read) in self.graph.tensors.iter().zip(read) {
+            let uid = tensor.uid;
+            let is_written = written.contains(&uid);
+            if tensor.is_virtual || !(read || is_written) {
+                cells.push(Cell::Absent);
+                continue;
+            }
+            if tensor.by_value {
+                if !scalars.contains_key(&uid) {
+                    return Err(Error::NoScalar { tensor: tensor.name.clone(), uid });
+                }
+                cells.push(Cell::Absent);
+                continue;
+            }
+            let need_bytes = tensor.layout.span_bytes(tensor.dtype) as u64;
+            let (role, other) = if is_written { ("written", inputs.contains_key(&uid)) } else { ("read", outputs.contains_key(&uid)) };
+            let cell = if is_written { outputs.remove(&uid).map(Cell::Write) } else { inputs.get(&uid).map(|bytes| Cell::Read(bytes)) };
+            let hint = match (other, is_written) {
+                (false, _) => "",
+                (true, true) => ", it is bound as an input",
+                (true, false) => ", it is bound as an output",
+            };
+            let cell = cell.ok_or_else(|| Error::Unbound { tensor: tensor.name.clone(), uid, role, hint })?;
+            let have_bytes = cell.bytes().len() as u64;
+            if have_bytes < need_bytes {
+                return Err(Error::ShortBuffer { tensor: tensor.name.clone(), uid, have_bytes, need_bytes });
+            }
+            cells.push(cell);
+        }
+        Ok(cells)
+    }
+}
+
+/// Where a tensor is during a run.
+#[derive(Debug)]
+enum Cell<'r> {
+    /// Not yet, no more, or being written right now.
+    Absent,
+    Read(&'r [u8]),
+    Write(&'r mut [u8]),
+    Temporary(Vec<u64>),
+}
+
+impl Cell<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Cell::Absent => &[],
+            Cell::Read(bytes) => bytes,
+            Cell::Write(bytes) => bytes,
+            Cell::Temporary(words) => bytemuck::cast_slice(words),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Cell::Absent | Cell::Read(_) => &mut [],
+            Cell::Write(bytes) => bytes,
+            Cell::Temporary(words) => bytemuck::cast_slice_mut(words),
+        }
+    }
+}
+
+/// What an engine call sees.
+pub(crate) struct Context<'r> {
+    prepared: &'r Prepared,
+    cells: &'r [Cell<'r>],
+    scalars: &'r std::collections::BTreeMap<Uid, f64>,
+    pub(crate) scratch: &'r Scratch,
+}
+
+impl<'r> Context<'r> {
+    /// A tensor that is read.
+    pub(crate) fn view(&self, uid: Uid) -> View<'r> {
+        let i = self.prepared.index[&uid];
+        let tensor = &self.prepared.graph.tensors[i];
+        View { dtype: tensor.dtype, layout: tensor.layout, bytes: self.cells[i].bytes() }
+    }
+
+    pub(crate) fn tensor(&self, uid: Uid) -> &'r TensorDesc {
+        &self.prepared.graph.tensors[self.prepared.index[&uid]]
+    }
+
+    /// The value of a factor, as its type holds it.
+    pub(crate) fn scalar(&self, scalar: HostScalar<Uid>) -> f64 {
+        match scalar {
+            HostScalar::Fixed(real) => real.0,
+            HostScalar::Bound(uid) => {
+                let value = self.scalars.get(&uid).copied().unwrap_or(f64::NAN);
+                if self.tensor(uid).dtype == DType::F32 { f64::from(value as f32) } else { value }
+            }
+        }
+    }
+}
+
+/// Cuts the list of nodes into engine calls: runs of pointwise ops over the same dims in the same arithmetic are one, all else is one each.
+fn cut(graph: &Graph, index: &HashMap<Uid, usize>) -> Vec<Step> {
+    let tensor = |uid: Uid| &graph.tensors[index[&uid]];
+    let kind = |pointwise: &Pointwise| (pointwise::arithmetic(pointwise, |uid| tensor(uid).dtype), tensor(pointwise.output()).layout.dims());
+    let mut steps: Vec<Step> = Vec::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if let (Op::Pointwise(this), Some(last)) = (&node.op, steps.last_mut()) {
+            if let Op::Pointwise(first) = &graph.nodes[last.nodes.start].op {
+                // A smaller tensor made in the same call could not be broadcast: it exists a piece at a time.
+                let broadcasts = this.operands().iter().any(|&uid| {
+                    let is_made_here = graph.nodes[last.nodes.clone()].iter().any(|node| node.op.output() == uid);
+                    is_made_here && tensor(uid).layout.dims() != tensor(this.output()).layout.dims()
+                });
+                if kind(first) == kind(this) && !broadcasts && last.nodes.len() < pointwise::LONGEST {
+                    last.nodes.end = i + 1;
+                    continue;
+                }
+            }
+        }
+        let flops = contraction::flops(&node.op, &tensor);
+        steps.push(Step { engine: Engine::of(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
+    }
+    for step in &mut steps {
+        for (i, node) in graph.nodes.iter().enumerate().take(step.nodes.end).skip(step.nodes.start) {
+            for uid in node.op.outputs() {
+                let leaves = graph.nodes[step.nodes.end..].iter().any(|later| later.op.inputs().contains(&uid));
+                if !tensor(uid).is_virtual || leaves || step.nodes.len() == 1 || i + 1 == step.nodes.end {
+                    step.outputs.push(uid);
+                }
+            }
+        }
+    }
+    steps
+}
+
+/// Gives each temporary a buffer that nothing else lives in at the same time: first come, first served, the best fit first.
+fn place(graph: &Graph, index: &HashMap<Uid, usize>, steps: &mut [Step]) -> (Vec<Option<usize>>, Vec<usize>) {
+    let mut last_use: HashMap<usize, usize> = HashMap::new();
+    for (s, step) in steps.iter().enumerate() {
+        let read = graph.nodes[step.nodes.clone()].iter().flat_map(|node| node.op.inputs());
+        for uid in read.chain(step.outputs.iter().copied()) {
+            last_use.insert(index[&uid], s);
+        }
+    }
+    let mut places = vec![None; graph.tensors.len()];
+    let mut buffers: Vec<usize> = Vec::new();
+    let mut free: Vec<usize> = Vec::new();
+    for (s, step) in steps.iter_mut().enumerate() {
+        for uid in &step.outputs {
+            let i = index[uid];
+            let tensor = &graph.tensors[i];
+            if !tensor.is_virtual {
+                continue;
+            }
+            let words = (tensor.layout.span_bytes(tensor.dtype) as usize).div_ceil(8);
+            let best = (0..free.len()).min_by_key(|&f| buffers[free[f]].abs_diff(words));
+            let buffer = best.map(|f| free.swap_remove(f)).unwrap_or_else(|| {
+                buffers.push(0);
+                buffers.len() - 1
+            });
+            buffers[buffer] = buffers[buffer].max(words);
+            places[i] = Some(buffer);
+        }
+        step.released = last_use.iter().filter(|&(&i, &last)| last == s && graph.tensors[i].is_virtual).map(|(&i, _)| i).collect();
+        step.released.retain(|&i| places[i].is_some());
+        free.extend(step.released.iter().filter_map(|&i| places[i]));
+    }
+    (places, buffers)
+}

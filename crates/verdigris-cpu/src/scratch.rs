@@ -1,0 +1,88 @@
+//! Memory that ops use between their first and their last instruction, kept from run to run.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Buffers of one type that are lent and come back.
+#[derive(Debug, Default)]
+pub(crate) struct Pool<T> {
+    free: Mutex<Vec<Vec<T>>>,
+    lent_bytes: AtomicUsize,
+    peak_bytes: AtomicUsize,
+}
+
+/// Scratch of every kind, one pool a type.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) f32: Pool<f32>,
+    pub(crate) f64: Pool<f64>,
+}
+
+impl Scratch {
+    /// The most bytes that were lent at once since the last call.
+    pub(crate) fn take_peak_bytes(&self) -> u64 {
+        (self.f32.take_peak() + self.f64.take_peak()) as u64
+    }
+}
+
+impl<T: Copy + Default> Pool<T> {
+    /// A buffer of `len` elements whose values are left over from earlier uses.
+    pub(crate) fn lend(&self, len: usize) -> Lent<'_, T> {
+        // The free buffer that fits best, else the largest, so that few grow.
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let best = (free.iter().enumerate()).min_by_key(|(_, buffer)| {
+            let capacity = buffer.capacity();
+            if capacity >= len { (0, capacity) } else { (1, usize::MAX - capacity) }
+        });
+        let mut buffer = best.map(|(i, _)| i).map(|i| free.swap_remove(i)).unwrap_or_default();
+        drop(free);
+        buffer.resize(len, T::default());
+        let bytes = len * size_of::<T>();
+        let lent = self.lent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak_bytes.fetch_max(lent, Ordering::Relaxed);
+        Lent { pool: self, buffer }
+    }
+
+    /// A buffer of `len` zeros.
+    pub(crate) fn lend_zeroed(&self, len: usize) -> Lent<'_, T> {
+        let mut lent = self.lend(len);
+        lent.fill(T::default());
+        lent
+    }
+}
+
+impl<T> Pool<T> {
+    fn take_peak(&self) -> usize {
+        self.peak_bytes.swap(self.lent_bytes.load(Ordering::Relaxed), Ordering::Relaxed)
+    }
+}
+
+/// A lent buffer; it goes back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent<'p, T> {
+    pool: &'p Pool<T>,
+    buffer: Vec<T>,
+}
+
+impl<T> Deref for Lent<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.buffer
+    }
+}
+
+impl<T> DerefMut for Lent<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.buffer
+    }
+}
+
+impl<T> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        let buffer = std::mem::take(&mut self.buffer);
+        self.pool.lent_bytes.fetch_sub(buffer.len() * size_of::<T>(), Ordering::Relaxed);
+        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+    }
+}

@@ -1,0 +1,218 @@
+//! Softmax, cross-entropy and their gradients, a row at a time. Exponentials and sums are in f64 throughout: a row is short, and its sum
+//! is what all its results hang on.
+
+use rayon::prelude::*;
+use verdigris_graph::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward, Uid};
+use verdigris_tensor::{DType, Layout};
+
+use crate::elements::{View, ViewMut, row_major};
+use crate::prepared::Context;
+use crate::real::Real;
+
+/// Rows along one axis of a row-major tensor.
+#[derive(Clone, Copy)]
+struct Rows {
+    len: usize,
+    /// Elements from one entry of a row to the next.
+    step: usize,
+}
+
+impl Rows {
+    fn new(layout: &Layout, axis: u32) -> Rows {
+        let dims = layout.dims();
+        Rows { len: dims[axis as usize] as usize, step: dims[axis as usize + 1..].iter().product::<u64>() as usize }
+    }
+
+    /// Elements of a block that holds whole rows and lies together.
+    fn block(&self) -> usize {
+        (self.len * self.step).max(1)
+    }
+
+    /// Reads row `row` of a block.
+    fn read<T: Real>(&self, block: &[T], row: usize, to: &mut Vec<f64>) {
+        to.clear();
+        to.extend(block[row..].iter().step_by(self.step).take(self.len).map(|value| value.to_f64()));
+    }
+
+    fn write<T: Real>(&self, block: &mut [T], row: usize, from: &[f64]) {
+        for (to, &value) in block[row..].iter_mut().step_by(self.step).zip(from) {
+            *to = T::from_f64(value);
+        }
+    }
+}
+
+/// The greatest entry, NaN if one is.
+fn greatest(row: &[f64]) -> f64 {
+    row.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a || b.is_nan() { b } else { a })
+}
+
+/// `ln Σ e^x`, NaN where softmax gives NaN.
+fn log_sum_exp(row: &[f64]) -> f64 {
+    let max = greatest(row);
+    max + row.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+}
+
+fn is_f64(context: &Context<'_>, uids: &[Uid]) -> bool {
+    uids.iter().any(|&uid| context.tensor(uid).dtype == DType::F64)
+}
+
+pub(crate) fn softmax(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
+    if is_f64(context, &[op.x]) { softmax_in::<f64>(op, context, y) } else { softmax_in::<f32>(op, context, y) }
+}
+
+fn softmax_in<T: Real>(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
+    let x = context.view(op.x).load_row_major::<T>(context.scratch);
+    let rows = Rows::new(&x.layout, op.axis);
+    let order = row_major(&y.layout);
+    y.fill::<T>(context.scratch, order, |y| {
+        y.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block())).for_each(|(y, x)| {
+            let mut row = Vec::new();
+            for i in 0..rows.step {
+                rows.read(x, i, &mut row);
+                let max = greatest(&row);
+                if op.log {
+                    let log = row.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
+                    row.iter_mut().for_each(|x| *x = *x - max - log);
+                } else {
+                    row.iter_mut().for_each(|x| *x = (*x - max).exp());
+                    let sum: f64 = row.iter().sum();
+                    row.iter_mut().for_each(|x| *x /= sum);
+                }
+                rows.write(y, i, &row);
+            }
+        });
+    });
+}
+
+pub(crate) fn softmax_backward(op: &SoftmaxBackward, context: &Context<'_>, dx: ViewMut<'_>) {
+    if is_f64(context, &[op.y, op.dy]) { backward_in::<f64>(op, context, dx) } else { backward_in::<f32>(op, context, dx) }
+}
+
+fn backward_in<T: Real>(op: &SoftmaxBackward, context: &Context<'_>, dx: ViewMut<'_>) {
+    let y = context.view(op.y).load_row_major::<T>(context.scratch);
+    let dy = context.view(op.dy).load_row_major::<T>(context.scratch);
+    let rows = Rows::new(&y.layout, op.axis);
+    let order = row_major(&dx.layout);
+    dx.fill::<T>(context.scratch, order, |dx| {
+        let inputs = y.data().par_chunks(rows.block()).zip(dy.data().par_chunks(rows.block()));
+        dx.par_chunks_mut(rows.block()).zip(inputs).for_each(|(dx, (y, dy))| {
+            let (mut y_row, mut dy_row) = (Vec::new(), Vec::new());
+            for i in 0..rows.step {
+                rows.read(y, i, &mut y_row);
+                rows.read(dy, i, &mut dy_row);
+                if op.log {
+                    let sum: f64 = dy_row.iter().sum();
+                    dy_row.iter_mut().zip(&y_row).for_each(|(dy, y)| *dy -= y.exp() * sum);
+                } else {
+                    let sum: f64 = dy_row.iter().zip(&y_row).map(|(dy, y)| dy * y).sum();
+                    dy_row.iter_mut().zip(&y_row).for_each(|(dy, y)| *dy = y * (*dy - sum));
+                }
+                rows.write(dx, i, &dy_row);
+            }
+        });
+    });
+}
+
+/// The labels of the rows in row-major order.
+fn labels(view: &View<'_>) -> Vec<i64> {
+    (0..view.layout.elements()).map(|row| view.integer(view.layout.offset_of_position(row).unwrap_or(0) as usize)).collect()
+}
+
+/// Loss and log-sum-exp of one row.
+fn row_loss(spec: &CrossEntropySpec, row: &[f64], label: i64) -> (f64, f64) {
+    let lse = log_sum_exp(row);
+    if spec.ignore_index == Some(label) {
+        return (0.0, lse);
+    }
+    let smoothing = spec.label_smoothing.0;
+    let Some(&chosen) = usize::try_from(label).ok().and_then(|label| row.get(label)) else { return (f64::NAN, lse) };
+    let mut loss = lse - (1.0 - smoothing) * chosen;
+    if smoothing != 0.0 {
+        loss -= smoothing / row.len() as f64 * row.iter().sum::<f64>();
+    }
+    (loss, lse)
+}
+
+pub(crate) fn cross_entropy(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, lse: Option<ViewMut<'_>>) {
+    if is_f64(context, &[op.logits]) {
+        cross_entropy_in::<f64>(op, context, loss, lse);
+    } else {
+        cross_entropy_in::<f32>(op, context, loss, lse);
+    }
+}
+
+fn cross_entropy_in<T: Real>(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, lse: Option<ViewMut<'_>>) {
+    let x = context.view(op.logits).load_row_major::<T>(context.scratch);
+    let labels = labels(&context.view(op.labels));
+    let rows = Rows::new(&x.layout, op.spec.axis);
+    let mut results = vec![(0.0, 0.0); labels.len()];
+    (results.par_chunks_mut(rows.step.max(1)).enumerate()).for_each(|(block, results)| {
+        let x = &x.data()[block * rows.len * rows.step..][..rows.len * rows.step];
+        let mut row = Vec::new();
+        for (i, result) in results.iter_mut().enumerate() {
+            rows.read(x, i, &mut row);
+            *result = row_loss(&op.spec, &row, labels[block * rows.step + i]);
+        }
+    });
+    let counted = labels.iter().filter(|&&label| op.spec.ignore_index != Some(label)).count();
+    let order = row_major(&loss.layout);
+    loss.fill::<T>(context.scratch, order, |loss| match op.spec.reduction {
+        LossReduction::None => loss.iter_mut().zip(&results).for_each(|(loss, result)| *loss = T::from_f64(result.0)),
+        LossReduction::Sum => loss.fill(T::from_f64(results.iter().map(|result| result.0).sum())),
+        LossReduction::Mean => loss.fill(T::from_f64(results.iter().map(|result| result.0).sum::<f64>() / counted as f64)),
+    });
+    if let Some(lse) = lse {
+        let order = row_major(&lse.layout);
+        lse.fill::<T>(context.scratch, order, |lse| {
+            lse.iter_mut().zip(&results).for_each(|(lse, result)| *lse = T::from_f64(result.1));
+        });
+    }
+}
+
+pub(crate) fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
+    if is_f64(context, &[op.logits, op.dloss]) {
+        cross_entropy_backward_in::<f64>(op, context, dlogits);
+    } else {
+        cross_entropy_backward_in::<f32>(op, context, dlogits);
+    }
+}
+
+fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
+    let spec = op.spec;
+    let x = context.view(op.logits).load_row_major::<T>(context.scratch);
+    let labels = labels(&context.view(op.labels));
+    let dloss = context.view(op.dloss).load_row_major::<T>(context.scratch);
+    let lse = op.lse.map(|lse| context.view(lse).load_row_major::<T>(context.scratch));
+    let rows = Rows::new(&x.layout, spec.axis);
+    let counted = labels.iter().filter(|&&label| spec.ignore_index != Some(label)).count();
+    let order = row_major(&dlogits.layout);
+    dlogits.fill::<T>(context.scratch, order, |dlogits| {
+        (dlogits.par_chunks_mut(rows.block()).zip(x.data().par_chunks(rows.block())).enumerate()).for_each(|(block, (dlogits, x))| {
+            let mut row = Vec::new();
+            for i in 0..rows.step {
+                let which = block * rows.step + i;
+                let label = labels[which];
+                rows.read(x, i, &mut row);
+                let gradient = match spec.reduction {
+                    LossReduction::None => dloss.data()[which].to_f64(),
+                    LossReduction::Sum => dloss.data()[0].to_f64(),
+                    LossReduction::Mean => dloss.data()[0].to_f64() / counted as f64,
+                };
+                if spec.ignore_index == Some(label) {
+                    row.fill(0.0);
+                } else if !usize::try_from(label).is_ok_and(|label| label < row.len()) {
+                    row.fill(f64::NAN);
+                } else {
+                    let lse = lse.as_ref().map_or_else(|| log_sum_exp(&row), |lse| lse.data()[which].to_f64());
+                    let smoothing = spec.label_smoothing.0;
+                    let spread = smoothing / row.len() as f64;
+                    for (class, x) in row.iter_mut().enumerate() {
+                        let target = if class as i64 == label { 1.0 - smoothing } else { 0.0 };
+                        *x = gradient * ((*x - lse).exp() - target - spread);
+                    }
+                }
+                rows.write(dlogits, i, &row);
+            }
+        });
+    });
+}
