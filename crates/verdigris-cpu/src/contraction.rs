@@ -89,7 +89,11 @@ where
         return Loaded::converted(numbers, row_major(&view.layout));
     };
     // Blocks are [outer, k]: rows by columns of A, columns by rows of B.
-    let blocks = if is_left { (rows.div_ceil(outer as usize), columns.div_ceil(k as usize)) } else { (columns.div_ceil(outer as usize), rows.div_ceil(k as usize)) };
+    let blocks = if is_left {
+        (rows.div_ceil(outer as usize), columns.div_ceil(k as usize))
+    } else {
+        (columns.div_ceil(outer as usize), rows.div_ceil(k as usize))
+    };
     let mut factor_dims = dims[..dims.len() - 2].to_vec();
     factor_dims.extend([blocks.0 as u64, blocks.1 as u64]);
     let factor_layout = factors.layout.broadcast_to(&factor_dims).unwrap_or(factors.layout);
@@ -97,7 +101,8 @@ where
     for (batch, numbers) in numbers.chunks_mut(matrix.max(1)).enumerate() {
         for (i, number) in numbers.iter_mut().enumerate() {
             let (row, column) = (i / columns, i % columns);
-            let (outer_block, k_block) = if is_left { (row / outer as usize, column / k as usize) } else { (column / outer as usize, row / k as usize) };
+            let (outer_block, k_block) =
+                if is_left { (row / outer as usize, column / k as usize) } else { (column / outer as usize, row / k as usize) };
             let position = (batch * blocks.0 + outer_block) * blocks.1 + k_block;
             let offset = factor_layout.offset_of_position(position as u64).unwrap_or(0);
             *number = *number * factors.data()[offset as usize];
@@ -120,7 +125,8 @@ fn product<T: Real>(scratch: &Scratch, layout: &Layout, transposed: bool, a: &Lo
         let (dims, strides) = (operand.layout.dims(), operand.strides());
         let (outer, depth) = if outer_is_row { (own - 2, own - 1) } else { (own - 1, own - 2) };
         let table = |dim: usize| (0..dims[dim] as usize).map(|i| i * strides[dim]).collect::<Vec<_>>();
-        let matrices = Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).and_then(|layout| layout.broadcast_to(batch_dims));
+        let matrices =
+            Layout::new(&dims[..own - 2], &operand.layout.strides()[..own - 2]).and_then(|layout| layout.broadcast_to(batch_dims));
         (table(outer), table(depth), matrices.unwrap_or(Layout::scalar()))
     };
     let left = (a, side(a, true));

@@ -88,10 +88,10 @@ impl<'a> View<'a> {
 
     /// As numbers, packed row-major.
     pub(crate) fn load_row_major<'s, T: Real>(&self, scratch: &'s Scratch) -> Loaded<'a, 's, T> {
-        if self.layout.is_row_major() {
-            if let Some(data) = self.borrow::<T>() {
-                return Loaded { numbers: Numbers::Borrowed(data), layout: self.layout };
-            }
+        if self.layout.is_row_major()
+            && let Some(data) = self.borrow::<T>()
+        {
+            return Loaded { numbers: Numbers::Borrowed(data), layout: self.layout };
         }
         let layout = row_major(&self.layout);
         let mut numbers = T::pool(scratch).lend(layout.elements() as usize);
@@ -193,10 +193,11 @@ impl ViewMut<'_> {
     /// they are written in place.
     pub(crate) fn fill<T: Real>(self, scratch: &Scratch, order: Layout, compute: impl FnOnce(&mut [T])) {
         let elements = self.layout.elements() as usize;
-        if is_same::<T>(self.dtype) && same_places(&self.layout, &order) {
-            if let Ok(place) = bytemuck::try_cast_slice_mut(&mut self.bytes[..elements * size_of::<T>()]) {
-                return compute(place);
-            }
+        if is_same::<T>(self.dtype)
+            && same_places(&self.layout, &order)
+            && let Ok(place) = bytemuck::try_cast_slice_mut(&mut self.bytes[..elements * size_of::<T>()])
+        {
+            return compute(place);
         }
         let mut numbers = T::pool(scratch).lend(elements);
         compute(&mut numbers);
@@ -232,11 +233,7 @@ impl ViewMut<'_> {
         let size = self.dtype.bytes();
         // Dims from the slowest of the target to the fastest; each steps past all that the faster ones span, so slices nest.
         let mut dims: Vec<Dim> = (0..self.layout.rank())
-            .map(|i| Dim {
-                count: self.layout.dims()[i] as usize,
-                to: self.layout.strides()[i] as usize,
-                from: from.strides()[i] as usize,
-            })
+            .map(|i| Dim { count: self.layout.dims()[i] as usize, to: self.layout.strides()[i] as usize, from: from.strides()[i] as usize })
             .filter(|dim| dim.count > 1)
             .collect();
         dims.sort_by_key(|dim| std::cmp::Reverse(dim.to));

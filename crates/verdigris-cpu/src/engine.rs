@@ -25,15 +25,8 @@ pub enum Engine {
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 7] = [
-        Engine::Gemm,
-        Engine::ConvGemm,
-        Engine::Pointwise,
-        Engine::Reduction,
-        Engine::Pool,
-        Engine::Softmax,
-        Engine::Movement,
-    ];
+    pub const ALL: [Engine; 7] =
+        [Engine::Gemm, Engine::ConvGemm, Engine::Pointwise, Engine::Reduction, Engine::Pool, Engine::Softmax, Engine::Movement];
 
     /// The stable id.
     pub const fn id(self) -> &'static str {

@@ -26,18 +26,44 @@ pub(crate) fn unary<T: Real + Float>(f: UnaryOp, x: &[T], y: &mut [T]) {
         }
         UnaryOp::Clamp { lower, upper } => {
             let (lower, upper) = (T::from_f64(lower.0), T::from_f64(upper.0));
-            map(x, y, |x| if x < lower { lower } else if x > upper { upper } else { x });
+            map(x, y, |x| {
+                if x < lower {
+                    lower
+                } else if x > upper {
+                    upper
+                } else {
+                    x
+                }
+            });
         }
         UnaryOp::ClippedRelu { lower, upper, slope } => {
             let (lower, upper, slope) = (T::from_f64(lower.0), T::from_f64(upper.0), T::from_f64(slope.0));
-            map(x, y, |x| if x <= lower { slope * (x - lower) + lower } else if x > upper { upper } else { x });
+            map(x, y, |x| {
+                if x <= lower {
+                    slope * (x - lower) + lower
+                } else if x > upper {
+                    upper
+                } else {
+                    x
+                }
+            });
         }
         UnaryOp::Sqrt => map(x, y, |x| x.sqrt()),
         UnaryOp::Reciprocal => map(x, y, |x| one / x),
         UnaryOp::Ceil => map(x, y, |x| x.ceil()),
         UnaryOp::Floor => map(x, y, |x| x.floor()),
         UnaryOp::Round => in_f64(x, y, f64::round_ties_even),
-        UnaryOp::Sign => map(x, y, |x| if x > zero { one } else if x < zero { -one } else if x == zero { zero } else { x }),
+        UnaryOp::Sign => map(x, y, |x| {
+            if x > zero {
+                one
+            } else if x < zero {
+                -one
+            } else if x == zero {
+                zero
+            } else {
+                x
+            }
+        }),
         UnaryOp::Not => map(x, y, |x| truth(x == zero)),
         UnaryOp::IsFinite => map(x, y, |x| truth(x.is_finite())),
         UnaryOp::IsNan => map(x, y, |x| truth(x.is_nan())),
@@ -73,12 +99,19 @@ pub(crate) fn unary<T: Real + Float>(f: UnaryOp, x: &[T], y: &mut [T]) {
 
 fn transcendental(f: UnaryOp, x: f64) -> f64 {
     match f {
-        UnaryOp::GeluErf => x / 2.0 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        // 1 + erf(x) as erfc(−x), which does not cancel.
+        UnaryOp::GeluErf => x / 2.0 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2),
         UnaryOp::GeluTanh => x / 2.0 * (1.0 + (GELU_SCALE * (x + GELU_CUBE * x * x * x)).tanh()),
         UnaryOp::Silu => x * sigmoid(x),
         UnaryOp::Sigmoid => sigmoid(x),
         UnaryOp::Tanh => x.tanh(),
-        UnaryOp::Elu { alpha } => if x > 0.0 { x } else { alpha.0 * x.exp_m1() },
+        UnaryOp::Elu { alpha } => {
+            if x > 0.0 {
+                x
+            } else {
+                alpha.0 * x.exp_m1()
+            }
+        }
         UnaryOp::Softplus { beta } => softplus(beta.0 * x) / beta.0,
         UnaryOp::Swish { beta } => x * sigmoid(beta.0 * x),
         UnaryOp::HardSwish => x * hard_sigmoid(x),
@@ -106,7 +139,13 @@ fn softplus(x: f64) -> f64 {
 
 fn hard_sigmoid(x: f64) -> f64 {
     let shifted = x + 3.0;
-    let clamped = if shifted < 0.0 { 0.0 } else if shifted > 6.0 { 6.0 } else { shifted };
+    let clamped = if shifted < 0.0 {
+        0.0
+    } else if shifted > 6.0 {
+        6.0
+    } else {
+        shifted
+    };
     clamped / 6.0
 }
 
@@ -129,18 +168,24 @@ fn derivative(f: UnaryOp, x: f64) -> f64 {
         UnaryOp::Clamp { lower, upper } => step(x > lower.0 && x < upper.0, 0.0),
         UnaryOp::GeluErf => {
             let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
-            (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)) / 2.0 + x * density
+            libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) / 2.0 + fading(x, density)
         }
         UnaryOp::GeluTanh => {
             let tanh = (GELU_SCALE * (x + GELU_CUBE * x * x * x)).tanh();
             let slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
-            (1.0 + tanh) / 2.0 + x / 2.0 * (1.0 - tanh * tanh) * slope
+            (1.0 + tanh) / 2.0 + fading(x / 2.0 * slope, 1.0 - tanh * tanh)
         }
         UnaryOp::Silu => swish_derivative(1.0, x),
         UnaryOp::Swish { beta } => swish_derivative(beta.0, x),
         UnaryOp::Sigmoid => sigmoid(x) * sigmoid(-x),
         UnaryOp::Tanh => 1.0 - x.tanh() * x.tanh(),
-        UnaryOp::Elu { alpha } => if x > 0.0 { 1.0 } else { alpha.0 * x.exp() },
+        UnaryOp::Elu { alpha } => {
+            if x > 0.0 {
+                1.0
+            } else {
+                alpha.0 * x.exp()
+            }
+        }
         UnaryOp::Softplus { beta } => sigmoid(beta.0 * x),
         UnaryOp::HardSwish => {
             if x <= -3.0 {
@@ -149,18 +194,29 @@ fn derivative(f: UnaryOp, x: f64) -> f64 {
                 step(x >= 3.0, (2.0 * x + 3.0) / 6.0)
             }
         }
-        UnaryOp::HardSigmoid => if x > -3.0 && x < 3.0 { 1.0 / 6.0 } else { 0.0 },
+        UnaryOp::HardSigmoid => {
+            if x > -3.0 && x < 3.0 {
+                1.0 / 6.0
+            } else {
+                0.0
+            }
+        }
         UnaryOp::Mish => {
             let tanh = softplus(x).tanh();
-            tanh + x * (1.0 - tanh * tanh) * sigmoid(x)
+            tanh + fading(x * sigmoid(x), 1.0 - tanh * tanh)
         }
         _ => f64::NAN,
     }
 }
 
+/// `x · fade` where the second factor vanishes faster than the first one grows.
+fn fading(x: f64, fade: f64) -> f64 {
+    if fade == 0.0 { 0.0 } else { x * fade }
+}
+
 fn swish_derivative(beta: f64, x: f64) -> f64 {
     let s = sigmoid(beta * x);
-    s + beta * x * s * sigmoid(-beta * x)
+    s + fading(beta * x, s * sigmoid(-beta * x))
 }
 
 pub(crate) fn binary<T: Real + Float>(f: BinaryOp, x: &[T], z: &[T], y: &mut [T]) {
@@ -182,7 +238,8 @@ pub(crate) fn binary<T: Real + Float>(f: BinaryOp, x: &[T], z: &[T], y: &mut [T]
         BinaryOp::Pow => map2(x, z, y, |x, z| T::from_f64(libm::pow(x.to_f64(), z.to_f64()))),
         BinaryOp::Atan2 => map2(x, z, y, |x, z| T::from_f64(x.to_f64().atan2(z.to_f64()))),
         BinaryOp::AddSquare => map2(x, z, y, |x, z| x + z * z),
-        BinaryOp::Prelu => map2(x, z, y, |x, z| if x > zero { x } else { z * x }),
+        // A NaN slope gives NaN on the other side of 0 too.
+        BinaryOp::Prelu => map2(x, z, y, |x, z| if x > zero && !z.is_nan() { x } else { z * x }),
         BinaryOp::Eq => map2(x, z, y, |x, z| truth(x == z)),
         BinaryOp::Ne => map2(x, z, y, |x, z| truth(x != z)),
         BinaryOp::Gt => map2(x, z, y, |x, z| truth(x > z)),
@@ -191,7 +248,15 @@ pub(crate) fn binary<T: Real + Float>(f: BinaryOp, x: &[T], z: &[T], y: &mut [T]
         BinaryOp::Le => map2(x, z, y, |x, z| truth(x <= z)),
         BinaryOp::And => map2(x, z, y, |x, z| truth(x != zero && z != zero)),
         BinaryOp::Or => map2(x, z, y, |x, z| truth(x != zero || z != zero)),
-        BinaryOp::Backward(UnaryOp::Relu) => map2(x, z, y, |x, z| x * if z <= zero { zero } else if z.is_nan() { z } else { one }),
+        BinaryOp::Backward(UnaryOp::Relu) => map2(x, z, y, |x, z| {
+            x * if z <= zero {
+                zero
+            } else if z.is_nan() {
+                z
+            } else {
+                one
+            }
+        }),
         BinaryOp::Backward(f) => map2(x, z, y, |x, z| T::from_f64(x.to_f64() * derivative(f, z.to_f64()))),
     }
 }
@@ -200,8 +265,22 @@ pub(crate) fn ternary<T: Real + Float>(f: TernaryOp, x: &[T], z: &[T], t: &[T], 
     let zero = T::default();
     for (((y, &x), &z), &t) in y.iter_mut().zip(x).zip(z).zip(t) {
         *y = match f {
-            TernaryOp::Select => if t != zero { x } else { z },
-            TernaryOp::PreluBackward => if z > zero { x } else if z.is_nan() { z } else { t * x },
+            TernaryOp::Select => {
+                if t != zero {
+                    x
+                } else {
+                    z
+                }
+            }
+            TernaryOp::PreluBackward => {
+                if z > zero {
+                    x
+                } else if z.is_nan() {
+                    z
+                } else {
+                    t * x
+                }
+            }
         };
     }
 }

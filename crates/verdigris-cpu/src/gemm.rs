@@ -37,7 +37,10 @@ pub(crate) struct Gather<'a, T> {
 pub(crate) enum Operand<'a, T> {
     Gather(Gather<'a, T>),
     /// Panels as [`pack_whole`] lays them out, of an operand of this many rows (or columns).
-    Packed { panels: &'a [T], outer: usize },
+    Packed {
+        panels: &'a [T],
+        outer: usize,
+    },
 }
 
 /// Where the elements of C go: element `(i, j)` is `c[rows[i] + columns[j]]`.
@@ -175,15 +178,7 @@ pub(crate) fn gemm<T: Real>(
                 let rows = &target.rows[block..row_count.min(block + BLOCK_ROWS)];
                 let block_rows = first_row + block..first_row + block + rows.len();
                 let a_panels = a.block(block_rows, k.clone(), TILE_ROWS, &mut a_scratch);
-                arch.dispatch(Block {
-                    c: &mut *c,
-                    rows,
-                    columns,
-                    depth: k.len(),
-                    a: a_panels,
-                    b: b_panels,
-                    add: add || first_k > 0,
-                });
+                arch.dispatch(Block { c: &mut *c, rows, columns, depth: k.len(), a: a_panels, b: b_panels, add: add || first_k > 0 });
             }
         }
     }

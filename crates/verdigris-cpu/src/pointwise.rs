@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use rayon::prelude::*;
-use verdigris_graph::{BinaryOp, Node, Op, Pointwise, TernaryOp, UnaryOp, Uid};
+use verdigris_graph::{BinaryOp, Node, Op, Pointwise, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, narrow, widen};
@@ -98,9 +98,7 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
             Pointwise::Binary { f, .. } => Function::Binary(f),
             Pointwise::Ternary { f, .. } => Function::Ternary(f),
             Pointwise::Scale { factor, .. } => Function::Scale(T::from_f64(context.scalar(factor))),
-            Pointwise::GenIndex { axis, .. } => {
-                Function::Coordinate(by_stride.iter().position(|&dim| dim == axis as usize).unwrap_or(0))
-            }
+            Pointwise::GenIndex { axis, .. } => Function::Coordinate(by_stride.iter().position(|&dim| dim == axis as usize).unwrap_or(0)),
         };
         let is_same = y.dtype.is_float() && y.dtype.bytes() == size_of::<T>();
         results.insert(y.uid, program.len());

@@ -96,7 +96,11 @@ fn is_nan<T: Real>(value: T) -> bool {
 }
 
 pub(crate) fn forward(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: Option<ViewMut<'_>>) {
-    if context.tensor(op.x).dtype == DType::F64 { forward_in::<f64>(op, context, y, index) } else { forward_in::<f32>(op, context, y, index) }
+    if context.tensor(op.x).dtype == DType::F64 {
+        forward_in::<f64>(op, context, y, index)
+    } else {
+        forward_in::<f32>(op, context, y, index)
+    }
 }
 
 fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: Option<ViewMut<'_>>) {

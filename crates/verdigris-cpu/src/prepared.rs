@@ -312,20 +312,21 @@ impl<'r> Context<'r> {
 /// Cuts the list of nodes into engine calls: runs of pointwise ops over the same dims in the same arithmetic are one, all else is one each.
 fn cut(graph: &Graph, index: &HashMap<Uid, usize>) -> Vec<Step> {
     let tensor = |uid: Uid| &graph.tensors[index[&uid]];
-    let kind = |pointwise: &Pointwise| (pointwise::arithmetic(pointwise, |uid| tensor(uid).dtype), tensor(pointwise.output()).layout.dims());
+    let kind =
+        |pointwise: &Pointwise| (pointwise::arithmetic(pointwise, |uid| tensor(uid).dtype), tensor(pointwise.output()).layout.dims());
     let mut steps: Vec<Step> = Vec::new();
     for (i, node) in graph.nodes.iter().enumerate() {
-        if let (Op::Pointwise(this), Some(last)) = (&node.op, steps.last_mut()) {
-            if let Op::Pointwise(first) = &graph.nodes[last.nodes.start].op {
-                // A smaller tensor made in the same call could not be broadcast: it exists a piece at a time.
-                let broadcasts = this.operands().iter().any(|&uid| {
-                    let is_made_here = graph.nodes[last.nodes.clone()].iter().any(|node| node.op.output() == uid);
-                    is_made_here && tensor(uid).layout.dims() != tensor(this.output()).layout.dims()
-                });
-                if kind(first) == kind(this) && !broadcasts && last.nodes.len() < pointwise::LONGEST {
-                    last.nodes.end = i + 1;
-                    continue;
-                }
+        if let (Op::Pointwise(this), Some(last)) = (&node.op, steps.last_mut())
+            && let Op::Pointwise(first) = &graph.nodes[last.nodes.start].op
+        {
+            // A smaller tensor made in the same call could not be broadcast: it exists a piece at a time.
+            let broadcasts = this.operands().iter().any(|&uid| {
+                let is_made_here = graph.nodes[last.nodes.clone()].iter().any(|node| node.op.output() == uid);
+                is_made_here && tensor(uid).layout.dims() != tensor(this.output()).layout.dims()
+            });
+            if kind(first) == kind(this) && !broadcasts && last.nodes.len() < pointwise::LONGEST {
+                last.nodes.end = i + 1;
+                continue;
             }
         }
         let flops = contraction::flops(&node.op, &tensor);

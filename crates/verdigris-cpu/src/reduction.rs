@@ -104,8 +104,20 @@ fn join<T: Real>(f: ReductionOp, a: f64, b: f64) -> f64 {
     match f {
         ReductionOp::Add | ReductionOp::Avg | ReductionOp::Norm1 | ReductionOp::Norm2 => a + b,
         ReductionOp::Mul | ReductionOp::MulNoZeros => T::from_f64(a * b).to_f64(),
-        ReductionOp::Min => if b < a || b.is_nan() { b } else { a },
-        ReductionOp::Max | ReductionOp::Amax => if b > a || b.is_nan() { b } else { a },
+        ReductionOp::Min => {
+            if b < a || b.is_nan() {
+                b
+            } else {
+                a
+            }
+        }
+        ReductionOp::Max | ReductionOp::Amax => {
+            if b > a || b.is_nan() {
+                b
+            } else {
+                a
+            }
+        }
     }
 }
 

@@ -43,13 +43,6 @@ impl<T: Copy + Default> Pool<T> {
         self.peak_bytes.fetch_max(lent, Ordering::Relaxed);
         Lent { pool: self, buffer }
     }
-
-    /// A buffer of `len` zeros.
-    pub(crate) fn lend_zeroed(&self, len: usize) -> Lent<'_, T> {
-        let mut lent = self.lend(len);
-        lent.fill(T::default());
-        lent
-    }
 }
 
 impl<T> Pool<T> {

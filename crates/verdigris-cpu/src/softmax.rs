@@ -207,8 +207,8 @@ fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Conte
                     let smoothing = spec.label_smoothing.0;
                     let spread = smoothing / row.len() as f64;
                     for (class, x) in row.iter_mut().enumerate() {
-                        let target = if class as i64 == label { 1.0 - smoothing } else { 0.0 };
-                        *x = gradient * ((*x - lse).exp() - target - spread);
+                        let target = if class as i64 == label { 1.0 - smoothing + spread } else { spread };
+                        *x = gradient * ((*x - lse).exp() - target);
                     }
                 }
                 rows.write(dlogits, i, &row);
