@@ -138,15 +138,7 @@ fn softplus(x: f64) -> f64 {
 }
 
 fn hard_sigmoid(x: f64) -> f64 {
-    let shifted = x + 3.0;
-    let clamped = if shifted < 0.0 {
-        0.0
-    } else if shifted > 6.0 {
-        6.0
-    } else {
-        shifted
-    };
-    clamped / 6.0
+    (x + 3.0).clamp(0.0, 6.0) / 6.0
 }
 
 /// The derivative of an activation.
