@@ -93,7 +93,7 @@ impl Driver {
     }
 
     /// A driver that is not the machine's.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fake"))]
     pub(crate) fn of(api: Api) -> Self {
         Self { api: Arc::new(api) }
     }
@@ -111,7 +111,7 @@ pub(crate) fn why_not_loaded(error: &libloading::Error) -> String {
 macro_rules! driver_table {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?);)*) => {
         /// Every driver function that we call; `None` where the library lacks it.
-        #[cfg_attr(test, derive(Default))]
+        #[cfg_attr(any(test, feature = "fake"), derive(Default))]
         pub(crate) struct Api {
             pub(crate) version: u32,
             pub(crate) get_error_name: Option<TextOf>,

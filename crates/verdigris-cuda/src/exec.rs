@@ -393,6 +393,11 @@ impl Executable {
         self.steps.iter().filter(|step| matches!(step, Prepared::Launch(_))).count()
     }
 
+    /// The alignment in bytes that the program relies on in each buffer slot, tensor maps included.
+    pub fn alignments_bytes(&self) -> impl Iterator<Item = u64> {
+        self.slots.iter().map(|need| need.alignment_bytes)
+    }
+
     /// The kernels, in the order of the launches.
     pub fn kernels(&self) -> impl Iterator<Item = &LoadedKernel> {
         self.steps.iter().filter_map(|step| match step {

@@ -1,12 +1,15 @@
 //! A driver for tests, which has no device: its memory is the host's, its compiler returns an empty image, and its launches are
 //! written down. It checks what a real driver would suffer in silence: contexts pushed and not popped, memory freed twice,
-//! functions called without a context.
+//! functions called without a context. Its clock moves by what is launched: a microsecond a launch, and a hundredth for each CTA.
+//!
+//! Under the feature `fake` it serves the tests of other crates: [`context`] is all that they need to work as on a GPU, but for results.
+#![cfg_attr(not(test), allow(dead_code, reason = "parts of it serve this crate's own tests"))]
 
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys;
@@ -39,6 +42,8 @@ thread_local! {
     pub(crate) static CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Nanoseconds.
+static CLOCK: AtomicU64 = AtomicU64::new(0);
 static MEMORY: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
 pub(crate) static COMPILATIONS: AtomicU32 = AtomicU32::new(0);
 
@@ -47,8 +52,28 @@ pub(crate) fn launches() -> Vec<Recorded> {
     LAUNCHES.take()
 }
 
+/// How many launches there were on this thread since the last call.
+pub fn launch_count() -> usize {
+    launches().len()
+}
+
+/// Whether streams count as capturing on this thread from now on.
+pub fn set_capturing(is_capturing: bool) {
+    CAPTURING.set(is_capturing);
+}
+
+/// A context of the fake.
+pub fn context() -> Context {
+    gpu().0
+}
+
+/// A context of the fake's other device.
+pub fn other_context() -> Context {
+    driver_of(13_000).device(1).and_then(|device| device.primary_context()).expect("the fake's second device")
+}
+
 /// How many contexts are pushed on this thread.
-pub(crate) fn context_depth() -> usize {
+pub fn context_depth() -> usize {
     CONTEXTS.with_borrow(Vec::len)
 }
 
@@ -73,7 +98,7 @@ fn handle<T>(number: usize) -> *mut T {
 }
 
 extern "C" fn device_count(count: *mut c_int) -> u32 {
-    give(count, 1)
+    give(count, 2)
 }
 
 extern "C" fn device(device: *mut c_int, ordinal: c_int) -> u32 {
@@ -108,8 +133,8 @@ extern "C" fn device_attribute(value: *mut c_int, attribute: sys::CUdevice_attri
     )
 }
 
-extern "C" fn retain(context: *mut sys::CUcontext, _: c_int) -> u32 {
-    give(context, handle(0xc0))
+extern "C" fn retain(context: *mut sys::CUcontext, device: c_int) -> u32 {
+    give(context, handle(0xc0 + usize::try_from(device).unwrap_or(0)))
 }
 
 extern "C" fn release(_: c_int) -> u32 {
@@ -392,8 +417,37 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
             }),
         }
     };
+    let ctas: u64 = recorded.grid.iter().map(|&extent| u64::from(extent)).product();
+    CLOCK.fetch_add(1000 + 10 * ctas, Ordering::Relaxed);
     LAUNCHES.with_borrow_mut(|launches| launches.push(recorded));
     0
+}
+
+/// An event: the time at which it was recorded.
+extern "C" fn event_create(event: *mut sys::CUevent, _: c_uint) -> u32 {
+    give(event, Box::into_raw(Box::new(AtomicU64::new(0))).cast())
+}
+
+extern "C" fn event_destroy(event: sys::CUevent) -> u32 {
+    // SAFETY: made by `event_create`, destroyed once.
+    drop(unsafe { Box::from_raw(event.cast::<AtomicU64>()) });
+    0
+}
+
+extern "C" fn event_record(event: sys::CUevent, _: sys::CUstream) -> u32 {
+    // SAFETY: made by `event_create` and alive.
+    unsafe { &*event.cast::<AtomicU64>() }.store(CLOCK.load(Ordering::Relaxed), Ordering::Relaxed);
+    0
+}
+
+extern "C" fn event_done(_: sys::CUevent) -> u32 {
+    if in_context() { 0 } else { INVALID_CONTEXT }
+}
+
+extern "C" fn event_elapsed(milliseconds: *mut f32, start: sys::CUevent, end: sys::CUevent) -> u32 {
+    // SAFETY: both are made by `event_create` and alive.
+    let [start, end] = [start, end].map(|event| unsafe { &*event.cast::<AtomicU64>() }.load(Ordering::Relaxed));
+    give(milliseconds, end.saturating_sub(start) as f32 * 1e-6)
 }
 
 /// The fake's driver.
@@ -438,6 +492,11 @@ fn driver_of(version: u32) -> Driver {
         cuOccupancyMaxActiveBlocksPerMultiprocessor: Some(occupancy),
         cuTensorMapEncodeTiled: Some(encode_tiled),
         cuLaunchKernelEx: Some(launch),
+        cuEventCreate: Some(event_create),
+        cuEventDestroy_v2: Some(event_destroy),
+        cuEventRecord: Some(event_record),
+        cuEventSynchronize: Some(event_done),
+        cuEventElapsedTime: Some(event_elapsed),
         ..Api::default()
     })
 }

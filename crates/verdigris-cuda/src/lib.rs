@@ -21,8 +21,8 @@ mod entry;
 mod error;
 pub mod exec;
 mod facts;
-#[cfg(test)]
-mod fake;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 mod jit;
 mod kernels;
 pub mod launch;

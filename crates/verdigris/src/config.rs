@@ -29,6 +29,11 @@ pub const VARIABLES: &[Variable] = &[
         default: "verdigris/verdigris-sm_90a.pack in the user's cache folder",
     },
     Variable {
+        name: "VERDIGRIS_PLANS",
+        meaning: "file of measured choices; `off` remembers them while the process lives",
+        default: "verdigris/plans.txt in the user's cache folder",
+    },
+    Variable {
         name: "VERDIGRIS_CUBLASLT",
         meaning: "path of libcublasLt.so, which benches compare with",
         default: "what the system's loader finds",
@@ -45,6 +50,8 @@ pub struct Config {
     pub cache: Option<PathBuf>,
     /// File of kernels made beforehand, which need no compiler; passed over while it is not there. `None` uses none.
     pub pack: Option<PathBuf>,
+    /// File of measured choices; `None` remembers them while the process lives.
+    pub plans: Option<PathBuf>,
     /// Path of cuBLASLt, where the system's loader would not find it.
     pub cublas_lt: Option<PathBuf>,
     /// Path of the offline assembler; `None` where there is none.
@@ -82,12 +89,13 @@ impl Config {
         };
         let cache = place("VERDIGRIS_CACHE", "kernels");
         let pack = place("VERDIGRIS_PACK", "verdigris-sm_90a.pack");
+        let plans = place("VERDIGRIS_PLANS", "plans.txt");
         let ptxas = read("VERDIGRIS_PTXAS").map(PathBuf::from).or_else(|| {
             let name = if cfg!(windows) { "ptxas.exe" } else { "ptxas" };
             let path = read("PATH")?;
             std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
         });
-        Ok(Config { device, cache, pack, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
+        Ok(Config { device, cache, pack, plans, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
     }
 }
 
@@ -103,7 +111,7 @@ mod tests {
     fn nothing_set_gives_the_defaults() {
         let config = from(&[]).expect("no value is wrong");
         assert_eq!((config.device, config.cublas_lt, config.ptxas), (0, None, None));
-        assert_eq!((config.cache, config.pack), (None, None), "without a home there is no folder");
+        assert_eq!((config.cache, config.pack, config.plans), (None, None, None), "without a home there is no folder");
     }
 
     #[test]

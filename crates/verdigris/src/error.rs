@@ -1,6 +1,7 @@
 //! Everything that can go wrong between a request and its result, by whose fault it is.
 
 use verdigris_engines::engine::Refusal;
+use verdigris_graph::Uid;
 
 /// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,26 @@ pub enum Error {
     /// What was bound to a plan does not suit its problem.
     #[error(transparent)]
     Binding(#[from] BindingError),
+
+    /// So much workspace cannot be lent, or the limits do not leave it.
+    #[error("{needed_bytes} bytes of workspace are needed, {lent_bytes} can be had")]
+    NoWorkspace {
+        /// Bytes needed.
+        needed_bytes: u64,
+        /// Bytes that can be had.
+        lent_bytes: u64,
+    },
+
+    /// A pin that no part of the graph takes.
+    #[error("no part of the graph is computed by `{engine}` {knobs}:{}", list(.refusals))]
+    Pin {
+        /// The engine.
+        engine: String,
+        /// The setting.
+        knobs: verdigris_engines::engine::Knobs,
+        /// What it said of each part.
+        refusals: Vec<Refusal>,
+    },
 
     /// A variable of the environment that has no meaning.
     #[error("{variable} is `{value}`; {rule}")]
@@ -83,6 +104,97 @@ pub enum BindingError {
         /// The other one.
         other: usize,
     },
+    /// A tensor of the graph is not bound.
+    #[error("tensor `{tensor}` ({uid}) is not bound")]
+    Missing {
+        /// Its name.
+        tensor: String,
+        /// Its uid.
+        uid: Uid,
+    },
+    /// A uid that the plan does not bind: no tensor of the graph, a virtual one, or one that no op reads or writes.
+    #[error("tensor {uid} is bound, but the plan has no such tensor to bind")]
+    Unknown {
+        /// The uid.
+        uid: Uid,
+    },
+    /// A uid that is bound more than once.
+    #[error("tensor {uid} is bound twice")]
+    Twice {
+        /// The uid.
+        uid: Uid,
+    },
+    /// A number where memory is needed, or the other way round.
+    #[error("tensor `{tensor}` is {needed}, but {given} is bound to it")]
+    TensorKind {
+        /// The tensor.
+        tensor: String,
+        /// What it is.
+        needed: &'static str,
+        /// What was bound.
+        given: &'static str,
+    },
+    /// A buffer that ends before its tensor does.
+    #[error("tensor `{tensor}` spans {needed_bytes} bytes, but {given_bytes} are bound to it")]
+    TensorLength {
+        /// The tensor.
+        tensor: String,
+        /// Bytes bound.
+        given_bytes: u64,
+        /// Bytes spanned.
+        needed_bytes: u64,
+    },
+    /// A null pointer.
+    #[error("tensor `{tensor}` is bound to a null pointer")]
+    Null {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A buffer, or the workspace, that is not aligned as the plan relies on.
+    #[error("tensor `{tensor}` is at {address:#x}, not a multiple of the {alignment_bytes} bytes that the plan relies on")]
+    TensorAlignment {
+        /// The tensor.
+        tensor: String,
+        /// Its address.
+        address: u64,
+        /// The alignment needed.
+        alignment_bytes: u64,
+    },
+    /// An output that shares bytes with another tensor.
+    #[error(
+        "output `{output}` and tensor `{other}` share bytes; an output may only take the place of an input of the same elements that is \
+         not read after it is written"
+    )]
+    TensorOverlap {
+        /// The tensor written.
+        output: String,
+        /// The other one.
+        other: String,
+    },
+    /// Too little workspace.
+    #[error("the workspace has {given_bytes} bytes, the plan needs {needed_bytes}, and {least_bytes} at the least as things stand")]
+    Workspace {
+        /// Bytes given.
+        given_bytes: u64,
+        /// Bytes that the chosen ways need.
+        needed_bytes: u64,
+        /// Bytes without which nothing goes: a captured or pinned execution takes no other ways than the chosen.
+        least_bytes: u64,
+    },
+}
+
+impl Error {
+    /// There is no engine of that name; these there are.
+    pub(crate) fn unknown_engine(name: &str) -> Error {
+        let known = verdigris_engines::engines().map(|engine| engine.id().name).collect();
+        Error::UnknownEngine { name: name.to_owned(), known }
+    }
+
+    /// Whether this says that memory is lacking, so that less may help.
+    pub fn is_lack_of_memory(&self) -> bool {
+        use verdigris_cuda::Error as Device;
+        matches!(self, Error::NoWorkspace { .. } | Error::Device(Device::OutOfMemory { .. } | Device::PoolLimit { .. }))
+    }
 }
 
 fn list(refusals: &[Refusal]) -> String {

@@ -1,17 +1,21 @@
 //! A device with the kernels loaded on it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use verdigris_cuda::{
     CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Pack, PackError, Pool, PoolOptions,
     Stream,
 };
 use verdigris_engines::arch::Arch;
-use verdigris_graph::Problem;
+use verdigris_graph::{Graph, Key, Problem};
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::graph_plan::GraphPlan;
 use crate::plan::Plan;
+use crate::plan_cache::{Answer, PlanCache, PlanCacheError, Question};
+use crate::planning::{self, Progress};
+use crate::policy::Policy;
 use crate::select::{Limits, Ranked, Survey, survey};
 
 /// A device, its kernels, and memory on it. Plans hold what they need of it, so they may outlive it. `Send` and `Sync`.
@@ -25,6 +29,9 @@ pub struct Handle {
     cache_trouble: Option<verdigris_cuda::CacheError>,
     /// Set where the pack fits the device but not this program.
     stale_pack: Option<PackError>,
+    plans: PlanCache,
+    /// What last went wrong with the file of measured choices.
+    plans_trouble: Mutex<Option<PlanCacheError>>,
 }
 
 impl Handle {
@@ -58,7 +65,12 @@ impl Handle {
         let stale_pack = cache.pack().and_then(Result::ok).and_then(|pack| check_sources(pack, source_hash).err());
         let cache = Arc::new(cache);
         let loader = Loader { cache, pool, source_hash, options: CompileOptions::default() };
-        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble, stale_pack })
+        let (plans, plans_trouble) = match PlanCache::open(config.plans.clone()) {
+            Ok(plans) => (plans, None),
+            Err(error) => (PlanCache::in_memory(), Some(error)),
+        };
+        let plans_trouble = Mutex::new(plans_trouble);
+        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble })
     }
 
     /// The device as engines see it.
@@ -100,6 +112,60 @@ impl Handle {
         }
     }
 
+    /// Measured choices, remembered.
+    pub fn plan_cache(&self) -> &PlanCache {
+        &self.plans
+    }
+
+    /// What last went wrong with the file of measured choices, as text; planning goes on without it.
+    pub fn plan_cache_trouble(&self) -> Option<String> {
+        self.plans_trouble.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(ToString::to_string)
+    }
+
+    /// What a choice for this problem depends on, here and under these limits.
+    pub(crate) fn question(&self, problem: Key, limits: &Limits) -> Question {
+        let properties = self.context().properties();
+        let Limits { workspace_bytes, engine: _, settings: _, down_convert, split_operands, reduced_sums, tensor_cores } = limits;
+        let workspace = workspace_bytes.map_or_else(|| "any".to_owned(), |bytes| bytes.to_string());
+        let flags: String =
+            [down_convert, split_operands, reduced_sums, tensor_cores].map(|flag| if *flag { '1' } else { '0' }).into_iter().collect();
+        Question {
+            problem,
+            device: format!("{}/{}/{}", properties.name, properties.arch_key(), properties.sm_count),
+            driver: properties.driver_version.to_string(),
+            sources: verdigris_engines::SOURCE_HASH[..16].to_owned(),
+            policy: format!("workspace={workspace},allowed={flags}"),
+        }
+    }
+
+    /// Keeps a measured choice; trouble is noted.
+    pub(crate) fn keep(&self, question: &Question, answer: &Answer) {
+        if let Err(error) = self.plans.keep(question, answer) {
+            *self.plans_trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        }
+    }
+
+    pub(crate) fn nothing(&self) -> Arc<DeviceBuffer> {
+        Arc::clone(&self.nothing)
+    }
+
+    /// A graph, made ready: cut into problems, a way chosen for each, the memory between them laid out in one workspace.
+    ///
+    /// # Errors
+    /// [`Error::Graph`], [`Error::NoEngine`] with every refusal, [`Error::UnknownEngine`], [`Error::Pin`], [`Error::NoWorkspace`],
+    /// [`Error::Device`].
+    pub fn plan_graph(&self, graph: &Graph, policy: &Policy) -> Result<GraphPlan, Error> {
+        self.plan_graph_watched(graph, policy, &mut |_| {})
+    }
+
+    /// As [`Handle::plan_graph`]; `watch` is called as it goes on.
+    ///
+    /// # Errors
+    /// As [`Handle::plan_graph`].
+    pub fn plan_graph_watched(&self, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<GraphPlan, Error> {
+        planning::plan_graph(self, graph, policy, watch)
+    }
+
     /// Every way to compute the problem here, best first, and every refusal. Compiles nothing.
     ///
     /// # Errors
@@ -108,8 +174,7 @@ impl Handle {
         if let Some(name) = &limits.engine
             && verdigris_engines::engine(name).is_none()
         {
-            let known = verdigris_engines::engines().map(|engine| engine.id().name).collect();
-            return Err(Error::UnknownEngine { name: name.clone(), known });
+            return Err(Error::unknown_engine(name));
         }
         Ok(survey(problem, &self.arch, limits))
     }

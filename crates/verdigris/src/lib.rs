@@ -23,12 +23,24 @@
 pub mod config;
 pub mod error;
 pub mod explain;
+pub mod graph_plan;
 pub mod handle;
 pub mod plan;
+pub mod plan_cache;
+mod planning;
+pub mod policy;
 pub mod select;
+pub mod tune;
+pub mod workspace;
 
 pub use config::Config;
 pub use error::Error;
+pub use explain::Explanation;
+pub use graph_plan::{BoundTensor, GraphPlan};
 pub use handle::Handle;
 pub use plan::{Binding, Plan};
+pub use plan_cache::PlanCache;
+pub use planning::{Progress, Stage};
+pub use policy::{Mode, Pin, Policy, Tuning};
 pub use select::{Limits, Ranked, Settings, Survey, survey};
+pub use workspace::WorkspaceSource;

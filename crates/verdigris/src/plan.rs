@@ -148,8 +148,18 @@ impl Plan {
                 return Err(BindingError::Overlap { output, other }.into());
             }
         }
-        let bindings = Bindings { buffers: &buffers[..needed], workspace, host_scalars: &scalars[..needed] };
-        Ok(self.executable.execute(stream, &bindings)?)
+        self.submit(stream, &buffers[..needed], &scalars[..needed], workspace)
+    }
+
+    /// Submits with bindings that were checked.
+    pub(crate) fn submit(
+        &self,
+        stream: &Stream,
+        buffers: &[DeviceSlice<'_>],
+        host_scalars: &[f32],
+        workspace: DeviceSlice<'_>,
+    ) -> Result<(), Error> {
+        Ok(self.executable.execute(stream, &Bindings { buffers, workspace, host_scalars })?)
     }
 }
 

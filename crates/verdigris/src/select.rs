@@ -21,6 +21,10 @@ pub struct Limits {
     pub down_convert: bool,
     /// Whether operands may be split into parts of a narrower type.
     pub split_operands: bool,
+    /// Whether sums may lose bits against their type along the way.
+    pub reduced_sums: bool,
+    /// Whether tensor cores may form the products.
+    pub tensor_cores: bool,
 }
 
 /// Which settings of an engine are ranked.
@@ -37,7 +41,15 @@ pub enum Settings {
 impl Default for Limits {
     /// Everything that the problem itself allows, each engine by its own choice of knobs.
     fn default() -> Limits {
-        Limits { workspace_bytes: None, engine: None, settings: Settings::First, down_convert: true, split_operands: true }
+        Limits {
+            workspace_bytes: None,
+            engine: None,
+            settings: Settings::First,
+            down_convert: true,
+            split_operands: true,
+            reduced_sums: true,
+            tensor_cores: true,
+        }
     }
 }
 
@@ -133,7 +145,9 @@ fn allowed(id: EngineId, notes: &Notes, problem: &Problem, limits: &Limits) -> R
     if let Some(dtype) = notes.down_convert {
         id.require(limits.down_convert, Reason::Precision, format_args!("rounds operands to {dtype}"))?;
     }
-    id.require(limits.split_operands || !notes.split_operands, Reason::Precision, "splits operands into narrower parts")
+    id.require(limits.split_operands || !notes.split_operands, Reason::Precision, "splits operands into narrower parts")?;
+    id.require(limits.reduced_sums || !notes.reduced_sums, Reason::Precision, "sums lose bits along the way")?;
+    id.require(limits.tensor_cores || !notes.tensor_core, Reason::Precision, "multiplies on tensor cores")
 }
 
 fn fits(id: EngineId, program: Program, limits: &Limits) -> Result<Program, Refusal> {

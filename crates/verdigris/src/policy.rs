@@ -1,0 +1,68 @@
+//! What a caller asks of a graph's plan beside its values: limits, and how the choice is made.
+
+use std::time::Duration;
+
+use verdigris_engines::engine::Knobs;
+
+use crate::select::Limits;
+
+/// How to plan a graph.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Policy {
+    /// What every part must keep. `workspace_bytes` is for the whole plan, temporaries included; `engine` and `settings` are not asked
+    /// ([`Mode::Pinned`] is for that).
+    pub limits: Limits,
+    /// Asks for the same bits each time, whatever the graph says.
+    pub deterministic: bool,
+    /// How the choice is made.
+    pub mode: Mode,
+    /// Whether choices that were measured before, by this machine or with the library, are taken, and new ones kept.
+    pub remember: bool,
+}
+
+impl Default for Policy {
+    /// Everything that the graph itself allows; remembered choices, else by estimate.
+    fn default() -> Policy {
+        Policy { limits: Limits::default(), deterministic: false, mode: Mode::Instant, remember: true }
+    }
+}
+
+/// How a way is chosen from all that engines offer.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Mode {
+    /// By estimate: nothing is run.
+    Instant,
+    /// By the clock: candidates are run on the device, unless an earlier choice is remembered.
+    Measured(Tuning),
+    /// By name.
+    Pinned(Vec<Pin>),
+}
+
+/// How candidates are measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tuning {
+    /// Most candidates of each part: those with the least estimates, and the best of each engine.
+    pub candidates: usize,
+    /// Most time that the measuring of each part may take, compilation apart.
+    pub budget: Duration,
+    /// Measure although an earlier choice is remembered.
+    pub again: bool,
+}
+
+impl Default for Tuning {
+    /// Twelve candidates, half a second.
+    fn default() -> Tuning {
+        Tuning { candidates: 12, budget: Duration::from_millis(500), again: false }
+    }
+}
+
+/// An engine, and perhaps its setting, for one part or for every part that it takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pin {
+    /// The part, counted from 0; `None` is every part that the engine takes and no earlier pin has.
+    pub part: Option<usize>,
+    /// The engine's name.
+    pub engine: String,
+    /// Values of knobs that the setting must have; empty leaves the engine its choice.
+    pub knobs: Knobs,
+}

@@ -1,0 +1,296 @@
+//! Plans of graphs on a driver without a device: what is chosen, remembered, laid out, launched and refused. Results are the GPU tests'.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use verdigris::error::BindingError;
+use verdigris::explain::ChosenBy;
+use verdigris::{Binding, Config, Error, GraphPlan, Handle, Mode, Pin, Policy, Stage, Tuning};
+use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
+use verdigris_engines::engine::Knobs;
+use verdigris_graph::{BinaryOp, Graph, GraphBuilder, HostScalar, Precision, Uid, UnaryOp};
+use verdigris_tensor::{DType, Layout};
+
+fn handle(config: &Config) -> Handle {
+    Handle::on(&fake::context(), config).expect("the fake is always there")
+}
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).expect("small")
+}
+
+/// Two linear layers with a residual; `h` and `y` are stored.
+fn mlp(rows_of_x: u64) -> Graph {
+    let mut g = GraphBuilder::new("mlp");
+    let x = g.tensor("x", DType::F32, rows(&[rows_of_x, 64]));
+    let w1 = g.tensor("w1", DType::F32, rows(&[64, 128]));
+    let w2 = g.tensor("w2", DType::F32, rows(&[128, 64]));
+    let factor = g.host_scalar("factor", DType::F32);
+    let build = |g: &mut GraphBuilder| -> Result<(), verdigris_graph::Error> {
+        let h = g.matmul("up", x, w1, Precision::Ieee)?;
+        let h = g.unary("relu", UnaryOp::Relu, h)?;
+        g.store(h, "h", DType::F32)?;
+        let y = g.matmul("down", h, w2, Precision::Ieee)?;
+        let y = g.scale("scale", y, HostScalar::Bound(factor))?;
+        let y = g.binary("residual", BinaryOp::Add, y, x)?;
+        g.store(y, "y", DType::F32)
+    };
+    build(&mut g).expect("fits");
+    g.finish().expect("valid")
+}
+
+fn buffers(handle: &Handle, plan: &GraphPlan) -> Vec<(Uid, Option<DeviceBuffer>)> {
+    let make = |bytes| handle.pool().alloc(handle.stream(), bytes).expect("allocates");
+    plan.tensors().iter().map(|tensor| (tensor.uid, (!tensor.is_scalar).then(|| make(tensor.bytes)))).collect()
+}
+
+fn bindings<'b>(buffers: &'b [(Uid, Option<DeviceBuffer>)]) -> Vec<(Uid, Binding<'b>)> {
+    let of = |buffer: &'b DeviceBuffer| Binding::Buffer(buffer.slice());
+    buffers.iter().map(|(uid, buffer)| (*uid, buffer.as_ref().map_or(Binding::Scalar(0.5), of))).collect()
+}
+
+fn uid(plan: &GraphPlan, name: &str) -> Uid {
+    plan.tensors().iter().find(|tensor| tensor.name == name).unwrap_or_else(|| panic!("no {name}")).uid
+}
+
+#[test]
+fn a_graph_of_two_products_runs_as_two_parts() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&mlp(32), &Policy::default()).expect("plans");
+    assert_eq!(plan.parts().count(), 2);
+    let names: Vec<&str> = plan.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, ["factor", "h", "w1", "w2", "x", "y"]);
+    let written: Vec<&str> = plan.tensors().iter().filter(|tensor| tensor.is_written).map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(written, ["h", "y"]);
+
+    let buffers = buffers(&handle, &plan);
+    let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+    let launches: usize = plan.parts().map(|part| part.executable().launch_count()).sum();
+    fake::launch_count();
+    let mut bound = bindings(&buffers);
+    for _ in 0..bound.len() {
+        // Any order will do.
+        bound.rotate_left(1);
+        plan.execute(handle.stream(), &bound, workspace.slice()).expect("executes");
+        assert_eq!(fake::launch_count(), launches);
+    }
+    plan.execute_from(handle.stream(), &bound, handle.pool()).expect("executes");
+    assert_eq!((fake::launch_count(), plan.downgrades()), (launches, 0));
+
+    let text = plan.explain().to_string();
+    assert!(text.contains("mlp on Fake: 2 parts") && text.contains("part 1: gemm") && text.contains("->"), "{text}");
+    let record = serde_json::to_value(plan.explain()).expect("numbers and words");
+    assert_eq!(record["parts"][0]["chosen_by"], "estimate");
+    assert!(record["parts"][0]["ways"][0]["engine"].is_string(), "{record}");
+    // Plans may be shared between threads.
+    fn shared<T: Send + Sync>(_: &T) {}
+    shared(&plan);
+}
+
+#[test]
+fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&mlp(32), &Policy::default()).expect("plans");
+    let buffers = buffers(&handle, &plan);
+    let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+    let good = bindings(&buffers);
+    fake::launch_count();
+    let refused = |bound: &[(Uid, Binding<'_>)]| match plan.execute(handle.stream(), bound, workspace.slice()) {
+        Err(Error::Binding(error)) => {
+            assert_eq!(fake::launch_count(), 0);
+            error
+        }
+        other => panic!("{other:?}"),
+    };
+    let with = |name: &str, binding: Binding<'static>| -> Vec<(Uid, Binding<'_>)> {
+        let wanted = uid(&plan, name);
+        good.iter().map(|&(uid, old)| (uid, if uid == wanted { binding } else { old })).collect()
+    };
+    let place = |name: &str| good.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
+    let slice = |name: &str| {
+        let (_, Binding::Buffer(slice)) = good[place(name)] else { panic!("{name} is memory") };
+        slice
+    };
+    let replaced = |name: &str, binding| {
+        let mut bound = good.clone();
+        bound[place(name)].1 = binding;
+        bound
+    };
+
+    let mut bound = good.clone();
+    bound.remove(place("w1"));
+    assert_eq!(refused(&bound), BindingError::Missing { tensor: "w1".to_owned(), uid: uid(&plan, "w1") });
+    let mut bound = good.clone();
+    bound.push((Uid(99), Binding::Scalar(1.0)));
+    assert_eq!(refused(&bound), BindingError::Unknown { uid: Uid(99) });
+    bound.pop();
+    bound.push(good[1]);
+    assert_eq!(refused(&bound), BindingError::Twice { uid: good[1].0 });
+    assert!(matches!(refused(&with("x", Binding::Scalar(1.0))), BindingError::TensorKind { tensor, .. } if tensor == "x"));
+    let error = refused(&replaced("factor", Binding::Buffer(slice("x"))));
+    assert!(matches!(error, BindingError::TensorKind { tensor, needed: "a host scalar", .. } if tensor == "factor"));
+    let short = slice("w1").part(0, 100).expect("a part");
+    let needed_bytes = 64 * 128 * 4;
+    let error = refused(&replaced("w1", Binding::Buffer(short)));
+    assert_eq!(error, BindingError::TensorLength { tensor: "w1".to_owned(), given_bytes: 100, needed_bytes });
+    // An odd address: no f32 lies there.
+    let large = handle.pool().alloc(handle.stream(), 2 * needed_bytes).expect("allocates");
+    let odd = large.slice().part(2, needed_bytes).expect("a part");
+    assert!(matches!(refused(&replaced("w1", Binding::Buffer(odd))), BindingError::TensorAlignment { tensor, .. } if tensor == "w1"));
+    // A buffer without memory is a null pointer; a shorter one it would be, had the tensor any bytes.
+    let nothing = handle.pool().alloc(handle.stream(), 0).expect("allocates nothing");
+    assert!(matches!(refused(&replaced("w1", Binding::Buffer(nothing.slice()))), BindingError::TensorLength { given_bytes: 0, .. }));
+
+    // y may not lie on h, nor on w1; nor may h lie where x does, for x is read again by the second part.
+    assert!(matches!(refused(&replaced("y", Binding::Buffer(slice("h")))), BindingError::TensorOverlap { .. }));
+    let error = refused(&replaced("h", Binding::Buffer(slice("w1")))).to_string();
+    assert!(error.contains("output `h` and tensor `w1` share bytes"), "{error}");
+    // But the residual's own place is y's for the taking.
+    plan.execute(handle.stream(), &replaced("y", Binding::Buffer(slice("x"))), workspace.slice()).expect("in place");
+    assert!(fake::launch_count() > 0);
+    let shifted = handle.pool().alloc(handle.stream(), 32 * 64 * 4 + 256).expect("allocates");
+    let half = |offset| Binding::Buffer(shifted.slice().part(offset, 32 * 64 * 4).expect("a part"));
+    let mut bound = replaced("x", half(0));
+    bound[place("y")].1 = half(256);
+    assert!(matches!(refused(&bound), BindingError::TensorOverlap { .. }), "not quite the same place");
+}
+
+#[test]
+fn a_plan_belongs_to_its_device() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&mlp(8), &Policy::default()).expect("plans");
+    let buffers = buffers(&handle, &plan);
+    let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+    let elsewhere = Handle::on(&fake::other_context(), &Config::default()).expect("another context");
+    let error = plan.execute(elsewhere.stream(), &bindings(&buffers), workspace.slice()).expect_err("another device's stream");
+    assert!(matches!(error, Error::Device(verdigris_cuda::Error::ContextMismatch { .. })), "{error}");
+}
+
+/// A product whose best way splits k, so that it needs scratch.
+fn deep() -> Graph {
+    let mut g = GraphBuilder::new("deep");
+    let a = g.tensor("a", DType::F16, rows(&[64, 65_536]));
+    let b = g.tensor("b", DType::F16, rows(&[65_536, 64]));
+    let d = g.matmul("mm", a, b, Precision::Fp32).expect("fits");
+    g.store(d, "d", DType::F16).expect("stores");
+    g.finish().expect("valid")
+}
+
+#[test]
+fn less_workspace_is_met_by_other_ways_that_were_loaded_before() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&deep(), &Policy::default()).expect("plans");
+    let ladder = plan.explain().ladder_bytes.clone();
+    assert!(ladder.len() > 1 && ladder.is_sorted_by(|a, b| a > b), "{ladder:?}\n{}", plan.explain());
+    assert_eq!((ladder[0], plan.least_workspace_bytes()), (plan.workspace_bytes(), ladder[ladder.len() - 1]));
+    let loaded = handle.loader().cache.loaded_count();
+    let buffers = buffers(&handle, &plan);
+    let bound = bindings(&buffers);
+    let stream = handle.stream();
+    let workspace = handle.pool().alloc(stream, plan.workspace_bytes()).expect("allocates");
+    let part = |bytes| workspace.slice().part(0, bytes).expect("a part");
+    plan.execute(stream, &bound, part(ladder[0])).expect("executes");
+    assert_eq!(plan.downgrades(), 0);
+    plan.execute(stream, &bound, part(ladder[0] - 256)).expect("executes otherwise");
+    plan.execute(stream, &bound, part(plan.least_workspace_bytes())).expect("executes otherwise");
+    assert_eq!(plan.downgrades(), 2);
+    assert_eq!(handle.loader().cache.loaded_count(), loaded, "nothing is loaded at run time");
+    // A pool that is too small lends what it has.
+    let small = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(plan.least_workspace_bytes()), ..PoolOptions::default() });
+    plan.execute_from(stream, &bound, &small.expect("a pool")).expect("executes otherwise");
+    assert_eq!(plan.downgrades(), 3);
+    // While a stream captures, and for a pinned plan, less is an error.
+    fake::set_capturing(true);
+    let captured = plan.execute(stream, &bound, part(ladder[0] - 256));
+    fake::set_capturing(false);
+    assert!(matches!(captured, Err(Error::Binding(BindingError::Workspace { .. }))), "{captured:?}");
+    let chosen = plan.parts().next().expect("one part");
+    let pin = Pin { part: Some(0), engine: chosen.engine().name.to_owned(), knobs: chosen.knobs().clone() };
+    let pinned = handle.plan_graph(&deep(), &Policy { mode: Mode::Pinned(vec![pin]), ..Policy::default() }).expect("plans");
+    assert_eq!(pinned.workspace_bytes(), ladder[0]);
+    let refused = pinned.execute(stream, &bound, part(ladder[0] - 256));
+    assert!(matches!(refused, Err(Error::Binding(BindingError::Workspace { .. }))), "{refused:?}");
+
+    // A limit is for the whole plan; what cannot be kept is refused.
+    for most in [ladder[0] - 256, 0] {
+        let mut policy = Policy::default();
+        policy.limits.workspace_bytes = Some(most);
+        assert!(handle.plan_graph(&deep(), &policy).expect("plans").workspace_bytes() <= most);
+    }
+}
+
+#[test]
+fn measured_choices_are_kept_and_found_by_the_next_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = Config { plans: Some(folder.path().join("plans.txt")), ..Config::default() };
+    let first = handle(&config);
+    let tuning = Tuning { candidates: 4, budget: Duration::from_secs(5), again: false };
+    let measured = Policy { mode: Mode::Measured(tuning), ..Policy::default() };
+    let mut seen = Vec::new();
+    let plan = first.plan_graph_watched(&mlp(48), &measured, &mut |progress| seen.push(progress)).expect("plans");
+    assert!(plan.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Clock), "{}", plan.explain());
+    for stage in [Stage::Kernels, Stage::Measuring] {
+        let last = seen.iter().rfind(|progress| progress.stage == stage).expect("was shown");
+        assert_eq!(last.done, last.total);
+    }
+    for part in &plan.explain().parts {
+        let time = |way: usize| part.ways[way].measured.map_or(f64::INFINITY, |measured| measured.us);
+        assert!((0..part.ways.len()).all(|way| time(part.chosen) <= time(way)), "{}", plan.explain());
+        assert!(part.ways.len() >= 2, "one is no choice");
+    }
+    assert_eq!(first.plan_cache_trouble(), None);
+
+    // Another process: also a plan by estimate takes the choice; one that does not remember does not.
+    let second = handle(&config);
+    let engines = |plan: &GraphPlan| plan.parts().map(|part| (part.engine(), part.knobs().clone())).collect::<Vec<_>>();
+    let again = second.plan_graph(&mlp(48), &Policy::default()).expect("plans");
+    assert!(again.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::PlanCache), "{}", again.explain());
+    assert_eq!(engines(&again), engines(&plan));
+    let forgetful = second.plan_graph(&mlp(48), &Policy { remember: false, ..Policy::default() }).expect("plans");
+    assert!(forgetful.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Estimate));
+    // Other limits are another question.
+    let mut stricter = Policy::default();
+    stricter.limits.split_operands = false;
+    let other = second.plan_graph(&mlp(48), &stricter).expect("plans");
+    assert!(other.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Estimate));
+
+    // A file that cannot be written is told, and spoils nothing.
+    let blocked = Config { plans: Some(folder.path().join("plans.txt/below")), ..Config::default() };
+    let third = handle(&blocked);
+    third.plan_graph(&mlp(48), &measured).expect("plans");
+    assert!(third.plan_cache_trouble().is_some());
+}
+
+#[test]
+fn pins_are_kept_or_refused_with_reasons() {
+    let handle = handle(&Config::default());
+    let plan = |pins: Vec<Pin>| handle.plan_graph(&mlp(48), &Policy { mode: Mode::Pinned(pins), ..Policy::default() });
+    let pin = |part, engine: &str| Pin { part, engine: engine.to_owned(), knobs: Knobs::default() };
+    let pinned = plan(vec![pin(None, "gemm.simt")]).expect("plans");
+    assert!(pinned.parts().all(|part| part.engine().name == "gemm.simt"));
+    assert!(pinned.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Pin));
+    let one = plan(vec![pin(Some(1), "gemm.simt")]).expect("plans");
+    assert_eq!(one.explain().parts.iter().map(|part| part.chosen_by).collect::<Vec<_>>(), [ChosenBy::Estimate, ChosenBy::Pin]);
+    assert!(matches!(plan(vec![pin(None, "gemm.magic")]), Err(Error::UnknownEngine { .. })));
+    assert!(matches!(plan(vec![pin(Some(2), "gemm.simt")]), Err(Error::Pin { .. })), "there is no such part");
+    let knobs = Knobs::new([("nonsense", 1)]);
+    let error = plan(vec![Pin { knobs, ..pin(None, "gemm.simt") }]).expect_err("no such knob").to_string();
+    assert!(error.contains("gemm.simt") && error.contains("nonsense=1") && error.contains("knobs"), "{error}");
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_and_nothing_leaks() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&deep(), &Policy::default()).expect("plans");
+    let error = handle.pool().alloc(handle.stream(), 1 << 41).expect_err("too much");
+    assert!(matches!(error, verdigris_cuda::Error::OutOfMemory { .. }), "{error}");
+    assert!(Error::from(error).is_lack_of_memory());
+    // A source that has nothing at all, where the least ways need something, is told as such.
+    let nothing = handle.pool().alloc(handle.stream(), 0).expect("allocates nothing");
+    let buffers = buffers(&handle, &plan);
+    let outcome = plan.execute_from(handle.stream(), &bindings(&buffers), &nothing);
+    assert_eq!(outcome.is_ok(), plan.least_workspace_bytes() == 0, "{outcome:?}");
+    assert_eq!(fake::context_depth(), 0);
+}
