@@ -1,6 +1,7 @@
 //! What several families build their kernels from.
 
 pub mod batch;
+pub(crate) mod cluster_join;
 pub mod compute;
 pub(crate) mod conv_epilogue;
 pub(crate) mod element;

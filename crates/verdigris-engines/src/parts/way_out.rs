@@ -22,6 +22,8 @@ use super::row_staging::{RowSlab, RowStaging};
 pub(crate) trait Sum: Number {
     /// As f32: exact, or rounded to nearest.
     fn to_f32<'k>(value: Val<'k, Self>) -> Val<'k, f32>;
+    /// From f32, rounded to nearest.
+    fn of_f32(value: Val<'_, f32>) -> Val<'_, Self>;
     /// The sum of nothing.
     const ZERO: Self;
     /// `factor · value + to`; integers have no factors, and only add.
@@ -30,6 +32,9 @@ pub(crate) trait Sum: Number {
 
 impl Sum for f32 {
     fn to_f32<'k>(value: Val<'k, f32>) -> Val<'k, f32> {
+        value
+    }
+    fn of_f32(value: Val<'_, f32>) -> Val<'_, f32> {
         value
     }
     const ZERO: f32 = 0.0;
@@ -41,6 +46,9 @@ impl Sum for f32 {
 impl Sum for i32 {
     fn to_f32<'k>(value: Val<'k, i32>) -> Val<'k, f32> {
         value.to_f32()
+    }
+    fn of_f32(value: Val<'_, f32>) -> Val<'_, i32> {
+        value.convert(CvtRound::IntNearest)
     }
     const ZERO: i32 = 0;
     fn scaled<'k>(_: Kernel<'k>, value: Val<'k, i32>, _: Val<'k, f32>, to: Val<'k, i32>) -> Val<'k, i32> {

@@ -243,6 +243,24 @@ impl<'k> Schedule<'k> {
         });
     }
 
+    /// The same for every `of`th piece, from piece `first` on: the work of one of several parties that take turns. Depth is not split.
+    ///
+    /// # Panics
+    /// If the schedule was declared with a split.
+    #[track_caller]
+    pub fn for_each_in_turn(&self, first: Val<'k, u32>, of: u32, body: impl Fn(Work<'k>)) {
+        assert!(self.split.is_none(), "parties that take turns have whole tiles");
+        let k = self.tiles.kernel();
+        k.scope(Location::caller(), || {
+            Schedule { worker: self.worker + first * self.workers, workers: self.workers * of, ..*self }.for_each(body);
+        });
+    }
+
+    /// Steps of depth of a whole tile.
+    pub fn steps(&self) -> Val<'k, u32> {
+        self.steps
+    }
+
     fn for_each_split(&self, split: &Split<'k>, body: &dyn Fn(Work<'k>)) {
         let k = self.tiles.kernel();
         let counted = split.steps.value();

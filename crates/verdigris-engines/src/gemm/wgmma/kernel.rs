@@ -8,7 +8,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
+use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, Val, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapType, Target};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
@@ -17,8 +17,10 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
-use super::promote::{self, BlockFactors, Scaled};
+use super::promote::{BlockFactors, Scaled};
+use super::sums::{Keep, Sums};
 use crate::parts::batch::BatchIndex;
+use crate::parts::cluster_join::{ClusterJoin, ClusterJoinSpec};
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::join::{Join, Part};
 pub(super) use crate::parts::way_out::Out;
@@ -51,13 +53,19 @@ pub(super) struct Spec {
     pub(super) tile_m: u32,
     pub(super) tile_n: u32,
     pub(super) stages: u32,
-    /// Warpgroups that multiply; each takes an equal share of the tile's rows.
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or tiles in turn.
     pub(super) consumers: u32,
     /// CTAs of a cluster, and what they share.
     pub(super) cluster: u32,
     pub(super) shared: Shared,
     /// The depth of tiles may be split among CTAs.
     pub(super) split: bool,
+    /// CTAs of a cluster among which the depth of each tile is split; 1 for none. Such a cluster shares no operand.
+    pub(super) cluster_split: u32,
+    /// The consumers take tiles in turn, a whole one each.
+    pub(super) pingpong: bool,
+    /// Sums are kept in f16.
+    pub(super) half_sums: bool,
     /// fp8 sums are moved into f32 registers every 128 of depth.
     pub(super) promote: bool,
     /// Factors of A's and of B's blocks, by which promoted sums are multiplied.
@@ -94,7 +102,17 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in [(self.split, "_split"), (self.promote, "_promote"), (self.turned, "_turned"), (self.out == Out::Rows, "_rows")] {
+        if self.cluster_split > 1 {
+            write!(f, "_k{}", self.cluster_split)?;
+        }
+        for (on, word) in [
+            (self.pingpong, "_pingpong"),
+            (self.half_sums, "_f16sum"),
+            (self.split, "_split"),
+            (self.promote, "_promote"),
+            (self.turned, "_turned"),
+            (self.out == Out::Rows, "_rows"),
+        ] {
             if on {
                 f.write_str(word)?;
             }
@@ -164,7 +182,38 @@ impl Spec {
 
     /// 64-row blocks of one consumer.
     fn blocks(&self) -> u32 {
-        self.tile_m / (64 * self.consumers)
+        if self.pingpong { self.tile_m / 64 } else { self.tile_m / (64 * self.consumers) }
+    }
+
+    /// CTAs of a cluster.
+    pub(super) fn ctas(&self) -> u32 {
+        self.cluster * self.cluster_split
+    }
+
+    fn keep(&self) -> Keep {
+        match (self.promote, self.half_sums) {
+            (true, _) => Keep::Promoted,
+            (false, true) => Keep::Halves,
+            (false, false) => Keep::InPlace,
+        }
+    }
+
+    fn cluster_join(&self) -> Option<ClusterJoinSpec> {
+        (self.cluster_split > 1).then(|| ClusterJoinSpec {
+            ctas: self.cluster_split,
+            warpgroups: self.consumers,
+            blocks: self.blocks(),
+            columns: self.tile_n,
+            barrier: FIRST_BARRIER + self.consumers,
+        })
+    }
+
+    fn joining<'k>(&self, k: Kernel<'k>) -> Joining<'k> {
+        match self.cluster_join() {
+            Some(join) => Joining::Cluster(join.declare(k)),
+            None if self.split => Joining::Scratch(Join::declare(k, self.consumers, FIRST_BARRIER)),
+            None => Joining::No,
+        }
     }
 
     fn is_integer(&self) -> bool {
@@ -172,7 +221,11 @@ impl Spec {
     }
 
     fn shape(&self) -> WgmmaShape {
-        let d = if self.is_integer() { MatrixType::S32 } else { MatrixType::F32 };
+        let d = match (self.is_integer(), self.half_sums) {
+            (true, _) => MatrixType::S32,
+            (false, true) => MatrixType::F16,
+            (false, false) => MatrixType::F32,
+        };
         WgmmaShape {
             transpose_a: self.a_major == Axis::Rows,
             transpose_b: self.b_major == Axis::Rows,
@@ -182,7 +235,11 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     pub(super) fn shared_bytes(&self) -> u32 {
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.way().shared_bytes() + 16 * self.stages + 64
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
+            + self.way().shared_bytes()
+            + self.cluster_join().map_or(0, |join| join.shared_bytes())
+            + 16 * self.stages
+            + 64
     }
 
     /// The way of results to D.
@@ -190,7 +247,7 @@ impl Spec {
         WaySpec {
             out: self.out,
             transposed: self.turned,
-            tile_columns: self.tile_n,
+            tile_columns: self.tile_n / self.cluster_split,
             warpgroups: self.consumers,
             barrier: FIRST_BARRIER,
             epilogue: self.epilogue.clone(),
@@ -212,8 +269,23 @@ impl Spec {
 
     /// Builds the kernel.
     pub(super) fn build(&self) -> KernelBody {
-        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.cluster };
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.ctas() };
         if self.is_integer() { build(header, |k| gemm::<i32>(k, self)) } else { build(header, |k| gemm::<f32>(k, self)) }
+    }
+}
+
+/// How the parts of a tile whose depth is split come together.
+enum Joining<'k> {
+    No,
+    Scratch(Join<'k>),
+    Cluster(ClusterJoin<'k>),
+}
+
+impl Joining<'_> {
+    fn init(&self) {
+        if let Joining::Cluster(join) = self {
+            join.init();
+        }
     }
 }
 
@@ -227,14 +299,15 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let batch = BatchIndex::declare(k);
     let factors = BlockFactors::declare(k, spec.scaled);
     let way = spec.way().declare(k);
-    let join = spec.split.then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
+    let join = spec.joining(k);
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
     let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
-    let ring = Ring::new(k, spec.stages, spec.consumers, scope);
+    let ring = Ring::new(k, spec.stages, if spec.pingpong { 1 } else { spec.consumers }, scope);
     k.when(k.thread().eq(0), || {
         ring.init();
+        join.init();
         k.prefetch_tensormap(&a);
         k.prefetch_tensormap(&b);
     });
@@ -243,12 +316,19 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_wait();
     k.griddep_launch();
 
-    let rank = if spec.cluster > 1 { k.cluster_rank() } else { k.constant(0) };
+    let rank = if spec.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
+    let peer = if spec.cluster > 1 { rank } else { k.constant(0) };
     let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
     let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
     // A cluster takes neighbouring tiles, along the side whose operand they do not share.
-    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + rank } else { work.row };
-    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + rank } else { work.column };
+    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + peer } else { work.row };
+    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + peer } else { work.column };
+
+    // The CTAs that share a tile each take a part of its depth, in the order of their ranks.
+    let own_steps = |work: &Work<'k>| {
+        let cut = |rank: Val<'k, u32>| (work.steps * rank) >> spec.cluster_split.ilog2();
+        if spec.cluster_split > 1 { (cut(rank), cut(rank + 1) - cut(rank)) } else { (work.first_step, work.steps) }
+    };
 
     let load = || {
         let cursor = ring.cursor();
@@ -259,8 +339,9 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let row = tile_row(&work) * spec.tile_m + a_part;
                 let column = tile_column(&work) * spec.tile_n + b_part;
                 let (a_batch, b_batch) = (work.batch * a_batches, work.batch * b_batches);
-                k.range(work.steps, |step| {
-                    let depth = (work.first_step + step) * spec.depth();
+                let (first_step, steps) = own_steps(&work);
+                k.range(steps, |step| {
+                    let depth = (first_step + step) * spec.depth();
                     let full = cursor.acquire(a_tile.bytes() + b_tile.bytes());
                     let stage = cursor.stage();
                     let a_slot = a_slots.address() + stage * a_tile.bytes();
@@ -276,26 +357,25 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let multiply = || {
         let thread = k.thread() & (WARPGROUP - 1);
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
-        let first_row = warpgroup * (64 * spec.blocks());
-        let sums: Vec<Fragment<'k, T>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
-        let totals: Vec<Fragment<'k, T>> =
-            if spec.promote { (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect() } else { vec![] };
+        let first_row = if spec.pingpong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
+        let sums = Sums::<T>::new(k, spec.keep(), spec.blocks(), spec.tile_n);
+        let slices = if spec.cluster_split > 1 { spec.blocks() } else { 0 };
+        let joined: Vec<Fragment<'k, T>> = (0..slices).map(|_| Fragment::unset(k, spec.way().tile_columns)).collect();
         let a_low = a_tile.descriptor_base(a_slots.address(), first_row);
         let b_low = b_tile.descriptor_base(b_slots.address(), 0u32);
         let cursor = ring.cursor();
         let previous = k.var_named("previous", 0u32);
         let add = k.var_named("add", k.thread().ge(0u32));
+        let turn = k.var_named("turn", 0u32);
 
-        schedule.for_each(|work| {
-            for total in &totals {
-                total.registers().iter().for_each(|register| register.set(T::ZERO));
-            }
-            let factors = factors.map(|factors| {
-                let (row, column) = (tile_row(&work) * spec.tile_m + first_row, tile_column(&work) * spec.tile_n);
-                factors.tile(batch.split(work.batch), [row, column], [spec.blocks(), spec.tile_n], way.extents(), thread)
-            });
-            k.range(work.steps, |step| {
-                let factors = factors.as_ref().map(|factors| factors.load((work.first_step + step) * spec.depth()));
+        let one_tile = |work: Work<'k>| {
+            let (first_step, steps) = own_steps(&work);
+            let (row, column) = (tile_row(&work) * spec.tile_m + first_row, tile_column(&work) * spec.tile_n);
+            let factors = factors
+                .map(|factors| factors.tile(batch.split(work.batch), [row, column], [spec.blocks(), spec.tile_n], way.extents(), thread));
+            sums.begin();
+            k.range(steps, |step| {
+                let factors = factors.as_ref().map(|factors| factors.load((first_step + step) * spec.depth()));
                 cursor.wait();
                 let stage = cursor.stage();
                 let (a_stage, b_stage) = (a_low + stage * (a_tile.bytes() >> 4), b_low + stage * (b_tile.bytes() >> 4));
@@ -303,17 +383,17 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 k.wgmma_fence();
                 for part in 0..STEPS {
                     let b_descriptor = b_tile.descriptor_from(b_stage + b_tile.advance(0, part));
-                    for (block, sum) in sums.iter().enumerate() {
-                        let a_descriptor = a_tile.descriptor_from(a_stage + a_tile.advance(64 * block as u32, part));
+                    for block in 0..spec.blocks() {
+                        let a_descriptor = a_tile.descriptor_from(a_stage + a_tile.advance(64 * block, part));
                         let adds = if part == 0 { add.get() } else { k.constant(true) };
-                        k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                        sums.multiply(block as usize, spec.shape(), a_descriptor, b_descriptor, adds);
                     }
                 }
                 k.wgmma_commit();
                 if spec.promote {
                     k.wgmma_wait(0);
                     cursor.release(stage, thread);
-                    promote::add(k, &totals, &sums, factors.as_ref());
+                    sums.promote(factors.as_ref());
                 } else {
                     // One group stays in flight while the stage before it goes back.
                     k.wgmma_wait(1);
@@ -327,24 +407,31 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 cursor.release(previous, thread);
             }
 
-            let results = if spec.promote { &totals } else { &sums };
-            let tile = Tile {
-                row: tile_row(&work) * spec.tile_m + first_row,
-                column: tile_column(&work) * spec.tile_n,
-                batch: work.batch,
-                indices: batch.split(work.batch),
-                warpgroup,
-                thread,
-            };
+            let results = sums.finish();
+            let tile = Tile { row, column, batch: work.batch, indices: batch.split(work.batch), warpgroup, thread };
             match &join {
-                None => way.write(results, &tile),
-                Some(join) => {
-                    let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+                Joining::No => way.write(results, &tile),
+                Joining::Scratch(join) => {
+                    let owner = (work.tile * spec.cluster + peer) * spec.consumers + warpgroup;
                     let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                     k.when(last, || way.write(results, &tile));
                 }
+                Joining::Cluster(join) => {
+                    join.sum(results, &joined, turn, k.thread() - WARPGROUP);
+                    way.write(&joined, &Tile { column: column + rank * spec.way().tile_columns, ..tile });
+                }
             }
-        });
+        };
+        if spec.pingpong {
+            // The warpgroups take tiles in turn: one's way out lies under the other's main loop. Stages of the other's tiles are not this one's.
+            k.when(warpgroup.eq(1), || cursor.skip(schedule.steps()));
+            schedule.for_each_in_turn(warpgroup, spec.consumers, |work| {
+                one_tile(work);
+                cursor.skip(schedule.steps());
+            });
+        } else {
+            schedule.for_each(one_tile);
+        }
         way.finish(thread);
     };
 
@@ -354,7 +441,7 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
         Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
     ]);
-    if spec.cluster > 1 {
+    if spec.ctas() > 1 {
         // A peer may still arrive on this CTA's barriers.
         k.cluster_sync();
     }

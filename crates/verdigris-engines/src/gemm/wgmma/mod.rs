@@ -9,6 +9,7 @@
 
 mod kernel;
 mod promote;
+mod sums;
 
 use kernel::{Axis, Out, Shared, Spec};
 use promote::Scaled;
@@ -45,6 +46,10 @@ struct Shape {
     /// The results that it is offered for where D's lines run along the tile's rows, and where they run along its columns.
     along_rows: u32,
     along_columns: u32,
+    /// The two consumers take tiles in turn.
+    pingpong: bool,
+    /// CTAs of a cluster that split the depth of each tile; 1 for none.
+    cluster_split: u32,
 }
 
 /// Results of two bytes, written by the copy engine.
@@ -57,7 +62,17 @@ const LINES: u32 = 4;
 const ELEMENTS: u32 = 8;
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared, along_rows: u32, along_columns: u32) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, along_rows, along_columns }
+    Shape { tile_m, tile_n, consumers, cluster, shared, along_rows, along_columns, pingpong: false, cluster_split: 1 }
+}
+
+/// Two consumers that take tiles in turn; CTAs of a cluster share B.
+const fn in_turn(tile_m: u32, tile_n: u32, cluster: u32, along_rows: u32, along_columns: u32) -> Shape {
+    Shape { pingpong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B, along_rows, along_columns) }
+}
+
+/// Clusters of `ctas` that split the depth of each tile; each CTA writes its share of the columns, 16 or more.
+const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u32, along_columns: u32) -> Shape {
+    Shape { cluster_split: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B, along_rows, along_columns) }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
@@ -87,6 +102,13 @@ const SHAPES: &[Shape] = &[
     shape(128, 224, 2, 1, Shared::B, 0, HALVES),
     shape(256, 96, 2, 1, Shared::B, 0, 0),
     shape(192, 128, 3, 1, Shared::B, 0, 0),
+    in_turn(64, 256, 2, HALVES, 0),
+    in_turn(128, 128, 1, HALVES, 0),
+    in_turn(128, 128, 2, HALVES, 0),
+    deep(64, 32, 1, 2, 0, HALVES),
+    deep(64, 64, 1, 2, HALVES, HALVES),
+    deep(64, 64, 1, 4, 0, HALVES),
+    deep(128, 64, 2, 4, 0, HALVES),
 ];
 
 /// The problem as the kernel sees it: turned round or not, with the extents that fit the kernel's arguments.
@@ -180,11 +202,11 @@ impl Engine for Wgmma {
         for (name, scale, extent) in [("A", &gemm.scale_a, gemm.m), ("B", &gemm.scale_b, gemm.n)] {
             let Some(Scale::Block { outer, k, .. }) = scale else { continue };
             scaled = true;
-            // Along k a step of depth must not cross blocks; across, a tile's columns, of the narrowest tile in question.
+            // Along k a step of depth must not cross blocks; across, nor may the columns of a tile.
             let fits = k.is_multiple_of(128) || *k >= gemm.k;
             ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {k} along k, takes multiples of 128"))?;
-            let fits = *outer == 1 || outer.is_multiple_of(32) || *outer >= extent;
-            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {outer} across k, takes 1 and multiples of 32"))?;
+            let fits = name == "A" || *outer == 1 || outer.is_multiple_of(128) || *outer >= extent;
+            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {outer} columns, takes 1 and multiples of 128"))?;
         }
         let (a, b) = (gemm.a.dtype, gemm.b.dtype);
         let takes = match gemm.precision {
@@ -192,7 +214,8 @@ impl Engine for Wgmma {
             Precision::Tf32 => true,
             Precision::Fp8Fast | Precision::Fp8Promoted => true,
             Precision::I32 => true,
-            Precision::F64 | Precision::Ieee | Precision::F16 => false,
+            Precision::F16 => true,
+            Precision::F64 | Precision::Ieee => false,
         };
         ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
         let copied = |rows: u64| {
@@ -273,7 +296,8 @@ fn catalog_specs() -> Vec<Spec> {
         for (shape, &(a_major, b_major)) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
             for (out, turned) in ways {
-                let given = Given { a: operands, b: operands, a_major, b_major, promote, scaled: [Scaled::No; 2], out, turned };
+                let given =
+                    Given { a: operands, b: operands, a_major, b_major, promote, half_sums: false, scaled: [Scaled::No; 2], out, turned };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
             }
@@ -290,6 +314,7 @@ struct Given {
     a_major: Axis,
     b_major: Axis,
     promote: bool,
+    half_sums: bool,
     scaled: [Scaled; 2],
     out: Out,
     turned: bool,
@@ -298,8 +323,10 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, .. } = *shape;
-        let Given { a, b, a_major, b_major, promote, scaled, out, turned } = self;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, .. } = *shape;
+        let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, turned } = self;
+        // What a warpgroup holds of a tile.
+        let share = tile_m * tile_n / if pingpong { 1 } else { consumers };
         let mut spec = Spec {
             a,
             b,
@@ -311,8 +338,11 @@ impl Given {
             consumers,
             cluster,
             shared,
-            split: true,
+            split: !pingpong && cluster_split == 1,
+            cluster_split,
+            pingpong,
             promote,
+            half_sums,
             scaled,
             out,
             turned,
@@ -330,11 +360,13 @@ impl Given {
         let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
         let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
         // Two sets of accumulators, and the factors of a thread's columns.
-        let registers_fit = !promote || tile_m * tile_n / consumers <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2);
+        let registers_fit = share <= 64 * 256 && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2));
         // The copy engine writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
-        let whole_rows = out != Out::Tma || turned || (tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
-        if !(offered && slabs_fit && registers_fit && whole_rows) {
+        let whole_rows =
+            out != Out::Tma || turned || (tile_n / cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        let shared_fits = spec.shared_bytes() <= SHARED_BYTES;
+        if !(offered && slabs_fit && registers_fit && whole_rows && shared_fits) {
             return None;
         }
         while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= SHARED_BYTES {
@@ -458,6 +490,7 @@ impl Plan {
         let scaled = view.scaled(shape.tile_n)?;
         let given = Given {
             scaled,
+            half_sums: view.problem.precision == Precision::F16,
             a: a.dtype,
             b: b.dtype,
             a_major: View::axis(&a),
@@ -466,7 +499,9 @@ impl Plan {
             out,
             turned: transposed,
         };
-        given.spec(shape, epilogue)
+        let spec = given.spec(shape, epilogue)?;
+        // No CTA is without a step of its own.
+        (view.k.div_ceil(spec.depth()) >= spec.cluster_split && (spec.split || setting.split == 0)).then_some(spec)
     }
 
     /// Work and workers, or nothing where tiles are too many to count.
@@ -482,7 +517,7 @@ impl Plan {
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
-        let workers = (self.arch.resident_clusters_of(spec.cluster)).max(1);
+        let workers = (self.arch.resident_clusters_of(spec.ctas())).max(1);
         if setting.split == 0 {
             return Some((ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles)));
         }
@@ -508,14 +543,14 @@ impl Plan {
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
-        let ctas = f64::from(grid * spec.cluster);
+        let ctas = f64::from(grid * spec.ctas());
         let step_ns =
             (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / c.l2_bytes_per_ns) + c.step_ns;
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(grid.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
-        let mut busy_ns = c.start_ns + waves * (f64::from(schedule.steps) * step_ns + tile_ns);
+        let mut busy_ns = c.start_ns + waves * (f64::from(schedule.steps.div_ceil(spec.cluster_split)) * step_ns + tile_ns);
         let mut launches_us = c.launch_us;
         if schedule.split_tiles > 0 {
             let joined = f64::from(schedule.most_parts().min(3)) * tile_m * tile_n;
@@ -550,7 +585,9 @@ impl Plan {
                 }
             }
         }
-        settings.sort_by_cached_key(|setting| (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64);
+        // Ways that the estimate was not fitted to are there to be tried, behind those that it was.
+        let unfitted = |setting: &Setting| SHAPES.get(setting.shape as usize).is_none_or(|shape| shape.pingpong || shape.cluster_split > 1);
+        settings.sort_by_cached_key(|setting| (unfitted(setting), (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64));
         settings
     }
 }
@@ -590,7 +627,7 @@ impl Candidate for Plan {
             tensor_core: true,
             deterministic: true,
             down_convert: (operand == DType::F32).then_some(DType::Tf32),
-            accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
+            accumulator: self.straight.problem.precision.accumulator(),
             reduced_sums: operand.is_fp8() && !self.promote,
             split_operands: false,
         }
@@ -649,11 +686,11 @@ impl Candidate for Plan {
             let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
             let words = spec.part_words() / u64::from(spec.consumers);
             args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
-        } else {
+        } else if spec.split {
             args.extend(join::no_scratch(a_place));
         }
         program.steps.push(Step::Launch(Launch {
-            grid: [grid * spec.cluster, 1, 1],
+            grid: [grid * spec.ctas(), 1, 1],
             residency: Residency::Any,
             overlap: true,
             args,
