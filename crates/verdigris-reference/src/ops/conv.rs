@@ -100,12 +100,21 @@ impl<'a> Convolved<'a> {
         }
     }
 
-    fn add(&self, sum: &mut SumOfBounded, left: Option<u64>, right: Option<u64>) {
+    /// Adds `count` products; each offset is that of the first and the step to the next. `None` stands for padding.
+    fn add(&self, sum: &mut SumOfBounded, count: u64, left: Option<(u64, u64)>, right: Option<(u64, u64)>) {
         match (left, right) {
-            (Some(left), Some(right)) => sum.add(self.left.get(left), self.right.get(right)),
+            (Some((left, left_step)), Some((right, right_step))) => {
+                for i in 0..count {
+                    sum.add(self.left.get(left + i * left_step), self.right.get(right + i * right_step));
+                }
+            }
             // An engine that multiplies padding by what it meets makes NaN of an infinity.
-            (None, Some(place)) if !self.is_finite => sum.meet_padding(self.right.get(place)),
-            (Some(place), None) if !self.is_finite => sum.meet_padding(self.left.get(place)),
+            (None, Some((place, step))) if !self.is_finite => {
+                (0..count).for_each(|i| sum.meet_padding(self.right.get(place + i * step)));
+            }
+            (Some((place, step)), None) if !self.is_finite => {
+                (0..count).for_each(|i| sum.meet_padding(self.left.get(place + i * step)));
+            }
             _ => {}
         }
     }
@@ -131,39 +140,34 @@ impl Formula for Convolved<'_> {
     fn at(&self, index: &[u64]) -> Bounded {
         let mut sum = SumOfBounded::default();
         let (first, second, at) = (index[0], index[1], three(&index[2..], 0));
+        let (left, right) = (self.left.strides(), self.right.strides());
         match self.conv.direction {
             ConvDirection::Fprop => {
-                let group = second / self.filters;
+                let first_channel = second / self.filters * self.channels;
                 each(self.filter, |f| {
                     let met = all(|d| self.met(d, at[d], f[d]));
                     let tap = [self.tap(0, f[0]), self.tap(1, f[1]), self.tap(2, f[2])];
-                    for c in 0..self.channels {
-                        let x = met.map(|i| self.place(&self.left, first, group * self.channels + c, i));
-                        self.add(&mut sum, x, Some(self.place(&self.right, second, c, tap)));
-                    }
+                    let x = met.map(|i| (self.place(&self.left, first, first_channel, i), left[1]));
+                    self.add(&mut sum, self.channels, x, Some((self.place(&self.right, second, 0, tap), right[1])));
                 });
             }
             ConvDirection::Dgrad => {
-                let (group, c) = (second / self.channels, second % self.channels);
+                let (first_filter, c) = (second / self.channels * self.filters, second % self.channels);
                 each(self.filter, |f| {
                     let met = all(|d| self.meets(d, at[d], f[d]));
                     let tap = [self.tap(0, f[0]), self.tap(1, f[1]), self.tap(2, f[2])];
-                    for k in group * self.filters..(group + 1) * self.filters {
-                        let y = met.map(|o| self.place(&self.left, first, k, o));
-                        self.add(&mut sum, y, Some(self.place(&self.right, k, c, tap)));
-                    }
+                    let y = met.map(|o| (self.place(&self.left, first, first_filter, o), left[1]));
+                    self.add(&mut sum, self.filters, y, Some((self.place(&self.right, first_filter, c, tap), right[0])));
                 });
             }
             ConvDirection::Wgrad => {
-                let group = first / self.filters;
+                let channel = first / self.filters * self.channels + second;
                 // `tap` is its own inverse.
                 let f = [self.tap(0, at[0]), self.tap(1, at[1]), self.tap(2, at[2])];
                 each(self.y, |o| {
                     let met = all(|d| self.met(d, o[d], f[d]));
-                    for n in 0..self.images {
-                        let x = met.map(|i| self.place(&self.left, n, group * self.channels + second, i));
-                        self.add(&mut sum, x, Some(self.place(&self.right, n, first, o)));
-                    }
+                    let x = met.map(|i| (self.place(&self.left, 0, channel, i), left[0]));
+                    self.add(&mut sum, self.images, x, Some((self.place(&self.right, 0, first, o), right[0])));
                 });
             }
         }
