@@ -2,6 +2,7 @@
 //!
 //! Operands are small whole numbers, so sums are exact in every accumulator and results are compared bit for bit.
 
+use std::collections::HashSet;
 use std::process::Command;
 
 use verdigris_engines::arch::Arch;
@@ -100,7 +101,11 @@ fn reference(problem: &ConvProblem, first: &[f64], second: &[f64]) -> Vec<f64> {
 
 /// Runs a problem under the settings that `pick` chooses and compares.
 fn check(problem: &ConvProblem, arch: &Arch, kernels: &Kernels, seed: u64, pick: &dyn Fn(usize, &Knobs) -> bool) {
-    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    check_on("conv.implicit_gemm", problem, arch, kernels, seed, pick);
+}
+
+fn check_on(engine: &str, problem: &ConvProblem, arch: &Arch, kernels: &Kernels, seed: u64, pick: &dyn Fn(usize, &Knobs) -> bool) {
+    let engine = verdigris_engines::engine(engine).expect("the engine is registered");
     let candidate = engine.accept(&Problem::Conv(problem.clone()), arch).unwrap_or_else(|refusal| panic!("{refusal}\n{problem:?}"));
     let mut random = Random::new(seed);
     let operands = problem.operands();
@@ -355,6 +360,95 @@ fn every_tile_and_every_split() {
     }
     let strided = ConvExtents { strides: [1, 2, 2], ..plane(Direction::Dgrad, [3, 200, 72], [12, 14], [3, 3], [1, 1]) };
     check(&bf16(strided), &small(), &Kernels::new(), 51, &|number, _| number % 2 == 0);
+}
+
+#[test]
+fn parts_that_a_second_launch_adds_up() {
+    for (direction, [c, k]) in
+        [(Direction::Fprop, [320, 40]), (Direction::Dgrad, [40, 320]), (Direction::Wgrad, [64, 72]), (Direction::Wgrad, [24, 72])]
+    {
+        let mut problem = bf16(plane(direction, [if direction == Direction::Wgrad { 12 } else { 4 }, c, k], [9, 10], [3, 3], [1, 1]));
+        let kernels = Kernels::new();
+        let parts = |_: usize, knobs: &Knobs| knobs.value("split").is_some_and(|split| split > 3) && knobs.value("along") == Some(0);
+        check(&problem, &small(), &kernels, 55, &parts);
+        let old = Tensor { slot: Slot(3), dtype: DType::F32, ..problem.result().clone() };
+        problem.epilogue = vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }];
+        let left = std::cell::Cell::new(2);
+        let few = |number: usize, knobs: &Knobs| parts(number, knobs) && left.replace(left.get().max(1) - 1) > 0;
+        check(&problem.canonical().expect("a valid problem"), &small(), &kernels, 56, &few);
+    }
+    // Groups, and a result whose rows have odd lengths.
+    let groups = bf16(ConvExtents { groups: 2, ..plane(Direction::Wgrad, [9, 128, 128], [9, 10], [1, 2], [0, 1]) });
+    let any = |_: usize, knobs: &Knobs| knobs.value("split").is_some_and(|split| split > 3);
+    check(&groups, &small(), &Kernels::new(), 57, &any);
+    let mut odd = bf16(plane(Direction::Fprop, [1, 512, 40], [5, 5], [3, 3], [1, 1]));
+    odd.k = 37;
+    check(&placed(odd), &small(), &Kernels::new(), 58, &any);
+}
+
+#[test]
+fn filters_of_one_element_are_products() {
+    let first = |number: usize, _: &Knobs| number == 0;
+    for direction in Direction::ALL {
+        for groups in [1, 2] {
+            let extents = ConvExtents { groups, ..plane(direction, [2, 64, 96], [5, 7], [1, 1], [0, 0]) };
+            let mut problem = bf16(extents);
+            check_on("conv.pointwise", &problem, &small(), &Kernels::new(), 61, &first);
+            let residual = Tensor { slot: Slot(3), ..problem.result().clone() };
+            problem.epilogue =
+                vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: residual, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
+            check_on("conv.pointwise", &problem.canonical().expect("a valid problem"), &small(), &Kernels::new(), 62, &first);
+        }
+    }
+    let engine = verdigris_engines::engine("conv.pointwise").expect("the engine is registered");
+    let padded = Problem::Conv(bf16(plane(Direction::Fprop, [2, 64, 96], [5, 7], [1, 1], [1, 0])));
+    assert_eq!(engine.accept(&padded, &small()).err().map(|refusal| refusal.reason), Some(Reason::Extent));
+}
+
+#[test]
+fn no_shape_leads_outside_of_the_catalog() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    let mut random = Random::new(9);
+    let types = [
+        (DType::Bf16, DType::Bf16, Precision::Fp32),
+        (DType::F16, DType::F16, Precision::Fp32),
+        (DType::F32, DType::F32, Precision::Tf32),
+        (DType::E4m3, DType::Bf16, Precision::Fp8Fast),
+        (DType::E4m3, DType::Bf16, Precision::Fp8Promoted),
+        (DType::I8, DType::I32, Precision::I32),
+    ];
+    let (mut taken, mut used) = (0, HashSet::new());
+    for number in 0..300 {
+        let (operands, result, precision) = types[random.below(6) as usize];
+        let direction = Direction::ALL[number % 3];
+        let mut one = |most: u64| 1 + random.below(most);
+        let rank = one(3);
+        let mut spatial = |most: u64| [0, 1, 2].map(|dim| if dim + rank as usize >= 3 { one(most) } else { 1 });
+        let (filter, strides, dilations, input) = (spatial(4), spatial(3), spatial(2), spatial(60));
+        let channels = [16 * one(20), 16 * one(40)];
+        let extents = ConvExtents {
+            filter,
+            strides,
+            dilations,
+            input: [0, 1, 2].map(|dim| if dim + rank as usize >= 3 { input[dim] + filter[dim] * dilations[dim] } else { 1 }),
+            pads: filter.map(|extent| extent / 2),
+            groups: 1,
+            ..plane(direction, [one(64), channels[0], channels[1]], [1, 1], [1, 1], [0, 0])
+        };
+        let Ok(mut problem) = ConvProblem::packed(extents, operands, result) else { continue };
+        problem.precision = precision;
+        let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &Arch::h200()) else { continue };
+        taken += 1;
+        for knobs in candidate.knobs().settings() {
+            let program = candidate.program(knobs).unwrap_or_else(|refusal| panic!("{refusal}"));
+            for launch in program.launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+    }
+    assert!(taken > 150 && used.len() > catalog.len() / 2, "{taken} taken, {} of {} kernels used", used.len(), catalog.len());
 }
 
 #[test]

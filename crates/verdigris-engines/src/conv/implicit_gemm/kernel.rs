@@ -19,6 +19,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
 use super::feed::{Feed, Slots};
+use super::reduce::Parts;
 use crate::parts::batch::BatchIndex;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::join::{Join, Part};
@@ -56,6 +57,17 @@ pub(super) enum Shared {
     B,
 }
 
+/// What becomes of tiles whose depth is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Split {
+    /// There are none.
+    No,
+    /// Whoever finishes last adds the parts up and goes on.
+    Joined,
+    /// Every part of every tile goes to scratch; the launch of [`super::reduce`] that follows adds them up.
+    Reduced,
+}
+
 /// Everything that shapes the kernel; extents, taps, strides, dilations and paddings are arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spec {
@@ -74,7 +86,7 @@ pub(super) struct Spec {
     pub(super) cluster: u32,
     pub(super) shared: Shared,
     /// The depth of tiles may be split among CTAs.
-    pub(super) split: bool,
+    pub(super) split: Split,
     /// fp8 sums are moved into f32 registers every 128 of depth.
     pub(super) promote: bool,
     pub(super) out: Out,
@@ -97,12 +109,14 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in [(self.split, "_split"), (self.promote, "_promote")] {
-            if on {
-                f.write_str(word)?;
-            }
+        if self.promote {
+            f.write_str("_promote")?;
         }
-        write!(f, "_{}", self.epilogue.name())
+        match self.split {
+            Split::No => write!(f, "_{}", self.epilogue.name()),
+            Split::Joined => write!(f, "_split_{}", self.epilogue.name()),
+            Split::Reduced => write!(f, "_parts"),
+        }
     }
 }
 
@@ -162,11 +176,11 @@ impl Spec {
     }
 
     /// 64-row blocks of one consumer.
-    fn blocks(&self) -> u32 {
+    pub(super) fn blocks(&self) -> u32 {
         self.tile_m / (64 * self.consumers)
     }
 
-    fn is_integer(&self) -> bool {
+    pub(super) fn is_integer(&self) -> bool {
         matches!(self.a, DType::I8 | DType::U8)
     }
 
@@ -193,7 +207,8 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     fn shared_bytes(&self) -> u32 {
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + self.way().shared_bytes() + 16 * self.stages + 64
+        let way = if self.split == Split::Reduced { 0 } else { self.way().shared_bytes() };
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + 16 * self.stages + 64
     }
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
@@ -245,10 +260,10 @@ impl Spec {
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     let feed = Feed::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.split);
-    let batch = BatchIndex::declare(k);
-    let way = spec.way().declare(k);
-    let join = spec.split.then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
+    let schedule = Schedule::declare(k, spec.split != Split::No);
+    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k));
+    let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
+    let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
@@ -360,6 +375,11 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 cursor.release(previous, thread);
             }
 
+            if let Some(parts) = &parts {
+                let place = [tile_row(&work), tile_column(&work), target.batch, work.part];
+                parts.keep(k, spec, results, place, warpgroup, thread);
+            }
+            let Some((batch, way)) = &ending else { return };
             let tile = Tile {
                 row: tile_row(&work) * spec.tile_m + first_row,
                 column: tile_column(&work) * spec.tile_n,
@@ -381,7 +401,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         });
-        way.finish(thread);
+        if let Some((_, way)) = &ending {
+            way.finish(thread);
+        }
     };
 
     let (few, many) = spec.registers();

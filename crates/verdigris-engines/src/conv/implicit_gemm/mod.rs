@@ -19,9 +19,11 @@
 mod feed;
 mod geometry;
 mod kernel;
+mod reduce;
 mod view;
 
-use kernel::{Kind, Shared, Spec};
+use kernel::{Kind, Shared, Spec, Split};
+use reduce::{AddSpec, Grid};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
@@ -33,6 +35,7 @@ use view::View;
 
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::gemm::repack;
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
@@ -79,8 +82,36 @@ const SHAPES: &[Shape] = &[
     shape(192, 128, 3, 1, Shared::B),
 ];
 
-/// Those that the catalog holds for each combination of types; the others for 16-bit types in two dimensions.
-const USUAL: &[u32] = &[0, 1, 2, 8, 9, 12];
+/// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
+const USUAL: &[usize] = &[0, 1, 2, 8, 9, 12];
+const FEW: &[usize] = &[0, 8, 12];
+const ONE: usize = 8;
+
+/// What may become of split tiles in the kernels of a shape: the catalog, short of the types of results.
+fn modes(kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
+    use Split::{Joined, No, Reduced};
+    let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
+    let halves = matches!(operands, DType::Bf16 | DType::F16);
+    match (kind, spatial, operands) {
+        (Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
+        (Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
+        (Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
+        (Kind::Gather { classes: true, .. }, ..) => &[],
+        (Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Joined, Reduced],
+        (Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Joined],
+        (Kind::Gather { .. }, 2, DType::Bf16) => &[No],
+        (Kind::Gather { .. }, 2, _) if usual => &[Joined],
+        (Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Joined],
+        (Kind::Gather { .. }, 1, _) if one => &[Joined],
+        (Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
+        (Kind::Filter, 2, DType::Bf16) => &[Reduced],
+        (Kind::Filter, 2, _) if few => &[No, Reduced],
+        (Kind::Filter, 2, _) if usual => &[Reduced],
+        (Kind::Filter, 3, _) if few => &[No, Reduced],
+        (Kind::Filter, 1, _) if one => &[No, Reduced],
+        _ => &[],
+    }
+}
 
 impl Engine for ImplicitGemm {
     fn id(&self) -> EngineId {
@@ -103,7 +134,11 @@ impl Engine for ImplicitGemm {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        catalog_specs().into_iter().map(reference).collect()
+        let adds = TYPES.iter().map(|&(operands, d, _)| (matches!(operands, DType::I8 | DType::U8), d));
+        let mut adds: Vec<KernelRef> = adds.map(|(integer, d)| AddSpec { integer, epilogue: plain(d, true) }.kernel()).collect();
+        adds.sort_by(|one, other| one.name().cmp(other.name()));
+        adds.dedup_by(|one, other| one.name() == other.name());
+        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
     }
 }
 
@@ -148,35 +183,35 @@ const TYPES: &[(DType, DType, bool)] = &[
     (DType::I8, DType::I32, false),
 ];
 
+/// The epilogue of a plain problem.
+fn plain(d: DType, stores_d: bool) -> EpilogueSpec {
+    let exact = d == DType::I32;
+    let whole = EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row });
+    EpilogueSpec { stores_d, exact, pairs: stores_d, ..whole }
+}
+
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for &(operands, d, promote) in TYPES {
         let halves = matches!(operands, DType::Bf16 | DType::F16);
-        let epilogue =
-            EpilogueSpec { stores_d: false, exact: d == DType::I32, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
-        for spatial in [1, 2, 3] {
-            for (number, shape) in SHAPES.iter().enumerate() {
-                let usual = USUAL.contains(&(number as u32));
-                let (wide, common) = (operands == DType::Bf16 && spatial == 2, spatial != 1 && usual);
-                let mut add = |kind: Kind, split: bool| {
-                    let out = if matches!(kind, Kind::Gather { classes: true, .. }) { Out::Scattered } else { Out::Tma };
-                    let given = Given { kind, spatial, a: operands, b: operands, promote, out };
-                    specs.extend(given.spec(shape, split, epilogue.clone()));
-                };
-                if wide || common {
-                    add(Kind::Gather { classes: false, filter: Major::Depth }, true);
-                }
-                if halves && (wide || (usual && spatial == 2)) {
-                    add(Kind::Gather { classes: false, filter: Major::Rows }, true);
-                    add(Kind::Filter, true);
-                }
-                if usual && spatial == 2 {
-                    let filter = if halves { Major::Rows } else { Major::Depth };
-                    add(Kind::Gather { classes: true, filter }, false);
+        let majors: &[Major] = if halves { &[Major::Depth, Major::Rows] } else { &[Major::Depth] };
+        let gathers = majors.iter().flat_map(|&filter| [false, true].map(|classes| Kind::Gather { classes, filter }));
+        // The filter of a data gradient lies along its channels; of 8-bit and 32-bit types it is copied first.
+        let rare = Kind::Gather { classes: true, filter: Major::Depth };
+        let kinds = gathers.filter(|kind| !halves || *kind != rare).chain(halves.then_some(Kind::Filter));
+        for kind in kinds {
+            let out = if matches!(kind, Kind::Gather { classes: true, .. }) { Out::Scattered } else { Out::Tma };
+            for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
+                let given = Given { kind, spatial, a: operands, b: operands, promote, out };
+                for &split in modes(kind, spatial, operands, number) {
+                    specs.extend(given.spec(shape, split, plain(d, false)));
                 }
             }
         }
     }
+    // Parts are the same for each type of result.
+    let mut names = std::collections::HashSet::new();
+    specs.retain(|spec| names.insert(spec.to_string()));
     specs
 }
 
@@ -193,12 +228,15 @@ struct Given {
 
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
-    fn spec(self, shape: &Shape, split: bool, epilogue: EpilogueSpec) -> Option<Spec> {
+    fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
         let Shape { tile_m, tile_n, consumers, cluster, shared } = *shape;
         let Given { kind, spatial, a, b, promote, out } = self;
         Spec { kind, spatial, a, b, tile_m, tile_n, stages: 2, consumers, cluster, shared, split, promote, out, epilogue }.fitted()
     }
 }
+
+/// The most scratch for parts.
+const MOST_PARTS_BYTES: u64 = 512 << 20;
 
 fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
@@ -208,7 +246,8 @@ fn reference(spec: Spec) -> KernelRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     shape: u32,
-    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
+    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts;
+    /// more than 2 are added up by a launch of their own.
     split: u32,
     group: u32,
     along_columns: bool,
@@ -241,6 +280,8 @@ struct Layout {
     schedule: ScheduleArgs,
     /// Clusters that are launched.
     grid: u32,
+    /// Tiles and parts, where a second launch adds these up.
+    reduced: Option<Grid>,
 }
 
 /// What the estimate is made of; those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
@@ -267,6 +308,9 @@ struct Coefficients {
     memory_ctas: f64,
     /// A launch.
     launch_us: f64,
+    /// Parts on their way through scratch, and the launch that adds them up.
+    parts_bytes_per_ns: f64,
+    add_launch_us: f64,
 }
 
 const COEFFICIENTS: Coefficients = Coefficients {
@@ -283,73 +327,131 @@ const COEFFICIENTS: Coefficients = Coefficients {
     memory_bytes_per_ns: 3501.0,
     memory_ctas: 21.81,
     launch_us: 1.327,
+    parts_bytes_per_ns: 4000.0,
+    add_launch_us: 2.5,
 };
 
 impl Plan {
+    /// The epilogue, for a kernel that stores D element by element or leaves by other ways.
+    fn epilogue(&self, stores_d: bool) -> EpilogueSpec {
+        let whole = EpilogueSpec::of(&self.view.product);
+        // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
+        let pairs = whole.pairs && self.view.columns.is_multiple_of(2) && (whole.reads_memory() || stores_d);
+        EpilogueSpec { stores_d, pairs, ..whole }
+    }
+
     fn spec(&self, setting: Setting) -> Option<Spec> {
         let view = &self.view;
         let shape = SHAPES.get(setting.shape as usize)?;
-        let whole = EpilogueSpec::of(&view.product);
-        let stores_d = view.out == Out::Direct;
-        // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
-        let pairs = whole.pairs && view.columns.is_multiple_of(2) && (whole.reads_memory() || stores_d);
-        let epilogue = EpilogueSpec { stores_d, pairs, ..whole };
+        let modes = modes(view.kind, view.spatial, view.a, setting.shape as usize);
+        // A kernel for split tiles serves whole ones too.
+        let wanted: &[Split] = match setting.split {
+            0 => &[Split::No, Split::Joined],
+            1..=3 => &[Split::Joined],
+            _ => &[Split::Reduced],
+        };
+        let split = *wanted.iter().find(|split| modes.contains(split))?;
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out };
-        given.spec(shape, setting.split > 0, epilogue)
+        given.spec(shape, split, self.epilogue(view.out == Out::Direct))
     }
 
-    fn layout(&self, setting: Setting, spec: &Spec) -> Layout {
-        let view = &self.view;
-        let (mut rows, mut columns) = (view.rows.div_ceil(spec.tile_m), view.columns.div_ceil(spec.tile_n));
+    /// Rows and columns of tiles as clusters count them, and the clusters that are resident at a time.
+    fn tiles(&self, spec: &Spec) -> ([u32; 2], u32) {
+        let (mut rows, mut columns) = (self.view.rows.div_ceil(spec.tile_m), self.view.columns.div_ceil(spec.tile_n));
         if spec.cluster > 1 {
             match spec.shared {
                 Shared::B => rows = rows.div_ceil(spec.cluster),
                 Shared::A => columns = columns.div_ceil(spec.cluster),
             }
         }
+        ([rows, columns], self.arch.resident_clusters_of(spec.cluster).max(1))
+    }
+
+    /// Nothing where the setting splits what cannot be split so.
+    fn layout(&self, setting: Setting, spec: &Spec) -> Option<Layout> {
+        let view = &self.view;
+        let ([rows, columns], workers) = self.tiles(spec);
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows * columns * view.matrices();
         let steps = view.steps(spec.depth());
-        let workers = self.arch.resident_clusters_of(spec.cluster).max(1);
-        let whole = Layout { schedule: ScheduleArgs::whole(raster, tiles, steps), grid: workers.min(tiles) };
-        match setting.split {
-            0 => whole,
-            1 | 2 => {
-                let tail = tiles % workers;
-                let split_tiles = (tail + (setting.split - 1) * workers).min(tiles);
-                let schedule = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
-                let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
-                Layout { schedule, grid: workers.min(busy.max(tiles - split_tiles)).max(1) }
-            }
-            more => {
-                let parts = more - 1;
-                let even = (u64::from(tiles) * u64::from(parts) <= u64::from(workers))
-                    .then(|| ScheduleArgs::split_evenly(raster, tiles, steps, parts))
-                    .flatten();
-                even.map_or(whole, |schedule| Layout { schedule, grid: tiles * parts })
+        if setting.split == 0 {
+            return Some(Layout { schedule: ScheduleArgs::whole(raster, tiles, steps), grid: workers.min(tiles), reduced: None });
+        }
+        // Steps are counted in 32 bits.
+        if u64::from(tiles) * (u64::from(steps) + 64) >= 1 << 32 {
+            return None;
+        }
+        if setting.split < 3 {
+            let split_tiles = (tiles % workers + (setting.split - 1) * workers).min(tiles);
+            let schedule = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
+            let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
+            let grid = workers.min(busy.max(tiles - split_tiles)).max(1);
+            return (split_tiles > 0).then_some(Layout { schedule, grid, reduced: None });
+        }
+        let parts = setting.split - 1;
+        let most = if spec.split == Split::Reduced { 4 * workers } else { workers };
+        if u64::from(tiles) * u64::from(parts) > u64::from(most) {
+            return None;
+        }
+        let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
+        let [in_rows, in_columns] = if spec.shared == Shared::B { [spec.cluster, 1] } else { [1, spec.cluster] };
+        let reduced = (spec.split == Split::Reduced).then(|| Grid {
+            tile_rows: rows * in_rows,
+            tile_columns: columns * in_columns,
+            matrices: view.product.batch_count() as u32,
+            parts,
+        });
+        let fits = reduced.is_none_or(|grid| grid.fits(spec) && grid.scratch_bytes(spec) <= MOST_PARTS_BYTES);
+        fits.then_some(Layout { schedule, grid: tiles * parts, reduced })
+    }
+
+    /// The splits that are worth a trial with a shape.
+    fn splits(&self, shape: u32) -> Vec<u32> {
+        let mut splits = vec![0, 1, 2, 3];
+        let setting = Setting { shape, split: 4, group: 8, along_columns: false };
+        let Some(spec) = self.spec(setting) else { return splits };
+        let ([rows, columns], workers) = self.tiles(&spec);
+        let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices());
+        let steps = self.view.steps(spec.depth());
+        // Whole waves of parts, each part of some depth.
+        for waves in 1..=4 {
+            let parts = (u64::from(workers) * waves / tiles).min(u64::from(steps / 4)) as u32;
+            if parts >= 3 {
+                // As many as come out of whole shares.
+                splits.push(steps.div_ceil(steps.div_ceil(parts)) + 1);
             }
         }
+        splits.sort_unstable();
+        splits.dedup();
+        splits
     }
 
     fn estimate(&self, setting: Setting) -> Option<f64> {
         let spec = self.spec(setting)?;
-        let Layout { schedule, grid } = self.layout(setting, &spec);
+        let Layout { schedule, grid, reduced } = self.layout(setting, &spec)?;
         let c = &COEFFICIENTS;
         let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
-        let ctas = f64::from(grid * spec.cluster);
+        let clusters = grid.min(self.tiles(&spec).1);
+        let ctas = f64::from(clusters * spec.cluster);
         let step_ns =
             (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / c.l2_bytes_per_ns) + c.step_ns;
         // Waves that are not full cost less than whole ones: the chip clocks higher.
-        let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(grid.max(1));
+        let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
         let mut busy_ns = c.start_ns + waves * (self.view.mean_steps(spec.depth()) * step_ns + tile_ns);
         let mut launches_us = c.launch_us;
-        if schedule.split_tiles > 0 {
+        if let Some(parts) = reduced {
+            let turns = f64::from(grid) / f64::from(clusters);
+            let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
+            let scratch_bytes = parts.scratch_bytes(&spec) as f64;
+            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns) + 2.0 * scratch_bytes / c.parts_bytes_per_ns;
+            launches_us += c.add_launch_us;
+        } else if schedule.split_tiles > 0 {
             let joined = f64::from(schedule.most_parts()) * tile_m * tile_n;
             busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
             launches_us += 1.0;
@@ -363,19 +465,12 @@ impl Plan {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let splits: &[u32] = match self.view.kind {
-            Kind::Gather { classes: true, .. } => &[0],
-            Kind::Gather { .. } => &[0, 1, 2, 3, 4, 5, 7],
-            Kind::Filter => &[0, 1, 2, 3, 4, 5, 7, 9, 13, 17],
-        };
         let mut settings = Vec::new();
         for shape in 0..SHAPES.len() as u32 {
-            for &split in splits {
-                for (group, along_columns) in [(8, false), (8, true)] {
-                    let setting = Setting { shape, split, group, along_columns };
-                    // A split that finds no tile to split is no setting of its own.
-                    let offered = |spec: Spec| split == 0 || self.layout(setting, &spec).schedule.split_tiles > 0;
-                    if self.spec(setting).is_some_and(offered) {
+            for split in self.splits(shape) {
+                for along_columns in [false, true] {
+                    let setting = Setting { shape, split, group: 8, along_columns };
+                    if self.spec(setting).is_some_and(|spec| self.layout(setting, &spec).is_some()) {
                         settings.push(setting);
                     }
                 }
@@ -415,16 +510,26 @@ impl Candidate for Plan {
         let setting = Setting::read(knobs).ok_or_else(unknown)?;
         let spec = self.spec(setting).ok_or_else(unknown)?;
         let view = &self.view;
-        let Layout { schedule, grid } = self.layout(setting, &spec);
+        let Layout { schedule, grid, reduced } = self.layout(setting, &spec).ok_or_else(unknown)?;
         let chunk = Chunk::all(&view.product.batch).into_iter().next().ok_or_else(unknown)?;
 
-        let mut program = Program { buffer_alignment_bytes: view.alignments(&spec), ..Program::default() };
+        let epilogue = if reduced.is_some() { self.epilogue(true) } else { spec.epilogue.clone() };
+        let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
         let mut args = view.feed_args(&spec, &mut program);
-        args.extend(schedule.args(spec.split));
-        args.extend(chunk.args());
-        args.extend(spec.epilogue.args(&view.product, &chunk, 0, 0));
-        args.extend(view.way_args(&spec, &chunk));
-        if spec.split {
+        args.extend(schedule.args(spec.split != Split::No));
+        let mut epilogue_args = chunk.args();
+        epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));
+        let add = if let Some(parts) = reduced {
+            let scratch = program.add_scratch("parts", parts.scratch_bytes(&spec));
+            args.extend(parts.parts_args(scratch));
+            let adds = AddSpec { integer: spec.is_integer(), epilogue };
+            Some(parts.launch(&spec, adds, scratch, epilogue_args, [view.rows, view.columns]))
+        } else {
+            args.extend(epilogue_args);
+            args.extend(view.way_args(&spec, &chunk));
+            None
+        };
+        if spec.split == Split::Joined {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
             args.extend(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
         }
@@ -435,6 +540,7 @@ impl Candidate for Plan {
             args,
             kernel: reference(spec),
         }));
+        program.steps.extend(add.map(Step::Launch));
         Ok(program)
     }
 }

@@ -1,19 +1,21 @@
 //! A convolution as the kernel sees it: a walk, two operands, and a product whose rows and columns carry the epilogue.
 
 use verdigris_graph::problem::Order;
-use verdigris_graph::{ConvProblem, Direction, EpilogueStep, GemmProblem, HostScalar, Matrix, Slot, Tensor};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Slot, Tensor};
 use verdigris_kir::ir::MapDecl;
 use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program, Step};
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
+use super::super::chain::over_matrices;
 use super::ID;
 use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
-use super::kernel::{Kind, Shared, Spec};
+use super::kernel::{Kind, Shared, Spec, Split};
 use crate::engine::{Reason, Refusal};
 use crate::gemm::repack::Repack;
 use crate::parts::batch::Chunk;
+use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::way_out::Out;
 
 /// The problem in the kernel's terms.
@@ -68,7 +70,7 @@ impl View {
         let forward = conv.direction == Direction::Fprop;
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
         let (depth, columns) = if forward { (group_c, group_k) } else { (group_k, group_c) };
-        let (gathered, result) = (conv.activations(), conv.result());
+        let gathered = conv.activations();
         require_pixels(gathered)?;
         let lines = 128 / gathered.dtype.bytes() as u64;
         require_groups(groups, depth, lines)?;
@@ -117,10 +119,6 @@ impl View {
             group_k: narrow("the number of channels", group_k)?,
             taps: narrow("the number of taps", taps)?,
             tap_matrices: false,
-        })
-        .and_then(|view| {
-            ID.require(result.dtype != DType::F64, Reason::DType, "a result of f64")?;
-            Ok(view)
         })
     }
 
@@ -218,14 +216,14 @@ impl View {
     }
 
     /// The alignment of each buffer slot.
-    pub(super) fn alignments(&self, spec: &Spec) -> Vec<u64> {
+    pub(super) fn alignments(&self, spec: &Spec, epilogue: &EpilogueSpec) -> Vec<u64> {
         let mut alignments = vec![1; self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
         let elements = self.conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
         let gathered = (self.conv.activations().slot, 16);
         let other = self.repack.is_none().then_some((self.other.slot, 16));
-        let d = (spec.out != Out::Direct).then_some((self.product.d.slot, 16));
+        let d = (spec.out != Out::Direct && spec.split != Split::Reduced).then_some((self.product.d.slot, 16));
         let mapped = [Some(gathered), other, d].into_iter().flatten();
-        for (slot, bytes) in elements.chain(spec.epilogue.alignments(&self.product)).chain(mapped) {
+        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped) {
             let alignment: &mut u64 = &mut alignments[slot.0 as usize];
             *alignment = bytes.max(*alignment);
         }
@@ -479,18 +477,7 @@ fn product(
             )
         })
     };
-    let mut epilogue = Vec::new();
-    for step in &conv.epilogue {
-        epilogue.push(match step {
-            EpilogueStep::Unary(f) => EpilogueStep::Unary(*f),
-            EpilogueStep::Binary { f, operand, v_is_right } => {
-                EpilogueStep::Binary { f: *f, operand: place(operand)?, v_is_right: *v_is_right }
-            }
-            EpilogueStep::Scale { factor } => EpilogueStep::Scale { factor: *factor },
-            EpilogueStep::Round { dtype } => EpilogueStep::Round { dtype: *dtype },
-            EpilogueStep::Store { target } => EpilogueStep::Store { target: place(target)? },
-        });
-    }
+    let epilogue = over_matrices(&conv.epilogue, place)?;
     let [(_, a, _), (_, b, _)] = conv.operands();
     let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
     Ok(GemmProblem {

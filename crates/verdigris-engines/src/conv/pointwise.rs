@@ -1,0 +1,139 @@
+//! `conv.pointwise`: a convolution with a filter of one element, taken as the product that it is.
+//!
+//! **What.** Filters of one element, stride 1, no padding, in all three directions; tensors whose pixels have a single stride. The product goes
+//! to the first engine of [`crate::gemm`] that takes it: what is said of that engine holds here, and so do its knobs.
+//!
+//! | direction | A | B | D |
+//! |---|---|---|---|
+//! | fprop | x: pixels by channels | w: channels of x by those of y | y |
+//! | dgrad | y: pixels by channels | w: channels of y by those of x | x |
+//! | wgrad | y: channels by pixels | x: pixels by channels | w |
+//!
+//! Groups are a batch.
+
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Problem, Tensor};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Program};
+
+use super::chain::over_matrices;
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::gemm;
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct Pointwise;
+
+const ID: EngineId = EngineId { name: "conv.pointwise", number: 204 };
+
+impl Engine for Pointwise {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));
+        };
+        let product = Problem::Gemm(product(conv)?);
+        let mut refusals = Vec::new();
+        for engine in gemm::ENGINES {
+            match engine.accept(&product, arch) {
+                Ok(candidate) => return Ok(Box::new(Product(candidate))),
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        let reason = refusals.last().map_or(Reason::Problem, |refusal| refusal.reason);
+        let said: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
+        Err(ID.refusal(reason, said.join("; ")))
+    }
+
+    fn catalog(&self, _: Target) -> Vec<KernelRef> {
+        // Its kernels are those of the products.
+        Vec::new()
+    }
+}
+
+/// The candidate for the product.
+struct Product(Box<dyn Candidate>);
+
+impl Candidate for Product {
+    fn knobs(&self) -> KnobSpace {
+        self.0.knobs()
+    }
+
+    fn notes(&self, knobs: &Knobs) -> Notes {
+        self.0.notes(knobs)
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        self.0.cost(knobs)
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        self.0.program(knobs)
+    }
+}
+
+/// The product, with the slots of the convolution.
+fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
+    ID.require(
+        conv.filter == [1; 3] && conv.strides == [1; 3] && conv.input == conv.output && conv.pads_before == [0; 3],
+        Reason::Extent,
+        format_args!(
+            "filter {:?}, strides {:?}, padding {:?}; takes a filter of one element, stride 1 and no padding",
+            conv.filter, conv.strides, conv.pads_before
+        ),
+    )?;
+    ID.require(
+        conv.prologue.is_empty() && conv.statistics.is_none(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations, sums over channels: {}; takes neither", conv.prologue.len(), conv.statistics.is_some()),
+    )?;
+    let groups = conv.groups.max(1);
+    let batch = if groups > 1 { vec![groups] } else { vec![] };
+    // Pixels by the channels of one group.
+    let pixels = |tensor: &Tensor, extents: [u64; 5]| {
+        let matrix = tensor.as_matrix(extents).ok_or_else(|| {
+            ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
+        })?;
+        let batch_strides = if groups > 1 { vec![extents[1] / groups * matrix.column_stride] } else { vec![] };
+        Ok(Matrix { batch_strides, ..matrix })
+    };
+    // Channels of y by those of x.
+    let filter = |tensor: &Tensor| {
+        let [row_stride, column_stride, ..] = tensor.strides;
+        let batch_strides = if groups > 1 { vec![conv.k / groups * row_stride] } else { vec![] };
+        Matrix { slot: tensor.slot, dtype: tensor.dtype, row_stride, column_stride, batch_strides }
+    };
+    let place = |tensor: &Tensor| {
+        if conv.direction == Direction::Wgrad { Ok(filter(tensor)) } else { pixels(tensor, conv.result_extents()) }
+    };
+    let (x, y) = (|| pixels(&conv.x, conv.x_extents()), || pixels(&conv.y, conv.y_extents()));
+    let (a, b) = match conv.direction {
+        Direction::Fprop => (x()?, filter(&conv.w).transposed()),
+        Direction::Dgrad => (y()?, filter(&conv.w)),
+        Direction::Wgrad => (y()?.transposed(), x()?),
+    };
+    let epilogue = over_matrices(&conv.epilogue, place)?;
+    let extents = conv.gemm_extents();
+    GemmProblem {
+        batch,
+        m: extents.m,
+        n: extents.n,
+        k: extents.k,
+        precision: conv.precision,
+        determinism: conv.determinism,
+        a,
+        b,
+        c: None,
+        scale_a: None,
+        scale_b: None,
+        alpha: HostScalar::ONE,
+        beta: HostScalar::ZERO,
+        epilogue,
+        d: place(conv.result())?,
+    }
+    .canonical()
+    .map_err(|error| ID.refusal(Reason::Layout, error))
+}
