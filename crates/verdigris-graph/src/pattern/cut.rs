@@ -7,6 +7,7 @@ use verdigris_tensor::DType;
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::op::Op;
+use crate::ops::conv::Conv;
 use crate::ops::movement::Movement;
 use crate::ops::pointwise::Pointwise;
 use crate::tensor::{TensorDesc, Uid};
@@ -201,6 +202,11 @@ impl<'g> Cut<'g> {
                     let computed = matmul.precision.epilogue();
                     self.follow(anchor, matmul.d, |cut, pointwise| cut.in_epilogue(pointwise, computed))?;
                 }
+                Op::Conv(conv) => {
+                    let computed = conv.precision.epilogue();
+                    self.gather_prologue(anchor, conv)?;
+                    self.follow(anchor, conv.output(), |cut, pointwise| cut.in_epilogue(pointwise, computed))?;
+                }
                 Op::Reduction(reduction) => {
                     self.gather_before(anchor, reduction.x)?;
                     self.follow(anchor, reduction.y, |_, _| true)?;
@@ -245,6 +251,43 @@ impl<'g> Cut<'g> {
             }
             current = pointwise.output();
         }
+    }
+
+    /// The op that writes a tensor.
+    pub(super) fn writer(&self, uid: Uid) -> Option<usize> {
+        self.producer.get(&uid).copied()
+    }
+
+    /// Takes the longest chain that makes a convolution's activations, and nothing else, from a tensor of the same type.
+    fn gather_prologue(&mut self, anchor: usize, conv: &Conv) -> Result<(), Error> {
+        let activations = super::conv::activations(conv);
+        let made = self.tensor(activations)?;
+        let dims = made.layout.dims();
+        let reads = self.graph.nodes[anchor].op.inputs();
+        if reads.iter().filter(|&&uid| uid == activations).count() != 1 {
+            return Ok(());
+        }
+        let computed = conv.precision.epilogue();
+        let mut whole = self.part.clone();
+        let (mut current, mut reader) = (activations, anchor);
+        while let Some(writer) = self.writer(current)
+            && self.tensor(current)?.is_virtual
+            && !self.is_seen(current)
+            && *self.readers(current) == [reader]
+            && self.is_alone(writer)
+            && let Op::Pointwise(pointwise) = &self.graph.nodes[writer].op
+            && self.in_epilogue(pointwise, computed)
+            && let Some(before) = self.in_prologue(pointwise, dims)?
+            && self.join(writer, anchor)
+        {
+            (current, reader) = (before.value, writer);
+            // What is loaded from a view of other memory begins where its buffer does; and activations are stored as they are multiplied.
+            if self.tensor(current)?.dtype == made.dtype && self.see(current)?.offset == 0 {
+                whole = self.part.clone();
+            }
+        }
+        self.part = whole;
+        Ok(())
     }
 
     /// Takes the pointwise ops that make `x` and nothing else.
@@ -341,8 +384,7 @@ impl<'g> Cut<'g> {
 /// Whether an op reads what strides and an offset can say.
 fn takes(op: &Op, seen: &Seen) -> bool {
     match op {
-        Op::Matmul(_) => seen.as_tensor("").is_some(),
-        Op::Conv(_) => false,
+        Op::Matmul(_) | Op::Conv(_) => seen.as_tensor("").is_some(),
         _ => true,
     }
 }

@@ -4,7 +4,8 @@
 //!
 //! - **A matmul or a convolution** takes the chain of pointwise ops behind it, as long as its epilogue has them. The chain follows the value
 //!   from op to op while it is read by exactly one pointwise op whose other operands lie in memory; a stored tensor in the middle of the
-//!   chain becomes an auxiliary output.
+//!   chain becomes an auxiliary output. A convolution also takes the ops that prepare its activations, if nobody else reads what they make:
+//!   functions of one operand, or of one beside a vector over channels. One with a filter of one element is a product where strides allow.
 //! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it.
 //! - **Softmax, cross-entropy and pooling** stand alone.
 //! - **All other pointwise ops** over equal dims that hang together are one map, with as many outputs as are stored or read elsewhere.
@@ -15,6 +16,7 @@
 //! declared with. The value of a tensor is what its type holds, so a value that stays in registers is rounded to the type of its tensor: the
 //! fused result is that of the unfused graph.
 
+mod conv;
 mod cut;
 mod gemm;
 mod map;
@@ -63,12 +65,7 @@ pub fn partition(graph: &Graph) -> Result<Partition, Error> {
         match anchor.map(|anchor| (anchor, &graph.nodes[anchor].op)) {
             None => parts.extend(map::lower(&mut cut, &members)?),
             Some((anchor, Op::Matmul(matmul))) => parts.push(gemm::lower(&cut, anchor, matmul, &members)?),
-            Some((anchor, Op::Conv(_))) => {
-                return Err(Error::Unsupported {
-                    op: graph.nodes[anchor].name.clone(),
-                    rule: "a graph is cut into products, maps, reductions, pooling and softmax; convolutions are problems built by hand",
-                });
-            }
+            Some((anchor, Op::Conv(conv))) => parts.push(conv::lower(&cut, anchor, conv, &members)?),
             Some((anchor, Op::Reduction(reduction))) => parts.push(map::lower_reduction(&cut, anchor, reduction, &members)?),
             Some((anchor, _)) => parts.push(rows::lower(&cut, anchor)?),
         }

@@ -395,10 +395,10 @@ impl Accepted {
         let tiles = self.tiles(tile) as f64 * parts;
         // What a tile gets of the peak beside the work of gathering, and how many such CTAs it takes to get it from an SM.
         let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
-            (Tile::Large, _) => (0.6, 2.0),
-            (Tile::Small, Arithmetic::F64) => (0.6, 3.0),
-            (Tile::Small, _) => (0.35, 4.0),
-            (Tile::Thin, _) => (0.06, 3.0),
+            (Tile::Large, _) => (0.5, 1.0),
+            (Tile::Small, Arithmetic::F64) => (0.5, 1.0),
+            (Tile::Small, _) => (0.3, 2.0),
+            (Tile::Thin, _) => (0.05, 1.0),
         };
         let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
         let sms = f64::from(self.arch.sm_count);
