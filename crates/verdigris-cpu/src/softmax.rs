@@ -31,11 +31,12 @@ impl Rows {
     /// Reads row `row` of a block.
     fn read<T: Real>(&self, block: &[T], row: usize, to: &mut Vec<f64>) {
         to.clear();
-        to.extend(block[row..].iter().step_by(self.step).take(self.len).map(|value| value.to_f64()));
+        // Rows without elements have no place in their block.
+        to.extend(block.get(row..).unwrap_or_default().iter().step_by(self.step).take(self.len).map(|value| value.to_f64()));
     }
 
     fn write<T: Real>(&self, block: &mut [T], row: usize, from: &[f64]) {
-        for (to, &value) in block[row..].iter_mut().step_by(self.step).zip(from) {
+        for (to, &value) in block.get_mut(row..).unwrap_or_default().iter_mut().step_by(self.step).zip(from) {
             *to = T::from_f64(value);
         }
     }

@@ -91,8 +91,8 @@ impl Bounded {
     pub(crate) fn new(value: f64, error: f64, epilogue: DType) -> Bounded {
         let limit = if epilogue == DType::F64 { f64::MAX } else { power_of_two(127) };
         if !value.is_finite() {
-            // Exact infinities and NaNs stay exact, unless an unjudged value went in.
-            return Bounded { value, error: if error == f64::INFINITY { error } else { 0.0 } };
+            // Exact infinities and NaNs stay exact, unless an unjudged value went in; ∞ − ∞ and 0 · ∞ come of such a one.
+            return Bounded { value, error: if error < f64::INFINITY { 0.0 } else { f64::INFINITY } };
         }
         let judged = error.is_finite() && value.abs() + error <= limit;
         Bounded { value, error: if judged { error } else { f64::INFINITY } }
@@ -132,6 +132,9 @@ impl Bounded {
     pub fn rounded(self, dtype: DType, epilogue: DType) -> Bounded {
         if self.error == 0.0 {
             return Bounded::exact(num::round_to(dtype, self.value));
+        }
+        if self.error == f64::INFINITY {
+            return self;
         }
         let range = Range::of(dtype);
         let value = if range.saturates { self.value.clamp(-range.below, range.largest) } else { self.value };

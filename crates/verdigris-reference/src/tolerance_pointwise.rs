@@ -102,6 +102,10 @@ impl Bounded {
                 corners(x, z, |x, z| x / z, value) + unit * value.abs() + tiny(value)
             }
             BinaryOp::Mod | BinaryOp::FloorMod => {
+                if z.is_doubtful() {
+                    // By 0 it is NaN.
+                    return anything(value);
+                }
                 let own = if f == BinaryOp::FloorMod { 2.0 * epsilon * z.value.abs() } else { 0.0 };
                 let quotient = |x: f64, z: f64| if f == BinaryOp::Mod { (x / z).trunc() } else { (x / z).floor() };
                 let whole = quotient(x.value, z.value);
@@ -306,6 +310,10 @@ fn slope(f: UnaryOp, z: Bounded, unit: f64, epsilon: f64, compute: DType) -> Opt
         _ => unit * (1.0 + z.value.abs()),
     };
     if z.value.is_infinite() {
+        // Of `x · gate(x)` the formula may give ∞ · 0 where the limit is a number.
+        if is_gated(f) {
+            return None;
+        }
         return (!value.is_nan()).then_some(Bounded::exact(value));
     }
     (error.is_finite()).then_some(Bounded { value, error: error + own })

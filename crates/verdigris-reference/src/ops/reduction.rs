@@ -48,7 +48,7 @@ impl SumInAnyOrder {
     /// The sum, `(K + 2) · ε · Σ|x|` and the terms' own errors away from the truth; a single term is itself.
     pub(crate) fn finish(self, compute: DType) -> Bounded {
         if !self.value.is_finite() {
-            return Bounded { value: self.value, error: if self.error == f64::INFINITY { self.error } else { 0.0 } };
+            return Bounded { value: self.value, error: if self.error < f64::INFINITY { 0.0 } else { f64::INFINITY } };
         }
         let rounding = if self.count > 1 { (self.count as f64 + 2.0) * roundoff(compute) * self.magnitude } else { 0.0 };
         let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
@@ -86,10 +86,13 @@ impl Formula for Reduced<'_> {
                     let limit = if compute == DType::F64 { f64::MAX } else { power_of_two(127) };
                     let rounding = epsilon * value + if value == 0.0 { 0.0 } else { power_of_two(-149) };
                     let error = if value > limit { f64::INFINITY } else { x.error * (2.0 * x.value.abs() + x.error) + rounding };
-                    Bounded { value, error: if value.is_nan() || x.value.is_infinite() { 0.0 } else { error } }
+                    Bounded { value, error: if x.error < f64::INFINITY && !x.value.is_finite() { 0.0 } else { error } }
                 };
                 let sum = sum(elements.map(square), compute);
                 let value = sum.value.sqrt();
+                if sum.error == f64::INFINITY {
+                    return Bounded { value, ..sum };
+                }
                 let reach = if sum.error == 0.0 { 0.0 } else { value - (sum.value - sum.error).max(0.0).sqrt() };
                 let own = if compute == DType::F64 { power_of_two(-48) } else { power_of_two(-21) } * value;
                 Bounded::new(value, if value.is_finite() { reach + own } else { sum.error }, compute)

@@ -93,7 +93,8 @@ impl Row {
 
     /// NaN for a row that holds NaN or ∞ or nothing but −∞; nothing is said of a row that is not known.
     fn unless_special(&self, value: Bounded) -> Bounded {
-        if self.elements.iter().any(|x| x.error == f64::INFINITY) {
+        // Of a row without elements nothing is said either.
+        if self.elements.is_empty() || self.elements.iter().any(|x| x.error == f64::INFINITY) {
             Bounded { value: value.value, error: f64::INFINITY }
         } else if self.greatest.is_infinite() || self.elements.iter().any(|x| x.value.is_nan()) {
             Bounded::exact(f64::NAN)
