@@ -100,3 +100,26 @@ fn wgmma_under_every_setting() {
     }
     assert!(wrong.is_empty() && taken >= 60, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
+
+/// Shapes whose warpgroups take tiles in turn, or whose clusters split depth: many tiles for each, under several schedules.
+#[test]
+fn wgmma_shapes_that_share_work() {
+    let arch = Arch::virtual_device(4);
+    let kernels = Kernels::new();
+    let cases = cases();
+    let case = cases.iter().find(|case| case.id == "gemm/bf16-many-tiles/nt/150x304x328").expect("the case is in the corpus");
+    let candidate = verdigris_engines::engine("gemm.wgmma").expect("the engine").accept(&case.problem, &arch).expect("it takes the case");
+    let space = candidate.knobs();
+    let shares = |knobs: &&Knobs| knobs.value("shape").is_some_and(|shape| shape >= 23) && knobs.value("along") == Some(0);
+    let mut wrong = Vec::new();
+    let mut taken = 0;
+    for knobs in space.settings().iter().filter(shares) {
+        for seed in 0..3 {
+            taken += 1;
+            if let Err(what) = check(case, "gemm.wgmma", knobs, &arch, &kernels, seed) {
+                wrong.push(format!("{knobs}: {}", what.chars().take(500).collect::<String>()));
+            }
+        }
+    }
+    assert!(wrong.is_empty() && taken >= 21, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -19,13 +19,13 @@ use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem};
 use verdigris_kir::face::{Header, Kernel, Pointer, Scalar, Val, Var, build};
 use verdigris_kir::inst::{MatrixType, MmaShape};
 use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Arg, KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::{buffer_alignments, split_tiles};
+use super::{buffer_alignments, launches};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::{BatchIndex, BatchStrides, Chunk, Indices};
+use crate::parts::batch::{BatchIndex, BatchStrides, Indices};
 use crate::parts::compute;
 use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Place, Walk};
 
@@ -48,11 +48,7 @@ impl Engine for Mma {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Gemm(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is gemm", problem.kind())));
-        };
-        // D is written along its rows: a column-major D is the row-major D of the transposed problem.
-        let problem = if problem.d.order() == Order::ColumnMajor { super::transposed(problem) } else { problem.clone() };
+        let problem = super::along_rows_of_d(super::product(ID, problem)?);
         let (a, b) = (problem.a.dtype, problem.b.dtype);
         let arithmetic =
             Arithmetic::of(&problem).ok_or_else(|| ID.refusal(Reason::Precision, format_args!("{a} by {b} in {:?}", problem.precision)))?;
@@ -358,47 +354,24 @@ impl Candidate for Accepted {
         let stores = EpilogueSpec { pairs: self.pairs, ..spec.epilogue.clone() };
         let alignments = stores.alignments(p).chain(copies);
         let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, alignments), ..Program::default() };
-        if p.is_empty() {
-            return Ok(program);
-        }
-        let kernel = spec.clone().kernel();
-        let depth = u64::from(spec.arithmetic.depth());
-        let last_depth = p.k - p.k.saturating_sub(1) / depth * depth;
-        for chunk in Chunk::all(&p.batch) {
-            for part in split_tiles(p.m, p.n, [tile.extent(); 2]) {
-                let mut args = vec![
-                    Arg::Scalar(Ty::U32, part.rows.into()),
-                    Arg::Scalar(Ty::U32, part.columns.into()),
-                    Arg::Divisor(part.column_tiles),
-                    Arg::Scalar(Ty::U32, p.k.div_ceil(depth)),
-                    Arg::Scalar(Ty::U32, last_depth),
-                ];
-                if spec.either_way() {
-                    args.push(Arg::Scalar(Ty::U32, self.pairs.into()));
-                }
-                args.extend(chunk.args());
-                // B is loaded as its transpose, n by k.
-                let operands = [(&p.a, part.first_row), (&p.b.transposed(), part.first_column)];
-                for (i, (matrix, first)) in operands.into_iter().enumerate() {
-                    let line = if spec.along_k[i] { matrix.row_stride } else { matrix.column_stride };
-                    args.push(Arg::Pointer(chunk.address(matrix, first, 0)));
-                    args.push(Arg::Scalar(Ty::U64, line * matrix.dtype.bytes() as u64));
-                    args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
-                    if !spec.direct {
-                        args.push(Arg::Scalar(Ty::U32, self.copy_bytes[i].into()));
-                    }
-                }
-                args.extend(spec.epilogue.args(p, &chunk, part.first_row, part.first_column));
-                let [y, z] = chunk.grid();
-                program.steps.push(Step::Launch(Launch {
-                    kernel: kernel.clone(),
-                    grid: [part.row_tiles * part.column_tiles, y, z],
-                    residency: Residency::Any,
-                    overlap: false,
-                    args,
-                }));
+        program.steps = launches(p, &spec.clone().kernel(), [tile.extent(); 2], spec.arithmetic.depth(), |args, chunk, part| {
+            if spec.either_way() {
+                args.push(Arg::Scalar(Ty::U32, self.pairs.into()));
             }
-        }
+            args.extend(chunk.args());
+            // B is loaded as its transpose, n by k.
+            let operands = [(&p.a, part.first_row), (&p.b.transposed(), part.first_column)];
+            for (i, (matrix, first)) in operands.into_iter().enumerate() {
+                let line = if spec.along_k[i] { matrix.row_stride } else { matrix.column_stride };
+                args.push(Arg::Pointer(chunk.address(matrix, first, 0)));
+                args.push(Arg::Scalar(Ty::U64, line * matrix.dtype.bytes() as u64));
+                args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
+                if !spec.direct {
+                    args.push(Arg::Scalar(Ty::U32, self.copy_bytes[i].into()));
+                }
+            }
+            args.extend(spec.epilogue.args(p, chunk, part.first_row, part.first_column));
+        });
         Ok(program)
     }
 }

@@ -6,12 +6,29 @@ pub(crate) mod repack;
 mod simt;
 mod wgmma;
 
-use verdigris_graph::{EpilogueStep, GemmProblem, Slot};
+use verdigris_graph::{EpilogueStep, GemmProblem, Order, Problem, Slot};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Arg, KernelRef, Launch, Residency, Step};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineId, Reason, Refusal};
+use crate::parts::batch::Chunk;
 
 /// The engines of this family. The table is all there is to registering one.
 pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma, &mma::Mma, &simt::Simt];
+
+/// The product that a problem is, or the engine's refusal of anything else.
+#[track_caller]
+fn product(id: EngineId, problem: &Problem) -> Result<&GemmProblem, Refusal> {
+    match problem {
+        Problem::Gemm(problem) => Ok(problem),
+        other => Err(id.refusal(Reason::Problem, format_args!("{}, taken is gemm", other.kind()))),
+    }
+}
+
+/// The problem with a D that is not column-major: a column-major D is the row-major D of the transposed problem.
+fn along_rows_of_d(problem: &GemmProblem) -> GemmProblem {
+    if problem.d.order() == Order::ColumnMajor { transposed(problem) } else { problem.clone() }
+}
 
 /// The problem whose D is the transpose of this one's: `Dᵀ = epilogue(Bᵀ · Aᵀ)`. The same memory, read the other way round.
 fn transposed(problem: &GemmProblem) -> GemmProblem {
@@ -65,6 +82,44 @@ struct Part {
     columns: u32,
     row_tiles: u32,
     column_tiles: u32,
+}
+
+/// The launches of a kernel whose CTAs compute a tile each: one launch a chunk of the batch and part of D. Its first arguments are the part's
+/// rows and columns, its columns of tiles, and the slabs of `depth` that k has with the depth of the last one; `more` adds the others.
+fn launches(
+    problem: &GemmProblem,
+    kernel: &KernelRef,
+    tile: [u32; 2],
+    depth: u32,
+    more: impl Fn(&mut Vec<Arg>, &Chunk, &Part),
+) -> Vec<Step> {
+    if problem.is_empty() {
+        return Vec::new();
+    }
+    let depth = u64::from(depth);
+    let (slabs, last_depth) = (problem.k.div_ceil(depth), problem.k - problem.k.saturating_sub(1) / depth * depth);
+    let mut steps = Vec::new();
+    for chunk in Chunk::all(&problem.batch) {
+        for part in split_tiles(problem.m, problem.n, tile) {
+            let mut args = vec![
+                Arg::Scalar(Ty::U32, part.rows.into()),
+                Arg::Scalar(Ty::U32, part.columns.into()),
+                Arg::Divisor(part.column_tiles),
+                Arg::Scalar(Ty::U32, slabs),
+                Arg::Scalar(Ty::U32, last_depth),
+            ];
+            more(&mut args, &chunk, &part);
+            let [y, z] = chunk.grid();
+            steps.push(Step::Launch(Launch {
+                kernel: kernel.clone(),
+                grid: [part.row_tiles * part.column_tiles, y, z],
+                residency: Residency::Any,
+                overlap: false,
+                args,
+            }));
+        }
+    }
+    steps
 }
 
 /// Cuts D into parts whose rows and columns count in 31 bits and whose tiles fit grid x. One part but for giants.

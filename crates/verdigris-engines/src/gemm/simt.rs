@@ -17,14 +17,14 @@
 mod thin;
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Scale};
+use verdigris_graph::{GemmProblem, Matrix, Precision, Problem, Scale};
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Arg, KernelRef, Program};
 use verdigris_tensor::DType;
 
 use super::factors::{self, Factors};
-use super::{buffer_alignments, split_tiles};
+use super::{buffer_alignments, launches};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
@@ -51,14 +51,13 @@ impl Engine for Simt {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Gemm(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is gemm", problem.kind())));
+        let problem = super::product(ID, problem)?;
+        // Few rows are few columns of the transposed problem.
+        let problem = match problem.m.min(problem.n) <= THIN_COLUMNS {
+            true if problem.m < problem.n => super::transposed(problem),
+            true => problem.clone(),
+            false => super::along_rows_of_d(problem),
         };
-        // Few rows are few columns of the transposed problem. Otherwise D is written along its rows, and a column-major D is the row-major D
-        // of the transposed problem.
-        let is_thin = problem.m.min(problem.n) <= THIN_COLUMNS;
-        let turn = if is_thin { problem.m < problem.n } else { problem.d.order() == Order::ColumnMajor };
-        let problem = if turn { super::transposed(problem) } else { problem.clone() };
         let blocks = [&problem.scale_a, &problem.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
         ID.require(problem.k < 1 << 35, Reason::Extent, format_args!("k = {}, taken below 2^35", problem.k))?;
         if blocks != [false; 2] {
@@ -284,40 +283,19 @@ impl Candidate for Accepted {
         let spec = Spec { tile, ..self.spec.clone() };
         let p = &self.problem;
         let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, spec.epilogue.alignments(p)), ..Program::default() };
-        if p.is_empty() {
-            return Ok(program);
-        }
-        let kernel = spec.clone().kernel();
-        let depth = u64::from(tile.depth());
-        for chunk in Chunk::all(&p.batch) {
-            for part in split_tiles(p.m, p.n, [tile.rows(), tile.columns()]) {
-                let mut args = vec![
-                    Arg::Scalar(Ty::U32, part.rows.into()),
-                    Arg::Scalar(Ty::U32, part.columns.into()),
-                    Arg::Divisor(part.column_tiles),
-                    Arg::Scalar(Ty::U32, p.k.div_ceil(depth)),
-                    Arg::Scalar(Ty::U32, p.k - p.k.saturating_sub(1) / depth * depth),
-                ];
-                args.extend(chunk.args());
-                // B is loaded as its transpose, n by k.
-                let b = p.b.transposed();
-                for (matrix, first, scale) in [(&p.a, part.first_row, &p.scale_a), (&b, part.first_column, &p.scale_b)] {
-                    args.extend(operand_args(matrix, &chunk, first));
-                    if let Some(Scale::Block { outer, k, factors }) = scale {
-                        args.extend(factors::args(factors, &chunk, *outer, *k));
-                    }
+        let tile_extents = [tile.rows(), tile.columns()];
+        program.steps = launches(p, &spec.clone().kernel(), tile_extents, tile.depth(), |args, chunk, part| {
+            args.extend(chunk.args());
+            // B is loaded as its transpose, n by k.
+            let b = p.b.transposed();
+            for (matrix, first, scale) in [(&p.a, part.first_row, &p.scale_a), (&b, part.first_column, &p.scale_b)] {
+                args.extend(operand_args(matrix, chunk, first));
+                if let Some(Scale::Block { outer, k, factors }) = scale {
+                    args.extend(factors::args(factors, chunk, *outer, *k));
                 }
-                args.extend(spec.epilogue.args(p, &chunk, part.first_row, part.first_column));
-                let [y, z] = chunk.grid();
-                program.steps.push(Step::Launch(Launch {
-                    kernel: kernel.clone(),
-                    grid: [part.row_tiles * part.column_tiles, y, z],
-                    residency: Residency::Any,
-                    overlap: false,
-                    args,
-                }));
             }
-        }
+            args.extend(spec.epilogue.args(p, chunk, part.first_row, part.first_column));
+        });
         Ok(program)
     }
 }

@@ -256,6 +256,12 @@ impl<'k> Schedule<'k> {
         });
     }
 
+    /// Whether this worker has another whole tile behind a piece of work.
+    #[track_caller]
+    pub fn goes_on_behind(&self, work: &Work<'k>) -> Val<'k, bool> {
+        work.tile.kernel().scope(Location::caller(), || (work.tile + self.workers).lt(self.tiles))
+    }
+
     /// Steps of depth of a whole tile.
     pub fn steps(&self) -> Val<'k, u32> {
         self.steps

@@ -367,6 +367,8 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let previous = k.var_named("previous", 0u32);
         let add = k.var_named("add", k.thread().ge(0u32));
         let turn = k.var_named("turn", 0u32);
+        // The named barrier at which a warpgroup waits for its turn; the other's follows.
+        let turns = FIRST_BARRIER + spec.consumers;
 
         let one_tile = |work: Work<'k>| {
             let (first_step, steps) = own_steps(&work);
@@ -374,6 +376,9 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             let factors = factors
                 .map(|factors| factors.tile(batch.split(work.batch), [row, column], [spec.blocks(), spec.tile_n], way.extents(), thread));
             sums.begin();
+            if spec.pingpong {
+                k.barrier_sync(warpgroup + turns, WARPGROUP * 2);
+            }
             k.range(steps, |step| {
                 let factors = factors.as_ref().map(|factors| factors.load((first_step + step) * spec.depth()));
                 cursor.wait();
@@ -402,6 +407,9 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
                 cursor.advance();
             });
+            if spec.pingpong {
+                k.when(schedule.goes_on_behind(&work), || k.barrier_arrive((warpgroup ^ 1) + turns, WARPGROUP * 2));
+            }
             if !spec.promote {
                 k.wgmma_wait(0);
                 cursor.release(previous, thread);
@@ -423,8 +431,12 @@ fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             }
         };
         if spec.pingpong {
-            // The warpgroups take tiles in turn: one's way out lies under the other's main loop. Stages of the other's tiles are not this one's.
-            k.when(warpgroup.eq(1), || cursor.skip(schedule.steps()));
+            // The warpgroups take tiles in turn, so that one's way out lies under the other's main loop. A main loop begins when the other's
+            // has seen all of its stages: a stage's phases are told apart by parity, so nobody may wait for the one after the next.
+            k.when(warpgroup.eq(1), || {
+                k.barrier_arrive(turns, WARPGROUP * 2);
+                cursor.skip(schedule.steps());
+            });
             schedule.for_each_in_turn(warpgroup, spec.consumers, |work| {
                 one_tile(work);
                 cursor.skip(schedule.steps());

@@ -188,9 +188,7 @@ impl Engine for Wgmma {
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Gemm(gemm) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is gemm", problem.kind())));
-        };
+        let gemm = super::product(ID, problem)?;
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
         ID.require(
             !gemm.is_empty() && gemm.k > 0,
