@@ -14,6 +14,7 @@ mod bench;
 mod cases;
 mod check;
 mod conformance;
+mod demo;
 mod device;
 mod doctor;
 mod inspect;
@@ -37,6 +38,8 @@ struct Arguments {
 enum Command {
     /// Say what is here, what works here, and why the rest does not.
     Doctor(doctor::Arguments),
+    /// Train a network on real images, and show which engines did it.
+    Demo(demo::Arguments),
     /// Show who takes a problem, what would run, and what it is made of.
     Inspect(inspect::Arguments),
     /// Run every case on the GPU, against the reference.
@@ -50,6 +53,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

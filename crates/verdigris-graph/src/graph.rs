@@ -120,6 +120,11 @@ impl GraphBuilder {
         self.graph.determinism = Determinism::Repeatable;
     }
 
+    /// What a tensor is so far: a result is virtual until it is stored.
+    pub fn described(&self, uid: Uid) -> Option<&TensorDesc> {
+        self.graph.tensor(uid)
+    }
+
     /// Adds a stored tensor and gives it the next uid.
     pub fn tensor(&mut self, name: &str, dtype: DType, layout: Layout) -> Uid {
         let uid = self.next_uid();

@@ -25,6 +25,7 @@ pub mod error;
 pub mod explain;
 pub mod graph_plan;
 pub mod handle;
+pub mod loss_scale;
 pub mod plan;
 pub mod plan_cache;
 mod planning;
