@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) deterministic: bool,
     /// How often every image is seen.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) epochs: u32,
     /// Write a page with the loss curve, the misread digits and the engines chosen.
     #[arg(long, value_name = "FILE")]
