@@ -430,6 +430,11 @@ impl GraphBuilder {
         Ok(result)
     }
 
+    /// The dims of a tensor; `None` for an unknown uid.
+    pub fn dims(&self, uid: Uid) -> Option<Vec<u64>> {
+        self.graph.tensor(uid).map(|tensor| tensor.layout.dims().to_vec())
+    }
+
     /// Makes a virtual tensor real: named, of type `dtype`, packed row-major.
     ///
     /// # Errors

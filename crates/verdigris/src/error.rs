@@ -32,6 +32,52 @@ pub enum Error {
     #[error(transparent)]
     Binding(#[from] BindingError),
 
+    /// What the CPU device does not take: the caller's fault.
+    #[error(transparent)]
+    Cpu(#[from] verdigris_cpu::Error),
+
+    /// A name of no device.
+    #[error("there is no device `{name}`; devices are `cpu`, `cuda` and `cuda:N`")]
+    DeviceName {
+        /// The name.
+        name: String,
+    },
+
+    /// A tensor that lies elsewhere.
+    #[error("tensor `{tensor}` lies on {on}, but is used with {needed}; a tensor is used on the device that made it")]
+    ForeignDevice {
+        /// The tensor.
+        tensor: String,
+        /// Where it is.
+        on: String,
+        /// Where it should be.
+        needed: String,
+    },
+
+    /// A tensor of another type, or of other dims or strides, than the graph's.
+    #[error("tensor `{tensor}` is {given}, the graph has {needed}")]
+    TensorMismatch {
+        /// The tensor.
+        tensor: String,
+        /// Type, dims and strides of what was given.
+        given: String,
+        /// What the graph has.
+        needed: String,
+    },
+
+    /// Too few bytes, or a wrong number of elements, for a tensor.
+    #[error("{given_bytes} bytes are given for a tensor of {needed_bytes}")]
+    TensorBytes {
+        /// Bytes given.
+        given_bytes: u64,
+        /// Bytes spanned.
+        needed_bytes: u128,
+    },
+
+    /// A function that was given no tensors, or gives none.
+    #[error("a function needs a tensor to read and one to write")]
+    NoResult,
+
     /// So much workspace cannot be lent, or the limits do not leave it.
     #[error("{needed_bytes} bytes of workspace are needed, {lent_bytes} can be had")]
     NoWorkspace {

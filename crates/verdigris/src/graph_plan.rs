@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use verdigris_cuda::{CaptureStatus, DeviceBuffer, DeviceSlice, Stream};
+use verdigris_cuda::{CaptureStatus, DeviceBuffer, DeviceSlice, Event, Stream};
 use verdigris_graph::pattern::Subgraph;
 use verdigris_graph::{Access, Graph, Operand, TensorDesc, Uid};
 use verdigris_tensor::layout::ranges_overlap;
@@ -370,6 +370,28 @@ impl GraphPlan {
         Ok(())
     }
 
+    /// As [`GraphPlan::execute`] with the chosen ways, and waits: the microseconds that each part took on the device.
+    ///
+    /// # Errors
+    /// As [`GraphPlan::execute`].
+    pub fn execute_timed(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<Vec<f64>, Error> {
+        let mut places = [0_u16; MAX_BOUND];
+        self.bound.check(bindings, &mut places)?;
+        let rung = &self.rungs[0];
+        check_workspace(rung, workspace)?;
+        let mut events = vec![Event::timing(stream.context())?];
+        events[0].record(stream)?;
+        for part in &rung.parts {
+            self.submit_part(part, stream, bindings, &places, workspace)?;
+            let event = Event::timing(stream.context())?;
+            event.record(stream)?;
+            events.push(event);
+        }
+        stream.synchronize()?;
+        let times = events.windows(2).map(|pair| pair[1].elapsed_us_since(&pair[0]));
+        Ok(times.collect::<Result<Vec<f64>, _>>()?)
+    }
+
     /// The first set of ways that the workspace is enough for.
     fn rung_for(&self, stream: &Stream, workspace: DeviceSlice<'_>) -> Result<&Rung, Error> {
         let best = &self.rungs[0];
@@ -398,23 +420,31 @@ impl GraphPlan {
         places: &[u16; MAX_BOUND],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
-        for part in &rung.parts {
-            let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-            let mut scalars = [0.0_f32; MAX_SLOTS];
-            for (slot, source) in part.slots.iter().enumerate() {
-                match *source {
-                    Source::Bound(place) => match bindings[usize::from(places[place])].1 {
-                        Binding::Buffer(slice) => buffers[slot] = slice,
-                        Binding::Scalar(value) => scalars[slot] = value as f32,
-                    },
-                    Source::Workspace { offset_bytes, bytes } => buffers[slot] = workspace.part(offset_bytes, bytes)?,
-                }
+        rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace))
+    }
+
+    fn submit_part(
+        &self,
+        part: &Part,
+        stream: &Stream,
+        bindings: &[(Uid, Binding<'_>)],
+        places: &[u16; MAX_BOUND],
+        workspace: DeviceSlice<'_>,
+    ) -> Result<(), Error> {
+        let mut buffers = [self.nothing.slice(); MAX_SLOTS];
+        let mut scalars = [0.0_f32; MAX_SLOTS];
+        for (slot, source) in part.slots.iter().enumerate() {
+            match *source {
+                Source::Bound(place) => match bindings[usize::from(places[place])].1 {
+                    Binding::Buffer(slice) => buffers[slot] = slice,
+                    Binding::Scalar(value) => scalars[slot] = value as f32,
+                },
+                Source::Workspace { offset_bytes, bytes } => buffers[slot] = workspace.part(offset_bytes, bytes)?,
             }
-            let slots = part.slots.len();
-            let (offset_bytes, bytes) = part.scratch;
-            part.plan.submit(stream, &buffers[..slots], &scalars[..slots], workspace.part(offset_bytes, bytes)?)?;
         }
-        Ok(())
+        let slots = part.slots.len();
+        let (offset_bytes, bytes) = part.scratch;
+        part.plan.submit(stream, &buffers[..slots], &scalars[..slots], workspace.part(offset_bytes, bytes)?)
     }
 }
 

@@ -21,8 +21,10 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod device;
 pub mod error;
 pub mod explain;
+pub mod functional;
 pub mod graph_plan;
 pub mod handle;
 pub mod loss_scale;
@@ -35,6 +37,7 @@ pub mod tune;
 pub mod workspace;
 
 pub use config::Config;
+pub use device::{Device, Ready, Tensor};
 pub use error::Error;
 pub use explain::Explanation;
 pub use graph_plan::{BoundTensor, GraphPlan};
