@@ -50,6 +50,8 @@ struct Shape {
     pingpong: bool,
     /// CTAs of a cluster that split the depth of each tile; 1 for none.
     cluster_split: u32,
+    /// Its kernel can split the depth of tiles over the grid. One that can costs a whole product 1 to 3 % of a short run.
+    splits: bool,
 }
 
 /// Results of two bytes, written by the copy engine.
@@ -62,7 +64,11 @@ const LINES: u32 = 4;
 const ELEMENTS: u32 = 8;
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared, along_rows: u32, along_columns: u32) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, along_rows, along_columns, pingpong: false, cluster_split: 1 }
+    Shape { tile_m, tile_n, consumers, cluster, shared, along_rows, along_columns, pingpong: false, cluster_split: 1, splits: false }
+}
+
+const fn splitting(shape: Shape) -> Shape {
+    Shape { splits: true, ..shape }
 }
 
 /// Two consumers that take tiles in turn; CTAs of a cluster share B.
@@ -77,7 +83,8 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
 /// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.1 % behind
-/// the best of all in the geometric mean. A row that serves nothing was tried and never won enough to be worth its kernels.
+/// the best of all in the geometric mean. A row that serves nothing was tried and never won enough to be worth its kernels. Splits win
+/// where the depth is very long and tiles are few, whatever the tile: two shapes have them.
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Shared::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Shared::A, 0, 0),
@@ -88,14 +95,14 @@ const SHAPES: &[Shape] = &[
     shape(128, 192, 2, 2, Shared::B, 0, 0),
     shape(128, 192, 2, 1, Shared::B, WORDS, HALVES),
     shape(128, 128, 2, 2, Shared::B, 0, 0),
-    shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0),
+    splitting(shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0)),
     shape(128, 64, 2, 1, Shared::B, WORDS, 0),
     shape(64, 256, 1, 1, Shared::B, 0, HALVES),
     shape(64, 128, 1, 1, Shared::B, WORDS, HALVES),
     shape(64, 64, 1, 1, Shared::B, HALVES | WORDS | LINES, 0),
     shape(64, 32, 1, 1, Shared::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Shared::B, 0, HALVES | LINES),
-    shape(128, 32, 2, 1, Shared::B, 0, HALVES),
+    splitting(shape(128, 32, 2, 1, Shared::B, WORDS, HALVES | LINES)),
     shape(128, 16, 2, 1, Shared::B, 0, 0),
     shape(128, 160, 2, 1, Shared::B, HALVES | WORDS, 0),
     shape(128, 96, 2, 1, Shared::B, 0, HALVES),
@@ -321,7 +328,7 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, .. } = *shape;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, splits, .. } = *shape;
         let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, turned } = self;
         // What a warpgroup holds of a tile.
         let share = tile_m * tile_n / if pingpong { 1 } else { consumers };
@@ -336,7 +343,7 @@ impl Given {
             consumers,
             cluster,
             shared,
-            split: !pingpong && cluster_split == 1,
+            split: splits,
             cluster_split,
             pingpong,
             promote,
@@ -574,7 +581,7 @@ impl Plan {
                         // A split that finds no tile to split is no setting of its own.
                         let offered = |spec: Spec| {
                             let schedule = self.schedule(setting, &spec);
-                            schedule.is_some_and(|(args, _)| split == 0 || args.split_tiles > 0)
+                            schedule.is_some_and(|(args, _)| split == 0 || spec.split && args.split_tiles > 0)
                         };
                         if self.spec(setting).is_some_and(offered) {
                             settings.push(setting);
@@ -680,7 +687,7 @@ impl Candidate for Plan {
         let d_bytes = d.dtype.bytes() as u64;
         let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
         args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
-        if schedule.split_tiles > 0 {
+        if spec.split && schedule.split_tiles > 0 {
             let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
             let words = spec.part_words() / u64::from(spec.consumers);
             args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
