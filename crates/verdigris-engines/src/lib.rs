@@ -8,7 +8,9 @@ pub mod arch;
 pub mod conv;
 pub mod engine;
 pub mod gemm;
+pub mod map;
 pub mod parts;
+pub mod reduce;
 
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
@@ -20,7 +22,7 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, conv::ENGINES].into_iter().flatten().copied()
+    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, conv::ENGINES].into_iter().flatten().copied()
 }
 
 /// The engine of that name.

@@ -198,7 +198,7 @@ impl Compute for f64 {
 }
 
 /// Horner's rule, highest power first.
-fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
+pub(crate) fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
     let k = x.kernel();
     let mut sum = T::constant(k, coefficients[0]);
     for &coefficient in &coefficients[1..] {
@@ -208,7 +208,7 @@ fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T>
 }
 
 /// `1 / (1 + e^−x)`.
-fn sigmoid<'k, T: Compute>(x: Val<'k, T>) -> Val<'k, T> {
+pub(crate) fn sigmoid<'k, T: Compute>(x: Val<'k, T>) -> Val<'k, T> {
     let one = T::constant(x.kernel(), 1.0);
     T::divide(one, one + T::exp(-x))
 }

@@ -1,12 +1,16 @@
 //! What several families build their kernels from.
 
 pub mod batch;
+pub(crate) mod chain;
 pub(crate) mod cluster_join;
 pub mod compute;
 pub(crate) mod conv_epilogue;
 pub(crate) mod element;
 pub mod epilogue;
 pub(crate) mod join;
+pub(crate) mod lanes;
+pub mod math;
 pub(crate) mod prologue;
 mod row_staging;
+pub(crate) mod steps;
 pub(crate) mod way_out;

@@ -303,7 +303,7 @@ impl Chain {
 
     // ---- canonical form ------------------------------------------------------------------------------------------------
 
-    /// Drops roundings that change nothing, then steps whose value nobody uses; `kept` is a value that is used from outside. Returns where
+    /// Drops roundings and casts that change nothing, then steps whose value nobody uses; `kept` is a value that is used from outside. Returns where
     /// that stands afterwards.
     pub(super) fn simplify(&mut self, given: DType, kept: Option<u32>) -> Option<u32> {
         let mut kept = kept;
@@ -316,11 +316,16 @@ impl Chain {
             }
         }
         for i in 0..self.steps.len() {
-            let ChainStep::Round { dtype, x } = self.steps[i] else { continue };
-            let exact = self.dtypes(given)[x as usize] == dtype && !matches!(self.steps[x as usize], ChainStep::Scalar(_));
-            for (j, step) in self.steps.iter_mut().enumerate().skip(i + 1) {
-                let stores_it = matches!(step, ChainStep::Store { to, .. } if to.dtype == dtype);
-                debug_assert!(j > i, "later steps");
+            let (rounds_to, x) = match self.steps[i] {
+                ChainStep::Round { dtype, x } => (Some(dtype), x),
+                ChainStep::Unary { f: UnaryOp::Identity, x } => (None, x),
+                _ => continue,
+            };
+            let own = self.dtypes(given)[x as usize];
+            // Floats are computed with as they are; an integer is rounded to the type computed in first.
+            let exact = rounds_to.map_or(own.is_float(), |dtype| own == dtype) && !matches!(self.steps[x as usize], ChainStep::Scalar(_));
+            for step in self.steps.iter_mut().skip(i + 1) {
+                let stores_it = matches!(step, ChainStep::Store { to, .. } if Some(to.dtype) == rounds_to);
                 if exact || stores_it {
                     step.operands_mut().into_iter().filter(|operand| **operand as usize == i).for_each(|operand| *operand = x);
                 }
@@ -406,6 +411,13 @@ impl Chain {
                 window.end = permuted(&window.end);
             }
         }
+    }
+
+    /// The same over dims in another order: dim `i` is what `order[i]` was.
+    pub fn permuted(&self, order: &[usize]) -> Chain {
+        let mut chain = self.clone();
+        chain.permute(order);
+        chain
     }
 
     /// Windows that hold the whole space go; so do the strides of indices that take one value.

@@ -1,0 +1,405 @@
+//! `map.simt`: load, compute, store at each point of a space ([`verdigris_graph::MapProblem`] has the formula).
+//!
+//! It takes every valid map: all element types, any strides, windows and extents.
+//!
+//! **Method.** The innermost dim is the one along which the last output's neighbours are neighbours in memory; threads stand along it and
+//! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another dim
+//! goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
+//!
+//! **When it wins.** There is no other engine for maps.
+//!
+//! **Numbers.** Functions are good to a few units in the last place, without the fast forms of the special function unit where those lose
+//! more. Each point is computed by itself, so results repeat bit for bit.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{BinaryOp, ChainStep, MapProblem, Problem, UnaryOp};
+use verdigris_kir::face::{Divisor, Header, Kernel, Val, build};
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::chain::{ChainSpec, Region, StepSpec, Walk, vectors_fit};
+use crate::parts::steps::{AnyVal, Raw};
+
+const ID: EngineId = EngineId { name: "map.simt", number: 300 };
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[&MapSimt];
+
+const THREADS: u32 = 256;
+/// Side of a tile.
+const SIDE: u32 = 32;
+/// Shared memory that tiles of one CTA may take.
+const TILE_BYTES: usize = 40 << 10;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+struct MapSimt;
+
+impl Engine for MapSimt {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Map(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is map", problem.kind())));
+        };
+        let target = ChainSpec::of(&problem.chain, &problem.dims, 1).target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        let rank = problem.dims.len();
+        ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
+        Ok(Box::new(Accepted { problem: problem.clone(), arch: arch.clone() }))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64];
+        let mut chains: Vec<Vec<StepSpec>> = Vec::new();
+        let load = |dtype| StepSpec::Load { dtype, path: 0, windowed: false };
+        let store = |dtype, x| StepSpec::Store { dtype, path: 0, x };
+        for from in floats {
+            for to in floats {
+                chains.push(vec![load(from), store(to, 0)]);
+            }
+            for f in [UnaryOp::Relu, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
+                chains.push(vec![load(from), StepSpec::Unary(f, 0), store(from, 1)]);
+            }
+            for f in [BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub] {
+                chains.push(vec![load(from), load(from), StepSpec::Binary(f, 0, 1), store(from, 2)]);
+            }
+        }
+        for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
+            chains.push(vec![load(dtype), store(dtype, 0)]);
+        }
+        let specs = chains.into_iter().map(|steps| {
+            let narrowest = steps.iter().filter_map(|step| match step {
+                StepSpec::Load { dtype, .. } | StepSpec::Store { dtype, .. } => Some(dtype.bytes() as u32),
+                _ => None,
+            });
+            let vector = (16 / narrowest.min().unwrap_or(1)).min(8);
+            Spec { chain: ChainSpec { rank: 1, vector, narrow: true, paths: vec![Walk::Unit], steps }, turned: Vec::new(), along: 0 }
+        });
+        specs.filter(|spec| spec.chain.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    chain: ChainSpec,
+    /// Loads that go through a tile, as positions in the chain.
+    turned: Vec<usize>,
+    /// The dim along which they run.
+    along: usize,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        let turned: String = self.turned.iter().map(|step| format!("t{step}")).collect();
+        let tile = if self.turned.is_empty() { String::new() } else { format!("_along{}{turned}", self.along) };
+        format!("map_simt{tile}_{}", self.chain.name())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.chain.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| if self.turned.is_empty() { self.flat(k) } else { self.tiled(k) })
+    }
+
+    /// Points that a thread of the flat kernel takes: more where there is little to do for each.
+    fn points_per_thread(&self) -> u32 {
+        let loads = self.chain.steps.iter().filter(|step| matches!(step, StepSpec::Load { .. })).count();
+        match (self.chain.functions(), loads) {
+            (0..=4, 0..=2) => 4,
+            (0..=8, 0..=4) => 2,
+            _ => 1,
+        }
+    }
+
+    fn flat<'k>(&self, k: Kernel<'k>) {
+        let points = k.scalar::<u32>("points");
+        let rank = self.chain.rank;
+        let divisors: Vec<Divisor<'k>> = (1..rank).map(|_| k.divisor("extent")).collect();
+        let chain = self.chain.declare(k);
+        let many = self.points_per_thread();
+        let first = k.cta() * (THREADS * many);
+        let thread = k.thread();
+        let index = |point: Val<'k, u32>| {
+            let mut index = Vec::new();
+            let mut rest = point;
+            for divisor in divisors.iter().rev() {
+                let (outer, inner) = divisor.split(rest);
+                index.push(inner);
+                rest = outer;
+            }
+            if rank > 0 {
+                index.push(rest);
+            }
+            index.reverse();
+            if let Some(inner) = index.last_mut() {
+                *inner = *inner * self.chain.vector;
+            }
+            index
+        };
+        let at = |points: &[Val<'k, u32>]| {
+            let all: Vec<_> = points.iter().map(|&point| index(point)).collect();
+            let fetched: Vec<_> = all.iter().map(|index| chain.fetch(index)).collect();
+            for (index, fetched) in all.iter().zip(&fetched) {
+                chain.run(index, fetched, &[]);
+            }
+        };
+        let mine: Vec<Val<'k, u32>> = (0..many).map(|i| first + thread + i * THREADS).collect();
+        k.when_else(
+            (first + THREADS * many).le(points),
+            || at(&mine),
+            || {
+                for &point in &mine {
+                    k.when(point.lt(points), || at(&[point]));
+                }
+            },
+        );
+    }
+
+    fn tiled<'k>(&self, k: Kernel<'k>) {
+        let rank = self.chain.rank;
+        let (p, q) = (self.along, rank - 1);
+        let extent_p = k.scalar::<u32>("extent_along");
+        let extent_q = k.scalar::<u32>("extent_inner");
+        let tiles_q = k.divisor("tiles_inner");
+        let tiles_p = k.divisor("tiles_along");
+        let outer: Vec<usize> = (0..rank).filter(|&d| d != p && d != q).collect();
+        let divisors: Vec<Divisor<'k>> = outer.iter().skip(1).map(|_| k.divisor("extent")).collect();
+        let chain = self.chain.declare(k);
+
+        let (rest, tile_q) = tiles_q.split(k.cta());
+        let (mut rest, tile_p) = tiles_p.split(rest);
+        let zero = k.constant(0u32);
+        let mut base = vec![zero; rank];
+        for (&d, divisor) in outer.iter().skip(1).zip(&divisors).rev() {
+            let (next, inner) = divisor.split(rest);
+            base[d] = inner;
+            rest = next;
+        }
+        if let Some(&d) = outer.first() {
+            base[d] = rest;
+        }
+        let lane = k.lane();
+        let row = k.thread() >> 5;
+        let steps = SIDE * SIDE / THREADS;
+        let index = |at_p: Val<'k, u32>, at_q: Val<'k, u32>| {
+            let mut index = base.clone();
+            index[p] = tile_p * SIDE + at_p;
+            index[q] = tile_q * SIDE + at_q;
+            index
+        };
+        let tiles: Vec<(usize, u32, Val<'k, u32>)> = (self.turned.iter())
+            .map(|&step| {
+                let bytes = match self.chain.steps[step] {
+                    StepSpec::Load { dtype, .. } => (dtype.bytes() as u32).max(4),
+                    _ => 4,
+                };
+                (step, bytes, k.shared("tile", SIDE * (SIDE + 1) * bytes, 16).address())
+            })
+            .collect();
+        for i in 0..steps {
+            let at_q = row + i * (THREADS / SIDE);
+            let index = index(lane, at_q);
+            k.when(index[p].lt(extent_p) & index[q].lt(extent_q), || {
+                for &(step, bytes, tile) in &tiles {
+                    let Some((dtype, address)) = chain.load_address(step, &index) else { continue };
+                    let place = tile + (at_q * (SIDE + 1) + lane) * bytes;
+                    match crate::parts::chain::load_raw(k, dtype, address, 1)[0] {
+                        Raw::B8(bits) | Raw::B32(bits) => k.st_shared(place, 0, bits),
+                        Raw::B16(bits) => k.st_shared(place, 0, bits.convert::<u32>(verdigris_kir::inst::CvtRound::None)),
+                        Raw::B64(bits) => k.st_shared(place, 0, bits),
+                    }
+                }
+            });
+        }
+        k.bar_sync();
+        for i in 0..steps {
+            let at_p = row + i * (THREADS / SIDE);
+            let index = index(at_p, lane);
+            k.when(index[p].lt(extent_p) & index[q].lt(extent_q), || {
+                let mut fetched = chain.fetch_but(&index, &self.turned);
+                for &(step, bytes, tile) in &tiles {
+                    let place = tile + (lane * (SIDE + 1) + at_p) * bytes;
+                    let StepSpec::Load { dtype, .. } = self.chain.steps[step] else { continue };
+                    let raw = match dtype.bytes() {
+                        1 => Raw::B8(k.ld_shared::<u32>(place, 0)),
+                        2 => Raw::B16(k.ld_shared::<u32>(place, 0).low16()),
+                        4 => Raw::B32(k.ld_shared::<u32>(place, 0)),
+                        _ => Raw::B64(k.ld_shared::<u64>(place, 0)),
+                    };
+                    fetched[step] = vec![AnyVal::Stored(dtype, raw)];
+                }
+                chain.run(&index, &fetched, &[]);
+            });
+        }
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: MapProblem,
+    arch: Arch,
+}
+
+impl Accepted {
+    /// The loads that run along another dim than the outputs do, and that dim.
+    fn turned(&self) -> Option<(Vec<usize>, usize)> {
+        let dims = &self.problem.dims;
+        let rank = dims.len();
+        if rank < 2 || dims[rank - 1] < 8 || dims.iter().any(|&dim| dim > 1 << 30) {
+            return None;
+        }
+        let across = |strides: &[u64]| {
+            let inner = strides[rank - 1];
+            (inner > 1).then(|| (0..rank - 1).find(|&d| strides[d] == 1 && dims[d] >= 8)).flatten()
+        };
+        let candidates: Vec<(usize, usize, usize)> = (self.problem.chain.steps.iter().enumerate())
+            .filter_map(|(i, step)| match step {
+                ChainStep::Load { from, window: None } => across(&from.strides).map(|d| (i, d, from.dtype.bytes().max(4))),
+                _ => None,
+            })
+            .collect();
+        let along = candidates.first()?.1;
+        let mut room = TILE_BYTES;
+        let mut turned = Vec::new();
+        for (step, dim, bytes) in candidates {
+            let size = (SIDE * (SIDE + 1)) as usize * bytes;
+            if dim == along && size <= room {
+                room -= size;
+                turned.push(step);
+            }
+        }
+        let outer = (0..rank - 1).filter(|&d| d != along).map(|d| dims[d]).product::<u64>();
+        let side = u64::from(SIDE);
+        let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
+        (tiles < 1 << 31).then_some((turned, along))
+    }
+
+    /// Bytes that cross the memory bus, and those that are fetched beside them by strided accesses of 32 bytes.
+    fn bytes(&self, tiled: bool) -> f64 {
+        let dims = &self.problem.dims;
+        let turned = if tiled { self.turned().map(|(turned, _)| turned).unwrap_or_default() } else { Vec::new() };
+        let mut bytes = 0.0;
+        for (i, step) in self.problem.chain.steps.iter().enumerate() {
+            let Some(view) = step.view() else { continue };
+            let elements: f64 = dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
+            let strided = view.strides.last().is_some_and(|&stride| stride > 1) && !turned.contains(&i);
+            bytes += elements * if strided { 32.0 } else { view.dtype.bytes() as f64 };
+        }
+        bytes
+    }
+
+    fn vectors(&self) -> Vec<u32> {
+        let most = vectors_fit(&self.problem.chain, &self.problem.dims);
+        [8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).collect()
+    }
+
+    fn us(&self, vector: u32) -> f64 {
+        let waste = match vector {
+            0 => 1.15,
+            1 => 1.3,
+            _ => 1.0,
+        };
+        3.0 + waste * self.bytes(vector == 0) / (self.arch.memory_gb_per_s * 1e3)
+    }
+
+    fn settings(&self) -> Vec<u32> {
+        let mut settings: Vec<u32> = self.turned().map(|_| 0).into_iter().chain(self.vectors()).collect();
+        settings.sort_by(|&x, &y| self.us(x).total_cmp(&self.us(y)));
+        settings
+    }
+
+    fn alignments(&self, spec: &ChainSpec) -> Vec<u64> {
+        alignments(self.problem.slots().len(), [(spec, &self.problem.chain)])
+    }
+}
+
+/// The alignment of each slot, from the chains that use it.
+pub(crate) fn alignments<'a>(slots: usize, chains: impl IntoIterator<Item = (&'a ChainSpec, &'a verdigris_graph::Chain)>) -> Vec<u64> {
+    let mut alignments = vec![1; slots];
+    for (slot, bytes) in chains.into_iter().flat_map(|(spec, chain)| spec.alignments(chain)) {
+        if let Some(alignment) = alignments.get_mut(slot as usize) {
+            *alignment = bytes.max(*alignment);
+        }
+    }
+    alignments
+}
+
+impl Candidate for Accepted {
+    /// `vector`: neighbours that one access takes; 0 goes through tiles.
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings().into_iter().map(|vector| Knobs::new([("vector", vector)]));
+        let default = settings.next().unwrap_or_default();
+        KnobSpace::new(default, settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
+        Notes {
+            tensor_core: false,
+            deterministic: true,
+            down_convert: None,
+            accumulator: if double { DType::F64 } else { DType::F32 },
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        Cost { us: self.us(knobs.value("vector").unwrap_or(1)), leaves_out: "L2 hits, the functions' arithmetic" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let vector = knobs.value("vector").filter(|vector| self.settings().contains(vector));
+        let vector = vector.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this problem")))?;
+        let (dims, chain) = (&self.problem.dims, &self.problem.chain);
+        let spec = ChainSpec::of(chain, dims, vector.max(1));
+        let mut program = Program { buffer_alignment_bytes: self.alignments(&spec), ..Program::default() };
+        if self.problem.is_empty() {
+            return Ok(program);
+        }
+        let mut launch = |kernel: KernelRef, ctas: u32, args: Vec<Arg>| {
+            program.steps.push(Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args }));
+        };
+        if vector == 0
+            && let Some((turned, along)) = self.turned()
+        {
+            let rank = dims.len();
+            let extents: Vec<u32> = dims.iter().map(|&dim| dim as u32).collect();
+            let tiles = [extents[rank - 1], extents[along]].map(|extent| extent.div_ceil(SIDE));
+            let outer: Vec<u32> = (0..rank - 1).filter(|&d| d != along).map(|d| extents[d]).collect();
+            let mut args = vec![
+                Arg::Scalar(Ty::U32, extents[along].into()),
+                Arg::Scalar(Ty::U32, extents[rank - 1].into()),
+                Arg::Divisor(tiles[0]),
+                Arg::Divisor(tiles[1]),
+            ];
+            args.extend(outer.iter().skip(1).map(|&extent| Arg::Divisor(extent)));
+            args.extend(spec.args(chain, &Region { first: vec![0; rank], extents }));
+            let ctas = tiles[0] * tiles[1] * outer.iter().product::<u32>();
+            launch(Spec { chain: spec, turned, along }.kernel(), ctas, args);
+            return Ok(program);
+        }
+        let spec = Spec { chain: spec, turned: Vec::new(), along: 0 };
+        let kernel = spec.clone().kernel();
+        for region in Region::all(dims, vector) {
+            let points = region.points(vector);
+            let mut args = vec![Arg::Scalar(Ty::U32, points.into())];
+            let rank = region.extents.len();
+            args.extend((1..rank).map(|d| Arg::Divisor(if d + 1 == rank { region.extents[d] / vector } else { region.extents[d] })));
+            args.extend(spec.chain.args(chain, &region));
+            launch(kernel.clone(), points.div_ceil(THREADS * spec.points_per_thread()), args);
+        }
+        Ok(program)
+    }
+}

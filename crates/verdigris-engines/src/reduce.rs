@@ -1,0 +1,591 @@
+//! `reduce.simt`: reductions with what stands before and behind them ([`verdigris_graph::ReduceProblem`] has the formula).
+//!
+//! It takes every valid reduction: all functions, element types, axes, strides and extents.
+//!
+//! **Method.** Where the elements of one result lie side by side, a warp or a CTA takes a result and its threads stand along the elements
+//! (*rows*); where results lie side by side, threads stand along the results and the rows of a CTA share the elements out (*columns*). Both read
+//! up to 16 bytes at a time. Few long reductions are cut into parts, whose sums a second kernel joins in order.
+//!
+//! **When it wins.** There is no other engine for reductions.
+//!
+//! **Numbers.** Sums are formed in f32 (f64) by fixed trees, so results repeat bit for bit on a device; many short sums lose less than one long
+//! one would.
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{Chain, Problem, ReduceProblem, ReductionOp};
+use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::Special;
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::chain::{ChainSpec, Region, StepSpec, Walk, vectors_fit};
+use crate::parts::lanes;
+use crate::parts::math::Math;
+use crate::parts::steps::{AnyVal, Chained};
+
+const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[&ReduceSimt];
+
+const THREADS: u32 = 256;
+const WARPS: u32 = THREADS / 32;
+/// The most parts that a reduction is cut into.
+const MOST_PARTS: u64 = 512;
+/// Turns of the loop over the elements that are on their way at a time.
+const UNROLL: u32 = 4;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+struct ReduceSimt;
+
+impl Engine for ReduceSimt {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Reduce(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is reduce", problem.kind())));
+        };
+        let accepted = Accepted::new(problem.clone(), arch.clone());
+        let rank = problem.kept.len() + problem.reduced.len();
+        ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
+        let target = accepted.spec(1).before.target().max(accepted.after.target());
+        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(Box::new(accepted))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let mut kernels = Vec::new();
+        for from in [DType::F32, DType::F16, DType::Bf16, DType::F64] {
+            let accumulator = if from == DType::F64 { DType::F64 } else { DType::F32 };
+            for f in [ReductionOp::Add, ReductionOp::Avg, ReductionOp::Max] {
+                let mut outputs = vec![from];
+                if from != accumulator {
+                    outputs.push(accumulator);
+                }
+                for to in outputs {
+                    for form in [Form::Row { team: 32 }, Form::Row { team: THREADS }, Form::Columns] {
+                        for joined in [false, true] {
+                            kernels.push(Spec::plain(f, from, to, form, joined));
+                        }
+                    }
+                    kernels.push(Spec::plain(f, from, to, Form::Join, true));
+                }
+            }
+        }
+        let mut names = std::collections::HashSet::new();
+        let wanted = kernels.into_iter().filter(|spec| spec.target() <= target && names.insert(spec.name()));
+        wanted.map(Spec::kernel).collect()
+    }
+}
+
+/// How threads stand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Form {
+    /// `team` threads (32 or 256) along the elements of one result.
+    Row { team: u32 },
+    /// 32 threads along results, 8 rows of them along the elements.
+    Columns,
+    /// A thread a result, over the parts of it.
+    Join,
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    f: ReductionOp,
+    double: bool,
+    form: Form,
+    /// Dims that stay, and dims that are reduced.
+    ranks: [usize; 2],
+    /// Over `[kept…, reduced…]`, for columns `[reduced…, kept…]`; not in a join.
+    before: ChainSpec,
+    value: u32,
+    /// What is done with results; parts of them go to scratch instead.
+    after: Option<ChainSpec>,
+}
+
+impl Spec {
+    /// A reduction of one kept and one reduced dim without anything around it.
+    fn plain(f: ReductionOp, from: DType, to: DType, form: Form, joined: bool) -> Spec {
+        let vector = (16 / from.bytes() as u32).min(8);
+        let before = ChainSpec {
+            rank: 2,
+            vector,
+            narrow: true,
+            paths: vec![Walk::Unit],
+            steps: vec![StepSpec::Load { dtype: from, path: 0, windowed: false }],
+        };
+        let after = ChainSpec {
+            rank: 1,
+            vector: 1,
+            narrow: true,
+            paths: vec![Walk::Unit],
+            steps: vec![StepSpec::Given, StepSpec::Store { dtype: to, path: 0, x: 0 }],
+        };
+        let after = (!joined || form == Form::Join).then_some(after);
+        Spec { f, double: from == DType::F64, form, ranks: [1, 1], before, value: 0, after }.reduced_to_form()
+    }
+
+    /// A join knows nothing of what was before the reduction.
+    fn reduced_to_form(mut self) -> Spec {
+        if self.form == Form::Join {
+            self.before = ChainSpec { rank: 0, vector: 1, narrow: true, paths: Vec::new(), steps: Vec::new() };
+            self.value = 0;
+            self.ranks[1] = 0;
+        }
+        self
+    }
+
+    fn name(&self) -> String {
+        let form = match self.form {
+            Form::Row { team } => format!("row{team}"),
+            Form::Columns => "columns".to_owned(),
+            Form::Join => "join".to_owned(),
+        };
+        let double = if self.double { "_f64" } else { "" };
+        let [kept, reduced] = self.ranks;
+        let after = self.after.as_ref().map_or("part".to_owned(), ChainSpec::name);
+        format!("reduce_{}{double}_{form}_k{kept}r{reduced}_{}_of{}_{after}", self.f.name(), self.before.name(), self.value)
+    }
+
+    fn target(&self) -> Target {
+        self.before.target().max(self.after.as_ref().map_or(Target::Sm80, ChainSpec::target))
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
+    }
+
+    fn identity<'k, T: Math>(&self, k: Kernel<'k>) -> Val<'k, T> {
+        T::constant(
+            k,
+            match self.f {
+                ReductionOp::Add | ReductionOp::Avg | ReductionOp::Norm1 | ReductionOp::Norm2 | ReductionOp::Amax => 0.0,
+                ReductionOp::Mul | ReductionOp::MulNoZeros => 1.0,
+                ReductionOp::Min => f64::INFINITY,
+                ReductionOp::Max => f64::NEG_INFINITY,
+            },
+        )
+    }
+
+    /// An element taken in.
+    fn take<'k, T: Math>(&self, so_far: Val<'k, T>, value: Val<'k, T>) -> Val<'k, T> {
+        let k = value.kernel();
+        match self.f {
+            ReductionOp::Norm1 | ReductionOp::Amax => self.combine(so_far, value.abs()),
+            ReductionOp::Norm2 => k.fma(value, value, so_far),
+            ReductionOp::MulNoZeros => so_far * k.select(value.eq(T::constant(k, 0.0)), T::constant(k, 1.0), value),
+            _ => self.combine(so_far, value),
+        }
+    }
+
+    /// Two parts made one.
+    fn combine<'k, T: Math>(&self, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, T> {
+        match self.f {
+            ReductionOp::Add | ReductionOp::Avg | ReductionOp::Norm1 | ReductionOp::Norm2 => x + y,
+            ReductionOp::Mul | ReductionOp::MulNoZeros => x * y,
+            ReductionOp::Min => T::min_nan(x, y),
+            ReductionOp::Max | ReductionOp::Amax => T::max_nan(x, y),
+        }
+    }
+
+    fn finish<'k, T: Math>(&self, whole: Val<'k, T>, count: Val<'k, f64>) -> Val<'k, T> {
+        match self.f {
+            ReductionOp::Avg => T::quotient(whole, T::from_f64(count)),
+            ReductionOp::Norm2 => T::sqrt(whole),
+            _ => whole,
+        }
+    }
+
+    fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
+        let results = k.scalar::<u32>("results");
+        let count = k.scalar::<f64>("count");
+        let divisors = |rank: usize| (1..rank).map(|_| k.divisor("extent")).collect::<Vec<_>>();
+        let kept_extents = divisors(self.ranks[0]);
+        let split = |point: Val<'k, u32>, divisors: &[Divisor<'k>], rank: usize| {
+            let mut index = Vec::new();
+            let mut rest = point;
+            for divisor in divisors.iter().rev() {
+                let (outer, inner) = divisor.split(rest);
+                index.push(inner);
+                rest = outer;
+            }
+            if rank > 0 {
+                index.push(rest);
+            }
+            index.reverse();
+            index
+        };
+        let bytes = T::TY.bytes();
+        if self.form == Form::Join {
+            let parts = k.scalar::<u32>("parts");
+            let from = k.input("partial", bytes);
+            let Some(after) = self.after.as_ref().map(|after| after.declare(k)) else { return };
+            let result = k.cta() * THREADS + k.thread();
+            k.when(result.lt(results), || {
+                let whole = k.var(self.identity::<T>(k));
+                let place = k.var(from.at(result, bytes));
+                k.range_unrolled(parts, UNROLL, |_| {
+                    whole.set(self.combine(whole.get(), k.ld_global::<T>(place, 0)));
+                    place.set(place + results.mul_wide(bytes));
+                });
+                let value = T::wrap(self.finish(whole.get(), count));
+                let index = split(result, &kept_extents, self.ranks[0]);
+                let fetched = after.fetch(&index);
+                after.run(&index, &fetched, &[value]);
+            });
+            return;
+        }
+        let depth = k.scalar::<u32>("depth");
+        let part_depth = k.scalar::<u32>("part_depth");
+        let reduced_extents = divisors(self.ranks[1]);
+        let before = self.before.declare(k);
+        enum End<'k> {
+            Results(crate::parts::chain::ChainCode<'k>),
+            Parts(verdigris_kir::face::Pointer<'k>),
+        }
+        let end = match &self.after {
+            Some(after) => End::Results(after.declare(k)),
+            None => End::Parts(k.output("partial", bytes)),
+        };
+        let vector = self.before.vector;
+        let part = k.special(Special::CtaY);
+        let first = part * part_depth;
+        let last = (first + part_depth).min(depth);
+        let deliver = |result: Val<'k, u32>, whole: Val<'k, T>| match &end {
+            End::Parts(to) => {
+                let row = to.address() + part.mul_wide(results) * u64::from(bytes);
+                k.st_global(row + result.mul_wide(bytes), 0, whole);
+            }
+            End::Results(after) => {
+                let index = split(result, &kept_extents, self.ranks[0]);
+                let fetched = after.fetch(&index);
+                after.run(&index, &fetched, &[T::wrap(self.finish(whole, count))]);
+            }
+        };
+        let values = |index: &[Val<'k, u32>]| -> Vec<AnyVal<'k>> {
+            let fetched = before.fetch(index);
+            let mut all = before.run(index, &fetched, &[]);
+            all.swap_remove(self.value as usize)
+        };
+        let lane_of = |values: &[AnyVal<'k>], lane: usize| -> Val<'k, T> { values[lane.min(values.len() - 1)].get(k) };
+        match self.form {
+            Form::Row { team } => {
+                let (thread, teams) = (k.thread(), THREADS / team);
+                let member = thread & (team - 1);
+                let result = k.cta() * teams + (thread >> team.ilog2());
+                // All threads of the CTA stay together; those without a result take the last one's elements and deliver nothing.
+                let mine = result.min(results - 1);
+                let kept = split(mine, &kept_extents, self.ranks[0]);
+                let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
+                let take = |point: Val<'k, u32>| {
+                    let mut index = kept.clone();
+                    index.extend(split(point, &reduced_extents, self.ranks[1]));
+                    let values = values(&index);
+                    for (lane, sum) in sums.iter().enumerate() {
+                        sum.set(self.take(sum.get(), lane_of(&values, lane)));
+                    }
+                };
+                let stride = team * vector;
+                let turns = (last - first) >> stride.ilog2();
+                let begin = first + member * vector;
+                k.range_unrolled(turns, UNROLL, |turn| take(begin + turn * stride));
+                let rest = begin + turns * stride;
+                k.when(rest.lt(last), || take(rest));
+                let mut own = sums.iter().map(|sum| sum.get()).collect::<Vec<_>>();
+                while own.len() > 1 {
+                    own = own.chunks(2).map(|pair| self.combine(pair[0], pair[1])).collect();
+                }
+                let combine = |x, y| self.combine(x, y);
+                let whole = if team == 32 {
+                    lanes::over_warp(k, own[0], &combine)
+                } else {
+                    let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, bytes), 16);
+                    lanes::over_cta(k, scratch, WARPS, own[0], &combine)
+                };
+                k.when(member.eq(0) & result.lt(results), || deliver(result, whole));
+            }
+            Form::Columns | Form::Join => {
+                let (lane, row) = (k.lane(), k.thread() >> 5);
+                let result = (k.cta() * 32 + lane) * vector;
+                let inside = result.lt(results);
+                let mine = k.select(inside, result, 0u32);
+                let kept = split(mine, &kept_extents, self.ranks[0]);
+                let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
+                let take = |point: Val<'k, u32>| {
+                    let mut index = split(point, &reduced_extents, self.ranks[1]);
+                    index.extend(kept.iter().copied());
+                    let values = values(&index);
+                    for (lane, sum) in sums.iter().enumerate() {
+                        sum.set(self.take(sum.get(), lane_of(&values, lane)));
+                    }
+                };
+                let turns = (last - first) >> WARPS.ilog2();
+                k.range_unrolled(turns, UNROLL, |turn| take(first + row + turn * WARPS));
+                let rest = first + row + turns * WARPS;
+                k.when(rest.lt(last), || take(rest));
+                // One line of results for each row; the first rows add them up, a row for each place of the vector.
+                let line = 32 * vector * bytes;
+                let scratch = k.shared("rows", WARPS * line, 16).address();
+                for (i, sum) in sums.iter().enumerate() {
+                    k.st_shared(scratch + row * line + (lane * vector + i as u32) * bytes, 0, sum.get());
+                }
+                k.bar_sync();
+                let place = k.thread();
+                let result = k.cta() * (32 * vector) + place;
+                k.when(place.lt(32 * vector) & result.lt(results), || {
+                    let from = scratch + place * bytes;
+                    let first = k.ld_shared::<T>(from, 0);
+                    let whole = (1..WARPS).fold(first, |sum, row| self.combine(sum, k.ld_shared::<T>(from, i64::from(row * line))));
+                    deliver(result, whole);
+                });
+            }
+        }
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: ReduceProblem,
+    /// Columns rather than rows.
+    columns: bool,
+    /// The chain before, over dims in the order that the form wants, and those dims.
+    before: Chain,
+    dims: Vec<u64>,
+    after: ChainSpec,
+    arch: Arch,
+}
+
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Setting {
+    vector: u32,
+    parts: u64,
+}
+
+impl Accepted {
+    fn new(problem: ReduceProblem, arch: Arch) -> Accepted {
+        let (kept, reduced) = (problem.kept.len(), problem.reduced.len());
+        // Columns where results lie side by side in what is read, or nearer to each other than the elements of one do.
+        let stride = |axis: Option<usize>| {
+            let strides = problem.before.loads().filter_map(|(view, _)| axis.map(|axis| view.strides[axis]));
+            strides.filter(|&stride| stride > 0).min().unwrap_or(u64::MAX)
+        };
+        let (along_results, along_elements) =
+            (stride(kept.checked_sub(1)), stride((kept + reduced).checked_sub(1).filter(|_| reduced > 0)));
+        let columns = along_results < along_elements && problem.kept.last().is_some_and(|&extent| extent >= 4);
+        let mut before = problem.before.clone();
+        let mut dims: Vec<u64> = problem.kept.iter().chain(&problem.reduced).copied().collect();
+        if columns {
+            before = turned(&before, kept, reduced);
+            dims.rotate_left(kept);
+        }
+        let after = ChainSpec::of(&problem.after, &problem.kept, 1);
+        Accepted { problem, columns, before, dims, after, arch }
+    }
+
+    fn form(&self) -> Form {
+        match (self.columns, self.problem.depth()) {
+            (true, _) => Form::Columns,
+            (false, 0..=1024) => Form::Row { team: 32 },
+            _ => Form::Row { team: THREADS },
+        }
+    }
+
+    fn spec(&self, vector: u32) -> Spec {
+        Spec {
+            f: self.problem.f,
+            double: self.problem.accumulator == DType::F64,
+            form: self.form(),
+            ranks: [self.problem.kept.len(), self.problem.reduced.len()],
+            before: ChainSpec::of(&self.before, &self.dims, vector),
+            value: self.problem.value,
+            after: Some(self.after.clone()),
+        }
+    }
+
+    /// Elements that one turn of a CTA's threads takes along a reduction, and results that a CTA has.
+    fn reach(&self, vector: u32) -> [u64; 2] {
+        match self.form() {
+            Form::Row { team } => [u64::from(team * vector), u64::from(THREADS / team)],
+            Form::Columns | Form::Join => [u64::from(WARPS), u64::from(32 * vector)],
+        }
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        // Without a reduced dim, neighbours along the innermost one are results of their own.
+        let most = if self.columns || !self.problem.reduced.is_empty() { vectors_fit(&self.before, &self.dims) } else { 1 };
+        let mut settings = Vec::new();
+        for vector in [most, 1] {
+            let [turn, results] = self.reach(vector);
+            let ctas = self.problem.results().div_ceil(results).max(1);
+            let wanted = (4 * u64::from(self.arch.sm_count)).div_ceil(ctas);
+            let possible = self.problem.depth() / (turn * 4);
+            let parts = wanted.min(possible).clamp(1, MOST_PARTS);
+            for parts in [parts, 1] {
+                let setting = Setting { vector, parts };
+                if !settings.contains(&setting) {
+                    settings.push(setting);
+                }
+            }
+        }
+        settings
+    }
+
+    fn us(&self, setting: Setting) -> f64 {
+        let views = self.before.loads().map(|(view, _)| {
+            let elements: f64 =
+                self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
+            let strided = view.strides.last().is_some_and(|&stride| stride > 1);
+            elements * if strided { 32.0 } else { view.dtype.bytes() as f64 }
+        });
+        let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
+        let [_, results] = self.reach(setting.vector);
+        let ctas = self.problem.results().div_ceil(results).max(1) * setting.parts;
+        // A CTA with few loads on their way gets a part of what an SM can read.
+        let busy = (ctas as f64 / (2.0 * f64::from(self.arch.sm_count))).min(1.0);
+        let joins = if setting.parts > 1 { 3.0 } else { 0.0 };
+        let waste = if setting.vector == 1 { 1.3 } else { 1.0 };
+        3.0 + joins + waste * bytes / (self.arch.memory_gb_per_s * 1e3 * busy)
+    }
+
+    fn setting(&self, knobs: &Knobs) -> Option<Setting> {
+        let setting = Setting { vector: knobs.value("vector")?, parts: u64::from(knobs.value("parts")?) };
+        self.settings().contains(&setting).then_some(setting)
+    }
+}
+
+/// A chain over `[kept…, reduced…]` as one over `[reduced…, kept…]`.
+fn turned(chain: &Chain, kept: usize, reduced: usize) -> Chain {
+    let order: Vec<usize> = (kept..kept + reduced).chain(0..kept).collect();
+    chain.permuted(&order)
+}
+
+impl Candidate for Accepted {
+    /// `vector`: elements that one access takes; `parts`: into how many each reduction is cut.
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings();
+        settings.sort_by(|&x, &y| self.us(x).total_cmp(&self.us(y)));
+        let mut settings = settings.into_iter().map(|setting| Knobs::new([("vector", setting.vector), ("parts", setting.parts as u32)]));
+        let default = settings.next().unwrap_or_default();
+        KnobSpace::new(default, settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: false,
+            deterministic: true,
+            down_convert: None,
+            accumulator: self.problem.accumulator,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let setting = self.setting(knobs).unwrap_or(Setting { vector: 1, parts: 1 });
+        Cost { us: self.us(setting), leaves_out: "L2 hits, the functions' arithmetic" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let setting =
+            self.setting(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this problem")))?;
+        let p = &self.problem;
+        let spec = self.spec(setting.vector);
+        let alignments = crate::map::alignments(p.slots().len(), [(&spec.before, &self.before), (&self.after, &p.after)]);
+        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let kept_regions = Region::all(&p.kept, if self.columns { setting.vector } else { 1 });
+        let mut reduced_regions = Region::all(&p.reduced, if self.columns { 1 } else { setting.vector });
+        if reduced_regions.is_empty() {
+            // Of nothing there is one result all the same.
+            reduced_regions = vec![Region { first: vec![0; p.reduced.len()], extents: vec![0; p.reduced.len()] }];
+        }
+        let depth_of = |region: &Region| region.extents.iter().product::<u32>();
+        let [turn, results_of_cta] = self.reach(setting.vector);
+        // Parts of each region, in elements, and how many there are in all.
+        let cuts: Vec<(u32, u32)> = (reduced_regions.iter())
+            .map(|region| {
+                let depth = u64::from(depth_of(region));
+                let each = depth.div_ceil(setting.parts).next_multiple_of(turn).max(turn);
+                (each as u32, depth.div_ceil(each).max(1) as u32)
+            })
+            .collect();
+        let parts: u32 = cuts.iter().map(|(_, count)| count).sum();
+        let bytes = p.accumulator.bytes() as u64;
+        let most_results = kept_regions.iter().map(|region| u64::from(region.points(1))).max().unwrap_or(0);
+        let joined = parts > 1;
+        let scratch = joined.then(|| program.add_scratch("partial", u64::from(parts) * most_results * bytes));
+        let mut first_spec = spec.clone();
+        if joined {
+            first_spec.after = None;
+        }
+        let kernel = first_spec.kernel();
+        let count = Arg::Scalar(Ty::F64, (p.depth() as f64).to_bits());
+        for kept in &kept_regions {
+            let results = kept.points(1);
+            let kept_divisors = || kept.extents.iter().skip(1).map(|&extent| Arg::Divisor(extent));
+            let mut part = 0u64;
+            for (reduced, &(each, count_of_parts)) in reduced_regions.iter().zip(&cuts) {
+                let mut args = vec![Arg::Scalar(Ty::U32, results.into()), count.clone()];
+                args.extend(kept_divisors());
+                args.push(Arg::Scalar(Ty::U32, depth_of(reduced).into()));
+                args.push(Arg::Scalar(Ty::U32, each.into()));
+                args.extend(reduced.extents.iter().skip(1).map(|&extent| Arg::Divisor(extent.max(1))));
+                let (outer, inner) = if self.columns { (reduced, kept) } else { (kept, reduced) };
+                let both = Region {
+                    first: outer.first.iter().chain(&inner.first).copied().collect(),
+                    extents: outer.extents.iter().chain(&inner.extents).copied().collect(),
+                };
+                args.extend(spec.before.args(&self.before, &both));
+                match scratch {
+                    Some(scratch) => {
+                        let offset_bytes = part * u64::from(results) * bytes;
+                        args.push(Arg::Pointer(Address { offset_bytes, ..scratch }));
+                    }
+                    None => args.extend(self.after.args(&p.after, kept)),
+                }
+                let ctas = u64::from(results).div_ceil(results_of_cta) as u32;
+                program.steps.push(Step::Launch(Launch {
+                    kernel: kernel.clone(),
+                    grid: [ctas, count_of_parts, 1],
+                    residency: Residency::Any,
+                    overlap: false,
+                    args,
+                }));
+                part += u64::from(count_of_parts);
+            }
+            if let Some(scratch) = scratch {
+                let join = Spec { form: Form::Join, ..spec.clone() }.reduced_to_form();
+                let mut args = vec![Arg::Scalar(Ty::U32, results.into()), count.clone()];
+                args.extend(kept_divisors());
+                args.push(Arg::Scalar(Ty::U32, parts.into()));
+                args.push(Arg::Pointer(scratch));
+                args.extend(self.after.args(&p.after, kept));
+                program.steps.push(Step::Launch(Launch {
+                    kernel: join.kernel(),
+                    grid: [results.div_ceil(THREADS), 1, 1],
+                    residency: Residency::Any,
+                    overlap: false,
+                    args,
+                }));
+            }
+        }
+        Ok(program)
+    }
+}

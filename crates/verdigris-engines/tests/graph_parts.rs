@@ -1,0 +1,125 @@
+//! The graphs of `cases/` that are maps, reductions, pooling and softmax, cut into problems: every part on every engine that takes it, under
+//! every setting, by the interpreter, against the reference.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::Knobs;
+use verdigris_engines::engines;
+use verdigris_graph::Uid;
+use verdigris_graph::pattern::{Subgraph, partition};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_reference::compare::compare;
+use verdigris_reference::data::graph_inputs;
+use verdigris_reference::data::output_buffer;
+use verdigris_reference::graph::{Selection, evaluate};
+use verdigris_reference::graph_cases::{GraphCase, load_file};
+
+fn cases(family: &str) -> Vec<GraphCase> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{family}.toml"));
+    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    load_file(&path).expect("the corpus loads").into_iter().filter(|case| case.id.contains(&filter)).collect()
+}
+
+/// The settings of the first engine that takes a part.
+fn settings(part: &Subgraph, arch: &Arch) -> Result<(&'static str, Vec<Knobs>), String> {
+    let mut refusals = Vec::new();
+    for engine in engines() {
+        match engine.accept(&part.problem, arch) {
+            Ok(candidate) => return Ok((engine.id().name, candidate.knobs().settings().to_vec())),
+            Err(refusal) => refusals.push(refusal.to_string()),
+        }
+    }
+    Err(format!("no engine takes {}: {}", part.problem.kind(), refusals.join("; ")))
+}
+
+/// Runs a case with every part under its setting number `turn`; how many settings the part with the most has.
+fn run(case: &GraphCase, turn: usize, arch: &Arch, kernels: &Kernels) -> Result<usize, String> {
+    let inputs = graph_inputs(&case.graph, case.distribution, case.seed);
+    let expected = evaluate(&case.graph, &inputs, Selection::All).map_err(|error| error.to_string())?;
+    let partition = partition(&case.graph).map_err(|error| error.to_string())?;
+    let mut buffers: HashMap<Uid, Vec<u8>> = inputs.buffers.clone().into_iter().collect();
+    let mut before = HashMap::new();
+    for output in &expected {
+        let bytes = output_buffer(output, &inputs);
+        before.insert(output.id, bytes.clone());
+        buffers.insert(output.id, bytes);
+    }
+    for temporary in &partition.temporaries {
+        buffers.insert(temporary.uid, vec![0xa5; temporary.layout.span_bytes(temporary.dtype) as usize]);
+    }
+    let mut most = 1;
+    for (number, part) in partition.parts.iter().enumerate() {
+        let (engine, settings) = settings(part, arch)?;
+        most = most.max(settings.len());
+        let knobs = &settings[turn % settings.len()];
+        let fail = |what: String| format!("part {number} on {engine} with {knobs}: {what}\n{:?}", part.problem);
+        let candidate = verdigris_engines::engine(engine).ok_or("an engine")?.accept(&part.problem, arch).map_err(|e| e.to_string())?;
+        let program = candidate.program(knobs).map_err(|refusal| fail(refusal.to_string()))?;
+        let mut memory = Memory::new();
+        let mut host_scalars = Vec::new();
+        for uid in &part.bindings {
+            memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
+            host_scalars.push(inputs.scalars.get(uid).map_or(0, |&value| (value as f32).to_bits()));
+        }
+        let options = Options { sms: arch.sm_count, host_scalars, ..Options::schedule(case.seed + turn as u64) };
+        interp::run(&program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
+        for (slot, uid) in part.bindings.iter().enumerate() {
+            if buffers.contains_key(uid) {
+                buffers.insert(*uid, memory.to_vec(slot));
+            }
+        }
+    }
+    for output in &expected {
+        let report = compare(output, &before[&output.id], &buffers[&output.id]);
+        if !report.passes() {
+            let parts: Vec<String> = partition.parts.iter().map(|part| format!("{:?}", part.problem)).collect();
+            return Err(format!("turn {turn}: {report}\n{}", parts.join("\n")));
+        }
+    }
+    Ok(most)
+}
+
+fn all_of(family: &str) {
+    let arch = Arch::virtual_device(4);
+    let kernels = Kernels::new();
+    let mut wrong = Vec::new();
+    let mut runs = 0;
+    for case in cases(family).into_iter().filter(|case| !case.device_only) {
+        let start = std::time::Instant::now();
+        let mut turn = 0;
+        loop {
+            runs += 1;
+            match run(&case, turn, &arch, &kernels) {
+                Ok(most) if turn + 1 < most => turn += 1,
+                Ok(_) => break,
+                Err(what) => {
+                    wrong.push(format!("{}: {}", case.id, what.chars().take(1500).collect::<String>()));
+                    break;
+                }
+            }
+        }
+        if start.elapsed().as_millis() > 3000 {
+            eprintln!("slow: {} {:?}", case.id, start.elapsed());
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {runs} wrong:\n{}", wrong.len(), wrong.join("\n\n"));
+    eprintln!("{family}: {runs} runs");
+    assert!(runs > 0, "no case was run");
+}
+
+#[test]
+fn pointwise() {
+    all_of("pointwise");
+}
+
+#[test]
+fn movement() {
+    all_of("movement");
+}
+
+#[test]
+fn reduction() {
+    all_of("reduction");
+}
