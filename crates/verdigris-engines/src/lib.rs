@@ -10,7 +10,9 @@ pub mod engine;
 pub mod gemm;
 pub mod map;
 pub mod parts;
+pub mod pool;
 pub mod reduce;
+pub mod softmax;
 
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
@@ -22,7 +24,7 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, conv::ENGINES].into_iter().flatten().copied()
+    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, conv::ENGINES].into_iter().flatten().copied()
 }
 
 /// The engine of that name.

@@ -123,3 +123,13 @@ fn movement() {
 fn reduction() {
     all_of("reduction");
 }
+
+#[test]
+fn softmax() {
+    all_of("softmax");
+}
+
+#[test]
+fn pool() {
+    all_of("pool");
+}
