@@ -21,6 +21,8 @@ pub enum DTypeClass {
     F16,
     /// f32 operands and result, multiplied as tf32.
     Tf32,
+    /// f32 operands and result, multiplied as exactly.
+    F32,
     /// e4m3 operands, bf16 result, the tensor core's own accumulation.
     Fp8,
     /// i8 operands, i32 result.
@@ -34,6 +36,7 @@ impl DTypeClass {
             DTypeClass::Bf16 => "bf16",
             DTypeClass::F16 => "f16",
             DTypeClass::Tf32 => "tf32",
+            DTypeClass::F32 => "f32",
             DTypeClass::Fp8 => "fp8",
             DTypeClass::Int8 => "int8",
         }
@@ -45,6 +48,7 @@ impl DTypeClass {
             DTypeClass::Bf16 => (DType::Bf16, DType::Bf16, Precision::Fp32),
             DTypeClass::F16 => (DType::F16, DType::F16, Precision::Fp32),
             DTypeClass::Tf32 => (DType::F32, DType::F32, Precision::Tf32),
+            DTypeClass::F32 => (DType::F32, DType::F32, Precision::Fp32),
             DTypeClass::Fp8 => (DType::E4m3, DType::Bf16, Precision::Fp8Fast),
             DTypeClass::Int8 => (DType::I8, DType::I32, Precision::I32),
         }

@@ -22,6 +22,7 @@
 pub mod bench_list;
 pub mod cases;
 pub mod compare;
+pub mod conv_list;
 pub mod data;
 mod data_graph;
 pub mod fuzz;

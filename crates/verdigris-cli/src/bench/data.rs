@@ -111,21 +111,27 @@ pub(super) fn unique_bytes(gemm: &GemmProblem) -> f64 {
 
 impl Operands {
     pub(super) fn new(source: &mut Source<'_>, gemm: &GemmProblem) -> Result<Operands> {
-        let handle = source.handle;
         let span = |matrix: &Matrix, rows, columns| -> Result<u64> {
             Ok(u64::try_from(matrix.layout(&gemm.batch, rows, columns)?.span_bytes(matrix.dtype))?)
         };
         let spans = [span(&gemm.a, gemm.m, gemm.k)?, span(&gemm.b, gemm.k, gemm.n)?, span(&gemm.d, gemm.m, gemm.n)?];
-        let set_bytes: u64 = spans.iter().sum();
+        let types = [gemm.a.dtype, gemm.b.dtype, gemm.d.dtype];
+        Operands::of(source, std::array::from_fn(|i| (types[i], spans[i])))
+    }
+
+    /// Sets of operands of these types and bytes from the first element to the last: two that are read, and one that is written.
+    pub(super) fn of(source: &mut Source<'_>, parts: [(DType, u64); 3]) -> Result<Operands> {
+        let handle = source.handle;
+        let set_bytes: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
         let copies = (2 * handle.arch().l2_bytes / set_bytes.max(1) + 2).min(MOST_COPIES);
-        let mut operand = |matrix: &Matrix, span_bytes: u64| -> Result<Operand> {
+        let mut operand = |(dtype, span_bytes): (DType, u64)| -> Result<Operand> {
             let stride_bytes = (span_bytes + GUARD_BYTES as u64).next_multiple_of(256);
             let mut buffer = handle.pool().alloc(handle.stream(), stride_bytes * copies)?;
-            source.fill(matrix.dtype, &mut buffer)?;
-            Ok(Operand { dtype: matrix.dtype, buffer, span_bytes, stride_bytes })
+            source.fill(dtype, &mut buffer)?;
+            Ok(Operand { dtype, buffer, span_bytes, stride_bytes })
         };
-        let (a, b, d) = (operand(&gemm.a, spans[0])?, operand(&gemm.b, spans[1])?, operand(&gemm.d, spans[2])?);
-        Ok(Operands { a, b, d, copies })
+        let [a, b, d] = parts;
+        Ok(Operands { a: operand(a)?, b: operand(b)?, d: operand(d)?, copies })
     }
 
     /// Fills D of the first set, and the guard behind it, with the sentinel.

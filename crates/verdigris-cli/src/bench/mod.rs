@@ -1,5 +1,7 @@
 //! Measuring on the GPU: correctness first, then ours and the peer in turns on the same buffers.
 
+mod conv;
+mod conv_sample;
 mod correctness;
 mod data;
 mod measure;
@@ -7,6 +9,7 @@ mod overhead;
 mod peers;
 pub(crate) mod record;
 mod report;
+mod run;
 mod suite;
 
 use std::path::PathBuf;
@@ -31,6 +34,8 @@ pub(crate) struct Arguments {
 enum Suite {
     /// Matrix products, against cuBLASLt.
     Gemm(Box<GemmArguments>),
+    /// Convolutions, against the matrix product of the same extents.
+    Conv(Box<conv::Arguments>),
     /// What the library itself costs: compiling, loading, choosing, submitting.
     Overhead(overhead::Arguments),
 }
@@ -52,58 +57,74 @@ pub(crate) struct GemmArguments {
     /// Only problems whose name contains this.
     #[arg(long)]
     filter: Option<String>,
+    #[command(flatten)]
+    run: RunArguments,
+}
+
+/// Options of every suite that measures problems.
+#[derive(clap::Args)]
+pub(crate) struct RunArguments {
     /// Only this engine.
     #[arg(long)]
-    engine: Option<String>,
+    pub(super) engine: Option<String>,
     /// Only settings with these values, as `name=value,name=value`.
     #[arg(long, value_parser = knobs)]
-    knobs: Option<Knobs>,
+    pub(super) knobs: Option<Knobs>,
     /// Time every setting of every engine that accepts, and compare the fastest with the peer.
     #[arg(long)]
-    all_knobs: bool,
+    pub(super) all_knobs: bool,
     /// With --all-knobs: only the N settings of each engine that are fastest by estimate.
     #[arg(long)]
-    top: Option<usize>,
+    pub(super) top: Option<usize>,
     /// Whom to compare with.
     #[arg(long, value_enum, default_value_t = Peer::Cublaslt)]
-    peer: Peer,
+    pub(super) peer: Peer,
     /// Seconds of measurement a problem.
     #[arg(long, default_value_t = 0.3)]
-    seconds: f64,
+    pub(super) seconds: f64,
     /// Seconds for the whole run; problems that no time is left for are counted.
     #[arg(long)]
-    budget: Option<f64>,
-    /// Where the record goes; default bench/record/DEVICE/DATE-gemm.jsonl. `none` keeps no record.
+    pub(super) budget: Option<f64>,
+    /// Where the record goes; default bench/record/DEVICE/DATE-SUITE.jsonl. `none` keeps no record.
     #[arg(long)]
-    record: Option<PathBuf>,
+    pub(super) record: Option<PathBuf>,
     /// Print rows as JSON instead of a table.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Peer {
+pub(crate) enum Peer {
     /// Nobody.
     None,
     /// cuBLASLt: the fastest of its heuristic's first eight answers.
     Cublaslt,
 }
 
+impl RunArguments {
+    /// Checks what the parser cannot.
+    fn check(&self) -> Result<()> {
+        if !(self.seconds > 0.0 && self.seconds.is_finite()) {
+            bail!("--seconds {}: more than 0", self.seconds);
+        }
+        Ok(())
+    }
+}
+
 /// Carries out `bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     match &arguments.suite {
         Suite::Gemm(arguments) => gemm(arguments),
+        Suite::Conv(arguments) => conv::run(arguments),
         Suite::Overhead(arguments) => overhead::run(arguments),
     }
 }
 
 fn gemm(arguments: &GemmArguments) -> Result<Verdict> {
     let problems = problems(arguments)?;
-    if !(arguments.seconds > 0.0 && arguments.seconds.is_finite()) {
-        bail!("--seconds {}: more than 0", arguments.seconds);
-    }
+    arguments.run.check()?;
     let config = Config::from_environment()?;
-    let Some(handle) = device::open("bench gemm", &config, arguments.json)? else {
+    let Some(handle) = device::open("bench gemm", &config, arguments.run.json)? else {
         return Ok(Verdict::Good);
     };
     suite::run(&handle, &config, arguments, &problems)

@@ -41,6 +41,8 @@ pub(crate) struct Row {
     /// Median microseconds of one execution.
     pub(crate) us: Option<f64>,
     pub(crate) tflops: Option<f64>,
+    /// Bytes that must cross the memory bus if each does so once, over the time.
+    pub(crate) gb_per_s: Option<f64>,
     /// What the engine's cost model said.
     pub(crate) estimate_us: Option<f64>,
     /// The peer, and which of its answers.

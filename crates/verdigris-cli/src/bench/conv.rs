@@ -1,0 +1,375 @@
+//! `bench conv`: convolutions, each beside the matrix product of the same extents.
+//!
+//! The product is computed by whoever is faster, our engine or the peer's library: what a convolution could hope for if its operands were
+//! matrices already. Of a strided dgrad, the product is as deep as the taps that meet an output.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use verdigris::{Config, Handle, Limits};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Order, Problem, Slot};
+use verdigris_reference::bench_list::DTypeClass;
+use verdigris_reference::conv_list::{self, ConvBenchProblem, ConvShape};
+
+use super::RunArguments;
+use super::conv_sample;
+use super::data::{Operands, Source};
+use super::measure::{self, Side};
+use super::peers::{Answer, Peer};
+use super::record::Row;
+use super::run::{self, Ceilings, Fastest, Ours, SEED};
+use crate::{Verdict, device};
+
+/// Options of `bench conv`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Images; with --c, --k, --input and --filter one problem from the command line.
+    #[arg(short, long)]
+    n: Option<u64>,
+    /// Input channels.
+    #[arg(short, long)]
+    c: Option<u64>,
+    /// Output channels.
+    #[arg(short, long)]
+    k: Option<u64>,
+    /// Spatial extents of the input, as `56x56`; one to three.
+    #[arg(long)]
+    input: Option<String>,
+    /// Spatial extents of the filter, as `3x3`.
+    #[arg(long)]
+    filter_size: Option<String>,
+    /// Stride, in each dim.
+    #[arg(long, default_value_t = 1)]
+    stride: u64,
+    /// Padding, on both sides of each dim.
+    #[arg(long, default_value_t = 0)]
+    pad: u64,
+    /// Dilation, in each dim.
+    #[arg(long, default_value_t = 1)]
+    dilation: u64,
+    /// Groups.
+    #[arg(long, default_value_t = 1)]
+    groups: u64,
+    /// Only these directions (fprop, dgrad, wgrad).
+    #[arg(long, value_delimiter = ',')]
+    direction: Vec<String>,
+    /// The problem list; default bench/lists/conv.toml in the current folder, else the copy inside this program.
+    #[arg(long)]
+    list: Option<PathBuf>,
+    /// Only these classes of the list (resnet, vgg, …).
+    #[arg(long, value_delimiter = ',')]
+    class: Vec<String>,
+    /// Only these types (bf16, f16, tf32, f32, fp8, int8); of a problem from the command line, bf16 unless said.
+    #[arg(long, value_delimiter = ',')]
+    dtype: Vec<String>,
+    /// Only problems whose name contains this.
+    #[arg(long)]
+    filter: Option<String>,
+    #[command(flatten)]
+    run: RunArguments,
+}
+
+/// The list that stands in the repository, for a program that was copied without it.
+const EMBEDDED: &str = include_str!("../../../../bench/lists/conv.toml");
+
+const TYPES: [DTypeClass; 6] = [DTypeClass::Bf16, DTypeClass::F16, DTypeClass::Tf32, DTypeClass::F32, DTypeClass::Fp8, DTypeClass::Int8];
+
+/// Carries out `bench conv`.
+pub(super) fn run(arguments: &Arguments) -> Result<Verdict> {
+    let problems = problems(arguments)?;
+    arguments.run.check()?;
+    let config = Config::from_environment()?;
+    let Some(handle) = device::open("bench conv", &config, arguments.run.json)? else {
+        return Ok(Verdict::Good);
+    };
+    let peer = if arguments.run.peer == super::Peer::None { None } else { Peer::open(&handle, &config)? };
+    let mut source = Source::new(&handle, SEED);
+    let (machine, ceilings) = run::calibrate(&handle, &mut source, peer.as_ref())?;
+    let mut bench = Bench { handle: &handle, arguments: &arguments.run, source, peer, ceilings };
+    let names: Vec<String> = problems.iter().map(|row| format!("{} {}", row.dtype.name(), row.name)).collect();
+    run::all(&handle, &arguments.run, &machine, "conv", &names, |i| bench.problem(&problems[i]))
+}
+
+/// `56x56` as numbers.
+fn sizes(name: &str, text: &str) -> Result<Vec<u64>> {
+    text.split('x').map(|part| part.parse().with_context(|| format!("--{name} {text}: numbers with `x` between, as 56x56"))).collect()
+}
+
+fn problems(arguments: &Arguments) -> Result<Vec<ConvBenchProblem>> {
+    for direction in &arguments.direction {
+        if !Direction::ALL.iter().any(|known| known.name() == direction) {
+            bail!("--direction {direction}: fprop, dgrad or wgrad");
+        }
+    }
+    for dtype in &arguments.dtype {
+        if !TYPES.iter().any(|known| known.name() == dtype) {
+            bail!("--dtype {dtype}: bf16, f16, tf32, f32, fp8 or int8");
+        }
+    }
+    let is_wanted = |name: &str, wanted: &[String]| wanted.is_empty() || wanted.iter().any(|one| one == name);
+    let problems: Vec<ConvBenchProblem> = match (arguments.n, arguments.c, arguments.k, &arguments.input, &arguments.filter_size) {
+        (None, None, None, None, None) => {
+            let beside = PathBuf::from("bench/lists/conv.toml");
+            let list = match &arguments.list {
+                Some(path) => conv_list::load_file(path).with_context(|| format!("the problem list {}", path.display()))?,
+                None if beside.is_file() => {
+                    conv_list::load_file(&beside).with_context(|| format!("the problem list {}", beside.display()))?
+                }
+                None => conv_list::load(EMBEDDED)?,
+            };
+            for class in &arguments.class {
+                if !list.iter().any(|row| row.class == *class) {
+                    let mut known: Vec<&str> = list.iter().map(|row| row.class.as_str()).collect();
+                    known.dedup();
+                    bail!("--class {class}: the list has {}", known.join(", "));
+                }
+            }
+            (list.into_iter())
+                .filter(|row| is_wanted(&row.class, &arguments.class) && is_wanted(row.dtype.name(), &arguments.dtype))
+                .filter(|row| is_wanted(row.problem.direction.name(), &arguments.direction))
+                .collect()
+        }
+        (Some(n), Some(c), Some(k), Some(input), Some(filter)) => {
+            let &Arguments { stride, pad, dilation, groups, .. } = arguments;
+            let name = format!("{n}x{c}@{input}-{k}k{filter}s{stride}p{pad}d{dilation}g{groups}");
+            let (input, filter) = (sizes("input", input)?, sizes("filter-size", filter)?);
+            let shape = ConvShape { name, n, c, k, input, filter, stride, pad, dilation, groups };
+            let dtypes = TYPES.into_iter().filter(|dtype| {
+                if arguments.dtype.is_empty() { *dtype == DTypeClass::Bf16 } else { is_wanted(dtype.name(), &arguments.dtype) }
+            });
+            let directions: Vec<Direction> =
+                Direction::ALL.into_iter().filter(|direction| is_wanted(direction.name(), &arguments.direction)).collect();
+            let mut rows = Vec::new();
+            for dtype in dtypes {
+                for &direction in &directions {
+                    let class = "command-line".to_owned();
+                    let problem = shape.problem(&class, direction, dtype)?;
+                    rows.push(ConvBenchProblem { class, dtype, name: format!("{}-{}", shape.name, direction.name()), problem });
+                }
+            }
+            rows
+        }
+        _ => bail!("a problem needs all of -n, -c, -k, --input and --filter-size"),
+    };
+    let text = arguments.filter.as_deref().unwrap_or_default();
+    let problems: Vec<ConvBenchProblem> = problems.into_iter().filter(|row| row.name.contains(text)).collect();
+    if problems.is_empty() {
+        bail!("no problem is left by --class, --dtype, --direction and --filter");
+    }
+    Ok(problems)
+}
+
+/// The product of the same extents, with the orders that the convolution has; a batch of them for groups.
+fn product(problem: &ConvProblem) -> Result<GemmProblem> {
+    let extents = problem.gemm_extents();
+    let dense = 2.0 * extents.m as f64 * extents.n as f64 * extents.k as f64 * extents.groups as f64;
+    let k = ((extents.k as f64 * (problem.flops() / dense).min(1.0)).round() as u64).max(1);
+    let (m, n) = (extents.m, extents.n);
+    let (a_order, b_order) = match problem.direction {
+        Direction::Fprop => (Order::RowMajor, Order::ColumnMajor),
+        Direction::Dgrad => (Order::RowMajor, Order::RowMajor),
+        Direction::Wgrad => (Order::ColumnMajor, Order::RowMajor),
+    };
+    let [(_, first, _), (_, second, _)] = problem.operands();
+    let matrix = |slot, dtype, order, rows: u64, columns: u64| {
+        let leading = if order == Order::RowMajor { columns } else { rows };
+        Matrix { batch_strides: vec![rows * columns], ..Matrix::with_leading_dimension(Slot(slot), dtype, order, leading) }
+    };
+    let gemm = GemmProblem {
+        batch: vec![extents.groups],
+        m,
+        n,
+        k,
+        precision: problem.precision,
+        determinism: problem.determinism,
+        a: matrix(0, first.dtype, a_order, m, k),
+        b: matrix(1, second.dtype, b_order, k, n),
+        d: matrix(2, problem.result().dtype, Order::RowMajor, m, n),
+        ..GemmProblem::packed(m, n, k, first.dtype, problem.result().dtype)?
+    };
+    Ok(gemm.canonical()?)
+}
+
+struct Bench<'h> {
+    handle: &'h Handle,
+    arguments: &'h RunArguments,
+    source: Source<'h>,
+    peer: Option<Peer>,
+    ceilings: Ceilings,
+}
+
+/// The product, by whoever is faster.
+struct Product {
+    operands: Operands,
+    ours: Option<(f64, verdigris::Plan)>,
+    theirs: Option<Answer>,
+}
+
+impl Bench<'_> {
+    fn problem(&mut self, named: &ConvBenchProblem) -> Result<Row> {
+        let (handle, arguments) = (self.handle, self.arguments);
+        let conv = &named.problem;
+        let mut row = Row {
+            suite: "conv",
+            class: named.class.clone(),
+            problem: named.name.clone(),
+            dtype: named.dtype.name().to_owned(),
+            ..Row::default()
+        };
+        if conv.is_empty() || conv.flops() == 0.0 {
+            row.remark = Some("nothing is computed".to_owned());
+            return Ok(row);
+        }
+        // What a graph of this convolution alone would be cut into.
+        let mut problem = conv.as_gemm().map_or_else(|| Problem::Conv(conv.clone()), Problem::Gemm);
+        if let Problem::Gemm(gemm) = &mut problem {
+            gemm.number_slots();
+        }
+        let survey = run::ways(handle, arguments, &problem, &mut row)?;
+        let [(_, first, first_extents), (_, second, second_extents)] = conv.operands();
+        let result = conv.result();
+        let bytes = |tensor: &verdigris_graph::Tensor, extents| -> Result<u64> {
+            Ok(u64::try_from(tensor.layout(extents)?.span_bytes(tensor.dtype))?)
+        };
+        // Slots of a product are numbered as its operands stand, which of these three kinds is the order of the convolution's own.
+        let mut operands = Operands::of(
+            &mut self.source,
+            [
+                (first.dtype, bytes(first, first_extents)?),
+                (second.dtype, bytes(second, second_extents)?),
+                (result.dtype, bytes(result, conv.result_extents())?),
+            ],
+        )?;
+        let (a, b) = (Operands::download(handle, &operands.a)?, Operands::download(handle, &operands.b)?);
+        let sample = conv_sample::sample(conv, a, b, SEED)?;
+        let best = run::fastest(handle, &mut self.source, &problem, &survey.ranked, &mut operands, Some(&sample), &mut row)?;
+        if !arguments.all_knobs {
+            row.variants.clear();
+        }
+        let Some(Fastest { us, plan, way, judgement }) = best else { return Ok(row) };
+        let product = if arguments.peer == super::Peer::None { None } else { self.product(conv, &mut row)? };
+
+        let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes())?;
+        let ours = Ours { plan: &plan, operands: &operands, workspace: workspace.slice() };
+        let submit_ours = |i: u64| ours.submit(handle, i % operands.copies);
+        let product_plan = product.as_ref().and_then(|product| product.ours.as_ref().map(|(_, plan)| plan));
+        let product_bytes = product_plan.map_or(0, verdigris::Plan::workspace_bytes);
+        let product_workspace = handle.pool().alloc(handle.stream(), product_bytes)?;
+        let submit_product = |i: u64| -> Result<()> {
+            let Some(product) = &product else { return Ok(()) };
+            let copy = i % product.operands.copies;
+            match (&product.ours, &product.theirs, &self.peer) {
+                (Some((_, plan)), ..) => {
+                    Ours { plan, operands: &product.operands, workspace: product_workspace.slice() }.submit(handle, copy)
+                }
+                (None, Some(answer), Some(peer)) => peer.run(handle, answer, &product.operands, copy),
+                _ => Ok(()),
+            }
+        };
+        let mut sides = vec![Side { brief_us: us, submit: &submit_ours as &dyn Fn(u64) -> Result<()> }];
+        sides.extend(product.as_ref().map(|product| Side {
+            brief_us: product.ours.as_ref().map_or_else(|| product.theirs.as_ref().map_or(us, |answer| answer.trial_us), |(us, _)| *us),
+            submit: &submit_product as &dyn Fn(u64) -> Result<()>,
+        }));
+        let copies = product.as_ref().map_or(operands.copies, |product| operands.copies.max(product.operands.copies));
+        let mut samples = measure::interleave(handle, copies, arguments.seconds, &sides)?.into_iter();
+        if let Some(times) = samples.next() {
+            let us = times.median();
+            row.engine = Some(way.engine.name);
+            row.knobs = Some(way.knobs.clone());
+            row.us = Some(us);
+            row.tflops = Some(conv.flops() / us * 1e-6);
+            row.gb_per_s = Some(conv.traffic_bytes() / us * 1e-3);
+            row.estimate_us = Some(way.cost.us);
+            row.error = judgement.as_ref().map(|judgement| judgement.relative_error);
+            row.worst_in_tolerances = judgement.as_ref().map(|judgement| judgement.worst_in_tolerances);
+            row.workspace_bytes = Some(plan.workspace_bytes());
+            let least_us = self.ceilings.least_us(conv.precision, first.dtype, conv.flops(), conv.traffic_bytes());
+            row.of_ceiling = least_us.map(|least| least / us);
+            row.spread = Some(times.spread());
+            if let Some(theirs) = samples.next() {
+                let ratios = theirs.over(&times);
+                row.peer_us = Some(theirs.median());
+                row.ratio = Some(ratios.median());
+                row.spread = Some(ratios.spread());
+            }
+        }
+        handle.stream().synchronize()?;
+        Ok(row)
+    }
+
+    /// The product of the same extents, by our fastest engine by estimate and by the peer; the slower one is dropped.
+    fn product(&mut self, conv: &ConvProblem, row: &mut Row) -> Result<Option<Product>> {
+        let handle = self.handle;
+        let gemm = product(conv)?;
+        let problem = Problem::Gemm(gemm.clone());
+        let mut operands = Operands::new(&mut self.source, &gemm)?;
+        let survey = handle.survey(&problem, &Limits::default())?;
+        let mut unused = Row::default();
+        let first = &survey.ranked[..survey.ranked.len().min(1)];
+        let ours = run::fastest(handle, &mut self.source, &problem, first, &mut operands, None, &mut unused)?;
+        let mut theirs = None;
+        if let Some(peer) = &self.peer {
+            match peer.best(handle, &gemm, &operands) {
+                Ok(answer) => theirs = Some(answer),
+                Err(error) => {
+                    handle.stream().synchronize().with_context(|| format!("after the peer failed with: {error:#}"))?;
+                    row.remark.get_or_insert_with(|| format!("no peer: {error:#}"));
+                }
+            }
+        }
+        let is_theirs = theirs.as_ref().is_some_and(|answer| ours.as_ref().is_none_or(|ours| answer.trial_us < ours.us));
+        let (ours, theirs) = if is_theirs { (None, theirs) } else { (ours.map(|best| (best.us, best.plan)), None) };
+        let by = if is_theirs { "cublaslt" } else { "ours" };
+        row.peer = Some(format!("gemm of the same extents, {by}"));
+        Ok((ours.is_some() || theirs.is_some()).then_some(Product { operands, ours, theirs }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn asked(words: &str) -> Result<Vec<ConvBenchProblem>> {
+        problems(&Line::parse_from(std::iter::once("x").chain(words.split_whitespace())).arguments)
+    }
+
+    #[test]
+    fn one_problem_from_the_command_line() {
+        let rows =
+            asked("-n 2 -c 8 -k 16 --input 9x7 --filter-size 3x3 --pad 1 --stride 2 --direction dgrad,fprop --dtype tf32").expect("two");
+        assert_eq!(
+            rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(),
+            ["2x8@9x7-16k3x3s2p1d1g1-fprop", "2x8@9x7-16k3x3s2p1d1g1-dgrad"]
+        );
+        assert_eq!(rows[0].problem.output, [1, 5, 4]);
+        assert!(asked("-n 2 -c 8 -k 16 --input 9x7").is_err_and(|error| error.to_string().contains("--filter-size")));
+        assert!(asked("-n 2 -c 8 -k 16 --input 9xa --filter-size 3x3").is_err());
+        assert!(asked("--direction sideways").is_err());
+    }
+
+    #[test]
+    fn the_list_can_be_narrowed() {
+        let rows = asked("--class vgg --dtype bf16 --filter 1_2").expect("three");
+        assert_eq!(rows.len(), 3);
+        assert!(asked("--class nothing").is_err_and(|error| error.to_string().contains("resnet")));
+        assert!(asked("--filter nothing").is_err());
+    }
+
+    #[test]
+    fn products_have_the_convolutions_work() {
+        for row in asked("--dtype bf16").expect("rows") {
+            let gemm = product(&row.problem).expect("a product");
+            let ratio = gemm.flops() / row.problem.flops();
+            // A depth is a whole number.
+            assert!((0.9..=1.1).contains(&ratio) || gemm.k < 16, "{}: {ratio}", row.name);
+        }
+    }
+}
