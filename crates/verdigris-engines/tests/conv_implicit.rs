@@ -452,6 +452,20 @@ fn no_shape_leads_outside_of_the_catalog() {
 }
 
 #[test]
+fn tiles_in_turn() {
+    for direction in [Direction::Fprop, Direction::Dgrad] {
+        let extents = plane(direction, [3, 136, 264], [9, 10], [3, 3], [1, 1]);
+        run(&bf16(extents), 91, &[17, 18, 19], 2);
+        // Classes of 4, 2, 2 and 1 taps; then some without.
+        run(&bf16(ConvExtents { strides: [1, 2, 2], ..extents }), 92, &[17, 18, 19], 2);
+        let sparse = ConvExtents { strides: [1, 3, 2], dilations: [1, 1, 2], ..extents };
+        run(&bf16(sparse), 93, &[17, 18, 19], 2);
+    }
+    let extents = plane(Direction::Fprop, [3, 136, 264], [9, 10], [3, 3], [1, 1]);
+    run(&ConvProblem::packed(extents, DType::F16, DType::F16).expect("a valid problem"), 94, &[18], 1);
+}
+
+#[test]
 fn every_type() {
     let types = [
         (DType::F16, DType::F16),

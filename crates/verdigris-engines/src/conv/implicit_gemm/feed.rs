@@ -10,7 +10,7 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg};
 use verdigris_kir::tile::ring::Cursor;
-use verdigris_kir::tile::schedule::Work;
+use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::geometry::{Class, Gather};
 use super::kernel::{Kind, Shared, Spec};
@@ -122,6 +122,9 @@ impl<'k> RowMap<'_, 'k> {
 /// Parameters of classes of rows.
 struct Scatter<'k> {
     table: Pointer<'k>,
+    /// Tiles of one class, and the last class.
+    class_tiles: Divisor<'k>,
+    last_class: Val<'k, u32>,
     groups: Divisor<'k>,
     images: Val<'k, u32>,
     extents: Vec<Val<'k, u32>>,
@@ -203,7 +206,8 @@ pub(super) struct GatherArgs<'a> {
     pub(super) pixels: Arg,
     pub(super) filter: Arg,
     pub(super) taps: Address,
-    pub(super) classes: Option<Address>,
+    /// The table of classes, and the tiles of each.
+    pub(super) classes: Option<(Address, u32)>,
     pub(super) slabs: u32,
     pub(super) group_channels: u32,
     pub(super) group_columns: u32,
@@ -236,8 +240,9 @@ impl GatherArgs<'_> {
         args.extend(Walk::args(self.gather));
         args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
         args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
-        if let Some(classes) = self.classes {
-            args.extend([Arg::Pointer(classes), Arg::Divisor(self.groups), number(self.images)]);
+        if let Some((classes, tiles)) = self.classes {
+            let last = self.gather.classes.len() as u32 - 1;
+            args.extend([Arg::Pointer(classes), Arg::Divisor(tiles), number(last), Arg::Divisor(self.groups), number(self.images)]);
             args.extend(self.gather.target.iter().chain(&self.gather.scatter).map(|&n| number(n as u32)));
         }
         args
@@ -274,6 +279,8 @@ impl<'k> Feed<'k> {
                 group_depth: k.scalar("group_depth"),
                 scatter: classes.then(|| Scatter {
                     table: k.input("classes", CLASS_BYTES),
+                    class_tiles: k.divisor("class_tiles"),
+                    last_class: k.scalar("last_class"),
                     groups: k.divisor("groups"),
                     images: k.scalar("images"),
                     extents: (0..spatial).map(|_| k.scalar("target_extent")).collect(),
@@ -322,6 +329,14 @@ impl<'k> Feed<'k> {
         }
         let steps = k.uniform(words[1]) * feed.slabs.value();
         Target { steps, batch: group, rows: Some(RowMap { feed, scatter, first }) }
+    }
+
+    /// Steps of depth of the tile at place `tile` of the walk over tiles; some number behind the last one.
+    pub(super) fn steps_of_tile(&self, k: Kernel<'k>, schedule: &Schedule<'k>, tile: Val<'k, u32>) -> Val<'k, u32> {
+        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return schedule.steps() };
+        let class = scatter.class_tiles.quotient(tile).min(scatter.last_class);
+        let taps = k.ld_global::<u32>(scatter.table.at(class, CLASS_BYTES), 4);
+        k.uniform(taps) * feed.slabs.value()
     }
 
     /// Loads a piece of work whose first row and column (those that this CTA loads) are `row` and `column`. By one thread.

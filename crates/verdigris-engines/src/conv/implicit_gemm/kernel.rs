@@ -9,7 +9,7 @@
 use std::fmt;
 
 use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
-use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapType, Target};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
@@ -82,6 +82,8 @@ pub(super) struct Spec {
     pub(super) stages: u32,
     /// Warpgroups that multiply; each takes an equal share of the tile's rows.
     pub(super) consumers: u32,
+    /// The consumers take tiles in turn, a whole one each.
+    pub(super) pingpong: bool,
     /// CTAs of a cluster, and what they share.
     pub(super) cluster: u32,
     pub(super) shared: Shared,
@@ -109,8 +111,10 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        if self.promote {
-            f.write_str("_promote")?;
+        for (on, word) in [(self.pingpong, "_pingpong"), (self.promote, "_promote")] {
+            if on {
+                f.write_str(word)?;
+            }
         }
         match self.split {
             Split::No => write!(f, "_{}", self.epilogue.name()),
@@ -175,9 +179,14 @@ impl Spec {
         WARPGROUP * (1 + self.consumers)
     }
 
+    /// Consumers that share a tile.
+    fn sharers(&self) -> u32 {
+        if self.pingpong { 1 } else { self.consumers }
+    }
+
     /// 64-row blocks of one consumer.
     pub(super) fn blocks(&self) -> u32 {
-        self.tile_m / (64 * self.consumers)
+        self.tile_m / (64 * self.sharers())
     }
 
     pub(super) fn is_integer(&self) -> bool {
@@ -217,7 +226,7 @@ impl Spec {
         let whole_slabs = |tile: OperandTile, loaded: u32| tile.major == Major::Depth || loaded.is_multiple_of(slab);
         let slabs_fit = whole_slabs(self.a_tile(), self.loaded(Shared::A)) && whole_slabs(self.b_tile(), self.loaded(Shared::B));
         // Two sets of accumulators.
-        let registers_fit = !self.promote || self.tile_m * self.tile_n / self.consumers <= 64 * 128;
+        let registers_fit = !self.promote || self.tile_m * self.tile_n / self.sharers() <= 64 * 128;
         // Whole slabs leave through shared memory.
         let d_bytes = self.epilogue.d.dtype.bytes() as u32;
         let whole_rows =
@@ -268,7 +277,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
     let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
-    let ring = Ring::new(k, spec.stages, spec.consumers, scope);
+    let ring = Ring::new(k, spec.stages, spec.sharers(), scope);
     k.when(k.thread().eq(0), || {
         ring.init();
         feed.maps().for_each(|map| k.prefetch_tensormap(map));
@@ -307,7 +316,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let multiply = || {
         let thread = k.thread() & (WARPGROUP - 1);
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
-        let first_row = warpgroup * (64 * spec.blocks());
+        let first_row = if spec.pingpong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
         let sums: Vec<Fragment<'k, T>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
         let totals: Vec<Fragment<'k, T>> =
             if spec.promote { (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect() } else { vec![] };
@@ -318,7 +327,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let previous = k.var_named("previous", 0u32);
         let add = k.var_named("add", k.thread().ge(0u32));
 
-        schedule.for_each(|work| {
+        let one_tile = |work: Work<'k>| {
             let target = feed.target(k, &work);
             let clear = || results.iter().flat_map(|sum| sum.registers()).for_each(|register| register.set(T::ZERO));
             if spec.promote {
@@ -400,7 +409,19 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                     k.when(last, write);
                 }
             }
-        });
+        };
+        if spec.pingpong {
+            // The warpgroups take tiles in turn: one's way out lies under the other's main loop. Stages of the other's tiles are not this one's.
+            let own = k.special(if spec.cluster > 1 { Special::ClusterX } else { Special::CtaX });
+            let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
+            k.when(warpgroup.eq(1), || cursor.skip(feed.steps_of_tile(k, &schedule, own)));
+            schedule.for_each_in_turn(warpgroup, spec.consumers, |work| {
+                one_tile(work);
+                cursor.skip(feed.steps_of_tile(k, &schedule, work.tile + workers));
+            });
+        } else {
+            schedule.for_each(one_tile);
+        }
         if let Some((_, way)) = &ending {
             way.finish(thread);
         }

@@ -55,10 +55,16 @@ struct Shape {
     consumers: u32,
     cluster: u32,
     shared: Shared,
+    pingpong: bool,
 }
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared }
+    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false }
+}
+
+/// Two consumers that take tiles in turn.
+const fn in_turn(tile_m: u32, tile_n: u32, cluster: u32) -> Shape {
+    Shape { pingpong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B) }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -80,19 +86,28 @@ const SHAPES: &[Shape] = &[
     shape(256, 64, 2, 1, Shared::B),
     shape(128, 256, 2, 2, Shared::A),
     shape(192, 128, 3, 1, Shared::B),
+    in_turn(64, 256, 2),
+    in_turn(128, 128, 1),
+    in_turn(128, 128, 2),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
 const USUAL: &[usize] = &[0, 1, 2, 8, 9, 12];
 const FEW: &[usize] = &[0, 8, 12];
 const ONE: usize = 8;
+/// The one of tiles in turn that serves f16 too.
+const TURNS: usize = 18;
 
 /// What may become of split tiles in the kernels of a shape: the catalog, short of the types of results.
 fn modes(kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
     use Split::{Joined, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
+    let in_turn = SHAPES.get(shape).is_some_and(|shape| shape.pingpong);
     match (kind, spatial, operands) {
+        (Kind::Gather { .. }, 2, DType::Bf16) if in_turn => &[No],
+        (Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
+        _ if in_turn => &[],
         (Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
         (Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
         (Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
@@ -229,9 +244,10 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared } = *shape;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong } = *shape;
         let Given { kind, spatial, a, b, promote, out } = self;
-        Spec { kind, spatial, a, b, tile_m, tile_n, stages: 2, consumers, cluster, shared, split, promote, out, epilogue }.fitted()
+        Spec { kind, spatial, a, b, tile_m, tile_n, stages: 2, consumers, pingpong, cluster, shared, split, promote, out, epilogue }
+            .fitted()
     }
 }
 
@@ -443,7 +459,10 @@ impl Plan {
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
-        let mut busy_ns = c.start_ns + waves * (self.view.mean_steps(spec.depth()) * step_ns + tile_ns);
+        // Of tiles taken in turn, one's way out lies under the other's main loop.
+        let main_ns = self.view.mean_steps(spec.depth()) * step_ns;
+        let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
+        let mut busy_ns = c.start_ns + waves * turn_ns;
         let mut launches_us = c.launch_us;
         if let Some(parts) = reduced {
             let turns = f64::from(grid) / f64::from(clusters);
@@ -515,7 +534,7 @@ impl Candidate for Plan {
 
         let epilogue = if reduced.is_some() { self.epilogue(true) } else { spec.epilogue.clone() };
         let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
-        let mut args = view.feed_args(&spec, &mut program);
+        let mut args = view.feed_args(&spec, schedule.tiles, &mut program);
         args.extend(schedule.args(spec.split != Split::No));
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));

@@ -230,14 +230,16 @@ impl View {
         alignments
     }
 
-    /// The arguments of the loads; adds tables and the copy of the filter to the program.
-    pub(super) fn feed_args(&self, spec: &Spec, program: &mut Program) -> Vec<Arg> {
+    /// The arguments of the loads of `tiles` tiles; adds tables and the copy of the filter to the program.
+    pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, program: &mut Program) -> Vec<Arg> {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
         };
         let taps = constant(tap_table(&self.gather));
-        let classes = matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| constant(class_table(&self.gather.classes)));
+        let class_tiles = tiles / self.gather.classes.len() as u32;
+        let classes =
+            matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| (constant(class_table(&self.gather.classes)), class_tiles));
         let in_place = |slot: Slot| Address::buffer(slot.0 as usize);
         let (conv, gather, groups) = (&self.conv, &self.gather, self.conv.groups as u32);
         let activations = conv.activations();
