@@ -31,6 +31,8 @@ const STEPS: u32 = ROW_BYTES / 32;
 pub(super) const WARPGROUP: u32 = 128;
 /// The named barrier of the first consumer; the others' follow.
 const FIRST_BARRIER: u32 = 1;
+/// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
+const TURN_BARRIER: u32 = 8;
 /// Dynamic shared memory of a CTA on compute capability 9.0.
 const SHARED_BYTES: u32 = 232_448;
 
@@ -333,6 +335,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             if spec.promote {
                 clear();
             }
+            if spec.pingpong {
+                k.barrier_sync(warpgroup + TURN_BARRIER, 2 * WARPGROUP);
+            }
             k.range(target.steps, |step| {
                 cursor.wait();
                 let stage = cursor.stage();
@@ -364,6 +369,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
                 cursor.advance();
             });
+            if spec.pingpong {
+                k.when(schedule.goes_on_behind(&work), || k.barrier_arrive((warpgroup ^ 1) + TURN_BARRIER, 2 * WARPGROUP));
+            }
             k.wgmma_wait(0);
             // Rows without taps read nothing; their sum is zero.
             if feed.may_be_empty() {
@@ -411,10 +419,14 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             }
         };
         if spec.pingpong {
-            // The warpgroups take tiles in turn: one's way out lies under the other's main loop. Stages of the other's tiles are not this one's.
+            // One's way out lies under the other's main loop, which begins when the other has seen all of its stages: a stage's phases are told
+            // apart by parity, so nobody may wait for the one after the next. Stages of the other's tiles are skipped.
             let own = k.special(if spec.cluster > 1 { Special::ClusterX } else { Special::CtaX });
             let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
-            k.when(warpgroup.eq(1), || cursor.skip(feed.steps_of_tile(k, &schedule, own)));
+            k.when(warpgroup.eq(1), || {
+                k.barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
+                cursor.skip(feed.steps_of_tile(k, &schedule, own));
+            });
             schedule.for_each_in_turn(warpgroup, spec.consumers, |work| {
                 one_tile(work);
                 cursor.skip(feed.steps_of_tile(k, &schedule, work.tile + workers));
