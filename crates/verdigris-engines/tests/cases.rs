@@ -114,12 +114,12 @@ fn wgmma_shapes_that_share_work() {
     let mut wrong = Vec::new();
     let mut taken = 0;
     for knobs in space.settings().iter().filter(shares) {
-        for seed in 0..3 {
+        for seed in 0..2 {
             taken += 1;
             if let Err(what) = check(case, "gemm.wgmma", knobs, &arch, &kernels, seed) {
                 wrong.push(format!("{knobs}: {}", what.chars().take(500).collect::<String>()));
             }
         }
     }
-    assert!(wrong.is_empty() && taken >= 21, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty() && taken >= 14, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }

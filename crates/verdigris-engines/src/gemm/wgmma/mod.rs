@@ -9,10 +9,11 @@
 
 mod kernel;
 mod promote;
+mod spec;
 mod sums;
 
-use kernel::{Axis, Out, Shared, Spec};
 use promote::Scaled;
+use spec::{Axis, Out, Shared, Spec};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
@@ -115,7 +116,9 @@ const SHAPES: &[Shape] = &[
     deep(64, 32, 1, 2, 0, HALVES),
     deep(64, 64, 1, 2, HALVES, HALVES),
     deep(64, 64, 1, 4, 0, HALVES),
-    deep(128, 64, 2, 4, 0, HALVES),
+    // Leaves room for two stages only.
+    deep(128, 64, 2, 4, 0, 0),
+    deep(128, 32, 2, 2, 0, HALVES),
 ];
 
 /// The problem as the kernel sees it: turned round or not, with the extents that fit the kernel's arguments.
@@ -364,8 +367,9 @@ impl Given {
         };
         let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
         let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
-        // Two sets of accumulators, and the factors of a thread's columns.
-        let registers_fit = share <= 64 * 256 && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2));
+        // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
+        let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
+            && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2));
         // The copy engine writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
         let whole_rows =
