@@ -376,6 +376,22 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
+    /// The number of the device that an address belongs to; `None` for what is no memory of any device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn device_of(&self, address: u64) -> Result<Option<u32>, Error> {
+        let _current = self.enter()?;
+        let mut ordinal: i32 = -1;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: this attribute is a 32-bit number, and `ordinal` outlives the call.
+        match unsafe { self.driver().api().cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) } {
+            Ok(()) => Ok(u32::try_from(ordinal).ok()),
+            Err(failure) if failure.code() == Some(crate::error::status::INVALID_VALUE) => Ok(None),
+            Err(failure) => Err(failure.into_error("asking whose memory an address is".to_owned())),
+        }
+    }
+
     pub(crate) fn raw_device(&self) -> sys::CUdevice {
         self.inner.device.raw
     }

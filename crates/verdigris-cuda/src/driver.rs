@@ -258,6 +258,7 @@ functions! {
         fn cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep_bytes: usize);
         fn cuMemAllocFromPoolAsync(address: *mut sys::CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream);
         fn cuMemFreeAsync(address: sys::CUdeviceptr, stream: sys::CUstream);
+        fn cuPointerGetAttribute(value: *mut c_void, attribute: sys::CUpointer_attribute, address: sys::CUdeviceptr);
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
         fn cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize);
         fn cuMemFreeHost(pointer: *mut c_void);

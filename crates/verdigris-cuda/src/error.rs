@@ -277,6 +277,7 @@ impl<T> Doing<T> for Result<T, Failure> {
 
 /// Status codes that are told apart by code.
 pub(crate) mod status {
+    pub(crate) const INVALID_VALUE: u32 = 1;
     pub(crate) const OUT_OF_MEMORY: u32 = 2;
     pub(crate) const NO_DEVICE: u32 = 100;
     pub(crate) const NOT_FOUND: u32 = 500;

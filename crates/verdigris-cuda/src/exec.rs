@@ -133,6 +133,11 @@ impl Loader {
         }
     }
 
+    /// Whether the kernel can be had without a compilation.
+    pub fn is_ready(&self, kernel: &KernelRef) -> bool {
+        self.cache.is_ready(&self.key(kernel.name()))
+    }
+
     /// The kernel, loaded; built, verified, printed and compiled only where no compiled copy is found. Several threads may ask at
     /// once, so that a program's kernels can be compiled side by side before it is loaded.
     ///

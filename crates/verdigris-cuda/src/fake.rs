@@ -423,6 +423,13 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
     0
 }
 
+/// Memory is its first device's.
+extern "C" fn pointer_attribute(value: *mut c_void, _: sys::CUpointer_attribute, address: u64) -> u32 {
+    let known = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_inside = |(&start, &bytes): (&u64, &usize)| (start..start + bytes as u64).contains(&address);
+    if known.iter().flatten().any(is_inside) { give(value.cast::<c_int>(), 0) } else { 1 }
+}
+
 /// An event: the time at which it was recorded.
 extern "C" fn event_create(event: *mut sys::CUevent, _: c_uint) -> u32 {
     give(event, Box::into_raw(Box::new(AtomicU64::new(0))).cast())
@@ -492,6 +499,7 @@ fn driver_of(version: u32) -> Driver {
         cuOccupancyMaxActiveBlocksPerMultiprocessor: Some(occupancy),
         cuTensorMapEncodeTiled: Some(encode_tiled),
         cuLaunchKernelEx: Some(launch),
+        cuPointerGetAttribute: Some(pointer_attribute),
         cuEventCreate: Some(event_create),
         cuEventDestroy_v2: Some(event_destroy),
         cuEventRecord: Some(event_record),

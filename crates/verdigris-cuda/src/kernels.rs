@@ -125,6 +125,15 @@ impl ModuleCache {
         slots.values().filter(|slot| slot.try_lock().is_ok_and(|kernel| kernel.is_some())).count()
     }
 
+    /// Whether the kernel of that key can be had without a compilation: it is loaded, or the pack or the folder has it. An entry on disk
+    /// may yet prove damaged.
+    pub fn is_ready(&self, key: &CacheKey) -> bool {
+        let slot = self.slots.read().unwrap_or_else(PoisonError::into_inner).get(&key.digest()).cloned();
+        slot.is_some_and(|slot| slot.try_lock().is_ok_and(|kernel| kernel.is_some()))
+            || matches!(self.pack(), Some(Ok(pack)) if pack.has(key))
+            || self.disk.as_ref().is_some_and(|disk| disk.path(key).exists())
+    }
+
     /// The kernel of that key, whose entry is named `name`; `source` is called only where it has to be compiled.
     ///
     /// # Errors

@@ -208,6 +208,12 @@ impl Pack {
         Ok(())
     }
 
+    /// Whether the pack has the kernel of that key, whatever driver the key names.
+    pub fn has(&self, key: &CacheKey) -> bool {
+        let fits = self.head.source_hash == key.source_hash && self.head.ptx_isa == key.ptx_isa;
+        fits && self.rows.contains_key(&kernel_key(&self.head, &key.spec, key.options))
+    }
+
     /// The kernel of that key, whatever driver the key names; `None` where the pack has none.
     ///
     /// # Errors

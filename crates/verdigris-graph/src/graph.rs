@@ -132,6 +132,18 @@ impl GraphBuilder {
         uid
     }
 
+    /// Declares what the address of a stored tensor is a multiple of, in bytes. For tensors that are aligned to little more than their
+    /// elements, such as a column of another: without a word, ways may be chosen that need 16 bytes or more.
+    ///
+    /// # Errors
+    /// An unknown uid. The number is checked by [`GraphBuilder::finish`].
+    pub fn align(&mut self, uid: Uid, alignment_bytes: u64) -> Result<(), Error> {
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        tensor.alignment_bytes = Some(alignment_bytes);
+        Ok(())
+    }
+
     /// Adds a scalar that the host passes by value at execution.
     pub fn host_scalar(&mut self, name: &str, dtype: DType) -> Uid {
         let uid = self.next_uid();
@@ -453,7 +465,7 @@ impl GraphBuilder {
         let tensor = (self.graph.tensors.iter_mut())
             .find(|tensor| tensor.uid == uid)
             .ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
-        *tensor = TensorDesc::new(uid, name, dtype, layout);
+        *tensor = TensorDesc { alignment_bytes: tensor.alignment_bytes, ..TensorDesc::new(uid, name, dtype, layout) };
         Ok(())
     }
 

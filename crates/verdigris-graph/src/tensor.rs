@@ -28,6 +28,10 @@ pub struct TensorDesc {
     pub dtype: DType,
     /// Dims and strides in elements.
     pub layout: Layout,
+    /// What the address of its first element is a multiple of at every execution, in bytes: a power of two, not below the element's size.
+    /// Without it, the way that is chosen may ask for any; what it asks for is checked at execution.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alignment_bytes: Option<u64>,
     /// Never stored: exists between the ops of one problem only.
     #[serde(default, rename = "virtual", skip_serializing_if = "is_false")]
     pub is_virtual: bool,
@@ -44,7 +48,7 @@ fn is_false(flag: &bool) -> bool {
 impl TensorDesc {
     /// A stored tensor.
     pub fn new(uid: Uid, name: &str, dtype: DType, layout: Layout) -> TensorDesc {
-        TensorDesc { uid, name: name.to_owned(), dtype, layout, is_virtual: false, by_value: false }
+        TensorDesc { uid, name: name.to_owned(), dtype, layout, alignment_bytes: None, is_virtual: false, by_value: false }
     }
 
     /// A scalar that the host passes by value.

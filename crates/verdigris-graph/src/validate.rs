@@ -35,6 +35,11 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
                 rule: "a tensor holds numbers of a storage type; tf32 is a precision, and truth values are stored as 0 and 1 in u8",
             });
         }
+        if let Some(alignment_bytes) = tensor.alignment_bytes
+            && !(alignment_bytes.is_power_of_two() && alignment_bytes >= tensor.dtype.bytes() as u64)
+        {
+            return structure(&graph.name, tensor, "an alignment is a power of two and not below the size of an element");
+        }
         if tensor.by_value {
             if tensor.layout.elements() != 1 || tensor.is_virtual {
                 return structure(&graph.name, tensor, "a host scalar has one element and is not virtual");

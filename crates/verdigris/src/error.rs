@@ -196,6 +196,18 @@ pub enum BindingError {
         /// The tensor.
         tensor: String,
     },
+    /// Memory of another device, or none of any.
+    #[error("tensor `{tensor}` is bound to {address:#x}, which is {}; the plan runs on device {needed}", whose(*.found))]
+    Foreign {
+        /// The tensor.
+        tensor: String,
+        /// The address.
+        address: u64,
+        /// The number of the device whose memory it is.
+        found: Option<u32>,
+        /// The number of the plan's device.
+        needed: u32,
+    },
     /// A buffer, or the workspace, that is not aligned as the plan relies on.
     #[error("tensor `{tensor}` is at {address:#x}, not a multiple of the {alignment_bytes} bytes that the plan relies on")]
     TensorAlignment {
@@ -241,6 +253,10 @@ impl Error {
         use verdigris_cuda::Error as Device;
         matches!(self, Error::NoWorkspace { .. } | Error::Device(Device::OutOfMemory { .. } | Device::PoolLimit { .. }))
     }
+}
+
+fn whose(device: Option<u32>) -> String {
+    device.map_or_else(|| "no memory of a device".to_owned(), |device| format!("memory of device {device}"))
 }
 
 fn list(refusals: &[Refusal]) -> String {

@@ -59,6 +59,8 @@ fn words(notes: &Notes) -> String {
 pub enum ChosenBy {
     /// The least estimate.
     Estimate,
+    /// An estimate close to the least, since its kernels are compiled already; those of the least are being compiled for the next time.
+    Ready,
     /// The least time, measured now.
     Clock,
     /// The user's plan cache: measured before.
@@ -74,6 +76,7 @@ impl ChosenBy {
     pub const fn words(self) -> &'static str {
         match self {
             ChosenBy::Estimate => "by estimate",
+            ChosenBy::Ready => "by estimate, among those whose kernels are compiled; the best is compiled behind",
             ChosenBy::Clock => "measured now",
             ChosenBy::PlanCache => "from the plan cache",
             ChosenBy::Shipped => "from the set that ships",

@@ -490,10 +490,13 @@ type Hasher = BuildHasherDefault<DefaultHasher>;
 const PLACES: usize = 1024;
 const PROBES: usize = 16;
 
+/// Written once.
+type Place = OnceLock<(Key, Arc<Kept>)>;
+
 /// Kept graphs. A place is written once and never changed, so finding one holds no lock; keys that find no place go into a map of their
 /// own.
 pub(crate) struct Calls {
-    places: Box<[OnceLock<(Key, Arc<Kept>)>]>,
+    places: Box<[Place]>,
     others: RwLock<HashMap<Key, Arc<Kept>>>,
 }
 
@@ -526,7 +529,7 @@ impl Calls {
         self.others.write().unwrap_or_else(PoisonError::into_inner).insert(entry.0, entry.1);
     }
 
-    fn places_of(&self, key: &Key) -> impl Iterator<Item = &OnceLock<(Key, Arc<Kept>)>> {
+    fn places_of(&self, key: &Key) -> impl Iterator<Item = &Place> {
         let start = Hasher::default().hash_one(key) as usize;
         (0..PROBES).map(move |probe| &self.places[start.wrapping_add(probe) % PLACES])
     }

@@ -327,6 +327,30 @@ impl GraphPlan {
         self.downgrades.load(Ordering::Relaxed)
     }
 
+    /// Asks the driver whose memory each bound buffer is. Executing does not: it takes some time for each, and a slice's maker vouches
+    /// for it. For doors through which addresses come that nobody vouches for.
+    ///
+    /// # Errors
+    /// [`BindingError::Foreign`], and as the checks of [`GraphPlan::execute`].
+    pub fn check_memory(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)]) -> Result<(), Error> {
+        let mut places = [0_u16; MAX_BOUND];
+        self.bound.check(bindings, &mut places)?;
+        let context = stream.context();
+        let needed = context.device().ordinal();
+        for (tensor, place) in self.bound.tensors.iter().zip(places) {
+            let Binding::Buffer(slice) = bindings[usize::from(place)].1 else { continue };
+            if tensor.bytes == 0 {
+                continue;
+            }
+            let found = context.device_of(slice.address())?;
+            if found != Some(needed) {
+                let (tensor, address) = (tensor.name.clone(), slice.address());
+                return Err(BindingError::Foreign { tensor, address, found, needed }.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Submits the computation to the stream and returns without waiting. `bindings` has one entry for each of [`GraphPlan::tensors`], in
     /// any order.
     ///

@@ -125,16 +125,23 @@ impl Handle {
     /// What a choice for this problem depends on, here and under these limits.
     pub(crate) fn question(&self, problem: Key, limits: &Limits) -> Question {
         let properties = self.context().properties();
-        let Limits { workspace_bytes, engine: _, settings: _, down_convert, split_operands, reduced_sums, tensor_cores } = limits;
+        let Limits { workspace_bytes, engine: _, settings: _, down_convert, split_operands, reduced_sums, tensor_cores, alignments_bytes } =
+            limits;
         let workspace = workspace_bytes.map_or_else(|| "any".to_owned(), |bytes| bytes.to_string());
         let flags: String =
             [down_convert, split_operands, reduced_sums, tensor_cores].map(|flag| if *flag { '1' } else { '0' }).into_iter().collect();
+        let mut policy = format!("workspace={workspace},allowed={flags}");
+        for (slot, declared) in alignments_bytes.iter().enumerate() {
+            if let Some(declared) = declared {
+                policy.push_str(&format!(",align{slot}={declared}"));
+            }
+        }
         Question {
             problem,
             device: format!("{}/{}/{}", properties.name, properties.arch_key(), properties.sm_count),
             driver: properties.driver_version.to_string(),
             sources: verdigris_engines::SOURCE_HASH[..16].to_owned(),
-            policy: format!("workspace={workspace},allowed={flags}"),
+            policy,
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 
 use verdigris_engines::engine::{Knobs, Refusal};
 use verdigris_graph::pattern::Subgraph;
-use verdigris_graph::{Determinism, Graph, Key, Problem, TensorDesc, Uid};
+use verdigris_graph::{Determinism, Graph, Key, TensorDesc, Uid};
 use verdigris_kir::program::KernelRef;
 
 use crate::error::Error;
@@ -22,6 +22,9 @@ use crate::plan_cache::{Answer, Found, Question};
 use crate::policy::{Mode, Pin, Policy, Tuning};
 use crate::select::{Limits, Ranked, RankedSummary, Settings, Survey};
 use crate::tune::{Measured, measure};
+
+/// An estimate this much above the best is taken rather than wait for a compiler.
+const NEARLY: f64 = 1.3;
 
 /// What planning is at, for those who show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,19 +91,20 @@ pub(crate) fn plan_graph(handle: &Handle, graph: &Graph, policy: &Policy, watch:
             Limits { workspace_bytes: Some(left), ..policy.limits.clone() }
         }
     };
-    let planner = Planner { handle, limits, policy, parts: parts.len() };
+    let planner = Planner { handle, graph, limits, policy, parts: parts.len() };
     let mut choices: Vec<Arc<Choice>> = Vec::new();
-    let mut known: HashMap<Key, usize> = HashMap::new();
+    let mut known: HashMap<(Key, Vec<Option<u64>>), usize> = HashMap::new();
     let mut pins = Pins::new(policy, parts.len())?;
     for (number, part) in parts.iter().enumerate() {
         let key = Key::of(&part.problem);
         // Equal problems are chosen for once; with pins each part is asked for itself.
-        let same = known.get(&key).copied().filter(|_| !matches!(policy.mode, Mode::Pinned(_)));
+        let alignments_bytes = planner.alignments_bytes(part);
+        let same = known.get(&(key, alignments_bytes.clone())).copied().filter(|_| !matches!(policy.mode, Mode::Pinned(_)));
         let choice = match same {
             Some(same) => Arc::clone(&choices[same]),
-            None => Arc::new(planner.choose(number, key, &part.problem, &mut pins, watch)?),
+            None => Arc::new(planner.choose(number, key, part, &mut pins, watch)?),
         };
-        known.insert(key, number);
+        known.insert((key, alignments_bytes), number);
         choices.push(choice);
     }
     pins.all_used()?;
@@ -161,30 +165,40 @@ fn pin_error(pin: &Pin, refusals: Vec<Refusal>) -> Error {
 
 struct Planner<'a> {
     handle: &'a Handle,
+    graph: &'a Graph,
     limits: Limits,
     policy: &'a Policy,
     parts: usize,
 }
 
 impl Planner<'_> {
-    fn survey(&self, problem: &Problem, engine: Option<&str>, settings: Settings) -> Result<Survey, Error> {
-        self.handle.survey(problem, &Limits { engine: engine.map(str::to_owned), settings, ..self.limits.clone() })
+    /// What the graph declares of the tensors in a part's slots.
+    fn alignments_bytes(&self, part: &Subgraph) -> Vec<Option<u64>> {
+        part.bindings.iter().map(|&uid| self.graph.tensor(uid).and_then(|tensor| tensor.alignment_bytes)).collect()
+    }
+
+    fn survey(&self, part: &Subgraph, engine: Option<&str>, settings: Settings) -> Result<Survey, Error> {
+        self.handle.survey(&part.problem, &Limits { engine: engine.map(str::to_owned), settings, ..self.limits_of(part) })
+    }
+
+    fn limits_of(&self, part: &Subgraph) -> Limits {
+        Limits { alignments_bytes: self.alignments_bytes(part), ..self.limits.clone() }
     }
 
     fn choose(
         &self,
-        part: usize,
+        number: usize,
         key: Key,
-        problem: &Problem,
+        part: &Subgraph,
         pins: &mut Pins<'_>,
         watch: &mut dyn FnMut(Progress),
     ) -> Result<Choice, Error> {
         for (i, pin) in pins.pins.iter().enumerate() {
-            if pin.part.is_some_and(|wanted| wanted != part) {
+            if pin.part.is_some_and(|wanted| wanted != number) {
                 continue;
             }
             let settings = if pin.knobs == Knobs::default() { Settings::First } else { Settings::Matching(pin.knobs.clone()) };
-            let survey = self.survey(problem, Some(&pin.engine), settings)?;
+            let survey = self.survey(part, Some(&pin.engine), settings)?;
             if survey.ranked.is_empty() {
                 pins.refusals[i].extend(survey.refusals);
                 continue;
@@ -193,13 +207,13 @@ impl Planner<'_> {
             let ways = survey.ranked.into_iter().map(Way::of).collect();
             return Ok(Choice { ways, chosen: 0, by: ChosenBy::Pin, refusals: survey.refusals });
         }
-        let question = self.handle.question(key, &self.limits);
+        let question = self.handle.question(key, &self.limits_of(part));
         let tuning = if let Mode::Measured(tuning) = &self.policy.mode { Some(tuning) } else { None };
         let again = tuning.is_some_and(|tuning| tuning.again);
-        let survey = self.survey(problem, None, Settings::First)?;
+        let survey = self.survey(part, None, Settings::First)?;
         if self.policy.remember
             && !again
-            && let Some(choice) = self.remembered(problem, &question, &survey)?
+            && let Some(choice) = self.remembered(part, &question, &survey)?
         {
             return Ok(choice);
         }
@@ -208,21 +222,42 @@ impl Planner<'_> {
         }
         match tuning {
             None => {
+                let (chosen, by) = match self.ready_instead(&survey.ranked) {
+                    Some(ready) => (ready, ChosenBy::Ready),
+                    None => (0, ChosenBy::Estimate),
+                };
                 let ways = survey.ranked.into_iter().map(Way::of).collect();
-                Ok(Choice { ways, chosen: 0, by: ChosenBy::Estimate, refusals: survey.refusals })
+                Ok(Choice { ways, chosen, by, refusals: survey.refusals })
             }
-            Some(tuning) => self.by_clock(part, problem, &question, tuning, watch),
+            Some(tuning) => self.by_clock(number, part, &question, tuning, watch),
         }
     }
 
+    /// A way whose kernels need no compiler, where the best one's do and this one's estimate is nearly as good. The best one's kernels are
+    /// compiled behind, for the next plan.
+    fn ready_instead(&self, ranked: &[Ranked]) -> Option<usize> {
+        let is_ready = |way: &Ranked| way.program.launches().all(|launch| self.handle.loader().is_ready(&launch.kernel));
+        let best = ranked.first().filter(|best| !is_ready(best))?;
+        let ready = ranked.iter().position(|way| way.cost.us <= NEARLY * best.cost.us && is_ready(way))?;
+        let kernels: Vec<KernelRef> = best.program.launches().map(|launch| launch.kernel.clone()).collect();
+        let loader = self.handle.loader().clone();
+        std::thread::spawn(move || {
+            for kernel in kernels {
+                // What fails is told to whoever asks for the kernel.
+                let _ = loader.kernel(&kernel);
+            }
+        });
+        Some(ready)
+    }
+
     /// The choice that was measured before, ahead of what each engine would choose today.
-    fn remembered(&self, problem: &Problem, question: &Question, survey: &Survey) -> Result<Option<Choice>, Error> {
+    fn remembered(&self, part: &Subgraph, question: &Question, survey: &Survey) -> Result<Option<Choice>, Error> {
         // A cache that cannot be read has no answers; that it cannot is told by the handle.
         let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else { return Ok(None) };
         if verdigris_engines::engine(&answer.engine).is_none() {
             return Ok(None);
         }
-        let asked = self.survey(problem, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
+        let asked = self.survey(part, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
         let Some(ranked) = asked.ranked.into_iter().find(|way| way.knobs == answer.knobs) else { return Ok(None) };
         let measured = Some(Measured { us: answer.us, least_us: answer.us, samples: 0 });
         let mut ways = vec![Way { measured, ..Way::of(ranked) }];
@@ -235,20 +270,20 @@ impl Planner<'_> {
     /// The fastest of the candidates, kept for later.
     fn by_clock(
         &self,
-        part: usize,
-        problem: &Problem,
+        number: usize,
+        part: &Subgraph,
         question: &Question,
         tuning: &Tuning,
         watch: &mut dyn FnMut(Progress),
     ) -> Result<Choice, Error> {
-        let survey = self.survey(problem, None, Settings::All)?;
+        let survey = self.survey(part, None, Settings::All)?;
         let mut ways: Vec<Way> = candidates(survey.ranked, tuning.candidates).into_iter().map(Way::of).collect();
-        let progress = |stage, done, total| Progress { part, parts: self.parts, stage, done, total };
+        let progress = |stage, done, total| Progress { part: number, parts: self.parts, stage, done, total };
         let kernels = ways.iter().flat_map(|way| way.ranked.program.launches().map(|launch| &launch.kernel));
         make_ready(self.handle, kernels, &mut |done, total| watch(progress(Stage::Kernels, done, total)));
         let mut plans = Vec::new();
         for way in &mut ways {
-            plans.push(match self.handle.prepare(problem, &way.ranked) {
+            plans.push(match self.handle.prepare(&part.problem, &way.ranked) {
                 Ok(plan) => Some(plan),
                 Err(error) => {
                     way.trouble = Some(error.to_string());
@@ -257,7 +292,7 @@ impl Planner<'_> {
             });
         }
         let mut note = |done, total| watch(progress(Stage::Measuring, done, total));
-        match measure(self.handle, problem, &plans, tuning.budget, &mut note) {
+        match measure(self.handle, &part.problem, &plans, tuning.budget, &mut note) {
             Ok(times) => ways.iter_mut().zip(times).for_each(|(way, time)| way.measured = time),
             // No room for the operands is no reason to have no plan.
             Err(error) if error.is_lack_of_memory() => {
@@ -287,7 +322,7 @@ impl Planner<'_> {
         if most == 0 || matches!(self.policy.mode, Mode::Pinned(_)) {
             return Ok(rungs);
         }
-        let mut others: HashMap<Key, Vec<Ranked>> = HashMap::new();
+        let mut others: HashMap<(Key, Vec<Option<u64>>), Vec<Ranked>> = HashMap::new();
         for allowed_bytes in [most / 4, 0] {
             let last = &rungs[rungs.len() - 1];
             let mut ways = Vec::new();
@@ -296,9 +331,9 @@ impl Planner<'_> {
                     ways.push(way.clone());
                     continue;
                 }
-                let others = match others.entry(Key::of(&part.problem)) {
+                let others = match others.entry((Key::of(&part.problem), self.alignments_bytes(part))) {
                     Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(unknown) => unknown.insert(self.survey(&part.problem, None, Settings::All)?.ranked),
+                    Entry::Vacant(unknown) => unknown.insert(self.survey(part, None, Settings::All)?.ranked),
                 };
                 let equal = || others.iter().filter(|other| other.notes == way.notes);
                 // The fastest that fits; if none does, the smallest there is.

@@ -25,6 +25,8 @@ pub struct Limits {
     pub reduced_sums: bool,
     /// Whether tensor cores may form the products.
     pub tensor_cores: bool,
+    /// For each slot, what its address is a multiple of, in bytes; any, where nothing is said.
+    pub alignments_bytes: Vec<Option<u64>>,
 }
 
 /// Which settings of an engine are ranked.
@@ -49,6 +51,7 @@ impl Default for Limits {
             split_operands: true,
             reduced_sums: true,
             tensor_cores: true,
+            alignments_bytes: Vec::new(),
         }
     }
 }
@@ -154,6 +157,10 @@ fn fits(id: EngineId, program: Program, limits: &Limits) -> Result<Program, Refu
     let needed = program.workspace().1;
     let most = limits.workspace_bytes.unwrap_or(u64::MAX);
     id.require(needed <= most, Reason::Workspace, format_args!("{needed} bytes of workspace, at most {most} are allowed"))?;
+    for (slot, (needed, declared)) in program.buffer_alignment_bytes.iter().zip(&limits.alignments_bytes).enumerate() {
+        let most = declared.unwrap_or(u64::MAX);
+        id.require(*needed <= most, Reason::Alignment, format_args!("slot {slot} at multiples of {needed} bytes, {most} are declared"))?;
+    }
     Ok(program)
 }
 
@@ -237,7 +244,8 @@ mod tests {
             Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], leaves_out: "everything" }
         }
         fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-            let mut program = Program::default();
+            let mut program =
+                Program { buffer_alignment_bytes: vec![[16, 4, 16][knobs.value("way").unwrap_or(0) as usize]; 3], ..Program::default() };
             if knobs.value("way") == Some(2) {
                 program.add_scratch("sums", 1000);
             }
@@ -281,6 +289,9 @@ mod tests {
             limits.workspace_bytes = Some(0);
         });
         assert_eq!(lent_nothing, (vec![], vec![Reason::Workspace]));
+        assert_eq!(all(|_, limits| limits.alignments_bytes = vec![None, Some(8)]).0, [1], "only one way can do with 8 bytes");
+        assert_eq!(all(|_, limits| limits.alignments_bytes = vec![None, Some(16), Some(256)]).0, [1, 2, 0]);
+        assert_eq!(asked(|_, limits| limits.alignments_bytes = vec![Some(4)]), (vec![1], vec![]), "the first setting that fits");
         assert_eq!(asked(|gemm, _| gemm.k = 1), (vec![], vec![Reason::Extent]));
         assert_eq!(asked(|_, limits| limits.engine = Some("test.other".to_owned())), (vec![], vec![]));
     }

@@ -168,6 +168,139 @@ fn a_plan_belongs_to_its_device() {
     assert!(matches!(error, Error::Device(verdigris_cuda::Error::ContextMismatch { .. })), "{error}");
 }
 
+#[test]
+fn memory_that_nobody_vouches_for_can_be_asked_about() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&mlp(8), &Policy::default()).expect("plans");
+    let buffers = buffers(&handle, &plan);
+    let bound = bindings(&buffers);
+    plan.check_memory(handle.stream(), &bound).expect("all of it is the fake's first device's");
+    let elsewhere = Handle::on(&fake::other_context(), &Config::default()).expect("another context");
+    let error = plan.check_memory(elsewhere.stream(), &bound).expect_err("asked for the other device").to_string();
+    assert!(error.contains("memory of device 0; the plan runs on device 1"), "{error}");
+}
+
+#[test]
+fn what_lies_between_two_products_is_workspace() {
+    let handle = handle(&Config::default());
+    let mut g = GraphBuilder::new("chain");
+    let mut value = g.tensor("x", DType::F32, rows(&[16, 32]));
+    let mut build = |g: &mut GraphBuilder| -> Result<(), verdigris_graph::Error> {
+        for layer in 0..4 {
+            let w = g.tensor(&format!("w{layer}"), DType::F32, rows(&[32, 32]));
+            value = g.matmul(&format!("mm{layer}"), value, w, Precision::Ieee)?;
+        }
+        g.store(value, "y", DType::F32)
+    };
+    build(&mut g).expect("fits");
+    let plan = handle.plan_graph(&g.finish().expect("valid"), &Policy::default()).expect("plans");
+    assert_eq!((plan.parts().count(), plan.tensors().len()), (4, 6));
+    // Three temporaries, of which two live at a time.
+    let one = 16 * 32 * 4;
+    assert_eq!(plan.explain().temporaries_bytes, 2 * one);
+    assert!(plan.workspace_bytes() >= 2 * one);
+    let buffers = buffers(&handle, &plan);
+    let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+    fake::launch_count();
+    let times = plan.execute_timed(handle.stream(), &bindings(&buffers), workspace.slice()).expect("executes");
+    assert_eq!(times.len(), 4);
+    assert!(times.iter().all(|us| *us > 0.0) && fake::launch_count() >= 4);
+    let mut policy = Policy::default();
+    policy.limits.workspace_bytes = Some(2 * one - 1);
+    let error = handle.plan_graph(&mlp_of_virtuals(), &policy).err();
+    assert!(error.is_none(), "one temporary fits: {error:?}");
+    policy.limits.workspace_bytes = Some(one - 1);
+    let error = handle.plan_graph(&mlp_of_virtuals(), &policy).expect_err("none fits");
+    assert!(matches!(error, Error::NoWorkspace { .. }), "{error}");
+}
+
+/// Two products with 16 × 32 numbers between them.
+fn mlp_of_virtuals() -> Graph {
+    let mut g = GraphBuilder::new("virtual");
+    let x = g.tensor("x", DType::F32, rows(&[16, 32]));
+    let w = g.tensor("w", DType::F32, rows(&[32, 32]));
+    let h = g.matmul("up", x, w, Precision::Ieee).expect("fits");
+    let y = g.matmul("down", h, w, Precision::Ieee).expect("fits");
+    g.store(y, "y", DType::F32).expect("stores");
+    g.finish().expect("valid")
+}
+
+#[test]
+fn a_declared_alignment_is_enough_for_what_is_chosen() {
+    let handle = handle(&Config::default());
+    let graph = |alignment_bytes: Option<u64>| {
+        let mut g = GraphBuilder::new("aligned");
+        let a = g.tensor("a", DType::F16, rows(&[256, 256]));
+        let b = g.tensor("b", DType::F16, rows(&[256, 256]));
+        let d = g.matmul("mm", a, b, Precision::Fp32).expect("fits");
+        g.store(d, "d", DType::F16).expect("stores");
+        if let Some(bytes) = alignment_bytes {
+            g.align(a, bytes).expect("known");
+        }
+        g.finish()
+    };
+    let needed = |graph: Graph| {
+        let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
+        let tensor = plan.tensors().iter().find(|tensor| tensor.name == "a").expect("bound").clone();
+        (tensor.alignment_bytes, plan.parts().next().expect("one part").engine().name)
+    };
+    let (freely, fast) = needed(graph(None).expect("valid"));
+    assert!(freely >= 16, "{fast} reads 16 bytes at a time");
+    let (bound_by_word, _) = needed(graph(Some(2)).expect("valid"));
+    assert_eq!(bound_by_word, 2);
+    for wrong in [0, 1, 3, 24] {
+        let error = graph(Some(wrong)).expect_err("no alignment of f16").to_string();
+        assert!(error.contains("tensor `a`") && error.contains("power of two"), "{error}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_compiler_while_something_nearly_as_good_is_ready() {
+    let cold = handle(&Config::default());
+    let graph = mlp(48);
+    let first = cold.plan_graph(&graph, &Policy::default()).expect("plans");
+    assert!(first.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Estimate), "nothing is ready");
+    // Warm now: the same choice, and again by estimate.
+    let again = cold.plan_graph(&graph, &Policy::default()).expect("plans");
+    let engines = |plan: &GraphPlan| plan.parts().map(|part| (part.engine(), part.knobs().clone())).collect::<Vec<_>>();
+    assert_eq!(engines(&again), engines(&first));
+    // Another engine's kernels are ready, the best one's are not.
+    let part = &first.explain().parts[0];
+    for other in part.ways.iter().skip(1) {
+        let warm = handle(&Config::default());
+        let pin = Pin { part: None, engine: other.summary.engine.to_owned(), knobs: other.summary.knobs.clone() };
+        warm.plan_graph(&graph, &Policy { mode: Mode::Pinned(vec![pin]), ..Policy::default() }).expect("plans");
+        let plan = warm.plan_graph(&graph, &Policy::default()).expect("plans");
+        let near = other.summary.estimate_us <= 1.3 * part.ways[0].summary.estimate_us;
+        let chosen = &plan.explain().parts[0];
+        let engine = chosen.ways[chosen.chosen].summary.engine;
+        let expected = if near { (other.summary.engine, ChosenBy::Ready) } else { (part.ways[0].summary.engine, ChosenBy::Estimate) };
+        assert_eq!((engine, chosen.chosen_by), expected, "{}", plan.explain());
+    }
+}
+
+#[test]
+fn functions_run_on_a_gpu_and_keep_their_plans() {
+    let device = verdigris::Device::gpu(handle(&Config::default()), Policy::default());
+    let ones = |dims: &[u64]| {
+        let count = dims.iter().product::<u64>() as usize;
+        verdigris::Tensor::from_values(&device, DType::F32, dims, &vec![1.0; count]).expect("fits")
+    };
+    let (a, b) = (ones(&[16, 32]), ones(&[32, 8]));
+    assert_eq!(a.to_values().expect("downloads"), vec![1.0; 512], "the fake's memory is memory");
+    fake::launch_count();
+    let first = verdigris::functional::matmul(&a, &b).expect("submits");
+    let launches = fake::launch_count();
+    assert!(launches > 0 && first.dims() == [16, 8]);
+    let loaded = device.handle().expect("a GPU").loader().cache.loaded_count();
+    verdigris::functional::matmul(&a, &b).expect("submits");
+    assert_eq!(fake::launch_count(), launches);
+    assert_eq!(device.handle().expect("a GPU").loader().cache.loaded_count(), loaded);
+    let other = verdigris::Device::gpu(handle(&Config::default()), Policy::default());
+    let foreign = verdigris::Tensor::from_values(&other, DType::F32, &[32, 8], &[1.0; 256]).expect("fits");
+    assert!(matches!(verdigris::functional::matmul(&a, &foreign), Err(Error::ForeignDevice { .. })));
+}
+
 /// A product whose best way splits k, so that it needs scratch.
 fn deep() -> Graph {
     let mut g = GraphBuilder::new("deep");
