@@ -8,6 +8,7 @@ pub mod arch;
 pub mod conv;
 pub mod engine;
 pub mod gemm;
+pub mod interpret;
 pub mod map;
 pub mod parts;
 pub mod pool;

@@ -1,0 +1,171 @@
+//! The case files of graphs and random graphs on every engine that takes their parts, interpreted and held against the reference.
+//!
+//! Each case runs by one variant: one way for each part, another one for each case. With `VERDIGRIS_VARIANTS=all` every way of every part
+//! has its turn, as in `verdigris verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the number of
+//! random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Engine, Reason};
+use verdigris_engines::engines;
+use verdigris_engines::interpret::Parts;
+use verdigris_graph::{Graph, json};
+use verdigris_kir::interp::{Kernels, Options};
+use verdigris_reference::fuzz;
+use verdigris_reference::graph::Selection;
+use verdigris_reference::graph_cases::{GraphCase, load_file};
+use verdigris_reference::judge::Trial;
+
+/// What became of the cases.
+#[derive(Default)]
+struct Tally {
+    runs: usize,
+    /// Parts that each engine took, and refused by reason.
+    taken: BTreeMap<&'static str, usize>,
+    refused: BTreeMap<(&'static str, &'static str), usize>,
+    wrong: Vec<String>,
+    slow: Vec<(Duration, String)>,
+}
+
+impl Tally {
+    /// Prints the counts; fails if something was wrong.
+    fn conclude(mut self, what: &str) {
+        self.slow.sort();
+        self.slow.reverse();
+        self.slow.truncate(5);
+        eprintln!("{what}: {} runs", self.runs);
+        for (engine, count) in &self.taken {
+            let refused = self.refused.iter().filter(|((name, _), _)| name == engine).map(|((_, reason), count)| (*reason, *count));
+            eprintln!("  {engine}: took {count}, refused {:?}", refused.collect::<BTreeMap<_, _>>());
+        }
+        eprintln!("  slowest {:?}", self.slow);
+        assert!(self.wrong.is_empty(), "{what}: {} wrong:\n{}", self.wrong.len(), self.wrong.join("\n"));
+    }
+}
+
+struct Harness {
+    engines: Vec<&'static dyn Engine>,
+    kernels: Kernels,
+    all_variants: bool,
+}
+
+impl Harness {
+    fn new() -> Harness {
+        let all_variants = std::env::var("VERDIGRIS_VARIANTS").is_ok_and(|value| value == "all");
+        Harness { engines: engines().collect(), kernels: Kernels::new(), all_variants }
+    }
+
+    /// What is wrong with a graph, a panic included.
+    fn fault(&self, graph: &Graph, case: &GraphCase, number: usize, tally: Option<&mut Tally>) -> Option<String> {
+        let run = || self.run(graph, case, number, tally);
+        catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                Err(format!("a panic: {}", text.unwrap_or_default()))
+            })
+            .err()
+    }
+
+    fn run(&self, graph: &Graph, case: &GraphCase, number: usize, tally: Option<&mut Tally>) -> Result<(), String> {
+        let arch = Arch::virtual_device(2 + number as u32 % 5);
+        let parts = Parts::new(graph, &arch, &self.engines, number).map_err(|error| error.to_string())?;
+        let mut unnamed = Tally::default();
+        let tally = tally.unwrap_or(&mut unnamed);
+        for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
+            *tally.refused.entry((refusal.engine.name, refusal.reason.name())).or_default() += 1;
+        }
+        for (number, (part, ways)) in parts.partition.parts.iter().zip(&parts.ways).enumerate() {
+            let mut names: Vec<_> = ways.iter().map(|way| way.engine.name).collect();
+            names.dedup();
+            names.into_iter().for_each(|name| *tally.taken.entry(name).or_default() += 1);
+            // Every family ends in an engine that takes everything.
+            if ways.is_empty() {
+                let refusals = parts.refusals.iter().filter(|(of, refusal)| *of == number && refusal.reason != Reason::Problem);
+                let why: Vec<String> = refusals.map(|(_, refusal)| refusal.to_string()).collect();
+                return Err(format!("nobody takes a part of kind {}: {}", part.problem.kind(), why.join("; ")));
+            }
+        }
+        let trial = Trial::new(graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
+        let variants = parts.variants();
+        let chosen: Vec<usize> = if self.all_variants { (0..variants).collect() } else { vec![number % variants.max(1)] };
+        for variant in chosen {
+            let begun = Instant::now();
+            tally.runs += 1;
+            let mut buffers = trial.inputs.buffers.clone();
+            buffers.extend(trial.outputs().clone());
+            let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
+            let ways: Vec<String> = parts.chosen(variant).map(|way| format!("{} {}", way.engine, way.knobs)).collect();
+            let fail =
+                |what: String| format!("{} with seed {}: {}", ways.join(" then "), case.seed, what.chars().take(700).collect::<String>());
+            parts.interpret(variant, &mut buffers, &trial.inputs.scalars, &self.kernels, &options).map_err(fail)?;
+            trial.judge(&buffers).map_err(fail)?;
+            tally.slow.push((begun.elapsed(), format!("{} {}", case.id, ways.join(" then "))));
+        }
+        Ok(())
+    }
+}
+
+fn family(name: &str) {
+    let harness = Harness::new();
+    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{name}.toml"));
+    let cases = load_file(&path).expect("the corpus loads");
+    let mut tally = Tally::default();
+    for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)) {
+        if let Some(fault) = harness.fault(&case.graph, case, number, Some(&mut tally)) {
+            tally.wrong.push(format!("{}: {fault}", case.id));
+        }
+    }
+    tally.conclude(name);
+}
+
+#[test]
+fn convolutions() {
+    family("conv");
+}
+
+#[test]
+fn pointwise() {
+    family("pointwise");
+}
+
+#[test]
+fn reductions() {
+    family("reduction");
+}
+
+#[test]
+fn pooling() {
+    family("pool");
+}
+
+#[test]
+fn softmax() {
+    family("softmax");
+}
+
+#[test]
+fn movements() {
+    family("movement");
+}
+
+#[test]
+fn random_graphs() {
+    let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
+    let first = number("VERDIGRIS_FUZZ_SEED").unwrap_or(0);
+    let harness = Harness::new();
+    let mut tally = Tally::default();
+    for seed in first..first + number("VERDIGRIS_FUZZ_GRAPHS").unwrap_or(300) {
+        let case = fuzz::graph(seed);
+        if let Some(first) = harness.fault(&case.graph, &case, seed as usize, Some(&mut tally)) {
+            let smallest = fuzz::shrink(&case.graph, |graph| harness.fault(graph, &case, seed as usize, None).is_some());
+            let fault = harness.fault(&smallest, &case, seed as usize, None).unwrap_or(first);
+            tally.wrong.push(format!("seed {seed}, {:?}: {fault}\n{}", case.distribution, json::graph_to_json(&smallest)));
+        }
+    }
+    tally.conclude("random graphs");
+}
