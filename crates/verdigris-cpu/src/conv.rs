@@ -254,6 +254,9 @@ impl<T: Real> Images<'_, '_, T> {
     }
 }
 
+/// Elements of gathered pixels that several threads share: 4 MiB in f32, for the last-level cache.
+const SHARED_PANELS: usize = 1 << 20;
+
 /// Images that are worked on at once, so that columns fill whole panels and every thread has work.
 fn images_at_once(batch: usize, pixels: usize) -> usize {
     let for_columns = 256usize.div_ceil(pixels.max(1));
@@ -356,21 +359,27 @@ fn gathered<T: Real>(
                 let data = &images.data()[start..];
                 let channel = |k: usize| (group * sides.result_channels + k) * result_strides[1];
                 match order {
+                    Order::ChannelsFirst if count == 1 && tasks < 2 * rayon::current_num_threads() => {
+                        // Few images: pixels are gathered once for all, and the rows of one image go to several threads.
+                        let at_once = (SHARED_PANELS / class.depth.len().max(1)).next_multiple_of(T::TILE_COLUMNS);
+                        let rows_at_once = sides.result_channels.div_ceil(4 * rayon::current_num_threads());
+                        let rows_at_once = rows_at_once.next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
+                        for (from, to) in from.chunks(at_once).zip(to.chunks(at_once)) {
+                            let mut panels = T::pool(scratch).lend(packed_len(from.len(), class.depth.len(), T::TILE_COLUMNS));
+                            pack_whole(Gather { data, outer: from, depth: &class.depth }, T::TILE_COLUMNS, &mut panels);
+                            let pixels_of = Operand::Packed { panels: &panels, outer: from.len() };
+                            let result = &mut result[channel(0)..][..sides.result_channels * pixels];
+                            result.par_chunks_mut(rows_at_once * pixels).enumerate().for_each(|(part, result)| {
+                                let rows: Vec<usize> = (0..result.len() / pixels).map(|i| i * pixels).collect();
+                                let target = Target { rows: &rows, columns: to };
+                                gemm(scratch, result, target, (filters, part * rows_at_once), pixels_of, class.depth.len(), false);
+                            });
+                        }
+                    }
                     Order::ChannelsFirst => {
                         let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
-                        // Few images: rows of one image go to several threads, each of which gathers for itself.
-                        let parts = if tasks * 2 > rayon::current_num_threads() || count > 1 { 1 } else { rayon::current_num_threads() };
-                        let rows_at_once = sides.result_channels.div_ceil(parts).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
-                        let group_result = &mut result[channel(0)..];
-                        let end = if count > 1 { group_result.len() } else { sides.result_channels * pixels };
-                        let chunk = if count > 1 { end } else { rows_at_once * pixels };
-                        group_result[..end].par_chunks_mut(chunk).enumerate().for_each(|(part, result)| {
-                            let first_row = if count > 1 { 0 } else { part * rows_at_once };
-                            let row_count = if count > 1 { sides.result_channels } else { result.len() / pixels };
-                            let rows: Vec<usize> = (0..row_count).map(|i| i * result_strides[1]).collect();
-                            let target = Target { rows: &rows, columns: &to };
-                            gemm(scratch, result, target, (filters, first_row), gather, class.depth.len(), false);
-                        });
+                        let rows: Vec<usize> = (0..sides.result_channels).map(channel).collect();
+                        gemm(scratch, result, Target { rows: &rows, columns: &to }, (filters, 0), gather, class.depth.len(), false);
                     }
                     Order::ChannelsLast => {
                         let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });

@@ -9,6 +9,7 @@
 //! on how rows were given to threads.
 
 use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
 
 use crate::real::Real;
 use crate::scratch::Scratch;
@@ -55,15 +56,15 @@ pub(crate) fn packed_len(outer: usize, depth: usize, width: usize) -> usize {
     outer.next_multiple_of(width) * depth
 }
 
-/// Packs a whole operand: for each block of [`DEPTH`], for each panel of `width`, `[k][width]`, zeros beyond the edge.
+/// Packs a whole operand, over all threads: for each block of [`DEPTH`], for each panel of `width`, `[k][width]`, zeros beyond the edge.
 pub(crate) fn pack_whole<T: Real>(gather: Gather<'_, T>, width: usize, panels: &mut [T]) {
     let block_len = gather.outer.len().next_multiple_of(width) * DEPTH;
     if gather.outer.is_empty() || gather.depth.is_empty() {
         return;
     }
-    for (depth, panels) in gather.depth.chunks(DEPTH).zip(panels.chunks_mut(block_len)) {
+    gather.depth.par_chunks(DEPTH).zip(panels.par_chunks_mut(block_len)).for_each(|(depth, panels)| {
         pack(gather.data, gather.outer, depth, width, panels);
-    }
+    });
 }
 
 /// Packs one block.
@@ -169,16 +170,40 @@ pub(crate) fn gemm<T: Real>(
     let block_depth = depth.min(DEPTH);
     let mut a_scratch = T::pool(scratch).lend(needs(&a, packed_len(row_count.min(BLOCK_ROWS), block_depth, TILE_ROWS)));
     let mut b_scratch = T::pool(scratch).lend(needs(&b, packed_len(column_count.min(BLOCK_COLUMNS), block_depth, width)));
+    // A sum of several blocks is formed where its rows lie close together: rows of C may be a power of two apart, and then all fall
+    // into the same few lines of the cache. The odd line between two rows keeps them apart here.
+    let stride = column_count.min(BLOCK_COLUMNS) + width;
+    let is_long = depth > DEPTH;
+    let mut sums = T::pool(scratch).lend(if is_long { row_count * stride } else { 0 });
+    let sum_rows: Vec<usize> = (0..if is_long { row_count } else { 0 }).map(|i| i * stride).collect();
+    let sum_columns: Vec<usize> = (0..stride).collect();
     for first_column in (0..column_count).step_by(BLOCK_COLUMNS) {
         let columns = &target.columns[first_column..column_count.min(first_column + BLOCK_COLUMNS)];
         for first_k in (0..depth).step_by(DEPTH) {
             let k = first_k..depth.min(first_k + DEPTH);
             let b_panels = b.block(first_column..first_column + columns.len(), k.clone(), width, &mut b_scratch);
             for block in (0..row_count).step_by(BLOCK_ROWS) {
-                let rows = &target.rows[block..row_count.min(block + BLOCK_ROWS)];
-                let block_rows = first_row + block..first_row + block + rows.len();
-                let a_panels = a.block(block_rows, k.clone(), TILE_ROWS, &mut a_scratch);
-                arch.dispatch(Block { c: &mut *c, rows, columns, depth: k.len(), a: a_panels, b: b_panels, add: add || first_k > 0 });
+                let block_end = row_count.min(block + BLOCK_ROWS);
+                let a_panels = a.block(first_row + block..first_row + block_end, k.clone(), TILE_ROWS, &mut a_scratch);
+                let (a, b, depth) = (a_panels, b_panels, k.len());
+                arch.dispatch(if is_long {
+                    let (rows, columns) = (&sum_rows[block..block_end], &sum_columns[..columns.len()]);
+                    Block { c: &mut sums, rows, columns, depth, a, b, add: first_k > 0 }
+                } else {
+                    Block { c: &mut *c, rows: &target.rows[block..block_end], columns, depth, a, b, add }
+                });
+            }
+        }
+        if is_long {
+            for (&row, sums) in target.rows.iter().zip(sums.chunks_exact(stride)) {
+                let row = &mut c[row..];
+                if !add && is_run(columns) {
+                    row[columns[0]..columns[0] + columns.len()].copy_from_slice(&sums[..columns.len()]);
+                    continue;
+                }
+                for (&column, &sum) in columns.iter().zip(sums) {
+                    row[column] = if add { row[column] + sum } else { sum };
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 mod data;
 mod digits;
 mod model;
+mod net;
 mod report;
 pub(crate) mod runner;
 
@@ -20,10 +21,13 @@ pub(crate) struct Arguments {
 enum What {
     /// Train a small convolutional network on handwritten digits and show what it learned.
     Digits(digits::Arguments),
+    /// Run the layers of ResNet-50 forward and backward with random weights, and time each.
+    Net(net::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     match &arguments.what {
         What::Digits(arguments) => digits::run(arguments),
+        What::Net(arguments) => net::run(arguments),
     }
 }

@@ -41,7 +41,7 @@ impl Numbers {
         }
     }
 
-    fn precision(self) -> Precision {
+    pub(super) fn precision(self) -> Precision {
         if self == Numbers::Tf32 { Precision::Tf32 } else { Precision::Fp32 }
     }
 }
