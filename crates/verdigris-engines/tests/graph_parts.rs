@@ -133,3 +133,34 @@ fn softmax() {
 fn pool() {
     all_of("pool");
 }
+
+/// Every kernel of the catalogs is verified, and assembled where there is an assembler.
+#[test]
+fn catalogs_are_verified_and_assemble_without_spills() {
+    use verdigris_kir::ir::Target;
+    use verdigris_kir::ptx::{Isa, print};
+    let ptxas = std::env::var_os("VERDIGRIS_PTXAS");
+    if ptxas.is_none() {
+        eprintln!("not assembled: VERDIGRIS_PTXAS is not set");
+    }
+    let mut faults = Vec::new();
+    for name in ["map.simt", "reduce.simt", "softmax.rows", "pool.direct"] {
+        let catalog = verdigris_engines::engine(name).expect("registered").catalog(Target::Sm90);
+        assert!(!catalog.is_empty() && catalog.len() <= 150, "{name} has {} kernels", catalog.len());
+        for kernel in catalog {
+            let verified = verdigris_kir::verify::verify(kernel.build()).unwrap_or_else(|faults| panic!("{}: {faults}", kernel.name()));
+            let Some(ptxas) = &ptxas else { continue };
+            let source = std::env::temp_dir().join(format!("{}-{}.ptx", kernel.name(), std::process::id()));
+            std::fs::write(&source, print(&verified, Isa::V9_0)).expect("a writable temporary folder");
+            let output = std::process::Command::new(ptxas).args(["-v", "-arch=sm_80", "-o", "/dev/null"]).arg(&source).output();
+            let output = output.expect("ptxas runs");
+            let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            let _ = std::fs::remove_file(source);
+            let clean = output.status.success() && !["(C75", "(C76", "warning"].iter().any(|word| words.contains(word));
+            if !clean || !words.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") {
+                faults.push(format!("{}: {words}", kernel.name()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+}

@@ -250,3 +250,24 @@ fn problems_keep_their_meaning_in_json() -> TestResult {
     }
     Ok(())
 }
+
+#[test]
+fn unscaling_with_its_overflow_check_is_a_map_and_a_reduction() -> TestResult {
+    // What training in f16 does to a gradient: divide by the loss scale, and ask whether all of it is finite.
+    let mut g = GraphBuilder::new("unscale");
+    let gradient = g.tensor("gradient", DType::F16, rows(&[64, 33]));
+    let factor = g.host_scalar("1 / scale", DType::F32);
+    let unscaled = g.scale("unscale", gradient, verdigris_graph::HostScalar::Bound(factor))?;
+    let finite = g.unary("finite", UnaryOp::IsFinite, unscaled)?;
+    let all = g.reduction("all", ReductionOp::Min, finite, &[0, 1])?;
+    g.store(unscaled, "unscaled", DType::F32)?;
+    g.store(all, "all_finite", DType::F32)?;
+    let partition = partition(&g.finish()?)?;
+    assert_eq!(kinds(&partition), ["map", "reduce"]);
+    assert!(partition.temporaries.is_empty());
+    assert_eq!(partition.parts[0].bindings, [gradient, factor, unscaled]);
+    assert_eq!(partition.parts[0].problem.scalars(), [verdigris_graph::Slot(1)]);
+    assert_eq!(partition.parts[1].bindings, [unscaled, all]);
+    check_order(&partition, &[gradient, factor]);
+    Ok(())
+}

@@ -358,13 +358,14 @@ pub fn fmod<'k>(x: Val<'k, f64>, z: Val<'k, f64>) -> Val<'k, f64> {
         || {
             // A multiple of the divisor by a power of two, so large that the quotient has at most 52 bits: n · multiple is then taken off
             // without an error, but for one multiple too many where the quotient was rounded up.
-            let quotient = rest.get().div(divisor);
-            let infinite = quotient.eq(f64::INFINITY);
-            let exponent = (quotient.bitcast::<u64>() >> 52).low32();
+            // Where the quotient itself leaves the range, 960 and then 160 powers of two are taken first.
+            let power = |exponent: u64| f64::from_bits((1023 + exponent) << 52);
+            let stepped =
+                |base: Val<'k, f64>, exponent: u64| k.select(rest.get().div(base).eq(f64::INFINITY), base * power(exponent), base);
+            let base = stepped(stepped(divisor, 960), 160);
+            let exponent = (rest.get().div(base).bitcast::<u64>() >> 52).low32();
             let excess = k.select(exponent.gt(1023 + 50), exponent - (1023 + 50), 0u32);
-            let excess = k.select(infinite, k.constant(960u32), excess);
-            let scale = ((excess + 1023).widen() << 52).bitcast::<f64>();
-            let multiple = divisor * scale;
+            let multiple = base * ((excess + 1023).widen() << 52).bitcast::<f64>();
             let n = rest.get().div(multiple).convert::<f64>(CvtRound::IntZero);
             let left = k.fma(-n, multiple, rest.get());
             rest.set(k.select(left.lt(0.0), left + multiple, left));

@@ -1,0 +1,140 @@
+//! Pointwise functions over the whole range of their arguments, by the interpreter, against the host's f64: closer than the tolerances of the
+//! corpus ask for.
+
+use verdigris_engines::arch::Arch;
+use verdigris_graph::pattern::partition;
+use verdigris_graph::{BinaryOp, GraphBuilder, UnaryOp};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_reference::data::Random;
+use verdigris_tensor::{DType, Layout};
+
+/// Runs `f` on columns of operands, in one type.
+fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[verdigris_graph::Uid]) -> verdigris_graph::Uid) -> Vec<f64> {
+    let count = columns[0].len();
+    let layout = || Layout::row_major(&[count as u64]).expect("a small layout");
+    let mut g = GraphBuilder::new("function");
+    let inputs: Vec<_> = columns.iter().map(|_| g.tensor("x", dtype, layout())).collect();
+    let y = build(&mut g, &inputs);
+    g.store(y, "y", dtype).expect("a known tensor");
+    let parts = partition(&g.finish().expect("a valid graph")).expect("a partition").parts;
+    let [part] = &parts[..] else { panic!("one map") };
+    let arch = Arch::virtual_device(2);
+    let candidate = verdigris_engines::engine("map.simt").expect("registered").accept(&part.problem, &arch).expect("it takes every map");
+    let space = candidate.knobs();
+    let program = candidate.program(space.default_setting()).expect("the default setting");
+    let mut memory = Memory::new();
+    for uid in &part.bindings {
+        let bytes = match inputs.iter().position(|input| input == uid) {
+            Some(column) if dtype == DType::F64 => columns[column].iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Some(column) => columns[column].iter().flat_map(|&value| (value as f32).to_le_bytes()).collect::<Vec<u8>>(),
+            None => vec![0xa5; count * dtype.bytes()],
+        };
+        memory.add(&bytes);
+    }
+    let output = part.bindings.iter().position(|uid| *uid == y).expect("the output is bound");
+    let options = Options { float_noise: true, ..Options::schedule(1) };
+    interp::run(&program, &Kernels::new(), &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
+    let bytes = memory.to_vec(output);
+    if dtype == DType::F64 {
+        bytes.chunks_exact(8).map(|chunk| f64::from_le_bytes(chunk.try_into().expect("eight bytes"))).collect()
+    } else {
+        bytes.chunks_exact(4).map(|chunk| f64::from(f32::from_le_bytes(chunk.try_into().expect("four bytes")))).collect()
+    }
+}
+
+/// Arguments of every size, both signs, and the edges.
+fn arguments(dtype: DType, seed: u64) -> Vec<f64> {
+    let mut random = Random::new(seed);
+    let range = if dtype == DType::F64 { 300 } else { 37 };
+    let mut list = vec![0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-30, -1e-30, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    list.extend([1e22, -6.02e23, 1e35, 16.0 * std::f64::consts::PI, 710.0 / 8.0, -100.0, 88.5, -87.9, 3.0, -3.0, 20.0, -20.0]);
+    for i in 0..485 {
+        let unit = (random.bits() >> 11) as f64 / (1u64 << 53) as f64;
+        let exponent = if i % 3 == 0 { random.below(2 * range) as i32 - range as i32 } else { random.below(5) as i32 - 3 };
+        let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
+        list.push(sign * (0.1 + 0.9 * unit) * 10f64.powi(exponent));
+    }
+    if dtype == DType::F64 { list } else { list.into_iter().map(|value| f64::from(value as f32)).collect() }
+}
+
+/// How far `got` may be from `want`: so many units in the last place, or an absolute error.
+fn check(what: &str, dtype: DType, arguments: &[&[f64]], got: &[f64], want: impl Fn(usize) -> f64, units: f64, absolute: f64) {
+    let epsilon = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+    for (i, &got) in got.iter().enumerate() {
+        let exact = want(i);
+        let want = if dtype == DType::F64 { exact } else { f64::from(exact as f32) };
+        let smallest = if dtype == DType::F64 { 1e-300 } else { 2f64.powi(-149) };
+        let near = (got - exact).abs() <= units * epsilon * exact.abs() + absolute * epsilon + 2.0 * smallest;
+        let same = got == want || (got.is_nan() && want.is_nan());
+        let at: Vec<f64> = arguments.iter().map(|column| column[i]).collect();
+        assert!(near || same, "{what} in {dtype} of {at:?} is {got:e}, not {exact:e}");
+    }
+}
+
+#[test]
+fn functions_of_one_value() {
+    type Case = (UnaryOp, fn(f64) -> f64, f64, f64);
+    let cases: [Case; 13] = [
+        (UnaryOp::Exp, f64::exp, 6.0, 0.0),
+        (UnaryOp::Log, f64::ln, 3.0, 0.0),
+        (UnaryOp::Sqrt, f64::sqrt, 1.0, 0.0),
+        (UnaryOp::Rsqrt, |x| 1.0 / x.sqrt(), 4.0, 0.0),
+        (UnaryOp::Reciprocal, |x| 1.0 / x, 1.0, 0.0),
+        (UnaryOp::Sin, f64::sin, 4.0, 0.0),
+        (UnaryOp::Cos, f64::cos, 4.0, 0.0),
+        (UnaryOp::Tan, f64::tan, 8.0, 0.0),
+        (UnaryOp::Ceil, f64::ceil, 0.0, 0.0),
+        (UnaryOp::Floor, f64::floor, 0.0, 0.0),
+        (UnaryOp::Round, f64::round_ties_even, 0.0, 0.0),
+        (UnaryOp::Erf, |x| verdigris_reference::ops::pointwise::unary(UnaryOp::Erf, x), 6.0, 4.0),
+        (UnaryOp::Mish, |x| x * (x.max(0.0) + (-x.abs()).exp().ln_1p()).tanh(), 12.0, 0.0),
+    ];
+    for dtype in [DType::F32, DType::F64] {
+        for (f, want, units, absolute) in cases {
+            // Long exponents lose what the reduced argument cannot hold.
+            let units =
+                if dtype == DType::F64 && matches!(f, UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tan | UnaryOp::Exp) { 24.0 } else { units };
+            let x = arguments(dtype, f.name().len() as u64);
+            let got = run(dtype, std::slice::from_ref(&x), |g, x| g.unary("f", f, x[0]).expect("a known tensor"));
+            let skips = |x: f64| f == UnaryOp::Mish && (x.is_infinite() || x < -80.0);
+            check(f.name(), dtype, &[&x], &got, |i| if skips(x[i]) { got[i] } else { want(x[i]) }, units, absolute);
+        }
+    }
+}
+
+#[test]
+fn functions_of_two_values() {
+    type Case = (BinaryOp, fn(f64, f64) -> f64, f64);
+    let cases: [Case; 5] = [
+        (BinaryOp::Div, |x, z| x / z, 1.0),
+        (BinaryOp::Mod, |x, z| x % z, 0.0),
+        (BinaryOp::Atan2, f64::atan2, 5.0),
+        (BinaryOp::Pow, f64::powf, 1.0),
+        (BinaryOp::Pow, |x, z| x.powf(z), 1.0),
+    ];
+    for dtype in [DType::F32, DType::F64] {
+        for (i, (f, want, units)) in cases.into_iter().enumerate() {
+            let x = arguments(dtype, 7 + i as u64);
+            // Every pair of edges, then random pairs.
+            let mut z = arguments(dtype, 70 + i as u64);
+            let edges = 11;
+            let mut x = x;
+            for (a, b) in (0..edges).flat_map(|a| (0..edges).map(move |b| (a, b))) {
+                x.push(x[a]);
+                z.push(z[b]);
+            }
+            let whole = i == 4;
+            if whole {
+                z.iter_mut().for_each(|z| *z = (z.clamp(-30.0, 30.0) * 2.0).round());
+            }
+            let got = run(dtype, &[x.clone(), z.clone()], |g, t| g.binary("f", f, t[0], t[1]).expect("known tensors"));
+            // Of a power in f64 the logarithm's last place is multiplied by the exponent.
+            let own = |i: usize| {
+                if f == BinaryOp::Pow && dtype == DType::F64 { 8.0 + 4.0 * (z[i] * x[i].abs().ln()).abs().min(800.0) } else { units }
+            };
+            for j in 0..got.len() {
+                check(f.name(), dtype, &[&x[j..=j], &z[j..=j]], &got[j..=j], |_| want(x[j], z[j]), own(j), 0.0);
+            }
+        }
+    }
+}
