@@ -23,7 +23,7 @@
 mod geometry;
 mod join;
 mod kernel;
-mod statistics;
+pub(super) mod statistics;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};

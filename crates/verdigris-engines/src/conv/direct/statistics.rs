@@ -18,7 +18,7 @@ fn kernel(stored: DType, double: bool) -> KernelRef {
 }
 
 /// Adds the launch. Of no pixels, the sums are 0.
-pub(super) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
+pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
     let [n, channels, d, h, w] = p.result_extents();
     if channels == 0 {
         return;

@@ -180,6 +180,9 @@ struct FilterFeed<'k> {
     group_matrices: Divisor<'k>,
     group_rows: Val<'k, u32>,
     group_channels: Val<'k, u32>,
+    /// Steps over all pixels; they are made once for each product of terms: high·high, high·low, low·high.
+    pass_steps: Divisor<'k>,
+    images: Val<'k, u32>,
 }
 
 /// The loads of a kernel.
@@ -227,6 +230,8 @@ pub(super) struct FilterArgs<'a> {
     pub(super) group_matrices: u32,
     pub(super) group_rows: u32,
     pub(super) group_channels: u32,
+    pub(super) pass_steps: u32,
+    pub(super) images: u32,
 }
 
 fn number(n: u32) -> Arg {
@@ -258,6 +263,7 @@ impl FilterArgs<'_> {
         args.push(number(self.tap_count));
         args.extend([Arg::Divisor(self.slabs), Arg::Divisor(self.group_matrices)]);
         args.extend([self.group_rows, self.group_channels].map(number));
+        args.extend([Arg::Divisor(self.pass_steps), number(self.images)]);
         args
     }
 }
@@ -297,6 +303,8 @@ impl<'k> Feed<'k> {
                 group_matrices: k.divisor("group_matrices"),
                 group_rows: k.scalar("group_rows"),
                 group_channels: k.scalar("group_channels"),
+                pass_steps: k.divisor("pass_steps"),
+                images: k.scalar("images"),
             }),
         }
     }
@@ -415,12 +423,14 @@ impl<'k> FilterFeed<'k> {
             })
             .collect();
         k.range(work.steps, |step| {
-            let pixel = (work.first_step + step) * spec.depth();
+            let (pass, step) = self.pass_steps.split(work.first_step + step);
+            let pixel = step * spec.depth();
             let (base, image) = self.walk.base(pixel);
+            let image = image + k.select(pass.eq(1), self.images, 0u32);
             let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
             let stage = slots.ring.stage();
             let a_slot = slots.a + stage * a_tile.bytes();
-            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, k.constant(0), full, slots.a_options);
+            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, pass >> 1, full, slots.a_options);
             let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
             for (i, (channel, offsets)) in columns.iter().enumerate() {
                 let slot = b_slot + i as u32 * pixels.operand().bytes();

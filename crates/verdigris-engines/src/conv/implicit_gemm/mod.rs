@@ -18,6 +18,7 @@
 
 mod feed;
 mod geometry;
+mod halves;
 mod kernel;
 mod reduce;
 mod view;
@@ -33,6 +34,7 @@ use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 use view::View;
 
+use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::gemm::repack;
@@ -140,7 +142,8 @@ impl Engine for ImplicitGemm {
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
         require_operands(conv)?;
         let view = View::new(conv)?;
-        let plan = Plan { arch: arch.clone(), view, promote: conv.precision == Precision::Fp8Promoted };
+        let promote = conv.precision == Precision::Fp8Promoted && view.kind != Kind::Filter;
+        let plan = Plan { arch: arch.clone(), view, promote, conv: conv.clone() };
         ID.require(!plan.settings().is_empty(), Reason::Epilogue, "no tile suits this chain")?;
         Ok(Box::new(plan))
     }
@@ -153,7 +156,13 @@ impl Engine for ImplicitGemm {
         let mut adds: Vec<KernelRef> = adds.map(|(integer, d)| AddSpec { integer, epilogue: plain(d, true) }.kernel()).collect();
         adds.sort_by(|one, other| one.name().cmp(other.name()));
         adds.dedup_by(|one, other| one.name() == other.name());
-        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
+        catalog_specs()
+            .into_iter()
+            .map(reference)
+            .chain(adds)
+            .chain(repack::catalog())
+            .chain([DType::F32, DType::E4m3, DType::E5m2].map(halves::kernel))
+            .collect()
     }
 }
 
@@ -170,7 +179,6 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
         Reason::Epilogue,
         format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
     )?;
-    ID.require(conv.statistics.is_none(), Reason::Epilogue, "sums over channels; writes the result alone")?;
     let [(_, a, _), (_, b, _)] = conv.operands();
     let halves = a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16);
     let takes = match conv.precision {
@@ -180,11 +188,12 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
         Precision::F64 | Precision::Ieee | Precision::F16 => false,
     };
     ID.require(takes, Reason::Precision, format_args!("{:?} of {} and {}", conv.precision, a.dtype, b.dtype))?;
-    // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone.
+    // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone; others become sums
+    // of these, which sums of integers outgrow.
     ID.require(
-        conv.direction != Direction::Wgrad || halves,
+        conv.direction != Direction::Wgrad || conv.precision != Precision::I32,
         Reason::DType,
-        format_args!("wgrad of {} and {}; takes bf16 and f16", a.dtype, b.dtype),
+        format_args!("wgrad of {} and {}; takes floats", a.dtype, b.dtype),
     )
 }
 
@@ -222,6 +231,13 @@ fn catalog_specs() -> Vec<Spec> {
                     specs.extend(given.spec(shape, split, plain(d, false)));
                 }
             }
+        }
+    }
+    // The filter's gradient of f32, whose operands become bf16. Where its parts are joined, that is by a launch of their own.
+    for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
+        let given = Given { kind: Kind::Filter, spatial, a: DType::Bf16, b: DType::Bf16, promote: false, out: Out::Tma };
+        if modes(Kind::Filter, spatial, DType::Bf16, number).contains(&Split::No) {
+            specs.extend(given.spec(shape, Split::No, plain(DType::F32, false)));
         }
     }
     // Parts are the same for each type of result.
@@ -289,6 +305,7 @@ struct Plan {
     arch: Arch,
     promote: bool,
     view: View,
+    conv: ConvProblem,
 }
 
 /// How a setting lays the work over the chip.
@@ -363,6 +380,7 @@ impl Plan {
         // A kernel for split tiles serves whole ones too.
         let wanted: &[Split] = match setting.split {
             0 => &[Split::No, Split::Joined],
+            1..=3 if view.halves.is_some() => &[],
             1..=3 => &[Split::Joined],
             _ => &[Split::Reduced],
         };
@@ -479,8 +497,10 @@ impl Plan {
         let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
         // The shorter of the two is not wholly hidden behind the longer.
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        let repack_us = self.view.repack.as_ref().map_or(0.0, |repack| repack.estimate_us(&self.arch));
-        Some(both_ns * 1e-3 + launches_us + repack_us)
+        // Sums over channels read the result once more, a sector for each of its elements.
+        let elements = self.view.product.m as f64 * self.view.product.n as f64 * self.view.product.batch_count() as f64;
+        let sums_us = self.conv.statistics.map_or(0.0, |_| 5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3));
+        Some(both_ns * 1e-3 + launches_us + self.view.copies_us(&self.arch) + sums_us)
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -515,7 +535,7 @@ impl Candidate for Plan {
             down_convert: (operand == DType::F32).then_some(DType::Tf32),
             accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
             reduced_sums: operand.is_fp8() && !self.promote,
-            split_operands: false,
+            split_operands: self.view.halves.is_some() && self.conv.x.dtype == DType::F32,
         }
     }
 
@@ -560,6 +580,9 @@ impl Candidate for Plan {
             kernel: reference(spec),
         }));
         program.steps.extend(add.map(Step::Launch));
+        if let Some(statistics) = &self.conv.statistics {
+            statistics::steps(&self.conv, statistics, &mut program);
+        }
         Ok(program)
     }
 }

@@ -11,7 +11,9 @@ use super::super::chain::over_matrices;
 use super::ID;
 use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
+use super::halves::{Halves, terms};
 use super::kernel::{Kind, Shared, Spec, Split};
+use crate::arch::Arch;
 use crate::engine::{Reason, Refusal};
 use crate::gemm::repack::Repack;
 use crate::parts::batch::Chunk;
@@ -32,6 +34,8 @@ pub(super) struct View {
     pub(super) product: GemmProblem,
     /// The filter is copied first; it is described as it lies then.
     pub(super) repack: Option<Repack>,
+    /// dy and x are copied as bf16 first.
+    pub(super) halves: Option<[Halves; 2]>,
     /// Bytes that must cross the memory bus.
     pub(super) traffic_bytes: f64,
     gather: Gather,
@@ -111,6 +115,7 @@ impl View {
             columns: narrow("the number of channels", columns)?,
             product,
             repack,
+            halves: None,
             traffic_bytes: conv.traffic_bytes(),
             gather,
             conv: conv.clone(),
@@ -128,7 +133,8 @@ impl View {
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
         require_pixels(&conv.x)?;
         require_pixels(&conv.y)?;
-        let lines = 128 / conv.x.dtype.bytes() as u64;
+        // A slab is 128 bytes of 16-bit elements, in memory or in their copy.
+        let lines = 64;
         require_groups(groups, group_c, lines)?;
         let Some(dy) = conv.y.as_matrix(conv.y_extents()) else {
             return Err(ID.refusal(Reason::Layout, format_args!("y has strides {:?}; its pixels must have a single one", conv.y.strides)));
@@ -165,16 +171,34 @@ impl View {
         narrow("the number of pixels", pixels.saturating_add(4096))?;
         narrow("the number of columns", taps.saturating_mul(group_c))?;
         let product = product(conv, [group_k, columns, pixels], batch, matrix)?;
+        let halves = if matches!(conv.y.dtype, DType::Bf16 | DType::F16) {
+            None
+        } else {
+            let Some(x) = conv.x.as_matrix(conv.x_extents()) else {
+                return Err(
+                    ID.refusal(Reason::Layout, format_args!("x has strides {:?}; its pixels must have a single one", conv.x.strides))
+                );
+            };
+            let input = conv.input.iter().fold(conv.n, |all, &extent| all.saturating_mul(extent));
+            let halves = [Halves::new(dy.clone(), pixels, conv.k), Halves::new(x, input, conv.c)];
+            for copy in &halves {
+                narrow("the number of pairs of channels", copy.threads())?;
+            }
+            narrow("the number of images", 2 * conv.n)?;
+            Some(halves)
+        };
+        let half = |dtype: DType| if halves.is_some() { DType::Bf16 } else { dtype };
         Ok(View {
             kind: Kind::Filter,
             spatial,
-            a: conv.y.dtype,
-            b: conv.x.dtype,
+            a: half(conv.y.dtype),
+            b: half(conv.x.dtype),
             out: way_out(&product.d, false),
             rows: narrow("the number of channels", group_k)?,
             columns: narrow("the number of columns", columns)?,
             product,
             repack: None,
+            halves,
             traffic_bytes: conv.traffic_bytes(),
             gather,
             conv: conv.clone(),
@@ -194,6 +218,18 @@ impl View {
         }
     }
 
+    /// Products of terms.
+    fn passes(&self) -> u32 {
+        let both = self.halves.is_some() && terms(self.conv.x.dtype) == 2 && terms(self.conv.y.dtype) == 2;
+        if both { 3 } else { 1 }
+    }
+
+    /// Microseconds that the copies ahead take.
+    pub(super) fn copies_us(&self, arch: &Arch) -> f64 {
+        let repack = self.repack.as_ref().map_or(0.0, |repack| repack.estimate_us(arch));
+        repack + self.halves.iter().flatten().map(|copy| copy.estimate_us(arch)).sum::<f64>()
+    }
+
     /// Slabs of channels of one tap.
     fn slabs(&self, depth: u32) -> u32 {
         self.group_depth.div_ceil(depth)
@@ -203,7 +239,7 @@ impl View {
     pub(super) fn steps(&self, depth: u32) -> u32 {
         match self.kind {
             Kind::Gather { .. } => self.gather.classes.first().map_or(0, |class| class.taps.len() as u32) * self.slabs(depth),
-            Kind::Filter => (self.product.k as u32).div_ceil(depth),
+            Kind::Filter => self.passes() * (self.product.k as u32).div_ceil(depth),
         }
     }
 
@@ -219,6 +255,8 @@ impl View {
     pub(super) fn alignments(&self, spec: &Spec, epilogue: &EpilogueSpec) -> Vec<u64> {
         let mut alignments = vec![1; self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
         let elements = self.conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = self.conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
+        let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
         let gathered = (self.conv.activations().slot, 16);
         let other = self.repack.is_none().then_some((self.other.slot, 16));
         let d = (spec.out != Out::Direct && spec.split != Split::Reduced).then_some((self.product.d.slot, 16));
@@ -243,7 +281,24 @@ impl View {
         let in_place = |slot: Slot| Address::buffer(slot.0 as usize);
         let (conv, gather, groups) = (&self.conv, &self.gather, self.conv.groups as u32);
         let activations = conv.activations();
-        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations));
+        // Where halves are made, both operands lie in scratch.
+        let halves = self.halves.as_ref().map(|halves| {
+            halves.each_ref().map(|copy| {
+                let scratch = program.add_scratch("activations as bf16", copy.scratch_bytes());
+                program.steps.push(Step::Launch(copy.launch(in_place(copy.slot()), scratch)));
+                scratch
+            })
+        });
+        let pixels = match (&self.halves, &halves) {
+            (Some([_, x]), Some([_, place])) => {
+                let [_, _, d, h, w] = conv.x_extents();
+                let strides = [d * h * w, 0, h * w, w, 1].map(|pixels| pixels * x.pitch());
+                let copy = Tensor { slot: conv.x.slot, dtype: DType::Bf16, strides };
+                let images = conv.n * terms(conv.x.dtype);
+                Arg::TensorMap(*place, self.gathered_map(spec.gathered().map(), &copy, images))
+            }
+            _ => Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations, conv.n)),
+        };
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
@@ -278,12 +333,19 @@ impl View {
             }
             Kind::Filter => {
                 let decl = spec.a_tile().map(spec.loaded(Shared::A));
-                let map = matrix_map(decl, &self.other, [conv.k, self.product.k, 1]);
+                let (dy, place, terms) = match (&self.halves, &halves) {
+                    (Some([dy, _]), Some([place, _])) => {
+                        let packed = Matrix::row_major(self.other.slot, DType::Bf16, dy.pitch());
+                        (Matrix { batch_strides: vec![dy.term_stride()], ..packed }, *place, terms(conv.y.dtype))
+                    }
+                    _ => (self.other.clone(), in_place(self.other.slot), 1),
+                };
+                let map = matrix_map(decl, &dy, [conv.k, self.product.k, terms]);
                 // Where a tap is a matrix, all slabs of a row of tiles belong to it.
                 let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
                 FilterArgs {
                     gather,
-                    dy: Arg::TensorMap(in_place(self.other.slot), map),
+                    dy: Arg::TensorMap(place, map),
                     pixels,
                     taps,
                     tap_count: self.taps,
@@ -291,6 +353,8 @@ impl View {
                     group_matrices: if self.tap_matrices { self.taps } else { 1 },
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
+                    pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
+                    images: conv.n as u32,
                 }
                 .args()
             }
@@ -305,14 +369,14 @@ impl View {
         spec.way().args(Address::buffer(d.slot.0 as usize), [self.rows, self.columns, batch], leading, chunk.strides_bytes(d))
     }
 
-    fn gathered_map(&self, decl: MapDecl, tensor: &Tensor) -> MapSpec {
+    fn gathered_map(&self, decl: MapDecl, tensor: &Tensor, images: u64) -> MapSpec {
         let bytes = tensor.dtype.bytes() as u64;
         let walks = &self.gather.walks;
         let spatial = (0..walks.len()).map(|axis| tensor.strides[4 - axis] * bytes);
         let steps = walks.iter().map(|walk| walk.step as u32);
         MapSpec {
             decl,
-            dims: [self.conv.activation_channels()].into_iter().chain(walks.iter().map(|walk| walk.extent)).chain([self.conv.n]).collect(),
+            dims: [self.conv.activation_channels()].into_iter().chain(walks.iter().map(|walk| walk.extent)).chain([images]).collect(),
             strides_bytes: spatial.chain([tensor.strides[0] * bytes]).collect(),
             element_strides: [1].into_iter().chain(steps).chain([1]).collect(),
             lower_corner: walks.iter().map(|walk| walk.lower as i32).collect(),
