@@ -329,6 +329,11 @@ pub fn load_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u
     }
 }
 
+/// A value on its way to an integer type, in which NaN is 0: of a NaN in f64, or for 64 bits, the chip's conversion makes the least integer.
+pub fn without_nan<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Val<'k, T> {
+    if T::DTYPE == DType::F64 || dtype == DType::I64 { k.select(value.eq(value), value, T::constant(k, 0.0)) } else { value }
+}
+
 /// Rounds and stores one element.
 #[track_caller]
 pub fn store<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64, value: Val<'k, T>) {
@@ -342,9 +347,11 @@ pub fn store<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>,
             let pair: Val<'k, u16> = k.pack(fp8(dtype), value, value);
             k.st_global_byte(address, offset_bytes, u32_of(pair));
         }
-        DType::I8 | DType::U8 | DType::Bool => k.st_global_byte(address, offset_bytes, k.round_to_byte::<T>(value, dtype == DType::I8)),
-        DType::I32 => k.st_global(address, offset_bytes, value.convert::<i32>(CvtRound::IntNearest)),
-        DType::I64 => k.st_global(address, offset_bytes, value.convert::<i64>(CvtRound::IntNearest)),
+        DType::I8 | DType::U8 | DType::Bool => {
+            k.st_global_byte(address, offset_bytes, k.round_to_byte::<T>(without_nan(k, dtype, value), dtype == DType::I8))
+        }
+        DType::I32 => k.st_global(address, offset_bytes, without_nan(k, dtype, value).convert::<i32>(CvtRound::IntNearest)),
+        DType::I64 => k.st_global(address, offset_bytes, without_nan(k, dtype, value).convert::<i64>(CvtRound::IntNearest)),
     }
 }
 
@@ -378,11 +385,16 @@ pub fn store_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, 
             k.st_global(address, offset_bytes, k.pack::<u16>(fp8(dtype), low, high));
         }
         DType::I8 | DType::U8 | DType::Bool => {
-            let [low, high] = values.map(|value| k.round_to_byte::<T>(value, dtype == DType::I8) & 0xffu32);
+            let [low, high] = values.map(|value| k.round_to_byte::<T>(without_nan(k, dtype, value), dtype == DType::I8) & 0xffu32);
             k.st_global(address, offset_bytes, (low | (high << 8)).low16());
         }
         DType::I32 => {
-            k.st_global_vector(address, offset_bytes, &values.map(|value| value.convert::<i32>(CvtRound::IntNearest)), Cache::Default);
+            k.st_global_vector(
+                address,
+                offset_bytes,
+                &values.map(|value| without_nan(k, dtype, value).convert::<i32>(CvtRound::IntNearest)),
+                Cache::Default,
+            );
         }
         DType::F16 | DType::Bf16 | DType::I64 => {
             for (i, value) in values.into_iter().enumerate() {
@@ -406,9 +418,9 @@ pub fn round_to<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) 
             let pair: Val<'k, u16> = k.pack(fp8(dtype), value, value);
             T::from_f32(widen_byte(k, dtype, u32_of(pair)))
         }
-        DType::I8 => T::from_i32((k.round_to_byte::<T>(value, true) << 24).signed() >> 24),
-        DType::U8 | DType::Bool => T::from_i32((k.round_to_byte::<T>(value, false) & 0xffu32).signed()),
-        DType::I32 => T::from_i32(value.convert::<i32>(CvtRound::IntNearest)),
-        DType::I64 => value.convert::<i64>(CvtRound::IntNearest).convert(CvtRound::Nearest),
+        DType::I8 => T::from_i32((k.round_to_byte::<T>(without_nan(k, dtype, value), true) << 24).signed() >> 24),
+        DType::U8 | DType::Bool => T::from_i32((k.round_to_byte::<T>(without_nan(k, dtype, value), false) & 0xffu32).signed()),
+        DType::I32 => T::from_i32(without_nan(k, dtype, value).convert::<i32>(CvtRound::IntNearest)),
+        DType::I64 => without_nan(k, dtype, value).convert::<i64>(CvtRound::IntNearest).convert(CvtRound::Nearest),
     }
 }

@@ -130,9 +130,11 @@ fn encode<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Raw
             let pair: Val<'k, u16> = k.pack(if dtype == DType::E4m3 { Packed::E4m3x2 } else { Packed::E5m2x2 }, value, value);
             Raw::B8(pair.convert::<u32>(CvtRound::None) & 0xffu32)
         }
-        DType::I8 | DType::U8 | DType::Bool => Raw::B8(k.round_to_byte::<T>(value, dtype == DType::I8) & 0xffu32),
-        DType::I32 => Raw::B32(value.convert::<i32>(CvtRound::IntNearest).unsigned()),
-        DType::I64 => Raw::B64(value.convert::<i64>(CvtRound::IntNearest).unsigned()),
+        DType::I8 | DType::U8 | DType::Bool => {
+            Raw::B8(k.round_to_byte::<T>(compute::without_nan(k, dtype, value), dtype == DType::I8) & 0xffu32)
+        }
+        DType::I32 => Raw::B32(compute::without_nan(k, dtype, value).convert::<i32>(CvtRound::IntNearest).unsigned()),
+        DType::I64 => Raw::B64(compute::without_nan(k, dtype, value).convert::<i64>(CvtRound::IntNearest).unsigned()),
     }
 }
 
