@@ -447,6 +447,17 @@ impl GraphBuilder {
         self.graph.tensor(uid).map(|tensor| tensor.layout.dims().to_vec())
     }
 
+    /// Gives a virtual tensor another element type: its value is what that type holds, as if it had been stored and read again.
+    ///
+    /// # Errors
+    /// An unknown uid. That the op which writes it can is checked by [`GraphBuilder::finish`].
+    pub fn set_dtype(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        tensor.dtype = dtype;
+        Ok(())
+    }
+
     /// Makes a virtual tensor real: named, of type `dtype`, packed row-major.
     ///
     /// # Errors

@@ -129,7 +129,8 @@ impl Device {
         }
     }
 
-    /// Makes a graph ready under the device's policy.
+    /// Makes a graph ready under the device's policy. The CPU has one way for each op, whose results are the same each time: no policy changes
+    /// anything there.
     ///
     /// # Errors
     /// [`Error::Graph`], [`Error::Cpu`], and all of [`Handle::plan_graph`].

@@ -133,7 +133,7 @@ impl Bound {
             }
             .into());
         }
-        let pairs = pairs(&tensors, &uses);
+        let pairs = pairs(graph, &tensors, &uses);
         Ok(Bound { tensors, pairs })
     }
 
@@ -220,7 +220,8 @@ impl Bound {
 }
 
 /// Every tensor that is written beside every other one.
-fn pairs(tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>]) -> Vec<Pair> {
+fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>]) -> Vec<Pair> {
+    let described = |place: usize| graph.tensor(tensors[place].uid).map(|tensor| (tensor.dtype, tensor.layout));
     let mut pairs = Vec::new();
     for output in (0..tensors.len()).filter(|&i| tensors[i].is_written) {
         let writes: Vec<&(usize, Operand)> = uses[output].iter().filter(|(_, operand)| operand.access == Access::Written).collect();
@@ -228,13 +229,14 @@ fn pairs(tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>]) -> Vec<Pair> {
             if tensors[other].is_written && other < output {
                 continue;
             }
-            // The output may take the other's place if all that is read there is read before: by an earlier part, or by the part that
-            // writes it, each element before its own is written.
+            // The output may take the other's place if it is the same elements, and all that is read there is read before: by an earlier
+            // part, or by the part that writes it, each element before its own is written.
             let may_share = !tensors[other].is_written
+                && described(output) == described(other)
                 && writes.iter().all(|(writer, written)| {
                     uses[other].iter().all(|(reader, read)| {
                         let same = (read.dtype, &read.layout) == (written.dtype, &written.layout);
-                        same && (reader < writer || (reader == writer && read.access == Access::ReadInPlace))
+                        reader < writer || (reader == writer && same && read.access == Access::ReadInPlace)
                     })
                 });
             pairs.push(Pair { output, other, may_share });
