@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use verdigris_engines::arch::Arch;
-use verdigris_graph::{GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Slot};
+use verdigris_graph::{ConvExtents, ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Real, Slot, Tensor};
 use verdigris_kir::ir::Target;
 use verdigris_reference::data::Random;
 use verdigris_tensor::DType;
@@ -89,4 +89,61 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
         }
         assert!(taken > 150 && used.len() > catalog.len() / 4, "{name}: {taken} problems, {} kernels", used.len());
     }
+}
+
+/// A convolution without steps, of types that catalogs hold, in one of the usual layouts.
+fn convolution(random: &mut Random) -> Option<ConvProblem> {
+    let types = [
+        (DType::Bf16, DType::Bf16, Precision::Fp32),
+        (DType::F16, DType::F16, Precision::Fp32),
+        (DType::F16, DType::F16, Precision::F16),
+        (DType::F32, DType::F32, Precision::Ieee),
+        (DType::F32, DType::F32, Precision::Tf32),
+        (DType::F64, DType::F64, Precision::F64),
+        (DType::I8, DType::I32, Precision::I32),
+    ];
+    let (operands, result, precision) = types[random.below(types.len() as u64) as usize];
+    let groups = if random.below(3) == 0 { 1 + random.below(6) } else { 1 };
+    let extents = ConvExtents {
+        direction: Direction::ALL[random.below(3) as usize],
+        n: random.below(300),
+        c: groups * (1 + random.below(100)),
+        k: groups * (1 + random.below(200)),
+        groups,
+        input: [1 + random.below(3), 1 + random.below(60), 1 + random.below(300)],
+        filter: [1, 1 + random.below(4), 1 + random.below(4)],
+        pads: [0, random.below(3), random.below(3)],
+        strides: [1, 1 + random.below(3), 1 + random.below(3)],
+        dilations: [1, 1 + random.below(2), 1 + random.below(2)],
+    };
+    let mut problem = ConvProblem { precision, ..ConvProblem::packed(extents, operands, result).ok()? };
+    if random.below(2) == 0 {
+        problem.x = Tensor::channels_first(problem.x.slot, problem.x.dtype, problem.x_extents());
+        problem.w = Tensor::channels_first(problem.w.slot, problem.w.dtype, problem.w_extents());
+        problem.y = Tensor::channels_first(problem.y.slot, problem.y.dtype, problem.y_extents());
+    }
+    problem.canonical().ok()
+}
+
+#[test]
+fn random_convolutions_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    let engine = verdigris_engines::engine("conv.direct").expect("the engine is registered");
+    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    let mut random = Random::new(11);
+    let mut used = HashSet::new();
+    let mut problems = 0;
+    while problems < 1000 {
+        let Some(problem) = convolution(&mut random) else { continue };
+        problems += 1;
+        let problem = Problem::Conv(problem);
+        let candidate = engine.accept(&problem, &arch).expect("it takes everything");
+        for knobs in candidate.knobs().settings() {
+            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+    }
+    assert!(used.len() > catalog.len() / 2, "{} of {} kernels", used.len(), catalog.len());
 }

@@ -551,6 +551,9 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     }
 }
 
+/// Stores a sum at a row and a column.
+type StoreSum<'k, S> = Box<dyn Fn(Val<'k, u32>, Val<'k, u32>, Val<'k, S>) + 'k>;
+
 /// wgrad: rows are output channels, columns taps and input channels, the depth runs over pixels of the output.
 fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let rows = k.scalar::<u32>("rows");
@@ -624,7 +627,7 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let a = Side::<S>::new(k, spec, table, "y_slabs", spec.tile.rows(), along_depth, Reading::Plain, plain_outer);
     let b = Side::<S>::new(k, spec, table, "x_slabs", spec.tile.columns(), along_depth, reading, gather_outer);
 
-    let store: Box<dyn Fn(Val<'k, u32>, Val<'k, u32>, Val<'k, S>) + 'k> = if spec.split {
+    let store: StoreSum<'k, S> = if spec.split {
         let parts = k.output("parts", S::TY.bytes());
         let [part_bytes, group_bytes] = ["part_bytes", "group_bytes"].map(|name| k.scalar::<u64>(name));
         let first_part = k.scalar::<u32>("first_part");
