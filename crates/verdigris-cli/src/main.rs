@@ -1,4 +1,4 @@
-//! The command line: doctor, verify, inspect, check, bench.
+//! The command line: demo, run, doctor, verify, inspect, check, bench.
 //!
 //! Exit codes: 0 all is well (also where a command that needs a GPU is skipped for want of one), 1 something was found wrong, 2 the
 //! command could not be carried out.
@@ -19,7 +19,9 @@ mod device;
 mod doctor;
 mod inspect;
 mod problem;
+mod run;
 mod table;
+mod tensor_files;
 mod verify;
 
 use std::process::ExitCode;
@@ -46,6 +48,8 @@ enum Command {
     Check(check::Arguments),
     /// Measure against peers on the GPU, correctness first.
     Bench(bench::Arguments),
+    /// Run any graph on tensors from files.
+    Run(run::Arguments),
     /// Run every case on every engine in the interpreter, against the reference.
     Verify(verify::Arguments),
 }
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
     };
     match done {

@@ -5,7 +5,7 @@ mod digits;
 mod model;
 mod net;
 mod report;
-pub(crate) mod runner;
+mod runner;
 
 use clap::Subcommand;
 

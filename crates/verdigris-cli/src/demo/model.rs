@@ -13,6 +13,7 @@ use verdigris_tensor::{DType, Layout, num};
 
 use super::data::{CLASSES, SIDE};
 use super::runner::{Drawn, Runner, Slot, Task};
+use verdigris::device::PartReport;
 
 const CHANNELS: [u64; 3] = [16, 32, 64];
 const BETA_1: f64 = 0.9;
@@ -160,17 +161,17 @@ impl Model {
         let backward = backward(&mut plans, io, &activations, &parameters)?;
         let unscale = if numbers == Numbers::Fp16 { Some(unscale(&mut plans, &parameters)?) } else { None };
         let mut model = Model { x, labels, logits, loss, dloss, forward, backward, parameters, unscale, steps_done: 0 };
-        model.scale_loss(runner, 1.0);
+        model.scale_loss(runner, 1.0)?;
         Ok(model)
     }
 
     /// Sets what the gradient of the loss is: the loss scale.
-    pub(super) fn scale_loss(&mut self, runner: &mut Runner, scale: f32) {
-        runner.write(self.dloss.id, &scale.to_le_bytes());
+    pub(super) fn scale_loss(&mut self, runner: &mut Runner, scale: f32) -> anyhow::Result<()> {
+        runner.write(&self.dloss, &scale.to_le_bytes())
     }
 
     /// Logits and loss of the batch in `x` and `labels`.
-    pub(super) fn forward(&self, runner: &mut Runner, tally: &mut dyn FnMut(&str, Vec<super::runner::Step>)) -> anyhow::Result<()> {
+    pub(super) fn forward(&self, runner: &mut Runner, tally: &mut dyn FnMut(&str, Vec<PartReport>)) -> anyhow::Result<()> {
         tally(&self.forward.name, runner.run(&self.forward, &[])?);
         Ok(())
     }
@@ -181,12 +182,12 @@ impl Model {
         runner: &mut Runner,
         rate: f64,
         loss_scale: f64,
-        tally: &mut dyn FnMut(&str, Vec<super::runner::Step>),
+        tally: &mut dyn FnMut(&str, Vec<PartReport>),
     ) -> anyhow::Result<bool> {
         tally(&self.backward.name, runner.run(&self.backward, &[])?);
         if let Some((task, factor, finite)) = &self.unscale {
             tally(&task.name, runner.run(task, &[(*factor, 1.0 / loss_scale)])?);
-            let finite = runner.read(finite.id);
+            let finite = runner.read(finite)?;
             if num::read_element(DType::F32, &finite) != Some(1.0) {
                 return Ok(false);
             }
@@ -197,7 +198,7 @@ impl Model {
         for parameter in &self.parameters {
             tally(&parameter.update.name, runner.run(&parameter.update, &[(parameter.step, -step)])?);
             for [now, next] in [&parameter.master, &parameter.means, &parameter.squares] {
-                runner.swap(now.id, next.id);
+                runner.swap(now, next);
             }
         }
         Ok(true)
@@ -220,9 +221,12 @@ fn parameter(plans: &mut Plans<'_>, name: &str, dims: &[u64], fan_in: u64, rando
     let deviation = if is_weight { (2.0 / fan_in as f64).sqrt() } else { 0.0 };
     let count = master[0].layout.elements() as usize;
     let values: Vec<f64> = (0..count).map(|_| deviation * random.normal()).collect();
-    write_numbers(plans.runner, &master[0], &values);
+    write_numbers(plans.runner, &master[0], &values)?;
+    for zeros in [&means[0], &squares[0]] {
+        write_numbers(plans.runner, zeros, &vec![0.0; count])?;
+    }
     if let Some(used) = &used {
-        write_numbers(plans.runner, used, &values);
+        write_numbers(plans.runner, used, &values)?;
     }
 
     let mut g = plans.draw("update");
@@ -266,7 +270,7 @@ impl Parameter {
 }
 
 /// Writes numbers, rounded, in the row-major order of a slot.
-pub(super) fn write_numbers(runner: &mut Runner, slot: &Slot, values: &[f64]) {
+pub(super) fn write_numbers(runner: &mut Runner, slot: &Slot, values: &[f64]) -> anyhow::Result<()> {
     let size = slot.dtype.bytes();
     let mut bytes = vec![0; slot.layout.span_elements() as usize * size];
     for (position, &value) in values.iter().enumerate() {
@@ -275,7 +279,7 @@ pub(super) fn write_numbers(runner: &mut Runner, slot: &Slot, values: &[f64]) {
             let _ = num::write_element(slot.dtype, value, &mut bytes[offset as usize * size..]);
         }
     }
-    runner.write(slot.id, &bytes);
+    runner.write(slot, &bytes)
 }
 
 fn forward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters: &[Parameter]) -> anyhow::Result<Task> {

@@ -10,7 +10,7 @@ use verdigris_reference::data::{Distribution, fill};
 use verdigris_tensor::Layout;
 
 use super::model::Numbers;
-use super::runner::{DeviceName, Drawn, Runner, Slot};
+use super::runner::{Drawn, Runner, Slot};
 use crate::Verdict;
 use crate::table::{self, Align};
 
@@ -30,7 +30,7 @@ pub(super) struct Arguments {
     only: Option<String>,
     /// Where to run: cpu or cuda:N.
     #[arg(long, default_value = "cpu")]
-    device: DeviceName,
+    device: String,
     /// What to compute in.
     #[arg(long, value_enum, default_value = "fp32")]
     precision: Numbers,
@@ -110,7 +110,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
                 continue;
             }
             bar.set_message(format!("{} {}", layer.name, direction.name()));
-            let mut runner = Runner::open(arguments.device)?;
+            let mut runner = Runner::open(&arguments.device)?;
             device = runner.describe();
             let row = measure(&mut runner, layer, direction, arguments).with_context(|| format!("layer `{}`", layer.name))?;
             if arguments.json {
@@ -145,7 +145,7 @@ fn measure(runner: &mut Runner, layer: &Layer, direction: ConvDirection, argumen
     let order: &[usize] = if runner.prefers_channels_last() { &[0, 2, 3, 1] } else { &[0, 1, 2, 3] };
     let mut slot = |name: &str, dims: &[u64], seed: u64| -> anyhow::Result<Slot> {
         let slot = Slot::new(runner, name, dtype, Layout::with_order(dims, order)?);
-        runner.write(slot.id, &fill(dtype, Distribution::Normal, true, seed, slot.layout.elements()));
+        runner.write(&slot, &fill(dtype, Distribution::Normal, true, seed, slot.layout.elements()))?;
         Ok(slot)
     };
     let (x, w, y) = (slot("x", &x_dims, 1)?, slot("w", &w_dims, 2)?, slot("y", &y_dims, 3)?);
@@ -169,26 +169,26 @@ fn measure(runner: &mut Runner, layer: &Layer, direction: ConvDirection, argumen
     }
     let task = runner.prepare(g)?;
     // Once to warm up.
-    runner.run(&task, &[])?;
+    runner.run_timed(&task)?;
     let mut samples = Vec::new();
     let mut last = Vec::new();
     for _ in 0..arguments.samples {
-        last = runner.run(&task, &[])?;
-        samples.push(last.iter().map(|step| step.time.as_secs_f64() * 1e6).sum::<f64>());
+        last = runner.run_timed(&task)?;
+        samples.push(last.iter().map(|part| part.us).sum::<f64>());
     }
     samples.sort_by(f64::total_cmp);
     let us = samples[samples.len() / 2];
     let quartile = |part: usize| samples[(samples.len() - 1) * part / 4];
-    let flops: u64 = last.iter().map(|step| step.flops).sum();
+    let flops = 2 * y_dims.iter().chain(&w_dims[1..]).product::<u64>();
     Ok(Row {
         problem: layer.name.clone(),
         direction: direction.name(),
         dtype: dtype.name(),
-        engine: last.iter().map(|step| step.engine.as_str()).collect::<Vec<_>>().join(" + "),
+        engine: last.iter().map(|part| part.engine).collect::<Vec<_>>().join(" + "),
         us,
         spread: (quartile(3) - quartile(1)) / us,
         gflops: flops as f64 / us / 1e3,
-        workspace_bytes: last.iter().map(|step| step.workspace_bytes).max().unwrap_or(0),
+        workspace_bytes: last.iter().map(|part| part.workspace_bytes).max().unwrap_or(0),
         count: layer.count,
     })
 }
@@ -258,9 +258,9 @@ mod tests {
             count: 1,
         };
         let arguments =
-            Arguments { batch: 1, list: None, only: None, device: DeviceName::Cpu, precision: Numbers::Fp32, samples: 1, json: false };
+            Arguments { batch: 1, list: None, only: None, device: "cpu".to_owned(), precision: Numbers::Fp32, samples: 1, json: false };
         for direction in ConvDirection::ALL {
-            let row = measure(&mut Runner::open(DeviceName::Cpu).unwrap(), &layer, direction, &arguments).unwrap();
+            let row = measure(&mut Runner::open("cpu").unwrap(), &layer, direction, &arguments).unwrap();
             assert_eq!((row.engine.as_str(), row.direction), ("cpu.conv.gemm", direction.name()));
             assert!(row.us > 0.0 && row.gflops > 0.0);
         }

@@ -1,165 +1,118 @@
-//! Graphs on a device: named buffers, prepared graphs, and what each engine call took.
+//! Graphs on a device, with tensors that outlive them: what a graph writes, the next one reads.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use verdigris_cpu::{Bindings, Prepared};
-use verdigris_graph::{Graph, GraphBuilder, Uid};
+use verdigris::device::PartReport;
+use verdigris::{Config, Device, Policy, Ready, Tensor};
+use verdigris_graph::{GraphBuilder, Uid};
 use verdigris_tensor::{DType, Layout};
 
-/// `cpu` or `cuda:N`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum DeviceName {
-    Cpu,
-    Cuda(u32),
-}
+/// On a GPU, timing a run means waiting for it: one run in this many is timed.
+const TIMED_ONE_IN: u64 = 16;
 
-impl FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<DeviceName, String> {
-        let cuda = || match text {
-            "cuda" => Some(0),
-            _ => text.strip_prefix("cuda:")?.parse().ok(),
-        };
-        match text {
-            "cpu" => Ok(DeviceName::Cpu),
-            _ => cuda().map(DeviceName::Cuda).ok_or_else(|| format!("`{text}` is no device; devices are cpu and cuda:N")),
-        }
-    }
-}
-
-/// A buffer of a [`Runner`].
+/// A tensor of a [`Runner`], by its place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct BufferId(usize);
+pub(super) struct BufferId(usize);
 
-/// What one engine call of a run was.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Step {
-    pub(crate) name: String,
-    pub(crate) engine: String,
-    pub(crate) time: Duration,
-    pub(crate) workspace_bytes: u64,
-    pub(crate) flops: u64,
+/// A device with the tensors that a program keeps on it.
+pub(super) struct Runner {
+    device: Device,
+    tensors: Vec<Option<Tensor>>,
 }
 
-/// Where graphs run.
-pub(crate) enum Runner {
-    Cpu(Cpu),
-}
-
-/// The CPU: buffers are plain memory.
-#[derive(Default)]
-pub(crate) struct Cpu {
-    buffers: Vec<Vec<u8>>,
-}
-
-/// A graph made ready, with the buffers of its tensors.
-pub(crate) struct Task {
-    pub(crate) name: String,
-    prepared: Prepared,
+/// A graph made ready, with the places of its tensors.
+pub(super) struct Task {
+    pub(super) name: String,
+    ready: Ready,
     bound: BTreeMap<Uid, BufferId>,
-    written: Vec<Uid>,
+    runs: std::cell::Cell<u64>,
 }
 
 impl Runner {
-    pub(crate) fn open(name: DeviceName) -> anyhow::Result<Runner> {
-        match name {
-            DeviceName::Cpu => Ok(Runner::Cpu(Cpu::default())),
-            DeviceName::Cuda(_) => {
-                anyhow::bail!("graphs of several problems do not run on a GPU yet; --device cpu runs this one")
-            }
-        }
+    /// Opens `cpu`, `cuda` or `cuda:N`.
+    pub(super) fn open(name: &str) -> anyhow::Result<Runner> {
+        let device = Device::open(name, &Config::from_environment()?, Policy::default())?;
+        Ok(Runner { device, tensors: Vec::new() })
     }
 
     /// What the device is, in words.
-    pub(crate) fn describe(&self) -> String {
-        match self {
-            Runner::Cpu(_) => format!("cpu, {} threads", rayon::current_num_threads()),
+    pub(super) fn describe(&self) -> String {
+        match self.device.handle() {
+            None => format!("cpu, {} threads", rayon::current_num_threads()),
+            Some(_) => self.device.name().to_owned(),
         }
     }
 
     /// Whether convolutions run best with channels innermost.
-    pub(crate) fn prefers_channels_last(&self) -> bool {
-        match self {
-            Runner::Cpu(_) => false,
+    pub(super) fn prefers_channels_last(&self) -> bool {
+        self.device.handle().is_some()
+    }
+
+    pub(super) fn write(&mut self, slot: &Slot, bytes: &[u8]) -> anyhow::Result<()> {
+        self.tensors[slot.id.0] = Some(Tensor::from_bytes(&self.device, slot.dtype, slot.layout, bytes)?);
+        Ok(())
+    }
+
+    pub(super) fn read(&self, slot: &Slot) -> anyhow::Result<Vec<u8>> {
+        let tensor = self.tensors[slot.id.0].as_ref().with_context(|| format!("`{}` holds nothing yet", slot.name))?;
+        Ok(tensor.to_bytes()?)
+    }
+
+    /// Exchanges what two slots hold, without copying.
+    pub(super) fn swap(&mut self, a: &Slot, b: &Slot) {
+        self.tensors.swap(a.id.0, b.id.0);
+    }
+
+    /// Makes a graph ready; on a GPU `watch` hears of kernels that are loaded or compiled.
+    pub(super) fn prepare(&mut self, drawn: Drawn) -> anyhow::Result<Task> {
+        let graph = drawn.builder.finish()?;
+        let ready = self.device.prepare(&graph).with_context(|| format!("graph `{}`", graph.name))?;
+        Ok(Task { name: graph.name, ready, bound: drawn.bound, runs: std::cell::Cell::new(0) })
+    }
+
+    /// Runs a task. Gives what its parts took where this run was timed: every run on the CPU, some on a GPU.
+    pub(super) fn run(&mut self, task: &Task, scalars: &[(Uid, f64)]) -> anyhow::Result<Vec<PartReport>> {
+        let run = task.runs.replace(task.runs.get() + 1);
+        // The first run of all is not like the others.
+        let timed = self.device.handle().is_none() || run % TIMED_ONE_IN == TIMED_ONE_IN - 1;
+        self.run_as(task, scalars, timed)
+    }
+
+    /// As [`Runner::run`], timed.
+    pub(super) fn run_timed(&mut self, task: &Task) -> anyhow::Result<Vec<PartReport>> {
+        self.run_as(task, &[], true)
+    }
+
+    fn run_as(&mut self, task: &Task, scalars: &[(Uid, f64)], timed: bool) -> anyhow::Result<Vec<PartReport>> {
+        let mut inputs = Vec::new();
+        for wanted in task.ready.inputs() {
+            let id = task.bound[&wanted.uid];
+            let tensor = self.tensors[id.0].as_ref().with_context(|| format!("`{}` holds nothing yet", wanted.name))?;
+            inputs.push((wanted.uid, tensor));
         }
-    }
-
-    /// A buffer of zeros.
-    pub(crate) fn buffer(&mut self, bytes: usize) -> BufferId {
-        let Runner::Cpu(cpu) = self;
-        cpu.buffers.push(vec![0; bytes]);
-        BufferId(cpu.buffers.len() - 1)
-    }
-
-    pub(crate) fn write(&mut self, id: BufferId, bytes: &[u8]) {
-        let Runner::Cpu(cpu) = self;
-        cpu.buffers[id.0].copy_from_slice(bytes);
-    }
-
-    pub(crate) fn read(&self, id: BufferId) -> Vec<u8> {
-        let Runner::Cpu(cpu) = self;
-        cpu.buffers[id.0].clone()
-    }
-
-    /// Exchanges what two buffers of one size hold, without copying.
-    pub(crate) fn swap(&mut self, a: BufferId, b: BufferId) {
-        let Runner::Cpu(cpu) = self;
-        cpu.buffers.swap(a.0, b.0);
-    }
-
-    pub(crate) fn prepare(&mut self, plan: Drawn) -> anyhow::Result<Task> {
-        let graph: Graph = plan.builder.finish()?;
-        let written = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
-        let prepared = Prepared::new(&graph).with_context(|| format!("graph `{}`", graph.name))?;
-        Ok(Task { name: graph.name, prepared, bound: plan.bound, written })
-    }
-
-    /// Runs a task to its end.
-    pub(crate) fn run(&mut self, task: &Task, scalars: &[(Uid, f64)]) -> anyhow::Result<Vec<Step>> {
-        let Runner::Cpu(cpu) = self;
-        let mut outputs: Vec<(Uid, BufferId, Vec<u8>)> = (task.bound.iter())
-            .filter(|(uid, _)| task.written.contains(uid))
-            .map(|(&uid, &id)| (uid, id, std::mem::take(&mut cpu.buffers[id.0])))
-            .collect();
-        let mut bindings = Bindings::new();
-        for (uid, id) in task.bound.iter().filter(|(uid, _)| !task.written.contains(uid)) {
-            bindings.input(*uid, &cpu.buffers[id.0]);
+        let context = || format!("graph `{}`", task.name);
+        let (outputs, parts) = if timed {
+            let (outputs, report) = task.ready.run_reported(&inputs, scalars).with_context(context)?;
+            (outputs, report.parts)
+        } else {
+            (task.ready.run(&inputs, scalars).with_context(context)?, Vec::new())
+        };
+        for (wanted, output) in task.ready.outputs().iter().zip(outputs) {
+            self.tensors[task.bound[&wanted.uid].0] = Some(output);
         }
-        for (uid, _, bytes) in &mut outputs {
-            bindings.output(*uid, bytes);
-        }
-        for &(uid, value) in scalars {
-            bindings.scalar(uid, value);
-        }
-        let report = task.prepared.run(&mut bindings);
-        drop(bindings);
-        for (_, id, bytes) in outputs {
-            cpu.buffers[id.0] = bytes;
-        }
-        let report = report.with_context(|| format!("graph `{}`", task.name))?;
-        let steps = report.steps.into_iter().map(|step| Step {
-            name: step.name,
-            engine: step.engine.to_string(),
-            time: step.time,
-            workspace_bytes: step.workspace_bytes,
-            flops: step.flops,
-        });
-        Ok(steps.collect())
+        Ok(parts)
     }
 }
 
-/// A graph being drawn, whose stored tensors have buffers.
-pub(crate) struct Drawn {
-    pub(crate) builder: GraphBuilder,
+/// A graph being drawn, whose stored tensors have places.
+pub(super) struct Drawn {
+    pub(super) builder: GraphBuilder,
     bound: BTreeMap<Uid, BufferId>,
 }
 
 impl Drawn {
-    pub(crate) fn new(name: &str, deterministic: bool) -> Drawn {
+    pub(super) fn new(name: &str, deterministic: bool) -> Drawn {
         let mut builder = GraphBuilder::new(name);
         if deterministic {
             builder.deterministic();
@@ -168,36 +121,36 @@ impl Drawn {
     }
 
     /// A tensor that the graph reads.
-    pub(crate) fn input(&mut self, slot: &Slot) -> Uid {
+    pub(super) fn input(&mut self, slot: &Slot) -> Uid {
         let uid = self.builder.tensor(&slot.name, slot.dtype, slot.layout);
         self.bound.insert(uid, slot.id);
         uid
     }
 
-    /// Has a result written to a buffer.
-    pub(crate) fn output(&mut self, uid: Uid, slot: &Slot) -> anyhow::Result<Uid> {
+    /// Has a result written to a slot.
+    pub(super) fn output(&mut self, uid: Uid, slot: &Slot) -> anyhow::Result<Uid> {
         self.builder.store_as(uid, &slot.name, slot.dtype, slot.layout)?;
         self.bound.insert(uid, slot.id);
         Ok(uid)
     }
 }
 
-/// A tensor that outlives a graph: what it is and where it lies.
+/// A tensor that outlives a graph: what it is and where it is kept.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
-    pub(crate) name: String,
-    pub(crate) dtype: DType,
-    pub(crate) layout: Layout,
-    pub(crate) id: BufferId,
+pub(super) struct Slot {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) layout: Layout,
+    id: BufferId,
 }
 
 impl Slot {
-    pub(crate) fn new(runner: &mut Runner, name: &str, dtype: DType, layout: Layout) -> Slot {
-        let bytes = layout.span_elements() as usize * dtype.bytes();
-        Slot { name: name.to_owned(), dtype, layout, id: runner.buffer(bytes) }
+    pub(super) fn new(runner: &mut Runner, name: &str, dtype: DType, layout: Layout) -> Slot {
+        runner.tensors.push(None);
+        Slot { name: name.to_owned(), dtype, layout, id: BufferId(runner.tensors.len() - 1) }
     }
 
-    pub(crate) fn dims(&self) -> &[u64] {
+    pub(super) fn dims(&self) -> &[u64] {
         self.layout.dims()
     }
 }
