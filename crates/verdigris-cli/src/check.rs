@@ -16,7 +16,7 @@ use verdigris_kir::program::KernelRef;
 
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
-use crate::{Verdict, conformance, device};
+use crate::{Verdict, check_graphs, conformance, device};
 
 /// Further executions of a deterministic way.
 const REPEATS: usize = 10;
@@ -32,6 +32,10 @@ pub(crate) struct Arguments {
 enum Family {
     /// Matrix products.
     Gemm(GemmArguments),
+    /// The graphs of all other case files.
+    Graphs(check_graphs::GraphsArguments),
+    /// Random graphs; what fails is shrunk.
+    Fuzz(check_graphs::FuzzArguments),
     /// Every instruction, against the interpreter, on the same inputs.
     Conformance(conformance::Arguments),
 }
@@ -62,6 +66,8 @@ struct GemmArguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     match &arguments.family {
         Family::Gemm(arguments) => gemm(arguments),
+        Family::Graphs(arguments) => check_graphs::graphs(arguments),
+        Family::Fuzz(arguments) => check_graphs::fuzz(arguments),
         Family::Conformance(arguments) => conformance::run(arguments),
     }
 }

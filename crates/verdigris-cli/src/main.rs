@@ -13,6 +13,7 @@ macro_rules! say {
 mod bench;
 mod cases;
 mod check;
+mod check_graphs;
 mod conformance;
 mod demo;
 mod device;
@@ -23,6 +24,7 @@ mod run;
 mod table;
 mod tensor_files;
 mod verify;
+mod verify_graphs;
 
 use std::process::ExitCode;
 

@@ -4,6 +4,8 @@
 //! seed chooses on, the first whose kernels no earlier case runs, so that the cases together reach as much of the catalogs as they can.
 //! It does so on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
 //! and holds results that are noted as deterministic to the same bits under each.
+//!
+//! Graphs run part by part (`verify_graphs.rs`); `--resume` does not remember them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::OpenOptions;
@@ -25,10 +27,12 @@ use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::verify::verify;
+use verdigris_reference::cases::Case;
+use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
-use crate::Verdict;
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
+use crate::{Verdict, check_graphs, verify_graphs};
 
 /// Schedules of each run with `--all`.
 const SCHEDULES: u64 = 3;
@@ -69,12 +73,12 @@ struct Work {
 
 /// What a run found wrong.
 #[derive(Clone, Debug, Serialize)]
-struct Fault {
-    case: String,
-    engine: String,
-    knobs: String,
-    seed: u64,
-    message: String,
+pub(crate) struct Fault {
+    pub(crate) case: String,
+    pub(crate) engine: String,
+    pub(crate) knobs: String,
+    pub(crate) seed: u64,
+    pub(crate) message: String,
 }
 
 /// A line of the file of what has passed.
@@ -95,11 +99,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
         bail!("there is no engine `{}`; the engines are {}", arguments.engine.as_deref().unwrap_or(""), known.join(", "));
     }
-    let cases = cases::load(None, arguments.cases.as_ref(), &arguments.filter)?;
+    let (cases, graphs) = corpus(arguments)?;
     if !arguments.json {
         say!(
-            "seed {seed}, {} cases, engines {}",
+            "seed {seed}, {} cases and {} graphs, engines {}",
             cases.len(),
+            graphs.len(),
             engines.iter().map(|engine| engine.id().name).collect::<Vec<_>>().join(", ")
         );
     }
@@ -162,6 +167,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let reached = catalogued.intersection(&interpreted).count();
     kernels.extend(interpreted);
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+    let of_graphs = verify_graphs::run(&graphs, &engines, arguments.all, seed);
+    faults.extend(of_graphs.faults);
     if arguments.json {
         let refusals: Vec<_> = refusals
             .iter()
@@ -170,11 +177,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         let value = serde_json::json!({
             "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
             "catalog": catalogued.len(), "catalog_interpreted": reached,
+            "graphs": graphs.len(), "graph_runs": of_graphs.runs, "parts_taken": of_graphs.taken,
+            "parts_refused": of_graphs.refusals.iter()
+                .map(|((engine, reason), count)| serde_json::json!({ "engine": engine, "reason": reason, "count": count }))
+                .collect::<Vec<_>>(),
             "remembered": remembered, "seconds": begun.elapsed().as_secs_f64(), "source": verdigris_engines::SOURCE_HASH,
         });
         say!("{value}");
     } else {
         report(&works, &prepared, &refusals, &slowest, remembered, begun.elapsed());
+        report_graphs(&of_graphs.taken, &of_graphs.refusals, &of_graphs.slowest);
         if is_whole {
             say!("{reached} of the catalogs' {} kernels were interpreted, all were verified", catalogued.len());
         }
@@ -182,9 +194,55 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             say!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
             say!("  {}", fault.message);
         }
-        say!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
+        say!("{} kernels, {} cases, {} runs of graphs, {} faults", kernels.len(), works.len(), of_graphs.runs, faults.len());
     }
     Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
+}
+
+/// The cases of products, and those of graphs that a CPU can hold; of one file, if one is named.
+fn corpus(arguments: &Arguments) -> Result<(Vec<Case>, Vec<GraphCase>)> {
+    let family = arguments.cases.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy());
+    let mut graphs = match (&arguments.cases, family) {
+        (None, _) => check_graphs::load(&arguments.filter)?,
+        (Some(path), Some(family)) if FAMILIES.contains(&&*family) => {
+            graph_cases::load_file(path).with_context(|| format!("the cases of {}", path.display()))?
+        }
+        _ => Vec::new(),
+    };
+    graphs.retain(|case| !case.device_only && case.id.contains(&arguments.filter));
+    if arguments.cases.is_some() && !graphs.is_empty() {
+        return Ok((Vec::new(), graphs));
+    }
+    match cases::load(None, arguments.cases.as_ref(), &arguments.filter) {
+        Ok(cases) => Ok((cases, graphs)),
+        // The filter may name graphs alone.
+        Err(_) if !graphs.is_empty() => Ok((Vec::new(), graphs)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Prints who took and who refused parts of graphs.
+fn report_graphs(taken: &BTreeMap<&str, u64>, refusals: &BTreeMap<(&str, &str), u64>, slowest: &[(Duration, String)]) {
+    if taken.is_empty() {
+        return;
+    }
+    let rows: Vec<Vec<String>> = (taken.iter())
+        .map(|(engine, count)| {
+            let refused: Vec<(&str, u64)> =
+                refusals.iter().filter(|((name, _), _)| name == engine).map(|((_, reason), count)| (*reason, *count)).collect();
+            let total: u64 = refused.iter().map(|(_, count)| count).sum();
+            let rate = 100.0 * total as f64 / (total + count) as f64;
+            let why = refused.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ");
+            vec![(*engine).to_owned(), count.to_string(), total.to_string(), format!("{rate:.1} %"), why]
+        })
+        .collect();
+    say!();
+    let columns =
+        [("engine", Align::Left), ("parts taken", Align::Right), ("refused", Align::Right), ("rate", Align::Right), ("for", Align::Left)];
+    table::print(&columns, &rows);
+    for (took, what) in slowest.iter().filter(|(took, _)| took.as_secs_f64() > 0.5) {
+        say!("{:.1} s: {what}", took.as_secs_f64());
+    }
 }
 
 /// Builds and verifies every kernel of every catalog.
@@ -352,7 +410,7 @@ fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, deco
     Ok(Ok(prepared.outputs().map(|slot| memory.to_vec(slot)).collect()))
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", words.unwrap_or("no message"))
 }
