@@ -194,7 +194,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             say!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
             say!("  {}", fault.message);
         }
-        say!("{} kernels, {} cases, {} runs of graphs, {} faults", kernels.len(), works.len(), of_graphs.runs, faults.len());
+        say!("{} graphs, {} runs of them", graphs.len(), of_graphs.runs);
+        say!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
     }
     Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
 }
