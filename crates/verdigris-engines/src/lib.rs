@@ -23,9 +23,15 @@ use engine::Engine;
 /// A hash, as 64 hexadecimal digits, of the sources of this crate and of the kernel language: part of the key of every compiled kernel.
 pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
+/// Convolutions that are products.
+static POINTWISE: conv::pointwise::Pointwise = conv::pointwise::Pointwise { products: gemm::ENGINES };
+
+/// The engines that stand on those of another family.
+static ACROSS: &[&dyn Engine] = &[&POINTWISE];
+
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, conv::ENGINES].into_iter().flatten().copied()
+    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, ACROSS, conv::ENGINES].into_iter().flatten().copied()
 }
 
 /// The engine of that name.

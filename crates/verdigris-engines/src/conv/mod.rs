@@ -3,9 +3,9 @@
 mod chain;
 mod direct;
 mod implicit_gemm;
-mod pointwise;
+pub(crate) mod pointwise;
 
 use crate::engine::Engine;
 
-/// The engines of this family. The table is all there is to registering one.
-pub static ENGINES: &[&dyn Engine] = &[&pointwise::Pointwise, &implicit_gemm::ImplicitGemm, &direct::Direct];
+/// The engines of this family; [`pointwise`], which stands on another family's, is registered with both.
+pub static ENGINES: &[&dyn Engine] = &[&implicit_gemm::ImplicitGemm, &direct::Direct];

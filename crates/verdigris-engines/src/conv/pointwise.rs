@@ -1,7 +1,7 @@
 //! `conv.pointwise`: a convolution with a filter of one element, taken as the product that it is.
 //!
 //! **What.** Filters of one element, stride 1, no padding, in all three directions; tensors whose pixels have a single stride. The product goes
-//! to the first engine of [`crate::gemm`] that takes it: what is said of that engine holds here, and so do its knobs.
+//! to the first engine for products that takes it: what is said of that engine holds here, and so do its knobs.
 //!
 //! | direction | A | B | D |
 //! |---|---|---|---|
@@ -18,11 +18,11 @@ use verdigris_kir::program::{KernelRef, Program};
 use super::chain::over_matrices;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::gemm;
 
-/// The engine.
-#[derive(Debug)]
-pub(super) struct Pointwise;
+/// The engine, over those for products.
+pub(crate) struct Pointwise {
+    pub(crate) products: &'static [&'static dyn Engine],
+}
 
 const ID: EngineId = EngineId { name: "conv.pointwise", number: 204 };
 
@@ -37,7 +37,7 @@ impl Engine for Pointwise {
         };
         let product = Problem::Gemm(product(conv)?);
         let mut refusals = Vec::new();
-        for engine in gemm::ENGINES {
+        for engine in self.products {
             match engine.accept(&product, arch) {
                 Ok(candidate) => return Ok(Box::new(Product(candidate))),
                 Err(refusal) => refusals.push(refusal),

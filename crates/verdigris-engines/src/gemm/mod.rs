@@ -2,7 +2,6 @@
 
 mod factors;
 mod mma;
-pub(crate) mod repack;
 mod simt;
 mod wgmma;
 

@@ -11,6 +11,7 @@ pub(crate) mod join;
 pub(crate) mod lanes;
 pub mod math;
 pub(crate) mod prologue;
+pub(crate) mod repack;
 mod row_staging;
 pub(crate) mod steps;
 pub(crate) mod way_out;

@@ -37,10 +37,10 @@ use view::View;
 use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::gemm::repack;
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
+use crate::parts::repack;
 use crate::parts::way_out::Out;
 
 /// The engine.

@@ -15,9 +15,9 @@ use super::halves::{Halves, terms};
 use super::kernel::{Kind, Shared, Spec, Split};
 use crate::arch::Arch;
 use crate::engine::{Reason, Refusal};
-use crate::gemm::repack::Repack;
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::repack::Repack;
 use crate::parts::way_out::Out;
 
 /// The problem in the kernel's terms.

@@ -23,12 +23,12 @@ use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
 use super::factors;
-use super::repack::{self, Repack};
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
+use crate::parts::repack::{self, Repack};
 
 /// The engine.
 #[derive(Debug)]

@@ -19,8 +19,8 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 
+use super::batch::{BatchIndex, BatchStrides, Chunk};
 use crate::arch::Arch;
-use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
