@@ -399,6 +399,31 @@ extern "C" fn encode_tiled(
     give(map, sys::CUtensorMap { opaque })
 }
 
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+extern "C" fn encode_im2col(
+    map: *mut sys::CUtensorMap,
+    _: sys::CUtensorMapDataType,
+    rank: u32,
+    address: *mut c_void,
+    dims: *const u64,
+    _: *const u64,
+    _: *const c_int,
+    _: *const c_int,
+    _: u32,
+    _: u32,
+    _: *const u32,
+    _: sys::CUtensorMapInterleave,
+    _: sys::CUtensorMapSwizzle,
+    _: sys::CUtensorMapL2promotion,
+    _: sys::CUtensorMapFloatOOBfill,
+) -> u32 {
+    let mut opaque = [u64::from(rank) | 1 << 32; 16];
+    opaque[0] = address.addr() as u64;
+    // SAFETY: there are as many extents as the rank says.
+    opaque[1] = unsafe { *dims };
+    give(map, sys::CUtensorMap { opaque })
+}
+
 extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, parameters: *mut *mut c_void, _: *mut *mut c_void) -> u32 {
     if !in_context() {
         return INVALID_CONTEXT;
@@ -498,6 +523,7 @@ fn driver_of(version: u32) -> Driver {
         cuFuncSetAttribute: Some(function_set),
         cuOccupancyMaxActiveBlocksPerMultiprocessor: Some(occupancy),
         cuTensorMapEncodeTiled: Some(encode_tiled),
+        cuTensorMapEncodeIm2col: Some(encode_im2col),
         cuLaunchKernelEx: Some(launch),
         cuPointerGetAttribute: Some(pointer_attribute),
         cuEventCreate: Some(event_create),

@@ -10,8 +10,8 @@ use crate::error::{Doing, Error};
 use crate::module::Function;
 use crate::stream::Stream;
 
-/// Most parameters of a launch; beyond any kernel of ours, and few enough for the stack.
-pub const MAX_PARAMETERS: usize = 64;
+/// Most parameters of a launch; few enough for the stack, and beyond any kernel of ours: an operand of an epilogue takes up to ten.
+pub const MAX_PARAMETERS: usize = 256;
 /// CTAs of a cluster that every chip with clusters takes.
 const PORTABLE_CLUSTER: u32 = 8;
 
