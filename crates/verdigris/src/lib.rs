@@ -18,6 +18,34 @@
 //! plan.execute(handle.stream(), &[&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice())), workspace.slice())?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! [`Handle::plan_graph`] does so for a whole [`Graph`](verdigris_graph::Graph) under a [`Policy`]: it is cut into problems, each gets its
+//! way by estimate, by the clock or by name ([`Mode`]), tensors between them lie in one workspace, and [`GraphPlan::explain`] tells why.
+//! Measured choices are remembered ([`plan_cache`]). [`Device`] is one face for the GPU and the CPU, and [`functional`] serves those
+//! who do not want to draw graphs.
+//!
+//! ```no_run
+//! use verdigris::{Binding, Config, Handle, Mode, Policy, Tuning};
+//! use verdigris_graph::{BinaryOp, GraphBuilder, Precision};
+//! use verdigris_tensor::{DType, Layout};
+//!
+//! let mut g = GraphBuilder::new("linear");
+//! let x = g.tensor("x", DType::Bf16, Layout::row_major(&[512, 1024])?);
+//! let w = g.tensor("w", DType::Bf16, Layout::row_major(&[1024, 256])?);
+//! let bias = g.tensor("bias", DType::Bf16, Layout::row_major(&[256])?);
+//! let y = g.matmul("product", x, w, Precision::Fp32)?;
+//! let y = g.binary("bias", BinaryOp::Add, y, bias)?;
+//! g.store(y, "y", DType::Bf16)?;
+//! let graph = g.finish()?;
+//!
+//! let handle = Handle::open(&Config::from_environment()?)?;
+//! let plan = handle.plan_graph(&graph, &Policy { mode: Mode::Measured(Tuning::default()), ..Policy::default() })?;
+//! print!("{}", plan.explain());
+//! let buffers: Vec<_> = plan.tensors().iter().map(|t| handle.pool().alloc(handle.stream(), t.bytes)).collect::<Result<_, _>>()?;
+//! let bindings: Vec<_> = plan.tensors().iter().zip(&buffers).map(|(t, buffer)| (t.uid, Binding::Buffer(buffer.slice()))).collect();
+//! plan.execute_from(handle.stream(), &bindings, handle.pool())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod config;
