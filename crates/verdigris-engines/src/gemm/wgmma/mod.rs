@@ -97,16 +97,16 @@ const SHAPES: &[Shape] = &[
     shape(128, 192, 2, 1, Shared::B, WORDS, HALVES),
     shape(128, 128, 2, 2, Shared::B, 0, 0),
     splitting(shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0)),
-    shape(128, 64, 2, 1, Shared::B, WORDS, 0),
-    shape(64, 256, 1, 1, Shared::B, 0, HALVES),
+    shape(128, 64, 2, 1, Shared::B, WORDS | LINES, 0),
+    shape(64, 256, 1, 1, Shared::B, HALVES, HALVES),
     shape(64, 128, 1, 1, Shared::B, WORDS, HALVES),
     shape(64, 64, 1, 1, Shared::B, HALVES | WORDS | LINES, 0),
     shape(64, 32, 1, 1, Shared::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Shared::B, 0, HALVES | LINES),
     splitting(shape(128, 32, 2, 1, Shared::B, WORDS, HALVES | LINES)),
-    shape(128, 16, 2, 1, Shared::B, 0, 0),
+    shape(128, 16, 2, 1, Shared::B, 0, HALVES),
     shape(128, 160, 2, 1, Shared::B, HALVES | WORDS, 0),
-    shape(128, 96, 2, 1, Shared::B, 0, HALVES),
+    shape(128, 96, 2, 1, Shared::B, WORDS, HALVES),
     shape(128, 224, 2, 1, Shared::B, 0, HALVES),
     shape(256, 96, 2, 1, Shared::B, 0, 0),
     shape(192, 128, 3, 1, Shared::B, 0, 0),
@@ -582,10 +582,12 @@ impl Plan {
                 for split in [0, 1, 2, 3, 4, 5, 7] {
                     for (group, along_columns) in [(8, false), (8, true)] {
                         let setting = Setting { shape, turned, split, group, along_columns };
-                        // A split that finds no tile to split is no setting of its own.
+                        // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
+                        let workers = self.arch.resident_clusters_of(1);
                         let offered = |spec: Spec| {
                             let schedule = self.schedule(setting, &spec);
-                            schedule.is_some_and(|(args, _)| split == 0 || spec.split && args.split_tiles > 0)
+                            let few = |args: &ScheduleArgs| args.split_tiles > 0 && args.tiles <= workers / 5;
+                            schedule.is_some_and(|(args, _)| split == 0 || spec.split && few(&args))
                         };
                         if self.spec(setting).is_some_and(offered) {
                             settings.push(setting);
