@@ -20,7 +20,7 @@ use verdigris_tensor::DType;
 
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{ChainSpec, Region, StepSpec, Walk, vectors_fit};
+use crate::parts::chain::{self, ChainSpec, Region, StepSpec, Walk, vectors_fit};
 use crate::parts::steps::{AnyVal, Raw};
 
 const ID: EngineId = EngineId { name: "map.simt", number: 300 };
@@ -213,7 +213,7 @@ impl Spec {
                 for &(step, bytes, tile) in &tiles {
                     let Some((dtype, address)) = chain.load_address(step, &index) else { continue };
                     let place = tile + (at_q * (SIDE + 1) + lane) * bytes;
-                    match crate::parts::chain::load_raw(k, dtype, address, 1)[0] {
+                    match chain::load_raw(k, dtype, address, 1)[0] {
                         Raw::B8(bits) | Raw::B32(bits) => k.st_shared(place, 0, bits),
                         Raw::B16(bits) => k.st_shared(place, 0, bits.convert::<u32>(verdigris_kir::inst::CvtRound::None)),
                         Raw::B64(bits) => k.st_shared(place, 0, bits),
@@ -320,19 +320,8 @@ impl Accepted {
     }
 
     fn alignments(&self, spec: &ChainSpec) -> Vec<u64> {
-        alignments(self.problem.slots().len(), [(spec, &self.problem.chain)])
+        chain::alignments(self.problem.slots().len(), [(spec, &self.problem.chain)])
     }
-}
-
-/// The alignment of each slot, from the chains that use it.
-pub(crate) fn alignments<'a>(slots: usize, chains: impl IntoIterator<Item = (&'a ChainSpec, &'a verdigris_graph::Chain)>) -> Vec<u64> {
-    let mut alignments = vec![1; slots];
-    for (slot, bytes) in chains.into_iter().flat_map(|(spec, chain)| spec.alignments(chain)) {
-        if let Some(alignment) = alignments.get_mut(slot as usize) {
-            *alignment = bytes.max(*alignment);
-        }
-    }
-    alignments
 }
 
 impl Candidate for Accepted {

@@ -21,7 +21,7 @@ use verdigris_tensor::DType;
 
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{ChainSpec, Region, StepSpec, Walk, vectors_fit};
+use crate::parts::chain::{self, ChainSpec, Region, StepSpec, Walk, vectors_fit};
 use crate::parts::lanes;
 use crate::parts::math::Math;
 use crate::parts::steps::{AnyVal, Chained};
@@ -253,7 +253,7 @@ impl Spec {
         let reduced_extents = divisors(self.ranks[1]);
         let before = self.before.declare(k);
         enum End<'k> {
-            Results(crate::parts::chain::ChainCode<'k>),
+            Results(chain::ChainCode<'k>),
             Parts(verdigris_kir::face::Pointer<'k>),
         }
         let end = match &self.after {
@@ -505,7 +505,7 @@ impl Candidate for Accepted {
             self.setting(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this problem")))?;
         let p = &self.problem;
         let spec = self.spec(setting.vector);
-        let alignments = crate::map::alignments(p.slots().len(), [(&spec.before, &self.before), (&self.after, &p.after)]);
+        let alignments = chain::alignments(p.slots().len(), [(&spec.before, &self.before), (&self.after, &p.after)]);
         let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
         if p.is_empty() {
             return Ok(program);

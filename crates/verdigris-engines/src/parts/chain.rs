@@ -686,3 +686,14 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
         }
     }
 }
+
+/// The alignment of each slot, from the chains that use it.
+pub(crate) fn alignments<'a>(slots: usize, chains: impl IntoIterator<Item = (&'a ChainSpec, &'a Chain)>) -> Vec<u64> {
+    let mut alignments = vec![1; slots];
+    for (slot, bytes) in chains.into_iter().flat_map(|(spec, chain)| spec.alignments(chain)) {
+        if let Some(alignment) = alignments.get_mut(slot as usize) {
+            *alignment = bytes.max(*alignment);
+        }
+    }
+    alignments
+}
