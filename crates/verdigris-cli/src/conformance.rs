@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let probes = selected(arguments.filter.as_deref())?;
     if arguments.list {
-        probes.iter().for_each(|probe| println!("{}", probe.name));
+        probes.iter().for_each(|probe| say!("{}", probe.name));
         return Ok(Verdict::Good);
     }
     let config = Config::from_environment()?;

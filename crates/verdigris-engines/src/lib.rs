@@ -15,6 +15,8 @@ pub mod pool;
 pub mod reduce;
 pub mod softmax;
 
+use std::collections::HashSet;
+
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
 
@@ -39,16 +41,18 @@ pub fn engine(name: &str) -> Option<&'static dyn Engine> {
     engines().find(|engine| engine.id().name == name)
 }
 
-/// Every kernel that chips of `target` may be asked to run; fused chains, which only a user's graph makes, apart.
+/// Every kernel that chips of `target` may be asked to run, once each; fused chains, which only a user's graph makes, apart.
 pub fn catalog(target: Target) -> Vec<KernelRef> {
-    engines().flat_map(|engine| engine.catalog(target)).collect()
+    // Families share kernels, such as those that repack operands.
+    let mut seen = HashSet::new();
+    engines().flat_map(|engine| engine.catalog(target)).filter(|kernel| seen.insert(kernel.name().to_owned())).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use engine::EngineId;
-    use std::collections::{HashMap, HashSet};
+    use std::collections::HashMap;
 
     #[test]
     fn names_and_numbers_are_given_once() {

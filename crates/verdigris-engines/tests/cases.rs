@@ -98,7 +98,7 @@ fn wgmma_under_every_setting() {
             }
         }
     }
-    assert!(wrong.is_empty() && taken >= 60, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty() && taken >= 40, "{} of {taken} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// Shapes whose warpgroups take tiles in turn, or whose clusters split depth: many tiles for each, under several schedules.

@@ -243,8 +243,13 @@ fn corners(x: Bounded, z: Bounded, f: impl Fn(f64, f64) -> f64, value: f64) -> f
 fn own(f: UnaryOp, v: Bounded, value: f64, unit: f64, epsilon: f64) -> f64 {
     let x = v.value.abs() + v.error;
     let size = value.abs();
-    if !v.value.is_finite() || !value.is_finite() {
+    if !value.is_finite() {
         return 0.0;
+    }
+    if !v.value.is_finite() {
+        // A limit at infinity; where it is not 0, a quotient of what is left may be off by the unit.
+        let saturates = matches!(f, UnaryOp::Sigmoid | UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Elu { .. });
+        return if saturates { unit * size } else { 0.0 };
     }
     match f {
         UnaryOp::Identity

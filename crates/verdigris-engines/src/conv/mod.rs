@@ -7,5 +7,5 @@ pub(crate) mod pointwise;
 
 use crate::engine::Engine;
 
-/// The engines of this family; [`pointwise`], which stands on another family's, is registered with both.
+/// The engines of this family; `pointwise`, which stands on another family's, is registered with both.
 pub static ENGINES: &[&dyn Engine] = &[&implicit_gemm::ImplicitGemm, &direct::Direct];
