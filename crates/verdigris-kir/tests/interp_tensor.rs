@@ -64,6 +64,7 @@ const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizz
 #[test]
 fn tiled_copies_element_by_element() {
     let mut random = Random(0x5eed_0020);
+    let mut stores = 0;
     for case in 0..400 {
         let rank = 1 + random.below(5) as usize;
         let (ty, swizzle) = (TYPES[random.below(5) as usize], SWIZZLES[random.below(4) as usize]);
@@ -111,10 +112,17 @@ fn tiled_copies_element_by_element() {
         let loaded = bytes_of(|visit| load_segments(&spec, base, &coordinates, &[], visit).unwrap());
         assert_eq!(loaded, expected, "case {case}: {spec:?} at {coordinates:?}");
         assert_eq!(loaded.len() as u32, copy_bytes(&spec));
+        if let Some(dimension) = coordinates.iter().position(|&coordinate| coordinate < 0) {
+            let refused = store_segments(&spec, base, &coordinates, |_| ());
+            assert_eq!(refused, Err(MapError::StoreBefore { dimension, coordinate: coordinates[dimension] }));
+            continue;
+        }
+        stores += 1;
         let stored = bytes_of(|visit| store_segments(&spec, base, &coordinates, visit).unwrap());
         expected.retain(|_, source| source.is_some());
         assert_eq!(stored, expected);
     }
+    assert!(stores > 40, "{stores} stores were compared");
 }
 
 #[test]
@@ -279,7 +287,8 @@ fn the_driver_refuses_what_it_refuses() {
         let loaded = load_segments(&good, 0, &[coordinate, 0], &[], |_| ());
         let stored = store_segments(&good, 0, &[coordinate, 0], |_| ());
         let expected = if ok { Ok(()) } else { Err(MapError::Coordinate { coordinate, elements: chunk }) };
-        assert_eq!((loaded, stored), (expected, expected));
+        let before = Err(MapError::StoreBefore { dimension: 0, coordinate });
+        assert_eq!((loaded, stored), (expected, if coordinate < 0 { before } else { expected }));
     }
 }
 

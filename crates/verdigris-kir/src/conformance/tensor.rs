@@ -492,14 +492,17 @@ fn store(rank: usize, mode: bool, reduce: Option<BulkReduce>, ty: MapType, hint:
     let mut case = if mode {
         let mut case = im2col(rank, Swizzle::None, Access::ReadWrite);
         case.places = vec![case.places[0].clone(), case.places[2].clone()];
+        case.spec.lower_corner.fill(0);
+        case.places[0].0.fill(0);
         // One walk ends before the other starts.
         case.spec.decl.box_dims[1] = 20;
         case.places[1].0[rank - 1] = 3;
         case
     } else {
         let mut case = rank_case(rank, Access::ReadWrite);
-        let far: Vec<i32> = [-2, -1, -1, -1, -1][..rank].to_vec();
-        let near: Vec<i32> = [14, 7, 2, 1, 1][..rank].to_vec();
+        // A store may end beyond the tensor, but not begin before it.
+        let far = vec![0; rank];
+        let near: Vec<i32> = [16, 8, 3, 2, 2][..rank].to_vec();
         case.places = vec![(far, Vec::new()), (near, Vec::new())];
         case
     };

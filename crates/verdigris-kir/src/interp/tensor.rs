@@ -105,6 +105,13 @@ pub enum MapError {
         /// Elements in 16 bytes.
         elements: u32,
     },
+    /// A store or a reduction whose box begins before the tensor.
+    StoreBefore {
+        /// The dimension, innermost 0.
+        dimension: usize,
+        /// The coordinate.
+        coordinate: i32,
+    },
     /// An im2col store with a traversal stride: whether the stride applies to stores is not documented, so it is refused here.
     StridedStore,
 }
@@ -140,6 +147,10 @@ impl fmt::Display for MapError {
             MapError::Coordinate { coordinate, elements } => write!(
                 f,
                 "tensor copy: the innermost coordinate is {coordinate}, must be a multiple of {elements} (16 bytes); an H200 stops with an illegal instruction"
+            ),
+            MapError::StoreBefore { dimension, coordinate } => write!(
+                f,
+                "tensor copy: a store begins at {coordinate} in dimension {dimension}, before the tensor; an H200 stops with an illegal instruction"
             ),
             MapError::StridedStore => write!(f, "tensor copy: an im2col store with a traversal stride other than 1 is not documented"),
         }
@@ -290,6 +301,10 @@ pub fn load_segments(
 pub fn store_segments(spec: &MapSpec, shared_address: u32, coordinates: &[i32], mut visit: impl FnMut(Segment)) -> Result<(), MapError> {
     if spec.decl.im2col && spec.element_strides.iter().any(|&stride| stride != 1) {
         return Err(MapError::StridedStore);
+    }
+    // Loads may begin there. On an H200 each of two stores with a coordinate below 0 failed, each of five without one went well.
+    if let Some(dimension) = coordinates.iter().position(|&coordinate| coordinate < 0) {
+        return Err(MapError::StoreBefore { dimension, coordinate: coordinates[dimension] });
     }
     let no_offsets = [0; 3];
     let spatial = if spec.decl.im2col { spec.decl.rank as usize - 2 } else { 0 };
