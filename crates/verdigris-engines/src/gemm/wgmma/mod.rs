@@ -83,8 +83,8 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
-/// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.1 % behind
-/// the best of all in the geometric mean. A row that serves nothing was tried and never won enough to be worth its kernels: consumers
+/// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
+/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: consumers
 /// in turn win by 1 to 2 % on products of short depth and many tiles (7000x2048x2048), clusters of more than 64×32 by 3 % on a few. Splits win
 /// where the depth is very long and tiles are few, whatever the tile: two shapes have them.
 const SHAPES: &[Shape] = &[
@@ -427,7 +427,7 @@ impl Setting {
 }
 
 /// What the estimate was fitted to: some 12,000 settings of 89 bf16 problems, timed on H200s (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`).
-/// On these, choosing by it costs 1.7 % over the best setting in the geometric mean, 18 % at worst.
+/// On 95 later ones, with the ways of today (`2026-11-21-gemm-sweep-clusters.jsonl`), choosing by it costs 0.8 % in the geometric mean, 9 % at worst.
 struct Coefficients {
     /// Tensor core cycles in a nanosecond, under load.
     cycles_per_ns: f64,
