@@ -5,10 +5,10 @@
 //! tensor too, since the value of a tensor is what its type holds. Where an op jumps within the bound (a comparison, the index of a
 //! maximum) both sides are right; where nothing can be said, the bound is infinite, and [`crate::compare`] counts the element as not judged.
 //!
-//! A result of more than 2²³ elements is not held but computed anew wherever it is read, so that a graph of any size can be judged at a
-//! few positions.
+//! A result of more than 2²³ elements is not held but computed anew wherever it is read, and so is one of which a selection alone is read,
+//! so that a graph of any size can be judged at a few positions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use verdigris_graph::{Graph, HostScalar, Op, Pointwise, TensorDesc, Uid};
 
@@ -36,6 +36,35 @@ pub enum Selection {
         /// Which ones.
         seed: u64,
     },
+}
+
+impl Selection {
+    /// The row-major positions that are taken of an output, ascending.
+    pub fn positions(self, dims: &[u64]) -> Vec<u64> {
+        let all: u64 = dims.iter().product();
+        let (count, seed) = match self {
+            Selection::Sample { count, seed } if count < all => (count, seed),
+            _ => return (0..all).collect(),
+        };
+        let mut random = Random::new(seed);
+        let mut positions = Vec::new();
+        // Corners: each dim at its first or its last index.
+        for corner in 0..1u64 << dims.len().min(6) {
+            let index = dims.iter().enumerate().map(|(i, dim)| if corner >> i & 1 == 1 { dim - 1 } else { 0 });
+            positions.push(index.zip(dims).fold(0, |position, (i, dim)| position * dim + i));
+        }
+        while (positions.len() as u64) < count {
+            positions.push(random.below(all));
+        }
+        positions.sort_unstable();
+        positions.dedup();
+        positions
+    }
+
+    /// Whether only some of so many elements are taken.
+    fn is_part_of(self, elements: u64) -> bool {
+        matches!(self, Selection::Sample { count, .. } if count < elements)
+    }
 }
 
 /// A graph that cannot be evaluated.
@@ -78,7 +107,8 @@ pub enum GraphError {
 /// A graph that breaks a rule; a buffer or a scalar that is missing or too short.
 pub fn evaluate(graph: &Graph, inputs: &Inputs<Uid>, selection: Selection) -> Result<Vec<Expected<Uid>>, GraphError> {
     verdigris_graph::validate::validate(graph)?;
-    let mut evaluation = Evaluation { graph, inputs, sources: HashMap::new(), bits: demands(graph) };
+    let read = graph.nodes.iter().flat_map(|node| node.op.inputs()).collect();
+    let mut evaluation = Evaluation { graph, inputs, selection, read, sources: HashMap::new(), bits: demands(graph) };
     for node in &graph.nodes {
         evaluation.step(&node.op)?;
     }
@@ -87,7 +117,7 @@ pub fn evaluate(graph: &Graph, inputs: &Inputs<Uid>, selection: Selection) -> Re
     outputs
         .map(|tensor| {
             let source = evaluation.source(tensor.uid)?;
-            let positions = positions(tensor.layout.dims(), selection);
+            let positions = selection.positions(tensor.layout.dims());
             let mut index = vec![0; tensor.layout.rank()];
             let values = positions.iter().map(|&position| {
                 let mut rest = position;
@@ -101,28 +131,6 @@ pub fn evaluate(graph: &Graph, inputs: &Inputs<Uid>, selection: Selection) -> Re
             Ok(Expected { id: tensor.uid, dtype: tensor.dtype, layout: tensor.layout, positions, values, magnitudes: Vec::new() })
         })
         .collect()
-}
-
-/// The row-major positions that a selection takes of a tensor.
-fn positions(dims: &[u64], selection: Selection) -> Vec<u64> {
-    let all: u64 = dims.iter().product();
-    let (count, seed) = match selection {
-        Selection::Sample { count, seed } if count < all => (count, seed),
-        _ => return (0..all).collect(),
-    };
-    let mut random = Random::new(seed);
-    let mut positions = Vec::new();
-    // Corners: each dim at its first or its last index.
-    for corner in 0..1u64 << dims.len().min(6) {
-        let index = dims.iter().enumerate().map(|(i, dim)| if corner >> i & 1 == 1 { dim - 1 } else { 0 });
-        positions.push(index.zip(dims).fold(0, |position, (i, dim)| position * dim + i));
-    }
-    while (positions.len() as u64) < count {
-        positions.push(random.below(all));
-    }
-    positions.sort_unstable();
-    positions.dedup();
-    positions
 }
 
 /// How many significant bits of each tensor matter in the end: of a stored one those of its type, of a virtual one no more than of what
@@ -146,6 +154,9 @@ fn demands(graph: &Graph) -> HashMap<Uid, u32> {
 struct Evaluation<'a> {
     graph: &'a Graph,
     inputs: &'a Inputs<Uid>,
+    selection: Selection,
+    /// Tensors that some op reads.
+    read: HashSet<Uid>,
     sources: HashMap<Uid, Source<'a>>,
     bits: HashMap<Uid, u32>,
 }
@@ -184,7 +195,13 @@ impl<'a> Evaluation<'a> {
     /// Takes in the result of an op.
     fn put(&mut self, uid: Uid, formula: impl Formula + 'a) -> Result<(), GraphError> {
         let tensor = self.described(uid)?;
-        let source = Source::computed(tensor.dtype, tensor.layout.dims(), formula);
+        let dims = tensor.layout.dims();
+        // Of a result that nothing else reads, only the selection is wanted.
+        let source = if self.selection.is_part_of(tensor.layout.elements()) && !self.read.contains(&uid) {
+            Source::computed_when_read(tensor.dtype, dims, formula)
+        } else {
+            Source::computed(tensor.dtype, dims, formula)
+        };
         self.sources.insert(uid, source);
         Ok(())
     }

@@ -31,6 +31,8 @@ enum Held<'a> {
     Dense { values: Rc<Vec<f64>>, errors: Rc<Vec<f64>> },
     /// Bytes too many to hold twice, converted at each read.
     Raw(&'a [u8]),
+    /// Finite numbers that are known without being held, by their offset.
+    Known(&'a (dyn Fn(u64) -> f64 + Sync)),
     /// A result too large to hold, computed at each read. Offsets are row-major positions in these dims.
     Computed { formula: Rc<dyn Formula + 'a>, dims: Rc<Vec<u64>> },
 }
@@ -54,31 +56,37 @@ impl<'a> Source<'a> {
         Some(Source { dtype, dims: layout.dims().to_vec(), strides: layout.strides().to_vec(), held })
     }
 
+    /// A tensor whose elements, finite numbers all, are given by their offsets.
+    pub(crate) fn known(dtype: DType, layout: &Layout, at: &'a (dyn Fn(u64) -> f64 + Sync)) -> Source<'a> {
+        Source { dtype, dims: layout.dims().to_vec(), strides: layout.strides().to_vec(), held: Held::Known(at) }
+    }
+
     /// The result of an op, rounded to its type: held if it is not too large, else computed whenever it is read.
     pub(crate) fn computed(dtype: DType, dims: &[u64], formula: impl Formula + 'a) -> Source<'a> {
-        let mut strides = vec![1; dims.len()];
-        for dim in (1..dims.len()).rev() {
-            strides[dim - 1] = strides[dim] * dims[dim];
+        let elements: u64 = dims.iter().product();
+        if elements > HELD_LIMIT_ELEMENTS {
+            return Source::computed_when_read(dtype, dims, formula);
         }
         let formula = Rounded { dtype, formula };
-        let elements: u64 = dims.iter().product();
-        let held = if elements > HELD_LIMIT_ELEMENTS {
-            Held::Computed { formula: Rc::new(formula), dims: Rc::new(dims.to_vec()) }
-        } else {
-            let (mut values, mut errors) = (Vec::with_capacity(elements as usize), Vec::with_capacity(elements as usize));
-            let mut index = vec![0; dims.len()];
-            for _ in 0..elements {
-                let element = formula.at(&index);
-                values.push(element.value);
-                errors.push(element.error);
-                advance(&mut index, dims);
-            }
-            if errors.iter().all(|&error| error == 0.0) {
-                errors.clear();
-            }
-            Held::Dense { values: Rc::new(values), errors: Rc::new(errors) }
-        };
-        Source { dtype, dims: dims.to_vec(), strides, held }
+        let (mut values, mut errors) = (Vec::with_capacity(elements as usize), Vec::with_capacity(elements as usize));
+        let mut index = vec![0; dims.len()];
+        for _ in 0..elements {
+            let element = formula.at(&index);
+            values.push(element.value);
+            errors.push(element.error);
+            advance(&mut index, dims);
+        }
+        if errors.iter().all(|&error| error == 0.0) {
+            errors.clear();
+        }
+        let held = Held::Dense { values: Rc::new(values), errors: Rc::new(errors) };
+        Source { dtype, dims: dims.to_vec(), strides: packed(dims), held }
+    }
+
+    /// The result of an op, rounded to its type, each element computed whenever it is read: for results of which few are.
+    pub(crate) fn computed_when_read(dtype: DType, dims: &[u64], formula: impl Formula + 'a) -> Source<'a> {
+        let held = Held::Computed { formula: Rc::new(Rounded { dtype, formula }), dims: Rc::new(dims.to_vec()) };
+        Source { dtype, dims: dims.to_vec(), strides: packed(dims), held }
     }
 
     /// The type that the values are held in.
@@ -128,6 +136,7 @@ impl<'a> Source<'a> {
                 let rest = bytes.get(place * self.dtype.bytes()..).unwrap_or_default();
                 Bounded::exact(num::read_element(self.dtype, rest).unwrap_or(f64::NAN))
             }
+            Held::Known(at) => Bounded::exact(at(offset)),
             Held::Computed { formula, dims } => {
                 let mut index = vec![0; dims.len()];
                 let mut rest = offset;
@@ -149,8 +158,21 @@ impl<'a> Source<'a> {
 
     /// Whether every element is known to be a finite number, without computing any.
     pub(crate) fn is_finite(&self) -> bool {
-        matches!(&self.held, Held::Dense { values, .. } if values.iter().all(|value| value.is_finite()))
+        match &self.held {
+            Held::Dense { values, .. } => values.iter().all(|value| value.is_finite()),
+            Held::Known(_) => true,
+            Held::Raw(_) | Held::Computed { .. } => false,
+        }
     }
+}
+
+/// Strides of a row-major result.
+fn packed(dims: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; dims.len()];
+    for dim in (1..dims.len()).rev() {
+        strides[dim - 1] = strides[dim] * dims[dim];
+    }
+    strides
 }
 
 /// The next index in row-major order; the first one behind the last.

@@ -240,8 +240,8 @@ impl Bench<'_> {
                 (result.dtype, bytes(result, conv.result_extents())?),
             ],
         )?;
-        let (a, b) = (Operands::download(handle, &operands.a)?, Operands::download(handle, &operands.b)?);
-        let sample = conv_sample::sample(conv, a, b, SEED)?;
+        let (a, b) = (&operands.a.contents, &operands.b.contents);
+        let sample = conv_sample::sample(conv, &|offset| a.at(offset), &|offset| b.at(offset), SEED)?;
         let best = run::fastest(handle, &mut self.source, &problem, &survey.ranked, &mut operands, Some(&sample), &mut row)?;
         if !arguments.all_knobs {
             row.variants.clear();

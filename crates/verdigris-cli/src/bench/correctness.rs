@@ -4,9 +4,9 @@ use anyhow::Result;
 use rayon::prelude::*;
 use verdigris_graph::{GemmProblem, Problem};
 use verdigris_reference::compare::compare;
-use verdigris_reference::data::{GUARD_BYTES, sample_positions, sentinel};
+use verdigris_reference::data::{sample_positions, sentinel};
 use verdigris_reference::run::{Expected, Inputs, Positions, run};
-use verdigris_tensor::Layout;
+use verdigris_tensor::{DType, Layout};
 
 /// Elements that are computed on the host.
 const SAMPLES: u64 = 512;
@@ -14,7 +14,7 @@ const SAMPLES: u64 = 512;
 /// Where the elements of a result lie: rows of columns one behind the other, in matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shape {
-    dtype: verdigris_tensor::DType,
+    dtype: DType,
     matrices: u64,
     matrix_stride: u64,
     rows: u64,
@@ -35,7 +35,7 @@ impl Shape {
     }
 
     /// A packed result.
-    pub(super) fn packed(dtype: verdigris_tensor::DType, elements: u64) -> Shape {
+    pub(super) fn packed(dtype: DType, elements: u64) -> Shape {
         Shape { dtype, matrices: 1, matrix_stride: 0, rows: 1, row_stride: elements, columns: elements }
     }
 }
@@ -105,13 +105,30 @@ impl Sample {
         Ok(Sample { shape, expected: packed, offsets, positions: expected.positions })
     }
 
-    /// Holds D against the sample. `d` was full of the sentinel before, the guard behind it included.
-    pub(super) fn judge(&self, d: &[u8]) -> Judgement {
+    /// Holds D against the sample. D was full of the sentinel before, the guard behind it included. `read` gives its bytes,
+    /// guard and all, part by part in order, each part with its offset, a multiple of 8.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(super) fn judge(&self, read: impl FnOnce(&mut dyn FnMut(u64, &[u8])) -> Result<()>) -> Result<Judgement> {
+        let size = self.shape.dtype.bytes();
+        let mut after: Vec<u8> = sentinel(self.shape.dtype).into_iter().cycle().take(self.offsets.len() * size).collect();
+        let before = after.clone();
+        let mut found = Scan::default();
+        read(&mut |begin, part| {
+            for (element, &offset) in after.chunks_exact_mut(size).zip(&self.offsets) {
+                if let Some(bytes) = (offset as u64).checked_sub(begin).and_then(|place| part.get(place as usize..place as usize + size)) {
+                    element.copy_from_slice(bytes);
+                }
+            }
+            found += Scan::of(&self.shape, begin, part);
+        })?;
+        Ok(self.judgement(&before, &after, found))
+    }
+
+    fn judgement(&self, before: &[u8], after: &[u8], found: Scan) -> Judgement {
         let shape = &self.shape;
-        let size = shape.dtype.bytes();
-        let after: Vec<u8> = self.offsets.iter().flat_map(|&offset| d[offset..offset + size].iter().copied()).collect();
-        let before: Vec<u8> = sentinel(shape.dtype).into_iter().cycle().take(after.len()).collect();
-        let report = compare(&self.expected, &before, &after);
+        let report = compare(&self.expected, before, after);
         let mut faults = Vec::new();
         if !report.passes() {
             let mut text = report.to_string();
@@ -127,12 +144,13 @@ impl Sample {
             }
             faults.push(text);
         }
-        let (unwritten, strays) = scan(shape, d);
-        if unwritten > 0 {
-            faults.push(format!("{unwritten} elements of D were not written"));
+        // 0xa5… may be a right answer of an integer result, but hardly of a large part of them.
+        let elements = shape.rows * shape.columns * shape.matrices;
+        if found.unwritten > 0 && !(shape.dtype.is_integer() && found.unwritten * 1000 < elements) {
+            faults.push(format!("{} elements of D were not written", found.unwritten));
         }
-        if strays > 0 {
-            faults.push(format!("{strays} bytes were written that belong to no element of D"));
+        if found.strays > 0 {
+            faults.push(format!("{} bytes were written that belong to no element of D", found.strays));
         }
         let worst = report.worst.as_ref().map_or(0.0, |worst| {
             let distance = (worst.got - worst.want).abs();
@@ -144,42 +162,109 @@ impl Sample {
             worst_in_tolerances: worst,
         }
     }
+
+    /// As [`Sample::judge`], of bytes at hand; in uneven parts, as they may come from a device.
+    #[cfg(test)]
+    pub(super) fn judge_bytes(&self, d: &[u8]) -> Judgement {
+        let judged = self.judge(|take| {
+            let mut begin = 0;
+            for (i, part) in d.chunks(8 * 37).enumerate() {
+                take(begin, part);
+                begin += part.len() as u64;
+                assert!(i == 0 || !part.is_empty());
+            }
+            Ok(())
+        });
+        judged.expect("reading cannot fail")
+    }
 }
 
-/// Elements of a row-major D that still hold the sentinel, and bytes between and behind its rows that no longer do.
-fn scan(shape: &Shape, d: &[u8]) -> (u64, u64) {
-    let Shape { dtype, matrices, matrix_stride, rows, row_stride, columns } = *shape;
-    let size = dtype.bytes();
-    let pattern = sentinel(dtype);
-    // 0xa5… may be a right answer of an integer result, but hardly of a large part of them.
-    let may_be_right = dtype.is_integer();
-    let row_bytes = columns as usize * size;
-    let is_untouched = |element: &&[u8]| **element == pattern[..];
-    let count_row = |start: usize| {
-        let row = &d[start..start + row_bytes];
-        // A single row may be the whole result.
-        row.par_chunks(size << 16).map(|part| part.chunks_exact(size).filter(is_untouched).count() as u64).sum::<u64>()
-    };
-    let starts = (0..matrices * rows).into_par_iter().map(|row| (row / rows * matrix_stride + row % rows * row_stride) as usize * size);
-    let unwritten: u64 = starts.map(count_row).sum();
-    let body = d.len() - GUARD_BYTES;
-    let is_sentinel = |(i, byte): (usize, &u8)| *byte != pattern[i % size];
-    let mut strays = d[body..].iter().enumerate().filter(|&item| is_sentinel(item)).count() as u64;
-    if matrices == 1 && row_stride > columns {
-        for row in 0..rows - 1 {
-            let begin = (row * row_stride + columns) as usize * size;
-            let end = ((row + 1) * row_stride) as usize * size;
-            strays += d[begin..end].iter().enumerate().filter(|&item| is_sentinel(item)).count() as u64;
-        }
+/// Bytes that one task looks through.
+const TASK_BYTES: usize = 1 << 19;
+
+/// What is in D beside right and wrong numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Scan {
+    /// Elements that still hold the sentinel.
+    unwritten: u64,
+    /// Bytes between and behind the rows that no longer do. Between rows they are counted of a single matrix.
+    strays: u64,
+}
+
+impl std::ops::AddAssign for Scan {
+    fn add_assign(&mut self, other: Scan) {
+        self.unwritten += other.unwritten;
+        self.strays += other.strays;
     }
-    let elements = rows * columns * matrices;
-    if may_be_right && unwritten * 1000 < elements { (0, strays) } else { (unwritten, strays) }
+}
+
+impl Scan {
+    /// Looks through a part of D and its guard, which begins at `begin`.
+    fn of(shape: &Shape, begin: u64, part: &[u8]) -> Scan {
+        let tasks = part.par_chunks(TASK_BYTES).enumerate();
+        let scans = tasks.map(|(i, bytes)| Scan::of_task(shape, begin + (i * TASK_BYTES) as u64, bytes));
+        scans.reduce(Scan::default, |mut one, other| {
+            one += other;
+            one
+        })
+    }
+
+    fn of_task(shape: &Shape, begin: u64, bytes: &[u8]) -> Scan {
+        let size = shape.dtype.bytes() as u64;
+        let pattern = sentinel(shape.dtype);
+        let (row_bytes, row_stride_bytes) = (shape.columns * size, shape.row_stride * size);
+        let end = begin + bytes.len() as u64;
+        // The part of bytes `from..to` of D that is here.
+        let here = |from: u64, to: u64| {
+            let (from, to) = (from.clamp(begin, end) - begin, to.clamp(begin, end) - begin);
+            bytes.get(from as usize..to as usize).unwrap_or_default()
+        };
+        let is_stray = |from: u64, (i, byte): (usize, &u8)| *byte != pattern[(from as usize + i) % pattern.len()];
+        let strays = |from: u64, to: u64| {
+            let from = from.clamp(begin, end);
+            here(from, to).iter().enumerate().filter(|&item| is_stray(from, item)).count() as u64
+        };
+        let mut found = Scan::default();
+        let matrix_bytes = shape.rows.saturating_sub(1) * row_stride_bytes + row_bytes;
+        let mut d_bytes = 0;
+        for matrix in 0..shape.matrices {
+            let base = matrix * shape.matrix_stride * size;
+            d_bytes = d_bytes.max(base + matrix_bytes);
+            if base >= end || base + matrix_bytes <= begin {
+                continue;
+            }
+            let row_of = |byte: u64| byte.saturating_sub(base).checked_div(row_stride_bytes).unwrap_or(0).min(shape.rows - 1);
+            for row in row_of(begin)..=row_of(end - 1) {
+                let start = base + row * row_stride_bytes;
+                found.unwritten += equal_elements(here(start, start + row_bytes), &pattern);
+                if shape.matrices == 1 && row + 1 < shape.rows {
+                    found.strays += strays(start + row_bytes, start + row_stride_bytes);
+                }
+            }
+        }
+        found.strays += strays(d_bytes, u64::MAX);
+        found
+    }
+}
+
+/// How many elements have these bytes; `pattern` is one element.
+fn equal_elements(bytes: &[u8], pattern: &[u8]) -> u64 {
+    fn count<const N: usize>(bytes: &[u8], pattern: [u8; N]) -> u64 {
+        let (elements, _) = bytes.as_chunks::<N>();
+        elements.iter().map(|element| u64::from(*element == pattern)).sum()
+    }
+    match *pattern {
+        [a] => count(bytes, [a]),
+        [a, b] => count(bytes, [a, b]),
+        [a, b, c, d] => count(bytes, [a, b, c, d]),
+        _ => bytes.chunks_exact(pattern.len()).filter(|element| *element == pattern).count() as u64,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verdigris_reference::data::{Distribution, inputs};
+    use verdigris_reference::data::{Distribution, GUARD_BYTES, inputs};
     use verdigris_tensor::DType;
 
     fn setup() -> (Sample, Vec<u8>) {
@@ -199,7 +284,7 @@ mod tests {
     #[test]
     fn a_right_result_passes_and_each_kind_of_wrong_one_does_not() {
         let (sample, right) = setup();
-        let judgement = sample.judge(&right);
+        let judgement = sample.judge_bytes(&right);
         assert_eq!(judgement.fault, None);
         assert!(judgement.worst_in_tolerances <= 1.0 && judgement.relative_error < 0.01);
 
@@ -207,17 +292,17 @@ mod tests {
         let mut wrong = right.clone();
         let last = (32 * 48 + 39) * 2;
         wrong[last + 1] ^= 0x80;
-        assert!(sample.judge(&wrong).fault.is_some_and(|text| text.contains("row 32, column 39")));
+        assert!(sample.judge_bytes(&wrong).fault.is_some_and(|text| text.contains("row 32, column 39")));
 
         let mut unwritten = right.clone();
         let element = (5 * 48 + 7) * 2;
         unwritten[element..element + 2].copy_from_slice(&sentinel(DType::Bf16));
-        assert!(sample.judge(&unwritten).fault.is_some_and(|text| text.contains("1 elements of D were not written")));
+        assert!(sample.judge_bytes(&unwritten).fault.is_some_and(|text| text.contains("1 elements of D were not written")));
 
         for stray in [(4 * 48 + 41) * 2, right.len() - 1] {
             let mut strayed = right.clone();
             strayed[stray] ^= 1;
-            let fault = sample.judge(&strayed).fault;
+            let fault = sample.judge_bytes(&strayed).fault;
             assert!(fault.as_ref().is_some_and(|text| text.contains("1 bytes were written")), "{fault:?}");
         }
     }

@@ -59,7 +59,7 @@ impl Bench<'_> {
                 Ok(found) => {
                     operands.spoil_d(&mut self.source)?;
                     peer.run(handle, &found, &operands, 0)?;
-                    let judgement = sample.judge(&operands.download_d(handle)?);
+                    let judgement = sample.judge(|take| operands.read_d(&mut self.source, take))?;
                     row.peer = Some(format!("cublaslt {} of {}", found.index + 1, found.count));
                     row.peer_error = Some(judgement.relative_error);
                     if let Some(fault) = judgement.fault {

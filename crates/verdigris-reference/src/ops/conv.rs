@@ -1,7 +1,7 @@
 //! Convolution and its gradients: one element at a time, by the formulas of `verdigris_graph::ops::conv` as they stand.
 
 use verdigris_graph::{Conv, ConvDirection, ConvMode};
-use verdigris_tensor::DType;
+use verdigris_tensor::{DType, Layout};
 
 use crate::ops::matmul::SumOfBounded;
 use crate::source::{Formula, Source};
@@ -22,6 +22,11 @@ pub(crate) struct Convolved<'a> {
     images: u64,
     channels: u64,
     filters: u64,
+}
+
+/// The step of the last spatial dim.
+fn step_along_row(strides: &[u64]) -> u64 {
+    strides.last().copied().unwrap_or(0)
 }
 
 /// Three numbers of which the last are given; the first ones are `fill`.
@@ -82,6 +87,16 @@ impl<'a> Convolved<'a> {
         (distance.is_multiple_of(self.conv.strides[d]) && o < self.y[d]).then_some(o)
     }
 
+    /// The outputs along the last dim, from the first on and before the end, that tap `f` lets meet elements of `x`.
+    fn met_outputs(&self, f: u64) -> (u64, u64) {
+        let (outputs, stride) = (self.y[2], self.conv.strides[2]);
+        let reach = f * self.conv.dilations[2];
+        let before = self.conv.pads_before[2];
+        let first = before.saturating_sub(reach).div_ceil(stride).min(outputs);
+        let end = (before + self.x[2]).saturating_sub(reach).div_ceil(stride).min(outputs);
+        (first, end.max(first))
+    }
+
     /// What stands behind the first two indices of a tensor of `dims`, of which only the last `spatial` are its own.
     fn place(&self, source: &Source<'_>, first: u64, second: u64, spatial: [u64; 3]) -> u64 {
         let strides = source.strides();
@@ -118,6 +133,26 @@ impl<'a> Convolved<'a> {
             _ => {}
         }
     }
+}
+
+/// An operand of which every element is a finite number that is known by its offset, without being held.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// The element type.
+    pub dtype: DType,
+    /// Where the elements lie.
+    pub layout: Layout,
+    /// The element that lies so many elements behind the first.
+    pub at: &'a (dyn Fn(u64) -> f64 + Sync),
+}
+
+/// The elements of a convolution's result at `positions`, counted row-major over its dims `out`, each by the formula on its own: for
+/// results too large to compute whole from operands too large to hold. `operands` are what [`Conv::operands`] names; the result's type is
+/// `dtype`. Dims and attributes are those of a graph that was validated.
+pub fn elements_at(conv: &Conv, operands: [Known<'_>; 2], dtype: DType, out: &[u64], positions: &[u64]) -> Vec<Bounded> {
+    let [left, right] = operands.map(|operand| Source::known(operand.dtype, &operand.layout, operand.at));
+    let result = Source::computed_when_read(dtype, out, Convolved::new(conv, left, right, out));
+    positions.iter().map(|&position| result.get(position)).collect()
 }
 
 /// All triples below `extents`.
@@ -164,10 +199,19 @@ impl Formula for Convolved<'_> {
                 let channel = first / self.filters * self.channels + second;
                 // `tap` is its own inverse.
                 let f = [self.tap(0, at[0]), self.tap(1, at[1]), self.tap(2, at[2])];
-                each(self.y, |o| {
-                    let met = all(|d| self.met(d, o[d], f[d]));
-                    let x = met.map(|i| (self.place(&self.left, 0, channel, i), left[0]));
-                    self.add(&mut sum, self.images, x, Some((self.place(&self.right, 0, first, o), right[0])));
+                // Rows of outputs that meet the image; those before and behind them meet padding. Neighbours in memory are read one after
+                // the other, of which a long sum takes many millions.
+                let (first_met, end_met) = self.met_outputs(f[2]);
+                let (x_step, y_step) = (self.conv.strides[2] * step_along_row(left), step_along_row(right));
+                each([self.images, self.y[0], self.y[1]], |[image, d, h]| {
+                    let row_met = self.met(0, d, f[0]).zip(self.met(1, h, f[1]));
+                    let y = |w| Some((self.place(&self.right, image, first, [d, h, w]), y_step));
+                    let (first_met, end_met) = if row_met.is_some() { (first_met, end_met) } else { (self.y[2], self.y[2]) };
+                    let x = row_met.zip(self.met(2, first_met, f[2]));
+                    let x = x.map(|((id, ih), iw)| (self.place(&self.left, image, channel, [id, ih, iw]), x_step));
+                    self.add(&mut sum, first_met, None, y(0));
+                    self.add(&mut sum, end_met - first_met, x, y(first_met));
+                    self.add(&mut sum, self.y[2] - end_met, None, y(end_met));
                 });
             }
         }
