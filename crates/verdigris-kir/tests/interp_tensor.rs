@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use verdigris_kir::interp::tensor::{
-    MapError, Segment, check, check_address, copy_bytes, fill_element, load_segments, reduction_type, store_segments, tf32_in_flight,
+    MapError, Segment, check, check_address, copy_bytes, fill_element, load_segments, reduce_segments, reduction_type, store_segments,
+    tf32_in_flight,
 };
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
 use verdigris_kir::program::{Fill, L2Promotion, MapSpec};
@@ -121,6 +122,9 @@ fn tiled_copies_element_by_element() {
         let stored = bytes_of(|visit| store_segments(&spec, base, &coordinates, visit).unwrap());
         expected.retain(|_, source| source.is_some());
         assert_eq!(stored, expected);
+        let row_bytes = dims[0] * u64::from(width);
+        let reduced = reduce_segments(&spec, base, &coordinates, |_| ());
+        assert_eq!(reduced, if row_bytes.is_multiple_of(16) { Ok(()) } else { Err(MapError::ReduceChunk { row_bytes }) });
     }
     assert!(stores > 40, "{stores} stores were compared");
 }
@@ -329,6 +333,14 @@ fn im2col_ranges_depend_on_the_rank() {
     let mut strided = spec(4);
     strided.element_strides[1] = 2;
     assert_eq!(store_segments(&strided, 0, &[0; 4], |_| ()), Err(MapError::StridedStore));
+    for (lower, upper, refused) in [(0, 0, None), (1, -1, None), (-1, 0, Some(-1)), (0, 2, Some(2))] {
+        let mut walk = spec(4);
+        (walk.lower_corner[1], walk.upper_corner[1]) = (lower, upper);
+        let expected = refused.map_or(Ok(()), |corner| Err(MapError::StoreCorner { dimension: 2, corner }));
+        assert_eq!(store_segments(&walk, 0, &[0, 0, 1, 0], |_| ()), expected);
+        assert_eq!(reduce_segments(&walk, 0, &[0, 0, 1, 0], |_| ()), expected);
+        assert!(load_segments(&walk, 0, &[0, 0, 1, 0], &[0, 0], |_| ()).is_ok());
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Joins the parts of a sum that the CTAs of a cluster formed, through distributed shared memory.
 //!
 //! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, and adds up the slices that
-//! it receives, its own included, in the order of ranks: so each ends with the whole sum of its own columns, and the result does not depend on
+//! it receives and its own in the order of ranks: so each ends with the whole sum of its own columns, and the result does not depend on
 //! who was first. Neither scratch nor counters are needed.
 //!
 //! **What.** `sum[row, column] = Σ part_rank[row, column]` over ranks 0, 1, …, for columns `rank · columns / ctas ..` of the tile.
@@ -38,7 +38,7 @@ impl ClusterJoinSpec {
         self.columns / self.ctas
     }
 
-    /// What a CTA sends to each.
+    /// What a CTA sends to each peer.
     fn slice_bytes(&self) -> u32 {
         4 * 64 * self.warpgroups * self.blocks * self.slice_columns()
     }
@@ -80,25 +80,29 @@ impl<'k> ClusterJoin<'k> {
         let now = turn.get();
         let outbox = self.outbox.address() + (now & 1) * (ctas * slice_bytes);
         self.exchange.acquire(now);
-        let own = outbox + thread * 16;
+        let rank = k.cluster_rank();
+        let kept = self.exchange.own(now);
         let registers = (self.spec.slice_columns() / 2) as usize;
         for slice in 0..ctas as usize {
             let of_slice = parts.iter().flat_map(|part| part.registers()[slice * registers..(slice + 1) * registers].chunks(4));
+            // What this CTA keeps goes straight to where it will be read.
+            let to = k.select(rank.eq(slice as u32), kept, outbox + slice as u32 * slice_bytes) + thread * 16;
             for (index, vector) in of_slice.enumerate() {
                 let values: Vec<Val<'k, T>> = vector.iter().map(|register| register.get()).collect();
-                k.st_shared_vector(own, slice as i64 * i64::from(slice_bytes) + place(index), &values);
+                k.st_shared_vector(to, place(index), &values);
             }
         }
         k.fence_proxy_async();
         k.barrier_sync(barrier, threads);
         k.when(thread.eq(0), || self.exchange.expect(now));
-        k.when(thread.lt(ctas), || self.exchange.send_bytes(now, thread, outbox + thread * slice_bytes));
+        let to_peer = thread.lt(ctas) & thread.ne(rank);
+        k.when(to_peer, || self.exchange.send_bytes(now, thread, outbox + thread * slice_bytes));
         let inbox = self.exchange.receive(now) + thread * 16;
-        for rank in 0..i64::from(ctas) {
+        for sender in 0..i64::from(ctas) {
             for (index, vector) in sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate() {
-                let values = k.ld_shared_vector::<T>(inbox, rank * i64::from(slice_bytes) + place(index), 4);
+                let values = k.ld_shared_vector::<T>(inbox, sender * i64::from(slice_bytes) + place(index), 4);
                 for (register, value) in vector.iter().zip(values) {
-                    register.set(if rank == 0 { value } else { *register + value });
+                    register.set(if sender == 0 { value } else { *register + value });
                 }
             }
         }

@@ -203,6 +203,8 @@ pub(super) fn probes() -> Vec<Probe> {
             _ => {}
         }
     }
+    // Rows that end within a 16-byte chunk: a store cuts it, a reduction does not.
+    probes.push(store(2, false, None, MapType::U16, false));
     probes.extend([Space::Shared, Space::Global].map(changed_map));
     // Each type of each reduction, in one rank.
     for op in [BulkReduce::Add, BulkReduce::Min, BulkReduce::Max, BulkReduce::And, BulkReduce::Or, BulkReduce::Xor, BulkReduce::Inc] {
@@ -492,10 +494,13 @@ fn store(rank: usize, mode: bool, reduce: Option<BulkReduce>, ty: MapType, hint:
     let mut case = if mode {
         let mut case = im2col(rank, Swizzle::None, Access::ReadWrite);
         case.places = vec![case.places[0].clone(), case.places[2].clone()];
-        case.spec.lower_corner.fill(0);
-        case.places[0].0.fill(0);
-        // One walk ends before the other starts.
-        case.spec.decl.box_dims[1] = 20;
+        // The walk of a store may not leave the tensor.
+        case.spec.lower_corner = [1, 0, 2][..rank - 2].to_vec();
+        case.spec.upper_corner = [-1, -2, 0][..rank - 2].to_vec();
+        case.places[0].0[1..rank - 1].copy_from_slice(&[1, 0, 2][..rank - 2]);
+        case.places[0].0[0] = 0;
+        // One walk ends before the other starts, and both within the tensor.
+        case.spec.decl.box_dims[1] = 7;
         case.places[1].0[rank - 1] = 3;
         case
     } else {
@@ -506,10 +511,15 @@ fn store(rank: usize, mode: bool, reduce: Option<BulkReduce>, ty: MapType, hint:
         case.places = vec![(far, Vec::new()), (near, Vec::new())];
         case
     };
-    let spatial = case.spec.dims.clone();
+    let mut dims = case.spec.dims.clone();
+    if reduce.is_some() {
+        // Rows of whole 16 bytes, or what lies behind them is reduced into as well.
+        dims[0] = dims[0].next_multiple_of(8);
+    }
     case.spec = MapSpec {
-        strides_bytes: map(MapDecl { ty, ..case.spec.decl.clone() }, &spatial).strides_bytes,
+        strides_bytes: map(MapDecl { ty, ..case.spec.decl.clone() }, &dims).strides_bytes,
         decl: MapDecl { ty, ..case.spec.decl.clone() },
+        dims,
         ..case.spec
     };
     let case = case.aligned();

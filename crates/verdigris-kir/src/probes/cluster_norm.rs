@@ -91,16 +91,16 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             });
         }
-        k.when(thread.eq(0), || {
-            sums.expect(now);
-            parts.expect(now);
-        });
-
         sums.acquire(now);
         parts.acquire(now);
         let own = values.iter().flatten().map(|value| value.get()).reduce(add).unwrap_or_else(|| k.constant(0.0));
         let own = reduce::cta(k, scratch, WARPS, own, 0.0, add);
-        k.when(thread.lt(spec.cluster), || sums.send_words(now, thread, &[own]));
+        k.when(thread.eq(0), || {
+            k.st_shared(sums.own(now), 0, own);
+            sums.expect(now);
+        });
+        let to_peer = thread.lt(spec.cluster) & thread.ne(rank);
+        k.when(to_peer, || sums.send_words(now, thread, &[own]));
         let mean = add_all(sums.receive(now), spec.cluster) * inverse_columns;
 
         let square = k.var(0.0f32);
@@ -115,11 +115,14 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         let own = reduce::warp(k, square, add);
         let message = squares.address() + (now & 1) * (4 * WARPS);
         k.when(lane.eq(0), || {
-            k.st_shared(message + ((thread >> 5) << 2), 0, own);
+            let place = (thread >> 5) << 2;
+            k.st_shared(message + place, 0, own);
+            k.st_shared(parts.own(now) + place, 0, own);
             k.fence_proxy_async();
         });
         k.bar_sync();
-        k.when(thread.lt(spec.cluster), || parts.send_bytes(now, thread, message));
+        k.when(thread.eq(0), || parts.expect(now));
+        k.when(to_peer, || parts.send_bytes(now, thread, message));
         let variance = add_all(parts.receive(now), spec.cluster * WARPS) * inverse_columns;
         let scale = (variance + epsilon).rsqrt();
         k.bar_sync();

@@ -1,9 +1,12 @@
 //! Small messages among the CTAs of a cluster, through distributed shared memory.
 //!
-//! In each turn every CTA sends the same number of bytes to every CTA, itself included, and receives those of all, in the order of their
-//! ranks. Nobody meets at a barrier of the cluster: bytes complete on the receiver's mbarrier, and the receiver tells all senders when its
-//! room is free again. That a message of the next turn arrived would not tell them: what completes bytes orders the bytes, not the reads of
-//! whoever sent them. There is room for two turns.
+//! In each turn every CTA sends the same number of bytes to each of its peers, puts its own message beside what it receives, and so has those
+//! of all, in the order of their ranks. Nobody meets at a barrier of the cluster: bytes complete on the receiver's mbarrier, and the receiver
+//! tells all senders when its room is free again. That a message of the next turn arrived would not tell them: what completes bytes orders the
+//! bytes, not the reads of whoever sent them. There is room for two turns.
+//!
+//! A CTA does not send to itself. The chip would carry it out, but compute-sanitizer (CUDA 13.0) takes a copy to the sender's own shared memory
+//! under a cluster address for an invalid write, and plain stores are quicker.
 
 use crate::face::{AsVal, Kernel, MbarrierArray, Scalar, SharedPiece, Val};
 use std::panic::Location;
@@ -23,7 +26,7 @@ pub struct ClusterExchange<'k> {
 }
 
 impl<'k> ClusterExchange<'k> {
-    /// An exchange of `bytes` bytes from each CTA to each: 4 or 8 for [`ClusterExchange::send_words`], a multiple of 16 for
+    /// An exchange of messages of `bytes` bytes: 4 or 8 for [`ClusterExchange::send_words`], a multiple of 16 for
     /// [`ClusterExchange::send_bytes`].
     #[track_caller]
     pub fn new(k: Kernel<'k>, name: &'static str, bytes: u32) -> Self {
@@ -48,10 +51,18 @@ impl<'k> ClusterExchange<'k> {
         self.inbox.address() + (turn & (ROOM - 1)) * (self.ctas * self.bytes)
     }
 
-    /// Opens turn `turn` (0, 1, 2, …) for what is to come: by one thread, once a turn.
+    /// Opens turn `turn` (0, 1, 2, …) for what the peers send: by one thread, once a turn. What this thread has written before, such as the CTA's
+    /// own message, is seen by those who receive.
     #[track_caller]
     pub fn expect(&self, turn: Val<'k, u32>) {
-        self.kernel.scope(Location::caller(), || self.arrived.at(turn & (ROOM - 1)).arrive_expect_tx(self.ctas * self.bytes));
+        self.kernel.scope(Location::caller(), || self.arrived.at(turn & (ROOM - 1)).arrive_expect_tx((self.ctas - 1) * self.bytes));
+    }
+
+    /// Where this CTA's own message of turn `turn` goes, by ordinary stores behind [`ClusterExchange::acquire`]. Those who read it need an order
+    /// with the writers: a barrier of the CTA, or [`ClusterExchange::expect`] by the one thread that wrote.
+    #[track_caller]
+    pub fn own(&self, turn: Val<'k, u32>) -> Val<'k, u32> {
+        self.kernel.scope(Location::caller(), || self.room(turn) + self.kernel.cluster_rank() * self.bytes)
     }
 
     /// Waits until every CTA has taken this CTA's message of two turns ago: by every thread that writes or sends turn `turn`'s.
@@ -61,25 +72,25 @@ impl<'k> ClusterExchange<'k> {
         self.kernel.scope(Location::caller(), || self.taken.at(turn & (ROOM - 1)).wait_cluster(((turn >> 1) & 1) ^ 1));
     }
 
-    /// Sends this CTA's message to the CTA of rank `peer` from registers: by one thread for each peer.
+    /// Sends this CTA's message to the CTA of rank `peer`, another one, from registers: by one thread for each peer.
     #[track_caller]
     pub fn send_words<T: Scalar>(&self, turn: Val<'k, u32>, peer: Val<'k, u32>, values: &[Val<'k, T>]) {
         let k = self.kernel;
         assert_eq!(values.len() as u32 * T::TY.bytes(), self.bytes, "a message has the length of the exchange");
         k.scope(Location::caller(), || {
-            let to = k.mapa(self.room(turn) + k.cluster_rank() * self.bytes, peer);
+            let to = k.mapa(self.own(turn), peer);
             k.st_async(to, self.arrived.at(turn & (ROOM - 1)).peer(peer), values);
         });
     }
 
-    /// Sends this CTA's message to the CTA of rank `peer` from its shared memory at `from`: by one thread for each peer, behind a proxy fence
-    /// of those who wrote it. The message may be written again two turns later, behind [`ClusterExchange::acquire`].
+    /// Sends this CTA's message to the CTA of rank `peer`, another one, from its shared memory at `from`: by one thread for each peer, behind a
+    /// proxy fence of those who wrote it. The message may be written again two turns later, behind [`ClusterExchange::acquire`].
     #[track_caller]
     pub fn send_bytes(&self, turn: Val<'k, u32>, peer: Val<'k, u32>, from: impl AsVal<'k, u32>) {
         let k = self.kernel;
         let from = from.operand_val(k);
         k.scope(Location::caller(), || {
-            let to = k.mapa(self.room(turn) + k.cluster_rank() * self.bytes, peer);
+            let to = k.mapa(self.own(turn), peer);
             k.bulk_copy_to_peer(to, from, self.bytes, self.arrived.at(turn & (ROOM - 1)).peer(peer));
         });
     }
