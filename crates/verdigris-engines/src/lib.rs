@@ -71,7 +71,9 @@ mod tests {
                 families.entry(family).or_default().extend(names);
             }
             for (family, names) in families {
-                assert!(names.len() <= 300, "{family} has {} specs on {target:?}", names.len());
+                // Convolutions of a kind of their own (few channels, depthwise, grouped) have engines of at most 60 kernels each, beside the 300.
+                let most = if family == "conv" { 480 } else { 300 };
+                assert!(names.len() <= most, "{family} has {} specs on {target:?}", names.len());
                 assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{family}");
             }
         }

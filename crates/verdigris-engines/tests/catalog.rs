@@ -91,8 +91,9 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
     }
 }
 
-/// A convolution without steps, of types that catalogs hold, in one of the usual layouts.
-fn convolution(random: &mut Random) -> Option<ConvProblem> {
+/// A convolution without steps, of types that catalogs hold, in one of the usual layouts. With few channels, of one group and with filters of
+/// first layers among others.
+fn convolution(random: &mut Random, most_channels: u64) -> Option<ConvProblem> {
     let types = [
         (DType::Bf16, DType::Bf16, Precision::Fp32),
         (DType::F16, DType::F16, Precision::Fp32),
@@ -103,15 +104,17 @@ fn convolution(random: &mut Random) -> Option<ConvProblem> {
         (DType::I8, DType::I32, Precision::I32),
     ];
     let (operands, result, precision) = types[random.below(types.len() as u64) as usize];
-    let groups = if random.below(3) == 0 { 1 + random.below(6) } else { 1 };
+    let few = most_channels < 100;
+    let groups = if !few && random.below(3) == 0 { 1 + random.below(6) } else { 1 };
+    let taps = if few { [4, 8, 17][random.below(3) as usize] } else { 4 };
     let extents = ConvExtents {
         direction: Direction::ALL[random.below(3) as usize],
         n: random.below(300),
-        c: groups * (1 + random.below(100)),
+        c: groups * (1 + random.below(most_channels.min(100))),
         k: groups * (1 + random.below(200)),
         groups,
         input: [1 + random.below(3), 1 + random.below(60), 1 + random.below(300)],
-        filter: [1, 1 + random.below(4), 1 + random.below(4)],
+        filter: [1, 1 + random.below(taps), 1 + random.below(taps)],
         pads: [0, random.below(3), random.below(3)],
         strides: [1, 1 + random.below(3), 1 + random.below(3)],
         dilations: [1, 1 + random.below(2), 1 + random.below(2)],
@@ -128,22 +131,26 @@ fn convolution(random: &mut Random) -> Option<ConvProblem> {
 #[test]
 fn random_convolutions_name_only_kernels_of_the_catalog() {
     let arch = Arch::h200();
-    let engine = verdigris_engines::engine("conv.direct").expect("the engine is registered");
-    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
-    let mut random = Random::new(11);
-    let mut used = HashSet::new();
-    let mut problems = 0;
-    while problems < 1000 {
-        let Some(problem) = convolution(&mut random) else { continue };
-        problems += 1;
-        let problem = Problem::Conv(problem);
-        let candidate = engine.accept(&problem, &arch).expect("it takes everything");
-        for knobs in candidate.knobs().settings() {
-            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
-                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
-                used.insert(launch.kernel.name().to_owned());
+    for (name, most_channels) in [("conv.direct", u64::MAX), ("conv.small_channels", 8)] {
+        let engine = verdigris_engines::engine(name).expect("the engine is registered");
+        let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+        let mut random = Random::new(11);
+        let mut used = HashSet::new();
+        let (mut problems, mut taken) = (0, 0);
+        while problems < 1000 {
+            let Some(problem) = convolution(&mut random, most_channels) else { continue };
+            problems += 1;
+            let problem = Problem::Conv(problem);
+            let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
+            taken += 1;
+            for knobs in candidate.knobs().settings() {
+                for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+                    assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                    used.insert(launch.kernel.name().to_owned());
+                }
             }
         }
+        assert!(taken == problems || name != "conv.direct", "it takes everything");
+        assert!(taken > 100 && used.len() > catalog.len() / 2, "{name}: {taken} problems, {} of {} kernels", used.len(), catalog.len());
     }
-    assert!(used.len() > catalog.len() / 2, "{} of {} kernels", used.len(), catalog.len());
 }

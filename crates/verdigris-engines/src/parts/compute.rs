@@ -404,6 +404,19 @@ pub fn store_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, 
     }
 }
 
+/// Rounds and stores eight neighbouring elements of a 16-bit float or of f32, by 16 bytes at an address that is aligned to them.
+#[track_caller]
+pub fn store_eight<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64, values: [Val<'k, T>; 8]) {
+    let values = values.map(T::to_f32);
+    if dtype.bytes() == 2 {
+        let words: Vec<Val<'k, u32>> = values.chunks(2).map(|pair| pack_16(k, dtype, [pair[0], pair[1]])).collect();
+        k.st_global_vector(address, offset_bytes, &words, Cache::Default);
+        return;
+    }
+    k.st_global_vector(address, offset_bytes, &values[..4], Cache::Default);
+    k.st_global_vector(address, offset_bytes + 16, &values[4..], Cache::Default);
+}
+
 /// The value that would be read back had `value` been stored as `dtype`.
 #[track_caller]
 pub fn round_to<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Val<'k, T> {

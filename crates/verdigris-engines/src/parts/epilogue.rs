@@ -690,6 +690,16 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
         self.epilogue.k.scope(at, || self.write(index, d, right, values));
     }
 
+    /// Rounds and stores eight neighbouring elements of D at once. The caller knows that they are neighbours in memory, whatever the spec says,
+    /// that each eight begins at a multiple of 16 bytes, and that D is of a 16-bit float or f32.
+    #[track_caller]
+    pub fn store_eight(&self, values: [Val<'k, T>; 8], right: u32) {
+        let (index, d) = self.d().expect("the spec stores D");
+        let at = std::panic::Location::caller();
+        let (k, dtype) = (self.epilogue.k, d.spec.dtype);
+        k.scope(at, || compute::store_eight(k, dtype, self.addresses[index], i64::from(right) * dtype.bytes() as i64, values));
+    }
+
     /// Stores an exact integer sum.
     #[track_caller]
     pub fn store_exact(&self, sum: Val<'k, i32>, right: u32) {

@@ -1,0 +1,182 @@
+//! fprop: how a problem is laid out for its kernel ([`kernel`]).
+
+pub(super) mod kernel;
+
+use std::cell::RefCell;
+
+use verdigris_graph::{ConvProblem, Slot};
+use verdigris_kir::inst::MatrixType;
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::boxes::boxes;
+use super::geometry::{Depth, Lines, Patch, Reads, STEP_ENTRIES};
+use super::{Plan, TYPES, patch};
+use crate::arch::Arch;
+use crate::engine::Knobs;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use kernel::{BOX_PIXELS, Size, Spec, Tile};
+
+/// The most settings of a tile that are offered.
+const SETTINGS_OF_TILE: usize = 3;
+
+/// One way to lay a problem out.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    tile: Tile,
+    patch: Patch,
+    us: f64,
+}
+
+/// A problem with its settings, the quickest first.
+pub(super) struct Fprop {
+    problem: ConvProblem,
+    operands: MatrixType,
+    lines: Lines,
+    reads: Reads,
+    epilogue: EpilogueSpec,
+    settings: Vec<Setting>,
+    sms: u32,
+}
+
+/// The kernels of plain problems.
+pub(super) fn catalog() -> Vec<KernelRef> {
+    let mut specs = Vec::new();
+    for (operands, dtype) in TYPES {
+        let ways: &[(Reads, bool)] = match operands {
+            MatrixType::Tf32 => &[(Reads::Words, true), (Reads::Words, false)],
+            _ => &[(Reads::Pairs, true), (Reads::Singles, true), (Reads::Singles, false)],
+        };
+        for &(reads, copies) in ways {
+            for tile in Tile::ALL.into_iter().filter(|tile| copies || tile.is_general()) {
+                specs.push(Spec { operands, reads, copies, tile, epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) });
+            }
+        }
+    }
+    specs.into_iter().map(Spec::kernel).collect()
+}
+
+impl Fprop {
+    /// Lays a problem out; without settings there is no room for it.
+    pub(super) fn new(p: &ConvProblem, operands: MatrixType, epilogue: EpilogueSpec, arch: &Arch) -> Fprop {
+        let lines = Lines::of(&p.x, p.x_extents());
+        let reads = match operands {
+            MatrixType::Tf32 => Reads::Words,
+            _ if lines.copy_bytes > 0 && (p.strides[2] * lines.channels).is_multiple_of(2) => Reads::Pairs,
+            _ => Reads::Singles,
+        };
+        let settings = settings(p, lines, reads, arch);
+        Fprop { problem: p.clone(), operands, lines, reads, epilogue, settings, sms: arch.sm_count }
+    }
+
+    /// Whether eight neighbouring channels of a pixel are 16 or 32 aligned bytes of the result.
+    fn stores_eights(&self) -> bool {
+        let d = self.problem.result();
+        let mut others = d.strides.iter().enumerate().filter(|(dim, _)| *dim != 1).map(|(_, stride)| stride);
+        let wide = matches!(d.dtype, DType::Bf16 | DType::F16 | DType::F32);
+        wide && d.strides[1] == 1 && self.problem.k.is_multiple_of(8) && others.all(|stride| stride.is_multiple_of(8))
+    }
+}
+
+impl Plan for Fprop {
+    fn settings(&self) -> Vec<(Knobs, f64)> {
+        let knobs = |setting: &Setting| {
+            let tile = Tile::ALL.iter().position(|tile| *tile == setting.tile).unwrap_or(0) as u32;
+            let [rows, columns] = [setting.patch.pixel_rows, setting.patch.pixel_columns].map(|extent| extent as u32);
+            (Knobs::new([("tile", tile), ("rows", rows), ("columns", columns)]), setting.us)
+        };
+        self.settings.iter().map(knobs).collect()
+    }
+
+    fn alignments(&self) -> Vec<(Slot, u64)> {
+        let p = &self.problem;
+        vec![(p.x.slot, self.lines.copy_bytes), (p.result().slot, if self.stores_eights() { 16 } else { 1 })]
+    }
+
+    fn add_steps(&self, number: usize, program: &mut Program) {
+        let Some(&Setting { tile, patch, .. }) = self.settings.get(number) else { return };
+        let p = &self.problem;
+        let copies = self.lines.copy_bytes > 0;
+        let spec = Spec { operands: self.operands, reads: self.reads, copies, tile, epilogue: self.epilogue.clone() };
+        let depth = Depth::new(p, &patch, self.reads);
+        program.constants.push(depth.table);
+        let table = |offset_bytes| Arg::Pointer(Address { base: Base::Constant(program.constants.len() - 1), offset_bytes });
+        let word = |value: u64| Arg::Scalar(Ty::U32, value);
+        let [down, across] = patch.boxes(p);
+        let column_tiles = p.k.div_ceil(u64::from(tile.channels));
+        let ctas = (down * across).min((u64::from(self.sms * tile.ctas()) / column_tiles).max(1));
+        let mut args = patch.args(p);
+        args.extend(patch::source_args(p, self.lines, copies));
+        args.extend([Arg::Divisor(ctas as u32), word(p.k), word(depth.steps), word(depth.slabs)]);
+        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.slab.taps[1]) as u32));
+        args.extend(patch.slab.taps.map(word));
+        args.extend([table(0), table(depth.filter_start), Arg::Pointer(Address::buffer(p.w.slot.0 as usize))]);
+        args.push(Arg::Scalar(Ty::U64, p.w.strides[0] * p.w.dtype.bytes() as u64));
+        args.push(Arg::Divisor((depth.steps * depth.slabs) as u32 * STEP_ENTRIES as u32));
+        args.push(word(u64::from(self.stores_eights())));
+        args.extend(spec.epilogue.conv_args(p));
+        program.steps.push(Step::Launch(Launch {
+            kernel: spec.kernel(),
+            grid: [ctas as u32, column_tiles as u32, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }));
+    }
+}
+
+/// Every setting that is offered, the quickest first.
+fn settings(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Setting> {
+    let element_bytes = p.x.dtype.bytes() as u32;
+    // A slab has as many steps wherever its box lies.
+    let known: RefCell<Vec<([u64; 2], u64)>> = RefCell::default();
+    let steps_of = |patch: &Patch| {
+        let mut known = known.borrow_mut();
+        if let Some((_, steps)) = known.iter().find(|(taps, _)| *taps == patch.slab.taps) {
+            return *steps;
+        }
+        let steps = patch.entries(p, reads, 0).len().div_ceil(STEP_ENTRIES) as u64 * patch.slabs(p);
+        known.push((patch.slab.taps, steps));
+        steps
+    };
+    let mut list: Vec<Setting> = Vec::new();
+    let offered =
+        |tile: &Tile| tile.shared_bytes(element_bytes) <= arch.shared_bytes_per_cta && (lines.copy_bytes > 0 || tile.is_general());
+    for tile in Tile::ALL.into_iter().filter(offered) {
+        // One CTA an SM where it must be.
+        if tile.size == Size::Large && list.iter().any(|other| other.tile.channels == tile.channels) {
+            continue;
+        }
+        let (patch_bytes, most_steps) = (u64::from(tile.patch_bytes(element_bytes)), u64::from(tile.most_steps(element_bytes)));
+        let fits = |patch: &Patch| patch.bytes() <= patch_bytes && steps_of(patch) <= most_steps;
+        let found = boxes(p, lines, reads, u64::from(BOX_PIXELS), &fits);
+        let mut of_tile: Vec<Setting> =
+            found.into_iter().map(|patch| Setting { tile, patch, us: estimate(p, tile, &patch, steps_of(&patch), arch) }).collect();
+        of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
+        list.extend(of_tile.into_iter().take(SETTINGS_OF_TILE));
+    }
+    list.sort_by(|one, other| one.us.total_cmp(&other.us));
+    list
+}
+
+/// Microseconds: products at half the rate of the tensor cores, what is read and written at memory's, and what surrounds each box.
+fn estimate(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch) -> f64 {
+    let [down, across] = patch.boxes(p);
+    let column_tiles = p.k.div_ceil(u64::from(tile.channels));
+    let boxes = (down * across * column_tiles) as f64;
+    let sms = f64::from(arch.sm_count);
+    // Cycles of an SM: 16 blocks of pixels by blocks of 8 channels; a quarter of what the fragments wait for in shared memory.
+    let blocks = f64::from(BOX_PIXELS / 16);
+    let fragments = if tile.warps == 4 { 4.0 } else { 5.0 };
+    let product = blocks * (f64::from(tile.channels) / 8.0 * 2.0 + fragments) * steps as f64;
+    let slabs = patch.slabs(p) as f64;
+    let lines = slabs * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
+    let way_out = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;
+    let waves = (boxes / sms).max(1.0 / f64::from(tile.ctas())).ceil();
+    // 1.7 cycles in a nanosecond; one CTA alone does not overlap what surrounds its products.
+    let overlap = if tile.ctas() > 1 { 0.6 } else { 1.0 };
+    let work_us = waves * (product + (lines + way_out) * overlap) / 1.7e3;
+    let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
+    work_us.max(memory_us) + 8.0
+}

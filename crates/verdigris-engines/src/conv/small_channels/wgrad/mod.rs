@@ -1,0 +1,156 @@
+//! wgrad: how a problem is laid out for its two launches ([`kernel`], [`reduce`]).
+
+mod kernel;
+mod reduce;
+
+use verdigris_graph::{ConvProblem, Slot};
+use verdigris_kir::inst::MatrixType;
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+
+use super::boxes::boxes;
+use super::geometry::{Lines, Patch, Reads};
+use super::{Plan, TYPES, patch};
+use crate::arch::Arch;
+use crate::engine::Knobs;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+pub(super) use kernel::copy_bytes;
+use kernel::{CHANNELS, CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
+
+/// The most settings of a width of tiles that are offered.
+const SETTINGS_OF_TILE: usize = 3;
+
+/// One way to lay a problem out.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    spec: Spec,
+    patch: Patch,
+    us: f64,
+}
+
+/// A problem with its settings, the quickest first.
+pub(super) struct Wgrad {
+    problem: ConvProblem,
+    lines: Lines,
+    /// Bytes of a copy of dy.
+    copy_bytes: u64,
+    epilogue: EpilogueSpec,
+    settings: Vec<Setting>,
+    sms: u32,
+}
+
+/// The kernels of plain problems.
+pub(super) fn catalog() -> Vec<KernelRef> {
+    let mut kernels = Vec::new();
+    for (operands, dtype) in TYPES {
+        for blocks in Spec::BLOCKS {
+            kernels.extend([true, false].map(|copies| Spec { operands, copies, blocks }.kernel()));
+        }
+        kernels.push(reduce::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
+    }
+    kernels
+}
+
+impl Wgrad {
+    /// Lays a problem out; without settings there is no room for it.
+    pub(super) fn new(p: &ConvProblem, operands: MatrixType, epilogue: EpilogueSpec, arch: &Arch) -> Wgrad {
+        let lines = Lines::of(&p.x, p.x_extents());
+        let copy_bytes = copy_bytes(&p.y, p.y_extents());
+        let copies = lines.copy_bytes > 0 && copy_bytes > 0;
+        let element_bytes = operands.bits() / 8;
+        let reads = if element_bytes == 2 { Reads::Singles } else { Reads::Words };
+        let mut settings = Vec::new();
+        for blocks in Spec::BLOCKS.into_iter().filter(|_| shared_bytes(element_bytes) <= arch.shared_bytes_per_cta) {
+            let spec = Spec { operands, copies, blocks };
+            let fits =
+                |patch: &Patch| columns(p, patch) <= u64::from(spec.columns()) && patch.bytes() <= u64::from(patch_bytes(element_bytes));
+            let found = boxes(p, lines, reads, u64::from(box_pixels(element_bytes)), &fits);
+            let mut of_tile: Vec<Setting> =
+                found.into_iter().map(|patch| Setting { spec, patch, us: estimate(p, spec, &patch, element_bytes, arch) }).collect();
+            of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
+            settings.extend(of_tile.into_iter().take(SETTINGS_OF_TILE));
+        }
+        settings.sort_by(|one: &Setting, other| one.us.total_cmp(&other.us));
+        Wgrad { problem: p.clone(), lines, copy_bytes, epilogue, settings, sms: arch.sm_count }
+    }
+}
+
+/// Columns of a slab.
+fn columns(p: &ConvProblem, patch: &Patch) -> u64 {
+    patch.slab.taps[0] * patch.slab.taps[1] * p.filter[2] * p.c
+}
+
+/// CTAs that walk over boxes, each of which leaves a part.
+fn walkers(p: &ConvProblem, patch: &Patch, sms: u32) -> u64 {
+    let [down, across] = patch.boxes(p);
+    let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
+    (down * across).min((u64::from(sms * CTAS) / tiles).max(1))
+}
+
+impl Plan for Wgrad {
+    fn settings(&self) -> Vec<(Knobs, f64)> {
+        let knobs = |setting: &Setting| {
+            let [rows, columns] = [setting.patch.pixel_rows, setting.patch.pixel_columns].map(|extent| extent as u32);
+            (Knobs::new([("tile", setting.spec.blocks), ("rows", rows), ("columns", columns)]), setting.us)
+        };
+        self.settings.iter().map(knobs).collect()
+    }
+
+    fn alignments(&self) -> Vec<(Slot, u64)> {
+        vec![(self.problem.x.slot, self.lines.copy_bytes), (self.problem.y.slot, self.copy_bytes)]
+    }
+
+    fn add_steps(&self, number: usize, program: &mut Program) {
+        let Some(&Setting { spec, patch, .. }) = self.settings.get(number) else { return };
+        let p = &self.problem;
+        let word = |value: u64| Arg::Scalar(Ty::U32, value);
+        let slabs = patch.slabs(p);
+        let channel_tiles = p.k.div_ceil(u64::from(CHANNELS));
+        let ctas = walkers(p, &patch, self.sms);
+        let part_bytes = channel_tiles * slabs * u64::from(CHANNELS * spec.columns() * 4);
+        let address = program.add_scratch("parts of the filter's gradient", part_bytes * ctas);
+        let mut places = patch.columns(p);
+        // What fills the tile is summed up like the first column, and left out.
+        places.resize(spec.columns() as usize, 0);
+        program.constants.push(places.into_iter().flat_map(u32::to_le_bytes).collect());
+        let columns = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
+        let mut args = patch.args(p);
+        args.extend(patch::source_args(p, self.lines, spec.copies));
+        args.extend(kernel::gradient_args(p, spec.copies.then_some(self.copy_bytes)));
+        let pixels = (patch.pixel_rows * patch.pixel_columns).next_multiple_of(u64::from(step_pixels(p.x.dtype.bytes() as u32)));
+        args.extend([Arg::Divisor(ctas as u32), word(pixels)]);
+        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.slab.taps[1]) as u32));
+        args.extend(patch.slab.taps.map(word));
+        args.extend([Arg::Pointer(columns), Arg::Pointer(address), Arg::Scalar(Ty::U64, part_bytes)]);
+        program.steps.push(Step::Launch(Launch {
+            kernel: spec.kernel(),
+            grid: [ctas as u32, slabs as u32, channel_tiles as u32],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }));
+        let adds = reduce::Spec { epilogue: self.epilogue.clone() };
+        let parts = reduce::Parts { address, count: ctas, part_bytes, slabs };
+        program.steps.push(Step::Launch(reduce::launch(p, &adds, &spec, &patch, parts)));
+    }
+}
+
+/// Microseconds: products at half the rate of the tensor cores, or what feeds them from shared memory; what is read at memory's rate; the parts.
+fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, element_bytes: u32, arch: &Arch) -> f64 {
+    let [down, across] = patch.boxes(p);
+    let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
+    let ctas = walkers(p, patch, arch.sm_count) as f64;
+    let boxes = (down * across) as f64;
+    let steps = ((patch.pixel_rows * patch.pixel_columns) as f64 / f64::from(step_pixels(element_bytes))).ceil();
+    let blocks = f64::from(spec.blocks);
+    // Cycles of an SM for a step of four warps: 2 a product, 1 a read of shared memory.
+    let product = steps * (16.0 * blocks * 2.0).max(4.0 * (4.0 * blocks + 16.0));
+    let bring = patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + steps * 120.0 + 200.0;
+    // CTAs of one SM share it.
+    let sharing = (ctas * tiles as f64 / f64::from(arch.sm_count)).clamp(1.0, f64::from(CTAS));
+    let rounds = (boxes / ctas).ceil() * (ctas * tiles as f64 / f64::from(arch.sm_count * CTAS)).max(1.0).ceil();
+    let work_us = rounds * sharing * (product + 0.6 * bring) / 1.7e3;
+    let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
+    let parts_us = 2.0 * ctas * tiles as f64 * f64::from(CHANNELS * spec.columns() * 4) / (0.6 * arch.memory_gb_per_s * 1e3);
+    work_us.max(memory_us) + parts_us + 10.0
+}
