@@ -237,6 +237,7 @@ functions! {
         fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
         fn cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
         fn cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
+        fn cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
 
         fn cuGraphGetNodes(graph: sys::CUgraph, nodes: *mut sys::CUgraphNode, count: *mut usize);
         fn cuGraphInstantiateWithFlags(executable: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: c_ulonglong);

@@ -169,6 +169,10 @@ extern "C" fn stream_capturing(_: sys::CUstream, status: *mut sys::CUstreamCaptu
     give(status.cast::<u32>(), u32::from(CAPTURING.get()))
 }
 
+extern "C" fn exchange_capture_mode(_: *mut sys::CUstreamCaptureMode) -> u32 {
+    0
+}
+
 extern "C" fn pool_create(pool: *mut sys::CUmemoryPool, _: *const sys::CUmemPoolProps) -> u32 {
     give(pool, handle(0xb0))
 }
@@ -501,6 +505,7 @@ fn driver_of(version: u32) -> Driver {
         cuStreamDestroy_v2: Some(stream_done),
         cuStreamSynchronize: Some(stream_done),
         cuStreamIsCapturing: Some(stream_capturing),
+        cuThreadExchangeStreamCaptureMode: Some(exchange_capture_mode),
         cuMemPoolCreate: Some(pool_create),
         cuMemPoolDestroy: Some(pool_destroy),
         cuMemPoolSetAttribute: Some(pool_set),

@@ -48,5 +48,5 @@ pub use launch::{LaunchConfig, LaunchError, Parameters};
 pub use memory::{DeviceBuffer, DeviceSlice, HostBuffer, Pool, PoolOptions, PoolStatistics};
 pub use module::{Function, FunctionAttributes, FunctionOptions, Module};
 pub use pack::{Pack, PackError, PackHead};
-pub use stream::{CaptureStatus, Event, Graph, GraphExecutable, Stream};
+pub use stream::{CaptureStatus, Event, Graph, GraphExecutable, RelaxedCapture, Stream};
 pub use tensor_map::{MapError, TensorMap};

@@ -220,6 +220,38 @@ impl Stream {
     }
 }
 
+/// While this lives, a capture anywhere in the process does not forbid this thread to allocate, load modules or wait on *other* streams.
+/// What it brings into the captured stream itself is recorded or refused as before. Made by [`Context::relax_capture`].
+#[must_use = "the thread's former rule is back as soon as the guard is dropped"]
+pub struct RelaxedCapture<'a> {
+    context: &'a Context,
+    former: sys::CUstreamCaptureMode,
+    /// The rule is the thread's own.
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Context {
+    /// Lets this thread make plans ready while some stream is being captured, be it by another library that captures in the driver's strictest
+    /// mode, as PyTorch does.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn relax_capture(&self) -> Result<RelaxedCapture<'_>, Error> {
+        let mut former = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `former` outlives the call, which leaves one of the three modes there.
+        unsafe { self.driver().api().cuThreadExchangeStreamCaptureMode(&mut former) }.doing(|| "relaxing the thread's capture mode")?;
+        Ok(RelaxedCapture { context: self, former, not_send: std::marker::PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above; the guard cannot have left its thread.
+        let _ = unsafe { self.context.driver().api().cuThreadExchangeStreamCaptureMode(&mut self.former) };
+        let _ = self.not_send;
+    }
+}
+
 /// A point in a stream's work.
 pub struct Event {
     context: Context,
