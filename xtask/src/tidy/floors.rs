@@ -56,7 +56,13 @@ const HOUSE: &[Room] = &[
     },
     Room { name: "verdigris-capi", floor: 5, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
     Room { name: "verdigris-cudnn", floor: 5, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
-    Room { name: "verdigris-python", floor: 5, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
+    Room {
+        name: "verdigris-python",
+        floor: 5,
+        // Streams and memory of others come in through it, and the CPU is run on them in place.
+        may_use: &["verdigris", "verdigris-cpu", "verdigris-cuda", "verdigris-engines", "verdigris-graph", "verdigris-tensor"],
+        tests_may_use: &[],
+    },
     // The workshop stands beside the house and looks at what is printed, never at a device. Of the driver's layer it uses the
     // format of packs alone, so that the writer and the reader are one.
     Room { name: "xtask", floor: 6, may_use: &["verdigris-cuda", "verdigris-engines", "verdigris-kir"], tests_may_use: &[] },

@@ -1,0 +1,66 @@
+"""Verdigris: deep-learning primitives for NVIDIA GPUs, and a CPU device that computes the same.
+
+    import verdigris as vd
+
+    g = vd.Graph("linear")
+    x = g.tensor("x", "bf16", (512, 1024))
+    w = g.tensor("w", "bf16", (1024, 256))
+    g.store(g.matmul(x, w), "y", "bf16")
+    plan = vd.Device("cuda:0").plan(g, vd.Policy(mode="measured"))
+    print(plan.explain())
+    plan.execute({"x": x_tensor, "w": w_tensor, "y": y_tensor})
+
+Tensors are those of PyTorch, CuPy, JAX or NumPy: whatever speaks DLPack or `__cuda_array_interface__`, without copies. `verdigris.torch` has
+functions, operators and modules for PyTorch.
+"""
+
+from pathlib import Path as _Path
+
+from . import _native
+from ._errors import (
+    BindingError,
+    ConfigError,
+    DeviceError,
+    EngineError,
+    Error,
+    GraphError,
+    NoEngineError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from ._native import Device, Graph, Plan, Policy, Uid, __version__, device_count
+
+_native.set_pack_folder(_Path(__file__).parent / "pack")
+
+
+def tune(graph, device=None, *, candidates=12, budget_ms=500.0, again=False, policy=None, progress=None):
+    """Plans `graph` by the clock and returns the plan; the choice is remembered in the plan cache, from which later plans of any mode take it.
+
+    `candidates` ways of each part are run on the device for at most `budget_ms` milliseconds a part (compilation apart), unless an earlier choice
+    is remembered and `again` is false. `policy` gives the keywords of `Policy` other than the mode, as a dict. `progress` is called with
+    `(part, parts, stage, done, total)`. On the CPU there is one way for each op, and nothing to tune.
+    """
+    device = Device() if device is None else device
+    measured = Policy(**(policy or {}), mode="measured", candidates=candidates, budget_ms=budget_ms, again=again)
+    return device.plan(graph, measured, progress)
+
+
+__all__ = [
+    "BindingError",
+    "ConfigError",
+    "Device",
+    "DeviceError",
+    "EngineError",
+    "Error",
+    "Graph",
+    "GraphError",
+    "NoEngineError",
+    "OutOfMemoryError",
+    "Plan",
+    "Policy",
+    "Uid",
+    "UnsupportedError",
+    "__version__",
+    "device_count",
+    "tune",
+]

@@ -1,0 +1,239 @@
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+__version__: str
+SOURCE_HASH: str
+
+Progress = Callable[[int, int, str, int, int], object]
+Each = int | Sequence[int]
+
+class Uid:
+    def __init__(self, number: int) -> None: ...
+    @property
+    def number(self) -> int: ...
+    def __int__(self) -> int: ...
+
+class Policy:
+    def __init__(
+        self,
+        *,
+        precision: Literal["ieee", "fp32", "tf32"] = "fp32",
+        reduced_accumulation: bool = False,
+        deterministic: bool = False,
+        workspace_bytes: int | None = None,
+        mode: Literal["instant", "measured", "pinned"] = "instant",
+        engines: Sequence[str | tuple[int | None, str, Mapping[str, int]]] | None = None,
+        candidates: int = 12,
+        budget_ms: float = 500.0,
+        again: bool = False,
+        remember: bool = True,
+        down_convert: bool = True,
+        split_operands: bool = True,
+        reduced_sums: bool = True,
+        tensor_cores: bool = True,
+    ) -> None: ...
+
+class Device:
+    def __init__(self, name: str = "cuda") -> None: ...
+    @staticmethod
+    def current() -> Device: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def properties(self) -> dict[str, Any]: ...
+    def synchronize(self) -> None: ...
+    def plan(self, graph: Graph, policy: Policy | None = None, progress: Progress | None = None) -> Plan: ...
+
+class Plan:
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def least_workspace_bytes(self) -> int: ...
+    @property
+    def engines(self) -> list[tuple[str, str]]: ...
+    @property
+    def tensors(self) -> list[dict[str, Any]]: ...
+    @property
+    def device(self) -> Device: ...
+    def execute(self, tensors: Mapping[Uid | str | int, Any], *, stream: Any = None, workspace: Any = None) -> None: ...
+    def time(self, tensors: Mapping[Uid | str | int, Any], *, stream: Any = None) -> list[tuple[str, str, float]]: ...
+    def explain(self) -> str: ...
+    def explain_json(self) -> str: ...
+
+class Graph:
+    def __init__(self, name: str = "graph") -> None: ...
+    @staticmethod
+    def from_json(text: str) -> Graph: ...
+    def to_json(self) -> str: ...
+    def deterministic(self) -> None: ...
+    def tensor(
+        self, name: str, dtype: str, dims: Sequence[int], strides: Sequence[int] | None = None, alignment_bytes: int | None = None
+    ) -> Uid: ...
+    def host_scalar(self, name: str, dtype: str = "f32") -> Uid: ...
+    def matmul(
+        self,
+        a: Uid,
+        b: Uid,
+        c: Uid | None = None,
+        *,
+        alpha: float | Uid | None = None,
+        beta: float | Uid | None = None,
+        precision: str | None = None,
+        scale_a: Uid | None = None,
+        block_a: tuple[int, int] | None = None,
+        scale_b: Uid | None = None,
+        block_b: tuple[int, int] | None = None,
+        name: str = "matmul",
+    ) -> Uid: ...
+    def unary(self, f: str, x: Uid, *, name: str = "unary", **attributes: float) -> Uid: ...
+    def binary(self, f: str, x: Uid, z: Uid, *, name: str = "binary") -> Uid: ...
+    def activation_backward(self, f: str, dy: Uid, x: Uid, *, name: str = "backward", **attributes: float) -> Uid: ...
+    def ternary(self, f: str, x: Uid, z: Uid, t: Uid, *, name: str = "ternary") -> Uid: ...
+    def scale(self, x: Uid, factor: float | Uid, *, name: str = "scale") -> Uid: ...
+    def gen_index(self, dims: Sequence[int], axis: int, *, name: str = "index") -> Uid: ...
+    def conv_fprop(
+        self,
+        x: Uid,
+        w: Uid,
+        *,
+        stride: Each = 1,
+        padding: Each = 0,
+        padding_after: Each | None = None,
+        dilation: Each = 1,
+        groups: int = 1,
+        flip: bool = False,
+        precision: str | None = None,
+        name: str = "conv",
+    ) -> Uid: ...
+    def conv_dgrad(
+        self,
+        dy: Uid,
+        w: Uid,
+        x_dims: Sequence[int],
+        *,
+        stride: Each = 1,
+        padding: Each = 0,
+        padding_after: Each | None = None,
+        dilation: Each = 1,
+        groups: int = 1,
+        flip: bool = False,
+        precision: str | None = None,
+        name: str = "dgrad",
+    ) -> Uid: ...
+    def conv_wgrad(
+        self,
+        x: Uid,
+        dy: Uid,
+        w_dims: Sequence[int],
+        *,
+        stride: Each = 1,
+        padding: Each = 0,
+        padding_after: Each | None = None,
+        dilation: Each = 1,
+        groups: int = 1,
+        flip: bool = False,
+        precision: str | None = None,
+        name: str = "wgrad",
+    ) -> Uid: ...
+    def reduction(self, f: str, x: Uid, axes: Sequence[int], *, name: str = "reduce") -> Uid: ...
+    def pool(
+        self,
+        mode: Literal["max", "average"],
+        x: Uid,
+        window: Sequence[int] | None = None,
+        *,
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        padding_after: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        adaptive: Sequence[int] | None = None,
+        count_include_pad: bool = True,
+        name: str = "pool",
+    ) -> Uid: ...
+    def max_pool_with_index(
+        self,
+        x: Uid,
+        window: Sequence[int] | None = None,
+        *,
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        padding_after: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        adaptive: Sequence[int] | None = None,
+        index_dtype: str = "i32",
+        name: str = "max_pool",
+    ) -> tuple[Uid, Uid]: ...
+    def pool_backward(
+        self,
+        mode: Literal["max", "average"],
+        dy: Uid,
+        x_dims: Sequence[int],
+        window: Sequence[int] | None = None,
+        *,
+        x: Uid | None = None,
+        index: Uid | None = None,
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        padding_after: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        adaptive: Sequence[int] | None = None,
+        count_include_pad: bool = True,
+        name: str = "pool_backward",
+    ) -> Uid: ...
+    def softmax(self, x: Uid, axis: int, log: bool = False, *, name: str = "softmax") -> Uid: ...
+    def softmax_backward(self, y: Uid, dy: Uid, axis: int, log: bool = False, *, name: str = "softmax_backward") -> Uid: ...
+    def cross_entropy(
+        self,
+        logits: Uid,
+        labels: Uid,
+        axis: int,
+        *,
+        label_smoothing: float = 0.0,
+        ignore_index: int | None = None,
+        reduction: Literal["none", "sum", "mean"] = "mean",
+        name: str = "cross_entropy",
+    ) -> tuple[Uid, Uid]: ...
+    def cross_entropy_backward(
+        self,
+        logits: Uid,
+        labels: Uid,
+        dloss: Uid,
+        axis: int,
+        *,
+        lse: Uid | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int | None = None,
+        reduction: Literal["none", "sum", "mean"] = "mean",
+        name: str = "cross_entropy_backward",
+    ) -> Uid: ...
+    def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...
+    def broadcast(self, x: Uid, dims: Sequence[int], *, name: str = "broadcast") -> Uid: ...
+    def transpose(self, x: Uid, permutation: Sequence[int], *, name: str = "transpose") -> Uid: ...
+    def slice(self, x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice") -> Uid: ...
+    def concat(self, xs: Sequence[Uid], axis: int, *, name: str = "concat") -> Uid: ...
+    def pad(self, x: Uid, before: Sequence[int], after: Sequence[int], value: float = 0.0, *, name: str = "pad") -> Uid: ...
+    def round_to(self, uid: Uid, dtype: str) -> None: ...
+    def store(self, uid: Uid, name: str, dtype: str, strides: Sequence[int] | None = None) -> None: ...
+    def dims(self, uid: Uid) -> list[int]: ...
+
+def device_count() -> int: ...
+def set_pack_folder(folder: Any) -> None: ...
+
+# What `verdigris.torch` calls; no interface of its own.
+def hook_torch(objects: dict[str, Any]) -> None: ...
+def functions() -> list[str]: ...
+def eager(
+    function: int, attributes: str, a: Any, b: Any = None, c: Any = None, d: Any = None, extra: Any = None, past_autocast: bool = False
+) -> Any: ...
+def plain(
+    function: int, attributes: str, a: Any, b: Any = None, c: Any = None, d: Any = None, extra: Any = None, policy: int | None = None
+) -> Any: ...
+def run(function: int, attributes: str, a: Any, b: Any = None, c: Any = None, d: Any = None, extra: Any = None) -> Any: ...
+def explain_call(function: int, attributes: str, a: Any, b: Any = None, c: Any = None, d: Any = None, extra: Any = None) -> str: ...
+def plan_count() -> int: ...
+def clear_plans() -> None: ...
+def policy_number(policy: Policy) -> int: ...
+def numbered_policy(number: int) -> Policy: ...
+def current_policy() -> int: ...
+def set_default_policy(number: int) -> None: ...
+def exchange_thread_policy(number: int | None) -> int | None: ...

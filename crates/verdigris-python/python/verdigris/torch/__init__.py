@@ -1,0 +1,54 @@
+"""Verdigris for PyTorch: functions, operators (`torch.ops.verdigris`), modules, and `convert` for existing networks.
+
+    import verdigris.torch as vt
+
+    y = vt.conv2d(x, w, bias, stride=2, padding=1)
+    model, report = vt.convert(model)
+    with vt.policy(precision="tf32", mode="measured"):
+        loss = model(batch).sum()
+        loss.backward()
+
+Work goes to PyTorch's current stream, results and workspace come from PyTorch's allocator. Autograd, `torch.compile`, CUDA-graph capture,
+`channels_last`, autocast and `gradcheck` work. Precision is `fp32` unless the policy says otherwise: f32 convolutions are not rounded to tf32 by
+themselves, as PyTorch's are.
+"""
+
+from .. import _native
+from . import functional, nn
+from ._convert import Report, convert
+from .functional import *  # noqa: F403
+from ._policy import get_policy, policy, set_policy
+
+
+def plan_count():
+    """How many plans calls have made: one for each function, attributes, shapes, strides, types, alignment, device and policy."""
+    return _native.plan_count()
+
+
+def clear_plans():
+    """Forgets the plans of calls."""
+    _native.clear_plans()
+
+
+def explain(name, attributes, *tensors, dims=None):
+    """How the plan of an operator's call was chosen, as text: `explain("conv_fprop", "stride=1,1 padding=0,0 dilation=1,1 groups=1", x, w)`.
+
+    The plan is made if there is none. `name` and `attributes` are those of `torch.ops.verdigris`, `dims` where the operator has them.
+    """
+    tensors = [*tensors, *[None] * (4 - len(tensors))]
+    return _native.explain_call(_native.functions().index(name), attributes, *tensors, dims)
+
+
+__all__ = [
+    *functional.__all__,
+    "Report",
+    "clear_plans",
+    "convert",
+    "explain",
+    "functional",
+    "get_policy",
+    "nn",
+    "plan_count",
+    "policy",
+    "set_policy",
+]

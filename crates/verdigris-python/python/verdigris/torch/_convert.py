@@ -1,0 +1,87 @@
+"""Swaps the modules of an existing network."""
+
+import copy
+import dataclasses
+
+import torch
+
+from . import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `convert` did: names of modules with their classes, and of those that stay why they do."""
+
+    swapped: dict
+    kept: dict
+
+    def __str__(self):
+        lines = [f"{len(self.swapped)} modules swapped, {len(self.kept)} kept"]
+        lines += [f"  {name or '(itself)'}: {kind}" for name, kind in self.swapped.items()]
+        lines += [f"  {name or '(itself)'} stays: {why}" for name, why in self.kept.items()]
+        return "\n".join(lines)
+
+
+def _why_not(module):
+    """Why a module of a class that we have is not swapped; `None` if it is."""
+    if type(module).forward is not _stock(type(module)).forward or "forward" in vars(module):
+        return "its forward is not PyTorch's"
+    if isinstance(module, torch.nn.CrossEntropyLoss) and module.weight is not None:
+        return "weights of classes are not taken"
+    if getattr(module, "divisor_override", None) is not None:
+        return "divisor_override is not taken"
+    if isinstance(module, (torch.nn.AvgPool1d, torch.nn.AvgPool2d, torch.nn.AvgPool3d)) and module.ceil_mode and module.count_include_pad:
+        return "average pooling with ceil_mode and count_include_pad is not taken"
+    if isinstance(module, (torch.nn.Softmax, torch.nn.LogSoftmax)) and module.dim is None:
+        return "it names no dim"
+    output_padding = getattr(module, "output_padding", None)
+    if output_padding and any(extra >= step for extra, step in zip(output_padding, module.stride)):
+        return "output_padding is not less than the stride"
+    if getattr(module, "parametrizations", None) is not None:
+        return "it is parametrized"
+    return None
+
+
+def _stock(kind):
+    return next((base for base in kind.__mro__ if base in nn.CLASSES), kind)
+
+
+def convert(model, *, inplace=False, only=None, skip=()):
+    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, softmax and
+    cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
+
+    With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
+    copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.
+
+    `only`: classes of PyTorch that are swapped, all others staying. `skip`: names of modules that stay, with everything below them.
+    """
+    if not inplace:
+        shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        model = copy.deepcopy(model, shared)
+    swapped, kept = {}, {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind.__module__ == nn.__name__:
+            continue
+        if any(name == left or name.startswith(f"{left}.") for left in skip):
+            if kind in nn.CLASSES:
+                kept[name] = f"{kind.__name__}: it is to be skipped"
+            continue
+        if kind not in nn.CLASSES:
+            base = _stock(kind)
+            if base in nn.CLASSES:
+                kept[name] = f"{kind.__name__}: a class of its own, derived from {base.__name__}"
+            elif not any(True for _ in module.children()):
+                kept[name] = f"{kind.__name__}: not computed by this package"
+            continue
+        if only is not None and kind not in only:
+            kept[name] = f"{kind.__name__}: not asked for"
+            continue
+        why = _why_not(module)
+        if why is not None:
+            kept[name] = f"{kind.__name__}: {why}"
+            continue
+        module.__class__ = nn.CLASSES[kind]
+        module._prepare()
+        swapped[name] = kind.__name__
+    return model, Report(swapped, kept)

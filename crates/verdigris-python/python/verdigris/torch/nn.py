@@ -1,0 +1,130 @@
+"""Modules that compute by this package: PyTorch's own, with another `forward`. Parameters, buffers, names and `state_dict` are PyTorch's."""
+
+import torch
+
+from . import functional as F
+
+
+class _Conv:
+    """What the convolutions share: attributes are made once, when the module is."""
+
+    def _spatial(self):
+        return len(self.kernel_size)
+
+    def _prepare(self):
+        dims = tuple(self.kernel_size) if self.padding == "same" else None
+        self._attributes = F.conv_attributes(self._spatial(), self.stride, self.padding, self.dilation, self.groups, dims)
+
+    def _filtered(self, x):
+        if self.padding_mode != "zeros":
+            x = torch.nn.functional.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            attributes = F.conv_attributes(self._spatial(), self.stride, 0, self.dilation, self.groups)
+            return F.conv(x, self.weight, self.bias, attributes, self._spatial())
+        return F.conv(x, self.weight, self.bias, self._attributes, self._spatial())
+
+
+class _ConvTranspose(_Conv):
+    def _unfiltered(self, x, output_size):
+        padding = self.output_padding
+        if output_size is not None:
+            padding = self._output_padding(
+                x, output_size, self.stride, self.padding, self.kernel_size, self._spatial(), self.dilation
+            )
+        return F.conv_transpose(x, self.weight, self.bias, self._attributes, self._spatial(), tuple(padding))
+
+
+def _conv_class(base):
+    class Module(_Conv, base):
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
+            self._prepare()
+
+        def forward(self, input):
+            return self._filtered(input)
+
+    return _named(Module, base)
+
+
+def _conv_transpose_class(base):
+    class Module(_ConvTranspose, base):
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
+            self._prepare()
+
+        def forward(self, input, output_size=None):
+            return self._unfiltered(input, output_size)
+
+    return _named(Module, base)
+
+
+def _module(base, compute):
+    class Module(base):
+        def _prepare(self):
+            pass
+
+        def forward(self, *inputs):
+            return compute(self, *inputs)
+
+    return _named(Module, base)
+
+
+def _named(module, base):
+    module.__name__ = module.__qualname__ = base.__name__
+    module.__doc__ = f"`torch.nn.{base.__name__}`, computed by this package."
+    module.__module__ = __name__
+    return module
+
+
+_nn = torch.nn
+Conv1d, Conv2d, Conv3d = (_conv_class(base) for base in (_nn.Conv1d, _nn.Conv2d, _nn.Conv3d))
+ConvTranspose1d, ConvTranspose2d, ConvTranspose3d = (
+    _conv_transpose_class(base) for base in (_nn.ConvTranspose1d, _nn.ConvTranspose2d, _nn.ConvTranspose3d)
+)
+Linear = _module(_nn.Linear, lambda m, x: F.linear(x, m.weight, m.bias))
+
+
+def _max(function):
+    return lambda m, x: function(x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices)
+
+
+def _avg(function):
+    return lambda m, x: function(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override)
+
+
+MaxPool1d = _module(_nn.MaxPool1d, _max(F.max_pool1d))
+MaxPool2d = _module(_nn.MaxPool2d, _max(F.max_pool2d))
+MaxPool3d = _module(_nn.MaxPool3d, _max(F.max_pool3d))
+AvgPool1d = _module(_nn.AvgPool1d, lambda m, x: F.avg_pool1d(x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad))
+AvgPool2d = _module(_nn.AvgPool2d, _avg(F.avg_pool2d))
+AvgPool3d = _module(_nn.AvgPool3d, _avg(F.avg_pool3d))
+AdaptiveAvgPool1d = _module(_nn.AdaptiveAvgPool1d, lambda m, x: F.adaptive_avg_pool1d(x, m.output_size))
+AdaptiveAvgPool2d = _module(_nn.AdaptiveAvgPool2d, lambda m, x: F.adaptive_avg_pool2d(x, m.output_size))
+AdaptiveAvgPool3d = _module(_nn.AdaptiveAvgPool3d, lambda m, x: F.adaptive_avg_pool3d(x, m.output_size))
+AdaptiveMaxPool1d = _module(_nn.AdaptiveMaxPool1d, lambda m, x: F.adaptive_max_pool1d(x, m.output_size, m.return_indices))
+AdaptiveMaxPool2d = _module(_nn.AdaptiveMaxPool2d, lambda m, x: F.adaptive_max_pool2d(x, m.output_size, m.return_indices))
+AdaptiveMaxPool3d = _module(_nn.AdaptiveMaxPool3d, lambda m, x: F.adaptive_max_pool3d(x, m.output_size, m.return_indices))
+ReLU = _module(_nn.ReLU, lambda m, x: F.relu(x))
+ReLU6 = _module(_nn.ReLU6, lambda m, x: F.relu6(x))
+LeakyReLU = _module(_nn.LeakyReLU, lambda m, x: F.leaky_relu(x, m.negative_slope))
+GELU = _module(_nn.GELU, lambda m, x: F.gelu(x, m.approximate))
+SiLU = _module(_nn.SiLU, lambda m, x: F.silu(x))
+Hardswish = _module(_nn.Hardswish, lambda m, x: F.hardswish(x))
+Hardsigmoid = _module(_nn.Hardsigmoid, lambda m, x: F.hardsigmoid(x))
+Hardtanh = _module(_nn.Hardtanh, lambda m, x: F.hardtanh(x, m.min_val, m.max_val))
+Mish = _module(_nn.Mish, lambda m, x: F.mish(x))
+Sigmoid = _module(_nn.Sigmoid, lambda m, x: F.sigmoid(x))
+Tanh = _module(_nn.Tanh, lambda m, x: F.tanh(x))
+ELU = _module(_nn.ELU, lambda m, x: F.elu(x, m.alpha))
+Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
+LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
+CrossEntropyLoss = _module(
+    _nn.CrossEntropyLoss,
+    lambda m, x, target: F.cross_entropy(x, target, m.weight, m.ignore_index, m.reduction, m.label_smoothing),
+)
+
+#: Each module of PyTorch with ours in its place.
+CLASSES = {
+    getattr(_nn, name): value
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, _nn.Module) and value.__module__ == __name__
+}

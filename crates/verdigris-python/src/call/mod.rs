@@ -1,0 +1,435 @@
+//! Functions of PyTorch's tensors: one native call each, with everything that the call needs found in it.
+//!
+//! A call is a function's number, its attributes as a short text, and up to four tensors. Tensors are read through the table of functions that
+//! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
+//! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map. Only where there is
+//! none, a graph is drawn ([`recipe`]) and planned. Results and workspace come from PyTorch's own allocator, on its current stream.
+
+mod key;
+mod recipe;
+mod torch;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::device::{self, State};
+use crate::dlpack::{self, DLTensor};
+use crate::errors::{Kind, library, raise};
+use crate::memory::{Place, layout_of, unfit};
+use crate::policy::{self, Policy};
+use crate::ready::{Bound as Memory, Ready, Way, Workspace};
+use key::{Key, WordHasher};
+use recipe::{Function, Input, Recipe};
+use torch::{Hooks, hooks};
+
+/// Most tensors that a function reads.
+const MAX_INPUTS: usize = 4;
+/// Most integers beside the attributes.
+const MAX_EXTRA: usize = 4;
+/// Most tensors that a function writes.
+const MAX_OUTPUTS: usize = 2;
+
+/// Where a plan's tensor comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Input { place: usize, bytes: u64 },
+    Output { place: usize, bytes: u64 },
+}
+
+/// A call's plan.
+struct Entry {
+    state: Arc<State>,
+    ready: Ready,
+    /// For each of the plan's tensors.
+    sources: Vec<Source>,
+    /// For each result, the arguments of PyTorch's allocation.
+    outputs: Vec<Py<PyTuple>>,
+    /// The same for the workspace.
+    workspace: Option<Py<PyTuple>>,
+}
+
+type Plans = HashMap<Box<[u64]>, Arc<Entry>, WordHasher>;
+
+/// Every plan so far, by what its call was.
+static PLANS: RwLock<Option<Plans>> = RwLock::new(None);
+
+/// The number of the policy of threads that have none of their own.
+static DEFAULT_POLICY: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// This thread's own policy.
+    static THREAD_POLICY: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+fn current() -> u32 {
+    THREAD_POLICY.get().unwrap_or_else(|| DEFAULT_POLICY.load(Ordering::Relaxed))
+}
+
+type Inputs<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; MAX_INPUTS];
+
+/// A call as it comes from Python.
+struct Call<'a, 'py> {
+    function: u8,
+    attributes: &'a str,
+    inputs: Inputs<'a, 'py>,
+    extra: [i64; MAX_EXTRA],
+    extra_count: usize,
+    policy: u32,
+}
+
+impl<'a, 'py> Call<'a, 'py> {
+    fn new(
+        function: u8,
+        attributes: &'a str,
+        inputs: [&'a Option<Bound<'py, PyAny>>; MAX_INPUTS],
+        extra: Option<&Bound<'py, PyAny>>,
+        policy: Option<u32>,
+    ) -> PyResult<Call<'a, 'py>> {
+        let mut call = Call {
+            function,
+            attributes,
+            inputs: inputs.map(Option::as_ref),
+            extra: [0; MAX_EXTRA],
+            extra_count: 0,
+            policy: policy.unwrap_or_else(current),
+        };
+        if let Some(list) = extra {
+            let values: Vec<i64> = list.extract()?;
+            let Some(room) = call.extra.get_mut(..values.len()) else {
+                return Err(unfit(format_args!("{} integers beside the attributes", values.len()), "a function has at most 4"));
+            };
+            room.copy_from_slice(&values);
+            call.extra_count = values.len();
+        }
+        Ok(call)
+    }
+
+    fn extra(&self) -> &[i64] {
+        &self.extra[..self.extra_count]
+    }
+
+    /// What the tensors are.
+    fn see(&self, hooks: &Hooks) -> PyResult<[DLTensor; MAX_INPUTS]> {
+        let mut seen = [DLTensor::NONE; MAX_INPUTS];
+        for (tensor, object) in seen.iter_mut().zip(self.inputs) {
+            if let Some(object) = object {
+                *tensor = hooks.see(object)?;
+            }
+        }
+        Ok(seen)
+    }
+
+    fn key(&self, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Key> {
+        let mut key = Key::new(self.function, self.policy, self.attributes, self.extra());
+        for (object, tensor) in self.inputs.iter().zip(seen) {
+            // SAFETY: the objects live as long as the call, and their lists with them; nobody changes them while the interpreter's lock is held.
+            unsafe { key.tensor(object.is_some(), tensor) };
+        }
+        key.finish().ok_or_else(|| unfit("a call with very long attributes", "attributes are at most some hundred characters"))
+    }
+
+    /// The plan of this call, made now if there is none.
+    fn entry(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Arc<Entry>> {
+        let key = self.key(seen)?;
+        let found = {
+            let plans = PLANS.read().unwrap_or_else(PoisonError::into_inner);
+            plans.as_ref().and_then(|plans| plans.get(key.words()).map(Arc::clone))
+        };
+        match found {
+            Some(entry) => Ok(entry),
+            None => self.make(py, hooks, seen, &key),
+        }
+    }
+
+    #[cold]
+    fn make(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS], key: &Key) -> PyResult<Arc<Entry>> {
+        let function = Function::numbered(self.function)
+            .ok_or_else(|| raise(Kind::Unsupported, format!("there is no function of number {}", self.function)))?;
+        let mut inputs: [Option<Input>; MAX_INPUTS] = [None; MAX_INPUTS];
+        let mut place: Option<Place> = None;
+        for ((input, object), tensor) in inputs.iter_mut().zip(self.inputs).zip(seen) {
+            if object.is_none() {
+                continue;
+            }
+            let here = Place::of(tensor.device)
+                .ok_or_else(|| unfit("a tensor of another kind of device", "tensors are on the CPU or on a CUDA device"))?;
+            if let Some(other) = place.filter(|other| *other != here) {
+                return Err(unfit(format_args!("tensors on {other} and on {here}"), "all tensors of a call are on one device"));
+            }
+            place = Some(here);
+            let dtype = tensor.dtype.dtype().ok_or_else(|| {
+                let what = format!("a tensor of DLPack type code {} with {} bits", tensor.dtype.code, tensor.dtype.bits);
+                unfit(what, "elements are f64, f32, f16, bf16, e4m3, e5m2, i8, u8, i32, i64 or bool")
+            })?;
+            // SAFETY: as in `key`.
+            let layout = unsafe { layout_of(tensor.dims(), tensor.strides()) }?;
+            let alignment_bytes = match here {
+                Place::Cpu => None,
+                Place::Cuda(_) => key::declared_alignment_bytes(tensor.address()),
+            };
+            *input = Some(Input { dtype, layout, alignment_bytes });
+        }
+        let place = place.ok_or_else(|| unfit("a call without tensors", "a function reads at least one"))?;
+        let policy = policy::numbered(self.policy);
+        let Recipe { graph, inputs: uids, outputs } = recipe::draw(function, self.attributes, &inputs, self.extra(), &policy)?;
+        let capturing = hooks.is_capturing(py, place)?;
+        // Measuring runs candidates and waits for them, which a capture does not allow.
+        let policy = if capturing { policy.unmeasured().unwrap_or(policy) } else { policy };
+        let library_policy = policy.library();
+        let (state, ready) = py
+            .detach(|| {
+                let state = device::at(place)?;
+                // Loading kernels and their constants goes over a stream of the library's own; a capture elsewhere need not mind.
+                let relaxed = state.gpu.as_ref().map(|gpu| gpu.handle.context().relax_capture()).transpose()?;
+                let ready = Ready::make(&state, &graph, &library_policy, &mut |_| {});
+                drop(relaxed);
+                ready.map(|ready| (state, ready))
+            })
+            .map_err(library)?;
+        let mut sources = Vec::with_capacity(ready.tensors.len());
+        for fact in &ready.tensors {
+            let uid = fact.desc.uid;
+            let bytes = u64::try_from(fact.desc.layout.span_bytes(fact.desc.dtype)).unwrap_or(u64::MAX);
+            let input = uids.iter().position(|known| *known == Some(uid));
+            let output = outputs.iter().position(|output| output.uid == uid);
+            sources.push(match (input, output) {
+                (Some(place), _) => Source::Input { place, bytes },
+                (None, Some(place)) => Source::Output { place, bytes },
+                (None, None) => return Err(raise(Kind::Graph, format!("tensor `{}` of the call's graph is nobody's", fact.desc.name))),
+            });
+        }
+        let workspace_bytes = ready.workspace_bytes();
+        let entry = Arc::new(Entry {
+            outputs: outputs
+                .iter()
+                .map(|output| hooks.allocation(py, &output.dims, &output.strides, output.dtype))
+                .collect::<PyResult<_>>()?,
+            workspace: (workspace_bytes > 0)
+                .then(|| hooks.allocation(py, &[workspace_bytes], &[1], verdigris_tensor::DType::U8))
+                .transpose()?,
+            state,
+            ready,
+            sources,
+        });
+        if !(capturing && policy::numbered(self.policy).unmeasured().is_some()) {
+            let mut plans = PLANS.write().unwrap_or_else(PoisonError::into_inner);
+            plans.get_or_insert_default().insert(key.words().into(), Arc::clone(&entry));
+        }
+        Ok(entry)
+    }
+
+    /// Computes.
+    fn run(&self, py: Python<'py>, hooks: &Hooks) -> PyResult<Py<PyAny>> {
+        let seen = self.see(hooks)?;
+        let entry = self.entry(py, hooks, &seen)?;
+        let place = entry.state.place;
+        let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [None, None];
+        let mut addresses = [0_u64; MAX_OUTPUTS];
+        for ((result, address), arguments) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
+            let tensor = hooks.allocate(py, place, arguments)?;
+            *address = hooks.see(&tensor)?.address();
+            *result = Some(tensor);
+        }
+        let mut bound = [Memory::Scalar(0.0); MAX_INPUTS + MAX_OUTPUTS];
+        for (memory, source) in bound.iter_mut().zip(&entry.sources) {
+            *memory = match *source {
+                Source::Input { place, bytes } => Memory::Memory { address: seen[place].address(), bytes },
+                Source::Output { place, bytes } => Memory::Memory { address: addresses[place], bytes },
+            };
+        }
+        let bound = &bound[..entry.sources.len()];
+        match &entry.state.gpu {
+            None => {
+                // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
+                // `results`; the results are new, so that nobody shares them.
+                py.detach(|| unsafe { entry.ready.run_on_cpu(bound) }).map_err(library)?;
+            }
+            Some(gpu) => {
+                let raw = hooks.current_stream(py, place)?;
+                let stream = gpu.stream(raw);
+                let lent = match &entry.workspace {
+                    None => None,
+                    Some(arguments) => Some(hooks.allocate(py, place, arguments)?),
+                };
+                let workspace = match &lent {
+                    None => Workspace::Lent { address: 0, bytes: 0 },
+                    Some(tensor) => Workspace::Lent { address: hooks.see(tensor)?.address(), bytes: entry.ready.workspace_bytes() },
+                };
+                // SAFETY: as above; PyTorch's allocator hands memory out in the order of its current stream, so that what is freed here is used
+                // again after this work.
+                py.detach(|| unsafe { entry.ready.submit(gpu, &stream, bound, workspace) }).map_err(library)?;
+            }
+        }
+        let [first, second] = results;
+        match (first, second) {
+            (Some(only), None) => Ok(only.unbind()),
+            (Some(first), Some(second)) => Ok(PyTuple::new(py, [first, second])?.into_any().unbind()),
+            (None, _) => Ok(py.None()),
+        }
+    }
+}
+
+/// The function's result where all tensors are plain ones and no mode, transform or autocast is on: else `NotImplemented`, and the dispatcher
+/// has to be asked. `None` where a gradient is wanted. With `past_autocast`, autocast has had its word.
+#[pyfunction]
+#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None, past_autocast = false))]
+#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
+fn eager<'py>(
+    py: Python<'py>,
+    function: u8,
+    attributes: &str,
+    a: Option<Bound<'py, PyAny>>,
+    b: Option<Bound<'py, PyAny>>,
+    c: Option<Bound<'py, PyAny>>,
+    d: Option<Bound<'py, PyAny>>,
+    extra: Option<Bound<'py, PyAny>>,
+    past_autocast: bool,
+) -> PyResult<Py<PyAny>> {
+    let hooks = hooks(py)?;
+    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?;
+    if !hooks.is_plain(py, &call.inputs, !past_autocast)? {
+        return Ok(py.NotImplemented());
+    }
+    if hooks.wants_gradient(py, &call.inputs)? {
+        return Ok(py.None());
+    }
+    call.run(py, hooks)
+}
+
+/// As `eager`, whether a gradient is wanted or not, and under autocast too: what the forward and backward halves of a gradient call. `policy` is
+/// the number of a policy.
+#[pyfunction]
+#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None, policy = None))]
+#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
+fn plain<'py>(
+    py: Python<'py>,
+    function: u8,
+    attributes: &str,
+    a: Option<Bound<'py, PyAny>>,
+    b: Option<Bound<'py, PyAny>>,
+    c: Option<Bound<'py, PyAny>>,
+    d: Option<Bound<'py, PyAny>>,
+    extra: Option<Bound<'py, PyAny>>,
+    policy: Option<u32>,
+) -> PyResult<Py<PyAny>> {
+    let hooks = hooks(py)?;
+    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), policy)?;
+    if !hooks.is_plain(py, &call.inputs, false)? {
+        return Ok(py.NotImplemented());
+    }
+    call.run(py, hooks)
+}
+
+/// The function's result, without a question: the dispatcher's kernel.
+#[pyfunction]
+#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None))]
+#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
+fn run<'py>(
+    py: Python<'py>,
+    function: u8,
+    attributes: &str,
+    a: Option<Bound<'py, PyAny>>,
+    b: Option<Bound<'py, PyAny>>,
+    c: Option<Bound<'py, PyAny>>,
+    d: Option<Bound<'py, PyAny>>,
+    extra: Option<Bound<'py, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?.run(py, hooks(py)?)
+}
+
+/// How the plan of such a call was chosen, as text; the plan is made if there is none.
+#[pyfunction]
+#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None))]
+#[expect(clippy::too_many_arguments, reason = "as the calls that it explains")]
+fn explain_call<'py>(
+    py: Python<'py>,
+    function: u8,
+    attributes: &str,
+    a: Option<Bound<'py, PyAny>>,
+    b: Option<Bound<'py, PyAny>>,
+    c: Option<Bound<'py, PyAny>>,
+    d: Option<Bound<'py, PyAny>>,
+    extra: Option<Bound<'py, PyAny>>,
+) -> PyResult<String> {
+    let hooks = hooks(py)?;
+    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?;
+    let entry = call.entry(py, hooks, &call.see(hooks)?)?;
+    Ok(match entry.ready.way() {
+        Way::Gpu(plan) => plan.explain().to_string(),
+        Way::Cpu(prepared) => prepared.engines().map(|(engine, name)| format!("{}  {name}\n", engine.id())).collect(),
+    })
+}
+
+/// The numbers by which functions are called.
+#[pyfunction]
+fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    PyList::new(py, Function::ALL.iter().map(|function| function.name()))
+}
+
+/// How many plans of calls there are.
+#[pyfunction]
+fn plan_count() -> usize {
+    PLANS.read().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, HashMap::len)
+}
+
+/// Forgets all plans of calls. Calls that run keep theirs.
+#[pyfunction]
+fn clear_plans() {
+    let old = PLANS.write().unwrap_or_else(PoisonError::into_inner).take();
+    drop(old);
+}
+
+/// The number under which calls name a policy.
+#[pyfunction]
+fn policy_number(policy: &Policy) -> u32 {
+    policy::number(policy)
+}
+
+/// The policy of a number.
+#[pyfunction]
+fn numbered_policy(number: u32) -> Policy {
+    policy::numbered(number)
+}
+
+/// The number of this thread's policy.
+#[pyfunction]
+fn current_policy() -> u32 {
+    current()
+}
+
+/// Sets the policy of threads that have none of their own.
+#[pyfunction]
+fn set_default_policy(number: u32) {
+    DEFAULT_POLICY.store(number, Ordering::Relaxed);
+}
+
+/// Sets this thread's own policy, or takes it away; gives back the one before.
+#[pyfunction]
+#[pyo3(signature = (number))]
+fn exchange_thread_policy(number: Option<u32>) -> Option<u32> {
+    THREAD_POLICY.replace(number)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // Number 0 is the default.
+    policy::number(&Policy::default());
+    module.add("CUDA_DEVICE_TYPE", dlpack::CUDA)?;
+    module.add_function(wrap_pyfunction!(eager, module)?)?;
+    module.add_function(wrap_pyfunction!(plain, module)?)?;
+    module.add_function(wrap_pyfunction!(run, module)?)?;
+    module.add_function(wrap_pyfunction!(explain_call, module)?)?;
+    module.add_function(wrap_pyfunction!(functions, module)?)?;
+    module.add_function(wrap_pyfunction!(plan_count, module)?)?;
+    module.add_function(wrap_pyfunction!(clear_plans, module)?)?;
+    module.add_function(wrap_pyfunction!(policy_number, module)?)?;
+    module.add_function(wrap_pyfunction!(numbered_policy, module)?)?;
+    module.add_function(wrap_pyfunction!(current_policy, module)?)?;
+    module.add_function(wrap_pyfunction!(set_default_policy, module)?)?;
+    module.add_function(wrap_pyfunction!(exchange_thread_policy, module)?)?;
+    module.add_function(wrap_pyfunction!(torch::hook_torch, module)?)
+}

@@ -1,0 +1,593 @@
+//! Graphs, built op by op or read from JSON.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use verdigris_graph::{
+    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, OperandScale,
+    PoolBackward, PoolMode, PoolWindows, Precision, Real, TernaryOp,
+};
+use verdigris_tensor::{DType, Layout};
+
+use crate::errors::{Kind, graph as refuse, raise};
+use crate::policy::{by_name, precision_named, unary_named};
+
+/// A tensor of a graph: what builder methods give and take.
+#[pyclass(frozen, eq, hash, from_py_object, module = "verdigris")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Uid(pub(crate) verdigris_graph::Uid);
+
+#[pymethods]
+impl Uid {
+    #[new]
+    fn new(number: i64) -> Uid {
+        Uid(verdigris_graph::Uid(number))
+    }
+
+    /// Its number in the graph.
+    #[getter]
+    fn number(&self) -> i64 {
+        self.0.0
+    }
+
+    fn __int__(&self) -> i64 {
+        self.0.0
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Uid({})", self.0.0)
+    }
+}
+
+/// A graph under construction. Results are virtual, stored nowhere, until `store` makes them real.
+///
+/// Dims are `[n, c, spatial...]` for tensors of convolution and pooling, `[k, c / groups, spatial...]` for filters, `[b..., m, n]` for
+/// matrices. Element types are named `f64 f32 f16 bf16 e4m3 e5m2 i8 u8 i32 i64 bool`. Dims and strides are in elements. Each method raises
+/// `GraphError` for what it can see at once; `Device.plan` checks the whole.
+#[pyclass(module = "verdigris")]
+pub(crate) struct Graph {
+    source: Source,
+}
+
+#[derive(Clone)]
+enum Source {
+    Builder(Box<GraphBuilder>),
+    Finished(Box<verdigris_graph::Graph>),
+}
+
+impl Graph {
+    /// The graph, checked.
+    pub(crate) fn finished(&self) -> PyResult<verdigris_graph::Graph> {
+        match &self.source {
+            Source::Builder(builder) => builder.as_ref().clone().finish().map_err(refuse),
+            Source::Finished(graph) => Ok(graph.as_ref().clone()),
+        }
+    }
+
+    fn builder(&mut self) -> PyResult<&mut GraphBuilder> {
+        match &mut self.source {
+            Source::Builder(builder) => Ok(builder),
+            Source::Finished(_) => {
+                Err(raise(Kind::Graph, "a graph that was read from JSON is complete; ops are added to one that is built here"))
+            }
+        }
+    }
+
+    fn dtype_of(&self, uid: verdigris_graph::Uid) -> Option<DType> {
+        let desc = match &self.source {
+            Source::Builder(builder) => builder.described(uid),
+            Source::Finished(graph) => graph.tensor(uid),
+        };
+        desc.map(|desc| desc.dtype)
+    }
+
+    fn precision(&self, name: Option<&str>, a: Uid, b: Uid) -> PyResult<Precision> {
+        if let Some(name) = name {
+            return precision_named(name);
+        }
+        let (Some(a_type), Some(b_type)) = (self.dtype_of(a.0), self.dtype_of(b.0)) else {
+            return Err(raise(Kind::Graph, format!("{a:?} or {b:?} is no tensor of this graph")));
+        };
+        Precision::usual(a_type, b_type).ok_or_else(|| {
+            raise(
+                Kind::Graph,
+                format!("no usual precision for products of {a_type} and {b_type}; products are of one type, or of two 8-bit ones"),
+            )
+        })
+    }
+}
+
+pub(crate) fn dtype(name: &str) -> PyResult<DType> {
+    name.parse().map_err(|_| {
+        let known = DType::ALL.iter().filter(|dtype| dtype.is_storage()).map(|dtype| dtype.name()).collect::<Vec<_>>().join(" ");
+        raise(Kind::Graph, format!("`{name}` is no element type; they are {known}"))
+    })
+}
+
+fn layout(tensor: &str, dims: &[u64], strides: Option<&[u64]>) -> PyResult<Layout> {
+    let made = match strides {
+        None => Layout::row_major(dims),
+        Some(strides) => Layout::new(dims, strides),
+    };
+    made.map_err(|source| refuse(verdigris_graph::Error::Layout { tensor: tensor.to_owned(), source }))
+}
+
+/// A factor: a number, or a host scalar's uid.
+fn factor(value: &Bound<'_, PyAny>) -> PyResult<HostScalar<verdigris_graph::Uid>> {
+    match value.cast::<Uid>() {
+        Ok(uid) => Ok(HostScalar::Bound(uid.get().0)),
+        Err(_) => Ok(HostScalar::Fixed(Real(value.extract()?))),
+    }
+}
+
+/// A number for every spatial dim, or one for each.
+#[derive(FromPyObject)]
+enum Each {
+    One(u64),
+    List(Vec<u64>),
+}
+
+impl Each {
+    fn list(self, spatial: usize) -> Vec<u64> {
+        match self {
+            Each::One(value) => vec![value; spatial],
+            Each::List(list) => list,
+        }
+    }
+}
+
+/// The attributes that the three directions share.
+#[expect(clippy::too_many_arguments, reason = "keywords of Python methods")]
+fn conv(
+    x: Uid,
+    w: Uid,
+    y: Uid,
+    spatial: usize,
+    stride: Each,
+    padding: Each,
+    padding_after: Option<Each>,
+    dilation: Each,
+    groups: u64,
+    flip: bool,
+    precision: Precision,
+) -> Conv {
+    let pads_before = padding.list(spatial);
+    Conv {
+        pads_after: padding_after.map_or_else(|| pads_before.clone(), |pads| pads.list(spatial)),
+        pads_before,
+        strides: stride.list(spatial),
+        dilations: dilation.list(spatial),
+        groups,
+        mode: if flip { verdigris_graph::ConvMode::Convolution } else { verdigris_graph::ConvMode::CrossCorrelation },
+        ..Conv::new(ConvDirection::Fprop, x.0, w.0, y.0, spatial, precision)
+    }
+}
+
+/// Windows of pooling from Python's words.
+fn windows(
+    window: Option<Vec<u64>>,
+    stride: Option<Vec<u64>>,
+    padding: Option<Vec<u64>>,
+    padding_after: Option<Vec<u64>>,
+    dilation: Option<Vec<u64>>,
+    adaptive: Option<Vec<u64>>,
+) -> PyResult<PoolWindows> {
+    match (window, adaptive) {
+        (None, Some(out)) => Ok(PoolWindows::Adaptive { out }),
+        (Some(window), None) => {
+            let spatial = window.len();
+            let pads_before = padding.unwrap_or_else(|| vec![0; spatial]);
+            Ok(PoolWindows::Sliding {
+                strides: stride.unwrap_or_else(|| window.clone()),
+                dilations: dilation.unwrap_or_else(|| vec![1; spatial]),
+                pads_after: padding_after.unwrap_or_else(|| pads_before.clone()),
+                pads_before,
+                window,
+            })
+        }
+        _ => Err(raise(Kind::Graph, "pooling has either a window or an adaptive output size")),
+    }
+}
+
+fn pool_mode(name: &str, count_include_pad: bool) -> PyResult<PoolMode> {
+    match name {
+        "max" => Ok(PoolMode::Max),
+        "average" => Ok(PoolMode::Average { count_include_pad }),
+        other => Err(raise(Kind::Graph, format!("the pooling mode is `{other}`; it is `max` or `average`"))),
+    }
+}
+
+fn loss_spec(axis: u32, label_smoothing: f64, ignore_index: Option<i64>, reduction: &str) -> PyResult<CrossEntropySpec> {
+    let reduction: LossReduction = by_name("reduction", reduction)?;
+    Ok(CrossEntropySpec { axis, label_smoothing: Real(label_smoothing), ignore_index, reduction })
+}
+
+fn scale(tensor: Option<Uid>, block: Option<[u64; 2]>) -> Option<OperandScale> {
+    tensor.map(|tensor| OperandScale { tensor: tensor.0, block })
+}
+
+#[pymethods]
+#[expect(clippy::too_many_arguments, reason = "keywords of Python methods")]
+impl Graph {
+    #[new]
+    #[pyo3(signature = (name = "graph"))]
+    fn new(name: &str) -> Graph {
+        Graph { source: Source::Builder(Box::new(GraphBuilder::new(name))) }
+    }
+
+    /// A graph from its JSON text, checked and complete.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Graph> {
+        let graph = verdigris_graph::json::graph_from_json(text).map_err(refuse)?;
+        Ok(Graph { source: Source::Finished(Box::new(graph)) })
+    }
+
+    /// The graph as JSON text, checked.
+    fn to_json(&self) -> PyResult<String> {
+        Ok(verdigris_graph::json::graph_to_json(&self.finished()?))
+    }
+
+    /// Asks that two executions agree bit for bit.
+    fn deterministic(&mut self) -> PyResult<()> {
+        self.builder()?.deterministic();
+        Ok(())
+    }
+
+    /// A stored tensor; packed row-major without `strides`. `alignment_bytes` declares what its address is a multiple of, for tensors
+    /// that are aligned to little more than their elements; without it, ways may be chosen that need 16 bytes or more.
+    #[pyo3(signature = (name, dtype, dims, strides = None, alignment_bytes = None))]
+    fn tensor(
+        &mut self,
+        name: &str,
+        dtype: &str,
+        dims: Vec<u64>,
+        strides: Option<Vec<u64>>,
+        alignment_bytes: Option<u64>,
+    ) -> PyResult<Uid> {
+        let layout = layout(name, &dims, strides.as_deref())?;
+        let builder = self.builder()?;
+        let uid = builder.tensor(name, self::dtype(dtype)?, layout);
+        if let Some(bytes) = alignment_bytes {
+            builder.align(uid, bytes).map_err(refuse)?;
+        }
+        Ok(Uid(uid))
+    }
+
+    /// A scalar that is bound by value at execution.
+    #[pyo3(signature = (name, dtype = "f32"))]
+    fn host_scalar(&mut self, name: &str, dtype: &str) -> PyResult<Uid> {
+        Ok(Uid(self.builder()?.host_scalar(name, self::dtype(dtype)?)))
+    }
+
+    /// `alpha * (a @ b) + beta * c`, over the last two dims, `[b..., m, k]` and `[b..., k, n]`. `alpha` and `beta` are numbers or
+    /// host scalars. `precision` is `f64 ieee fp32 tf32 f16 fp8_fast fp8_promoted i32`; `None` is the usual one of the types.
+    /// `scale_a`, `scale_b` with `block_a`, `block_b` (`[outer, k]` extents of one factor) are for fp8.
+    #[pyo3(signature = (a, b, c = None, *, alpha = None, beta = None, precision = None, scale_a = None, block_a = None, scale_b = None,
+        block_b = None, name = "matmul"))]
+    fn matmul(
+        &mut self,
+        a: Uid,
+        b: Uid,
+        c: Option<Uid>,
+        alpha: Option<&Bound<'_, PyAny>>,
+        beta: Option<&Bound<'_, PyAny>>,
+        precision: Option<&str>,
+        scale_a: Option<Uid>,
+        block_a: Option<[u64; 2]>,
+        scale_b: Option<Uid>,
+        block_b: Option<[u64; 2]>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let precision = self.precision(precision, a, b)?;
+        let plain = Matmul::new(a.0, b.0, verdigris_graph::Uid(0), precision);
+        let beta = match (beta, c) {
+            (Some(beta), _) => factor(beta)?,
+            (None, Some(_)) => HostScalar::ONE,
+            (None, None) => HostScalar::ZERO,
+        };
+        let alpha = alpha.map_or(Ok(HostScalar::ONE), factor)?;
+        let (scale_a, scale_b) = (scale(scale_a, block_a), scale(scale_b, block_b));
+        let matmul = Matmul { c: c.map(|c| c.0), alpha, beta, scale_a, scale_b, ..plain };
+        self.builder()?.matmul_with(name, matmul).map(Uid).map_err(refuse)
+    }
+
+    /// `f(x)`; attributes as keywords, as in `unary("leaky_relu", x, slope=0.01)`. The names are those of the graph's JSON: `identity neg
+    /// abs relu leaky_relu clamp gelu_erf gelu_tanh silu sigmoid tanh clipped_relu elu softplus swish hard_swish hard_sigmoid mish exp log sqrt
+    /// rsqrt reciprocal erf sin cos tan ceil floor round sign not is_finite is_nan affine`.
+    #[pyo3(signature = (f, x, *, name = "unary", **attributes))]
+    fn unary(&mut self, f: &str, x: Uid, name: &str, attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Uid> {
+        let f = unary_named(f, attributes)?;
+        self.builder()?.unary(name, f, x.0).map(Uid).map_err(refuse)
+    }
+
+    /// `f(x, z)`, broadcast from the right: `add sub mul max min div mod floor_mod pow atan2 add_square prelu eq ne gt ge lt le and or`.
+    #[pyo3(signature = (f, x, z, *, name = "binary"))]
+    fn binary(&mut self, f: &str, x: Uid, z: Uid, name: &str) -> PyResult<Uid> {
+        let f: BinaryOp = by_name("the function", f)?;
+        self.builder()?.binary(name, f, x.0, z.0).map(Uid).map_err(refuse)
+    }
+
+    /// `dy * f'(x)` of an activation; attributes as in `unary`.
+    #[pyo3(signature = (f, dy, x, *, name = "backward", **attributes))]
+    fn activation_backward(&mut self, f: &str, dy: Uid, x: Uid, name: &str, attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Uid> {
+        let f = BinaryOp::Backward(unary_named(f, attributes)?);
+        self.builder()?.binary(name, f, dy.0, x.0).map(Uid).map_err(refuse)
+    }
+
+    /// `select`: `x` where `t` is not 0, else `z`. `prelu_backward`: `x` where `z > 0`, else `t * x`.
+    #[pyo3(signature = (f, x, z, t, *, name = "ternary"))]
+    fn ternary(&mut self, f: &str, x: Uid, z: Uid, t: Uid, name: &str) -> PyResult<Uid> {
+        let f: TernaryOp = by_name("the function", f)?;
+        self.builder()?.ternary(name, f, x.0, z.0, t.0).map(Uid).map_err(refuse)
+    }
+
+    /// `factor * x`; the factor is a number or a host scalar.
+    #[pyo3(signature = (x, factor, *, name = "scale"))]
+    fn scale(&mut self, x: Uid, factor: &Bound<'_, PyAny>, name: &str) -> PyResult<Uid> {
+        let factor = self::factor(factor)?;
+        self.builder()?.scale(name, x.0, factor).map(Uid).map_err(refuse)
+    }
+
+    /// The coordinate of each element along `axis`, as i64.
+    #[pyo3(signature = (dims, axis, *, name = "index"))]
+    fn gen_index(&mut self, dims: Vec<u64>, axis: u32, name: &str) -> PyResult<Uid> {
+        self.builder()?.gen_index(name, &dims, axis).map(Uid).map_err(refuse)
+    }
+
+    /// Convolution (cross-correlation; `flip` turns the filter round): `y [n, k, out...]` from `x [n, c, spatial...]` and
+    /// `w [k, c / groups, filter...]`. `stride`, `padding`, `dilation` are one number or one for each spatial dim; `padding_after` where
+    /// the sides differ.
+    #[pyo3(signature = (x, w, *, stride = Each::One(1), padding = Each::One(0), padding_after = None, dilation = Each::One(1), groups = 1,
+        flip = false, precision = None, name = "conv"))]
+    fn conv_fprop(
+        &mut self,
+        x: Uid,
+        w: Uid,
+        stride: Each,
+        padding: Each,
+        padding_after: Option<Each>,
+        dilation: Each,
+        groups: u64,
+        flip: bool,
+        precision: Option<&str>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let precision = self.precision(precision, x, w)?;
+        let spatial = self.dims(w)?.len().saturating_sub(2);
+        let conv = conv(x, w, Uid(verdigris_graph::Uid(0)), spatial, stride, padding, padding_after, dilation, groups, flip, precision);
+        self.builder()?.conv_fprop(name, conv).map(Uid).map_err(refuse)
+    }
+
+    /// Convolution's gradient with respect to its input, of dims `x_dims`, from `dy` and `w`; also transposed convolution of `dy`.
+    #[pyo3(signature = (dy, w, x_dims, *, stride = Each::One(1), padding = Each::One(0), padding_after = None, dilation = Each::One(1),
+        groups = 1, flip = false, precision = None, name = "dgrad"))]
+    fn conv_dgrad(
+        &mut self,
+        dy: Uid,
+        w: Uid,
+        x_dims: Vec<u64>,
+        stride: Each,
+        padding: Each,
+        padding_after: Option<Each>,
+        dilation: Each,
+        groups: u64,
+        flip: bool,
+        precision: Option<&str>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let precision = self.precision(precision, dy, w)?;
+        let spatial = x_dims.len().saturating_sub(2);
+        let conv = conv(Uid(verdigris_graph::Uid(0)), w, dy, spatial, stride, padding, padding_after, dilation, groups, flip, precision);
+        self.builder()?.conv_dgrad(name, conv, &x_dims).map(Uid).map_err(refuse)
+    }
+
+    /// Convolution's gradient with respect to its filter, of dims `w_dims`, from `x` and `dy`.
+    #[pyo3(signature = (x, dy, w_dims, *, stride = Each::One(1), padding = Each::One(0), padding_after = None, dilation = Each::One(1),
+        groups = 1, flip = false, precision = None, name = "wgrad"))]
+    fn conv_wgrad(
+        &mut self,
+        x: Uid,
+        dy: Uid,
+        w_dims: Vec<u64>,
+        stride: Each,
+        padding: Each,
+        padding_after: Option<Each>,
+        dilation: Each,
+        groups: u64,
+        flip: bool,
+        precision: Option<&str>,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let precision = self.precision(precision, x, dy)?;
+        let spatial = w_dims.len().saturating_sub(2);
+        let conv = conv(x, Uid(verdigris_graph::Uid(0)), dy, spatial, stride, padding, padding_after, dilation, groups, flip, precision);
+        self.builder()?.conv_wgrad(name, conv, &w_dims).map(Uid).map_err(refuse)
+    }
+
+    /// A reduction over `axes`, which stay with extent 1: `add mul min max amax avg norm1 norm2 mul_no_zeros`.
+    #[pyo3(signature = (f, x, axes, *, name = "reduce"))]
+    fn reduction(&mut self, f: &str, x: Uid, axes: Vec<u32>, name: &str) -> PyResult<Uid> {
+        let f = by_name("the reduction", f)?;
+        self.builder()?.reduction(name, f, x.0, &axes).map(Uid).map_err(refuse)
+    }
+
+    /// Pooling of `x [n, c, spatial...]` with `mode` `"max"` or `"average"`. Lists have one entry for each spatial dim; the stride is the
+    /// window where it is not given; `adaptive` gives the output's size instead of a window.
+    #[pyo3(signature = (mode, x, window = None, *, stride = None, padding = None, padding_after = None, dilation = None, adaptive = None,
+        count_include_pad = true, name = "pool"))]
+    fn pool(
+        &mut self,
+        mode: &str,
+        x: Uid,
+        window: Option<Vec<u64>>,
+        stride: Option<Vec<u64>>,
+        padding: Option<Vec<u64>>,
+        padding_after: Option<Vec<u64>>,
+        dilation: Option<Vec<u64>>,
+        adaptive: Option<Vec<u64>>,
+        count_include_pad: bool,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let mode = pool_mode(mode, count_include_pad)?;
+        self.builder()?.pool(name, mode, windows, x.0).map(Uid).map_err(refuse)
+    }
+
+    /// Max pooling and the index of each maximum (`index_dtype` `i32` or `i64`: its flat position among the spatial dims): `(y, index)`.
+    #[pyo3(signature = (x, window = None, *, stride = None, padding = None, padding_after = None, dilation = None, adaptive = None,
+        index_dtype = "i32", name = "max_pool"))]
+    fn max_pool_with_index(
+        &mut self,
+        x: Uid,
+        window: Option<Vec<u64>>,
+        stride: Option<Vec<u64>>,
+        padding: Option<Vec<u64>>,
+        padding_after: Option<Vec<u64>>,
+        dilation: Option<Vec<u64>>,
+        adaptive: Option<Vec<u64>>,
+        index_dtype: &str,
+        name: &str,
+    ) -> PyResult<(Uid, Uid)> {
+        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let index_dtype = dtype(index_dtype)?;
+        let (y, index) = self.builder()?.max_pool_with_index(name, windows, x.0, index_dtype).map_err(refuse)?;
+        Ok((Uid(y), Uid(index)))
+    }
+
+    /// The gradient of pooling, of dims `x_dims`. Max pooling needs either the forward `x` or its `index`; average pooling neither.
+    #[pyo3(signature = (mode, dy, x_dims, window = None, *, x = None, index = None, stride = None, padding = None, padding_after = None,
+        dilation = None, adaptive = None, count_include_pad = true, name = "pool_backward"))]
+    fn pool_backward(
+        &mut self,
+        mode: &str,
+        dy: Uid,
+        x_dims: Vec<u64>,
+        window: Option<Vec<u64>>,
+        x: Option<Uid>,
+        index: Option<Uid>,
+        stride: Option<Vec<u64>>,
+        padding: Option<Vec<u64>>,
+        padding_after: Option<Vec<u64>>,
+        dilation: Option<Vec<u64>>,
+        adaptive: Option<Vec<u64>>,
+        count_include_pad: bool,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let windows = windows(window, stride, padding, padding_after, dilation, adaptive)?;
+        let mode = pool_mode(mode, count_include_pad)?;
+        let (x, index) = (x.map(|uid| uid.0), index.map(|uid| uid.0));
+        let pool = PoolBackward { mode, windows, dy: dy.0, x, index, dx: verdigris_graph::Uid(0) };
+        self.builder()?.pool_backward(name, pool, &x_dims).map(Uid).map_err(refuse)
+    }
+
+    /// Softmax of `x` along `axis`, or its logarithm.
+    #[pyo3(signature = (x, axis, log = false, *, name = "softmax"))]
+    fn softmax(&mut self, x: Uid, axis: u32, log: bool, name: &str) -> PyResult<Uid> {
+        self.builder()?.softmax(name, x.0, axis, log).map(Uid).map_err(refuse)
+    }
+
+    /// The gradient of softmax, or of its logarithm, from its result `y` and `dy`.
+    #[pyo3(signature = (y, dy, axis, log = false, *, name = "softmax_backward"))]
+    fn softmax_backward(&mut self, y: Uid, dy: Uid, axis: u32, log: bool, name: &str) -> PyResult<Uid> {
+        self.builder()?.softmax_backward(name, y.0, dy.0, axis, log).map(Uid).map_err(refuse)
+    }
+
+    /// The cross-entropy of `logits` and integer `labels` (the dims of the logits with 1 at the class axis) and each row's log-sum-exp:
+    /// `(loss, lse)`. `reduction` is `none`, `sum` or `mean`.
+    #[pyo3(signature = (logits, labels, axis, *, label_smoothing = 0.0, ignore_index = None, reduction = "mean", name = "cross_entropy"))]
+    fn cross_entropy(
+        &mut self,
+        logits: Uid,
+        labels: Uid,
+        axis: u32,
+        label_smoothing: f64,
+        ignore_index: Option<i64>,
+        reduction: &str,
+        name: &str,
+    ) -> PyResult<(Uid, Uid)> {
+        let spec = loss_spec(axis, label_smoothing, ignore_index, reduction)?;
+        let (loss, lse) = self.builder()?.cross_entropy_with_lse(name, spec, logits.0, labels.0).map_err(refuse)?;
+        Ok((Uid(loss), Uid(lse)))
+    }
+
+    /// The gradient of cross-entropy with respect to the logits, from `dloss` (the dims of the loss), and `lse` where it was kept.
+    #[pyo3(signature = (logits, labels, dloss, axis, *, lse = None, label_smoothing = 0.0, ignore_index = None, reduction = "mean",
+        name = "cross_entropy_backward"))]
+    fn cross_entropy_backward(
+        &mut self,
+        logits: Uid,
+        labels: Uid,
+        dloss: Uid,
+        axis: u32,
+        lse: Option<Uid>,
+        label_smoothing: f64,
+        ignore_index: Option<i64>,
+        reduction: &str,
+        name: &str,
+    ) -> PyResult<Uid> {
+        let spec = loss_spec(axis, label_smoothing, ignore_index, reduction)?;
+        let lse = lse.map(|uid| uid.0);
+        let (logits, labels, dloss) = (logits.0, labels.0, dloss.0);
+        let loss = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: verdigris_graph::Uid(0) };
+        self.builder()?.cross_entropy_backward(name, loss).map(Uid).map_err(refuse)
+    }
+
+    /// The elements of `x` in row-major order under other dims.
+    #[pyo3(signature = (x, dims, *, name = "reshape"))]
+    fn reshape(&mut self, x: Uid, dims: Vec<u64>, name: &str) -> PyResult<Uid> {
+        self.builder()?.reshape(name, x.0, &dims).map(Uid).map_err(refuse)
+    }
+
+    /// `x` repeated to `dims`.
+    #[pyo3(signature = (x, dims, *, name = "broadcast"))]
+    fn broadcast(&mut self, x: Uid, dims: Vec<u64>, name: &str) -> PyResult<Uid> {
+        self.builder()?.broadcast(name, x.0, &dims).map(Uid).map_err(refuse)
+    }
+
+    /// `x` with its dims in another order.
+    #[pyo3(signature = (x, permutation, *, name = "transpose"))]
+    fn transpose(&mut self, x: Uid, permutation: Vec<u32>, name: &str) -> PyResult<Uid> {
+        self.builder()?.transpose(name, x.0, &permutation).map(Uid).map_err(refuse)
+    }
+
+    /// Part of `x`; each list has one entry for each dim.
+    #[pyo3(signature = (x, starts, stops, steps, *, name = "slice"))]
+    fn slice(&mut self, x: Uid, starts: Vec<u64>, stops: Vec<u64>, steps: Vec<u64>, name: &str) -> PyResult<Uid> {
+        self.builder()?.slice(name, x.0, &starts, &stops, &steps).map(Uid).map_err(refuse)
+    }
+
+    /// Tensors one behind the other along `axis`.
+    #[pyo3(signature = (xs, axis, *, name = "concat"))]
+    fn concat(&mut self, xs: Vec<Uid>, axis: u32, name: &str) -> PyResult<Uid> {
+        let xs: Vec<verdigris_graph::Uid> = xs.into_iter().map(|uid| uid.0).collect();
+        self.builder()?.concat(name, &xs, axis).map(Uid).map_err(refuse)
+    }
+
+    /// `x` with a border of `value`; each list has one entry for each dim.
+    #[pyo3(signature = (x, before, after, value = 0.0, *, name = "pad"))]
+    fn pad(&mut self, x: Uid, before: Vec<u64>, after: Vec<u64>, value: f64, name: &str) -> PyResult<Uid> {
+        self.builder()?.pad(name, x.0, &before, &after, value).map(Uid).map_err(refuse)
+    }
+
+    /// Gives a virtual tensor another element type, to which its value is then rounded.
+    fn round_to(&mut self, uid: Uid, dtype: &str) -> PyResult<()> {
+        let dtype = self::dtype(dtype)?;
+        self.builder()?.round_to(uid.0, dtype).map_err(refuse)
+    }
+
+    /// Makes a virtual tensor real under a name: rounded to `dtype`, packed row-major without `strides`.
+    #[pyo3(signature = (uid, name, dtype, strides = None))]
+    fn store(&mut self, uid: Uid, name: &str, dtype: &str, strides: Option<Vec<u64>>) -> PyResult<()> {
+        let layout = layout(name, &self.dims(uid)?, strides.as_deref())?;
+        let dtype = self::dtype(dtype)?;
+        self.builder()?.store_as(uid.0, name, dtype, layout).map_err(refuse)
+    }
+
+    /// The dims of a tensor.
+    fn dims(&self, uid: Uid) -> PyResult<Vec<u64>> {
+        let dims = match &self.source {
+            Source::Builder(builder) => builder.dims(uid.0),
+            Source::Finished(graph) => graph.tensor(uid.0).map(|tensor| tensor.layout.dims().to_vec()),
+        };
+        dims.ok_or_else(|| raise(Kind::Graph, format!("{uid:?} is no tensor of this graph")))
+    }
+}
