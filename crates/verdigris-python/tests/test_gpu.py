@@ -351,7 +351,7 @@ print((imported - start) * 1e3, (first - imported) * 1e3, (time.perf_counter() -
         result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         times = [float(word) for word in result.stdout.split()]
     print(f"\nimport {times[0]:.1f} ms, first convolution {times[1]:.1f} ms, a new shape {times[2]:.2f} ms")
-    assert all(ms > 0 for ms in times)
+    assert times[0] + times[1] <= 10 and times[2] <= 2
 
 
 def test_installed_size():

@@ -43,6 +43,15 @@ def parse(attributes):
     return {name: tuple(map(int, value.split(","))) if name in lists else value for name, value in words.items()}
 
 
+def _register_fake(name, fake):
+    """As `torch.library.register_fake`, which would look up the line of source of each, and so take most of the time of the import."""
+    try:
+        entry = torch._library.simple_registry.singleton.find(f"verdigris::{name}")
+        entry.fake_impl.register(fake, __name__, lib=_library)
+    except (AttributeError, TypeError):
+        torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
+
+
 class Operator:
     """One operator, with its two ways in."""
 
@@ -52,8 +61,8 @@ class Operator:
         _library.define(f"{name}({arguments}) -> {results}")
         for key in ("CPU", "CUDA"):
             _library.impl(name, self._kernel, key)
-        torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
-        torch.library.register_autograd(f"verdigris::{name}", backward, setup_context=setup, lib=_library)
+        _library.impl(name, self._autograd, "Autograd")
+        _register_fake(name, fake)
         self.op = getattr(torch.ops.verdigris, name).default
         if autocast is not None:
             for kind in ("CPU", "CUDA"):
@@ -79,6 +88,12 @@ class Operator:
     def _kernel(self, *inputs):
         attributes, tensors, extra = self._split(inputs)
         return _run(self.code, attributes, *tensors, extra)
+
+    def _autograd(self, *inputs):
+        if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+            return self._apply(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.op(*inputs)
 
     def _below(self, inputs):
         attributes, tensors, extra = self._split(inputs)
