@@ -6,6 +6,7 @@
 //! strides: of a product, or of a convolution whose pixels are rows.
 
 use serde::{Deserialize, Serialize};
+use verdigris_graph::{Matrix, Order};
 use verdigris_kir::face::{Kernel, Number, Pointer, TensorMap, Val};
 use verdigris_kir::inst::{Cache, CvtRound, Packed};
 use verdigris_kir::ir::{MapDecl, MapType, Ty};
@@ -84,6 +85,14 @@ pub(crate) struct WaySpec {
     pub(crate) barrier: u32,
     /// What stands between sums and D; it stores D for [`Out::Direct`] alone.
     pub(crate) epilogue: EpilogueSpec,
+}
+
+/// Whether a tensor map may store D, whose contiguous side has `line_elements`: lines begin and end at multiples of 16 bytes. A store into a line
+/// that ends elsewhere would write what lies behind it.
+pub(crate) fn is_mappable(d: &Matrix, line_elements: u64) -> bool {
+    let whole = |elements: u64| (elements * d.dtype.bytes() as u64).is_multiple_of(16);
+    let strides = d.leading_dimension().into_iter().chain(d.batch_strides.iter().copied());
+    d.order() != Order::Strided && whole(line_elements) && strides.into_iter().all(whole)
 }
 
 impl WaySpec {

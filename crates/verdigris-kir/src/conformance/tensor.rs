@@ -203,7 +203,7 @@ pub(super) fn probes() -> Vec<Probe> {
             _ => {}
         }
     }
-    // Rows that end within a 16-byte chunk: a store cuts it, a reduction does not.
+    // Elements smaller than those of the samples.
     probes.push(store(2, false, None, MapType::U16, false));
     probes.extend([Space::Shared, Space::Global].map(changed_map));
     // Each type of each reduction, in one rank.
@@ -501,7 +501,8 @@ fn store(rank: usize, mode: bool, reduce: Option<BulkReduce>, ty: MapType, hint:
         case.places[0].0[0] = 0;
         // One walk ends before the other starts, and both within the tensor.
         case.spec.decl.box_dims[1] = 7;
-        case.places[1].0[rank - 1] = 3;
+        case.places[1].0[1..].copy_from_slice(&[1, 2, 2, 3][5 - rank..]);
+        case.places[1].0[1] = 1;
         case
     } else {
         let mut case = rank_case(rank, Access::ReadWrite);
@@ -512,10 +513,8 @@ fn store(rank: usize, mode: bool, reduce: Option<BulkReduce>, ty: MapType, hint:
         case
     };
     let mut dims = case.spec.dims.clone();
-    if reduce.is_some() {
-        // Rows of whole 16 bytes, or what lies behind them is reduced into as well.
-        dims[0] = dims[0].next_multiple_of(8);
-    }
+    // Rows of whole 16 bytes, or what lies behind them is written as well.
+    dims[0] = dims[0].next_multiple_of(u64::from(16 / ty.bytes()));
     case.spec = MapSpec {
         strides_bytes: map(MapDecl { ty, ..case.spec.decl.clone() }, &dims).strides_bytes,
         decl: MapDecl { ty, ..case.spec.decl.clone() },

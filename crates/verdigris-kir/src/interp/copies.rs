@@ -524,12 +524,8 @@ impl Machine<'_> {
             self.multiple_of(at, "the shared address", from, u64::from(tensor::SHARED_ALIGNMENT_BYTES))?;
             let (_, shared) = self.shared_place(at, from, tensor::copy_bytes(&spec), false)?;
             let mut segments = Vec::new();
-            let note = |segment| segments.push(segment);
-            match reduce {
-                None => tensor::store_segments(&spec, shared, &coordinates, note),
-                Some(_) => tensor::reduce_segments(&spec, shared, &coordinates, note),
-            }
-            .map_err(|error| self.finding(FindingKind::IllegalOperand, at, None, error.to_string()))?;
+            tensor::store_segments(&spec, shared, &coordinates, |segment| segments.push(segment))
+                .map_err(|error| self.finding(FindingKind::IllegalOperand, at, None, error.to_string()))?;
             let moves = self.moves(at, base, &segments, "stored")?;
             let reduce = match (reduce, tensor::reduction_type(spec.decl.ty)) {
                 (None, _) => None,

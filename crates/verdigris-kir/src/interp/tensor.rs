@@ -4,11 +4,12 @@
 //! pixel together. The XOR pattern then acts on the address bits, so it repeats with the absolute address.
 //!
 //! **Outside.** An element is outside if any of its coordinates is below 0 or at least the extent. Loads fill it, stores and reductions
-//! leave it out. The innermost dimension is cut element by element, so a 16-byte chunk may be partly inside; but a reduction that meets such a
-//! chunk is carried out on all of it (an H200 changed the padding behind rows of 40 bytes), so it is refused here.
+//! leave it out. Loads cut the innermost dimension element by element, so a 16-byte chunk may be partly inside. Stores and reductions do not:
+//! where a row of the tensor ends within a chunk, an H200 writes all of it, and so what lies behind the row (seen behind rows of 40 bytes, in
+//! every type of 16 bits). Nothing documents that, so they ask for rows of whole chunks here.
 //!
-//! **Stores** begin inside: neither the coordinates nor, under im2col, a corner of the walk may lie before the tensor, and the walk may not
-//! leave it behind. An H200 ends the kernel with an illegal instruction.
+//! **Stores** begin inside: no coordinate lies before the tensor or, under im2col, before the lower corner, and the corners keep the walk inside
+//! the tensor. Else an H200 ends the kernel with an illegal instruction.
 //!
 //! **Innermost coordinate.** It must lie a multiple of 16 bytes from the start of a row, below 0 too, in loads, stores and reductions, tiled
 //! and im2col. No document says so; an H200 ends a kernel that breaks it with an illegal instruction (each of a dozen coordinates from −8 to
@@ -116,15 +117,15 @@ pub enum MapError {
         /// The coordinate.
         coordinate: i32,
     },
-    /// An im2col store whose walk leaves the tensor: a lower corner below 0 or an upper one above.
+    /// An im2col store whose walk leaves the tensor, by a lower corner below 0 or an upper one above, or that begins before its lower corner.
     StoreCorner {
         /// The dimension, innermost 0.
         dimension: usize,
         /// The corner.
         corner: i32,
     },
-    /// A reduction into rows that end within a 16-byte chunk.
-    ReduceChunk {
+    /// A store or a reduction into rows that end within a 16-byte chunk.
+    StoreChunk {
         /// Bytes of a row inside the tensor.
         row_bytes: u64,
     },
@@ -170,11 +171,11 @@ impl fmt::Display for MapError {
             ),
             MapError::StoreCorner { dimension, corner } => write!(
                 f,
-                "tensor copy: the walk of an im2col store leaves the tensor, its corner is {corner} in dimension {dimension}; an H200 stops with an illegal instruction"
+                "tensor copy: an im2col store begins before its lower corner or leaves the tensor, the corner is {corner} in dimension {dimension}; an H200 stops with an illegal instruction"
             ),
-            MapError::ReduceChunk { row_bytes } => write!(
+            MapError::StoreChunk { row_bytes } => write!(
                 f,
-                "tensor copy: a reduction into rows of {row_bytes} bytes, which must be a multiple of 16; an H200 reduces into what lies behind them too"
+                "tensor copy: a store into rows of {row_bytes} bytes, which must be a multiple of 16; an H200 writes what lies behind them too"
             ),
             MapError::StridedStore => write!(f, "tensor copy: an im2col store with a traversal stride other than 1 is not documented"),
         }
@@ -321,16 +322,7 @@ pub fn load_segments(
     segments(spec, shared_address, coordinates, offsets, &mut visit)
 }
 
-/// Calls `visit` for each run of bytes that a reduction at `coordinates` takes from shared memory: those inside the tensor.
-pub fn reduce_segments(spec: &MapSpec, shared_address: u32, coordinates: &[i32], visit: impl FnMut(Segment)) -> Result<(), MapError> {
-    let row_bytes = spec.dims.first().map_or(0, |&extent| extent * u64::from(spec.decl.ty.bytes()));
-    if !row_bytes.is_multiple_of(16) {
-        return Err(MapError::ReduceChunk { row_bytes });
-    }
-    store_segments(spec, shared_address, coordinates, visit)
-}
-
-/// Calls `visit` for each run of bytes that a store at `coordinates` takes from shared memory: those inside the tensor.
+/// Calls `visit` for each run of bytes that a store or a reduction at `coordinates` takes from shared memory: those inside the tensor.
 pub fn store_segments(spec: &MapSpec, shared_address: u32, coordinates: &[i32], mut visit: impl FnMut(Segment)) -> Result<(), MapError> {
     if spec.decl.im2col && spec.element_strides.iter().any(|&stride| stride != 1) {
         return Err(MapError::StridedStore);
@@ -343,6 +335,14 @@ pub fn store_segments(spec: &MapSpec, shared_address: u32, coordinates: &[i32], 
     let corners = spec.lower_corner.iter().zip(&spec.upper_corner).map(leaves).enumerate();
     if let Some((index, corner)) = corners.into_iter().find_map(|(index, corner)| Some((index, corner?))) {
         return Err(MapError::StoreCorner { dimension: index + 1, corner });
+    }
+    let starts = coordinates.iter().skip(1).zip(&spec.lower_corner).enumerate();
+    if let Some((index, (_, &corner))) = starts.into_iter().find(|(_, (coordinate, corner))| coordinate < corner) {
+        return Err(MapError::StoreCorner { dimension: index + 1, corner });
+    }
+    let row_bytes = spec.dims.first().map_or(0, |&extent| extent.saturating_mul(u64::from(spec.decl.ty.bytes())));
+    if !row_bytes.is_multiple_of(16) {
+        return Err(MapError::StoreChunk { row_bytes });
     }
     let no_offsets = [0; 3];
     let spatial = if spec.decl.im2col { spec.decl.rank as usize - 2 } else { 0 };

@@ -18,7 +18,7 @@ use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::repack::Repack;
-use crate::parts::way_out::Out;
+use crate::parts::way_out::{Out, is_mappable};
 
 /// The problem in the kernel's terms.
 pub(super) struct View {
@@ -110,7 +110,7 @@ impl View {
             spatial,
             a: gathered.dtype,
             b: filter.dtype,
-            out: way_out(&product.d, classes),
+            out: way_out(&product.d, product.n, classes),
             rows,
             columns: narrow("the number of channels", columns)?,
             product,
@@ -193,7 +193,7 @@ impl View {
             spatial,
             a: half(conv.y.dtype),
             b: half(conv.x.dtype),
-            out: way_out(&product.d, false),
+            out: way_out(&product.d, product.n, false),
             rows: narrow("the number of channels", group_k)?,
             columns: narrow("the number of columns", columns)?,
             product,
@@ -512,15 +512,9 @@ fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal>
     )
 }
 
-/// How D leaves: as a map where its rows are whole 16 bytes.
-fn way_out(d: &Matrix, scattered: bool) -> Out {
-    let bytes = d.dtype.bytes() as u64;
-    let whole = |elements: u64| (elements * bytes).is_multiple_of(16);
-    let mapped = matches!(bytes, 2 | 4)
-        && d.column_stride == 1
-        && d.row_stride > 0
-        && whole(d.row_stride)
-        && d.batch_strides.iter().all(|&stride| whole(stride));
+/// How D, of `columns` columns, leaves: as a map where its rows are whole 16 bytes.
+fn way_out(d: &Matrix, columns: u64, scattered: bool) -> Out {
+    let mapped = matches!(d.dtype.bytes(), 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns);
     match (mapped, scattered) {
         (false, _) => Out::Direct,
         (true, false) => Out::Tma,

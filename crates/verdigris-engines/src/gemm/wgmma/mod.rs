@@ -29,6 +29,7 @@ use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
 use crate::parts::repack::{self, Repack};
+use crate::parts::way_out::is_mappable;
 
 /// The engine.
 #[derive(Debug)]
@@ -168,9 +169,8 @@ impl View {
     fn out(&self) -> (Out, bool) {
         let d = &self.problem.d;
         let bytes = d.dtype.bytes() as u64;
-        let whole = |elements: u64| (elements * bytes).is_multiple_of(16);
         let transposed = d.order() == Order::ColumnMajor;
-        let aligned = d.leading_dimension().is_some_and(whole) && d.batch_strides.iter().all(|&stride| whole(stride));
+        let aligned = is_mappable(d, if transposed { self.problem.m } else { self.problem.n });
         let out = match (d.order(), bytes) {
             (Order::Strided, _) => Out::Direct,
             (_, 2) if aligned => Out::Tma,
