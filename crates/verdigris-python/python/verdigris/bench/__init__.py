@@ -1,0 +1,10 @@
+"""The peers' bench: the same operation on the same buffers in the same run, ours beside PyTorch's (cuDNN, cuBLAS and its own kernels).
+
+    python -m verdigris.bench conv --json FILE       measures convolutions (`gemm`: matrix products); `--help` tells the rest
+    python -m verdigris.bench train --model resnet50 a network's training, converted and not
+    python -m verdigris.bench latency                what a fresh process, a new shape and a call cost
+    python -m verdigris.bench check NEW [OLD]        the regression gate
+    python -m verdigris.bench render                 docs/performance.md and its plots, from the records
+
+What is measured stands in `problems` (which), `judge` (right before fast), `measure` (how) and `bars` (how fast is asked for).
+"""

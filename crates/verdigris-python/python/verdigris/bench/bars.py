@@ -1,0 +1,152 @@
+"""What is asked for (``bars.toml``), and whether records show it."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+from .problems import _table
+from .record import Run
+
+#: A mean or worst row asked for as 1.00 is met from 1 - this on.
+TIE = 0.01
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One bar: which rows count, and (geometric mean, worst) that must be and that we aim at."""
+
+    name: str
+    suite: str
+    fields: Dict[str, list]
+    of_copy: bool
+    least_bytes: int
+    must: Optional[Tuple[float, float]]
+    aim: Tuple[float, float]
+
+    def counts(self, row: dict) -> bool:
+        """Whether a record's row counts for this bar."""
+        places = {"kind": row["bar_kind"], "filter": row["sizes"].get("filter")}
+        matches = all(places.get(field, row.get(field)) in allowed for field, allowed in self.fields.items())
+        return matches and row["bytes"] >= self.least_bytes
+
+    def values(self, rows: Iterable[dict]) -> List[Tuple[float, float, dict]]:
+        """(value, spread, row) of all rows that count and have a value."""
+        field = "of_copy" if self.of_copy else "ratio"
+        spread = "spread" if self.of_copy else "ratio_spread"
+        return [(row[field], row.get(spread) or 0.0, row) for row in rows if self.counts(row) and row.get(field)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Where a bar stands in one lease: rows measured and rows that there are, mean, worst, and whether must and aim are passed.
+
+    None: not asked, or not to be told before all rows are measured.
+    """
+
+    measured: int
+    expected: int
+    wrong: int
+    mean: float
+    worst: float
+    worst_row: Optional[dict]
+    must: Optional[bool]
+    aim: Optional[bool]
+
+
+def load(path: Path = Path(__file__).with_name("bars.toml")) -> List[Bar]:
+    """The bars, in the order of the file."""
+    found = []
+    for bar in _table(path)["bar"]:
+        known = {"name", "suite", "must", "aim", "of_copy", "least_bytes"}
+        fields = {name: value for name, value in bar.items() if name not in known}
+        must = tuple(bar["must"]) if "must" in bar else None
+        found.append(Bar(bar["name"], bar["suite"], fields, bar.get("of_copy", False), bar.get("least_bytes", 0), must, tuple(bar["aim"])))
+    return found
+
+
+def _passes(value: float, asked: float, spread: float) -> bool:
+    allowance = min(spread, TIE) if asked == 1.0 else 0.0
+    return value >= asked - allowance
+
+
+def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Optional[Standing]:
+    """Where a bar stands by these rows; None where none of them counts. A wrong or refused row fails a bar: it has no ratio, and is no pass.
+
+    ``every`` are the rows of the lists (see ``problems.identity``). A part of them may fail a bar by its worst row, but cannot pass it.
+    """
+    mine = [row for row in rows if bar.counts(row)]
+    if not mine:
+        return None
+    wrong = sum(1 for row in mine if row.get("fault") or row.get("refused"))
+    values = bar.values(mine)
+    expected = max(sum(1 for row in every if bar.counts(row)), len(mine))
+    is_whole = len(values) + wrong >= expected
+    if not values:
+        fails = False if wrong else None
+        return Standing(0, expected, wrong, math.nan, math.nan, None, fails if bar.must else None, fails)
+    mean = geometric_mean(value for value, _, _ in values)
+    worst, spread, row = min(values, key=lambda entry: entry[0])
+    typical = sorted(spread for _, spread, _ in values)[len(values) // 2]
+
+    def passes(asked) -> Optional[bool]:
+        if wrong or not _passes(worst, asked[1], spread):
+            return False
+        return _passes(mean, asked[0], typical) if is_whole else None
+
+    return Standing(len(values), expected, wrong, mean, worst, row, passes(bar.must) if bar.must else None, passes(bar.aim))
+
+
+def by_lease(runs: Iterable[Run], suite: str) -> "Dict[str, List[dict]]":
+    """Rows of a suite by lease, oldest lease first; of rows measured twice in a lease the last."""
+    leases: Dict[str, Dict[str, dict]] = {}
+    for run in runs:
+        if run.suite == suite:
+            leases.setdefault(run.lease, {}).update(run.rows)
+    return {lease: list(rows.values()) for lease, rows in leases.items()}
+
+
+def word(passed: Sequence[Optional[bool]]) -> str:
+    """The standing of a bar over leases, oldest first: met in the last two, passed in the last alone, or missed there."""
+    asked = [one for one in passed if one is not None]
+    if not asked:
+        return "not measured"
+    if not asked[-1]:
+        return "missed"
+    return "met" if len(asked) > 1 and asked[-2] else "passed once"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """One number that is asked of a whole program: at least or at most so much."""
+
+    name: str
+    row: str
+    field: str
+    must_least: Optional[float] = None
+    must_most: Optional[float] = None
+    aim_most: Optional[float] = None
+
+    @property
+    def suite(self) -> str:
+        return self.row.split("/")[0]
+
+    @property
+    def asked(self) -> str:
+        return f"≥ {self.must_least:g}" if self.must_least is not None else f"≤ {self.must_most:g}"
+
+    def passes(self, value: float) -> bool:
+        if self.must_least is not None:
+            return value >= self.must_least - (TIE if self.must_least == 1.0 else 0.0)
+        return value <= self.must_most
+
+
+def load_facts(path: Path = Path(__file__).with_name("bars.toml")) -> List[Fact]:
+    """The numbers asked of whole programs, in the order of the file."""
+    return [Fact(**fact) for fact in _table(path)["fact"]]

@@ -1,0 +1,255 @@
+"""The command line: ``python -m verdigris.bench``."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from . import check as gate
+from . import record, summary
+from .problems import BYTES, DIRECTIONS, ListError, Problem, key
+from .suites import SUITES, Suite, in_turn, lists_folder, rows
+
+
+def _list(text: str) -> List[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m verdigris.bench", description="Ours beside PyTorch's, in the same run.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for suite in SUITES.values():
+        one = commands.add_parser(suite.name, help=f"measures the suite {suite.name} ({', '.join(suite.lists)})")
+        one.add_argument("--class", dest="classes", type=_list, default=[], help="only these classes of the list, or kinds (dense, depthwise, …)")
+        one.add_argument("--dtype", type=_list, default=[], help="only these types: " + ", ".join(BYTES))
+        one.add_argument("--direction", type=_list, default=[], help="only these directions: " + ", ".join(DIRECTIONS))
+        one.add_argument("--layout", type=_list, default=[], help="only these layouts")
+        one.add_argument("--filter", default="", help="only rows whose name contains this")
+        one.add_argument("--list", action="append", default=[], help="a problem list, instead of the suite's own")
+        one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
+        one.add_argument("--seconds", type=float, default=0.3, help="time for a row, all sides together (0.3)")
+        one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
+        one.add_argument("--peers", type=_list, default=None, help="pytorch, cublaslt, native, compile, or none; the first is who ratios speak of")
+        one.add_argument("--no-instant", action="store_true", help="leaves out the column of plans that are chosen by estimate")
+        one.add_argument("--tuning", type=float, default=500.0, metavar="MS", help="most time of our measured choice, a part (500 ms)")
+        one.add_argument("--graph-below", type=float, default=50.0, metavar="US", help="replays CUDA graphs where a side is shorter (50 µs)")
+        one.add_argument("--memory-limit", type=float, default=32.0, metavar="GIB", help="most memory of one row (32 GiB)")
+        one.add_argument("--device", default=None, help="cuda:0 or cpu; default the GPU if there is one")
+        one.add_argument("--json", type=Path, help="the file that the record is appended to; rows that it has of this machine are not measured again")
+        one.add_argument("--out", type=Path, help="the folder of records; default bench/record/DEVICE of the checkout, on a GPU")
+        one.add_argument(
+            "--check", action="store_true", help="afterwards the regression gate against the records in --out; status 1 if a row became worse"
+        )
+    train = commands.add_parser("train", help="a network's training: images a second and errors against fp32, converted and not")
+    train.add_argument("--model", type=_list, default=["resnet50", "convnext_tiny"])
+    train.add_argument("--batch", type=int, default=128)
+    train.add_argument("--extent", type=int, default=224, help="pixels of a side of an image")
+    train.add_argument("--seconds", type=float, default=20.0, help="time of measuring for each model")
+    train.add_argument("--no-speed", action="store_true")
+    train.add_argument("--no-accuracy", action="store_true")
+    train.add_argument("--accuracy-batch", type=int, default=32)
+    train.add_argument("--seeds", type=int, default=3, help="batches over which errors are averaged")
+    latency = commands.add_parser("latency", help="a fresh process to its first result, a new shape, the host's cost of a call, the size on disk")
+    latency.add_argument("--processes", type=int, default=5)
+    latency.add_argument("--calls", type=int, default=2000)
+    for one in (train, latency):
+        one.add_argument("--device", default=None)
+        one.add_argument("--json", type=Path)
+        one.add_argument("--out", type=Path)
+    check = commands.add_parser("check", help="the regression gate: NEW against the last comparable records")
+    check.add_argument("new", type=Path, help="the record to judge: its last run of each suite")
+    check.add_argument("old", type=Path, nargs="?", help="a record or a folder of them; default the folder of NEW")
+    render = commands.add_parser("render", help="docs/performance.md and its plots, from the records")
+    render.add_argument("--records", type=Path, help="default bench/record/h200 of the checkout")
+    render.add_argument("--out", type=Path, help="the page; default docs/performance.md of the checkout")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _selected(suite: Suite, arguments) -> List[Problem]:
+    every = rows(suite, arguments.list)
+    for name, given, known in (
+        ("class", arguments.classes, {row.cls for row in every} | {row.kind for row in every}),
+        ("dtype", arguments.dtype, set(BYTES)),
+        ("direction", arguments.direction, {row.direction for row in every}),
+        ("layout", arguments.layout, {row.layout for row in every}),
+    ):
+        for one in given:
+            if one not in known:
+                raise ListError(f"--{name} {one}: there are {', '.join(sorted(known))}")
+
+    def is_wanted(row):
+        return (
+            (not arguments.classes or row.cls in arguments.classes or row.kind in arguments.classes)
+            and (not arguments.dtype or row.dtype in arguments.dtype)
+            and (not arguments.direction or row.direction in arguments.direction)
+            and (not arguments.layout or row.layout in arguments.layout)
+            and arguments.filter in key(row)
+        )
+
+    found = in_turn(suite, [row for row in every if is_wanted(row)])
+    if not found:
+        raise ListError("no row is left by --class, --dtype, --direction, --layout and --filter")
+    return found
+
+
+def _device(name: Optional[str]):
+    import torch
+
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def folder_of_records(device) -> Optional[Path]:
+    """``bench/record/NAME`` of the checkout: the GPU's name in small letters, without its maker."""
+    import torch
+
+    lists = lists_folder()
+    if lists is None:
+        return None
+    if device.type != "cuda":
+        return lists.parent / "record" / "cpu"
+    name = torch.cuda.get_device_name(device).lower().replace("nvidia", "").split()
+    return lists.parent / "record" / (name[0] if name else "gpu")
+
+
+def record_path(arguments, device, date: str, name: str) -> Optional[Path]:
+    """Where a run's record goes; nowhere for a run on the CPU that names no place."""
+    if arguments.json is not None:
+        return arguments.json
+    folder = arguments.out or (folder_of_records(device) if device.type == "cuda" else None)
+    return None if folder is None else record.fresh_path(folder, date, name)
+
+
+def _measure(suite: Suite, arguments) -> int:
+    problems = _selected(suite, arguments)
+    if arguments.dry_run:
+        for row in problems:
+            _say(key(row))
+        return 0
+    from . import machine, ours
+    from .measure import CudaTimer, HostTimer
+    from .peers import PEERS
+    from .run import Bench, Options
+    from .run import rows as measure_rows
+
+    device = _device(arguments.device)
+    names = [name for name, peer in PEERS.items() if peer.is_default] if arguments.peers is None else arguments.peers
+    names = [name for name in names if name != "none"]
+    for name in names:
+        if name not in PEERS:
+            raise ListError(f"--peers {name}: there are {', '.join(PEERS)}")
+    options = Options(
+        seconds=arguments.seconds,
+        peers=names,
+        instant=not arguments.no_instant,
+        memory_limit_bytes=int(arguments.memory_limit * 2**30),
+        tuning_ms=arguments.tuning,
+        time_limit_s=None if arguments.time_limit is None else 60 * arguments.time_limit,
+    )
+    timer = CudaTimer(arguments.graph_below) if device.type == "cuda" else HostTimer()
+    door = ours.open_door(device, options.tuning_ms)
+    started = machine.now()
+    path = record_path(arguments, device, started, suite.name)
+    head = {
+        "suite": suite.name,
+        "date": started,
+        "machine": machine.describe(device),
+        "software": machine.software(door.versions()),
+        "options": {
+            "seconds": options.seconds,
+            "peers": list(options.peers),
+            "graph_below_us": arguments.graph_below,
+            "tuning_ms": options.tuning_ms,
+        },
+    }
+    # A row that an earlier part of the same record has of this very lease stands.
+    fresh = record.Run(head, {}, None, path)
+    known = (
+        {}
+        if path is None or not path.exists()
+        else record.merged(run for run in record.read(path) if run.suite == suite.name and run.lease == fresh.lease and run.peers == fresh.peers)
+    )
+    left = [row for row in problems if key(row) not in known]
+    if known:
+        _say(f"{len(problems) - len(left)} rows stand in {path} already")
+    limits = machine.ceilings(timer, device) if left else {}
+    head["ceilings"] = limits
+    # After them, so that they are those of a device at work.
+    head["clocks"] = machine.clocks(device)
+    if limits:
+        _say(f"{head['machine']['name']}: {limits['gemm']} {limits['gemm_tflops']:.0f} TFLOP/s, copy {limits['copy_gb_per_s']:.0f} GB/s")
+    writer = record.Writer(path)
+    if left:
+        writer.line("head", head)
+    bench = Bench(device, door, timer, options, limits)
+
+    def each(row):
+        fresh.rows[row["key"]] = row
+        writer.line("row", row)
+
+    found = measure_rows(bench, left, each)
+    if left:
+        writer.line("foot", {"date": machine.now(), "clocks": machine.clocks(device), "rows": len(found)})
+    all_rows = [*(known[key(row)] for row in problems if key(row) in known), *found]
+    _say("")
+    _say(summary.text(all_rows, suite.name))
+    if len(found) < len(left):
+        why = "the device answers no more" if found and found[-1].get("fatal") else "the time of --time-limit was spent"
+        _say(f"\n{len(left) - len(found)} rows were not measured: {why}; the same command with the same --json goes on")
+    if path is not None:
+        _say(f"\nrecord: {path}")
+    has_fault = any(row.get("fault") for row in all_rows)
+    status = 1 if has_fault else 0
+    if arguments.check:
+        folder = arguments.out or (path.parent if path is not None else folder_of_records(device))
+        old = record.read_folder(folder) if folder is not None and folder.is_dir() else []
+        verdict = gate.check(fresh, old)
+        _say(f"\n{verdict}")
+        status = status or (0 if verdict.passes else 1)
+    return status
+
+
+def _check(arguments) -> int:
+    new = record.read(arguments.new)
+    if not new:
+        raise ListError(f"{arguments.new}: no run stands in it")
+    place = arguments.old or arguments.new.parent
+    old = record.read_folder(place) if place.is_dir() else record.read(place)
+    status = 0
+    for suite in sorted({run.suite for run in new if run.rows}):
+        verdict = gate.check([run for run in new if run.suite == suite][-1], old)
+        _say(f"{suite}: {verdict}")
+        status = status or (0 if verdict.passes else 1)
+    return status
+
+
+def main(words: Optional[Sequence[str]] = None) -> int:
+    """Carries out one command. Returns 0; 1 if a result was wrong or a row became worse; 2 for words that cannot be understood."""
+    arguments = _parser().parse_args(words)
+    try:
+        if arguments.command in SUITES:
+            return _measure(SUITES[arguments.command], arguments)
+        if arguments.command == "check":
+            return _check(arguments)
+        if arguments.command == "render":
+            from .render import render
+
+            return render(arguments.records, arguments.out, _say)
+        if arguments.command == "train":
+            from .train import run
+
+            return run(arguments, _device(arguments.device), _say)
+        from .latency import run
+
+        return run(arguments, _device(arguments.device), _say)
+    except ListError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,196 @@
+"""Our side of a row: the one place of the bench that knows how the package is called.
+
+A row goes through ``verdigris.torch`` where that has a function for it, as a user's would, and through a plan of its graph (``Device.plan``) where
+it has none: eight-bit convolutions, for one. The record's field ``door`` says which.
+"""
+
+import json
+from pathlib import Path
+from typing import Callable, Dict, Optional
+
+import torch
+
+from .peers import Refused
+from .problems import CHANNELS_LAST, Conv, Problem
+from .tensors import TYPES, place
+
+#: Names of element types in graphs.
+NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float8_e4m3fn: "e4m3", torch.int8: "i8", torch.int32: "i32"}
+
+#: What f32 products may lose, by dtype class.
+PRECISION = {"tf32": "tf32"}
+
+
+class Absent:
+    """No package in this process: every row is refused with the reason, and peers are measured alone."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def versions(self) -> dict:
+        return {"verdigris": "absent"}
+
+    def launch(self, problem: Problem, mode: str) -> Callable:
+        raise Refused(self.reason)
+
+    def explain(self, problem: Problem, mode: str) -> dict:
+        return {}
+
+    def convert(self, network: torch.nn.Module) -> torch.nn.Module:
+        raise Refused(self.reason)
+
+    def conv2d(self) -> Callable:
+        raise Refused(self.reason)
+
+    def package(self) -> Path:
+        raise Refused(self.reason)
+
+
+class Door:
+    """The package on one device."""
+
+    def __init__(self, device: torch.device, tuning_ms: float):
+        import verdigris
+        import verdigris.torch
+
+        self.device, self.tuning_ms = device, tuning_ms
+        self.verdigris = verdigris
+        self.handle = verdigris.Device(str(device))
+        # Plans of the row at hand, by mode.
+        self._problem: Optional[Problem] = None
+        self._plans: Dict[str, object] = {}
+
+    def versions(self) -> dict:
+        return {"verdigris": self.verdigris.__version__}
+
+    def package(self) -> Path:
+        return Path(self.verdigris.__file__).parent
+
+    def convert(self, network: torch.nn.Module) -> torch.nn.Module:
+        """The network with our layers, planned by the clock: what a user who trains for days asks for."""
+        self.verdigris.torch.set_policy(mode="measured", budget_ms=self.tuning_ms)
+        return self.verdigris.torch.convert(network, inplace=True)[0]
+
+    def conv2d(self) -> Callable:
+        """Our function, planned by estimate."""
+        self.verdigris.torch.set_policy()
+        return lambda x, w: self.verdigris.torch.conv2d(x, w, None, 1, 1)
+
+    def policy(self, problem: Problem, mode: str):
+        """Measured choices are made and remembered; the instant column takes none of them."""
+        precision = PRECISION.get(problem.dtype, "fp32")
+        settings = dict(precision=precision, reduced_accumulation=problem.dtype == "fp8", mode=mode, remember=mode == "measured")
+        if mode == "measured":
+            settings["budget_ms"] = self.tuning_ms
+        return self.verdigris.Policy(**settings)
+
+    def launch(self, problem: Problem, mode: str) -> Callable:
+        """A call of the row's operator under a policy, or an execution of its plan."""
+        operator = self._operator(problem)
+        if operator is None:
+            return self._planned(problem, mode)
+        policy, under = self.policy(problem, mode), self.verdigris.torch.policy
+
+        def launch(first, second):
+            with under(policy):
+                return operator(first, second)
+
+        return launch
+
+    def _operator(self, problem: Problem) -> Optional[Callable]:
+        """The registered operator of a row; None where there is none."""
+        if problem.dtype in ("fp8", "int8"):
+            return None
+        operators = torch.ops.verdigris
+        if not isinstance(problem, Conv):
+            if problem.batch != 1 or problem.lda or problem.ldb or problem.ldd:
+                return None
+            return {
+                "nt": lambda a, b: operators.linear(a, b.t(), None, ""),
+                "nn": lambda a, b: operators.linear_input(a, b, ""),
+                "tn": lambda a, b: operators.linear_weight(a.t(), b, ""),
+            }.get(problem.letters)
+        words = {"stride": problem.stride, "padding": problem.pad, "dilation": problem.dilation}
+        attributes = " ".join(f"{name}={','.join(map(str, values))}" for name, values in words.items()) + f" groups={problem.groups}"
+        if problem.direction == "fprop":
+            return lambda x, w: operators.conv_fprop(x, w, None, attributes)
+        dims = list(problem.result_shape[2:])
+        if problem.direction == "dgrad":
+            return lambda dy, w: operators.conv_dgrad(dy, w, None, attributes, dims)
+        form = "channels_last" if problem.layout == CHANNELS_LAST else "contiguous"
+        return lambda dy, x: operators.conv_wgrad(x, dy, f"{attributes} format={form}", dims)
+
+    def graph(self, problem: Problem):
+        """The row as a graph whose operands are called ``a`` and ``b`` and whose result ``d``."""
+        graph = self.verdigris.Graph(problem.name)
+        operand, result = (NAMES[dtype] for dtype in TYPES[problem.dtype])
+        (a_dims, a_strides), (b_dims, b_strides), (d_dims, d_strides) = (place(problem, which) for which in range(3))
+        a = graph.tensor("a", operand, list(a_dims), list(a_strides))
+        b = graph.tensor("b", operand, list(b_dims), list(b_strides))
+        precision = {"tf32": "tf32", "fp8": "fp8_fast"}.get(problem.dtype)
+        if isinstance(problem, Conv):
+            settings = dict(
+                stride=list(problem.stride),
+                padding=list(problem.pad),
+                dilation=list(problem.dilation),
+                groups=problem.groups,
+                precision=precision,
+            )
+            if problem.direction == "fprop":
+                made = graph.conv_fprop(a, b, **settings)
+            elif problem.direction == "dgrad":
+                made = graph.conv_dgrad(a, b, list(d_dims), **settings)
+            else:
+                made = graph.conv_wgrad(b, a, list(d_dims), **settings)
+        else:
+            made = graph.matmul(a, b, precision=precision)
+        graph.store(made, "d", result, list(d_strides))
+        return graph
+
+    def plan(self, problem: Problem, mode: str):
+        """The plan of the row's graph. What the clock chose for the operator is remembered, and is not measured again."""
+        if self._problem != problem:
+            self._problem, self._plans = problem, {}
+        if mode not in self._plans:
+            try:
+                self._plans[mode] = self.handle.plan(self.graph(problem), self.policy(problem, mode))
+            except self.verdigris.Error as error:
+                raise Refused(str(error)) from error
+        return self._plans[mode]
+
+    def _planned(self, problem: Problem, mode: str) -> Callable:
+        plan = self.plan(problem, mode)
+        shape, strides = place(problem, 2)
+        dtype, device = TYPES[problem.dtype][1], self.device
+
+        def launch(a, b):
+            d = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            plan.execute({"a": a, "b": b, "d": d})
+            return d
+
+        return launch
+
+    def explain(self, problem: Problem, mode: str) -> dict:
+        """Engine and setting of each part, how it was chosen, the workspace, and through which door the row went."""
+        plan = self.plan(problem, mode)
+        why = json.loads(plan.explain_json())
+        facts = {"workspace_bytes": plan.workspace_bytes, "door": "plan" if self._operator(problem) is None else "torch"}
+        if isinstance(why, dict):
+            parts = why.get("parts", [])
+            ways = [part["ways"][part["chosen"]] for part in parts]
+            facts["engine"] = " + ".join(str(way.get("engine")) for way in ways)
+            facts["knobs"] = [way.get("knobs") for way in ways]
+            facts["chosen_by"] = [part.get("chosen_by") for part in parts]
+        else:  # the CPU's list of (part, engine)
+            facts["engine"] = " + ".join(engine for _, engine in why)
+        return facts
+
+
+def open_door(device: torch.device, tuning_ms: float = 500.0):
+    """Our side on a device; ``tuning_ms`` is the most time that measuring a choice may take for each part of a plan."""
+    try:
+        import verdigris
+        import verdigris.torch
+    except ImportError as error:
+        return Absent(f"verdigris.torch cannot be imported: {error}")
+    return Door(device, tuning_ms)

@@ -1,0 +1,115 @@
+"""Records: JSON lines, dated, written row by row, so that a run that is killed loses nothing.
+
+The first line of a run is its head (machine, driver, library versions, options, ceilings), the last its foot (clocks at the end); every line
+between is one row. A file may hold several runs one after the other. Rows carry the number of no machine: they belong to the head above them.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Dict, Iterable, List, Optional
+
+#: Told apart from the records of the program ``verdigris bench`` by this.
+BY = "verdigris.bench"
+
+
+@dataclasses.dataclass
+class Run:
+    """One run of one suite: its head and its rows by key."""
+
+    head: dict
+    rows: Dict[str, dict]
+    foot: Optional[dict]
+    path: Optional[Path]
+
+    @property
+    def suite(self) -> str:
+        return self.head["suite"]
+
+    @property
+    def date(self) -> str:
+        return self.head["date"]
+
+    @property
+    def lease(self) -> str:
+        """The chip and its start: two runs with the same are no two opinions."""
+        machine = self.head["machine"]
+        return f"{machine.get('uuid') or machine.get('name')} {machine.get('boot')}"
+
+    @property
+    def peers(self) -> tuple:
+        """Whom the run compared with, on what kind of machine: ratios of runs with the same can be held against each other."""
+        machine, software = self.head["machine"], self.head["software"]
+        return (machine.get("name"), machine.get("driver"), *(software.get(name) for name in ("torch", "cudnn", "cublaslt")))
+
+
+def _plain(value):
+    """JSON has no words for infinity and NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+class Writer:
+    """Appends lines to a file, or to nothing where there is none."""
+
+    def __init__(self, path: Optional[Path]):
+        self.path = path
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def line(self, kind: str, content: dict) -> None:
+        if self.path is None:
+            return
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain({"by": BY, "kind": kind, **content}), ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> List[Run]:
+    """The runs of a file. Lines of other programs are passed over, and so is a last line that was cut short."""
+    runs: List[Run] = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(content, dict) or content.get("by") != BY:
+            continue
+        if content["kind"] == "head":
+            runs.append(Run(content, {}, None, Path(path)))
+        elif runs and content["kind"] == "row":
+            runs[-1].rows[content["key"]] = content
+        elif runs and content["kind"] == "foot":
+            runs[-1].foot = content
+    return runs
+
+
+def read_folder(folder: Path) -> List[Run]:
+    """All runs of a folder and the folders in it, oldest first."""
+    runs = [run for path in sorted(Path(folder).rglob("*.jsonl")) for run in read(path)]
+    return sorted(runs, key=lambda run: run.date)
+
+
+def merged(runs: Iterable[Run]) -> Dict[str, dict]:
+    """Rows by key, each from the last of the runs that has it."""
+    rows: Dict[str, dict] = {}
+    for run in runs:
+        for key, row in run.rows.items():
+            rows[key] = {**row, "date": run.date, "lease": run.lease}
+    return rows
+
+
+def fresh_path(folder: Path, date: str, name: str) -> Path:
+    """``DATE-NAME-python.jsonl`` in a folder, or with a number behind it where that is taken."""
+    stem = f"{date[:10]}-{name}-python"
+    path = folder / f"{stem}.jsonl"
+    number = 2
+    while path.exists():
+        path = folder / f"{stem}-{number}.jsonl"
+        number += 1
+    return path

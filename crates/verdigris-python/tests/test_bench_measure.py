@@ -1,0 +1,391 @@
+"""The bench's parts on the CPU: problems, judging, timing, and a whole run against a door that is right and one that is not."""
+
+import contextlib
+import io
+import itertools
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from verdigris.bench import cli, judge, measure, peers, problems, record, suites, tensors
+from verdigris.bench.problems import CHANNELS_FIRST, CHANNELS_LAST, Conv, Gemm, ListError
+from verdigris.bench.run import Bench, Options, Progress
+
+# Small tensors gain nothing from more threads, and other programs lose.
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+
+
+def conv(direction="fprop", dtype="f32", layout=CHANNELS_LAST, n=2, c=6, k=8, input=(7, 6), filter=(3, 2), stride=1, pad=1, dilation=1, groups=1):
+    each = lambda value: value if isinstance(value, tuple) else (value,) * len(input)
+    return Conv("t", "t", direction, dtype, layout, n, c, k, input, filter, each(stride), each(pad), each(dilation), groups)
+
+
+@torch.enable_grad()
+def by_autograd(row, first, second):
+    """The whole result in f64 by PyTorch's derivative, which shares nothing with the bench's sums."""
+    functions = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+    settings = dict(stride=row.stride, padding=row.pad, dilation=row.dilation, groups=row.groups)
+    convolve = lambda x, w: functions[len(row.input)](x, w, **settings)
+    first, second = first.double(), second.double()
+    if row.direction == "fprop":
+        return convolve(first, second)
+    if row.direction == "dgrad":
+        x = torch.zeros(row.x_shape, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(convolve(x, second), x, first)[0]
+    w = torch.zeros(row.w_shape, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(convolve(second, w), w, first)[0]
+
+
+SHAPES = [
+    dict(),
+    dict(stride=2, layout=CHANNELS_FIRST),
+    dict(stride=(2, 3), pad=(0, 1), dilation=(2, 1), groups=2),
+    dict(c=6, k=12, groups=6),
+    dict(input=(19,), filter=(5,), stride=3, pad=2),
+    dict(input=(5, 6, 7), filter=(3, 2, 1), stride=(1, 2, 1), pad=(1, 0, 0), c=4, k=4),
+]
+
+
+@pytest.mark.parametrize("direction", problems.DIRECTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_at_positions_are_the_convolution(direction, shape):
+    row = conv(direction, **shape)
+    first, second = tensors.operand_pairs(row, 1, CPU, 5)[0]
+    every = torch.arange(math.prod(row.result_shape))
+    sample = judge.exact(row, first, second, every)
+    whole = by_autograd(row, first, second)
+    torch.testing.assert_close(sample.values, whole.reshape(-1), rtol=1e-12, atol=1e-12)
+    squares = by_autograd(row, first.double().square(), second.double().square())
+    torch.testing.assert_close(sample.rms, squares.reshape(-1).sqrt(), rtol=1e-12, atol=1e-12)
+    assert judge.judge(row, sample, whole.float()).fault is None
+
+
+@pytest.mark.parametrize("letters", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("sizes", [dict(batch=1, m=5, n=7, k=9), dict(batch=3, m=4, n=6, k=8), dict(batch=1, m=5, n=7, k=9, lda=11, ldb=13, ldd=17)])
+def test_sums_at_positions_are_the_product(letters, sizes):
+    row = Gemm("t", "f32", letters, **sizes)
+    a, b = tensors.operand_pairs(row, 1, CPU, 3)[0]
+    assert [a.stride()[-2:], b.stride()[-2:]] == list(row.strides[:2])
+    sample = judge.exact(row, a, b, torch.arange(math.prod(row.result_shape)))
+    torch.testing.assert_close(sample.values, (a.double() @ b.double()).reshape(-1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32", "f32"])
+@pytest.mark.parametrize("direction", problems.DIRECTIONS)
+def test_rounded_sums_pass_and_wrong_ones_do_not(dtype, direction):
+    row = conv(direction, dtype, n=3, c=16, k=24, input=(13, 12), filter=(3, 3))
+    first, second = tensors.operand_pairs(row, 1, CPU, 5)[0]
+    if dtype == "tf32":
+        rounded = [(t.view(torch.int32) & -8192).view(torch.float32) for t in (first, second)]  # as a tensor core cuts them off
+    else:
+        rounded = [first, second]
+    result = by_autograd(row, *rounded).to(tensors.TYPES[dtype][1])
+    sample = judge.exact(row, first, second, judge.positions(row, CPU, 1))
+    right = judge.judge(row, sample, result)
+    assert right.fault is None and 0 < right.worst <= 1
+
+    corner = result.clone()
+    corner[(-1,) * corner.dim()] += 0.1 * float(sample.rms[-1])
+    assert "tolerances away" in judge.judge(row, sample, corner).fault
+    missing = result.clone()
+    missing[1] = math.nan
+    assert "not numbers" in judge.judge(row, sample, missing).fault
+    assert judge.judge(row, sample, result.roll(1, -1)).worst > 10
+    halved = first.clone()
+    halved[:, -1] = 0  # the products of one channel, or one row of a filter, are forgotten
+    assert judge.judge(row, sample, by_autograd(row, halved, second).to(result.dtype)).fault
+    assert "shape" in judge.judge(row, sample, result[:, :1]).fault
+
+
+def test_integers_are_exact():
+    row = Gemm("t", "int8", "nt", 1, 33, 24, 40)
+    a, b = tensors.operand_pairs(row, 1, CPU, 3)[0]
+    sample = judge.exact(row, a, b, judge.positions(row, CPU, 1))
+    result = a.int() @ b.int()
+    assert judge.judge(row, sample, result).worst == 0
+    result[0, 0] += 1
+    assert judge.judge(row, sample, result).fault
+
+
+def test_where_two_answers_differ_is_looked_at():
+    row = conv(n=2, c=8, k=16, input=(64, 64), filter=(1, 1), pad=0)
+    theirs = torch.randn(row.result_shape).to(memory_format=torch.channels_last)
+    ours = theirs.clone()
+    ours[1, 7, 33, 12] += 1
+    ours[0, 3, 5, 9] = math.nan
+    found = judge.disagreements(row, ours, theirs, 1.0)
+    wanted = {(((1 * 16 + 7) * 64) + 33) * 64 + 12, (((0 * 16 + 3) * 64) + 5) * 64 + 9}
+    assert wanted <= set(found.tolist())
+
+
+def test_the_lists_of_the_checkout_read():
+    if suites.lists_folder() is None:
+        pytest.skip("no checkout around")
+    rows = suites.rows(suites.SUITES["conv"])
+    by_key = {problems.key(row): row for row in rows}
+    assert len(by_key) == len(rows) > 450
+    assert {row.kind for row in rows if row.dtype == "bf16"} == {"dense", "depthwise", "grouped", "first", "volume", "odd"}
+    assert {row.layout for row in rows} == {CHANNELS_LAST, CHANNELS_FIRST}
+    assert {1, 256} <= {row.n for row in rows}
+    strided = by_key["resnet/bf16/channels-last/resnet_3x3_128_s2-dgrad"]
+    assert strided.output == (28, 28) and strided.flops == 2.0 * 256 * 784 * 128 * 128 * 9
+    uneven = by_key["uneven/bf16/channels-last/inception_1x7-fprop"]
+    assert uneven.output == (17, 17) and uneven.terms == 128 * 7
+    products = {problems.key(row): row for row in suites.rows(suites.SUITES["gemm"])}
+    assert products["unaligned/bf16/nt/4096x4096x4096-nt-lda4097"].kind == "odd"
+    assert products["moe/bf16/nt/16x8x8192x5120-nt"].flops == 2.0 * 16 * 8 * 8192 * 5120
+
+
+def test_what_matters_most_is_measured_first():
+    if suites.lists_folder() is None:
+        pytest.skip("no checkout around")
+    suite = suites.SUITES["conv"]
+    order = suites.in_turn(suite, suites.rows(suite))
+    ranks = [suite.rank(row) for row in order]
+    assert ranks == sorted(ranks) and sorted(map(problems.key, order)) == sorted(map(problems.key, suites.rows(suite)))
+    lanes = list(itertools.product(["dense", "depthwise", "grouped", "first", "volume", "odd"], problems.DIRECTIONS))
+    seen = {(row.kind, row.direction) for row in order[: 2 * len(lanes)]}
+    assert seen == set(lanes)
+
+
+LIST = """
+[[group]]
+class = "tiny"
+directions = ["fprop", "dgrad", "wgrad"]
+dtypes = ["bf16"]
+problems = [{ name = "a", n = 2, c = 8, k = 16, input = [9, 8], filter = [3, 3], pad = 1, stride = 2 }]
+[[group]]
+class = "tiny_first"
+layout = "channels-first"
+directions = ["fprop"]
+dtypes = ["f32", "int8"]
+problems = [{ name = "a", n = 1, c = 6, k = 4, input = [5, 6, 7], filter = [3, 2, 1], pad = [1, 0, 0], stride = [1, 2, 1], groups = 2 }]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A short list, and caches small enough for few copies."""
+    monkeypatch.setattr(tensors, "CPU_CACHE_BYTES", 1 << 14)
+    path = tmp_path / "tiny.toml"
+    path.write_text(LIST)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ("filter = [3]", "as many of the filter"),
+        ("filter = [3, 30]", "do not fit"),
+        ("filter = [3, 3], groups = 3", "do not fit"),
+        ("filter = [3, 3], pad = [1, 2, 3]", "as many as there are spatial dims"),
+    ],
+)
+def test_rows_that_cannot_be_are_told(tmp_path, change, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(LIST.replace("filter = [3, 3], pad = 1, stride = 2", change))
+    with pytest.raises(ListError, match=message):
+        problems.load([path])
+    with pytest.raises(ListError, match="twice"):
+        path.write_text(LIST + LIST)
+        problems.load([path])
+
+
+def test_blocks_rotate_and_quantiles_interpolate():
+    assert measure.rotating(3, 3) == [0, 1, 2, 1, 2, 0, 2, 0, 1]
+    assert measure.quantile([4, 1, 3, 2], 0.5) == 2.5 and math.isnan(measure.quantile([], 0.5))
+    samples = measure.Samples([10.0, 10.0, 12.0, 14.0])
+    assert samples.median == 11 and samples.spread == pytest.approx(2.5 / 11)
+    assert measure.Samples([2.0, 8.0]).over(measure.Samples([1.0, 2.0])).us == [2.0, 4.0]
+    side = measure.Side("a", lambda i: None, rough_us=10.0)
+    assert measure.block_launches(side, 1000.0, 7) == 98, "whole rounds over the copies"
+    assert measure.block_launches(side, 50.0, 7) == 5
+    assert measure.block_launches(side, 1.0, 7) == 1
+
+
+class FakeTimer(measure.HostTimer):
+    """A clock that says what a launch costs, and remembers who ran."""
+
+    def __init__(self, costs):
+        self.costs, self.now, self.ran = costs, 0.0, []
+
+    def run(self, order, blocks):
+        times = []
+        for number in order:
+            before = self.now
+            blocks[number]()
+            times.append(self.now - before)
+        return times
+
+
+def test_sides_take_turns_over_all_copies():
+    timer = FakeTimer({"a": 2.0, "b": 3.0})
+
+    def side(name):
+        def launch(i):
+            timer.ran.append((name, i))
+            timer.now += timer.costs[name]
+
+        return measure.Side(name, launch)
+
+    (a, b), is_captured = measure.interleave(timer, [side("a"), side("b")], 4, 2e-3)
+    assert (a.median, b.median, is_captured) == (2.0, 3.0, False)
+    assert len(a.us) == len(b.us) >= measure.LEAST_BLOCKS
+    assert {i for _, i in timer.ran} == {0, 1, 2, 3}
+
+
+class FakeCuda:
+    """Events, streams and graphs on a clock of their own: launches cost what they say, and are recorded while one captures."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.recorded, cuda = 0.0, None, self
+
+        class Event:
+            def __init__(self, enable_timing):
+                self.at = 0.0
+
+            def record(self):
+                self.at = cuda.now
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, other):
+                return (other.at - self.at) * 1e-3
+
+        class Stream:
+            def wait_stream(self, other):
+                pass
+
+        class Graph:
+            def capture_begin(self, capture_error_mode):
+                self.costs = cuda.recorded = []
+
+            def capture_end(self):
+                cuda.recorded = None
+
+            def replay(self):
+                cuda.now += sum(self.costs)
+
+        for name, value in (("Event", Event), ("Stream", Stream), ("CUDAGraph", Graph), ("current_stream", Stream)):
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def side(self, name, us, captures=True):
+        def launch(i):
+            if self.recorded is None:
+                self.now += us
+            elif captures:
+                self.recorded.append(us)
+            else:
+                raise ValueError("this cannot be captured")
+
+        return measure.Side(name, launch)
+
+
+def test_short_sides_are_replayed_as_graphs(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    timer = measure.CudaTimer(50.0)
+    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 8.0)], 7, 0.02)
+    assert is_captured and (a.median, b.median) == (pytest.approx(4.0), pytest.approx(8.0))
+    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 400.0), cuda.side("b", 80.0)], 7, 0.02)
+    assert not is_captured and timer.trouble is None and (a.median, b.median) == (pytest.approx(400.0), pytest.approx(80.0))
+    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 5.0, captures=False)], 7, 0.02)
+    assert not is_captured and timer.trouble == "not captured: this cannot be captured" and b.median == pytest.approx(5.0)
+
+
+class TorchDoor:
+    """A door that answers by f64 and a rounding, and spoils what its test asks for."""
+
+    def __init__(self, spoil=None):
+        self.spoil = spoil
+
+    def versions(self):
+        return {"verdigris": "test"}
+
+    def launch(self, row, mode):
+        if row.dtype == "int8":
+            raise peers.Refused("no eight bits here")
+
+        def launch(first, second):
+            result = by_autograd(row, first, second).to(tensors.TYPES[row.dtype][1])
+            if self.spoil == mode:
+                result[tuple(extent // 2 for extent in result.shape)] += 7
+            return result
+
+        return launch
+
+    def explain(self, row, mode):
+        return {"engine": "test.engine", "knobs": mode, "workspace_bytes": 0}
+
+
+def bench(door):
+    return Bench(CPU, door, measure.HostTimer(), Options(seconds=2e-3), {"gemm_tflops": 1.0, "copy_gb_per_s": 10.0})
+
+
+def test_a_right_row_is_timed_on_both_sides(tiny):
+    for problem in problems.load([tiny])[:4]:
+        row = bench(TorchDoor()).row(problem)
+        assert "fault" not in row and "refused" not in row, row
+        assert row["us"] > 0 and row["peer_us"] > 0 and row["ratio"] > 0 and row["sides"]["instant"]["us"] > 0
+        assert row["worst_in_tolerances"] <= 1 and row["sides"]["pytorch"]["worst_in_tolerances"] <= 1
+        assert row["engine"] == "test.engine" and row["workspace_bytes"] == 0
+        assert row["tflops"] == pytest.approx(problem.flops / row["us"] * 1e-6)
+
+
+def test_a_wrong_result_is_a_fault_and_never_timed(tiny):
+    problem = problems.load([tiny])[0]
+    row = bench(TorchDoor("measured")).row(problem)
+    assert "tolerances away" in row["fault"] and "us" not in row and "ratio" not in row
+    assert row["sides"]["pytorch"]["us"] > 0
+    row = bench(TorchDoor("instant")).row(problem)
+    assert row["us"] > 0 and "fault" in row["sides"]["instant"] and "us" not in row["sides"]["instant"]
+
+
+def test_a_refusal_is_told_with_its_reason(tiny):
+    row = bench(TorchDoor()).row(problems.load([tiny])[4])
+    assert row["refused"] == "no eight bits here" and "no int8 convolution" in row["remarks"][0]
+    limited = Bench(CPU, TorchDoor(), measure.HostTimer(), Options(memory_limit_bytes=100), {}).row(problems.load([tiny])[0])
+    assert "--memory-limit" in limited["refused"]
+
+
+def test_the_command_line(tiny, tmp_path, monkeypatch, capsys):
+    from verdigris.bench import machine, ours
+
+    monkeypatch.setattr(ours, "open_door", lambda device, tuning_ms: TorchDoor())
+    monkeypatch.setattr(machine, "CEILING", {"cpu": (64, 1 << 16)})
+    monkeypatch.setattr(machine, "CEILING_SECONDS", 0.01)
+    path = tmp_path / "record" / "a.jsonl"
+    words = ["conv", "--list", str(tiny), "--device", "cpu", "--seconds", "0.002", "--json", str(path)]
+    assert cli.main([*words, "--class", "tiny", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"tiny/bf16/channels-last/a-{direction}" for direction in problems.DIRECTIONS]
+    assert not path.exists()
+    assert cli.main([*words, "--direction", "fprop"]) == 0
+    (run,) = record.read(path)
+    assert set(run.rows) == {"tiny/bf16/channels-last/a-fprop", "tiny_first/f32/channels-first/a-fprop", "tiny_first/int8/channels-first/a-fprop"}
+    assert run.head["software"]["torch"] == torch.__version__ and run.head["ceilings"]["copy_gb_per_s"] > 0 and run.foot["rows"] == 3
+    # The rest alone is measured when the same record goes on.
+    assert cli.main([*words, "--class", "tiny"]) == 0
+    assert [len(part.rows) for part in record.read(path)] == [3, 2]
+    assert cli.main([*words, "--class", "nothing"]) == 2
+    assert "tiny_first" in capsys.readouterr().err
+    monkeypatch.setattr(ours, "open_door", lambda device, tuning_ms: TorchDoor("measured"))
+    assert cli.main(["conv", "--list", str(tiny), "--device", "cpu", "--seconds", "0.002", "--class", "tiny", "--direction", "fprop"]) == 1
+    assert "tolerances away" in capsys.readouterr().out
+
+
+def test_the_progress_bar_is_for_terminals_alone():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress(2, stream)
+        progress.step("first")
+        progress.end()
+        assert ("first" in stream.getvalue()) == is_shown
