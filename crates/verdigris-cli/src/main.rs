@@ -1,4 +1,4 @@
-//! The command line: demo, run, doctor, verify, inspect, check, bench.
+//! The command line: demo, run, doctor, verify, inspect, check, bench, tune.
 //!
 //! Exit codes: 0 all is well (also where a command that needs a GPU is skipped for want of one), 1 something was found wrong, 2 the
 //! command could not be carried out.
@@ -21,8 +21,10 @@ mod doctor;
 mod inspect;
 mod problem;
 mod run;
+mod selection;
 mod table;
 mod tensor_files;
+mod tune;
 mod verify;
 mod verify_graphs;
 
@@ -50,6 +52,8 @@ enum Command {
     Check(check::Arguments),
     /// Measure against peers on the GPU, correctness first.
     Bench(bench::Arguments),
+    /// Measure the ways to compute problems on the GPU, and remember the fastest.
+    Tune(tune::Arguments),
     /// Run any graph on tensors from files.
     Run(run::Arguments),
     /// Run every case on every engine in the interpreter, against the reference.
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
     };

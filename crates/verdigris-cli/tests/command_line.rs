@@ -35,6 +35,11 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
     assert!(refused(&["bench", "gemm", "--knobs", "tile"]).contains("`tile` is not of the form name=value"));
     assert!(refused(&["bench", "gemm", "-m", "4", "-n", "4", "-k", "4", "--layout", "xy"]).contains("--layout `xy`: two letters"));
     assert!(refused(&["bench", "gemm", "-m", "4", "-n", "4", "-k", "4", "--lda", "3"]).contains("--lda 3 is less than the 4 elements"));
+    assert!(refused(&["tune", "conv", "--seconds", "0"]).contains("--seconds 0"));
+    assert!(refused(&["tune", "conv", "--class", "cubes"]).contains("--class cubes: the list has resnet"));
+    assert!(refused(&["tune", "gemm", "--candidates", "0"]).contains("--candidates 0"));
+    assert!(refused(&["tune", "graph", "absent.json"]).contains("absent.json"));
+    assert!(refused(&["bench", "conv", "--instant", "--all-knobs"]).contains("cannot be used with"));
     assert!(refused(&["verify", "no such case"]).contains("no case has `no such case` in its id"));
     assert!(refused(&["verify", "--engine", "gemm.magic"]).contains("no engine `gemm.magic`; the engines are gemm."));
     assert!(refused(&["inspect"]).contains("which problem?"));
@@ -144,4 +149,7 @@ fn without_a_gpu_its_commands_are_skipped_aloud() {
         assert_eq!(output.status.code(), Some(0), "{words:?}");
         assert!(stdout(&output).contains("skipped: no NVIDIA driver"), "{words:?}");
     }
+    // Tuning is nothing without one.
+    let said = refused(&["tune", "gemm", "-m", "8", "-n", "8", "-k", "8"]);
+    assert!(said.contains("tuning needs a GPU") && said.contains("no NVIDIA driver"), "{said}");
 }

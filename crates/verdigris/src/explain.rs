@@ -100,6 +100,9 @@ pub struct Explanation {
     pub ladder_bytes: Vec<u64>,
     /// Its problems, in their order.
     pub parts: Vec<PartExplanation>,
+    /// The settings that run where addresses are less aligned than the chosen ones rely on, and the graph declares nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub less_aligned: Vec<String>,
 }
 
 /// How one problem's way was chosen.
@@ -117,6 +120,23 @@ pub struct PartExplanation {
     pub ways: Vec<WayExplanation>,
     /// Every engine that has none.
     pub refusals: Vec<RefusalSummary>,
+    /// What else there is to know: a remembered choice that was passed over, and why; what is being compiled.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
+    /// Where candidates were measured now: what it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<TuningSummary>,
+}
+
+/// What measuring the candidates took.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct TuningSummary {
+    /// Which of the ways would have been chosen at once.
+    pub instant: usize,
+    /// Until the kernels were loaded.
+    pub kernels_ms: f64,
+    /// In all.
+    pub total_ms: f64,
 }
 
 /// One way.
@@ -178,6 +198,9 @@ impl fmt::Display for Explanation {
             Some(others @ [_, ..]) => writeln!(f, "; also runs with {others:?}")?,
             _ => writeln!(f)?,
         }
+        if !self.less_aligned.is_empty() {
+            writeln!(f, "for addresses that are less aligned: {}", self.less_aligned.join("; "))?;
+        }
         for (number, part) in self.parts.iter().enumerate() {
             writeln!(f, "\npart {number}: {} ({})", part.problem, part.chosen_by.words())?;
             write!(f, "{part}")?;
@@ -192,8 +215,8 @@ impl fmt::Display for PartExplanation {
         let mut rows = vec![head];
         for (place, way) in self.ways.iter().enumerate() {
             let measured = match (&way.trouble, way.measured) {
-                (Some(_), _) => "failed".to_owned(),
-                (None, Some(measured)) => format!("{:.2} µs", measured.us),
+                (_, Some(measured)) => format!("{:.2} µs", measured.us),
+                (Some(_), None) => "not had".to_owned(),
                 (None, None) => String::new(),
             };
             rows.push([
@@ -225,6 +248,9 @@ impl fmt::Display for PartExplanation {
             if let Some(trouble) = &way.trouble {
                 writeln!(f, "  !  {} {}: {trouble}", way.summary.engine, way.summary.knobs)?;
             }
+        }
+        for remark in &self.remarks {
+            writeln!(f, "  *  {remark}")?;
         }
         for refusal in &self.refusals {
             writeln!(f, "  -  {}: {}: {} ({})", refusal.engine, refusal.reason, refusal.seen, refusal.place)?;

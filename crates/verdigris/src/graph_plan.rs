@@ -25,10 +25,16 @@ pub const MAX_BOUND: usize = 1024;
 /// **The ladder.** Where the chosen ways need scratch, ways with equal notes that need less are loaded beside them, down to the least
 /// workspace there is. An execution that is given less takes the first that fits, and counts it ([`GraphPlan::downgrades`]). A pinned plan
 /// has no ladder, and no execution that is being captured takes one: they give a typed error instead.
+///
+/// **Addresses.** Where the graph declares no alignment, ways read several elements at a time and rely on it
+/// ([`BoundTensor::alignment_bytes`]). Maps, reductions, softmax and pooling are loaded a second time with settings that take the elements one
+/// by one, and run so, counted as above, where an address is a multiple of [`BoundTensor::least_alignment_bytes`] alone.
 #[derive(Debug)]
 pub struct GraphPlan {
     pub(crate) bound: Bound,
     pub(crate) rungs: Vec<Rung>,
+    /// Ways for addresses that are less aligned, in no more workspace than the chosen ones.
+    pub(crate) loose: Option<Rung>,
     pub(crate) downgrades: AtomicU64,
     pub(crate) explanation: Explanation,
     pub(crate) nothing: Arc<DeviceBuffer>,
@@ -73,8 +79,10 @@ pub struct BoundTensor {
     pub is_written: bool,
     /// Bytes from its first element to its last; 0 for a host scalar.
     pub bytes: u64,
-    /// A multiple of this is its address.
+    /// A multiple of this is its address, for the chosen ways.
     pub alignment_bytes: u64,
+    /// A multiple of this is its address at least: less than `alignment_bytes` where the graph declares nothing and another setting serves.
+    pub least_alignment_bytes: u64,
 }
 
 /// Two bound tensors, of which at least the first is written.
@@ -84,6 +92,13 @@ struct Pair {
     other: usize,
     /// They may be one and the same memory.
     may_share: bool,
+}
+
+/// A tensor bound to an address that is not aligned for the chosen ways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Loose {
+    place: usize,
+    address: u64,
 }
 
 /// All that the caller binds, and the rules for it.
@@ -110,7 +125,15 @@ impl Bound {
                 let place = *place_of.entry(uid).or_insert_with(|| {
                     let name = graph.tensor(uid).map_or_else(|| uid.to_string(), |tensor| tensor.name.clone());
                     let is_scalar = scalars.iter().any(|scalar| scalar.0 as usize == slot);
-                    tensors.push(BoundTensor { uid, name, is_scalar, is_written: false, bytes: 0, alignment_bytes: 1 });
+                    tensors.push(BoundTensor {
+                        uid,
+                        name,
+                        is_scalar,
+                        is_written: false,
+                        bytes: 0,
+                        alignment_bytes: 1,
+                        least_alignment_bytes: 1,
+                    });
                     uses.push(Vec::new());
                     tensors.len() - 1
                 });
@@ -119,6 +142,7 @@ impl Bound {
                     let tensor = &mut tensors[place];
                     tensor.bytes = tensor.bytes.max(bytes);
                     tensor.alignment_bytes = tensor.alignment_bytes.max(operand.dtype.bytes() as u64);
+                    tensor.least_alignment_bytes = tensor.alignment_bytes;
                     tensor.is_written |= operand.access == Access::Written;
                     uses[place].push((number, operand.clone()));
                 }
@@ -154,8 +178,22 @@ impl Bound {
         tensor.alignment_bytes = tensor.alignment_bytes.max(alignment_bytes);
     }
 
-    /// Finds each tensor's binding and checks all of them.
-    fn check(&self, given: &[(Uid, Binding<'_>)], places: &mut [u16; MAX_BOUND]) -> Result<(), BindingError> {
+    /// Raises the alignment that a tensor must have at least.
+    pub(crate) fn align_least(&mut self, place: usize, alignment_bytes: u64) {
+        let tensor = &mut self.tensors[place];
+        tensor.least_alignment_bytes = tensor.least_alignment_bytes.max(alignment_bytes);
+    }
+
+    /// There are no other ways for less aligned addresses of these tensors.
+    pub(crate) fn align_strictly(&mut self, which: impl Fn(Uid) -> bool) {
+        for tensor in self.tensors.iter_mut().filter(|tensor| which(tensor.uid)) {
+            tensor.least_alignment_bytes = tensor.alignment_bytes;
+        }
+    }
+
+    /// Finds each tensor's binding and checks all of them. Gives the first tensor that is aligned for the loose ways alone.
+    fn check(&self, given: &[(Uid, Binding<'_>)], places: &mut [u16; MAX_BOUND]) -> Result<Option<Loose>, BindingError> {
+        let mut loose = None;
         for (i, tensor) in self.tensors.iter().enumerate() {
             // Callers that bind in the plan's own order are served at once.
             let found = match given.get(i) {
@@ -184,7 +222,11 @@ impl Bound {
                         return Err(BindingError::Null { tensor: name() });
                     }
                     if !address.is_multiple_of(tensor.alignment_bytes) {
-                        return Err(BindingError::TensorAlignment { tensor: name(), address, alignment_bytes: tensor.alignment_bytes });
+                        if !address.is_multiple_of(tensor.least_alignment_bytes) {
+                            let alignment_bytes = tensor.least_alignment_bytes;
+                            return Err(BindingError::TensorAlignment { tensor: name(), address, alignment_bytes });
+                        }
+                        loose.get_or_insert(Loose { place: i, address });
                     }
                 }
             }
@@ -203,7 +245,7 @@ impl Bound {
                 return Err(BindingError::TensorOverlap { output: name(output), other: name(other) });
             }
         }
-        Ok(())
+        Ok(loose)
     }
 
     fn superfluous(&self, given: &[(Uid, Binding<'_>)]) -> BindingError {
@@ -324,7 +366,7 @@ impl GraphPlan {
         &self.explanation
     }
 
-    /// How often an execution was given less than [`GraphPlan::workspace_bytes`] and took other ways.
+    /// How often an execution was given less than [`GraphPlan::workspace_bytes`], or addresses that are less aligned, and took other ways.
     pub fn downgrades(&self) -> u64 {
         self.downgrades.load(Ordering::Relaxed)
     }
@@ -363,8 +405,15 @@ impl GraphPlan {
     /// [`Error::Binding`], [`Error::Device`]; after an error of the driver, earlier launches are already on the stream.
     pub fn execute(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<(), Error> {
         let mut places = [0_u16; MAX_BOUND];
-        self.bound.check(bindings, &mut places)?;
-        let rung = self.rung_for(stream, workspace)?;
+        let rung = match self.bound.check(bindings, &mut places)? {
+            None => self.rung_for(stream, workspace)?,
+            Some(loose) => {
+                let rung = self.loose_for(stream, loose)?;
+                check_workspace(rung, workspace)?;
+                self.downgrades.fetch_add(1, Ordering::Relaxed);
+                rung
+            }
+        };
         self.submit(rung, stream, bindings, &places, workspace)
     }
 
@@ -374,7 +423,15 @@ impl GraphPlan {
     /// As [`GraphPlan::execute`], and the source's last one.
     pub fn execute_from(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], source: &dyn WorkspaceSource) -> Result<(), Error> {
         let mut places = [0_u16; MAX_BOUND];
-        self.bound.check(bindings, &mut places)?;
+        if let Some(loose) = self.bound.check(bindings, &mut places)? {
+            let rung = self.loose_for(stream, loose)?;
+            source.lend(stream, rung.workspace_bytes, &mut |workspace| {
+                check_workspace(rung, workspace)?;
+                self.submit(rung, stream, bindings, &places, workspace)
+            })?;
+            self.downgrades.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
         for (number, rung) in self.rungs.iter().enumerate() {
             let mut is_lent = false;
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
@@ -396,14 +453,16 @@ impl GraphPlan {
         Ok(())
     }
 
-    /// As [`GraphPlan::execute`] with the chosen ways, and waits: the microseconds that each part took on the device.
+    /// As [`GraphPlan::execute`] with the chosen ways (or those for less aligned addresses), and waits: the microseconds that each part took on the device.
     ///
     /// # Errors
     /// As [`GraphPlan::execute`].
     pub fn execute_timed(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<Vec<f64>, Error> {
         let mut places = [0_u16; MAX_BOUND];
-        self.bound.check(bindings, &mut places)?;
-        let rung = &self.rungs[0];
+        let rung = match self.bound.check(bindings, &mut places)? {
+            None => &self.rungs[0],
+            Some(loose) => self.loose_for(stream, loose)?,
+        };
         check_workspace(rung, workspace)?;
         let mut events = vec![Event::timing(stream.context())?];
         events[0].record(stream)?;
@@ -416,6 +475,17 @@ impl GraphPlan {
         stream.synchronize()?;
         let times = events.windows(2).map(|pair| pair[1].elapsed_us_since(&pair[0]));
         Ok(times.collect::<Result<Vec<f64>, _>>()?)
+    }
+
+    /// The ways for addresses that are less aligned; not while the stream captures, where other ways would stay unnoticed.
+    fn loose_for(&self, stream: &Stream, Loose { place, address }: Loose) -> Result<&Rung, Error> {
+        match &self.loose {
+            Some(rung) if stream.capture_status()? == CaptureStatus::None => Ok(rung),
+            _ => {
+                let BoundTensor { name, alignment_bytes, .. } = &self.bound.tensors[place];
+                Err(BindingError::TensorAlignment { tensor: name.clone(), address, alignment_bytes: *alignment_bytes }.into())
+            }
+        }
     }
 
     /// The first set of ways that the workspace is enough for.

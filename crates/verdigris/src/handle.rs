@@ -1,21 +1,24 @@
 //! A device with the kernels loaded on it.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use verdigris_cuda::{
-    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Pack, PackError, Pool, PoolOptions,
-    Stream,
+    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Origin, Pack, PackError, Pool,
+    PoolOptions, Stream,
 };
 use verdigris_engines::arch::Arch;
 use verdigris_graph::{Graph, Key, Problem};
 
+use crate::choose::Chooser;
 use crate::config::Config;
 use crate::error::Error;
+use crate::explain::PartExplanation;
 use crate::graph_plan::GraphPlan;
 use crate::plan::Plan;
 use crate::plan_cache::{Answer, PlanCache, PlanCacheError, Question};
-use crate::planning::{self, Progress};
-use crate::policy::Policy;
+use crate::planning::{self, Progress, Stage};
+use crate::policy::{Policy, Tuning};
 use crate::select::{Limits, Ranked, Survey, survey};
 
 /// A device, its kernels, and memory on it. Plans hold what they need of it, so they may outlive it. `Send` and `Sync`.
@@ -29,9 +32,36 @@ pub struct Handle {
     cache_trouble: Option<verdigris_cuda::CacheError>,
     /// Set where the pack fits the device but not this program.
     stale_pack: Option<PackError>,
-    plans: PlanCache,
+    pub(crate) plans: PlanCache,
     /// What last went wrong with the file of measured choices.
     plans_trouble: Mutex<Option<PlanCacheError>>,
+    kernels: Mutex<KernelCounts>,
+}
+
+/// Where the kernels of a handle's plans of graphs came from, each counted once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KernelCounts {
+    /// The driver compiled them.
+    pub compiled: u64,
+    /// From the pack.
+    pub from_pack: u64,
+    /// From the folder of compiled kernels.
+    pub from_disk: u64,
+}
+
+impl fmt::Display for KernelCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} compiled, {} from the pack, {} from disk", self.compiled, self.from_pack, self.from_disk)
+    }
+}
+
+/// A way that was chosen for one problem, and why.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// What [`Handle::prepare`] makes ready.
+    pub way: Ranked,
+    /// All ways that were looked at, with what was measured.
+    pub explanation: PartExplanation,
 }
 
 impl Handle {
@@ -70,7 +100,8 @@ impl Handle {
             Err(error) => (PlanCache::in_memory(), Some(error)),
         };
         let plans_trouble = Mutex::new(plans_trouble);
-        Ok(Handle { arch: arch_of(context.properties()), stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble })
+        let (arch, kernels) = (arch_of(context.properties()), Mutex::default());
+        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels })
     }
 
     /// The device as engines see it.
@@ -122,8 +153,24 @@ impl Handle {
         self.plans_trouble.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(ToString::to_string)
     }
 
+    /// Where the kernels of this handle's plans of graphs, and of its measurements, came from so far.
+    pub fn kernel_counts(&self) -> KernelCounts {
+        *self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a kernel that was made ready.
+    pub(crate) fn count(&self, origin: Origin) {
+        let mut counts = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        match origin {
+            Origin::Memory => {}
+            Origin::Pack => counts.from_pack += 1,
+            Origin::Disk => counts.from_disk += 1,
+            Origin::Compiled => counts.compiled += 1,
+        }
+    }
+
     /// What a choice for this problem depends on, here and under these limits.
-    pub(crate) fn question(&self, problem: Key, limits: &Limits) -> Question {
+    pub fn question(&self, problem: Key, limits: &Limits) -> Question {
         let properties = self.context().properties();
         let Limits { workspace_bytes, engine: _, settings: _, down_convert, split_operands, reduced_sums, tensor_cores, alignments_bytes } =
             limits;
@@ -195,6 +242,41 @@ impl Handle {
         let survey = self.survey(problem, limits)?;
         let best = survey.ranked.first().ok_or(Error::NoEngine(survey.refusals))?;
         self.prepare(problem, best)
+    }
+
+    /// The way that a plan at once would take: the remembered one, else that with the least estimate, else, where that one's kernels need a
+    /// compiler and another's do not, one with nearly as good an estimate. Of `limits`, `engine` and `settings` are not asked.
+    ///
+    /// # Errors
+    /// [`Error::NoEngine`] with every refusal.
+    pub fn choose(&self, problem: &Problem, limits: &Limits) -> Result<Chosen, Error> {
+        self.chosen(problem, limits, None, &mut |_, _, _| {})
+    }
+
+    /// The fastest way by the clock, kept in the plan cache; a remembered one, unless `tuning` says to measure again. `watch` hears of the
+    /// stage, of how much of it is done, and how much there is. Of `limits`, `engine` and `settings` are not asked.
+    ///
+    /// # Errors
+    /// [`Error::NoEngine`] with every refusal, [`Error::Device`].
+    pub fn tune(
+        &self,
+        problem: &Problem,
+        limits: &Limits,
+        tuning: &Tuning,
+        watch: &mut dyn FnMut(Stage, usize, usize),
+    ) -> Result<Chosen, Error> {
+        self.chosen(problem, limits, Some(*tuning), watch)
+    }
+
+    fn chosen(
+        &self,
+        problem: &Problem,
+        limits: &Limits,
+        tuning: Option<Tuning>,
+        watch: &mut dyn FnMut(Stage, usize, usize),
+    ) -> Result<Chosen, Error> {
+        let choice = Chooser { handle: self, limits: limits.clone(), tuning, remember: true }.choose(problem, watch)?;
+        Ok(Chosen { way: choice.way().clone(), explanation: choice.explain(problem) })
     }
 
     /// One way of a survey of this problem, made ready.

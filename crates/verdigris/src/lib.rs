@@ -48,6 +48,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod choose;
 pub mod config;
 pub mod device;
 pub mod error;
@@ -69,7 +70,7 @@ pub use device::{Device, Ready, Tensor};
 pub use error::Error;
 pub use explain::Explanation;
 pub use graph_plan::{BoundTensor, GraphPlan};
-pub use handle::Handle;
+pub use handle::{Chosen, Handle, KernelCounts};
 pub use plan::{Binding, Plan};
 pub use plan_cache::PlanCache;
 pub use planning::{Progress, Stage};

@@ -6,16 +6,20 @@
 //!
 //! A choice is found again for the same problem on the same kind of device, under the same driver, the same sources of the kernels and the
 //! same limits; a later line stands before an earlier one. `check` is the start of a BLAKE3 of the text before it: a line that does not
-//! agree is skipped and reported, and spoils no other. Lines are only ever added, each in one write under a lock, so that processes may
-//! share a file and one that is killed loses nothing that it had kept. Empty lines and lines that begin with `#` say nothing.
+//! agree is skipped and reported, and spoils no other. Lines are added, each in one write under a lock, so that processes may share a file
+//! and one that is killed loses nothing that it had kept. Empty lines and lines that begin with `#` say nothing. A file in which most lines
+//! are no longer asked for is written anew without them, beside the old one and then in its place ([`PlanCache::compact`]).
 //!
-//! A set of lines ships with the library and is asked after the user's own; there, `*` in a field stands for any value.
+//! A set of lines ships with the library and is asked after the user's own. There `*` in a field stands for any value, and driver and sources
+//! need not be these: a line that was measured with others serves, and says so. The setting that it names is asked of its engine before it is
+//! used, as with every remembered choice; one that is gone is passed over, and the explanation tells it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::Key;
@@ -41,7 +45,7 @@ pub struct Question {
 }
 
 impl Question {
-    fn fields(&self) -> [String; 5] {
+    pub(crate) fn fields(&self) -> [String; 5] {
         [self.problem.to_string(), self.device.clone(), self.driver.clone(), self.sources.clone(), self.policy.clone()].map(|f| word(&f))
     }
 }
@@ -63,12 +67,25 @@ pub struct Answer {
 }
 
 /// Where a choice was found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
     /// In the user's file.
     User,
     /// In the set that ships with the library.
-    Shipped,
+    Shipped {
+        /// What it was measured with that is not what is here: driver, source of the kernels.
+        others: Vec<&'static str>,
+    },
+}
+
+impl Found {
+    /// In words.
+    pub const fn words(&self) -> &'static str {
+        match self {
+            Found::User => "the plan cache",
+            Found::Shipped { .. } => "the set that ships",
+        }
+    }
 }
 
 /// A line that says nothing that can be used.
@@ -96,7 +113,8 @@ pub struct PlanCacheError {
 #[derive(Debug)]
 pub struct PlanCache {
     path: Option<PathBuf>,
-    shipped: Vec<([String; 5], Answer)>,
+    /// By problem.
+    shipped: HashMap<String, Vec<Line>>,
     state: Mutex<State>,
 }
 
@@ -104,9 +122,29 @@ pub struct PlanCache {
 struct State {
     answers: HashMap<[String; 5], Answer>,
     damaged: Vec<DamagedLine>,
-    /// The file's length when it was last read.
-    read_bytes: u64,
+    /// The file as it was when it was last read or written.
+    seen: Option<Stamp>,
+    /// Lines with choices in it.
+    lines: usize,
 }
+
+/// What tells one state of a file from another: its length and when it was changed.
+type Stamp = (u64, Option<SystemTime>);
+
+/// What [`PlanCache::compact`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Compaction {
+    /// Lines with choices that are left.
+    pub kept: usize,
+    /// Lines that are gone: earlier choices, damaged lines, and of a problem's choices with other drivers or kernels all but the last few.
+    pub dropped: usize,
+}
+
+/// Of a problem's choices, those with so many kinds of drivers and kernels are kept.
+const MOST_VERSIONS: usize = 4;
+
+/// A file is written anew when it has this many lines more than twice those that are asked for.
+const SPARE_LINES: usize = 64;
 
 impl PlanCache {
     /// A cache in that file, which need not exist; `None` remembers while the process lives.
@@ -117,16 +155,19 @@ impl PlanCache {
         PlanCache::with_shipped(path, SHIPPED)
     }
 
-    fn with_shipped(path: Option<PathBuf>, shipped: &str) -> Result<PlanCache, PlanCacheError> {
-        let shipped = shipped.lines().filter_map(|line| parse(line).ok().flatten()).collect();
-        let cache = PlanCache { path, shipped, state: Mutex::default() };
+    pub(crate) fn with_shipped(path: Option<PathBuf>, shipped: &str) -> Result<PlanCache, PlanCacheError> {
+        let mut by_problem: HashMap<String, Vec<Line>> = HashMap::new();
+        for line in shipped.lines().filter_map(|line| parse(line).ok().flatten()) {
+            by_problem.entry(line.0[0].clone()).or_default().push(line);
+        }
+        let cache = PlanCache { path, shipped: by_problem, state: Mutex::default() };
         cache.read(&mut cache.state())?;
         Ok(cache)
     }
 
     /// A cache without a file, and without what ships.
     pub fn in_memory() -> PlanCache {
-        PlanCache { path: None, shipped: Vec::new(), state: Mutex::default() }
+        PlanCache { path: None, shipped: HashMap::new(), state: Mutex::default() }
     }
 
     /// The file.
@@ -139,21 +180,38 @@ impl PlanCache {
         self.state().damaged.clone()
     }
 
-    /// The choice for a question. Where it is not known and the file has grown, other processes' choices are read.
+    /// The choice for a question. Where it is not known and the file has changed, other processes' choices are read.
     ///
     /// # Errors
     /// A file that can no longer be read.
     pub fn find(&self, question: &Question) -> Result<Option<(Answer, Found)>, PlanCacheError> {
         let fields = question.fields();
         let mut state = self.state();
-        if !state.answers.contains_key(&fields) && self.file_bytes() != state.read_bytes {
+        if !state.answers.contains_key(&fields) && self.stamp() != state.seen {
             self.read(&mut state)?;
         }
         if let Some(answer) = state.answers.get(&fields) {
             return Ok(Some((answer.clone(), Found::User)));
         }
-        let is_it = |known: &[String; 5]| known.iter().zip(&fields).all(|(known, asked)| known == "*" || known == asked);
-        Ok(self.shipped.iter().find(|(known, _)| is_it(known)).map(|(_, answer)| (answer.clone(), Found::Shipped)))
+        Ok(self.shipped(&fields))
+    }
+
+    /// The line that ships for a question: that measured under the most alike circumstances, of several the last.
+    fn shipped(&self, asked: &[String; 5]) -> Option<(Answer, Found)> {
+        let fits = |known: &str, asked: &str| known == "*" || known == asked;
+        let mut best: Option<(&Answer, Vec<&'static str>)> = None;
+        for ([_, device, driver, sources, policy], answer) in self.shipped.get(&asked[0])? {
+            if !fits(device, &asked[1]) || !fits(policy, &asked[4]) {
+                continue;
+            }
+            let others = [("driver", driver, &asked[2]), ("source of the kernels", sources, &asked[3])];
+            let others: Vec<&'static str> =
+                others.into_iter().filter(|(_, known, asked)| !fits(known, asked)).map(|(name, ..)| name).collect();
+            if best.as_ref().is_none_or(|(_, least)| others.len() <= least.len()) {
+                best = Some((answer, others));
+            }
+        }
+        best.map(|(answer, others)| (answer.clone(), Found::Shipped { others }))
     }
 
     /// Keeps a choice, on disk before this returns.
@@ -170,7 +228,9 @@ impl PlanCache {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(at("making its folder"))?;
         }
-        let _lock = lock(path).map_err(at("locking it"))?;
+        let lock = lock(path).map_err(at("locking it"))?;
+        // What others have written meanwhile is not read for the sake of a line.
+        let is_ours = self.stamp() == state.seen;
         let mut file = OpenOptions::new().create(true).append(true).read(true).open(path).map_err(at("opening it"))?;
         // One who was killed while writing may have left a line without its end.
         let mut text = Vec::new();
@@ -182,29 +242,106 @@ impl PlanCache {
             }
         }
         text.extend_from_slice(line.as_bytes());
-        file.write_all(&text).and_then(|()| file.sync_data()).map_err(at("writing to it"))
+        file.write_all(&text).and_then(|()| file.sync_data()).map_err(at("writing to it"))?;
+        state.lines += 1;
+        if is_ours {
+            state.seen = self.stamp();
+        }
+        if lock.is_some() && state.lines > 2 * state.answers.len() + SPARE_LINES {
+            self.rewrite(path, &mut state)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the file anew with what is still asked for: of each question the last choice, of each problem those for the last few kinds of
+    /// drivers and kernels; comments and lines of other versions stay. `None` where there is no file, or no lock to be had: other processes
+    /// may be adding to it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written; the old one stays as it was.
+    pub fn compact(&self) -> Result<Option<Compaction>, PlanCacheError> {
+        let mut state = self.state();
+        let Some(path) = self.path.as_deref().filter(|path| path.exists()) else { return Ok(None) };
+        let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
+        match lock(path).map_err(at("locking it"))? {
+            Some(_lock) => self.rewrite(path, &mut state).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`PlanCache::compact`], with the lock held.
+    fn rewrite(&self, path: &Path, state: &mut State) -> Result<Compaction, PlanCacheError> {
+        let at = |doing| move |source| PlanCacheError { path: path.to_owned(), doing, source };
+        // What other processes added is in the file alone.
+        self.read(state)?;
+        let bytes = fs::read(path).map_err(at("reading it"))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let mut done = Compaction { kept: 0, dropped: 0 };
+        let mut seen = HashSet::new();
+        let mut versions: HashMap<[String; 3], usize> = HashMap::new();
+        let mut kept: Vec<&str> = Vec::new();
+        // From the end: the last of equal questions stands.
+        for line in text.lines().rev() {
+            let stays = match parse(line) {
+                Ok(None) => {
+                    kept.push(line);
+                    continue;
+                }
+                Err(_) => false,
+                Ok(Some((fields, _))) => {
+                    let [problem, device, _, _, policy] = fields.clone();
+                    let is_last = seen.insert(fields);
+                    let count = versions.entry([problem, device, policy]).or_default();
+                    *count += usize::from(is_last);
+                    is_last && *count <= MOST_VERSIONS
+                }
+            };
+            if stays {
+                kept.push(line);
+                done.kept += 1;
+            } else {
+                done.dropped += 1;
+            }
+        }
+        let mut text: String = kept.into_iter().rev().flat_map(|line| [line, "\n"]).collect();
+        if text.trim().is_empty() {
+            text.clear();
+        }
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        let beside = PathBuf::from(beside);
+        let mut file = File::create(&beside).map_err(at("writing it anew"))?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at("writing it anew"))?;
+        drop(file);
+        fs::rename(&beside, path).map_err(at("putting the new one in its place"))?;
+        self.read(state)?;
+        Ok(done)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn file_bytes(&self) -> u64 {
-        self.path.as_ref().and_then(|path| fs::metadata(path).ok()).map_or(0, |metadata| metadata.len())
+    fn stamp(&self) -> Option<Stamp> {
+        let metadata = fs::metadata(self.path.as_ref()?).ok()?;
+        Some((metadata.len(), metadata.modified().ok()))
     }
 
     fn read(&self, state: &mut State) -> Result<(), PlanCacheError> {
         let Some(path) = &self.path else { return Ok(()) };
+        // Asked before it is read: what is added in between is read the next time.
+        state.seen = self.stamp();
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(source) => return Err(PlanCacheError { path: path.clone(), doing: "reading it", source }),
         };
-        state.read_bytes = bytes.len() as u64;
         state.damaged.clear();
+        state.lines = 0;
         for (number, line) in String::from_utf8_lossy(&bytes).lines().enumerate() {
             match parse(line) {
                 Ok(Some((fields, answer))) => {
+                    state.lines += 1;
                     state.answers.insert(fields, answer);
                 }
                 Ok(None) => {}
@@ -228,7 +365,7 @@ fn lock(path: &Path) -> std::io::Result<Option<File>> {
 }
 
 /// A line, its end included.
-fn line_of(fields: &[String; 5], answer: &Answer) -> String {
+pub(crate) fn line_of(fields: &[String; 5], answer: &Answer) -> String {
     let text = format!("{VERSION}\t{}\t{}\t{}\t{:.3}", fields.join("\t"), word(&answer.engine), answer.knobs, answer.us);
     let check = check(&text);
     format!("{text}\t{check}\n")
@@ -240,6 +377,49 @@ fn check(text: &str) -> String {
 
 type Line = ([String; 5], Answer);
 
+/// A choice for the set that ships.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TunedChoice {
+    /// What it was measured for.
+    pub question: Question,
+    /// The fastest way.
+    pub answer: Answer,
+    /// A line for readers: what the problem is, and what the choice brings.
+    pub remark: String,
+}
+
+/// The text of a set that ships, `existing`, with these choices in it: each after its remark, in the place of an earlier one for the same
+/// problem on the same kind of device. They serve under any limits that the chosen way keeps, since what is fastest of all is fastest of fewer
+/// as well. Other lines stay as they are.
+pub fn with_choices(existing: &str, choices: &[TunedChoice]) -> String {
+    let lines: Vec<(String, [String; 5])> = (choices.iter())
+        .map(|TunedChoice { question, answer, remark }| {
+            let mut fields = question.fields();
+            fields[4] = "*".to_owned();
+            (format!("# {}\n{}", remark.replace(['\n', '\r'], " "), line_of(&fields, answer)), fields)
+        })
+        .collect();
+    let is_replaced = |known: &[String; 5]| lines.iter().any(|(_, new)| new[..2] == known[..2]);
+    let existing = if existing.trim().is_empty() { SET_HEAD } else { existing };
+    let is_head = |line: &str| SET_HEAD.lines().any(|head| head == line);
+    let mut kept: Vec<&str> = Vec::new();
+    for line in existing.lines() {
+        if !matches!(parse(line), Ok(Some((fields, _))) if is_replaced(&fields)) {
+            kept.push(line);
+        } else if kept.last().is_some_and(|above| above.starts_with("# ") && !is_head(above)) {
+            // Its remark.
+            kept.pop();
+        }
+    }
+    kept.into_iter().flat_map(|line| [line, "\n"]).chain(lines.iter().map(|(text, _)| text.as_str())).collect()
+}
+
+/// The head of a set that ships: comments that belong to no line.
+const SET_HEAD: &str = "\
+# Choices that were measured and ship with the library, consulted after the user's own plan cache.
+# Lines as plan caches have them (crates/verdigris/src/plan_cache.rs); `*` in a field stands for any value.
+";
+
 /// What a line says; `None` for one that says nothing.
 fn parse(line: &str) -> Result<Option<Line>, &'static str> {
     if line.trim().is_empty() || line.starts_with('#') {
@@ -250,13 +430,13 @@ fn parse(line: &str) -> Result<Option<Line>, &'static str> {
         return Err("its check does not agree");
     }
     let fields: Vec<&str> = text.split('\t').collect();
-    let [version, problem, device, driver, sources, policy, engine, knobs, us] = fields[..] else {
-        return Err("it has too few or too many fields");
-    };
-    if version != VERSION {
+    if fields[0] != VERSION {
         // Another version's line is whole, and not for us.
         return Ok(None);
     }
+    let [_, problem, device, driver, sources, policy, engine, knobs, us] = fields[..] else {
+        return Err("it has too few or too many fields");
+    };
     let us: f64 = us.parse().map_err(|_| "its time is no number")?;
     let answer = Answer { engine: engine.to_owned(), knobs: knobs_of(knobs).ok_or("its knobs cannot be read")?, us };
     Ok(Some(([problem, device, driver, sources, policy].map(str::to_owned), answer)))
@@ -348,7 +528,7 @@ mod tests {
         let later = "plan2\tanything";
         bytes.extend_from_slice(format!("{later}\t{}\n", check(later)).as_bytes());
         fs::write(&path, bytes).expect("writes");
-        assert_eq!(open(&path).damaged().len(), 5);
+        assert_eq!(open(&path).damaged().len(), 4, "a later version's line is none of ours");
     }
 
     #[test]
@@ -381,12 +561,95 @@ mod tests {
         let cache = PlanCache::with_shipped(None, &shipped).expect("opens");
         let mut other = question(1);
         other.driver = "14000".to_owned();
-        assert_eq!(cache.find(&other).expect("reads"), Some((answer(9), Found::Shipped)));
+        assert_eq!(cache.find(&other).expect("reads"), Some((answer(9), Found::Shipped { others: vec![] })));
         assert_eq!(cache.find(&question(2)).expect("reads"), None);
         cache.keep(&other, &answer(1)).expect("keeps");
         assert_eq!(cache.find(&other).expect("reads"), Some((answer(1), Found::User)));
         // What ships with this build can be read, every line of it.
         assert!(SHIPPED.lines().all(|line| parse(line).is_ok()));
         PlanCache::open(None).expect("opens");
+    }
+
+    #[test]
+    fn what_ships_says_what_it_was_measured_with() {
+        let set = |drivers: &[&str]| -> String {
+            let line = |driver: &&str| {
+                let mut fields = question(1).fields();
+                (fields[2], fields[4]) = ((*driver).to_owned(), "*".to_owned());
+                line_of(&fields, &answer(driver.len() as u32))
+            };
+            drivers.iter().map(line).collect()
+        };
+        let found = |set: &str, change: fn(&mut Question)| {
+            let mut asked = question(1);
+            change(&mut asked);
+            let found = PlanCache::with_shipped(None, set).expect("opens").find(&asked).expect("reads");
+            found.map(|(answer, found)| (answer.knobs.value("tile").unwrap_or(0), found))
+        };
+        let shipped = |others: &[&'static str]| Found::Shipped { others: others.to_vec() };
+        assert_eq!(found(&set(&["13000"]), |q| q.policy = "workspace=0".to_owned()), Some((5, shipped(&[]))), "any limits");
+        assert_eq!(found(&set(&["13"]), |_| {}), Some((2, shipped(&["driver"]))));
+        assert_eq!(found(&set(&["13", "13000", "130"]), |_| {}), Some((5, shipped(&[]))), "the one for this driver");
+        assert_eq!(found(&set(&["13", "130"]), |_| {}), Some((3, shipped(&["driver"]))), "else the last");
+        assert_eq!(found(&set(&["13"]), |q| q.sources.push('x')), Some((2, shipped(&["driver", "source of the kernels"]))));
+        assert_eq!(found(&set(&["13000"]), |q| q.device.push('x')), None, "another chip");
+    }
+
+    #[test]
+    fn a_set_that_ships_is_written_and_mended() {
+        let head = SET_HEAD;
+        assert!(SHIPPED.starts_with(head));
+        let choice =
+            |m: u64, tile: u32| TunedChoice { question: question(m), answer: answer(tile), remark: format!("problem {m}\ntile {tile}") };
+        let first = with_choices("", &[choice(1, 10), choice(2, 20)]);
+        assert!(first.starts_with(head) && first.contains("# problem 2 tile 20\nplan1\t"), "{first}");
+        let second = with_choices(&first, &[choice(2, 21), choice(3, 30)]);
+        assert_eq!(second.lines().count(), 2 + 2 * 3, "{second}");
+        assert!(!second.contains("tile 20") && second.starts_with(head), "{second}");
+        let cache = PlanCache::with_shipped(None, &second).expect("opens");
+        assert_eq!([1, 2, 3].map(|m| found(&cache, m)), [10, 21, 30].map(|tile| Some(answer(tile))));
+        // A set of one line whose only comment is the head keeps it.
+        let bare: String = head.to_owned() + first.lines().nth(3).expect("a line") + "\n";
+        assert!(with_choices(&bare, &[choice(1, 11)]).starts_with(head));
+    }
+
+    #[test]
+    fn a_file_of_old_choices_is_written_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("plans.txt");
+        let cache = open(&path);
+        assert_eq!(cache.compact().expect("nothing to do"), None);
+        for tile in 0..5 {
+            cache.keep(&question(1), &answer(tile)).expect("writes");
+        }
+        for build in 0..6 {
+            let other = Question { sources: format!("build{build}"), ..question(2) };
+            cache.keep(&other, &answer(build)).expect("writes");
+        }
+        let later = "plan2\tanything";
+        let mut text = fs::read_to_string(&path).expect("reads");
+        text += &format!("# a word\n{later}\t{}\nrubbish\n", check(later));
+        fs::write(&path, text).expect("writes");
+        // Another process's line, which this one has not read.
+        open(&path).keep(&question(3), &answer(3)).expect("writes");
+        assert_eq!(cache.compact().expect("writes"), Some(Compaction { kept: 1 + 4 + 1, dropped: 4 + 2 + 1 }));
+        let text = fs::read_to_string(&path).expect("reads");
+        assert!(text.contains("# a word\n") && text.contains(later) && !text.contains("rubbish"), "{text}");
+        for cache in [&cache, &open(&path)] {
+            assert_eq!([1, 3].map(|m| found(cache, m)), [4, 3].map(|tile| Some(answer(tile))));
+            assert_eq!(cache.damaged(), []);
+        }
+        let build = |build: u32| Question { sources: format!("build{build}"), ..question(2) };
+        let fresh = open(&path);
+        assert_eq!((0..6).filter(|&i| fresh.find(&build(i)).expect("reads").is_some()).collect::<Vec<_>>(), [2, 3, 4, 5]);
+        // One who had the old file open goes on with the new one.
+        cache.keep(&question(4), &answer(4)).expect("writes");
+        assert_eq!(found(&open(&path), 4), Some(answer(4)));
+        // It happens by itself when most lines are old.
+        for tile in 0..2 * SPARE_LINES as u32 {
+            cache.keep(&question(5), &answer(tile)).expect("writes");
+        }
+        assert!(fs::read_to_string(&path).expect("reads").lines().count() < 2 * SPARE_LINES);
+        assert_eq!(found(&open(&path), 5), Some(answer(2 * SPARE_LINES as u32 - 1)));
     }
 }

@@ -1,30 +1,24 @@
 //! From a graph to its plan: cut, choose a way for each problem, lay out the workspace, make the kernels ready.
 //!
-//! What is chosen among ([`crate::select`]) and how ([`Mode`]) are the caller's; this page puts the answers together. A choice that was
-//! measured before stands before an estimate, as long as the limits still allow it and its engine still has that setting.
+//! What is chosen among ([`crate::select`]) and how ([`Mode`], [`crate::choose`]) are the caller's; this page puts the answers together.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use verdigris_engines::engine::{Knobs, Refusal};
 use verdigris_graph::pattern::Subgraph;
-use verdigris_graph::{Determinism, Graph, Key, TensorDesc, Uid};
-use verdigris_kir::program::KernelRef;
+use verdigris_graph::{Determinism, Graph, Key, Problem, TensorDesc, Uid};
 
+use crate::choose::{Choice, Chooser, Queue, Way, make_ready};
 use crate::error::Error;
-use crate::explain::{ChosenBy, Explanation, PartExplanation, RefusalSummary, WayExplanation, describe};
+use crate::explain::{ChosenBy, Explanation};
 use crate::graph_plan::{Bound, GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
 use crate::plan::Plan;
-use crate::plan_cache::{Answer, Found, Question};
-use crate::policy::{Mode, Pin, Policy, Tuning};
-use crate::select::{Limits, Ranked, RankedSummary, Settings, Survey};
-use crate::tune::{Measured, measure};
-
-/// An estimate this much above the best is taken rather than wait for a compiler.
-const NEARLY: f64 = 1.3;
+use crate::policy::{Mode, Pin, Policy};
+use crate::select::{Limits, Ranked, Settings, Survey};
 
 /// What planning is at, for those who show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,32 +42,6 @@ pub enum Stage {
     Kernels,
     /// Candidates are run.
     Measuring,
-}
-
-/// All ways that were looked at for one problem, and the chosen one.
-struct Choice {
-    ways: Vec<Way>,
-    chosen: usize,
-    by: ChosenBy,
-    refusals: Vec<Refusal>,
-}
-
-struct Way {
-    ranked: Ranked,
-    measured: Option<Measured>,
-    trouble: Option<String>,
-}
-
-impl Way {
-    fn of(ranked: Ranked) -> Way {
-        Way { ranked, measured: None, trouble: None }
-    }
-}
-
-impl Choice {
-    fn way(&self) -> &Ranked {
-        &self.ways[self.chosen].ranked
-    }
 }
 
 /// See [`Handle::plan_graph_watched`].
@@ -102,7 +70,7 @@ pub(crate) fn plan_graph(handle: &Handle, graph: &Graph, policy: &Policy, watch:
         let same = known.get(&(key, alignments_bytes.clone())).copied().filter(|_| !matches!(policy.mode, Mode::Pinned(_)));
         let choice = match same {
             Some(same) => Arc::clone(&choices[same]),
-            None => Arc::new(planner.choose(number, key, part, &mut pins, watch)?),
+            None => Arc::new(planner.choose(number, part, &mut pins, watch)?),
         };
         known.insert((key, alignments_bytes), number);
         choices.push(choice);
@@ -110,9 +78,11 @@ pub(crate) fn plan_graph(handle: &Handle, graph: &Graph, policy: &Policy, watch:
     pins.all_used()?;
 
     let ladder = planner.ladder(&parts, &choices, &memory)?;
-    let kernels = ladder.iter().flatten().flat_map(|way| way.program.launches().map(|launch| &launch.kernel));
-    make_ready(handle, kernels, &mut |done, total| watch(Progress { part: 0, parts: parts.len(), stage: Stage::Kernels, done, total }));
-    assemble(handle, graph, bound, &memory, &parts, &choices, &ladder)
+    let loose = planner.loose(&parts, &ladder[0], &memory, &bound)?;
+    let kernels = ladder.iter().chain(&loose).flatten().flat_map(|way| way.program.launches().map(|launch| launch.kernel.clone()));
+    let mut note = |done, total| watch(Progress { part: 0, parts: parts.len(), stage: Stage::Kernels, done, total });
+    make_ready(handle, kernels, Queue::ALL, &mut note);
+    assemble(handle, graph, bound, &memory, &parts, &choices, &ladder, loose.as_deref())
 }
 
 /// The problems of a graph in an order in which each can run, and the tensors between them that need memory.
@@ -185,14 +155,7 @@ impl Planner<'_> {
         Limits { alignments_bytes: self.alignments_bytes(part), ..self.limits.clone() }
     }
 
-    fn choose(
-        &self,
-        number: usize,
-        key: Key,
-        part: &Subgraph,
-        pins: &mut Pins<'_>,
-        watch: &mut dyn FnMut(Progress),
-    ) -> Result<Choice, Error> {
+    fn choose(&self, number: usize, part: &Subgraph, pins: &mut Pins<'_>, watch: &mut dyn FnMut(Progress)) -> Result<Choice, Error> {
         for (i, pin) in pins.pins.iter().enumerate() {
             if pin.part.is_some_and(|wanted| wanted != number) {
                 continue;
@@ -205,112 +168,12 @@ impl Planner<'_> {
             }
             pins.is_used[i] = true;
             let ways = survey.ranked.into_iter().map(Way::of).collect();
-            return Ok(Choice { ways, chosen: 0, by: ChosenBy::Pin, refusals: survey.refusals });
+            return Ok(Choice::new(ways, ChosenBy::Pin, survey.refusals));
         }
-        let question = self.handle.question(key, &self.limits_of(part));
-        let tuning = if let Mode::Measured(tuning) = &self.policy.mode { Some(tuning) } else { None };
-        let again = tuning.is_some_and(|tuning| tuning.again);
-        let survey = self.survey(part, None, Settings::First)?;
-        if self.policy.remember
-            && !again
-            && let Some(choice) = self.remembered(part, &question, &survey)?
-        {
-            return Ok(choice);
-        }
-        if survey.ranked.is_empty() {
-            return Err(Error::NoEngine(survey.refusals));
-        }
-        match tuning {
-            None => {
-                let (chosen, by) = match self.ready_instead(&survey.ranked) {
-                    Some(ready) => (ready, ChosenBy::Ready),
-                    None => (0, ChosenBy::Estimate),
-                };
-                let ways = survey.ranked.into_iter().map(Way::of).collect();
-                Ok(Choice { ways, chosen, by, refusals: survey.refusals })
-            }
-            Some(tuning) => self.by_clock(number, part, &question, tuning, watch),
-        }
-    }
-
-    /// A way whose kernels need no compiler, where the best one's do and this one's estimate is nearly as good. The best one's kernels are
-    /// compiled behind, for the next plan.
-    fn ready_instead(&self, ranked: &[Ranked]) -> Option<usize> {
-        let is_ready = |way: &Ranked| way.program.launches().all(|launch| self.handle.loader().is_ready(&launch.kernel));
-        let best = ranked.first().filter(|best| !is_ready(best))?;
-        let ready = ranked.iter().position(|way| way.cost.us <= NEARLY * best.cost.us && is_ready(way))?;
-        let kernels: Vec<KernelRef> = best.program.launches().map(|launch| launch.kernel.clone()).collect();
-        let loader = self.handle.loader().clone();
-        std::thread::spawn(move || {
-            for kernel in kernels {
-                // What fails is told to whoever asks for the kernel.
-                let _ = loader.kernel(&kernel);
-            }
-        });
-        Some(ready)
-    }
-
-    /// The choice that was measured before, ahead of what each engine would choose today.
-    fn remembered(&self, part: &Subgraph, question: &Question, survey: &Survey) -> Result<Option<Choice>, Error> {
-        // A cache that cannot be read has no answers; that it cannot is told by the handle.
-        let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else { return Ok(None) };
-        if verdigris_engines::engine(&answer.engine).is_none() {
-            return Ok(None);
-        }
-        let asked = self.survey(part, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
-        let Some(ranked) = asked.ranked.into_iter().find(|way| way.knobs == answer.knobs) else { return Ok(None) };
-        let measured = Some(Measured { us: answer.us, least_us: answer.us, samples: 0 });
-        let mut ways = vec![Way { measured, ..Way::of(ranked) }];
-        let others = survey.ranked.iter().filter(|way| (way.engine.name, &way.knobs) != (&*answer.engine, &answer.knobs));
-        ways.extend(others.cloned().map(Way::of));
-        let by = if found == Found::User { ChosenBy::PlanCache } else { ChosenBy::Shipped };
-        Ok(Some(Choice { ways, chosen: 0, by, refusals: survey.refusals.clone() }))
-    }
-
-    /// The fastest of the candidates, kept for later.
-    fn by_clock(
-        &self,
-        number: usize,
-        part: &Subgraph,
-        question: &Question,
-        tuning: &Tuning,
-        watch: &mut dyn FnMut(Progress),
-    ) -> Result<Choice, Error> {
-        let survey = self.survey(part, None, Settings::All)?;
-        let mut ways: Vec<Way> = candidates(survey.ranked, tuning.candidates).into_iter().map(Way::of).collect();
-        let progress = |stage, done, total| Progress { part: number, parts: self.parts, stage, done, total };
-        let kernels = ways.iter().flat_map(|way| way.ranked.program.launches().map(|launch| &launch.kernel));
-        make_ready(self.handle, kernels, &mut |done, total| watch(progress(Stage::Kernels, done, total)));
-        let mut plans = Vec::new();
-        for way in &mut ways {
-            plans.push(match self.handle.prepare(&part.problem, &way.ranked) {
-                Ok(plan) => Some(plan),
-                Err(error) => {
-                    way.trouble = Some(error.to_string());
-                    None
-                }
-            });
-        }
-        let mut note = |done, total| watch(progress(Stage::Measuring, done, total));
-        match measure(self.handle, &part.problem, &plans, tuning.budget, &mut note) {
-            Ok(times) => ways.iter_mut().zip(times).for_each(|(way, time)| way.measured = time),
-            // No room for the operands is no reason to have no plan.
-            Err(error) if error.is_lack_of_memory() => {
-                ways.iter_mut().for_each(|way| way.trouble = Some(format!("not measured: {error}")));
-                return Ok(Choice { ways, chosen: 0, by: ChosenBy::Estimate, refusals: survey.refusals });
-            }
-            Err(error) => return Err(error),
-        }
-        let time = |way: &Way| way.measured.map_or(f64::INFINITY, |measured| measured.us);
-        let chosen = (0..ways.len()).min_by(|&a, &b| time(&ways[a]).total_cmp(&time(&ways[b]))).unwrap_or(0);
-        if let Some(way) = ways.get(chosen)
-            && let Some(measured) = way.measured
-            && self.policy.remember
-        {
-            let answer = Answer { engine: way.ranked.engine.name.to_owned(), knobs: way.ranked.knobs.clone(), us: measured.us };
-            self.handle.keep(question, &answer);
-        }
-        Ok(Choice { ways, chosen, by: ChosenBy::Clock, refusals: survey.refusals })
+        let tuning = if let Mode::Measured(tuning) = self.policy.mode { Some(tuning) } else { None };
+        let chooser = Chooser { handle: self.handle, limits: self.limits_of(part), tuning, remember: self.policy.remember };
+        let parts = self.parts;
+        chooser.choose(&part.problem, &mut |stage, done, total| watch(Progress { part: number, parts, stage, done, total }))
     }
 
     /// For each rung the way of each part, the chosen ones first; then, where those need scratch, ways with equal notes that need less.
@@ -348,46 +211,91 @@ impl Planner<'_> {
         }
         Ok(rungs)
     }
-}
 
-/// The ways with the least estimates, and the best of each engine.
-fn candidates(ranked: Vec<Ranked>, most: usize) -> Vec<Ranked> {
-    let mut engines = HashSet::new();
-    let is_first: Vec<bool> = ranked.iter().map(|way| engines.insert(way.engine.name)).collect();
-    ranked
-        .into_iter()
-        .zip(is_first)
-        .enumerate()
-        .filter(|(place, (_, is_first))| *place < most || *is_first)
-        .map(|(_, (way, _))| way)
-        .collect()
-}
-
-/// Loads kernels, several at a time since a compilation takes a tenth of a second. What fails is told when its program is loaded.
-fn make_ready<'k>(handle: &Handle, kernels: impl Iterator<Item = &'k KernelRef>, watch: &mut dyn FnMut(usize, usize)) {
-    let mut names = HashSet::new();
-    let kernels: Vec<&KernelRef> = kernels.filter(|kernel| names.insert(kernel.name())).collect();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
-    let next = AtomicUsize::new(0);
-    let (tell, told) = mpsc::channel();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            let (tell, next, kernels) = (tell.clone(), &next, &kernels);
-            scope.spawn(move || {
-                while let Some(kernel) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let _ = handle.loader().kernel(kernel);
-                    // Nobody listens any more only if the watcher panicked.
-                    let _ = tell.send(());
+    /// The ways with other settings where the chosen ones rely on alignments that the graph does not declare: of the same engines, with equal
+    /// notes, in no more workspace. For products and convolutions there are none: another kernel of theirs takes long to compile, and who
+    /// has such addresses can declare them. `None` where nothing is different.
+    fn loose(&self, parts: &[Subgraph], best: &[Ranked], memory: &Memory, bound: &Bound) -> Result<Option<Vec<Ranked>>, Error> {
+        if matches!(self.policy.mode, Mode::Pinned(_)) {
+            return Ok(None);
+        }
+        let mut ways = best.to_vec();
+        let mut is_other = false;
+        for (part, way) in parts.iter().zip(&mut ways) {
+            if matches!(part.problem, Problem::Gemm(_) | Problem::Conv(_)) {
+                continue;
+            }
+            // What an address is a multiple of in any case: its declared alignment, else the size of its elements. Temporaries lie well.
+            let mut limits = Limits { settings: Settings::All, engine: Some(way.engine.name.to_owned()), ..self.limits_of(part) };
+            for operand in part.problem.buffers()? {
+                let slot = operand.slot.0 as usize;
+                if let (Some(known), Some(&uid)) = (limits.alignments_bytes.get_mut(slot), part.bindings.get(slot))
+                    && memory.of(uid).is_none()
+                    && bound.source_of(uid).is_some()
+                {
+                    *known = Some(known.unwrap_or(0).max(operand.dtype.bytes() as u64));
                 }
-            });
+            }
+            let relies = |needed: &u64, known: &Option<u64>| known.is_some_and(|known| *needed > known);
+            if !way.program.buffer_alignment_bytes.iter().zip(&limits.alignments_bytes).any(|(needed, known)| relies(needed, known)) {
+                continue;
+            }
+            let others = self.handle.survey(&part.problem, &limits)?.ranked;
+            let fits = |other: &Ranked| other.notes == way.notes && other.workspace_bytes() <= way.workspace_bytes();
+            if let Some(other) = others.into_iter().find(fits) {
+                *way = other;
+                is_other = true;
+            }
         }
-        drop(tell);
-        for (done, ()) in told.iter().enumerate() {
-            watch(done + 1, kernels.len());
-        }
-    });
+        Ok(is_other.then_some(ways))
+    }
 }
 
+/// A rung of the ladder, its programs on the device.
+struct Assembly<'a> {
+    handle: &'a Handle,
+    graph: &'a Graph,
+    memory: &'a Memory,
+    parts: &'a [Subgraph],
+    /// Equal problems share their plans.
+    plans: HashMap<(Key, &'static str, Knobs), Arc<Plan>>,
+}
+
+impl Assembly<'_> {
+    fn rung(&mut self, bound: &Bound, ways: &[Ranked]) -> Result<Rung, Error> {
+        let scratch: Vec<u64> = ways.iter().map(Ranked::workspace_bytes).collect();
+        let (offsets, workspace_bytes) = self.memory.with_scratch(&scratch)?;
+        let mut planned = Vec::new();
+        for ((part, way), scratch) in self.parts.iter().zip(ways).zip(offsets.into_iter().zip(scratch)) {
+            let identity = (Key::of(&part.problem), way.engine.name, way.knobs.clone());
+            let plan = match self.plans.get(&identity) {
+                Some(plan) => Arc::clone(plan),
+                None => {
+                    let plan = Arc::new(self.handle.prepare(&part.problem, way)?);
+                    self.plans.insert(identity, Arc::clone(&plan));
+                    plan
+                }
+            };
+            let of = |&uid: &Uid| self.memory.of(uid).or(bound.source_of(uid));
+            let slots: Vec<Source> = part.bindings.iter().map(of).collect::<Option<_>>().ok_or_else(|| {
+                // Every binding is a temporary or was listed.
+                verdigris_graph::Error::UnknownTensor { op: self.graph.name.clone(), uid: Uid(0) }
+            })?;
+            planned.push(Part { plan, slots, scratch });
+        }
+        Ok(Rung { parts: planned, workspace_bytes })
+    }
+}
+
+/// What the programs of a rung rely on, by the place of each tensor that the caller binds.
+fn reliances(rung: &Rung) -> impl Iterator<Item = (usize, u64)> {
+    rung.parts.iter().flat_map(|part| {
+        let aligned = part.slots.iter().zip(part.plan.executable().alignments_bytes());
+        aligned.filter_map(|(source, bytes)| if let Source::Bound(place) = source { Some((*place, bytes)) } else { None })
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "all that planning found, put together once")]
 fn assemble(
     handle: &Handle,
     graph: &Graph,
@@ -396,60 +304,27 @@ fn assemble(
     parts: &[Subgraph],
     choices: &[Arc<Choice>],
     ladder: &[Vec<Ranked>],
+    loose: Option<&[Ranked]>,
 ) -> Result<GraphPlan, Error> {
-    let mut plans: HashMap<(Key, &'static str, Knobs), Arc<Plan>> = HashMap::new();
-    let mut rungs = Vec::new();
-    for ways in ladder {
-        let scratch: Vec<u64> = ways.iter().map(Ranked::workspace_bytes).collect();
-        let (offsets, workspace_bytes) = memory.with_scratch(&scratch)?;
-        let mut planned = Vec::new();
-        for ((part, way), scratch) in parts.iter().zip(ways).zip(offsets.into_iter().zip(scratch)) {
-            let identity = (Key::of(&part.problem), way.engine.name, way.knobs.clone());
-            let plan = match plans.get(&identity) {
-                Some(plan) => Arc::clone(plan),
-                None => {
-                    let plan = Arc::new(handle.prepare(&part.problem, way)?);
-                    plans.insert(identity, Arc::clone(&plan));
-                    plan
-                }
-            };
-            let slots: Vec<Source> =
-                part.bindings.iter().map(|&uid| memory.of(uid).or(bound.source_of(uid))).collect::<Option<_>>().ok_or_else(|| {
-                    // Every binding is a temporary or was listed.
-                    verdigris_graph::Error::UnknownTensor { op: graph.name.clone(), uid: Uid(0) }
-                })?;
-            for (source, alignment_bytes) in slots.iter().zip(plan.executable().alignments_bytes()) {
-                if let Source::Bound(place) = source {
-                    bound.align(*place, alignment_bytes);
-                }
-            }
-            planned.push(Part { plan, slots, scratch });
-        }
-        rungs.push(Rung { parts: planned, workspace_bytes });
+    let mut assembly = Assembly { handle, graph, memory, parts, plans: HashMap::new() };
+    let rungs: Vec<Rung> = ladder.iter().map(|ways| assembly.rung(&bound, ways)).collect::<Result<_, _>>()?;
+    for (place, bytes) in rungs.iter().flat_map(reliances) {
+        bound.align(place, bytes);
     }
+    let loose_rung = loose.map(|ways| assembly.rung(&bound, ways)).transpose()?;
+    loose_rung.iter().flat_map(reliances).for_each(|(place, bytes)| bound.align_least(place, bytes));
+    // Who declares an alignment is held to it, as far as it is relied on.
+    let is_declared = |uid| graph.tensor(uid).is_some_and(|tensor| tensor.alignment_bytes.is_some());
+    bound.align_strictly(|uid| loose_rung.is_none() || is_declared(uid));
+    let other_settings = loose.into_iter().flatten().zip(&ladder[0]).filter(|(other, best)| other.knobs != best.knobs);
     let explanation = Explanation {
         graph: graph.name.clone(),
         device: handle.arch().name.clone(),
         workspace_bytes: rungs[0].workspace_bytes,
         temporaries_bytes: memory.bytes(),
         ladder_bytes: rungs.iter().map(|rung| rung.workspace_bytes).collect(),
-        parts: parts.iter().zip(choices).map(|(part, choice)| explain(part, choice)).collect(),
+        parts: parts.iter().zip(choices).map(|(part, choice)| choice.explain(&part.problem)).collect(),
+        less_aligned: other_settings.map(|(other, _)| format!("{} {}", other.engine, other.knobs)).collect(),
     };
-    Ok(GraphPlan { bound, rungs, downgrades: AtomicU64::new(0), explanation, nothing: handle.nothing() })
-}
-
-fn explain(part: &Subgraph, choice: &Choice) -> PartExplanation {
-    let ways = choice.ways.iter().map(|way| WayExplanation {
-        summary: RankedSummary::from(&way.ranked),
-        measured: way.measured,
-        trouble: way.trouble.clone(),
-    });
-    PartExplanation {
-        problem: describe(&part.problem),
-        key: Key::of(&part.problem),
-        chosen_by: choice.by,
-        chosen: choice.chosen,
-        ways: ways.collect(),
-        refusals: choice.refusals.iter().map(RefusalSummary::from).collect(),
-    }
+    Ok(GraphPlan { bound, rungs, loose: loose_rung, downgrades: AtomicU64::new(0), explanation, nothing: handle.nothing() })
 }

@@ -41,18 +41,19 @@ pub enum Mode {
 /// How candidates are measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// Most candidates of each part: those with the least estimates, and the best of each engine.
+    /// Most candidates of each part: those with the least estimates; and the best of each engine, and what would be chosen at once.
     pub candidates: usize,
-    /// Most time that the measuring of each part may take, compilation apart.
+    /// About how long each part may take. Kernels that need a compiler are begun, the promising ones first, until six tenths of it are gone;
+    /// candidates without theirs are left out. What would be chosen at once is compiled and measured however long it takes.
     pub budget: Duration,
     /// Measure although an earlier choice is remembered.
     pub again: bool,
 }
 
 impl Default for Tuning {
-    /// Twelve candidates, half a second.
+    /// Twelve candidates, a second.
     fn default() -> Tuning {
-        Tuning { candidates: 12, budget: Duration::from_millis(500), again: false }
+        Tuning { candidates: 12, budget: Duration::from_secs(1), again: false }
     }
 }
 

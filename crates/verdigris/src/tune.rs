@@ -1,9 +1,9 @@
 //! Candidates by the clock: each is run on the device, in turns, and timed by events.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
-use verdigris_cuda::{DeviceBuffer, Event};
+use verdigris_cuda::{DeviceBuffer, Event, GraphExecutable, Stream};
 use verdigris_graph::{Access, Problem};
 use verdigris_tensor::{DType, num};
 
@@ -31,15 +31,34 @@ impl Measured {
     }
 }
 
-/// A sample spans about this long, so that the events' own resolution does not count.
+/// A sample spans at least about this long, so that the events' own resolution does not count.
 const SAMPLE_US: f64 = 60.0;
 /// Most samples of one candidate.
 const MOST_SAMPLES: usize = 15;
 /// After so many samples, a candidate that takes this much longer than the best is out.
 const OUT: (usize, f64) = (3, 1.3);
+/// A candidate whose first run takes this much longer than the best's usual one, and so many microseconds, is out at once, though it met
+/// cold caches.
+const OUT_AT_ONCE: (f64, f64) = (4.0, 20_000.0);
+/// A candidate whose estimate is this many times the best time, and the estimate of the best, is not run.
+const HOPELESS: f64 = 10.0;
+/// Below this, launches are replayed as a graph: the host submits no faster than a few microseconds each.
+const REPLAYED_US: f64 = 20.0;
+/// Most sets of operands, of which each execution takes the next: what lies in the L2 of one execution is not the next one's.
+const MOST_COPIES: u64 = 64;
 
-/// Times the plans, which are all of this problem, within about `budget`. Entries without a plan are passed over. Buffers hold random
-/// numbers near 1; what the plans write is lost.
+/// What came of one plan.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Outcome {
+    /// Its time.
+    pub measured: Option<Measured>,
+    /// Why there is none.
+    pub left_out: Option<&'static str>,
+}
+
+/// Times the plans, which are all of this problem, until about that moment: the one at place `first` for certain, then the others in their
+/// order. Entries without a plan are passed over. Every execution takes the next of several sets of operands, so that none finds its own in
+/// the L2; short ones are replayed as graphs. Buffers hold random numbers near 1; what the plans write is lost.
 ///
 /// # Errors
 /// [`Error::Device`]: no memory for the operands, or a fault of a kernel.
@@ -47,66 +66,132 @@ pub fn measure(
     handle: &Handle,
     problem: &Problem,
     plans: &[Option<Plan>],
-    budget: Duration,
+    first: usize,
+    until: Instant,
     watch: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<Option<Measured>>, Error> {
-    let stream = handle.stream();
-    let operands = Operands::new(handle, problem)?;
-    let bindings = operands.bindings();
+) -> Result<Vec<Outcome>, Error> {
+    // A stream of its own: what else is submitted to the handle's would be measured, and a capture is of all that a stream is given.
+    let stream = &Stream::new(handle.context())?;
+    let operands = Operands::new(handle, stream, problem)?;
+    let bindings: Vec<Vec<Binding<'_>>> = (0..operands.copies).map(|copy| operands.bindings(copy)).collect::<Result<_, _>>()?;
     let workspace_bytes = plans.iter().flatten().map(Plan::workspace_bytes).max().unwrap_or(0);
     let workspace = handle.pool().alloc(stream, workspace_bytes)?;
     let (start, end) = (Event::timing(handle.context())?, Event::timing(handle.context())?);
-    let sample = |plan: &Plan, times: u32| -> Result<f64, Error> {
-        start.record(stream)?;
+    let mut turn = 0;
+    let mut submit = |plan: &Plan, times: u64| -> Result<(), Error> {
         for _ in 0..times {
-            plan.execute(stream, &bindings, workspace.slice())?;
+            turn = (turn + 1) % bindings.len();
+            plan.execute(stream, &bindings[turn], workspace.slice())?;
         }
+        Ok(())
+    };
+    let timed = |work: &mut dyn FnMut() -> Result<(), Error>| -> Result<f64, Error> {
+        start.record(stream)?;
+        work()?;
         end.record(stream)?;
         end.synchronize()?;
-        Ok(end.elapsed_us_since(&start)? / f64::from(times))
+        Ok(end.elapsed_us_since(&start)?)
     };
 
-    let begun = Instant::now();
-    let count = plans.iter().flatten().count();
-    let total = count * MOST_SAMPLES;
-    let mut done = 0;
-    let mut samples: Vec<Vec<f64>> = vec![Vec::new(); plans.len()];
-    let mut times: Vec<u32> = vec![0; plans.len()];
-    for (i, plan) in plans.iter().enumerate() {
-        if let Some(plan) = plan {
-            // The first run meets cold caches and idle clocks.
-            sample(plan, 1)?;
-            let once_us = sample(plan, 1)?.max(0.1);
-            times[i] = ((SAMPLE_US / once_us).ceil() as u32).clamp(1, 64);
+    let is_late = || Instant::now() >= until;
+    let mut outcomes = vec![Outcome::default(); plans.len()];
+    let mut runners: Vec<Option<Runner<'_>>> = plans.iter().map(|_| None).collect();
+    // The best usual time so far, and what had been estimated for it.
+    let (mut best, mut estimated) = (f64::INFINITY, f64::INFINITY);
+    let order = std::iter::once(first).chain((0..plans.len()).filter(|&place| place != first));
+    for place in order {
+        let Some(Some(plan)) = plans.get(place) else { continue };
+        let left_out = &mut outcomes[place].left_out;
+        if place != first && is_late() {
+            *left_out = Some("no time was left to measure it");
+            continue;
         }
+        if plan.cost().us > HOPELESS * best.max(estimated) {
+            *left_out = Some("its estimate is ten times the best time");
+            continue;
+        }
+        // The first run meets cold caches and idle clocks.
+        let cold_us = timed(&mut || submit(plan, 1))?;
+        if cold_us > OUT_AT_ONCE.0 * best && cold_us > OUT_AT_ONCE.1 {
+            outcomes[place].measured = Measured::of(&[cold_us]);
+            continue;
+        }
+        let once_us = timed(&mut || submit(plan, 1))?.max(0.1);
+        if once_us < best {
+            (best, estimated) = (once_us, plan.cost().us);
+        }
+        let mut times = ((SAMPLE_US / once_us).ceil() as u64).clamp(1, MOST_COPIES);
+        let mut graph = None;
+        if once_us < REPLAYED_US {
+            // Every set of operands once, so that the graph's next replay finds none of them.
+            times = times.max(operands.copies);
+            // A driver that cannot capture lets the host submit each.
+            let captured = stream.capture(|| submit(plan, times));
+            graph = captured.and_then(|graph| Ok(graph.instantiate()?)).ok();
+        }
+        runners[place] = Some(Runner { plan, times, graph, samples: Vec::new() });
     }
+
+    let total = runners.iter().flatten().count() * MOST_SAMPLES;
+    let mut done = 0;
     for round in 0..MOST_SAMPLES {
-        let best = samples.iter().filter_map(|list| Measured::of(list)).map(|m| m.us).fold(f64::INFINITY, f64::min);
-        for (i, plan) in plans.iter().enumerate() {
-            let Some(plan) = plan else { continue };
-            let is_out = round >= OUT.0 && Measured::of(&samples[i]).is_some_and(|own| own.us > best * OUT.1);
+        let best = runners.iter().flatten().filter_map(|runner| Measured::of(&runner.samples)).map(|m| m.us).fold(f64::INFINITY, f64::min);
+        for runner in runners.iter_mut().flatten() {
+            let is_out = round >= OUT.0 && Measured::of(&runner.samples).is_some_and(|own| own.us > best * OUT.1);
             if !is_out {
-                samples[i].push(sample(plan, times[i])?);
+                let Runner { plan, times, graph, samples } = runner;
+                let us = match graph {
+                    Some(graph) => timed(&mut || Ok(graph.launch(stream)?))?,
+                    None => timed(&mut || submit(plan, *times))?,
+                };
+                // The first replay brings the graph to the device.
+                if round > 0 || graph.is_none() {
+                    samples.push(us / *times as f64);
+                }
             }
             done += 1;
             watch(done, total);
         }
-        // Each has at least one sample.
-        if begun.elapsed() > budget {
+        if is_late() && runners.iter().flatten().all(|runner| !runner.samples.is_empty()) {
             break;
         }
     }
     watch(total, total);
-    Ok(samples.iter().map(|list| Measured::of(list)).collect())
+    stream.synchronize()?;
+    for (outcome, runner) in outcomes.iter_mut().zip(&runners) {
+        if let Some(runner) = runner {
+            outcome.measured = Measured::of(&runner.samples);
+        }
+    }
+    Ok(outcomes)
 }
 
-/// Memory for every slot of a problem.
+/// A plan in the race.
+struct Runner<'p> {
+    plan: &'p Plan,
+    /// Executions of a sample.
+    times: u64,
+    /// All of them, where they are short.
+    graph: Option<GraphExecutable>,
+    /// Microseconds of an execution.
+    samples: Vec<f64>,
+}
+
+/// Memory for every slot of a problem, several times.
 struct Operands {
-    slots: Vec<Option<DeviceBuffer>>,
+    slots: Vec<Option<Copies>>,
+    copies: u64,
+}
+
+/// Copies of one operand, one behind the other.
+struct Copies {
+    buffer: DeviceBuffer,
+    bytes: u64,
+    stride_bytes: u64,
 }
 
 impl Operands {
-    fn new(handle: &Handle, problem: &Problem) -> Result<Operands, Error> {
+    fn new(handle: &Handle, stream: &Stream, problem: &Problem) -> Result<Operands, Error> {
         let count = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         let mut needs: Vec<Option<(DType, u64, bool)>> = vec![None; count];
         for operand in problem.buffers()? {
@@ -115,25 +200,36 @@ impl Operands {
             need.1 = need.1.max(bytes);
             need.2 |= operand.access != Access::Written;
         }
-        let stream = handle.stream();
+        let set_bytes = needs.iter().flatten().map(|need| need.1).fold(1, u64::saturating_add);
+        // Together larger than twice the L2, unless there would be very many; of one far larger, little of itself is left there.
+        let l2_bytes = handle.arch().l2_bytes;
+        let copies = if set_bytes > 8 * l2_bytes { 1 } else { (2 * l2_bytes / set_bytes + 1).clamp(1, MOST_COPIES) };
         let mut slots = Vec::new();
         for need in needs {
             slots.push(match need {
                 None => None,
                 Some((dtype, bytes, is_read)) => {
-                    let mut buffer = handle.pool().alloc(stream, bytes)?;
+                    let stride_bytes = bytes.checked_next_multiple_of(256).unwrap_or(bytes);
+                    let mut buffer = handle.pool().alloc(stream, stride_bytes.saturating_mul(copies))?;
                     if is_read {
-                        fill(handle, &mut buffer, dtype)?;
+                        fill(handle, stream, &mut buffer, dtype)?;
                     }
-                    Some(buffer)
+                    Some(Copies { buffer, bytes, stride_bytes })
                 }
             });
         }
-        Ok(Operands { slots })
+        Ok(Operands { slots, copies })
     }
 
-    fn bindings(&self) -> Vec<Binding<'_>> {
-        self.slots.iter().map(|slot| slot.as_ref().map_or(Binding::Scalar(1.0), |buffer| Binding::Buffer(buffer.slice()))).collect()
+    fn bindings(&self, copy: u64) -> Result<Vec<Binding<'_>>, Error> {
+        let mut bindings = Vec::new();
+        for slot in &self.slots {
+            bindings.push(match slot {
+                None => Binding::Scalar(1.0),
+                Some(Copies { buffer, bytes, stride_bytes }) => Binding::Buffer(buffer.slice().part(copy * stride_bytes, *bytes)?),
+            });
+        }
+        Ok(bindings)
     }
 }
 
@@ -141,8 +237,8 @@ impl Operands {
 const BLOCK_BYTES: u64 = 1 << 18;
 
 /// Fills a buffer with random numbers: all bits of a mantissa move, as those of real data do, since a chip's clock depends on them.
-fn fill(handle: &Handle, buffer: &mut DeviceBuffer, dtype: DType) -> Result<(), Error> {
-    let (stream, bytes) = (handle.stream(), buffer.len_bytes());
+fn fill(handle: &Handle, stream: &Stream, buffer: &mut DeviceBuffer, dtype: DType) -> Result<(), Error> {
+    let bytes = buffer.len_bytes();
     let block = block_of(dtype, bytes.min(BLOCK_BYTES) as usize);
     let source = handle.pool().alloc_from(stream, &block)?;
     let mut offset = 0;

@@ -84,6 +84,11 @@ fn a_graph_of_two_products_runs_as_two_parts() {
     let record = serde_json::to_value(plan.explain()).expect("numbers and words");
     assert_eq!(record["parts"][0]["chosen_by"], "estimate");
     assert!(record["parts"][0]["ways"][0]["engine"].is_string(), "{record}");
+    // Each kernel is counted once, however often it is planned with.
+    let counts = handle.kernel_counts();
+    assert_eq!(counts.compiled, handle.loader().cache.loaded_count() as u64, "{counts}");
+    handle.plan_graph(&mlp(32), &Policy::default()).expect("plans");
+    assert_eq!(handle.kernel_counts(), counts);
     // Plans may be shared between threads.
     fn shared<T: Send + Sync>(_: &T) {}
     shared(&plan);
@@ -252,6 +257,65 @@ fn a_declared_alignment_is_enough_for_what_is_chosen() {
         let error = graph(Some(wrong)).expect_err("no alignment of f16").to_string();
         assert!(error.contains("tensor `a`") && error.contains("power of two"), "{error}");
     }
+}
+
+#[test]
+fn addresses_that_are_less_aligned_run_with_other_settings() {
+    let handle = handle(&Config::default());
+    let graph = |alignment_bytes: Option<u64>| {
+        let mut g = GraphBuilder::new("chain");
+        let x = g.tensor("x", DType::F16, rows(&[64, 256]));
+        let build = |g: &mut GraphBuilder| -> Result<(), verdigris_graph::Error> {
+            let relu = g.unary("relu", UnaryOp::Relu, x)?;
+            g.store(relu, "y", DType::F16)?;
+            let sum = g.reduction("sum", ReductionOp::Add, relu, &[1])?;
+            g.store(sum, "s", DType::F32)?;
+            let soft = g.softmax("softmax", x, 1, false)?;
+            g.store(soft, "p", DType::F16)
+        };
+        build(&mut g).expect("fits");
+        if let Some(bytes) = alignment_bytes {
+            g.align(x, bytes).expect("known");
+        }
+        g.finish().expect("valid")
+    };
+    let plan = handle.plan_graph(&graph(None), &Policy::default()).expect("plans");
+    let x = plan.tensors().iter().find(|tensor| tensor.name == "x").expect("bound");
+    assert!(x.alignment_bytes >= 8, "several elements at a time: {}", plan.explain());
+    assert_eq!(x.least_alignment_bytes, 2);
+    assert!(!plan.explain().less_aligned.is_empty() && plan.explain().to_string().contains("less aligned"), "{}", plan.explain());
+    let loaded = handle.loader().cache.loaded_count();
+    let buffers = buffers(&handle, &plan);
+    let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+    let room = handle.pool().alloc(handle.stream(), x.bytes + 64).expect("allocates");
+    let shifted = |offset: u64| {
+        let mut bound = bindings(&buffers);
+        let place = bound.iter().position(|(uid, _)| *uid == x.uid).expect("bound");
+        bound[place].1 = Binding::Buffer(room.slice().part(offset, x.bytes).expect("a part"));
+        bound
+    };
+    let stream = handle.stream();
+    plan.execute(stream, &shifted(0), workspace.slice()).expect("executes");
+    assert_eq!(plan.downgrades(), 0);
+    fake::launch_count();
+    plan.execute(stream, &shifted(2), workspace.slice()).expect("executes otherwise");
+    assert!(fake::launch_count() > 0);
+    plan.execute_from(stream, &shifted(6), handle.pool()).expect("executes otherwise");
+    plan.execute_timed(stream, &shifted(2), workspace.slice()).expect("executes otherwise");
+    assert_eq!((plan.downgrades(), handle.loader().cache.loaded_count()), (2, loaded), "nothing is loaded at run time");
+    let is_alignment = |outcome: Result<(), Error>, bytes: u64| match outcome {
+        Err(Error::Binding(BindingError::TensorAlignment { alignment_bytes, .. })) => alignment_bytes == bytes,
+        _ => false,
+    };
+    assert!(is_alignment(plan.execute(stream, &shifted(1), workspace.slice()), 2), "no element lies there");
+    fake::set_capturing(true);
+    let captured = plan.execute(stream, &shifted(2), workspace.slice());
+    fake::set_capturing(false);
+    assert!(is_alignment(captured, x.alignment_bytes), "a capture would keep the slower ways");
+    // Whoever declares an alignment is held to it, as far as it is relied on.
+    let declared = handle.plan_graph(&graph(Some(16)), &Policy::default()).expect("plans");
+    let x = declared.tensors().iter().find(|tensor| tensor.name == "x").expect("bound");
+    assert_eq!(x.least_alignment_bytes, x.alignment_bytes);
 }
 
 #[test]

@@ -3,13 +3,10 @@
 //! The product is computed by whoever is faster, our engine or the peer's library: what a convolution could hope for if its operands were
 //! matrices already. Of a strided dgrad, the product is as deep as the taps that meet an output.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use verdigris::{Config, Handle, Limits};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Order, Problem, Slot};
-use verdigris_reference::bench_list::DTypeClass;
-use verdigris_reference::conv_list::{self, ConvBenchProblem, ConvShape};
+use verdigris_reference::conv_list::ConvBenchProblem;
 
 use super::RunArguments;
 use super::conv_sample;
@@ -18,65 +15,21 @@ use super::measure::{self, Side};
 use super::peers::{Answer, Peer};
 use super::record::Row;
 use super::run::{self, Ceilings, Fastest, Ours, SEED};
+use crate::selection::{self, ConvSelection};
 use crate::{Verdict, device};
 
 /// Options of `bench conv`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Images; with --c, --k, --input and --filter one problem from the command line.
-    #[arg(short, long)]
-    n: Option<u64>,
-    /// Input channels.
-    #[arg(short, long)]
-    c: Option<u64>,
-    /// Output channels.
-    #[arg(short, long)]
-    k: Option<u64>,
-    /// Spatial extents of the input, as `56x56`; one to three.
-    #[arg(long)]
-    input: Option<String>,
-    /// Spatial extents of the filter, as `3x3`.
-    #[arg(long)]
-    filter_size: Option<String>,
-    /// Stride, in each dim.
-    #[arg(long, default_value_t = 1)]
-    stride: u64,
-    /// Padding, on both sides of each dim.
-    #[arg(long, default_value_t = 0)]
-    pad: u64,
-    /// Dilation, in each dim.
-    #[arg(long, default_value_t = 1)]
-    dilation: u64,
-    /// Groups.
-    #[arg(long, default_value_t = 1)]
-    groups: u64,
-    /// Only these directions (fprop, dgrad, wgrad).
-    #[arg(long, value_delimiter = ',')]
-    direction: Vec<String>,
-    /// The problem list; default bench/lists/conv.toml in the current folder, else the copy inside this program.
-    #[arg(long)]
-    list: Option<PathBuf>,
-    /// Only these classes of the list (resnet, vgg, …).
-    #[arg(long, value_delimiter = ',')]
-    class: Vec<String>,
-    /// Only these types (bf16, f16, tf32, f32, fp8, int8); of a problem from the command line, bf16 unless said.
-    #[arg(long, value_delimiter = ',')]
-    dtype: Vec<String>,
-    /// Only problems whose name contains this.
-    #[arg(long)]
-    filter: Option<String>,
+    #[command(flatten)]
+    problems: ConvSelection,
     #[command(flatten)]
     run: RunArguments,
 }
 
-/// The list that stands in the repository, for a program that was copied without it.
-const EMBEDDED: &str = include_str!("../../../../bench/lists/conv.toml");
-
-const TYPES: [DTypeClass; 6] = [DTypeClass::Bf16, DTypeClass::F16, DTypeClass::Tf32, DTypeClass::F32, DTypeClass::Fp8, DTypeClass::Int8];
-
 /// Carries out `bench conv`.
 pub(super) fn run(arguments: &Arguments) -> Result<Verdict> {
-    let problems = problems(arguments)?;
+    let problems = arguments.problems.problems()?;
     arguments.run.check()?;
     let config = Config::from_environment()?;
     let Some(handle) = device::open("bench conv", &config, arguments.run.json)? else {
@@ -88,75 +41,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut bench = Bench { handle: &handle, arguments: &arguments.run, source, peer, ceilings };
     let names: Vec<String> = problems.iter().map(|row| format!("{} {}", row.dtype.name(), row.name)).collect();
     run::all(&handle, &arguments.run, &machine, "conv", &names, |i| bench.problem(&problems[i]))
-}
-
-/// `56x56` as numbers.
-fn sizes(name: &str, text: &str) -> Result<Vec<u64>> {
-    text.split('x').map(|part| part.parse().with_context(|| format!("--{name} {text}: numbers with `x` between, as 56x56"))).collect()
-}
-
-fn problems(arguments: &Arguments) -> Result<Vec<ConvBenchProblem>> {
-    for direction in &arguments.direction {
-        if !Direction::ALL.iter().any(|known| known.name() == direction) {
-            bail!("--direction {direction}: fprop, dgrad or wgrad");
-        }
-    }
-    for dtype in &arguments.dtype {
-        if !TYPES.iter().any(|known| known.name() == dtype) {
-            bail!("--dtype {dtype}: bf16, f16, tf32, f32, fp8 or int8");
-        }
-    }
-    let is_wanted = |name: &str, wanted: &[String]| wanted.is_empty() || wanted.iter().any(|one| one == name);
-    let problems: Vec<ConvBenchProblem> = match (arguments.n, arguments.c, arguments.k, &arguments.input, &arguments.filter_size) {
-        (None, None, None, None, None) => {
-            let beside = PathBuf::from("bench/lists/conv.toml");
-            let list = match &arguments.list {
-                Some(path) => conv_list::load_file(path).with_context(|| format!("the problem list {}", path.display()))?,
-                None if beside.is_file() => {
-                    conv_list::load_file(&beside).with_context(|| format!("the problem list {}", beside.display()))?
-                }
-                None => conv_list::load(EMBEDDED)?,
-            };
-            for class in &arguments.class {
-                if !list.iter().any(|row| row.class == *class) {
-                    let mut known: Vec<&str> = list.iter().map(|row| row.class.as_str()).collect();
-                    known.dedup();
-                    bail!("--class {class}: the list has {}", known.join(", "));
-                }
-            }
-            (list.into_iter())
-                .filter(|row| is_wanted(&row.class, &arguments.class) && is_wanted(row.dtype.name(), &arguments.dtype))
-                .filter(|row| is_wanted(row.problem.direction.name(), &arguments.direction))
-                .collect()
-        }
-        (Some(n), Some(c), Some(k), Some(input), Some(filter)) => {
-            let &Arguments { stride, pad, dilation, groups, .. } = arguments;
-            let name = format!("{n}x{c}@{input}-{k}k{filter}s{stride}p{pad}d{dilation}g{groups}");
-            let (input, filter) = (sizes("input", input)?, sizes("filter-size", filter)?);
-            let shape = ConvShape { name, n, c, k, input, filter, stride, pad, dilation, groups };
-            let dtypes = TYPES.into_iter().filter(|dtype| {
-                if arguments.dtype.is_empty() { *dtype == DTypeClass::Bf16 } else { is_wanted(dtype.name(), &arguments.dtype) }
-            });
-            let directions: Vec<Direction> =
-                Direction::ALL.into_iter().filter(|direction| is_wanted(direction.name(), &arguments.direction)).collect();
-            let mut rows = Vec::new();
-            for dtype in dtypes {
-                for &direction in &directions {
-                    let class = "command-line".to_owned();
-                    let problem = shape.problem(&class, direction, dtype)?;
-                    rows.push(ConvBenchProblem { class, dtype, name: format!("{}-{}", shape.name, direction.name()), problem });
-                }
-            }
-            rows
-        }
-        _ => bail!("a problem needs all of -n, -c, -k, --input and --filter-size"),
-    };
-    let text = arguments.filter.as_deref().unwrap_or_default();
-    let problems: Vec<ConvBenchProblem> = problems.into_iter().filter(|row| row.name.contains(text)).collect();
-    if problems.is_empty() {
-        bail!("no problem is left by --class, --dtype, --direction and --filter");
-    }
-    Ok(problems)
 }
 
 /// The product of the same extents, with the orders that the convolution has; a batch of them for groups.
@@ -220,11 +104,7 @@ impl Bench<'_> {
             row.remark = Some("nothing is computed".to_owned());
             return Ok(row);
         }
-        // What a graph of this convolution alone would be cut into.
-        let mut problem = conv.as_gemm().map_or_else(|| Problem::Conv(conv.clone()), Problem::Gemm);
-        if let Problem::Gemm(gemm) = &mut problem {
-            gemm.number_slots();
-        }
+        let problem = selection::as_planned(conv);
         let survey = run::ways(handle, arguments, &problem, &mut row)?;
         let [(_, first, first_extents), (_, second, second_extents)] = conv.operands();
         let result = conv.result();
@@ -329,43 +209,10 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
-    fn asked(words: &str) -> Result<Vec<ConvBenchProblem>> {
-        problems(&Line::parse_from(std::iter::once("x").chain(words.split_whitespace())).arguments)
-    }
-
-    #[test]
-    fn one_problem_from_the_command_line() {
-        let rows =
-            asked("-n 2 -c 8 -k 16 --input 9x7 --filter-size 3x3 --pad 1 --stride 2 --direction dgrad,fprop --dtype tf32").expect("two");
-        assert_eq!(
-            rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(),
-            ["2x8@9x7-16k3x3s2p1d1g1-fprop", "2x8@9x7-16k3x3s2p1d1g1-dgrad"]
-        );
-        assert_eq!(rows[0].problem.output, [1, 5, 4]);
-        assert!(asked("-n 2 -c 8 -k 16 --input 9x7").is_err_and(|error| error.to_string().contains("--filter-size")));
-        assert!(asked("-n 2 -c 8 -k 16 --input 9xa --filter-size 3x3").is_err());
-        assert!(asked("--direction sideways").is_err());
-    }
-
-    #[test]
-    fn the_list_can_be_narrowed() {
-        let rows = asked("--class vgg --dtype bf16 --filter 1_2").expect("three");
-        assert_eq!(rows.len(), 3);
-        assert!(asked("--class nothing").is_err_and(|error| error.to_string().contains("resnet")));
-        assert!(asked("--filter nothing").is_err());
-    }
 
     #[test]
     fn products_have_the_convolutions_work() {
-        for row in asked("--dtype bf16").expect("rows") {
+        for row in ConvSelection::of_the_list("bf16").expect("rows") {
             let gemm = product(&row.problem).expect("a product");
             let ratio = gemm.flops() / row.problem.flops();
             // A depth is a whole number.

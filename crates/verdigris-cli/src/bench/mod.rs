@@ -14,13 +14,13 @@ mod suite;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Subcommand, ValueEnum};
 use verdigris::Config;
 use verdigris_engines::engine::Knobs;
-use verdigris_reference::bench_list;
 
-use crate::problem::{Named, ProblemArguments, knobs};
+use crate::problem::knobs;
+use crate::selection::GemmSelection;
 use crate::{Verdict, device};
 
 /// What to measure.
@@ -44,19 +44,7 @@ enum Suite {
 #[derive(clap::Args)]
 pub(crate) struct GemmArguments {
     #[command(flatten)]
-    problem: ProblemArguments,
-    /// The problem list; default bench/lists/gemm.toml in the current folder, else the copy inside this program.
-    #[arg(long)]
-    list: Option<PathBuf>,
-    /// Only these classes of the list (square, deepbench, …).
-    #[arg(long, value_delimiter = ',')]
-    class: Vec<String>,
-    /// Only these types (bf16, f16, tf32, fp8, int8; with --m --n --k any element type, default bf16).
-    #[arg(long, value_delimiter = ',')]
-    dtype: Vec<String>,
-    /// Only problems whose name contains this.
-    #[arg(long)]
-    filter: Option<String>,
+    problems: GemmSelection,
     #[command(flatten)]
     run: RunArguments,
 }
@@ -64,6 +52,9 @@ pub(crate) struct GemmArguments {
 /// Options of every suite that measures problems.
 #[derive(clap::Args)]
 pub(crate) struct RunArguments {
+    /// Only the way that a plan at once would take, remembered choices included.
+    #[arg(long, conflicts_with_all = ["engine", "knobs", "all_knobs"])]
+    pub(super) instant: bool,
     /// Only this engine.
     #[arg(long)]
     pub(super) engine: Option<String>,
@@ -121,50 +112,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
 }
 
 fn gemm(arguments: &GemmArguments) -> Result<Verdict> {
-    let problems = problems(arguments)?;
+    let problems = arguments.problems.problems()?;
     arguments.run.check()?;
     let config = Config::from_environment()?;
     let Some(handle) = device::open("bench gemm", &config, arguments.run.json)? else {
         return Ok(Verdict::Good);
     };
     suite::run(&handle, &config, arguments, &problems)
-}
-
-/// The list that stands in the repository, for a program that was copied without it.
-const EMBEDDED: &str = include_str!("../../../../bench/lists/gemm.toml");
-
-fn problems(arguments: &GemmArguments) -> Result<Vec<Named>> {
-    if arguments.problem.is_given() {
-        let dtypes = if arguments.dtype.is_empty() { vec!["bf16".to_owned()] } else { arguments.dtype.clone() };
-        return dtypes.iter().map(|dtype| arguments.problem.problem(dtype)).collect();
-    }
-    let beside = PathBuf::from("bench/lists/gemm.toml");
-    let list = match &arguments.list {
-        Some(path) => bench_list::load_file(path).with_context(|| format!("the problem list {}", path.display()))?,
-        None if beside.is_file() => bench_list::load_file(&beside).with_context(|| format!("the problem list {}", beside.display()))?,
-        None => bench_list::load(EMBEDDED)?,
-    };
-    for class in &arguments.class {
-        if !list.iter().any(|row| row.class == *class) {
-            let mut known: Vec<&str> = list.iter().map(|row| row.class.as_str()).collect();
-            known.dedup();
-            bail!("--class {class}: the list has {}", known.join(", "));
-        }
-    }
-    for dtype in &arguments.dtype {
-        if !list.iter().any(|row| row.dtype.name() == dtype) {
-            bail!("--dtype {dtype}: the list has bf16, f16, tf32, fp8 and int8; other types need --m, --n and --k");
-        }
-    }
-    let problems: Vec<Named> = list
-        .into_iter()
-        .filter(|row| arguments.class.is_empty() || arguments.class.contains(&row.class))
-        .filter(|row| arguments.dtype.is_empty() || arguments.dtype.iter().any(|dtype| dtype == row.dtype.name()))
-        .filter(|row| arguments.filter.as_ref().is_none_or(|text| row.name.contains(text.as_str())))
-        .map(|row| Named { class: row.class, dtype: row.dtype.name().to_owned(), name: row.name, problem: row.problem })
-        .collect();
-    if problems.is_empty() {
-        bail!("no problem of the list is left by --class, --dtype and --filter");
-    }
-    Ok(problems)
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
+use verdigris::explain::ChosenBy;
 use verdigris::{Binding, Handle, Limits, Plan, Ranked, Settings, Survey};
 use verdigris_cuda::DeviceSlice;
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Slot};
@@ -168,6 +169,21 @@ impl Ours<'_> {
 
 /// The ways that the options ask for, and in the row why there are none.
 pub(super) fn ways(handle: &Handle, arguments: &RunArguments, problem: &Problem, row: &mut Row) -> Result<Survey> {
+    if arguments.instant {
+        return match handle.choose(problem, &Limits::default()) {
+            Ok(chosen) => {
+                if chosen.explanation.chosen_by != ChosenBy::Estimate {
+                    row.remark = Some(chosen.explanation.chosen_by.words().to_owned());
+                }
+                Ok(Survey { ranked: vec![chosen.way], refusals: Vec::new() })
+            }
+            Err(error @ verdigris::Error::NoEngine(_)) => {
+                row.remark = Some(error.to_string());
+                Ok(Survey { ranked: Vec::new(), refusals: Vec::new() })
+            }
+            Err(error) => Err(error.into()),
+        };
+    }
     let settings = match (&arguments.knobs, arguments.all_knobs) {
         (Some(knobs), _) => Settings::Matching(knobs.clone()),
         (None, true) => Settings::All,

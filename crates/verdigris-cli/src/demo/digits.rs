@@ -16,6 +16,7 @@ use super::report;
 use super::runner::Runner;
 use crate::Verdict;
 use crate::table::{self, Align};
+use verdigris::KernelCounts;
 use verdigris::device::PartReport;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -57,7 +58,10 @@ pub(super) struct Outcome {
     pub(super) skipped_steps: u32,
     /// For each graph, its engine calls summed over all runs.
     pub(super) tallies: BTreeMap<String, Tally>,
+    /// Until all graphs were ready.
     pub(super) setup_time: Duration,
+    /// On a GPU: where their kernels came from.
+    pub(super) kernels: Option<KernelCounts>,
 }
 
 /// The engine calls of one graph, summed over the runs that were timed.
@@ -94,6 +98,12 @@ impl Outcome {
         f64::from(right) / f64::from(self.held_out())
     }
 
+    /// What making ready took, and of what.
+    pub(super) fn setup(&self) -> String {
+        let kernels = self.kernels.map(|counts| format!("; kernels: {counts}")).unwrap_or_default();
+        format!("{:.2} s{kernels}", self.setup_time.as_secs_f64())
+    }
+
     pub(super) fn images_per_second(&self) -> f64 {
         self.images_seen as f64 / self.training_time.as_secs_f64()
     }
@@ -102,7 +112,9 @@ impl Outcome {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     let bar = ProgressBar::new(u64::from(arguments.epochs));
     bar.set_style(ProgressStyle::with_template("training {bar:32} {pos}/{len} epochs, {msg}, {eta} left")?);
-    let outcome = train(arguments, &mut |epoch, loss| {
+    let setup = ProgressBar::new_spinner();
+    setup.set_style(ProgressStyle::with_template("{spinner} making ready: {msg} ({elapsed})")?);
+    let outcome = train(arguments, &setup, &mut |epoch, loss| {
         bar.set_message(format!("loss {loss:.4}"));
         bar.set_position(u64::from(epoch));
     });
@@ -117,9 +129,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     Ok(Verdict::Good)
 }
 
-pub(super) fn train(arguments: &Arguments, progress: &mut dyn FnMut(u32, f32)) -> anyhow::Result<Outcome> {
+/// Trains. `setup` shows what is made ready before, `progress` hears of each epoch and its mean loss.
+pub(super) fn train(arguments: &Arguments, setup: &ProgressBar, progress: &mut dyn FnMut(u32, f32)) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let mut runner = Runner::open(&arguments.device)?;
+    runner.show(setup.clone());
     let mut random = Random::new(arguments.seed);
     let mut model = Model::new(&mut runner, arguments.precision, BATCH, random.bits(), arguments.deterministic)?;
     let split = split();
@@ -139,7 +153,9 @@ pub(super) fn train(arguments: &Arguments, progress: &mut dyn FnMut(u32, f32)) -
         skipped_steps: 0,
         tallies: BTreeMap::new(),
         setup_time: start.elapsed(),
+        kernels: runner.kernel_counts(),
     };
+    setup.finish_and_clear();
 
     let batches = order.len() / BATCH;
     let steps = batches * arguments.epochs as usize;
@@ -219,6 +235,7 @@ fn greatest(bytes: &[u8]) -> usize {
 fn print(arguments: &Arguments, outcome: &Outcome) {
     say!("device     {}", outcome.device);
     let seen = arguments.epochs;
+    say!("set up     {}", outcome.setup());
     say!("accuracy   {:.2} % of {} images never seen ({} misread)", 100.0 * outcome.accuracy(), outcome.held_out(), outcome.misread.len());
     say!("training   {:.1} s, {seen} epochs, {:.0} images/s", outcome.training_time.as_secs_f64(), outcome.images_per_second());
     if outcome.skipped_steps > 0 {
@@ -268,11 +285,12 @@ mod tests {
 
     #[test]
     fn a_few_epochs_read_most_digits_and_two_runs_agree() {
-        let outcome = train(&arguments(Numbers::Fp32, 3), &mut |_, _| {}).unwrap();
+        let outcome = train(&arguments(Numbers::Fp32, 3), &ProgressBar::hidden(), &mut |_, _| {}).unwrap();
+        assert!(outcome.setup().ends_with(" s"), "nothing is compiled on the CPU: {}", outcome.setup());
         assert!(outcome.accuracy() > 0.9, "{}", outcome.accuracy());
         assert!(outcome.losses.iter().all(|loss| loss.is_finite()));
-        let again = train(&arguments(Numbers::Fp32, 1), &mut |_, _| {}).unwrap();
-        let once_more = train(&arguments(Numbers::Fp32, 1), &mut |_, _| {}).unwrap();
+        let again = train(&arguments(Numbers::Fp32, 1), &ProgressBar::hidden(), &mut |_, _| {}).unwrap();
+        let once_more = train(&arguments(Numbers::Fp32, 1), &ProgressBar::hidden(), &mut |_, _| {}).unwrap();
         assert_eq!(again.losses, once_more.losses);
         let engines: Vec<&str> = outcome.tallies["forward"].steps.iter().map(|step| step.engine).collect();
         assert_eq!(engines.iter().filter(|&&engine| engine == "cpu.conv.gemm").count(), 3);
@@ -282,7 +300,7 @@ mod tests {
     #[test]
     fn sixteen_bits_learn_too() {
         for numbers in [Numbers::Bf16, Numbers::Fp16] {
-            let outcome = train(&arguments(numbers, 2), &mut |_, _| {}).unwrap();
+            let outcome = train(&arguments(numbers, 2), &ProgressBar::hidden(), &mut |_, _| {}).unwrap();
             assert!(outcome.accuracy() > 0.8, "{numbers:?}: {}", outcome.accuracy());
         }
     }
@@ -290,7 +308,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_told() {
         let with = |device: &str| Arguments { device: device.to_owned(), ..arguments(Numbers::Fp32, 1) };
-        let told = |device: &str| train(&with(device), &mut |_, _| {}).err().unwrap().to_string();
+        let told = |device: &str| train(&with(device), &ProgressBar::hidden(), &mut |_, _| {}).err().unwrap().to_string();
         assert!(told("gpu").contains("`gpu`"), "{}", told("gpu"));
         // No machine has so many.
         assert!(!told("cuda:4000").is_empty());

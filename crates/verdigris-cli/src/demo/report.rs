@@ -25,7 +25,7 @@ pub(super) fn page(arguments: &Arguments, outcome: &Outcome) -> String {
         ("accuracy", format!("{:.2} % of {} images never seen", 100.0 * outcome.accuracy(), outcome.held_out())),
         ("training", format!("{:.1} s, {} epochs", outcome.training_time.as_secs_f64(), arguments.epochs)),
         ("speed", format!("{:.0} images/s", outcome.images_per_second())),
-        ("made ready in", format!("{:.3} s", outcome.setup_time.as_secs_f64())),
+        ("made ready in", outcome.setup()),
         ("steps left out for overflow", outcome.skipped_steps.to_string()),
     ];
     html += "<div class=\"k\">";

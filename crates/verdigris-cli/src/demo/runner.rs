@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
+use indicatif::ProgressBar;
 use verdigris::device::PartReport;
-use verdigris::{Config, Device, Policy, Ready, Tensor};
+use verdigris::{Config, Device, KernelCounts, Policy, Progress, Ready, Stage, Tensor};
 use verdigris_graph::{GraphBuilder, Uid};
 use verdigris_tensor::{DType, Layout};
 
@@ -19,6 +20,8 @@ pub(super) struct BufferId(usize);
 pub(super) struct Runner {
     device: Device,
     tensors: Vec<Option<Tensor>>,
+    /// Shows which graph is made ready, and how many of its kernels are.
+    shown: ProgressBar,
 }
 
 /// A graph made ready, with the places of its tensors.
@@ -33,7 +36,17 @@ impl Runner {
     /// Opens `cpu`, `cuda` or `cuda:N`.
     pub(super) fn open(name: &str) -> anyhow::Result<Runner> {
         let device = Device::open(name, &Config::from_environment()?, Policy::default())?;
-        Ok(Runner { device, tensors: Vec::new() })
+        Ok(Runner { device, tensors: Vec::new(), shown: ProgressBar::hidden() })
+    }
+
+    /// Has a bar show what is made ready.
+    pub(super) fn show(&mut self, bar: ProgressBar) {
+        self.shown = bar;
+    }
+
+    /// On a GPU, where the kernels came from.
+    pub(super) fn kernel_counts(&self) -> Option<KernelCounts> {
+        self.device.handle().map(|handle| handle.kernel_counts())
     }
 
     /// What the device is, in words.
@@ -67,7 +80,19 @@ impl Runner {
     /// Makes a graph ready; on a GPU `watch` hears of kernels that are loaded or compiled.
     pub(super) fn prepare(&mut self, drawn: Drawn) -> anyhow::Result<Task> {
         let graph = drawn.builder.finish()?;
-        let ready = self.device.prepare(&graph).with_context(|| format!("graph `{}`", graph.name))?;
+        let (shown, counts) = (&self.shown, self.kernel_counts());
+        shown.set_message(format!("graph `{}`", graph.name));
+        let mut watch = |progress: Progress| {
+            if progress.stage == Stage::Kernels {
+                let before = counts.map_or(0, |counts| counts.compiled);
+                shown.set_message(format!(
+                    "graph `{}`: kernel {} of {}, {before} compiled before",
+                    graph.name, progress.done, progress.total
+                ));
+                shown.tick();
+            }
+        };
+        let ready = self.device.prepare_watched(&graph, &mut watch).with_context(|| format!("graph `{}`", graph.name))?;
         Ok(Task { name: graph.name, ready, bound: drawn.bound, runs: std::cell::Cell::new(0) })
     }
 

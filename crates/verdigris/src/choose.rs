@@ -1,0 +1,479 @@
+//! The choice of a way for one problem: as it was remembered, by estimate, or by the clock.
+//!
+//! A choice that was measured before stands before an estimate, as long as the limits still allow it and its engine still has that setting;
+//! where it does not, the explanation says so.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use verdigris_engines::engine::Refusal;
+use verdigris_graph::{Key, Problem};
+use verdigris_kir::program::KernelRef;
+
+use crate::error::Error;
+use crate::explain::{ChosenBy, PartExplanation, RefusalSummary, TuningSummary, WayExplanation, describe};
+use crate::handle::Handle;
+use crate::plan_cache::{Answer, Found, Question};
+use crate::planning::Stage;
+use crate::policy::Tuning;
+use crate::select::{Limits, Ranked, RankedSummary, Settings, Survey};
+use crate::tune::{Measured, measure};
+
+/// An estimate this much above the best is taken rather than wait for a compiler.
+const NEARLY: f64 = 1.3;
+
+/// The part of a budget after which no further kernel is begun.
+const KERNELS_PART: f64 = 0.6;
+
+/// Hears of what is done: the stage, how much of it, of how much.
+pub(crate) type Watch<'w> = &'w mut dyn FnMut(Stage, usize, usize);
+
+/// All ways that were looked at for one problem, and the chosen one.
+pub(crate) struct Choice {
+    pub(crate) ways: Vec<Way>,
+    pub(crate) chosen: usize,
+    pub(crate) by: ChosenBy,
+    pub(crate) refusals: Vec<Refusal>,
+    /// What a reader should know beside: a remembered choice that was passed over, or that comes from elsewhere.
+    pub(crate) remarks: Vec<String>,
+    pub(crate) tuning: Option<TuningSummary>,
+}
+
+pub(crate) struct Way {
+    pub(crate) ranked: Ranked,
+    measured: Option<Measured>,
+    trouble: Option<String>,
+}
+
+impl Way {
+    pub(crate) fn of(ranked: Ranked) -> Way {
+        Way { ranked, measured: None, trouble: None }
+    }
+}
+
+impl Choice {
+    pub(crate) fn new(ways: Vec<Way>, by: ChosenBy, refusals: Vec<Refusal>) -> Choice {
+        Choice { ways, chosen: 0, by, refusals, remarks: Vec::new(), tuning: None }
+    }
+
+    pub(crate) fn way(&self) -> &Ranked {
+        &self.ways[self.chosen].ranked
+    }
+
+    pub(crate) fn explain(&self, problem: &Problem) -> PartExplanation {
+        let ways = self.ways.iter().map(|way| WayExplanation {
+            summary: RankedSummary::from(&way.ranked),
+            measured: way.measured,
+            trouble: way.trouble.clone(),
+        });
+        PartExplanation {
+            problem: describe(problem),
+            key: Key::of(problem),
+            chosen_by: self.by,
+            chosen: self.chosen,
+            ways: ways.collect(),
+            refusals: self.refusals.iter().map(RefusalSummary::from).collect(),
+            remarks: self.remarks.clone(),
+            tuning: self.tuning,
+        }
+    }
+}
+
+/// Who chooses for one problem, and within what.
+pub(crate) struct Chooser<'a> {
+    pub(crate) handle: &'a Handle,
+    pub(crate) limits: Limits,
+    /// How to measure; `None` chooses at once.
+    pub(crate) tuning: Option<Tuning>,
+    /// Whether earlier choices are taken and new ones kept.
+    pub(crate) remember: bool,
+}
+
+impl Chooser<'_> {
+    pub(crate) fn survey(&self, problem: &Problem, engine: Option<&str>, settings: Settings) -> Result<Survey, Error> {
+        self.handle.survey(problem, &Limits { engine: engine.map(str::to_owned), settings, ..self.limits.clone() })
+    }
+
+    pub(crate) fn choose(&self, problem: &Problem, watch: Watch<'_>) -> Result<Choice, Error> {
+        let question = self.handle.question(Key::of(problem), &self.limits);
+        let survey = self.survey(problem, None, Settings::First)?;
+        let mut remarks = Vec::new();
+        let again = self.tuning.is_some_and(|tuning| tuning.again);
+        let remembered = if self.remember && !again { self.remembered(problem, &question, &mut remarks)? } else { None };
+        let choice = match (remembered, &self.tuning) {
+            (Some((known, by)), _) => {
+                let others = survey.ranked.into_iter().filter(|way| !is_same(way, &known.ranked)).map(Way::of).collect::<Vec<_>>();
+                Choice::new(std::iter::once(known).chain(others).collect(), by, survey.refusals)
+            }
+            (None, _) if survey.ranked.is_empty() => return Err(Error::NoEngine(survey.refusals)),
+            (None, None) => Choice::new(survey.ranked.into_iter().map(Way::of).collect(), ChosenBy::Estimate, survey.refusals),
+            (None, Some(tuning)) => self.by_clock(problem, &question, &survey, tuning, watch)?,
+        };
+        let mut choice = Choice { remarks, ..choice };
+        if self.tuning.is_none() {
+            self.rather_what_is_ready(problem, &mut choice)?;
+        }
+        Ok(choice)
+    }
+
+    /// Takes a way whose kernels need no compiler, where the chosen one's do and this one's estimate is nearly as good. The chosen one's
+    /// kernels are compiled behind, for the next plan.
+    fn rather_what_is_ready(&self, problem: &Problem, choice: &mut Choice) -> Result<(), Error> {
+        let loader = self.handle.loader();
+        let is_ready = |way: &Ranked| way.program.launches().all(|launch| loader.is_ready(&launch.kernel));
+        let wanted = choice.way().clone();
+        if is_ready(&wanted) {
+            return Ok(());
+        }
+        let serves = |way: &Ranked| way.cost.us <= NEARLY * wanted.cost.us && is_ready(way);
+        let place = match choice.ways.iter().position(|way| serves(&way.ranked)) {
+            Some(place) => place,
+            // Other settings of the engines, as a plan by the clock may have left them.
+            None => match self.survey(problem, None, Settings::All)?.ranked.into_iter().find(serves) {
+                Some(way) => {
+                    choice.ways.push(Way::of(way));
+                    choice.ways.len() - 1
+                }
+                None => return Ok(()),
+            },
+        };
+        choice.remarks.push(format!("{} {} is being compiled for the next plan", wanted.engine, wanted.knobs));
+        (choice.chosen, choice.by) = (place, ChosenBy::Ready);
+        let kernels: Vec<KernelRef> = wanted.program.launches().map(|launch| launch.kernel.clone()).collect();
+        let loader = loader.clone();
+        std::thread::spawn(move || {
+            for kernel in kernels {
+                // What fails is told to whoever asks for the kernel.
+                let _ = loader.kernel(&kernel);
+            }
+        });
+        Ok(())
+    }
+
+    /// The choice that was measured before, if there is one and it can still be had.
+    fn remembered(&self, problem: &Problem, question: &Question, remarks: &mut Vec<String>) -> Result<Option<(Way, ChosenBy)>, Error> {
+        // A cache that cannot be read has no answers; that it cannot is told by the handle.
+        let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else { return Ok(None) };
+        let named = format!("{} names {} {}", found.words(), answer.engine, answer.knobs);
+        if verdigris_engines::engine(&answer.engine).is_none() {
+            remarks.push(format!("{named}, an engine that this build does not have; passed over"));
+            return Ok(None);
+        }
+        let asked = self.survey(problem, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
+        let Some(ranked) = asked.ranked.into_iter().find(|way| way.knobs == answer.knobs) else {
+            let why = asked.refusals.first().map_or_else(|| "the engine no longer has this setting".to_owned(), ToString::to_string);
+            remarks.push(format!("{named}; passed over: {why}"));
+            return Ok(None);
+        };
+        let by = match &found {
+            Found::User => ChosenBy::PlanCache,
+            Found::Shipped { others } => {
+                if !others.is_empty() {
+                    remarks.push(format!("{named}, which was measured with another {}", others.join(" and another ")));
+                }
+                ChosenBy::Shipped
+            }
+        };
+        let measured = Some(Measured { us: answer.us, least_us: answer.us, samples: 0 });
+        Ok(Some((Way { measured, ..Way::of(ranked) }, by)))
+    }
+
+    /// The fastest of the candidates, kept for later. The way that would be chosen at once is one of them.
+    fn by_clock(
+        &self,
+        problem: &Problem,
+        question: &Question,
+        at_once: &Survey,
+        tuning: &Tuning,
+        watch: Watch<'_>,
+    ) -> Result<Choice, Error> {
+        let begun = Instant::now();
+        let survey = self.survey(problem, None, Settings::All)?;
+        let mut ways: Vec<Way> = candidates(survey.ranked, &at_once.ranked[0], tuning.candidates).into_iter().map(Way::of).collect();
+        let instant = ways.iter().position(|way| is_same(&way.ranked, &at_once.ranked[0])).unwrap_or(0);
+
+        // What would be chosen at once is waited for; of the rest, the promising ones come first.
+        let kernels_of = |way: &'_ Way| way.ranked.program.launches().map(|launch| launch.kernel.clone()).collect::<Vec<_>>();
+        let first = kernels_of(&ways[instant]);
+        let order = ways.iter().flat_map(kernels_of);
+        let queue = Queue { must: first.len(), until: Some(begun + tuning.budget.mul_f64(KERNELS_PART)) };
+        let made =
+            make_ready(self.handle, first.iter().cloned().chain(order), queue, &mut |done, total| watch(Stage::Kernels, done, total));
+        let mut plans = Vec::new();
+        for way in &mut ways {
+            let missing = way.ranked.program.launches().find_map(|launch| match made.get(launch.kernel.name()) {
+                Some(Ok(())) => None,
+                Some(Err(error)) => Some(error.clone()),
+                None => Some("its kernels were not compiled within the budget".to_owned()),
+            });
+            let plan = match missing {
+                Some(trouble) => Err(trouble),
+                None => self.handle.prepare(problem, &way.ranked).map_err(|error| error.to_string()),
+            };
+            match plan {
+                Ok(plan) => plans.push(Some(plan)),
+                Err(trouble) => {
+                    way.trouble = Some(trouble);
+                    plans.push(None);
+                }
+            }
+        }
+        let kernels_ms = milliseconds(begun.elapsed());
+
+        let until = (begun + tuning.budget).max(Instant::now() + LEAST_MEASURING);
+        let mut note = |done, total| watch(Stage::Measuring, done, total);
+        match measure(self.handle, problem, &plans, instant, until, &mut note) {
+            Ok(outcomes) => {
+                for (way, outcome) in ways.iter_mut().zip(outcomes) {
+                    way.measured = outcome.measured;
+                    way.trouble = way.trouble.take().or(outcome.left_out.map(str::to_owned));
+                }
+            }
+            // No room for the operands is no reason to have no plan.
+            Err(error) if error.is_lack_of_memory() => {
+                ways.iter_mut().for_each(|way| way.trouble = Some(format!("not measured: {error}")));
+                return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, survey.refusals) });
+            }
+            Err(error) => return Err(error),
+        }
+        let time = |way: &Way| way.measured.map_or(f64::INFINITY, |measured| measured.us);
+        let chosen = (0..ways.len()).min_by(|&a, &b| time(&ways[a]).total_cmp(&time(&ways[b]))).unwrap_or(instant);
+        let Some(measured) = ways[chosen].measured else {
+            return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, survey.refusals) });
+        };
+        if self.remember {
+            let way = &ways[chosen].ranked;
+            self.handle.keep(question, &Answer { engine: way.engine.name.to_owned(), knobs: way.knobs.clone(), us: measured.us });
+        }
+        let tuning = Some(TuningSummary { instant, kernels_ms, total_ms: milliseconds(begun.elapsed()) });
+        Ok(Choice { chosen, tuning, ..Choice::new(ways, ChosenBy::Clock, survey.refusals) })
+    }
+}
+
+/// Measuring takes no less than this, however long compiling took.
+const LEAST_MEASURING: Duration = Duration::from_millis(50);
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn is_same(a: &Ranked, b: &Ranked) -> bool {
+    (a.engine.name, &a.knobs) == (b.engine.name, &b.knobs)
+}
+
+/// The ways with the least estimates, the best of each engine, and `always`; in the order of their estimates.
+fn candidates(ranked: Vec<Ranked>, always: &Ranked, most: usize) -> Vec<Ranked> {
+    let mut engines = HashSet::new();
+    let is_first: Vec<bool> = ranked.iter().map(|way| engines.insert(way.engine.name)).collect();
+    let wanted = |place: usize, way: &Ranked| place < most || is_first[place] || is_same(way, always);
+    ranked.into_iter().enumerate().filter(|(place, way)| wanted(*place, way)).map(|(_, way)| way).collect()
+}
+
+/// How far kernels are made ready.
+#[derive(Clone, Copy)]
+pub(crate) struct Queue {
+    /// So many of the first are waited for.
+    pub(crate) must: usize,
+    /// After this no other is begun, and none waited for; `None` waits for all.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Queue {
+    /// Waits for all.
+    pub(crate) const ALL: Queue = Queue { must: 0, until: None };
+}
+
+/// Loads kernels, the first ones first, several at a time since a compilation takes a tenth of a second. Gives by name what came of each that
+/// was waited for; what fails is also told when its program is loaded.
+pub(crate) fn make_ready(
+    handle: &Handle,
+    kernels: impl Iterator<Item = KernelRef>,
+    queue: Queue,
+    watch: &mut dyn FnMut(usize, usize),
+) -> HashMap<String, Result<(), String>> {
+    let (mut seen, mut must) = (HashSet::new(), HashSet::new());
+    let mut list: Vec<KernelRef> = Vec::new();
+    for (place, kernel) in kernels.enumerate() {
+        if place < queue.must {
+            must.insert(kernel.name().to_owned());
+        }
+        if seen.insert(kernel.name().to_owned()) {
+            list.push(kernel);
+        }
+    }
+    if list.is_empty() {
+        return HashMap::new();
+    }
+    let is_late = |until: Option<Instant>| until.is_some_and(|until| Instant::now() >= until);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(list.len());
+    let (list, next, must_count) = (Arc::new(list), Arc::new(AtomicUsize::new(0)), must.len());
+    let (tell, told) = mpsc::channel();
+    for _ in 0..threads {
+        let (tell, next, list, loader, until) = (tell.clone(), Arc::clone(&next), Arc::clone(&list), handle.loader().clone(), queue.until);
+        // Not waited for: a compilation cannot be broken off, and its kernel serves later plans.
+        std::thread::spawn(move || {
+            loop {
+                let place = next.fetch_add(1, Ordering::Relaxed);
+                let Some(kernel) = list.get(place).filter(|_| place < must_count || !is_late(until)) else { break };
+                let made = loader.kernel(kernel).map(|(_, report)| report.origin).map_err(|error| error.to_string());
+                // Nobody listens any more once the time is up.
+                let _ = tell.send((kernel.name().to_owned(), made));
+            }
+        });
+    }
+    drop(tell);
+    let mut made = HashMap::new();
+    loop {
+        let waits = match queue.until {
+            Some(until) if must.iter().all(|name| made.contains_key(name)) => Some(until.saturating_duration_since(Instant::now())),
+            _ => None,
+        };
+        let heard = match waits {
+            None => told.recv().ok(),
+            Some(wait) => told.recv_timeout(wait).ok(),
+        };
+        let Some((name, outcome)) = heard else { break };
+        if let Ok(origin) = outcome {
+            handle.count(origin);
+        }
+        made.insert(name, outcome.map(|_| ()));
+        watch(made.len(), list.len());
+    }
+    watch(list.len(), list.len());
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::plan_cache::{PlanCache, line_of};
+    use verdigris_cuda::fake;
+    use verdigris_engines::engine::Knobs;
+    use verdigris_graph::GemmProblem;
+    use verdigris_tensor::DType;
+
+    fn handle() -> Handle {
+        Handle::on(&fake::context(), &Config::default()).expect("the fake is always there")
+    }
+
+    fn problem() -> Problem {
+        Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"))
+    }
+
+    fn load(handle: &Handle, problem: &Problem, way: &Ranked) {
+        handle.prepare(problem, way).expect("the fake compiles everything");
+    }
+
+    #[test]
+    fn a_remembered_setting_that_is_gone_is_passed_over_and_told() {
+        let handle = handle();
+        let limits = Limits::default();
+        let at_once = handle.choose(&problem(), &limits).expect("chooses");
+        assert_eq!((at_once.explanation.chosen_by, at_once.explanation.remarks.len()), (ChosenBy::Estimate, 0));
+        let question = handle.question(Key::of(&problem()), &limits);
+        let remembered = |engine: &str, knobs: Knobs| {
+            handle.plan_cache().keep(&question, &Answer { engine: engine.to_owned(), knobs, us: 1.0 }).expect("in memory");
+            let chosen = handle.choose(&problem(), &limits).expect("chooses").explanation;
+            (chosen.chosen_by, chosen.remarks.join("; "))
+        };
+        let gone = Knobs::new([("tile", 4321)]);
+        let (by, remark) = remembered(at_once.way.engine.name, gone);
+        assert_eq!(by, ChosenBy::Estimate);
+        assert!(remark.contains("the plan cache names") && remark.contains("tile=4321") && remark.contains("passed over"), "{remark}");
+        let (by, remark) = remembered("gemm.magic", Knobs::default());
+        assert_eq!(by, ChosenBy::Estimate);
+        assert!(remark.contains("gemm.magic") && remark.contains("an engine that this build does not have"), "{remark}");
+        let (by, remark) = remembered(at_once.way.engine.name, at_once.way.knobs.clone());
+        assert_eq!((by, remark.as_str()), (ChosenBy::PlanCache, ""));
+    }
+
+    #[test]
+    fn the_users_choice_stands_before_what_ships_and_that_before_the_estimate() {
+        let mut handle = handle();
+        let limits = Limits::default();
+        let survey = handle.survey(&problem(), &Limits { settings: Settings::All, ..Limits::default() }).expect("asks");
+        let (users, ships) = (&survey.ranked[1], &survey.ranked[2]);
+        let of = |way: &Ranked| Answer { engine: way.engine.name.to_owned(), knobs: way.knobs.clone(), us: 1.0 };
+        let question = handle.question(Key::of(&problem()), &limits);
+        let mut fields = question.fields();
+        (fields[3], fields[4]) = ("an-older-build".to_owned(), "*".to_owned());
+        handle.plans = PlanCache::with_shipped(None, &line_of(&fields, &of(ships))).expect("opens");
+        // All are loaded, so that what is ready does not decide.
+        [users, ships, &survey.ranked[0]].into_iter().for_each(|way| load(&handle, &problem(), way));
+        let chosen = handle.choose(&problem(), &limits).expect("chooses");
+        assert!(is_same(&chosen.way, ships) && chosen.explanation.chosen_by == ChosenBy::Shipped, "{}", chosen.explanation);
+        let remark = chosen.explanation.remarks.join("");
+        assert!(remark.contains("the set that ships") && remark.contains("another source of the kernels"), "{remark}");
+        // Limits that the way does not keep.
+        let strict = Limits { workspace_bytes: Some(0), alignments_bytes: vec![Some(4); 3], tensor_cores: false, ..Limits::default() };
+        let other = handle.choose(&problem(), &strict).expect("chooses");
+        assert!(other.way.workspace_bytes() == 0 && !other.way.notes.tensor_core, "{}", other.explanation);
+        handle.keep(&question, &of(users));
+        let chosen = handle.choose(&problem(), &limits).expect("chooses");
+        assert!(is_same(&chosen.way, users) && chosen.explanation.chosen_by == ChosenBy::PlanCache, "{}", chosen.explanation);
+    }
+
+    #[test]
+    fn another_setting_of_the_same_engine_may_be_the_one_that_is_ready() {
+        let kernels = |way: &Ranked| way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect::<Vec<_>>();
+        let all =
+            |problem: &Problem| handle().survey(problem, &Limits { settings: Settings::All, ..Limits::default() }).expect("asks").ranked;
+        // Estimates move, so that the first of several products with such settings is taken.
+        let sizes = [512, 1024, 2048, 4096].map(|size| (size, size, size));
+        let (problem, best, other) = (sizes.into_iter())
+            .find_map(|(m, n, k)| {
+                let problem = Problem::Gemm(GemmProblem::packed(m, n, k, DType::Bf16, DType::Bf16).expect("a plain product"));
+                let best = handle().choose(&problem, &Limits::default()).expect("chooses").way;
+                let near = |way: &Ranked| {
+                    way.cost.us <= NEARLY * best.cost.us && way.engine.name == best.engine.name && kernels(way) != kernels(&best)
+                };
+                let other = all(&problem).into_iter().find(near)?;
+                Some((problem, best, other))
+            })
+            .expect("a product with two settings of nearly the same estimate");
+        let cold = handle();
+        load(&cold, &problem, &other);
+        let chosen = cold.choose(&problem, &Limits::default()).expect("chooses");
+        assert_eq!(chosen.explanation.chosen_by, ChosenBy::Ready, "{}", chosen.explanation);
+        assert!(chosen.way.cost.us <= NEARLY * best.cost.us && kernels(&chosen.way) == kernels(&other), "{}", chosen.explanation);
+        assert!(chosen.explanation.remarks[0].contains("is being compiled for the next plan"));
+        // The remembered one waits for no compiler either.
+        let warm = handle();
+        let answer = Answer { engine: best.engine.name.to_owned(), knobs: best.knobs.clone(), us: 1.0 };
+        warm.keep(&warm.question(Key::of(&problem), &Limits::default()), &answer);
+        load(&warm, &problem, &other);
+        assert_eq!(warm.choose(&problem, &Limits::default()).expect("chooses").explanation.chosen_by, ChosenBy::Ready);
+    }
+
+    #[test]
+    fn what_is_measured_holds_what_would_be_chosen_at_once_and_keeps_to_its_budget() {
+        let handle = handle();
+        let at_once = handle.choose(&problem(), &Limits::default()).expect("chooses").way;
+        // No time at all: the choice at once is compiled and measured all the same, and nothing else is.
+        let tuning = Tuning { candidates: 8, budget: Duration::ZERO, again: false };
+        let hurried = handle.tune(&problem(), &Limits::default(), &tuning, &mut |_, _, _| {}).expect("chooses");
+        let summary = hurried.explanation.tuning.expect("was measured");
+        assert!(is_same(&hurried.way, &at_once) && summary.instant == hurried.explanation.chosen, "{}", hurried.explanation);
+        let measured = hurried.explanation.ways.iter().filter(|way| way.measured.is_some()).count();
+        let told =
+            hurried.explanation.ways.iter().filter(|way| way.trouble.as_ref().is_some_and(|text| text.contains("within the budget")));
+        assert!(measured >= 1 && told.count() > 0, "{}", hurried.explanation);
+        // What was found is taken from now on, unless it is asked for again, with time.
+        let again = handle.tune(&problem(), &Limits::default(), &tuning, &mut |_, _, _| {}).expect("chooses");
+        assert_eq!(again.explanation.chosen_by, ChosenBy::PlanCache);
+        let tuning = Tuning { candidates: 8, budget: Duration::from_secs(20), again: true };
+        let mut heard = Vec::new();
+        let full = handle.tune(&problem(), &Limits::default(), &tuning, &mut |stage, done, total| heard.push((stage, done, total)));
+        let full = full.expect("chooses").explanation;
+        assert_eq!(full.chosen_by, ChosenBy::Clock);
+        assert!(full.ways.len() >= 2 && full.ways.iter().all(|way| way.measured.is_some() != way.trouble.is_some()), "{full}");
+        let us = |place: usize| full.ways[place].measured.map_or(f64::INFINITY, |measured| measured.us);
+        assert!(us(full.chosen) <= us(full.tuning.expect("was measured").instant));
+        for stage in [Stage::Kernels, Stage::Measuring] {
+            assert!(heard.iter().rfind(|(known, ..)| *known == stage).is_some_and(|(_, done, total)| done == total && *total > 0));
+        }
+    }
+}
