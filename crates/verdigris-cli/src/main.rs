@@ -20,6 +20,7 @@ mod device;
 mod doctor;
 mod inspect;
 mod problem;
+mod refusals;
 mod run;
 mod selection;
 mod table;

@@ -32,7 +32,7 @@ use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
-use crate::{Verdict, check_graphs, verify_graphs};
+use crate::{Verdict, check_graphs, refusals, verify_graphs};
 
 /// Schedules of each run with `--all`.
 const SCHEDULES: u64 = 3;
@@ -58,6 +58,12 @@ pub(crate) struct Arguments {
     /// Remembers what has passed, and goes on from there: a run that was cut off can be finished.
     #[arg(long)]
     resume: Option<PathBuf>,
+    /// Run nothing: count which problems of the corpus each engine takes, as on an H200, and why not the others.
+    #[arg(long, conflicts_with_all = ["all", "cases", "resume"])]
+    refusals: bool,
+    /// With --refusals: where the record goes; default bench/record/refusals.jsonl. `none` keeps no record.
+    #[arg(long, requires = "refusals")]
+    record: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -98,6 +104,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if engines.is_empty() {
         let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
         bail!("there is no engine `{}`; the engines are {}", arguments.engine.as_deref().unwrap_or(""), known.join(", "));
+    }
+    if arguments.refusals {
+        return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }
     let (cases, graphs) = corpus(arguments)?;
     if !arguments.json {

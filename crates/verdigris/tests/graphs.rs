@@ -26,10 +26,20 @@ fn random_graphs(count: u64) -> impl Iterator<Item = (u64, GraphCase)> {
     (first..first + count).map(|seed| (seed, fuzz::graph(seed)))
 }
 
+/// Where tensors are put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Addresses {
+    /// At multiples of 256 bytes.
+    Round,
+    /// As badly aligned as the plan takes them.
+    Loose,
+}
+
 /// Runs a graph on the handle's device: inputs up, outputs down.
 fn execute(
     handle: &Handle,
     policy: &Policy,
+    addresses: Addresses,
     graph: &Graph,
     inputs: &Inputs<Uid>,
     outputs: &mut BTreeMap<Uid, Vec<u8>>,
@@ -37,23 +47,33 @@ fn execute(
     let words = |error: Error| error.to_string();
     let plan = handle.plan_graph(graph, policy).map_err(words)?;
     let stream = handle.stream();
-    let mut memory: Vec<(Uid, Option<DeviceBuffer>)> = Vec::new();
+    let mut memory: Vec<(Uid, Option<(DeviceBuffer, u64)>)> = Vec::new();
     for tensor in plan.tensors() {
+        let offset_bytes = if addresses == Addresses::Loose { tensor.least_alignment_bytes } else { 0 };
         let bytes = outputs.get(&tensor.uid).or_else(|| inputs.buffers.get(&tensor.uid));
-        let buffer = bytes.map(|bytes| handle.pool().alloc_from(stream, bytes)).transpose().map_err(|error| error.to_string())?;
-        memory.push((tensor.uid, buffer));
+        let place = |bytes: &Vec<u8>| -> Result<(DeviceBuffer, u64), verdigris_cuda::Error> {
+            let mut buffer = handle.pool().alloc(stream, offset_bytes + bytes.len() as u64)?;
+            buffer.upload(stream, offset_bytes, bytes)?;
+            Ok((buffer, offset_bytes))
+        };
+        memory.push((tensor.uid, bytes.map(place).transpose().map_err(|error| error.to_string())?));
     }
-    let bindings: Vec<(Uid, Binding<'_>)> = (memory.iter())
-        .map(|(uid, buffer)| {
-            let scalar = || Binding::Scalar(inputs.scalars.get(uid).copied().unwrap_or(f64::NAN));
-            (*uid, buffer.as_ref().map_or_else(scalar, |buffer| Binding::Buffer(buffer.slice())))
-        })
-        .collect();
+    let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::new();
+    for (uid, place) in &memory {
+        let binding = match place {
+            None => Binding::Scalar(inputs.scalars.get(uid).copied().unwrap_or(f64::NAN)),
+            Some((buffer, offset)) => {
+                let part = buffer.slice().part(*offset, buffer.len_bytes() - offset);
+                Binding::Buffer(part.map_err(|error| error.to_string())?)
+            }
+        };
+        bindings.push((*uid, binding));
+    }
     plan.execute_from(stream, &bindings, handle.pool()).map_err(words)?;
     stream.synchronize().map_err(|error| error.to_string())?;
-    for (uid, buffer) in &memory {
-        if let (Some(output), Some(buffer)) = (outputs.get_mut(uid), buffer) {
-            *output = buffer.download_all(stream).map_err(|error| error.to_string())?;
+    for (uid, place) in &memory {
+        if let (Some(output), Some((buffer, offset))) = (outputs.get_mut(uid), place) {
+            buffer.download(stream, *offset, output).map_err(|error| error.to_string())?;
         }
     }
     Ok(())
@@ -72,7 +92,8 @@ fn every_random_graph_is_planned_and_launched() {
                 outputs.insert(tensor.uid, vec![0; tensor.layout.span_bytes(tensor.dtype) as usize]);
             }
         }
-        match execute(&handle, &Policy::default(), &case.graph, &inputs, &mut outputs) {
+        let addresses = if seed % 4 == 0 { Addresses::Loose } else { Addresses::Round };
+        match execute(&handle, &Policy::default(), addresses, &case.graph, &inputs, &mut outputs) {
             Ok(()) => parts += fake::launch_count(),
             Err(error) => wrong.push(format!("seed {seed}: {error}\n{}", json::graph_to_json(&case.graph))),
         }
@@ -93,8 +114,34 @@ fn gpu(test: &str) -> Option<Handle> {
 }
 
 fn fault(handle: &Handle, policy: &Policy, case: &GraphCase, graph: &Graph) -> Option<String> {
+    fault_at(handle, policy, Addresses::Round, case, graph)
+}
+
+fn fault_at(handle: &Handle, policy: &Policy, addresses: Addresses, case: &GraphCase, graph: &Graph) -> Option<String> {
     let selection = if case.device_only { Selection::Sample { count: 4096, seed: case.seed } } else { Selection::All };
-    judge(graph, case.distribution, case.seed, selection, |graph, inputs, outputs| execute(handle, policy, graph, inputs, outputs)).err()
+    let run = |graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>| {
+        execute(handle, policy, addresses, graph, inputs, outputs)
+    };
+    judge(graph, case.distribution, case.seed, selection, run).err()
+}
+
+#[test]
+fn badly_aligned_tensors_are_right_on_the_gpu() {
+    let Some(handle) = gpu("badly_aligned_tensors_are_right_on_the_gpu") else { return };
+    let mut wrong = Vec::new();
+    for (seed, case) in random_graphs(100) {
+        if let Some(fault) = fault_at(&handle, &Policy::default(), Addresses::Loose, &case, &case.graph) {
+            wrong.push(format!("seed {seed}, {:?}: {fault}\n{}", case.distribution, json::graph_to_json(&case.graph)));
+        }
+    }
+    for family in ["pointwise", "reduction", "softmax", "pool"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{family}.toml"));
+        for case in load_file(&path).expect("reads").iter().filter(|case| !case.device_only).step_by(3) {
+            let fault = fault_at(&handle, &Policy::default(), Addresses::Loose, case, &case.graph);
+            wrong.extend(fault.map(|fault| format!("{}: {fault}", case.id)));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
