@@ -154,3 +154,44 @@ fn random_convolutions_name_only_kernels_of_the_catalog() {
         assert!(taken > 100 && used.len() > catalog.len() / 2, "{name}: {taken} problems, {} of {} kernels", used.len(), catalog.len());
     }
 }
+
+#[test]
+fn random_group_convolutions_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    let engine = verdigris_engines::engine("conv.grouped").expect("the engine is registered");
+    let catalog: HashSet<String> = engine.catalog(Target::Sm80).iter().map(|kernel| kernel.name().to_owned()).collect();
+    assert!(catalog.len() <= 60, "{} kernels", catalog.len());
+    let mut random = Random::new(13);
+    let mut used = HashSet::new();
+    let (mut problems, mut taken) = (0, 0);
+    while problems < 1000 {
+        let groups = 1 + random.below(40);
+        let dtype = [DType::Bf16, DType::F16][random.below(2) as usize];
+        let width = |random: &mut Random| [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 72][random.below(16) as usize];
+        let c = width(&mut random);
+        let k = if random.below(2) == 0 { c } else { width(&mut random) };
+        let extents = ConvExtents {
+            direction: Direction::ALL[random.below(3) as usize],
+            n: 1 + random.below(100),
+            c: groups * c,
+            k: groups * k,
+            groups,
+            input: [1 + random.below(2), 1 + random.below(60), 1 + random.below(200)],
+            filter: [1, 1 + random.below(7), 1 + random.below(7)],
+            pads: [0, random.below(4), random.below(4)],
+            strides: [1, 1 + random.below(3), 1 + random.below(3)],
+            dilations: [1, 1 + random.below(2), 1 + random.below(2)],
+        };
+        let Ok(problem) = ConvProblem::packed(extents, dtype, dtype) else { continue };
+        problems += 1;
+        let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
+        taken += 1;
+        for knobs in candidate.knobs().settings() {
+            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+    }
+    assert!(taken > 300 && used.len() > catalog.len() * 3 / 4, "{taken} problems, {} of {} kernels", used.len(), catalog.len());
+}

@@ -2,6 +2,7 @@
 
 mod chain;
 mod direct;
+mod grouped;
 mod implicit_gemm;
 pub(crate) mod pointwise;
 mod small_channels;
@@ -9,4 +10,4 @@ mod small_channels;
 use crate::engine::Engine;
 
 /// The engines of this family; `pointwise`, which stands on another family's, is registered with both.
-pub static ENGINES: &[&dyn Engine] = &[&implicit_gemm::ImplicitGemm, &small_channels::SmallChannels, &direct::Direct];
+pub static ENGINES: &[&dyn Engine] = &[&implicit_gemm::ImplicitGemm, &small_channels::SmallChannels, &grouped::Grouped, &direct::Direct];

@@ -125,31 +125,37 @@ fn gcd(a: i64, b: i64) -> i64 {
 
 /// fprop or dgrad in three dims.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct PixelGeometry([Dim; 3]);
+pub(in crate::conv) struct PixelGeometry([Dim; 3]);
 
 impl PixelGeometry {
-    pub(super) fn of(problem: &ConvProblem) -> PixelGeometry {
+    pub(in crate::conv) fn of(problem: &ConvProblem) -> PixelGeometry {
         PixelGeometry(std::array::from_fn(|dim| {
             if problem.direction == Direction::Dgrad { Dim::dgrad(problem, dim) } else { Dim::fprop(problem, dim) }
         }))
     }
 
-    pub(super) fn class_counts(&self) -> [u64; 3] {
+    pub(in crate::conv) fn class_counts(&self) -> [u64; 3] {
         self.0.each_ref().map(|dim| dim.classes.len() as u64)
     }
 
-    pub(super) fn class_count(&self) -> u64 {
+    pub(in crate::conv) fn class_count(&self) -> u64 {
         self.class_counts().into_iter().fold(1, u64::saturating_mul)
     }
 
+    /// Of a dim: the step of the activations over pixels, the distance of neighbouring taps there, and the most taps of a class.
+    pub(in crate::conv) fn reach(&self, dim: usize) -> [u64; 3] {
+        let Dim { classes, pixel_step, tap_step, .. } = &self.0[dim];
+        [pixel_step.unsigned_abs(), tap_step.unsigned_abs(), classes.iter().map(|class| class.taps).max().unwrap_or(0)]
+    }
+
     /// Images, depths, heights and widths of the largest class.
-    pub(super) fn pixels(&self, n: u64) -> [u64; 4] {
+    pub(in crate::conv) fn pixels(&self, n: u64) -> [u64; 4] {
         let [d, h, w] = self.0.each_ref().map(|dim| dim.classes.first().map_or(0, |class| class.extent));
         [n, d, h, w]
     }
 
     /// The table of all classes of all dims, and where each dim's begins, in bytes.
-    pub(super) fn tables(&self) -> (Vec<u8>, [u64; 3]) {
+    pub(in crate::conv) fn tables(&self) -> (Vec<u8>, [u64; 3]) {
         let mut bytes = Vec::new();
         let mut starts = [0; 3];
         for (start, dim) in starts.iter_mut().zip(&self.0) {
@@ -165,7 +171,7 @@ impl PixelGeometry {
     }
 
     /// Steps and extents.
-    pub(super) fn args(&self) -> Vec<Arg> {
+    pub(in crate::conv) fn args(&self) -> Vec<Arg> {
         let dims = &self.0;
         let mut args: Vec<Arg> = dims.iter().map(|dim| signed(dim.pixel_step)).collect();
         args.extend(dims.iter().map(|dim| signed(dim.tap_step)));
@@ -175,7 +181,7 @@ impl PixelGeometry {
     }
 
     /// The filter: address, origin, strides over groups, over channels of the result and of the activations, over taps, over taps of a class.
-    pub(super) fn filter_args(&self, problem: &ConvProblem) -> Vec<Arg> {
+    pub(in crate::conv) fn filter_args(&self, problem: &ConvProblem) -> Vec<Arg> {
         let w = &problem.w;
         let bytes = w.dtype.bytes() as u64;
         let [k, c, taps @ ..] = w.strides.map(|stride| stride * bytes);

@@ -80,23 +80,24 @@ impl<'k> PixelBox<'k> {
 /// Which pixels of the result a CTA computes in one spatial dim, and with which taps: those of one residue modulo the stride of a dgrad; all of
 /// a fprop.
 #[derive(Clone, Copy)]
-struct Class<'k> {
+pub(in crate::conv) struct Class<'k> {
     /// The residue: the result's coordinate is `index · step + residue`.
-    residue: Val<'k, u32>,
+    pub(in crate::conv) residue: Val<'k, u32>,
     /// Pixels of the class.
-    extent: Val<'k, u32>,
+    pub(in crate::conv) extent: Val<'k, u32>,
     /// The first tap that meets it.
-    first_tap: Val<'k, u32>,
+    pub(in crate::conv) first_tap: Val<'k, u32>,
     /// The coordinate that pixel 0 reads with the first tap.
-    offset: Val<'k, i32>,
+    pub(in crate::conv) offset: Val<'k, i32>,
     /// Taps that meet it; 0 where none does.
-    count: Val<'k, u32>,
+    pub(in crate::conv) count: Val<'k, u32>,
     /// The same, for divisions (1 in place of 0).
-    taps: Divisor<'k>,
+    pub(in crate::conv) taps: Divisor<'k>,
 }
 
 impl<'k> Class<'k> {
-    fn read(k: Kernel<'k>, address: Val<'k, u64>, residue: Val<'k, u32>) -> Self {
+    /// Reads a class of a dim from the table that begins at `address`.
+    pub(in crate::conv) fn read(k: Kernel<'k>, address: Val<'k, u64>, residue: Val<'k, u32>) -> Self {
         let at = address + residue.mul_wide(CLASS_BYTES);
         let words = |offset| {
             let cache = verdigris_kir::inst::Cache::Default;

@@ -20,9 +20,9 @@
 //! **Numbers.** Products and sums are fused multiply-adds in a fixed order, so results repeat bit for bit. 16-bit and fp8 operands widen
 //! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
 
-mod geometry;
+pub(super) mod geometry;
 mod join;
-mod kernel;
+pub(super) mod kernel;
 pub(super) mod statistics;
 
 use serde::{Deserialize, Serialize};
@@ -440,17 +440,17 @@ impl Accepted {
 }
 
 /// An argument of 32 bits.
-fn word(value: u64) -> Arg {
+pub(super) fn word(value: u64) -> Arg {
     Arg::Scalar(Ty::U32, value & 0xffff_ffff)
 }
 
 /// An argument of 64 bits.
-fn double_word(value: u64) -> Arg {
+pub(super) fn double_word(value: u64) -> Arg {
     Arg::Scalar(Ty::U64, value)
 }
 
 /// A divisor, 1 in place of 0.
-fn divisor(value: u64) -> Arg {
+pub(super) fn divisor(value: u64) -> Arg {
     Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
 }
 

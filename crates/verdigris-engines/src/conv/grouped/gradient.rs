@@ -1,0 +1,189 @@
+//! wgrad on the host's side: which CTA sums what, and what becomes of the parts.
+
+use verdigris_graph::ConvProblem;
+use verdigris_kir::program::{Arg, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::slab::{CHUNK, Channels, Slab};
+use super::tiling::Tiling;
+use super::{COUNT_LIMIT, ID, filter, pixel_args, require_chunks, sum, walk};
+use crate::arch::Arch;
+use crate::conv::direct::geometry::PixelGeometry;
+use crate::conv::direct::{divisor, double_word, word};
+use crate::engine::{Candidate, Cost, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::epilogue::EpilogueSpec;
+
+/// Scratch for parts stays below this.
+const MOST_PARTS_BYTES: u64 = 512 << 20;
+
+/// An accepted wgrad.
+#[derive(Clone, Debug)]
+pub(super) struct Gradient {
+    problem: ConvProblem,
+    channels: Channels,
+    geometry: PixelGeometry,
+    arch: Arch,
+    spec: filter::Spec,
+    sum: sum::Spec,
+    tiling: Tiling,
+    /// Parts of each sum, the best first, with their times.
+    settings: Vec<(u64, f64)>,
+}
+
+impl Gradient {
+    pub(super) fn new(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Gradient, Refusal> {
+        require_chunks("x", &problem.x, problem.x_extents())?;
+        require_chunks("y", &problem.y, problem.y_extents())?;
+        let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of_conv(problem) };
+        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+        let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
+        let target = epilogue.target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
+        let least = channels.slab().unwrap_or(Slab::ALL[5]);
+        let taps = taps(problem);
+        let spec = filter::Spec {
+            operands: problem.x.dtype,
+            slab: filter::Spec::slabs().find(|&slab| slab >= least).unwrap_or(Slab::ALL[5]),
+            taps: filter::Spec::TAPS.into_iter().find(|&most| taps <= u64::from(most)).unwrap_or(filter::Spec::TAPS[1]),
+        };
+        let elements = problem.k.saturating_mul(problem.gemm_extents().n);
+        ID.require(elements < 1 << 30, Reason::Extent, format_args!("{elements} elements of the filter, taken below 2^30"))?;
+        let y = problem.y_extents();
+        let reach =
+            [0, 2, 3, 4].iter().fold(0u64, |reach, &dim| reach.saturating_add((y[dim] - 1).saturating_mul(problem.y.strides[dim] / 8)));
+        ID.require(reach < 1 << 32, Reason::Extent, format_args!("y reaches over {reach} chunks of 8 elements, taken below 2^32"))?;
+        let pixels = problem.n.saturating_mul(problem.output.iter().product());
+        ID.require(pixels < COUNT_LIMIT, Reason::Extent, format_args!("{pixels} pixels, taken below 2^31"))?;
+        let geometry = PixelGeometry::of(problem);
+        let limit = arch.shared_bytes_per_cta;
+        let fitting = Tiling::of(problem, &geometry, filter::Spec::room()).filter(|_| filter::Spec::shared_bytes() <= limit);
+        let tiling = fitting.ok_or_else(|| {
+            ID.refusal(Reason::SharedMemory, format_args!("a filter of {:?} taps in {limit} bytes of shared memory", problem.filter))
+        })?;
+        let sum = sum::Spec { epilogue };
+        let mut gradient =
+            Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling, settings: Vec::new() };
+        gradient.settings = gradient.parts().into_iter().map(|parts| (parts, gradient.estimate(parts))).collect();
+        gradient.settings.sort_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(gradient)
+    }
+
+    fn slabs(&self) -> u64 {
+        u64::from(self.channels.blocks().div_ceil(self.spec.slab.blocks()))
+    }
+
+    fn tap_groups(&self) -> u64 {
+        taps(&self.problem).div_ceil(u64::from(self.spec.taps))
+    }
+
+    /// CTAs that share a part of the pixels.
+    fn columns(&self) -> u64 {
+        self.slabs() * u64::from(self.spec.column_parts()) * self.tap_groups()
+    }
+
+    fn part_bytes(&self) -> u64 {
+        4 * self.problem.k * self.problem.gemm_extents().n
+    }
+
+    /// Parts that take each SM's places half, once and twice; no more than there are tiles.
+    fn parts(&self) -> Vec<u64> {
+        let places = u64::from(self.arch.sm_count) * u64::from(self.spec.ctas());
+        let most = self.tiling.count().min(MOST_PARTS_BYTES / self.part_bytes().max(1)).max(1);
+        let mut parts: Vec<u64> = [places / 2, places, 2 * places].map(|ctas| (ctas / self.columns()).clamp(1, most)).to_vec();
+        // Whole turns of tiles.
+        parts.iter_mut().for_each(|parts| *parts = self.tiling.count().div_ceil(self.tiling.count().div_ceil(*parts)));
+        parts.sort_unstable();
+        parts.dedup();
+        parts
+    }
+
+    /// Microseconds: the longest of what device memory, L2, shared memory and the tensor cores take, and the parts on their way.
+    fn estimate(&self, parts: u64) -> f64 {
+        let turns = self.tiling.count().div_ceil(parts) as f64;
+        let taps = f64::from(self.spec.taps);
+        let pixels = f64::from(filter::Spec::room().pixels);
+        // Eight warps, each of which reads both operands and multiplies twice a tap for every 16 pixels.
+        let reads = pixels / 16.0 * (8.0 * 4.0 + if self.spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
+        let products = pixels / 16.0 * if self.spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
+        let around = 4.0 * self.tiling.halo_pixels() as f64 + 4.0 * pixels + 600.0;
+        let ctas = (parts * self.columns()) as f64;
+        let sms = f64::from(self.arch.sm_count);
+        let places = sms * f64::from(self.spec.ctas());
+        let waves = if ctas <= sms { 1.0 } else { (ctas / places).ceil() * places / sms };
+        let busy_us = waves * (turns * (reads.max(products) + around) + 1500.0) / 1600.0;
+        let share = sms / 132.0;
+        let l2_us =
+            self.tiling.count() as f64 * self.columns() as f64 * (self.tiling.halo_pixels() as f64 + pixels) * 128.0 / (5.5e6 * share);
+        let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
+        let sums_us = 2.0 * (parts * self.part_bytes()) as f64 / (3.0e6 * share) + 3.0;
+        (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt() + sums_us + 3.0
+    }
+
+    fn alignments(&self) -> Vec<u64> {
+        let p = &self.problem;
+        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let chunks = [p.x.slot, p.y.slot].map(|slot| (slot, 2 * u64::from(CHUNK)));
+        for (slot, bytes) in self.sum.epilogue.conv_alignments(p).chain(chunks) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+}
+
+fn taps(problem: &ConvProblem) -> u64 {
+    problem.filter.iter().fold(1, |all, &taps| all.saturating_mul(taps))
+}
+
+fn knobs_of(parts: u64) -> Knobs {
+    Knobs::new([("parts", parts as u32)])
+}
+
+impl Candidate for Gradient {
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings.iter().map(|(parts, _)| knobs_of(*parts));
+        KnobSpace::new(settings.next().unwrap_or_default(), settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.settings.iter().find(|(parts, _)| knobs_of(*parts) == *knobs).map_or(f64::INFINITY, |(_, us)| *us);
+        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let known = self.settings.iter().find(|(parts, _)| knobs_of(*parts) == *knobs);
+        let &(count, _) = known.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
+        let part_bytes = self.part_bytes();
+        let parts = program.add_scratch("parts of sums", part_bytes * count);
+        let [n, _, d, h, w] = p.y.strides;
+        let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
+        let mut args = walk::walk_args(p, &self.geometry, &self.tiling, relative, &mut program);
+        args.extend(self.channels.args());
+        args.extend([divisor(self.slabs()), divisor(self.spec.column_parts().into()), divisor(self.tap_groups()), word(count)]);
+        args.extend(pixel_args(&p.x));
+        args.extend(pixel_args(&p.y));
+        args.extend([word(p.flip.into()), Arg::Pointer(parts), double_word(part_bytes)]);
+        program.steps.push(Step::Launch(Launch {
+            kernel: self.spec.kernel(),
+            grid: [(self.columns() * count) as u32, 1, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }));
+        program.steps.push(Step::Launch(self.sum.launch(p, parts, count, part_bytes)));
+        Ok(program)
+    }
+}

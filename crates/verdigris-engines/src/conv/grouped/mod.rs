@@ -1,0 +1,519 @@
+//! `conv.grouped`: convolutions of groups of few channels, by `mma.sync`, on every chip from sm_80 on.
+//!
+//! **What.** All three directions in one to three spatial dims, of bf16 and f16 with f32 sums, activations with their channels last, filters of any
+//! layout; any strides, dilations, paddings; up to 64 channels a group on either side, which need not agree; every epilogue. A single group
+//! of that size is one, too.
+//!
+//! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *slab* of up to 64
+//! channels ([`slab`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by `cp.async`, with zeros for padding, and
+//! reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal are multiplied. Of a dgrad with a stride, the
+//! pixels of one residue are a convolution of stride 1 of their own with every so-manieth tap; all residues stand in one grid. A wgrad multiplies
+//! the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch adds up.
+//!
+//! **When it wins.** Where groups are smaller than what the tensor cores of a warpgroup multiply at once: below 64 channels.
+//!
+//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree bit for
+//! bit. Groups of a multiple of 8 channels are summed by themselves; of others, those that share 8 channels are multiplied by each other's
+//! zeros, so that an infinity in one makes NaN of the others.
+//! In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
+//!
+//! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`; residues as in `conv.direct`.
+
+mod filter;
+mod gradient;
+mod pixels;
+mod slab;
+mod sum;
+mod tiling;
+mod walk;
+
+use pixels::{Spec, Tile};
+use slab::{CHUNK, Channels, Slab};
+use tiling::Tiling;
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::direct::geometry::PixelGeometry;
+use super::direct::{divisor, double_word, statistics, word};
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+
+const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// Extents and CTAs of a launch stay below this.
+const COUNT_LIMIT: u64 = 1 << 31;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grouped;
+
+impl Engine for Grouped {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
+        };
+        let channels = require_operands(problem, arch)?;
+        if problem.direction == Direction::Wgrad {
+            return Ok(Box::new(gradient::Gradient::new(problem, channels, arch)?));
+        }
+        let accepted = Accepted::pixels(problem, channels, arch)?;
+        ID.require(
+            !accepted.settings.is_empty(),
+            Reason::SharedMemory,
+            format_args!("a filter of {:?} taps in {} bytes of shared memory", problem.filter, arch.shared_bytes_per_cta),
+        )?;
+        Ok(Box::new(accepted))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let mut specs = Vec::new();
+        for operands in [DType::Bf16, DType::F16] {
+            for slab in Slab::ALL {
+                for tile in Tile::ALL {
+                    for staged in [true, false] {
+                        let spec = Spec { operands, slab, tile, staged, epilogue: plain(operands, staged) };
+                        specs.extend(spec.is_listed().then_some(spec));
+                    }
+                }
+            }
+        }
+        let mut kernels: Vec<KernelRef> = specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect();
+        for operands in [DType::Bf16, DType::F16] {
+            for slab in filter::Spec::slabs() {
+                kernels.extend(filter::Spec::TAPS.map(|taps| filter::Spec { operands, slab, taps }.kernel()));
+            }
+            kernels.push(sum::Spec { epilogue: plain(operands, false) }.kernel());
+        }
+        kernels
+    }
+}
+
+/// The epilogue of a plain problem.
+fn plain(result: DType, staged: bool) -> EpilogueSpec {
+    if staged {
+        EpilogueSpec { stores_d: false, pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype: result, walk: Walk::Row }) }
+    } else {
+        EpilogueSpec::plain(OperandSpec::strided(result))
+    }
+}
+
+impl Spec {
+    /// Whether it is one of the catalog's, if its epilogue is: the rarer kernels serve fewer classes of channels, and are short of some tiles.
+    fn is_listed(&self) -> bool {
+        let rare = !self.staged || self.tile == Tile::Deep;
+        (!rare || self.slab.chunks.is_power_of_two() && self.slab.chunks > 1) && (self.staged || self.tile == Tile::Small)
+    }
+}
+
+/// What this engine asks of the problem as a whole.
+fn require_operands(problem: &ConvProblem, arch: &Arch) -> Result<Channels, Refusal> {
+    let [(_, a, _), (_, b, _)] = problem.operands();
+    ID.require(
+        a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16),
+        Reason::DType,
+        format_args!("{} and {}, taken are two of bf16 or of f16", a.dtype, b.dtype),
+    )?;
+    ID.require(problem.precision == Precision::Fp32, Reason::Precision, format_args!("{:?}, taken are f32 sums", problem.precision))?;
+    ID.require(
+        problem.prologue.is_empty(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations, taken as they are stored", problem.prologue.len()),
+    )?;
+    ID.require(arch.runs(Target::Sm80), Reason::Target, format_args!("compute capability {:?}, taken from 8.0 on", arch.capability))?;
+    let extents = problem.gemm_extents();
+    ID.require(
+        !problem.is_empty() && extents.k > 0,
+        Reason::Extent,
+        format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
+    )?;
+    let channels = Channels::of(problem).filter(|channels| channels.slab().is_some());
+    channels.ok_or_else(|| {
+        let (c, k) = (problem.c / problem.groups, problem.k / problem.groups);
+        ID.refusal(Reason::Extent, format_args!("{c} and {k} channels a group, taken up to 64 where groups make whole chunks of 8"))
+    })
+}
+
+/// Activations are copied by chunks of 16 bytes.
+fn require_chunks(name: &str, tensor: &Tensor, extents: [u64; 5]) -> Result<(), Refusal> {
+    ID.require(tensor.strides[1] == 1, Reason::Layout, format_args!("{name} with channels {} elements apart", tensor.strides[1]))?;
+    ID.require(are_chunks(tensor, extents), Reason::Alignment, format_args!("{name} with strides {:?}, no multiples of 8", tensor.strides))
+}
+
+/// Whether each pixel begins with a whole chunk.
+fn are_chunks(tensor: &Tensor, extents: [u64; 5]) -> bool {
+    [0, 2, 3, 4].iter().all(|&dim| extents[dim] <= 1 || tensor.strides[dim].is_multiple_of(u64::from(CHUNK)))
+}
+
+/// A setting of the knobs, with the tiles that it makes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Setting {
+    tile: Tile,
+    /// Tiles that a CTA takes one after the other.
+    turns: u64,
+    tiling: Tiling,
+    us: f64,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        Knobs::new([("tile", self.tile as u32), ("turns", self.turns as u32)])
+    }
+
+    /// CTAs of one slab and class.
+    fn lanes(&self) -> u64 {
+        self.tiling.count().div_ceil(self.turns)
+    }
+}
+
+/// An accepted fprop or dgrad.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: ConvProblem,
+    channels: Channels,
+    geometry: PixelGeometry,
+    arch: Arch,
+    operands: DType,
+    staged: bool,
+    epilogue: EpilogueSpec,
+    /// Distances of the result's neighbours in a tile, in chunks.
+    relative: [u64; 4],
+    /// The best first.
+    settings: Vec<Setting>,
+}
+
+impl Accepted {
+    fn pixels(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Accepted, Refusal> {
+        let activations = problem.activations();
+        let (name, extents) = (problem.operands()[0].0, problem.operands()[0].2);
+        require_chunks(name, activations, extents)?;
+        let geometry = PixelGeometry::of(problem);
+        let result = problem.result();
+        let extents = problem.result_extents();
+        let steps = if problem.direction == Direction::Dgrad { problem.strides } else { [1; 3] };
+        let [n, _, d, h, w] = result.strides;
+        let relative = [n, d * steps[0], h * steps[1], w * steps[2]].map(|stride| stride / u64::from(CHUNK));
+        let reach: u64 =
+            [0, 2, 3, 4].iter().map(|&dim| (extents[dim] - 1).saturating_mul(result.strides[dim] / 8)).fold(0, u64::saturating_add);
+        let whole = EpilogueSpec::of_conv(problem);
+        let staged = result.dtype.bytes() == 2
+            && matches!(result.dtype, DType::Bf16 | DType::F16)
+            && result.strides[1] == 1
+            && are_chunks(result, extents)
+            && channels.outputs.is_multiple_of(CHUNK)
+            && reach < 1 << 32;
+        let epilogue = if staged {
+            EpilogueSpec { stores_d: false, ..whole }
+        } else if whole.is_plain() {
+            // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+            whole.strided()
+        } else {
+            EpilogueSpec { pairs: whole.pairs && channels.outputs.is_multiple_of(2), ..whole }
+        };
+        let target = epilogue.target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
+        let mut accepted = Accepted {
+            problem: problem.clone(),
+            channels,
+            geometry,
+            arch: arch.clone(),
+            operands: activations.dtype,
+            staged,
+            epilogue,
+            relative: if staged { relative } else { [0; 4] },
+            settings: Vec::new(),
+        };
+        let pixels = accepted.geometry.pixels(problem.n);
+        let ctas =
+            pixels.iter().fold(accepted.geometry.class_count(), |all, &extent| all.saturating_mul(extent)).saturating_mul(accepted.slabs());
+        ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} pixels by slabs of channels, taken below 2^31"))?;
+        for tile in Tile::ALL {
+            accepted.add_settings(tile);
+        }
+        accepted.settings.sort_by(|a, b| a.us.total_cmp(&b.us));
+        Ok(accepted)
+    }
+
+    /// The spec of a tile: the smallest class of channels that the catalog has it for.
+    fn spec(&self, tile: Tile) -> Spec {
+        let least = self.channels.slab().unwrap_or(Slab::ALL[5]);
+        let with = |slab| Spec { operands: self.operands, slab, tile, staged: self.staged, epilogue: self.epilogue.clone() };
+        Slab::ALL.into_iter().filter(|&slab| slab >= least).map(with).find(Spec::is_listed).unwrap_or_else(|| with(least))
+    }
+
+    fn slabs_of(&self, slab: Slab) -> u64 {
+        u64::from(self.channels.blocks().div_ceil(slab.blocks()))
+    }
+
+    fn slabs(&self) -> u64 {
+        self.channels.slab().map_or(0, |slab| self.slabs_of(slab))
+    }
+
+    fn add_settings(&mut self, tile: Tile) {
+        let spec = self.spec(tile);
+        // Of plain results that are not staged, only one tile is in the catalog.
+        if !spec.is_listed() && self.epilogue.is_plain() || tile.shared_bytes() > self.arch.shared_bytes_per_cta {
+            return;
+        }
+        // One CTA on an SM is for filters that leave the others no room for a fair number of pixels.
+        let is_fair = |setting: &Setting| setting.tiling.tile.iter().product::<u64>() >= 64 || setting.tiling.count() == 1;
+        if tile == Tile::Deep && self.settings.iter().any(is_fair) {
+            return;
+        }
+        let Some(tiling) = Tiling::of(&self.problem, &self.geometry, spec.room()) else { return };
+        let columns = self.slabs_of(spec.slab) * self.geometry.class_count();
+        let places = u64::from(self.arch.sm_count) * u64::from(spec.ctas());
+        // One tile a CTA, or as many as keep each SM's places taken once.
+        let most = (tiling.count() * columns).div_ceil(places).clamp(1, tiling.count());
+        let mut turns = vec![1, most];
+        turns.extend((most > 3).then_some(most.div_ceil(2)));
+        turns.sort_unstable();
+        turns.dedup();
+        for turns in turns {
+            let us = self.estimate(&spec, &tiling, turns);
+            self.settings.push(Setting { tile, turns, tiling, us });
+        }
+    }
+
+    /// Microseconds: the longest of what device memory, L2 and shared memory, and the tensor cores take, with what stands around.
+    fn estimate(&self, spec: &Spec, tiling: &Tiling, turns: u64) -> f64 {
+        let (slab, pixels) = (spec.slab, f64::from(spec.tile.pixels()));
+        let columns = self.slabs_of(slab) as f64 * self.geometry.class_count() as f64;
+        let all_taps: u64 = self.problem.filter.iter().product();
+        let taps = all_taps as f64 / self.geometry.class_count() as f64;
+        let tiles = tiling.count() as f64 * columns;
+        // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way in
+        // and out, which is instructions.
+        let row_blocks = pixels / 16.0;
+        let reads = taps * (row_blocks * 16.0 + f64::from(slab.unit_bytes() / 128 * 8));
+        let products = taps * row_blocks * f64::from(slab.units() * slab.columns()) * (f64::from(slab.chunks) / 2.0).max(0.7) * 2.2;
+        let filter = f64::from(slab.registers() * slab.units()) * (30.0 + 12.0 * taps) / 4.0;
+        let around = 4.0 * tiling.halo_pixels() as f64 + 6.0 * pixels + 600.0;
+        let cycles = reads.max(products) + around + filter / turns as f64;
+        let sms = f64::from(self.arch.sm_count);
+        let places = sms * f64::from(spec.ctas());
+        let ctas = (tiling.count().div_ceil(turns)) as f64 * columns;
+        let waves = if ctas <= sms { 1.0 } else { (ctas / places).ceil() * places / sms };
+        let busy_us = waves * turns as f64 * cycles / 1600.0;
+        let share = f64::from(self.arch.sm_count) / 132.0;
+        let l2_us = (tiles * tiling.halo_pixels() as f64 + tiles * pixels) * 128.0 / (5.5e6 * share);
+        let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
+        // The shorter ones are not wholly hidden behind the longest.
+        let both = (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt();
+        let sums = if self.problem.statistics.is_some() { 5.0 } else { 0.0 };
+        both + 3.0 + sums
+    }
+
+    fn alignments(&self) -> Vec<u64> {
+        let p = &self.problem;
+        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
+        let chunks = [Some(p.activations().slot), self.staged.then_some(p.result().slot)].into_iter().flatten().map(|slot| (slot, 16));
+        for (slot, bytes) in elements.chain(sums).chain(chunks).chain(self.epilogue.conv_alignments(p)) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+}
+
+impl Channels {
+    /// The arguments of `Blocks::declare`.
+    fn args(&self) -> Vec<Arg> {
+        let mut args = vec![word(self.blocks().into()), word(self.groups.into()), word(self.merged.into())];
+        args.extend([self.group_inputs, self.group_outputs].map(|channels| divisor(channels.into())));
+        args.extend([self.block_inputs(), self.block_outputs(), self.inputs, self.outputs].map(|channels| word(channels.into())));
+        args
+    }
+}
+
+/// The arguments of `Pixels::declare`.
+fn pixel_args(tensor: &Tensor) -> Vec<Arg> {
+    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
+    args.extend([0, 2, 3, 4].map(|dim| double_word(tensor.strides[dim] * tensor.dtype.bytes() as u64)));
+    args
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings.iter().map(Setting::knobs);
+        KnobSpace::new(settings.next().unwrap_or_default(), settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
+        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs);
+        let setting = setting.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let p = &self.problem;
+        let spec = self.spec(setting.tile);
+        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
+        let (slabs, classes, lanes) = (self.slabs_of(spec.slab), self.geometry.class_count(), setting.lanes());
+        let mut args = walk::walk_args(p, &self.geometry, &setting.tiling, self.relative, &mut program);
+        args.extend(self.channels.args());
+        args.extend([divisor(slabs), divisor(classes), word(lanes)]);
+        args.extend(pixel_args(p.activations()));
+        args.extend(self.geometry.filter_args(p));
+        if self.staged {
+            args.extend(pixel_args(p.result()));
+        }
+        args.extend(self.epilogue.conv_args(p));
+        program.steps.push(Step::Launch(Launch {
+            kernel: spec.kernel(),
+            grid: [(slabs * classes * lanes) as u32, 1, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }));
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, &mut program);
+        }
+        Ok(program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use verdigris_graph::ConvExtents;
+    use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
+    use verdigris_kir::ptx::{self, Isa};
+    use verdigris_kir::verify;
+
+    fn extents(direction: Direction, groups: u64, c: u64, k: u64) -> ConvExtents {
+        ConvExtents {
+            direction,
+            n: 1,
+            c: groups * c,
+            k: groups * k,
+            groups,
+            input: [1, 18, 20],
+            filter: [1, 3, 3],
+            pads: [0, 1, 1],
+            strides: [1; 3],
+            dilations: [1; 3],
+        }
+    }
+
+    fn bf16(extents: ConvExtents) -> Problem {
+        Problem::Conv(ConvProblem::packed(extents, DType::Bf16, DType::Bf16).expect("valid"))
+    }
+
+    fn refused(problem: &Problem) -> Reason {
+        Grouped.accept(problem, &Arch::h200()).err().expect("refused").reason
+    }
+
+    #[test]
+    fn what_is_not_taken_is_refused_by_name() {
+        let base = extents(Direction::Fprop, 4, 8, 8);
+        let conv = |change: &dyn Fn(&mut ConvProblem)| {
+            let mut problem = ConvProblem::packed(base, DType::Bf16, DType::Bf16).expect("valid");
+            change(&mut problem);
+            refused(&Problem::Conv(problem.canonical().expect("valid")))
+        };
+        assert_eq!(refused(&bf16(extents(Direction::Fprop, 2, 72, 8))), Reason::Extent);
+        assert_eq!(refused(&bf16(extents(Direction::Wgrad, 8, 9, 9))), Reason::Extent);
+        assert_eq!(refused(&bf16(extents(Direction::Dgrad, 5, 4, 4))), Reason::Alignment);
+        assert_eq!(refused(&bf16(ConvExtents { n: 0, ..base })), Reason::Extent);
+        assert_eq!(refused(&bf16(ConvExtents { filter: [1, 18, 19], ..extents(Direction::Fprop, 2, 64, 64) })), Reason::SharedMemory);
+        assert_eq!(conv(&|p| p.precision = Precision::Ieee), Reason::Precision);
+        assert_eq!(conv(&|p| p.x = Tensor::channels_first(p.x.slot, p.x.dtype, p.x_extents())), Reason::Layout);
+        let wide = ConvProblem::packed(base, DType::F32, DType::F32).expect("valid");
+        assert_eq!(refused(&Problem::Conv(wide)), Reason::DType);
+    }
+
+    /// With `VERDIGRIS_PTXAS`, the path of an assembler, they are assembled as well.
+    #[test]
+    fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
+        let ptxas = std::env::var_os("VERDIGRIS_PTXAS");
+        let catalog = Grouped.catalog(Target::Sm80);
+        assert!((40..=60).contains(&catalog.len()), "{} kernels", catalog.len());
+        let mut faults = Vec::new();
+        for kernel in catalog {
+            let verified = match verify::verify(kernel.build()) {
+                Ok(verified) => verified,
+                Err(faults) => panic!("{}: {faults}", kernel.name()),
+            };
+            let Some(ptxas) = &ptxas else { continue };
+            let source = std::env::temp_dir().join(format!("{}-{}.ptx", kernel.name(), std::process::id()));
+            std::fs::write(&source, ptx::print(&verified, Isa::V9_0)).expect("a writable temporary folder");
+            let output = Command::new(ptxas).args(["-v", "-arch=sm_90a", "-o", "/dev/null"]).arg(&source).output().expect("ptxas runs");
+            let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            let _ = std::fs::remove_file(source);
+            if !output.status.success() || !words.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") {
+                faults.push(format!("{}: {words}", kernel.name()));
+            }
+        }
+        assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+    }
+
+    /// What the first launch of a setting counts.
+    fn counts(problem: &Problem, pick: impl Fn(&Knobs) -> bool) -> Counters {
+        let arch = Arch::virtual_device(4);
+        let candidate = Grouped.accept(problem, &arch).expect("taken");
+        let knobs = candidate.knobs().settings().iter().find(|knobs| pick(knobs)).expect("offered").clone();
+        let program = candidate.program(&knobs).expect("listed");
+        let mut memory = Memory::new();
+        for operand in problem.buffers().expect("canonical") {
+            memory.add(&vec![0; operand.layout.span_elements() as usize * operand.dtype.bytes()]);
+        }
+        let report = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(1)).expect("no findings");
+        report.launches[0].1.clone()
+    }
+
+    #[test]
+    fn no_two_rows_of_a_matrix_meet_in_a_bank() {
+        for direction in Direction::ALL {
+            for (stride, width) in [(1, 8), (2, 16), (1, 32)] {
+                let problem = bf16(ConvExtents { strides: [1, stride, stride], ..extents(direction, 64 / width, width, width) });
+                let counted = counts(&problem, |_| true);
+                // What remains are the tables, which are written once.
+                let most = counted.shared_wavefronts / 10;
+                assert!(
+                    counted.bank_conflicts <= most,
+                    "{direction:?} by {stride}: {} of {}",
+                    counted.bank_conflicts,
+                    counted.shared_wavefronts
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_blocks_of_the_diagonal_are_multiplied() {
+        for width in [8, 16, 24, 32, 64] {
+            let groups = 64 / width;
+            let counted = counts(&bf16(extents(Direction::Fprop, groups, width, width)), |_| true);
+            // Each channel of a tile of 128 pixels by those of its own block, at 9 taps.
+            let tile = 128 * 9 * groups * width * width;
+            assert_eq!(counted.macs % tile, 0, "{width}");
+            assert!((3..=6).contains(&(counted.macs / tile)), "{width}: {} tiles of 360 pixels", counted.macs / tile);
+        }
+    }
+}
