@@ -18,13 +18,15 @@ pub(super) use kernel::copy_bytes;
 use kernel::{CHANNELS, CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
 
 /// The most settings of a width of tiles that are offered.
-const SETTINGS_OF_TILE: usize = 3;
+const SETTINGS_OF_TILE: usize = 4;
 
 /// One way to lay a problem out.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     spec: Spec,
     patch: Patch,
+    /// CTAs that share an SM.
+    ctas: u32,
     us: f64,
 }
 
@@ -65,8 +67,9 @@ impl Wgrad {
             let fits =
                 |patch: &Patch| columns(p, patch) <= u64::from(spec.columns()) && patch.bytes() <= u64::from(patch_bytes(element_bytes));
             let found = boxes(p, lines, reads, u64::from(box_pixels(element_bytes)), &fits);
+            let ways = found.into_iter().flat_map(|patch| sharing(element_bytes, arch).map(move |ctas| (patch, ctas)));
             let mut of_tile: Vec<Setting> =
-                found.into_iter().map(|patch| Setting { spec, patch, us: estimate(p, spec, &patch, element_bytes, arch) }).collect();
+                ways.map(|(patch, ctas)| Setting { spec, patch, ctas, us: estimate(p, spec, &patch, ctas, arch) }).collect();
             of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
             settings.extend(of_tile.into_iter().take(SETTINGS_OF_TILE));
         }
@@ -75,23 +78,29 @@ impl Wgrad {
     }
 }
 
+/// CTAs that may share an SM: as many as registers allow for sure, and one more where shared memory has room.
+fn sharing(element_bytes: u32, arch: &Arch) -> impl Iterator<Item = u32> + use<> {
+    let room = arch.shared_bytes_per_sm / (shared_bytes(element_bytes) + 1024);
+    [CTAS, CTAS + 1].into_iter().filter(move |&ctas| ctas == CTAS || ctas <= room)
+}
+
 /// Columns of a slab.
 fn columns(p: &ConvProblem, patch: &Patch) -> u64 {
     patch.slab.taps[0] * patch.slab.taps[1] * p.filter[2] * p.c
 }
 
 /// CTAs that walk over boxes, each of which leaves a part.
-fn walkers(p: &ConvProblem, patch: &Patch, sms: u32) -> u64 {
+fn walkers(p: &ConvProblem, patch: &Patch, slots: u32) -> u64 {
     let [down, across] = patch.boxes(p);
     let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
-    (down * across).min((u64::from(sms * CTAS) / tiles).max(1))
+    (down * across).min((u64::from(slots) / tiles).max(1))
 }
 
 impl Plan for Wgrad {
     fn settings(&self) -> Vec<(Knobs, f64)> {
         let knobs = |setting: &Setting| {
             let [rows, columns] = [setting.patch.pixel_rows, setting.patch.pixel_columns].map(|extent| extent as u32);
-            (Knobs::new([("tile", setting.spec.blocks), ("rows", rows), ("columns", columns)]), setting.us)
+            (Knobs::new([("tile", setting.spec.blocks), ("rows", rows), ("columns", columns), ("ctas", setting.ctas)]), setting.us)
         };
         self.settings.iter().map(knobs).collect()
     }
@@ -101,12 +110,12 @@ impl Plan for Wgrad {
     }
 
     fn add_steps(&self, number: usize, program: &mut Program) {
-        let Some(&Setting { spec, patch, .. }) = self.settings.get(number) else { return };
+        let Some(&Setting { spec, patch, ctas: share, .. }) = self.settings.get(number) else { return };
         let p = &self.problem;
         let word = |value: u64| Arg::Scalar(Ty::U32, value);
         let slabs = patch.slabs(p);
         let channel_tiles = p.k.div_ceil(u64::from(CHANNELS));
-        let ctas = walkers(p, &patch, self.sms);
+        let ctas = walkers(p, &patch, self.sms * share);
         let part_bytes = channel_tiles * slabs * u64::from(CHANNELS * spec.columns() * 4);
         let address = program.add_scratch("parts of the filter's gradient", part_bytes * ctas);
         let mut places = patch.columns(p);
@@ -136,10 +145,11 @@ impl Plan for Wgrad {
 }
 
 /// Microseconds: products at half the rate of the tensor cores, or what feeds them from shared memory; what is read at memory's rate; the parts.
-fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, element_bytes: u32, arch: &Arch) -> f64 {
+fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch) -> f64 {
+    let element_bytes = p.x.dtype.bytes() as u32;
     let [down, across] = patch.boxes(p);
     let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
-    let ctas = walkers(p, patch, arch.sm_count) as f64;
+    let ctas = walkers(p, patch, arch.sm_count * share) as f64;
     let boxes = (down * across) as f64;
     let steps = ((patch.pixel_rows * patch.pixel_columns) as f64 / f64::from(step_pixels(element_bytes))).ceil();
     let blocks = f64::from(spec.blocks);
@@ -147,8 +157,8 @@ fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, element_bytes: u32, arch
     let product = steps * (16.0 * blocks * 2.0).max(4.0 * (4.0 * blocks + 16.0));
     let bring = patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + steps * 120.0 + 200.0;
     // CTAs of one SM share it.
-    let sharing = (ctas * tiles as f64 / f64::from(arch.sm_count)).clamp(1.0, f64::from(CTAS));
-    let rounds = (boxes / ctas).ceil() * (ctas * tiles as f64 / f64::from(arch.sm_count * CTAS)).max(1.0).ceil();
+    let sharing = (ctas * tiles as f64 / f64::from(arch.sm_count)).clamp(1.0, f64::from(share));
+    let rounds = (boxes / ctas).ceil() * (ctas * tiles as f64 / f64::from(arch.sm_count * share)).max(1.0).ceil();
     let work_us = rounds * sharing * (product + 0.6 * bring) / 1.7e3;
     let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
     let parts_us = 2.0 * ctas * tiles as f64 * f64::from(CHANNELS * spec.columns() * 4) / (0.6 * arch.memory_gb_per_s * 1e3);
