@@ -258,7 +258,7 @@ fn fp8(dtype: DType) -> Packed {
 }
 
 /// The two f32 of a 32-bit register of two 16-bit floats.
-fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) -> [Val<'k, f32>; 2] {
+pub(crate) fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) -> [Val<'k, f32>; 2] {
     if dtype == DType::Bf16 {
         [(pair << 16).bitcast(), (pair & 0xffff_0000u32).bitcast()]
     } else {

@@ -91,6 +91,31 @@ impl<'k, T: Compute> Epilogue<'k, T> {
     }
 }
 
+/// How far an epilogue's operands are from one pixel to another of the same row.
+#[derive(Clone, Debug)]
+pub(crate) struct WidthStep<'k>(Vec<Val<'k, u64>>);
+
+impl<'k, T: Compute> Epilogue<'k, T> {
+    /// The distance to the pixel `pixels` further along the width, or before.
+    #[track_caller]
+    pub(crate) fn width_step(&self, pixels: Val<'k, i32>) -> WidthStep<'k> {
+        let at = Location::caller();
+        let bytes = |operand: &Operand<'k>| {
+            let Rows::OfTensor([.., width]) = operand.rows else { unreachable!("declared by `declare_conv`") };
+            pixels.widen().unsigned() * width
+        };
+        pixels.kernel().scope(at, || WidthStep(self.operands().map(bytes).collect()))
+    }
+}
+
+impl<'k, T: Compute> Place<'_, 'k, T> {
+    /// The same channel of the pixel that is a step further along the width; one addition an operand.
+    #[track_caller]
+    pub(crate) fn along_width(self, step: &WidthStep<'k>) -> Self {
+        self.advanced(&step.0)
+    }
+}
+
 /// The operands of the steps, and the result.
 fn tensors(problem: &ConvProblem) -> impl Iterator<Item = &Tensor> {
     let steps = problem.epilogue.iter().filter_map(|step| match step {

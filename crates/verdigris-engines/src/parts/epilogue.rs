@@ -520,6 +520,11 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         Epilogue { pairs: true, ..self.clone() }
     }
 
+    /// Whether two neighbouring columns may be accessed at once.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.pairs
+    }
+
     /// Places it at a column of rows that start at `starts`, one for each operand.
     pub(super) fn place(
         &self,
@@ -593,6 +598,12 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
             (Walk::Strided, Some(stride)) if right > 0 => (address + stride * u64::from(right), 0),
             _ => (address, 0),
         }
+    }
+
+    /// The same column elsewhere: so many bytes further on in each operand, in the order of [`Epilogue::operands`].
+    pub(super) fn advanced(mut self, bytes: &[Val<'k, u64>]) -> Self {
+        self.addresses.iter_mut().zip(bytes).for_each(|(address, &bytes)| *address = *address + bytes);
+        self
     }
 
     fn load<const N: usize>(&self, index: usize, operand: &Operand<'k>, right: u32) -> [Val<'k, T>; N] {

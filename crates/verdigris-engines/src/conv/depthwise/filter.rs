@@ -1,0 +1,141 @@
+//! wgrad: a CTA adds up one block of taps over its share of all pixels; the shares meet in [`super::join`].
+//!
+//! A thread has the channels of one 32-bit word and all taps of the block, in f32. It reads a block of 4×7 (2×4) gradients and each line of the
+//! tile that they meet once.
+
+use verdigris_kir::face::{Divisor, Kernel, Val, Var};
+
+use super::place::{Present, Slabs, Stand, Tiles};
+use super::spec::{LANES, PIXEL_BYTES, PLACES, Spec, THREADS};
+use super::tile::{Activations, Channels, TileExtents, widen};
+
+/// A thread's sums: rows and columns of taps, channels.
+type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
+
+/// Builds the kernel.
+pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
+    let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
+    let all_channels = k.scalar::<u32>("channels");
+    let [items, items_of_cta] = ["items", "items_of_cta"].map(|name| k.scalar::<u32>(name));
+    let all_slabs = k.divisor("slabs");
+    let slabs = Slabs::declare(k);
+    let tiles = Tiles::declare(k);
+    let stand = Stand::declare(k);
+    let extents = TileExtents::declare(k);
+    let x = Activations::declare(k, spec);
+    let gradient_extents = TileExtents::declare(k);
+    let y = Activations::declare(k, spec);
+    let filter = ["filter_height", "filter_width"].map(|name| k.scalar::<u32>(name));
+    let parts = k.output("parts", 4);
+
+    let (x_bytes, y_bytes) = (spec.tile_pixels() * PIXEL_BYTES, spec.output_pixels() * PIXEL_BYTES);
+    let stage_bytes = x_bytes + y_bytes;
+    let whole_bytes = (spec.stages() * stage_bytes).max(spec.taps() * spec.channels() * THREADS * 4);
+    let stages = k.shared("tiles", whole_bytes, 128).address();
+
+    let (rest, channel_block) = channel_blocks.split(k.cta());
+    let (part, number) = all_slabs.split(rest);
+    let slab = slabs.split(number);
+    let first_item = part * items_of_cta;
+    let steps = (first_item + items_of_cta).min(items) - first_item;
+    let channels = Channels { first: channel_block * spec.cta_channels(), all: all_channels, addend: k.constant(0) };
+    let stage = |step: Val<'k, u32>| stages + (step & 1u32) * stage_bytes;
+    let fetch = |step: Val<'k, u32>| {
+        let tile = tiles.at(first_item + step, &slab);
+        x.fetch(k, spec, &extents, &tile.origin, channels, stage(step));
+        let own = k.constant(true);
+        let gradients = super::tile::Origin { plane: tile.plane, has_plane: own, first: tile.first, ..tile.origin };
+        y.fetch(k, spec, &gradient_extents, &gradients, channels, stage(step) + x_bytes);
+    };
+
+    let [rows, columns] = spec.block;
+    let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
+    let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
+    let (outputs_ahead, lines_ahead) = stand.ahead(spec);
+    let own = extents.offset(stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
+    let own_gradients = gradient_extents.offset(stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
+
+    let present = Present::new(spec, &slab, filter);
+    k.when(steps.gt(0), || fetch(k.constant(0)));
+    k.cp_async_commit();
+    k.range(steps, |step| {
+        // All are done with the stage that is filled next.
+        k.bar_sync();
+        k.when((step + 1).lt(steps), || fetch(step + 1));
+        k.cp_async_commit();
+        k.cp_async_wait(1);
+        k.bar_sync();
+        k.when(stand.is_used, || {
+            let stage = stage(step);
+            let pitches_bytes = [extents.pitch_bytes, gradient_extents.pitch_bytes];
+            add_products(k, spec, [stage + own, stage + own_gradients], pitches_bytes, &present, &sums);
+        });
+    });
+
+    // Threads of the same channels add up, in the order of their places.
+    k.bar_sync();
+    let across = spec.cta_channels();
+    let all: Vec<Var<'k, f32>> = sums.into_iter().flatten().flatten().collect();
+    let mine = stages + k.thread() * 4;
+    for (i, sum) in all.iter().enumerate() {
+        k.st_shared(mine, i as i64 * i64::from(4 * THREADS), sum.get());
+    }
+    k.bar_sync();
+    let base = parts.moved((part * all_slabs.value() + number).widen() * (all_channels.widen() * u64::from(4 * spec.taps())));
+    k.range_step(k.thread(), spec.taps() * across, THREADS, |element| {
+        // Channels side by side, for neighbouring threads to write neighbouring words.
+        let (tap, channel) = (element >> across.ilog2(), element & (across - 1));
+        let (lane, word) = (channel >> spec.channels().ilog2(), channel & (spec.channels() - 1));
+        let from = stages + (tap * spec.channels() + word) * (4 * THREADS) + lane * 4;
+        let first = k.ld_shared::<f32>(from, 0);
+        let sum = (1..PLACES).fold(first, |sum, place| sum + k.ld_shared::<f32>(from, i64::from(place * LANES * 4)));
+        let channel = channels.first + channel;
+        k.when(channel.lt(all_channels), || k.st_global(base.moved((tap * all_channels).mul_wide(4)).at(channel, 4), 0, sum));
+    });
+}
+
+/// Adds the products of a tile.
+fn add_products<'k>(
+    k: Kernel<'k>,
+    spec: &Spec,
+    own: [Val<'k, u32>; 2],
+    pitches_bytes: [Val<'k, u32>; 2],
+    present: &Present<'k>,
+    sums: &Sums<'k>,
+) {
+    let columns = spec.block[1];
+    let [output_rows, output_columns] = spec.stride.outputs();
+    let [lines, places] = spec.thread_lines();
+    let read = |address: Val<'k, u32>, pixels: u32| -> Vec<Vec<Val<'k, f32>>> {
+        (0..pixels).map(|pixel| widen(k, spec.dtype, k.ld_shared::<u32>(address, i64::from(pixel * PIXEL_BYTES)))).collect()
+    };
+    // A row of gradients is read when the first line needs it.
+    let mut gradients: Vec<Option<Vec<Vec<Val<'k, f32>>>>> = vec![None; output_rows as usize];
+    let mut line_address = own[0];
+    for line in 0..lines {
+        if line > 0 {
+            line_address = line_address + pitches_bytes[0];
+        }
+        let pairs = spec.pairs(line);
+        if pairs.is_empty() {
+            continue;
+        }
+        let words = read(line_address, places);
+        for (output_row, tap_row) in pairs {
+            let address = || own[1] + pitches_bytes[1] * output_row as u32;
+            let row: &[_] = gradients[output_row].get_or_insert_with(|| read(address(), output_columns));
+            present.row(tap_row, || {
+                for (tap, sum) in sums[tap_row].iter().enumerate() {
+                    present.column(tap, || {
+                        for (output, gradient) in row.iter().enumerate() {
+                            let Some(place) = spec.stride.line(output as u32, tap as u32, columns) else { continue };
+                            for ((sum, &gradient), &word) in sum.iter().zip(gradient).zip(&words[place as usize]) {
+                                sum.set(k.fma(word, gradient, *sum));
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! `conv.depthwise`: convolutions in which each channel has filters of its own.
+//!
+//! **What.** All three directions, with one or more filters for a channel of x (groups = C, K a multiple of C), in one to three spatial dims:
+//! filters of any size, strides 1 and 2, dilations, any padding, any strides of tensors, bf16, f16 and f32 operands. What is refused is
+//! the steps before a convolution, larger strides, and a dgrad that is strided and dilated at once.
+//!
+//! **Method.** There is no sum over channels, hence no matrix product, and tensor cores would multiply by zeros. A CTA of 128 threads brings a
+//! tile of activations with the pixels around it to shared memory by `cp.async`, zeros in place of what is outside, and multiplies it in f32:
+//!
+//! - *fprop and dgrad* ([`pixels`]): a thread has 4×7 outputs of the channels of a 32-bit word; each word of the tile is read and widened once for
+//!   all outputs that meet it. A dgrad of stride 1 is an fprop with its taps reversed; one of stride 2 meets every second tap.
+//! - *wgrad* ([`filter`]): a thread has all taps of a block and adds up over 4×7 gradients at a time; CTAs have shares of the pixels, which a
+//!   second launch adds up in their order.
+//!
+//! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated taps
+//! meet every so-many-th pixel, so outputs of one residue modulo the dilation make tiles of their own, and dilation costs nothing.
+//!
+//! **When it wins.** Wherever it is taken: what reads and writes the tensors once is bound by memory up to about 30 taps, by multiplications
+//! beyond that.
+//!
+//! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit, and
+//! f32 operands are not rounded where tf32 would be allowed. Zeros take the place of what is outside: of the pixels around x, which an infinite tap
+//! turns into NaN, and of the gradients beyond y, so that an infinity near the edge of x may reach all taps of its channel in a wgrad.
+
+mod filter;
+mod join;
+mod pixels;
+mod place;
+mod spec;
+mod tile;
+mod view;
+
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::{ConvProblem, Direction, Problem};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::direct::statistics;
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use spec::{Copying, Kind, PIXEL_BYTES, Spec, Stride, THREADS};
+use view::{Places, View, divisor, double_word, word};
+
+const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };
+
+/// What a launch counts in 32 bits stays below this.
+const COUNT_LIMIT: u64 = 1 << 30;
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct Depthwise;
+
+impl Engine for Depthwise {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, takes conv", problem.kind())));
+        };
+        ID.require(
+            conv.groups == conv.c && conv.c > 0,
+            Reason::Extent,
+            format_args!("{} channels in {} groups, takes one channel of x a group", conv.c, conv.groups),
+        )?;
+        ID.require(!conv.is_empty() && conv.gemm_extents().k > 0, Reason::Extent, "a result or a sum of no elements")?;
+        ID.require(
+            conv.prologue.is_empty(),
+            Reason::Epilogue,
+            format_args!("{} steps on the activations, takes them as they are stored", conv.prologue.len()),
+        )?;
+        let [(_, first, _), (_, second, _)] = conv.operands();
+        let dtype = first.dtype;
+        ID.require(
+            dtype == second.dtype && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32),
+            Reason::DType,
+            format_args!("{dtype} and {}, takes two of bf16, f16 or f32", second.dtype),
+        )?;
+        ID.require(
+            matches!(conv.precision, Precision::Ieee | Precision::Fp32 | Precision::Tf32),
+            Reason::Precision,
+            format_args!("{:?}, sums in f32", conv.precision),
+        )?;
+        let view = View::new(conv)?;
+        let accepted = Accepted::new(conv, view, arch);
+        let target = accepted.spec.target();
+        ID.require(arch.runs(target), Reason::Target, format_args!("needs {}", target.ptx()))?;
+        accepted.require_counts()?;
+        Ok(Box::new(accepted))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let mut kernels = Vec::new();
+        for dtype in [DType::Bf16, DType::F16, DType::F32] {
+            for copying in [Copying::Vectors, Copying::Elements] {
+                for kind in [Kind::Pixels, Kind::Filter] {
+                    for stride in [Stride::One, Stride::Two, Stride::Half] {
+                        for &(block, ragged) in blocks(kind, stride, copying) {
+                            let epilogue = (kind == Kind::Pixels).then(|| plain(dtype, copying));
+                            kernels.push(Spec { kind, stride, block, ragged, dtype, copying, epilogue }.kernel());
+                        }
+                    }
+                }
+            }
+            kernels.push(join::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
+        }
+        // All of them run on the least chip.
+        if Target::Sm80 <= target { kernels } else { Vec::new() }
+    }
+}
+
+/// A block of taps, and whether filters may be no whole number of them.
+type Block = ([u32; 2], bool);
+
+/// The blocks of taps that kernels are unrolled for. One of each list is ragged, so that each filter has its kernel.
+fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
+    match (kind, stride, copying) {
+        (Kind::Pixels, Stride::One, Copying::Vectors) => {
+            &[([3, 3], false), ([5, 5], false), ([7, 7], false), ([7, 7], true), ([1, 4], true)]
+        }
+        (Kind::Filter, Stride::One, Copying::Vectors) => &[([3, 3], false), ([5, 5], false), ([7, 7], false), ([7, 7], true)],
+        (_, Stride::One, Copying::Elements) => &[([7, 7], true)],
+        (_, Stride::Two, Copying::Vectors) => &[([3, 3], false), ([5, 5], true)],
+        (_, Stride::Two, Copying::Elements) => &[([5, 5], true)],
+        // Taps and outputs are even together, so larger filters are cut at even taps.
+        (Kind::Pixels, Stride::Half, _) => &[([6, 6], true)],
+        (Kind::Filter, Stride::Half, _) => &[],
+    }
+}
+
+/// The epilogue of a plain problem: of vectors, channels lie side by side in pairs.
+fn plain(d: DType, copying: Copying) -> EpilogueSpec {
+    match copying {
+        Copying::Vectors => EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) },
+        Copying::Elements => EpilogueSpec::plain(OperandSpec::strided(d)),
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    /// As it was asked.
+    problem: ConvProblem,
+    view: View,
+    spec: Spec,
+    places: Places,
+    arch: Arch,
+}
+
+impl Accepted {
+    fn new(conv: &ConvProblem, view: View, arch: &Arch) -> Accepted {
+        let kind = if conv.direction == Direction::Wgrad { Kind::Filter } else { Kind::Pixels };
+        let epilogue = EpilogueSpec::of_conv(&view.problem);
+        // Plain results keep to the catalog's two ways of lying.
+        let has_pairs = epilogue.pairs && epilogue.d.walk == Walk::Row;
+        let is_plain = epilogue.is_plain();
+        let copying =
+            if view.has_vectors() && (kind == Kind::Filter || has_pairs || !is_plain) { Copying::Vectors } else { Copying::Elements };
+        let epilogue = match (is_plain, copying, kind) {
+            (true, Copying::Vectors, Kind::Pixels) => epilogue,
+            (true, ..) => epilogue.strided(),
+            (false, ..) => epilogue,
+        };
+        let of_block = |&(block, ragged): &Block| {
+            let (dtype, epilogue) = (conv.operands()[0].1.dtype, Some(epilogue.clone()));
+            let spec = Spec { kind, stride: view.stride, block, ragged, dtype, copying, epilogue };
+            let places = Places::best(&view, &spec);
+            Accepted { problem: conv.clone(), view: view.clone(), spec, places, arch: arch.clone() }
+        };
+        let fits = |&&(block, ragged): &&Block| {
+            let is_whole = (0..2).all(|dim| view.problem.filter[dim + 1].is_multiple_of(u64::from(block[dim])));
+            ragged || is_whole
+        };
+        let all = blocks(kind, view.stride, copying).iter().filter(fits).map(of_block);
+        all.min_by(|a, b| a.us(1).total_cmp(&b.us(1))).unwrap_or_else(|| of_block(&([6, 6], true)))
+    }
+
+    /// The spec of the kernel that multiplies; of a wgrad, the epilogue is the second launch's.
+    fn product(&self) -> Spec {
+        let epilogue = self.spec.epilogue.clone().filter(|_| self.spec.kind == Kind::Pixels);
+        Spec { epilogue, ..self.spec.clone() }
+    }
+
+    fn epilogue(&self) -> EpilogueSpec {
+        self.spec.epilogue.clone().unwrap_or_else(|| plain(self.spec.dtype, Copying::Elements))
+    }
+
+    fn channel_blocks(&self) -> u64 {
+        self.view.channels().div_ceil(u64::from(self.spec.cta_channels()))
+    }
+
+    fn items(&self) -> u64 {
+        self.places.items(&self.view, &self.spec)
+    }
+
+    fn slabs(&self) -> u64 {
+        self.view.slabs(self.spec.block)
+    }
+
+    /// CTAs that work side by side on one block of channels, and of a wgrad on one block of taps.
+    fn columns(&self) -> u64 {
+        let blocks = self.channel_blocks();
+        if self.spec.kind == Kind::Filter { blocks.saturating_mul(self.slabs()) } else { blocks }
+    }
+
+    /// Items of a CTA, if CTAs fill the chip so many times.
+    fn items_of_cta(&self, waves: u64) -> u64 {
+        let slots = u64::from(self.arch.sm_count * self.product().ctas_of_sm()) * waves;
+        let work = self.items().saturating_mul(self.columns());
+        work.div_ceil(slots).clamp(1, self.items().max(1))
+    }
+
+    /// Parts of the items, each a CTA's.
+    fn parts(&self, waves: u64) -> u64 {
+        self.items().div_ceil(self.items_of_cta(waves))
+    }
+
+    fn part_bytes(&self) -> u64 {
+        self.slabs() * u64::from(self.spec.taps()) * self.view.channels() * 4
+    }
+
+    /// What kernels count stays in their range.
+    fn require_counts(&self) -> Result<(), Refusal> {
+        let steps = self.items().saturating_mul(self.slabs());
+        ID.require(steps < COUNT_LIMIT, Reason::Extent, format_args!("{steps} tiles by blocks of taps, taken below 2^30"))?;
+        let ctas = self.columns().saturating_mul(self.parts(4));
+        ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} CTAs, taken below 2^30"))?;
+        let channels = self.view.channels().saturating_mul(self.slabs()).saturating_mul(u64::from(self.spec.taps()));
+        ID.require(channels < COUNT_LIMIT, Reason::Extent, format_args!("{channels} channels by taps, taken below 2^30"))
+    }
+
+    fn us(&self, waves: u64) -> f64 {
+        let (spec, p) = (&self.spec, &self.problem);
+        let [rows, columns] = spec.stride.outputs();
+        let outputs = f64::from(rows * columns);
+        let lines: f64 = spec.thread_lines().iter().map(|&lines| f64::from(lines)).product();
+        let channels = f64::from(spec.channels());
+        // Instructions of a thread for a tile: products, words read and widened, taps, what is copied, and what is kept.
+        let share = if spec.stride == Stride::Half { 0.25 } else { 1.0 };
+        let filter = &self.view.problem.filter;
+        // Of a ragged block, the taps that there are, and a branch around each.
+        let taps = match spec.ragged {
+            true => 1.2 * (filter[1] * filter[2]) as f64 / self.view.blocks(spec.block).iter().product::<u64>() as f64,
+            false => f64::from(spec.taps()),
+        };
+        let products = share * outputs * taps * channels;
+        let copied = self.places.pixels(spec) as f64 * f64::from(PIXEL_BYTES) / f64::from(THREADS);
+        let copies = if spec.copying == Copying::Vectors { 11.0 / 16.0 } else { 25.0 / spec.dtype.bytes() as f64 };
+        let kept = if spec.kind == Kind::Pixels { 6.0 * outputs } else { copied * 0.5 * copies + (1.0 + channels) * outputs };
+        let each = products + lines * (1.0 + channels) + f64::from(spec.taps()) + copied * copies + 100.0;
+        let steps = self.items_of_cta(waves) as f64 * self.slabs() as f64;
+        let steps = if spec.kind == Kind::Filter { self.items_of_cta(waves) as f64 } else { steps };
+        let ctas = self.columns() as f64 * self.parts(waves) as f64;
+        let slots = f64::from(self.arch.sm_count * self.product().ctas_of_sm());
+        let rounds = (ctas / slots).ceil();
+        // An SM starts four instructions a cycle; a resident CTA has its share of them.
+        let cycles = rounds * (steps * each + kept * self.items_of_cta(waves) as f64) * slots.min(ctas) / f64::from(self.arch.sm_count);
+        let compute_us = cycles / 1.6e3;
+        let parts_bytes = if spec.kind == Kind::Filter { 2.0 * self.parts(waves) as f64 * self.part_bytes() as f64 } else { 0.0 };
+        let memory_us = (p.traffic_bytes() + parts_bytes) / (0.9 * self.arch.memory_gb_per_s * 1e3);
+        let launches = 1.0 + f64::from(u8::from(spec.kind == Kind::Filter)) + f64::from(u8::from(p.statistics.is_some()));
+        compute_us.max(memory_us) + 3.0 * launches
+    }
+
+    fn alignments(&self) -> Vec<u64> {
+        let p = &self.problem;
+        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let vectors = if self.spec.copying == Copying::Vectors { 16 } else { 1 };
+        let [(_, first, _), (_, second, _)] = p.operands();
+        let wide = [first, second].into_iter().filter(|tensor| tensor.slot != p.w.slot).map(|tensor| (tensor.slot, vectors));
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
+        let epilogue = self.epilogue();
+        for (slot, bytes) in elements.chain(wide).chain(sums).chain(epilogue.conv_alignments(p)) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+
+    /// How often CTAs fill the chip: more of them share work out more evenly, fewer read taps and begin less often.
+    const WAVES: [u64; 3] = [2, 1, 4];
+
+    fn waves(&self, knobs: &Knobs) -> Result<u64, Refusal> {
+        let listed = self.knobs().settings().contains(knobs);
+        let waves = knobs.value("waves").filter(|_| listed);
+        waves.map(u64::from).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))
+    }
+
+    fn launch(kernel: KernelRef, ctas: u64, args: Vec<Arg>) -> Step {
+        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap: false, args })
+    }
+
+    /// The arguments that both products begin with.
+    fn first_args(&self, waves: u64) -> Vec<Arg> {
+        let (view, spec) = (&self.view, &self.spec);
+        let mut args = vec![divisor(self.channel_blocks()), word(view.channels()), word(self.items()), word(self.items_of_cta(waves))];
+        args.push(divisor(self.slabs()));
+        args.extend(view.slab_args(spec.block));
+        args.extend(view.tile_args(spec, self.places));
+        args.extend(View::stand_args(self.places));
+        args.extend(view.activation_args(spec, self.places));
+        args
+    }
+
+    fn pixel_steps(&self, waves: u64, program: &mut Program) {
+        let mut args = self.first_args(waves);
+        args.extend(self.view.filter_args());
+        args.extend(self.epilogue().conv_args(&self.view.problem));
+        program.steps.push(Accepted::launch(self.product().kernel(), self.columns() * self.parts(waves), args));
+    }
+
+    fn filter_steps(&self, waves: u64, program: &mut Program) {
+        let (view, spec, p) = (&self.view, &self.spec, &self.view.problem);
+        let parts = program.add_scratch("parts of a filter's gradient", self.part_bytes() * self.parts(waves));
+        let mut args = self.first_args(waves);
+        args.extend(view.gradient_args(spec, self.places));
+        args.extend(p.filter[1..].iter().copied().map(word));
+        args.push(Arg::Pointer(parts));
+        program.steps.push(Accepted::launch(self.product().kernel(), self.columns() * self.parts(waves), args));
+
+        let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
+        let mut args = vec![Arg::Pointer(parts), word(self.parts(waves)), double_word(self.part_bytes()), divisor(blocks)];
+        args.push(word(view.channels()));
+        args.extend(view.slab_args(spec.block));
+        args.extend([spec.block[1], spec.block[0]].map(|extent| divisor(u64::from(extent))));
+        args.extend(p.filter.map(word));
+        args.push(word(u64::from(p.flip)));
+        args.extend(self.epilogue().conv_args(p));
+        let taps = self.slabs() * u64::from(spec.taps());
+        program.steps.push(Accepted::launch(join::kernel(self.epilogue()), taps * blocks, args));
+    }
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        // Where work does not fill the chip, settings are alike.
+        let mut settings: Vec<u64> = Vec::new();
+        for waves in Accepted::WAVES {
+            if !settings.iter().any(|&other| self.items_of_cta(other) == self.items_of_cta(waves)) {
+                settings.push(waves);
+            }
+        }
+        let knobs = |waves: &u64| Knobs::new([("waves", *waves as u32)]);
+        KnobSpace::new(knobs(&settings[0]), settings.iter().map(knobs))
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: false,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.us(self.waves(knobs).unwrap_or(Accepted::WAVES[0]));
+        Cost { us, leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let waves = self.waves(knobs)?;
+        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
+        match self.spec.kind {
+            Kind::Pixels => self.pixel_steps(waves, &mut program),
+            Kind::Filter => self.filter_steps(waves, &mut program),
+        }
+        if let Some(statistics) = &self.problem.statistics {
+            statistics::steps(&self.problem, statistics, &mut program);
+        }
+        Ok(program)
+    }
+}

@@ -1,0 +1,227 @@
+//! fprop and dgrad: a CTA works through tiles of outputs, 128 bytes of channels wide at most.
+//!
+//! A thread has the channels of one 32-bit word of a block of 4×7 (2×4, 4×8) outputs, in f32. It reads each line of the tile that the block meets
+//! once, widens it, and adds what it gives to all of its outputs: behind a word read from shared memory stand up to 28 multiplications by a tap.
+
+use verdigris_kir::face::{Divisor, Kernel, Pointer, Val, Var};
+
+use super::place::{Present, Slab, Slabs, Stand, Tile, Tiles};
+use super::spec::{PIXEL_BYTES, Spec, THREADS};
+use super::tile::{Activations, Channels, TileExtents, split_small, widen};
+use crate::parts::compute;
+use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+
+/// The filter in memory.
+struct Filter<'k> {
+    pointer: Pointer<'k>,
+    /// Over filters, depth, height and width; addresses count modulo 2⁶⁴, so that a walk may go backwards from the origin.
+    strides: [Val<'k, u64>; 4],
+    origin: Val<'k, u64>,
+    extents: [Val<'k, u32>; 2],
+    /// Filter of a channel of the result: channel · factor, and the slab's.
+    factor: Val<'k, u32>,
+}
+
+impl<'k> Filter<'k> {
+    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        Filter {
+            pointer: k.input("filter", spec.dtype.bytes() as u32),
+            strides: ["filter_bytes", "filter_depth_bytes", "filter_height_bytes", "filter_width_bytes"].map(|name| k.scalar(name)),
+            origin: k.scalar("filter_origin"),
+            extents: ["filter_height", "filter_width"].map(|name| k.scalar(name)),
+            factor: k.scalar("filter_factor"),
+        }
+    }
+
+    /// Brings the taps of a slab to the table: taps by channels, in f32, zeros where there is none.
+    fn fetch(&self, k: Kernel<'k>, spec: &Spec, slab: &Slab<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
+        let [rows, columns] = spec.block;
+        let across = spec.cta_channels();
+        let (own, first) = (k.thread() & (across - 1), k.thread() >> across.ilog2());
+        let channel = channels.first + own;
+        let filter = channel * self.factor + slab.filter;
+        let base = self.pointer.address() + self.origin + filter.widen() * self.strides[0] + slab.depth.widen() * self.strides[1];
+        k.range_step(first, rows * columns, THREADS / across, |tap| {
+            let (row, column) = split_small(tap, columns);
+            let (row, column) = (slab.block[0] * rows + row, slab.block[1] * columns + column);
+            let value = k.var(0.0f32);
+            k.when(row.lt(self.extents[0]) & column.lt(self.extents[1]) & channel.lt(channels.all), || {
+                let address = base + row.widen() * self.strides[2] + column.widen() * self.strides[3];
+                value.set(compute::load::<f32>(k, spec.dtype, address, 0));
+            });
+            k.st_shared(table + (tap * across + own) * 4, 0, value.get());
+        });
+    }
+}
+
+/// A thread's sums: rows, columns, channels.
+type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
+
+/// Builds the kernel.
+pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
+    let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
+    let all_channels = k.scalar::<u32>("channels");
+    let [items, items_of_cta] = ["items", "items_of_cta"].map(|name| k.scalar::<u32>(name));
+    let all_slabs = k.divisor("slabs");
+    let slabs = Slabs::declare(k);
+    let tiles = Tiles::declare(k);
+    let stand = Stand::declare(k);
+    let extents = TileExtents::declare(k);
+    let activations = Activations::declare(k, spec);
+    let filter = Filter::declare(k, spec);
+    let epilogue = epilogue.declare_conv::<f32>(k);
+
+    let stage_bytes = spec.tile_pixels() * PIXEL_BYTES;
+    let stages = k.shared("tiles", spec.stages() * stage_bytes, 128).address();
+    let table = k.shared("taps", spec.taps() * spec.cta_channels() * 4, 16).address();
+
+    let (part, channel_block) = channel_blocks.split(k.cta());
+    let first_item = part * items_of_cta;
+    let end = (first_item + items_of_cta).min(items);
+    let steps = (end - first_item) * all_slabs.value();
+    let first_channel = channel_block * spec.cta_channels();
+    let channels = |slab: &Slab<'k>| Channels { first: first_channel, all: all_channels, addend: slab.filter };
+    let at = |step: Val<'k, u32>| {
+        let (item, number) = all_slabs.split(step);
+        let slab = slabs.split(number);
+        (tiles.at(first_item + item, &slab), slab, number)
+    };
+    let fetch = |step: Val<'k, u32>| {
+        let (tile, slab, _) = at(step);
+        let stage = if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
+        activations.fetch(k, spec, &extents, &tile.origin, channels(&slab), stage);
+    };
+
+    let [rows, columns] = spec.stride.outputs();
+    let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
+    let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
+    let (outputs_ahead, lines_ahead) = stand.ahead(spec);
+    let own = extents.offset(stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
+    let taps = table + stand.lane * (4 * spec.channels());
+
+    if spec.stages() == 2 {
+        k.when(steps.gt(0), || fetch(k.constant(0)));
+        k.cp_async_commit();
+    }
+    k.range(steps, |step| {
+        let (tile, slab, number) = at(step);
+        // All are done with the stage that is filled next, and with the taps.
+        k.bar_sync();
+        if spec.stages() == 1 {
+            fetch(step);
+        } else {
+            k.when((step + 1).lt(steps), || fetch(step + 1));
+        }
+        k.cp_async_commit();
+        k.when(step.eq(0) | all_slabs.value().ne(1), || filter.fetch(k, spec, &slab, channels(&slab), table));
+        k.cp_async_wait(spec.stages() - 1);
+        k.bar_sync();
+        let stage = if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
+        let present = Present::new(spec, &slab, filter.extents);
+        add_products(k, spec, stage + own, extents.pitch_bytes, taps, &present, &sums);
+        k.when((number + 1).eq(all_slabs.value()), || {
+            keep(k, spec, &epilogue, &tiles, &tile, &stand, outputs_ahead, first_channel, all_channels, &sums);
+            sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
+        });
+    });
+}
+
+/// Adds the products of a block of taps.
+fn add_products<'k>(
+    k: Kernel<'k>,
+    spec: &Spec,
+    own: Val<'k, u32>,
+    pitch_bytes: Val<'k, u32>,
+    taps: Val<'k, u32>,
+    present: &Present<'k>,
+    sums: &Sums<'k>,
+) {
+    let [rows, columns] = spec.block;
+    let [lines, places] = spec.thread_lines();
+    let tap_bytes = i64::from(spec.cta_channels() * 4);
+    let read = |row: usize| -> Vec<Vec<Val<'k, f32>>> {
+        let offset = |column| (row as i64 * i64::from(columns) + column) * tap_bytes;
+        let read = |column| match spec.channels() {
+            1 => vec![k.ld_shared(taps, offset(column))],
+            channels => k.ld_shared_vector(taps, offset(column), channels as u8),
+        };
+        (0..i64::from(columns)).map(read).collect()
+    };
+    // A row of taps is read when the first line needs it.
+    let mut filter: Vec<Option<Vec<Vec<Val<'k, f32>>>>> = vec![None; rows as usize];
+    let mut line_address = own;
+    for line in 0..lines {
+        if line > 0 {
+            line_address = line_address + pitch_bytes;
+        }
+        let pairs = spec.pairs(line);
+        if pairs.is_empty() {
+            continue;
+        }
+        let words: Vec<Vec<Val<'k, f32>>> =
+            (0..places).map(|place| widen(k, spec.dtype, k.ld_shared::<u32>(line_address, i64::from(place * PIXEL_BYTES)))).collect();
+        for (output_row, tap_row) in pairs {
+            let row: &[_] = filter[tap_row].get_or_insert_with(|| read(tap_row));
+            present.row(tap_row, || {
+                for (tap, factors) in row.iter().enumerate() {
+                    present.column(tap, || {
+                        for (output, sum) in sums[output_row].iter().enumerate() {
+                            let Some(place) = spec.stride.line(output as u32, tap as u32, columns) else { continue };
+                            for ((sum, &factor), &word) in sum.iter().zip(factors).zip(&words[place as usize]) {
+                                sum.set(k.fma(word, factor, *sum));
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
+
+/// What follows the sums.
+#[allow(clippy::too_many_arguments, reason = "each says one thing about where the sums belong")]
+fn keep<'k>(
+    k: Kernel<'k>,
+    spec: &Spec,
+    epilogue: &Epilogue<'k, f32>,
+    tiles: &Tiles<'k>,
+    tile: &Tile<'k>,
+    stand: &Stand<'k>,
+    ahead: [Val<'k, u32>; 2],
+    first_channel: Val<'k, u32>,
+    all_channels: Val<'k, u32>,
+    sums: &Sums<'k>,
+) {
+    let [step_h, step_w] = tiles.steps();
+    let [height, width] = tiles.extents();
+    let image = tile.origin.image + stand.place[0];
+    let channel = first_channel + stand.lane * spec.channels();
+    let first_row = tile.first[0].unsigned() + ahead[0] * step_h;
+    let first_column = tile.first[1].unsigned() + ahead[1] * step_w;
+    let is_inside = stand.is_used & image.lt(tiles.images) & channel.lt(all_channels);
+    // The first column may lie before the tensor, so the way there is signed.
+    let (there, step) = (epilogue.width_step(first_column.signed()), epilogue.width_step(step_w.signed()));
+    for (i, row) in sums.iter().enumerate() {
+        let output_row = first_row + step_h * i as u32;
+        k.when(is_inside & output_row.lt(height), || {
+            let mut place = epilogue.at_pixel([image, tile.plane, output_row, k.constant(0)], channel).along_width(&there);
+            for (j, pixel) in row.iter().enumerate() {
+                if j > 0 {
+                    place = place.along_width(&step);
+                }
+                k.when((first_column + step_w * j as u32).lt(width), || match pixel.as_slice() {
+                    [low, high] if epilogue.has_pairs() => {
+                        place.store_pair(place.apply_pair([low.get(), high.get()], 0), 0);
+                    }
+                    channels => {
+                        for (right, sum) in channels.iter().enumerate() {
+                            let right = right as u32;
+                            let one = || place.store(place.apply(sum.get(), right), right);
+                            if right == 0 { one() } else { k.when((channel + right).lt(all_channels), one) }
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

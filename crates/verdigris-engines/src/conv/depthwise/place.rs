@@ -1,0 +1,231 @@
+//! Where a CTA works: which outputs, which tile of activations, which taps; and where a thread stands in it.
+
+use verdigris_kir::face::{Divisor, Kernel, Val};
+
+use super::spec::{LANES, PLACES, Spec};
+use super::tile::Origin;
+
+/// Rows or columns: tiles of outputs follow each other, for each residue modulo the dilation on its own.
+///
+/// With tile `i` of residue `ρ` and block `b` of the taps, the first output is `ρ + i · tile_out + first_out`, and the first line read
+/// `i · tile_in + ρ · residue_in + b · block_in + first_in`; from line to line and from output to output it is `step`.
+#[derive(Clone, Copy)]
+struct Axis<'k> {
+    tiles: Divisor<'k>,
+    residues: Divisor<'k>,
+    tile_in: Val<'k, i32>,
+    residue_in: Val<'k, i32>,
+    block_in: Val<'k, i32>,
+    first_in: Val<'k, i32>,
+    tile_out: Val<'k, i32>,
+    first_out: Val<'k, i32>,
+    step: Val<'k, u32>,
+    /// Outputs.
+    extent: Val<'k, u32>,
+}
+
+impl<'k> Axis<'k> {
+    fn declare(k: Kernel<'k>) -> Self {
+        Axis {
+            tiles: k.divisor("tiles"),
+            residues: k.divisor("residues"),
+            tile_in: k.scalar("tile_in"),
+            residue_in: k.scalar("residue_in"),
+            block_in: k.scalar("block_in"),
+            first_in: k.scalar("first_in"),
+            tile_out: k.scalar("tile_out"),
+            first_out: k.scalar("first_out"),
+            step: k.scalar("step"),
+            extent: k.scalar("extent_out"),
+        }
+    }
+
+    /// The rest of a number of which tile and residue are the lowest digits; first line and first output.
+    fn split(&self, number: Val<'k, u32>, block: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, i32>, Val<'k, i32>) {
+        let k = number.kernel();
+        let (rest, tile) = self.tiles.split(number);
+        let (rest, residue) = self.residues.split(rest);
+        let (tile, residue) = (tile.signed(), residue.signed());
+        let line = k.fma(tile, self.tile_in, k.fma(residue, self.residue_in, k.fma(block.signed(), self.block_in, self.first_in)));
+        let output = k.fma(tile, self.tile_out, residue + self.first_out);
+        (rest, line, output)
+    }
+}
+
+/// The depth, one plane at a time: output `o` reads with tap `t` plane `(o · plane + t · tap + first) / divisor` where that is whole and inside.
+#[derive(Clone, Copy)]
+struct Depth<'k> {
+    extent: Divisor<'k>,
+    plane: Val<'k, i32>,
+    tap: Val<'k, i32>,
+    first: Val<'k, i32>,
+    divisor: Divisor<'k>,
+    planes: Val<'k, u32>,
+}
+
+/// Which taps, and which of the filters that a channel of x has.
+#[derive(Clone, Copy)]
+pub(super) struct Slab<'k> {
+    /// The filter.
+    pub(super) filter: Val<'k, u32>,
+    /// The tap along the depth.
+    pub(super) depth: Val<'k, u32>,
+    /// The block of taps along height and width.
+    pub(super) block: [Val<'k, u32>; 2],
+}
+
+/// Which rows and columns of a block of taps the filter has.
+pub(super) struct Present<'k>(Option<[Vec<Val<'k, bool>>; 2]>);
+
+impl<'k> Present<'k> {
+    /// Of a slab of a filter of these rows and columns.
+    pub(super) fn new(spec: &Spec, slab: &Slab<'k>, extents: [Val<'k, u32>; 2]) -> Self {
+        Present(spec.ragged.then(|| {
+            std::array::from_fn(|dim| {
+                let left = extents[dim] - slab.block[dim] * spec.block[dim];
+                (0..spec.block[dim]).map(|tap| left.gt(tap)).collect()
+            })
+        }))
+    }
+
+    /// Runs `body` if the filter has such a row.
+    pub(super) fn row(&self, row: usize, body: impl Fn()) {
+        self.when(0, row, body);
+    }
+
+    /// Runs `body` if the filter has such a column.
+    pub(super) fn column(&self, column: usize, body: impl Fn()) {
+        self.when(1, column, body);
+    }
+
+    fn when(&self, dim: usize, tap: usize, body: impl Fn()) {
+        match &self.0 {
+            // A block has one tap of the filter at least.
+            Some(present) if tap > 0 => present[dim][tap].kernel().when(present[dim][tap], body),
+            _ => body(),
+        }
+    }
+}
+
+/// How slabs are numbered: the columns of blocks first, then rows, depth and filters.
+#[derive(Clone, Copy)]
+pub(super) struct Slabs<'k> {
+    columns: Divisor<'k>,
+    rows: Divisor<'k>,
+    depths: Divisor<'k>,
+}
+
+impl<'k> Slabs<'k> {
+    pub(super) fn declare(k: Kernel<'k>) -> Self {
+        Slabs { columns: k.divisor("block_columns"), rows: k.divisor("block_rows"), depths: k.divisor("depth_taps") }
+    }
+
+    pub(super) fn split(&self, slab: Val<'k, u32>) -> Slab<'k> {
+        let (rest, column) = self.columns.split(slab);
+        let (rest, row) = self.rows.split(rest);
+        let (filter, depth) = self.depths.split(rest);
+        Slab { filter, depth, block: [row, column] }
+    }
+}
+
+/// All tiles of a launch.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles<'k> {
+    rows: Axis<'k>,
+    columns: Axis<'k>,
+    depth: Depth<'k>,
+    /// Images of a tile.
+    images_of_tile: Val<'k, u32>,
+    /// All images.
+    pub(super) images: Val<'k, u32>,
+}
+
+/// One tile.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'k> {
+    /// Of activations.
+    pub(super) origin: Origin<'k>,
+    /// The plane of the outputs.
+    pub(super) plane: Val<'k, u32>,
+    /// Row and column of the first output; outside at times.
+    pub(super) first: [Val<'k, i32>; 2],
+}
+
+impl<'k> Tiles<'k> {
+    pub(super) fn declare(k: Kernel<'k>) -> Self {
+        Tiles {
+            rows: Axis::declare(k),
+            columns: Axis::declare(k),
+            depth: Depth {
+                extent: k.divisor("depth_out"),
+                plane: k.scalar("depth_plane"),
+                tap: k.scalar("depth_tap"),
+                first: k.scalar("depth_first"),
+                divisor: k.divisor("depth_divisor"),
+                planes: k.scalar("depth_in"),
+            },
+            images_of_tile: k.scalar("images_of_tile"),
+            images: k.scalar("all_images"),
+        }
+    }
+
+    /// The tile of an item of work, with the taps of a slab.
+    pub(super) fn at(&self, item: Val<'k, u32>, slab: &Slab<'k>) -> Tile<'k> {
+        let k = item.kernel();
+        let (rest, column, first_column) = self.columns.split(item, slab.block[1]);
+        let (rest, row, first_row) = self.rows.split(rest, slab.block[0]);
+        let (images, plane) = self.depth.extent.split(rest);
+        let reached = k.fma(plane.signed(), self.depth.plane, k.fma(slab.depth.signed(), self.depth.tap, self.depth.first));
+        let (read, rest) = self.depth.divisor.split(reached.unsigned());
+        let origin = Origin {
+            image: images * self.images_of_tile,
+            plane: read,
+            has_plane: reached.ge(0) & rest.eq(0) & read.lt(self.depth.planes),
+            first: [row, column],
+            steps: self.steps(),
+        };
+        Tile { origin, plane, first: [first_row, first_column] }
+    }
+
+    /// From output to output.
+    pub(super) fn steps(&self) -> [Val<'k, u32>; 2] {
+        [self.rows.step, self.columns.step]
+    }
+
+    /// Rows and columns of outputs.
+    pub(super) fn extents(&self) -> [Val<'k, u32>; 2] {
+        [self.rows.extent, self.columns.extent]
+    }
+}
+
+/// Where a thread stands in a tile: its word of a pixel, and its outputs among those of the CTA.
+#[derive(Clone, Copy)]
+pub(super) struct Stand<'k> {
+    /// The word.
+    pub(super) lane: Val<'k, u32>,
+    /// Image, rows of blocks, columns of blocks.
+    pub(super) place: [Val<'k, u32>; 3],
+    /// Whether there is work at this place.
+    pub(super) is_used: Val<'k, bool>,
+}
+
+impl<'k> Stand<'k> {
+    pub(super) fn declare(k: Kernel<'k>) -> Self {
+        let [images, rows, columns] = ["places_images", "places_rows", "places_columns"].map(|name| k.divisor(name));
+        let place = k.thread() >> LANES.ilog2();
+        let (rest, column) = columns.split(place);
+        let (image, row) = rows.split(rest);
+        let used = images.value() * rows.value() * columns.value();
+        // What has no place stands at the first, and keeps nothing.
+        let is_used = place.lt(used.min(PLACES));
+        let place = [image, row, column].map(|part| k.select(is_used, part, 0u32));
+        Stand { lane: k.thread() & (LANES - 1), place, is_used }
+    }
+
+    /// Rows or columns of outputs, and lines of the tile, before the thread's own.
+    pub(super) fn ahead(&self, spec: &Spec) -> ([Val<'k, u32>; 2], [Val<'k, u32>; 2]) {
+        let outputs = spec.stride.outputs();
+        let of = |dim: usize, each: u32| self.place[dim + 1] * each;
+        (std::array::from_fn(|dim| of(dim, outputs[dim])), std::array::from_fn(|dim| of(dim, spec.stride.apart(outputs[dim]))))
+    }
+}

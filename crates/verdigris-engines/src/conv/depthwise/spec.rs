@@ -1,0 +1,231 @@
+//! What shapes a kernel, and the numbers that follow from it alone.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::program::KernelRef;
+use verdigris_tensor::DType;
+
+use super::{filter, pixels};
+use crate::parts::epilogue::EpilogueSpec;
+
+/// Threads of a CTA.
+pub(super) const THREADS: u32 = 128;
+/// Threads side by side along channels; each has the channels of one 32-bit word.
+pub(super) const LANES: u32 = 16;
+/// Bytes of a pixel in shared memory.
+pub(super) const PIXEL_BYTES: u32 = LANES * 4;
+/// Threads that have the same channels, and different pixels.
+pub(super) const PLACES: u32 = THREADS / LANES;
+
+/// Which kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Kind {
+    /// fprop and dgrad: the result is pixels.
+    Pixels,
+    /// wgrad: the result is a filter.
+    Filter,
+}
+
+/// How the lines of the tile in shared memory lie to those of the outputs: lines are rows or columns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Stride {
+    /// One line further for each output: stride 1, in all directions.
+    One,
+    /// Two lines further: fprop and wgrad of stride 2.
+    Two,
+    /// One line further for every second output: dgrad of stride 2.
+    Half,
+}
+
+impl Stride {
+    /// The line of the tile that output `output` meets with tap `tap`, both counted inside of a thread's block.
+    pub(super) fn line(self, output: u32, tap: u32, taps: u32) -> Option<u32> {
+        match self {
+            Stride::One => Some(output + tap),
+            Stride::Two => Some(2 * output + tap),
+            Stride::Half => {
+                let reached = (output + 2 * Stride::lead(taps)).checked_sub(tap)?;
+                reached.is_multiple_of(2).then_some(reached / 2)
+            }
+        }
+    }
+
+    /// Of [`Stride::Half`]: lines before the one that output 0 meets with tap 0.
+    pub(super) fn lead(taps: u32) -> u32 {
+        (taps - 1) / 2
+    }
+
+    /// Lines that `outputs` outputs (of [`Stride::Half`] an even number) meet.
+    pub(super) fn lines(self, outputs: u32, taps: u32) -> u32 {
+        let all = (0..outputs).flat_map(|output| (0..taps).filter_map(move |tap| self.line(output, tap, taps)));
+        all.max().map_or(0, |last| last + 1)
+    }
+
+    /// Lines between outputs that are `outputs` apart.
+    pub(super) fn apart(self, outputs: u32) -> u32 {
+        match self {
+            Stride::One => outputs,
+            Stride::Two => 2 * outputs,
+            Stride::Half => outputs / 2,
+        }
+    }
+
+    /// Rows and columns of outputs of one thread.
+    pub(super) const fn outputs(self) -> [u32; 2] {
+        match self {
+            // Seven divides the widths that networks for 224 pixels have all the way down.
+            Stride::One => [4, 7],
+            Stride::Two => [2, 4],
+            Stride::Half => [4, 8],
+        }
+    }
+}
+
+/// How a tile comes to shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Copying {
+    /// 16 bytes of neighbouring channels at a time.
+    Vectors,
+    /// Element by element, with any strides.
+    Elements,
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub(super) kind: Kind,
+    pub(super) stride: Stride,
+    /// Rows and columns of the taps that are unrolled; a larger filter is a sequence of such blocks.
+    pub(super) block: [u32; 2],
+    /// Filters need not be whole blocks: what a block has beyond them is stepped over, for zero times infinity would be NaN.
+    pub(super) ragged: bool,
+    /// Of all operands.
+    pub(super) dtype: DType,
+    pub(super) copying: Copying,
+    /// What follows the sums of [`Kind::Pixels`].
+    pub(super) epilogue: Option<EpilogueSpec>,
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.kind == Kind::Pixels { "pixels" } else { "wgrad" };
+        let stride = match self.stride {
+            Stride::One => "s1",
+            Stride::Two => "s2",
+            Stride::Half => "half",
+        };
+        let copying = if self.copying == Copying::Vectors { "vectors" } else { "elements" };
+        let [rows, columns] = self.block;
+        let ragged = if self.ragged { "r" } else { "" };
+        write!(f, "conv_depthwise_{kind}_{}_{stride}_{rows}x{columns}{ragged}_{copying}", self.dtype)?;
+        self.epilogue.iter().try_for_each(|epilogue| write!(f, "_{}", epilogue.name()))
+    }
+}
+
+impl Spec {
+    pub(super) fn target(&self) -> Target {
+        self.epilogue.as_ref().map_or(Target::Sm80, EpilogueSpec::target)
+    }
+
+    /// A reference to the kernel.
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.to_string(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.to_string(), target: self.target(), threads: THREADS, min_ctas: self.ctas_of_sm(), cluster: 1 };
+        build(header, |k| match &self.epilogue {
+            Some(epilogue) => pixels::kernel(k, self, epilogue),
+            None => filter::kernel(k, self),
+        })
+    }
+
+    /// Channels of a thread: those of a 32-bit word.
+    pub(super) fn channels(&self) -> u32 {
+        4 / self.dtype.bytes() as u32
+    }
+
+    /// Channels of a CTA.
+    pub(super) fn cta_channels(&self) -> u32 {
+        LANES * self.channels()
+    }
+
+    /// CTAs that share an SM: registers and shared memory are cut to this.
+    pub(super) fn ctas_of_sm(&self) -> u32 {
+        match (self.kind, self.block) {
+            (Kind::Pixels, [7, 7] | [6, 6] | [5, 5]) => 3,
+            (Kind::Pixels, _) => 4,
+            (Kind::Filter, [7, 7] | [5, 5]) => 2,
+            (Kind::Filter, _) => 3,
+        }
+    }
+
+    /// Tiles in shared memory at a time: the next is on its way while one is worked on, unless other CTAs cover the wait.
+    pub(super) fn stages(&self) -> u32 {
+        if self.kind == Kind::Pixels && self.block == [7, 7] { 1 } else { 2 }
+    }
+
+    /// The most pixels of a tile of activations.
+    pub(super) fn tile_pixels(&self) -> u32 {
+        match (self.kind, self.block) {
+            (Kind::Pixels, [7, 7]) => 736,
+            (Kind::Pixels, [5, 5]) => 532,
+            (Kind::Pixels, _) => 364,
+            (Kind::Filter, [7, 7]) => 500,
+            (Kind::Filter, [5, 5]) => 400,
+            (Kind::Filter, _) => 330,
+        }
+    }
+
+    /// Pixels of a CTA's tile of outputs.
+    pub(super) fn output_pixels(&self) -> u32 {
+        let [rows, columns] = self.stride.outputs();
+        PLACES * rows * columns
+    }
+
+    /// Rows and columns of the tile that one thread meets.
+    pub(super) fn thread_lines(&self) -> [u32; 2] {
+        let outputs = self.stride.outputs();
+        std::array::from_fn(|dim| self.stride.lines(outputs[dim], self.block[dim]))
+    }
+
+    /// Which outputs and rows of taps meet a line of the tile.
+    pub(super) fn pairs(&self, line: u32) -> Vec<(usize, usize)> {
+        let ([outputs, _], [taps, _]) = (self.stride.outputs(), self.block);
+        let all = (0..outputs).flat_map(|output| (0..taps).map(move |tap| (output, tap)));
+        let met = all.filter(|&(output, tap)| self.stride.line(output, tap, taps) == Some(line));
+        met.map(|(output, tap)| (output as usize, tap as usize)).collect()
+    }
+
+    /// Taps of a block.
+    pub(super) fn taps(&self) -> u32 {
+        self.block[0] * self.block[1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every output and tap of a dgrad of stride 2, by its formula: line = (output − tap) / 2 behind the lead.
+    #[test]
+    fn half_strides_meet_what_the_formula_says() {
+        for taps in 1..=8 {
+            let lead = Stride::lead(taps) as i32;
+            for output in 0..8i32 {
+                for tap in 0..taps as i32 {
+                    let wanted = ((output - tap) % 2 == 0).then(|| (output - tap) / 2 + lead);
+                    assert!(wanted.is_none_or(|line| line >= 0), "{taps} taps reach before the tile");
+                    assert_eq!(Stride::Half.line(output as u32, tap as u32, taps), wanted.map(|line| line as u32));
+                }
+            }
+        }
+        assert_eq!([Stride::One.lines(7, 3), Stride::Two.lines(4, 5), Stride::Half.lines(8, 3)], [9, 11, 5]);
+    }
+}

@@ -1,0 +1,197 @@
+//! Tiles of activations on their way to shared memory, and a thread's words of them.
+//!
+//! A tile is rows of pixels of one or more images: 64 bytes a pixel (the channels of a CTA), rows a pitch apart. What lies outside of the tensor
+//! is zero in the tile, so that no product asks.
+
+use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
+use verdigris_tensor::DType;
+
+use super::spec::{Copying, LANES, PIXEL_BYTES, Spec, THREADS};
+use crate::parts::compute;
+
+/// A tensor of activations.
+#[derive(Clone, Copy)]
+pub(super) struct Activations<'k> {
+    pointer: Pointer<'k>,
+    images: Val<'k, u32>,
+    extents: [Val<'k, u32>; 2],
+    /// Over images, depth, height and width, in bytes.
+    strides: [Val<'k, u64>; 4],
+    channels: ChannelWalk<'k>,
+}
+
+/// Which channel of the tensor belongs to a channel of the result.
+#[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "a kernel has one or two while it is built")]
+enum ChannelWalk<'k> {
+    /// The same one, and neighbours are neighbours in memory.
+    Unit,
+    /// Channel `quotient(channel) · factor` and an addend, `stride` bytes apart.
+    Mapped { quotient: Divisor<'k>, factor: Val<'k, u32>, stride: Val<'k, u64>, along: Divisor<'k>, channels_first: Val<'k, u32> },
+}
+
+/// Where a tile lies.
+#[derive(Clone, Copy)]
+pub(super) struct Origin<'k> {
+    /// The first image.
+    pub(super) image: Val<'k, u32>,
+    /// The plane along the depth.
+    pub(super) plane: Val<'k, u32>,
+    /// Whether there is such a plane.
+    pub(super) has_plane: Val<'k, bool>,
+    /// Row and column of the first pixel; outside at times.
+    pub(super) first: [Val<'k, i32>; 2],
+    /// Rows and columns from pixel to pixel.
+    pub(super) steps: [Val<'k, u32>; 2],
+}
+
+/// A CTA's channels, and what maps them to the tensor's.
+#[derive(Clone, Copy)]
+pub(super) struct Channels<'k> {
+    /// The first one, of the result.
+    pub(super) first: Val<'k, u32>,
+    /// All channels of the result.
+    pub(super) all: Val<'k, u32>,
+    /// Added to the tensor's channel.
+    pub(super) addend: Val<'k, u32>,
+}
+
+/// The extents of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct TileExtents<'k> {
+    /// Rows of an image.
+    rows: Divisor<'k>,
+    /// Rows of all images.
+    all_rows: Val<'k, u32>,
+    columns: Val<'k, u32>,
+    pub(super) pitch_bytes: Val<'k, u32>,
+}
+
+impl<'k> TileExtents<'k> {
+    pub(super) fn declare(k: Kernel<'k>) -> Self {
+        TileExtents {
+            rows: k.divisor("tile_rows"),
+            all_rows: k.scalar("tile_all_rows"),
+            columns: k.scalar("tile_columns"),
+            pitch_bytes: k.scalar("tile_pitch_bytes"),
+        }
+    }
+
+    /// The offset of a pixel.
+    pub(super) fn offset(&self, image: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
+        (image * self.rows.value() + row) * self.pitch_bytes + column * PIXEL_BYTES
+    }
+}
+
+impl<'k> Activations<'k> {
+    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        let is_vector = spec.copying == Copying::Vectors;
+        Activations {
+            pointer: k.input("activations", if is_vector { 16 } else { spec.dtype.bytes() as u32 }),
+            images: k.scalar("images"),
+            extents: ["height", "width"].map(|name| k.scalar(name)),
+            strides: ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar(name)),
+            channels: if is_vector {
+                ChannelWalk::Unit
+            } else {
+                ChannelWalk::Mapped {
+                    quotient: k.divisor("channel_quotient"),
+                    factor: k.scalar("channel_factor"),
+                    stride: k.scalar("channel_bytes"),
+                    along: k.divisor("copied_along"),
+                    channels_first: k.scalar("channels_first"),
+                }
+            },
+        }
+    }
+
+    /// Starts bringing a tile to shared memory at `to`; it is there behind the thread's `cp.async` groups and a barrier.
+    pub(super) fn fetch(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        tile: &TileExtents<'k>,
+        at: &Origin<'k>,
+        channels: Channels<'k>,
+        to: Val<'k, u32>,
+    ) {
+        // A warp a row, so that rows are worked out once.
+        let (warp, lane) = (k.thread() >> 5, k.lane());
+        let plane = self.pointer.address() + at.plane.widen() * self.strides[1];
+        k.range_step(warp, tile.all_rows, THREADS / 32, |row| {
+            let (image, line) = tile.rows.split(row);
+            let (image, height) = (at.image + image, at.first[0] + (line * at.steps[0]).signed());
+            let is_inside = image.lt(self.images) & height.unsigned().lt(self.extents[0]) & at.has_plane;
+            let width = k.select(is_inside, self.extents[1], 0u32);
+            let from = plane + image.widen() * self.strides[0] + height.widen().unsigned() * self.strides[2];
+            self.row(k, spec, tile, at, channels, RowAt { from, width, to: to + row * tile.pitch_bytes, lane });
+        });
+    }
+
+    fn row(&self, k: Kernel<'k>, spec: &Spec, tile: &TileExtents<'k>, at: &Origin<'k>, channels: Channels<'k>, row: RowAt<'k>) {
+        let bytes = spec.dtype.bytes() as u32;
+        let column_of = |column: Val<'k, u32>| at.first[1] + (column * at.steps[1]).signed();
+        match self.channels {
+            ChannelWalk::Unit => {
+                const VECTORS: u32 = PIXEL_BYTES / 16;
+                const PIXELS: u32 = 32 / VECTORS;
+                let (vector, first) = (row.lane & (VECTORS - 1), row.lane >> VECTORS.ilog2());
+                let channel = channels.first + vector * (16 / bytes);
+                let width = k.select(channel.lt(channels.all), row.width, 0u32);
+                let column = k.var(column_of(first));
+                let from = k.var(row.from + column.widen().unsigned() * self.strides[3] + channel.mul_wide(bytes));
+                let to = k.var(row.to + row.lane * 16);
+                let (step, step_bytes) = ((at.steps[1] * PIXELS).signed(), (at.steps[1] * PIXELS).widen() * self.strides[3]);
+                k.range_step(first, tile.columns, PIXELS, |_| {
+                    // Nothing is read, and zeros are written, where the source has no bytes.
+                    k.cp_async(to, 0, from, 0, 16, k.select(column.unsigned().lt(width), 16u32, 0u32));
+                    column.set(column + step);
+                    from.set(from + step_bytes);
+                    to.set(to + PIXELS * PIXEL_BYTES);
+                });
+            }
+            ChannelWalk::Mapped { quotient, factor, stride, along, channels_first } => {
+                let in_cta = LANES * 4 / bytes;
+                k.range_step(row.lane, tile.columns * in_cta, 32, |element| {
+                    let (outer, inner) = along.split(element);
+                    let first = channels_first.ne(0);
+                    let (column, own) = (k.select(first, inner, outer), k.select(first, outer, inner));
+                    let channel = channels.first + own;
+                    let place = column_of(column);
+                    let is_inside = place.unsigned().lt(row.width) & channel.lt(channels.all);
+                    let channel = quotient.quotient(channel) * factor + channels.addend;
+                    let from = row.from + place.widen().unsigned() * self.strides[3] + channel.widen() * stride;
+                    let to = row.to + column * PIXEL_BYTES + own * bytes;
+                    if bytes == 4 {
+                        k.cp_async(to, 0, from, 0, 4, k.select(is_inside, 4u32, 0u32));
+                    } else {
+                        let bits = k.var(0u16);
+                        k.when(is_inside, || bits.set(k.ld_global::<u16>(from, 0)));
+                        k.st_shared(to, 0, bits.get());
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// A row of a tensor and of a tile.
+struct RowAt<'k> {
+    /// Of column 0 in the tensor.
+    from: Val<'k, u64>,
+    /// Columns that there are; none where the row is outside.
+    width: Val<'k, u32>,
+    to: Val<'k, u32>,
+    lane: Val<'k, u32>,
+}
+
+/// The channels of a word in f32.
+pub(super) fn widen<'k>(k: Kernel<'k>, dtype: DType, word: Val<'k, u32>) -> Vec<Val<'k, f32>> {
+    if dtype == DType::F32 { vec![word.bitcast()] } else { compute::widen_pair(k, dtype, word).to_vec() }
+}
+
+/// The magic of a division of a small number (below 2¹⁰) by a constant of at most 31: a multiplication and a shift.
+pub(super) fn split_small<'k>(value: Val<'k, u32>, divisor: u32) -> (Val<'k, u32>, Val<'k, u32>) {
+    let quotient = (value * (1u32 << 16).div_ceil(divisor)) >> 16;
+    (quotient, value - quotient * divisor)
+}

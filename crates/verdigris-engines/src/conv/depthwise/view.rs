@@ -1,0 +1,304 @@
+//! A problem as the kernels see it: which of its dims are height and width, what lies where, and how it is cut into tiles.
+
+use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Tensor};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::{Address, Arg};
+
+use super::ID;
+use super::spec::{Copying, PIXEL_BYTES, PLACES, Spec, Stride};
+use crate::engine::{Reason, Refusal};
+
+/// A problem with its dims in the order of the kernels.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    /// Two dims of the filter's largest extents are height and width. Where rows are all alike and there is one, images are rows.
+    pub(super) problem: ConvProblem,
+    pub(super) stride: Stride,
+    /// Filters of a channel of x.
+    pub(super) multiplier: u64,
+}
+
+impl View {
+    pub(super) fn new(problem: &ConvProblem) -> Result<View, Refusal> {
+        let p = in_order(problem);
+        let multiplier = p.k / p.c.max(1);
+        let [height, width] = [1, 2].map(|dim| (p.strides[dim], p.filter[dim] == 1 && p.output[dim] == 1));
+        let stride = match (height, width) {
+            ((stride, _), (other, _)) if stride == other => stride,
+            ((_, true), (stride, _)) | ((stride, _), (_, true)) => stride,
+            _ => return Err(ID.refusal(Reason::Extent, format_args!("strides {:?}, takes equal ones", problem.strides))),
+        };
+        let is_dgrad = p.direction == Direction::Dgrad;
+        let stride = match (stride, is_dgrad) {
+            (1, _) => Stride::One,
+            (2, false) => Stride::Two,
+            (2, true) => Stride::Half,
+            _ => return Err(ID.refusal(Reason::Extent, format_args!("stride {stride}, takes 1 and 2"))),
+        };
+        ID.require(
+            stride != Stride::Half || p.dilations[1..] == [1; 2],
+            Reason::Extent,
+            format_args!("dilations {:?} in a dgrad of stride 2, takes 1", p.dilations),
+        )?;
+        Ok(View { problem: p, stride, multiplier })
+    }
+
+    /// Channels of the result: of a filter's gradient, its filters.
+    pub(super) fn channels(&self) -> u64 {
+        if self.problem.direction == Direction::Dgrad { self.problem.c } else { self.problem.k }
+    }
+
+    /// The tensor that tiles of activations come from, and its spatial extents.
+    fn activations(&self) -> (&Tensor, [u64; 3]) {
+        let p = &self.problem;
+        if p.direction == Direction::Dgrad { (&p.y, p.output) } else { (&p.x, p.input) }
+    }
+
+    /// Spatial extents of the tensor that is cut into tiles of outputs.
+    fn outputs(&self) -> [u64; 3] {
+        if self.problem.direction == Direction::Dgrad { self.problem.input } else { self.problem.output }
+    }
+
+    /// Whether 16 bytes of neighbouring channels may be copied at a time, provided that buffers are aligned to that.
+    pub(super) fn has_vectors(&self) -> bool {
+        let p = &self.problem;
+        let fits = |tensor: &Tensor| {
+            let elements = 16 / tensor.dtype.bytes() as u64;
+            tensor.strides[1] == 1 && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(elements))
+        };
+        let copied: &[&Tensor] = if p.direction == Direction::Wgrad { &[&p.x, &p.y] } else { &[self.activations().0] };
+        self.multiplier == 1 && p.c.is_multiple_of(16 / p.x.dtype.bytes() as u64) && copied.iter().all(|tensor| fits(tensor))
+    }
+
+    /// Blocks of taps along height and width.
+    pub(super) fn blocks(&self, block: [u32; 2]) -> [u64; 2] {
+        std::array::from_fn(|dim| self.problem.filter[dim + 1].div_ceil(u64::from(block[dim])))
+    }
+
+    /// Blocks of taps, planes of them, and filters that one output is summed over.
+    pub(super) fn slabs(&self, block: [u32; 2]) -> u64 {
+        let filters = if self.problem.direction == Direction::Dgrad { self.multiplier } else { 1 };
+        self.blocks(block).iter().product::<u64>() * self.problem.filter[0] * filters
+    }
+
+    /// The step from output to output, so that taps meet neighbouring lines.
+    fn step(&self, dim: usize) -> u64 {
+        self.problem.dilations[dim]
+    }
+
+    /// Outputs of the tile along an axis before the first: of a strided dgrad, tiles begin where taps and outputs are even together.
+    fn before(&self, dim: usize) -> u64 {
+        if self.stride == Stride::Half { self.problem.pads_before[dim] % 2 } else { 0 }
+    }
+
+    /// Residues, and tiles of each, along an axis on which a tile has `outputs` outputs.
+    fn tiles(&self, dim: usize, outputs: u64) -> [u64; 2] {
+        let extent = self.outputs()[dim] + self.before(dim);
+        let residues = self.step(dim).min(extent);
+        [residues, extent.div_ceil(residues.max(1)).div_ceil(outputs)]
+    }
+}
+
+/// How the places of a CTA are shared out: images, rows and columns of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Places(pub(super) [u64; 3]);
+
+impl Places {
+    /// Outputs of a tile along height and width.
+    fn outputs(self, spec: &Spec) -> [u64; 2] {
+        let outputs = spec.stride.outputs();
+        std::array::from_fn(|dim| self.0[dim + 1] * u64::from(outputs[dim]))
+    }
+
+    /// Lines of a tile along height and width.
+    fn lines(self, spec: &Spec) -> [u64; 2] {
+        let (lines, outputs) = (spec.thread_lines(), spec.stride.outputs());
+        std::array::from_fn(|dim| u64::from(spec.stride.apart(outputs[dim])) * (self.0[dim + 1] - 1) + u64::from(lines[dim]))
+    }
+
+    /// Pixels of a tile of activations.
+    pub(super) fn pixels(self, spec: &Spec) -> u64 {
+        self.0[0] * self.lines(spec).iter().product::<u64>()
+    }
+
+    /// All tiles of a problem.
+    pub(super) fn items(self, view: &View, spec: &Spec) -> u64 {
+        let outputs = self.outputs(spec);
+        let tiles = (0..2).flat_map(|dim| view.tiles(dim + 1, outputs[dim])).product::<u64>();
+        tiles * view.outputs()[0] * view.problem.n.div_ceil(self.0[0])
+    }
+
+    /// The arrangement with the fewest tiles, and of these with the fewest pixels to bring.
+    pub(super) fn best(view: &View, spec: &Spec) -> Places {
+        let parts = |most: u32| (0..=most.ilog2()).map(|i| 1u64 << i);
+        let all =
+            parts(PLACES).flat_map(|images| parts(PLACES).flat_map(move |rows| parts(PLACES).map(move |columns| [images, rows, columns])));
+        let fits = all.filter(|places| places.iter().product::<u64>() <= u64::from(PLACES)).map(Places);
+        let fits = fits.filter(|places| places.pixels(spec) <= u64::from(spec.tile_pixels()));
+        fits.min_by_key(|places| (places.items(view, spec), places.pixels(spec))).unwrap_or(Places([1; 3]))
+    }
+}
+
+/// An argument of 32 bits.
+pub(super) fn word(value: u64) -> Arg {
+    Arg::Scalar(Ty::U32, value & 0xffff_ffff)
+}
+
+fn signed(value: i64) -> Arg {
+    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
+}
+
+/// An argument of 64 bits.
+pub(super) fn double_word(value: u64) -> Arg {
+    Arg::Scalar(Ty::U64, value)
+}
+
+/// A divisor, 1 in place of 0.
+pub(super) fn divisor(value: u64) -> Arg {
+    Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
+}
+
+impl View {
+    /// The arguments of [`super::place::Slabs`].
+    pub(super) fn slab_args(&self, block: [u32; 2]) -> Vec<Arg> {
+        let [rows, columns] = self.blocks(block);
+        [columns, rows, self.problem.filter[0]].map(divisor).to_vec()
+    }
+
+    /// The arguments of [`super::place::Tiles`].
+    pub(super) fn tile_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
+        let p = &self.problem;
+        let (outputs, extents) = (places.outputs(spec), self.outputs());
+        let mut args = Vec::new();
+        for axis in 0..2 {
+            let dim = axis + 1;
+            let [residues, tiles] = self.tiles(dim, outputs[axis]);
+            let (step, pad, taps) = (self.step(dim) as i64, p.pads_before[dim] as i64, i64::from(spec.block[axis]));
+            let (outputs, before) = (outputs[axis] as i64, self.before(dim) as i64);
+            let filter = p.filter[dim] as i64;
+            // What a tile, a residue and a block of taps add to the first line, and where it is without.
+            let [tile_in, residue_in, block_in, first_in] = match self.stride {
+                Stride::One if p.direction == Direction::Dgrad => [step * outputs, 1, step * taps, pad - (filter - 1) * step],
+                Stride::One => [step * outputs, 1, step * taps, -pad],
+                Stride::Two => [2 * step * outputs, 2, step * taps, -pad],
+                Stride::Half => [outputs / 2, 0, -(taps / 2), (pad - before) / 2 - i64::from(Stride::lead(spec.block[axis]))],
+            };
+            args.extend([divisor(tiles), divisor(residues)]);
+            args.extend([tile_in, residue_in, block_in, first_in, step * outputs, -before].map(signed));
+            args.extend([word(step as u64), word(extents[dim])]);
+        }
+        let (pad, stride, dilation) = (p.pads_before[0] as i64, p.strides[0], p.dilations[0] as i64);
+        let is_dgrad = p.direction == Direction::Dgrad;
+        let [plane, tap, first] = if is_dgrad { [1, -dilation, pad] } else { [stride as i64, dilation, -pad] };
+        args.push(divisor(extents[0]));
+        args.extend([plane, tap, first].map(signed));
+        args.push(divisor(if is_dgrad { stride } else { 1 }));
+        args.extend([self.activations().1[0], places.0[0], p.n].map(word));
+        args
+    }
+
+    /// The arguments of [`super::place::Stand`].
+    pub(super) fn stand_args(places: Places) -> Vec<Arg> {
+        places.0.map(divisor).to_vec()
+    }
+
+    /// The arguments of [`super::tile::TileExtents`] and [`super::tile::Activations`] for the tile that is multiplied by taps.
+    pub(super) fn activation_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
+        let (tensor, extents) = self.activations();
+        // A channel of the result stands for one of x: of fprop and wgrad, the one that its filter reads; of dgrad, the filters of one.
+        let channels = if self.problem.direction == Direction::Dgrad { [1, self.multiplier] } else { [self.multiplier, 1] };
+        self.copy_args(spec, places, places.lines(spec), (tensor, extents), channels)
+    }
+
+    /// The same for the gradients of y that a wgrad reads.
+    pub(super) fn gradient_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
+        self.copy_args(spec, places, places.outputs(spec), (&self.problem.y, self.problem.output), [1, 1])
+    }
+
+    fn copy_args(
+        &self,
+        spec: &Spec,
+        places: Places,
+        [rows, columns]: [u64; 2],
+        (tensor, extents): (&Tensor, [u64; 3]),
+        channels: [u64; 2],
+    ) -> Vec<Arg> {
+        let bytes = tensor.dtype.bytes() as u64;
+        let [image, channel, spatial @ ..] = tensor.strides.map(|stride| stride * bytes);
+        let mut args = vec![divisor(rows), word(rows * places.0[0]), word(columns), word(columns * u64::from(PIXEL_BYTES))];
+        args.push(Arg::Pointer(Address::buffer(tensor.slot.0 as usize)));
+        args.push(word(self.problem.n));
+        args.extend(extents[1..].iter().copied().map(word));
+        args.push(double_word(image));
+        args.extend(spatial.map(double_word));
+        if spec.copying == Copying::Elements {
+            let [quotient, factor] = channels;
+            // Lanes along whatever lies closer.
+            let first = tensor.strides[1] > tensor.strides[4];
+            let along = if first { columns } else { u64::from(spec.cta_channels()) };
+            args.extend([divisor(quotient), word(factor), double_word(channel), divisor(along), word(u64::from(first))]);
+        }
+        args
+    }
+
+    /// The arguments of the filter that is read.
+    pub(super) fn filter_args(&self) -> Vec<Arg> {
+        let p = &self.problem;
+        let bytes = p.w.dtype.bytes() as u64;
+        let [filter, _, taps @ ..] = p.w.strides.map(|stride| stride * bytes);
+        // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round; along the depth,
+        // where taps are met one by one, only these.
+        let is_reversed = |dim: usize| p.flip != (dim > 0 && p.direction == Direction::Dgrad && self.stride == Stride::One);
+        let origin = (0..3).filter(|&dim| is_reversed(dim)).fold(0u64, |sum, dim| sum + (p.filter[dim] - 1) * taps[dim]);
+        let walk: Vec<u64> = (0..3).map(|dim| if is_reversed(dim) { taps[dim].wrapping_neg() } else { taps[dim] }).collect();
+        let mut args = vec![Arg::Pointer(Address::buffer(p.w.slot.0 as usize)), double_word(filter)];
+        args.extend(walk.into_iter().map(double_word));
+        args.push(double_word(origin));
+        args.extend([p.filter[1], p.filter[2], if p.direction == Direction::Dgrad { self.multiplier } else { 1 }].map(word));
+        args
+    }
+}
+
+/// The problem with its dims in the order of the kernels.
+fn in_order(problem: &ConvProblem) -> ConvProblem {
+    let mut p = problem.clone();
+    // The largest filters last; of equal ones, the order stays.
+    let mut order = [0, 1, 2];
+    order.sort_by_key(|&dim| p.filter[dim] > 1);
+    if p.filter[order[1]] == 1 {
+        // One dim has taps. Rows should be plenty, and step like columns.
+        let alike = |dim: usize| p.output[dim] == 1 || p.strides[dim] == p.strides[order[2]];
+        let rows = |dim: usize| if alike(dim) { p.output[dim] } else { 0 };
+        if rows(order[0]) > rows(order[1]) {
+            order.swap(0, 1);
+        }
+    }
+    let reorder = |list: &mut [u64]| {
+        let old = [list[0], list[1], list[2]];
+        list.iter_mut().zip(order).for_each(|(new, dim)| *new = old[dim]);
+    };
+    for list in [&mut p.input, &mut p.filter, &mut p.output, &mut p.pads_before, &mut p.pads_after, &mut p.strides, &mut p.dilations] {
+        reorder(list);
+    }
+    let images_are_rows = p.input[1] == 1 && p.output[1] == 1 && p.filter[1] == 1 && p.pads_before[1] == 0 && p.strides[2] == 1;
+    let is_wgrad = p.direction == Direction::Wgrad;
+    let place = |tensor: &mut Tensor, is_filter: bool| {
+        reorder(&mut tensor.strides[2..]);
+        if images_are_rows && !is_filter {
+            tensor.strides.swap(0, 3);
+        }
+    };
+    place(&mut p.x, false);
+    place(&mut p.w, true);
+    place(&mut p.y, false);
+    for step in &mut p.epilogue {
+        if let EpilogueStep::Binary { operand: tensor, .. } | EpilogueStep::Store { target: tensor } = step {
+            place(tensor, is_wgrad);
+        }
+    }
+    if images_are_rows {
+        (p.input[1], p.output[1], p.n) = (p.n, p.n, 1);
+        (p.strides[1], p.dilations[1]) = (1, 1);
+    }
+    p
+}

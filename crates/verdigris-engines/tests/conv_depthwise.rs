@@ -1,0 +1,119 @@
+//! `conv.depthwise` under every setting, on every case of convolution that it takes, interpreted and held against the reference.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::Engine;
+use verdigris_engines::interpret::Parts;
+use verdigris_graph::{ConvExtents, ConvProblem, Direction, Problem, Tensor};
+use verdigris_kir::interp::{Kernels, Options};
+use verdigris_kir::ir::Target;
+use verdigris_reference::data::Random;
+use verdigris_reference::graph::Selection;
+use verdigris_reference::graph_cases::{GraphCase, load_file};
+use verdigris_reference::judge::Trial;
+use verdigris_tensor::DType;
+
+/// Runs every setting that the engine has for a case; how many, 0 where it refuses, or what is wrong.
+fn run(engine: &'static dyn Engine, case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
+    let arch = Arch::virtual_device(1 + number as u32 % 4);
+    let parts = Parts::new(&case.graph, &arch, &[engine], number).map_err(|error| error.to_string())?;
+    if parts.ways.iter().any(Vec::is_empty) {
+        return Ok(0);
+    }
+    let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
+    for variant in 0..parts.variants() {
+        let mut buffers = trial.inputs.buffers.clone();
+        buffers.extend(trial.outputs().clone());
+        let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
+        parts.interpret(variant, &mut buffers, &trial.inputs.scalars, kernels, &options)?;
+        trial.judge(&buffers)?;
+    }
+    Ok(parts.variants())
+}
+
+#[test]
+fn all_cases_that_it_takes() {
+    let engine = verdigris_engines::engine("conv.depthwise").expect("the engine is registered");
+    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    let cases = load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/conv.toml")).expect("the corpus loads");
+    let kernels = Kernels::new();
+    let (mut runs, mut wrong) = (0, Vec::new());
+    let mut refused: BTreeMap<&str, usize> = BTreeMap::new();
+    for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)) {
+        match run(engine, case, number, &kernels) {
+            Ok(0) if case.id.contains("depthwise") => *refused.entry(&case.id).or_default() += 1,
+            Ok(count) => runs += count,
+            Err(what) => wrong.push(format!("{}: {}", case.id, what.chars().take(600).collect::<String>())),
+        }
+    }
+    eprintln!("{runs} runs; of the depthwise cases it refuses {:?}", refused.keys());
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(runs > 0, "nothing was taken");
+}
+
+/// A depthwise convolution without steps, in one of the usual layouts.
+fn problem(random: &mut Random) -> Option<ConvProblem> {
+    let dtype = [DType::Bf16, DType::F16, DType::F32][random.below(3) as usize];
+    let c = if random.below(3) == 0 { 1 + random.below(100) } else { 8 * (1 + random.below(120)) };
+    let k = if random.below(5) == 0 { c * (1 + random.below(4)) } else { c };
+    let largest = if random.below(4) == 0 { 31 } else { 7 };
+    let filter = 1 + random.below(largest);
+    let stride = 1 + random.below(5) / 3;
+    let dilation = 1 + random.below(4) / 3;
+    let planes = if random.below(5) == 0 { 1 + random.below(9) } else { 1 };
+    let extents = ConvExtents {
+        direction: Direction::ALL[random.below(3) as usize],
+        n: 1 + random.below(300),
+        c,
+        k,
+        groups: c,
+        input: [planes, 1 + random.below(130), 1 + random.below(300)],
+        filter: [planes.min(3), filter, if random.below(4) == 0 { 1 } else { filter }],
+        pads: [planes.min(3) / 2, filter / 2 * dilation, filter / 2 * dilation],
+        strides: [1, stride, stride],
+        dilations: [1, dilation, dilation],
+    };
+    let mut problem = ConvProblem::packed(extents, dtype, dtype).ok()?;
+    if random.below(4) == 0 {
+        problem.x = Tensor::channels_first(problem.x.slot, dtype, problem.x_extents());
+        problem.w = Tensor::channels_first(problem.w.slot, dtype, problem.w_extents());
+        problem.y = Tensor::channels_first(problem.y.slot, dtype, problem.y_extents());
+    }
+    problem.canonical().ok()
+}
+
+/// No shape leads outside of the catalog, and what is taken is expected to be quicker than by the engine that takes everything.
+#[test]
+fn random_shapes_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    let named = |name: &str| verdigris_engines::engine(name).expect("the engine is registered");
+    let (engine, direct) = (named("conv.depthwise"), named("conv.direct"));
+    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    let mut random = Random::new(3);
+    let (mut used, mut taken, mut slower) = (HashSet::new(), 0, Vec::new());
+    let mut problems = 0;
+    while problems < 1000 {
+        let Some(problem) = problem(&mut random) else { continue };
+        problems += 1;
+        let problem = Problem::Conv(problem);
+        let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
+        taken += 1;
+        let space = candidate.knobs();
+        for knobs in space.settings() {
+            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+        let other = direct.accept(&problem, &arch).expect("it takes everything");
+        let us = [candidate.cost(space.default_setting()).us, other.cost(other.knobs().default_setting()).us];
+        if us[0] > us[1] {
+            slower.push(format!("{us:?} µs: {problem:?}"));
+        }
+    }
+    let unused: Vec<&String> = catalog.difference(&used).collect();
+    assert!(taken > 500 && unused.len() < catalog.len() / 5, "{taken} problems; nothing names {unused:?}");
+    assert!(slower.len() < taken / 50, "{} of {taken}, such as {:?}", slower.len(), slower.first());
+}
