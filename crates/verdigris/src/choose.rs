@@ -143,7 +143,7 @@ impl Chooser<'_> {
         (choice.chosen, choice.by) = (place, ChosenBy::Ready);
         let kernels: Vec<KernelRef> = wanted.program.launches().map(|launch| launch.kernel.clone()).collect();
         let loader = loader.clone();
-        std::thread::spawn(move || {
+        self.handle.behind(move || {
             for kernel in kernels {
                 // What fails is told to whoever asks for the kernel.
                 let _ = loader.kernel(&kernel);
@@ -313,7 +313,7 @@ pub(crate) fn make_ready(
     for _ in 0..threads {
         let (tell, next, list, loader, until) = (tell.clone(), Arc::clone(&next), Arc::clone(&list), handle.loader().clone(), queue.until);
         // Not waited for: a compilation cannot be broken off, and its kernel serves later plans.
-        std::thread::spawn(move || {
+        handle.behind(move || {
             loop {
                 let place = next.fetch_add(1, Ordering::Relaxed);
                 let Some(kernel) = list.get(place).filter(|_| place < must_count || !is_late(until)) else { break };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use verdigris_cuda::{
     CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Origin, Pack, PackError, Pool,
@@ -36,6 +37,18 @@ pub struct Handle {
     /// What last went wrong with the file of measured choices.
     plans_trouble: Mutex<Option<PlanCacheError>>,
     kernels: Mutex<KernelCounts>,
+    /// Threads that compile what nobody waits for.
+    behind: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Drop for Handle {
+    /// Waits for what is being compiled: a process that ends in the middle of the driver's compiler may not end well.
+    fn drop(&mut self) {
+        for thread in std::mem::take(self.behind.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            // What a panic there would have made is made anew by whoever asks for it.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// Where the kernels of a handle's plans of graphs came from, each counted once.
@@ -100,8 +113,8 @@ impl Handle {
             Err(error) => (PlanCache::in_memory(), Some(error)),
         };
         let plans_trouble = Mutex::new(plans_trouble);
-        let (arch, kernels) = (arch_of(context.properties()), Mutex::default());
-        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels })
+        let (arch, kernels, behind) = (arch_of(context.properties()), Mutex::default(), Mutex::default());
+        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, behind })
     }
 
     /// The device as engines see it.
@@ -156,6 +169,18 @@ impl Handle {
     /// Where the kernels of this handle's plans of graphs, and of its measurements, came from so far.
     pub fn kernel_counts(&self) -> KernelCounts {
         *self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles on a thread that nobody waits for but the handle's end.
+    pub(crate) fn behind(&self, work: impl FnOnce() + Send + 'static) {
+        let mut threads = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        let context = self.context().clone();
+        threads.push(std::thread::spawn(move || {
+            // Kernels are loaded here though another library captures; a driver that cannot be told so says it of the kernel.
+            let _relaxed = context.relax_capture();
+            work();
+        }));
     }
 
     /// Counts a kernel that was made ready.
