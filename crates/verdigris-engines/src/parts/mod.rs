@@ -14,4 +14,5 @@ pub(crate) mod prologue;
 pub(crate) mod repack;
 mod row_staging;
 pub(crate) mod steps;
+pub(crate) mod unpack;
 pub(crate) mod way_out;

@@ -1,38 +1,47 @@
 //! What the producer of a convolution loads, and where a tile's results belong.
 //!
 //! The taps of the filter stand in a table in memory, four words each: the offsets that a tap moves the walk by (the two innermost dimensions
-//! in the halves of one word, the third in the next), its position in the filter, and what it adds to a channel: 0. One entry beyond the last
-//! lets the producer read ahead; it adds so much that there is no such channel, and what is loaded is zero. Classes of rows stand in a second
-//! table, eight words each: first tap, taps, first position in the target by dimension, three words of nothing.
+//! in the halves of one word, the third in the next), its position in the filter, and what it adds to an image (where pixels are rows) or to a
+//! channel (in a filter's gradient). One entry beyond the last lets the producer read ahead; in a filter's gradient it adds so much that there is
+//! no such channel, and what is loaded is zero. Where operands are sums of terms, each product of terms has its own taps, which name the terms as
+//! further images and positions. Classes of rows stand in a second table, eight words each: first tap, taps, first position in the target by
+//! dimension, three words of nothing.
 
-use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, TensorMap, Val};
+use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, SharedPiece, TensorMap, Val};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::geometry::{Class, Gather};
+use super::geometry::{Class, Gather, Tap};
 use super::kernel::{Kind, Shared, Spec};
 
 const TAP_BYTES: u32 = 16;
 const CLASS_BYTES: u32 = 32;
+/// Channel and offsets of a slab of columns, in shared memory.
+const PLACE_BYTES: u32 = 16;
 /// What the entry beyond the taps adds to a channel.
 const BEYOND: u32 = 1 << 30;
 
-/// The bytes of the table of taps.
-pub(super) fn tap_table(gather: &Gather) -> Vec<u8> {
-    let beyond = [[0, 0, 0, BEYOND]];
-    let taps = gather.taps().map(|tap| [tap.offsets[0] | tap.offsets[1] << 16, tap.offsets[2], tap.position, 0].map(|n| n as u32));
-    taps.chain(beyond).flatten().flat_map(u32::to_le_bytes).collect()
+/// The bytes of the table of taps: those of a class once for each product of terms in `passes` (see [`super::view`]). The terms of what is
+/// gathered lie `images` apart, those of the filter `taps`.
+pub(super) fn tap_table(gather: &Gather, passes: &[[u32; 2]], [images, taps]: [u32; 2]) -> Vec<u8> {
+    let of_pass = |class: &Class, [gathered, filter]: [u32; 2]| -> Vec<[u32; 4]> {
+        let place = |tap: &Tap| tap.offsets.map(|offset| offset as u32);
+        let word = |tap: &Tap| [place(tap)[0] | place(tap)[1] << 16, place(tap)[2], tap.position as u32 + filter * taps, gathered * images];
+        class.taps.iter().map(word).collect()
+    };
+    let all = gather.classes.iter().flat_map(|class| passes.iter().flat_map(move |&pass| of_pass(class, pass)));
+    all.chain([[0, 0, 0, BEYOND]]).flatten().flat_map(u32::to_le_bytes).collect()
 }
 
 /// The bytes of the table of classes.
-pub(super) fn class_table(classes: &[Class]) -> Vec<u8> {
+pub(super) fn class_table(classes: &[Class], passes: u32) -> Vec<u8> {
     let mut first_tap = 0;
     let mut words: Vec<u32> = Vec::new();
     for class in classes {
-        let taps = class.taps.len() as u32;
+        let taps = class.taps.len() as u32 * passes;
         words.extend([first_tap, taps]);
         words.extend(class.first.map(|n| n as u32));
         words.extend([0; 3]);
@@ -180,9 +189,13 @@ struct FilterFeed<'k> {
     group_matrices: Divisor<'k>,
     group_rows: Val<'k, u32>,
     group_channels: Val<'k, u32>,
-    /// Steps over all pixels; they are made once for each product of terms: high·high, high·low, low·high.
+    /// Steps over all pixels; they are made once for each product of terms.
     pass_steps: Divisor<'k>,
+    /// Which terms these are, four bits a product: that of x in the lower two, that of dy in the upper.
+    passes: Val<'k, u32>,
     images: Val<'k, u32>,
+    /// Where slabs are too many for registers: channel and offsets of each.
+    places: Option<SharedPiece<'k>>,
 }
 
 /// The loads of a kernel.
@@ -231,6 +244,7 @@ pub(super) struct FilterArgs<'a> {
     pub(super) group_rows: u32,
     pub(super) group_channels: u32,
     pub(super) pass_steps: u32,
+    pub(super) passes: &'a [[u32; 2]],
     pub(super) images: u32,
 }
 
@@ -263,7 +277,8 @@ impl FilterArgs<'_> {
         args.push(number(self.tap_count));
         args.extend([Arg::Divisor(self.slabs), Arg::Divisor(self.group_matrices)]);
         args.extend([self.group_rows, self.group_channels].map(number));
-        args.extend([Arg::Divisor(self.pass_steps), number(self.images)]);
+        let passes = self.passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x);
+        args.extend([Arg::Divisor(self.pass_steps), number(passes), number(self.images)]);
         args
     }
 }
@@ -294,7 +309,7 @@ impl<'k> Feed<'k> {
                 }),
             }),
             Kind::Filter => Feed::Filter(FilterFeed {
-                dy: k.tensor_map("dy", spec.a_tile().map(spec.loaded(Shared::A))),
+                dy: k.tensor_map("dy", spec.dy_map()),
                 pixels: k.tensor_map("pixels", gathered),
                 walk: Walk::declare(k, spatial),
                 taps: k.input("taps", TAP_BYTES),
@@ -304,7 +319,9 @@ impl<'k> Feed<'k> {
                 group_rows: k.scalar("group_rows"),
                 group_channels: k.scalar("group_channels"),
                 pass_steps: k.divisor("pass_steps"),
+                passes: k.scalar("passes"),
                 images: k.scalar("images"),
+                places: spec.turns().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)),
             }),
         }
     }
@@ -371,9 +388,9 @@ impl<'k> GatherFeed<'k> {
         let (taps_before, slabs_before) = self.slabs.split(work.first_step);
         let slab = k.var_named("slab", slabs_before);
         let entry = k.var_named("tap", self.taps.at(first_tap + taps_before, TAP_BYTES));
-        // The tap in hand: offsets and position.
-        let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default).into_iter().take(3);
-        let tap: Vec<_> = read().map(|word| k.var(word)).collect();
+        // The tap in hand: offsets, position, and how many images further.
+        let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default);
+        let tap: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
         let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
         let filter_column = column + group * self.group_columns;
         k.range(steps, |_| {
@@ -382,7 +399,7 @@ impl<'k> GatherFeed<'k> {
             let channel = slab * spec.depth();
             let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
             let offsets = Offsets { plane: tap[0].get(), depth: tap[1].get() }.list(spec.spatial);
-            pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, slots.a_options);
+            pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image + tap[3].get(), &offsets, full, slots.a_options);
             b_tile.load(
                 slots.b + stage * b_tile.bytes(),
                 slots.b_part,
@@ -413,27 +430,52 @@ impl<'k> FilterFeed<'k> {
         let dy_row = row + group * self.group_rows;
         let first_slab = column >> slab_width.trailing_zeros();
         // Each slab of columns has a tap and a channel of its own; those beyond the last tap read nothing.
-        let columns: Vec<(Val<'k, u32>, Offsets<'k>)> = (0..spec.loaded(Shared::B) / slab_width)
-            .map(|i| {
-                let (tap, slab) = self.slabs.split(first_slab + i);
-                let tap = (tap + tap_of_matrix).min(self.tap_count);
-                let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
-                let channel = group * self.group_channels + slab * slab_width;
-                (channel + words[3], Offsets { plane: words[0], depth: words[1] })
-            })
-            .collect();
+        let place = |slab: Val<'k, u32>| -> (Val<'k, u32>, Offsets<'k>) {
+            let (tap, slab) = self.slabs.split(slab);
+            let tap = (tap + tap_of_matrix).min(self.tap_count);
+            let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
+            let channel = group * self.group_channels + slab * slab_width;
+            (channel + words[3], Offsets { plane: words[0], depth: words[1] })
+        };
+        let slabs = spec.loaded(Shared::B) / slab_width;
+        let slab_bytes = pixels.operand().bytes();
+        if let Some(places) = self.places {
+            k.range(slabs, |slab| {
+                let (channel, Offsets { plane, depth }) = place(first_slab + slab);
+                k.st_shared_vector(places.address() + slab * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
+            });
+            k.range(work.steps, |step| {
+                let pixel = (work.first_step + step) * spec.depth();
+                let (base, image) = self.walk.base(pixel);
+                let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
+                let stage = slots.ring.stage();
+                let dy_slab = dy_row >> slab_width.trailing_zeros();
+                let coordinates = [k.constant(0i32), pixel.signed(), dy_slab.signed()];
+                k.tma_load(slots.a + stage * a_tile.bytes(), &self.dy, &coordinates, full, slots.a_options);
+                let b_slot = slots.b + stage * b_tile.bytes();
+                k.range(slabs, |slab| {
+                    let words = k.ld_shared_vector::<u32>(places.address() + slab * PLACE_BYTES, 0, 4);
+                    let offsets = Offsets { plane: words[1], depth: words[2] }.list(spec.spatial);
+                    pixels.load(b_slot + slab * slab_bytes, &self.pixels, words[0], &base, image, &offsets, full, slots.b_options);
+                });
+                slots.ring.advance();
+            });
+            return;
+        }
+        let columns: Vec<(Val<'k, u32>, Offsets<'k>)> = (0..slabs).map(|slab| place(first_slab + slab)).collect();
         k.range(work.steps, |step| {
             let (pass, step) = self.pass_steps.split(work.first_step + step);
             let pixel = step * spec.depth();
             let (base, image) = self.walk.base(pixel);
-            let image = image + k.select(pass.eq(1), self.images, 0u32);
+            let terms = self.passes.shr(pass * 4);
+            let image = image + (terms & 3u32) * self.images;
             let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
             let stage = slots.ring.stage();
             let a_slot = slots.a + stage * a_tile.bytes();
-            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, pass >> 1, full, slots.a_options);
+            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.a_options);
             let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
             for (i, (channel, offsets)) in columns.iter().enumerate() {
-                let slot = b_slot + i as u32 * pixels.operand().bytes();
+                let slot = b_slot + i as u32 * slab_bytes;
                 pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
             }
             slots.ring.advance();

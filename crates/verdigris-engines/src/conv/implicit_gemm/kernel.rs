@@ -1,7 +1,7 @@
 //! The Hopper convolution kernel: the copy engine gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
 //! of a product do.
 //!
-//! One page, top to bottom: the spec, parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer
+//! The main loop of tiles that are turned on the chip is in [`super::turned`]. One page, top to bottom: the spec, parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer
 //! loads is in [`super::feed`], the rest of the way in [`crate::parts`].
 //!
 //! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
@@ -10,7 +10,7 @@ use std::fmt;
 
 use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
@@ -20,6 +20,7 @@ use verdigris_tensor::DType;
 
 use super::feed::{Feed, Slots};
 use super::reduce::Parts;
+use super::turned;
 use crate::parts::batch::BatchIndex;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::join::{Join, Part};
@@ -30,7 +31,7 @@ const STEPS: u32 = ROW_BYTES / 32;
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
 /// The named barrier of the first consumer; the others' follow.
-const FIRST_BARRIER: u32 = 1;
+pub(super) const FIRST_BARRIER: u32 = 1;
 /// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
 const TURN_BARRIER: u32 = 8;
 /// Dynamic shared memory of a CTA on compute capability 9.0.
@@ -113,7 +114,9 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in [(self.pingpong, "_pingpong"), (self.promote, "_promote")] {
+        for (on, word) in
+            [(self.pingpong, "_pingpong"), (self.promote, "_promote"), (self.out == Out::Rows && self.split != Split::Reduced, "_rows")]
+        {
             if on {
                 f.write_str(word)?;
             }
@@ -148,6 +151,11 @@ fn map_type(dtype: DType) -> MapType {
 }
 
 impl Spec {
+    /// Whether tiles are turned on the chip: those of a filter's gradient, of a type that the tensor cores read along the depth alone.
+    pub(super) fn turns(&self) -> bool {
+        self.kind == Kind::Filter && self.a == DType::F32
+    }
+
     pub(super) fn a_tile(&self) -> OperandTile {
         let major = if self.kind == Kind::Filter { Major::Rows } else { Major::Depth };
         OperandTile { rows: self.tile_m, ty: map_type(self.a), major }
@@ -164,6 +172,12 @@ impl Spec {
             Kind::Gather { .. } => Im2colTile { pixels: self.loaded(Shared::A), ty: map_type(self.a), spatial: self.spatial },
             Kind::Filter => Im2colTile { pixels: self.depth(), ty: map_type(self.b), spatial: self.spatial },
         }
+    }
+
+    /// The map of dy: slabs as a third dim where one load brings all of a tile.
+    pub(super) fn dy_map(&self) -> MapDecl {
+        let tile = self.a_tile().map(self.loaded(Shared::A));
+        if self.turns() { MapDecl { box_dims: vec![self.depth(), self.depth(), self.tile_m / self.depth()], ..tile } } else { tile }
     }
 
     /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
@@ -195,11 +209,12 @@ impl Spec {
         matches!(self.a, DType::I8 | DType::U8)
     }
 
-    fn shape(&self) -> WgmmaShape {
+    pub(super) fn shape(&self) -> WgmmaShape {
         let d = if self.is_integer() { MatrixType::S32 } else { MatrixType::F32 };
         WgmmaShape {
-            transpose_a: self.a_tile().major == Major::Rows,
-            transpose_b: self.b_tile().major == Major::Rows,
+            a_in_registers: self.turns(),
+            transpose_a: !self.turns() && self.a_tile().major == Major::Rows,
+            transpose_b: !self.turns() && self.b_tile().major == Major::Rows,
             ..wgmma_shape(self.tile_n, matrix_type(self.a), matrix_type(self.b), d)
         }
     }
@@ -219,7 +234,9 @@ impl Spec {
     /// Shared memory, with room for barriers.
     fn shared_bytes(&self) -> u32 {
         let way = if self.split == Split::Reduced { 0 } else { self.way().shared_bytes() };
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + 16 * self.stages + 64
+        // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
+        let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + 64
     }
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
@@ -235,8 +252,9 @@ impl Spec {
             !matches!(self.out, Out::Tma | Out::Scattered) || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
-        let loads_fit = self.kind != Kind::Filter || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        if !(slabs_fit && registers_fit && whole_rows && loads_fit) {
+        let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
+        let alone = !self.turns() || self.cluster == 1 && !self.pingpong;
+        if !(alone && slabs_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
         self.stages = 2;
@@ -247,8 +265,10 @@ impl Spec {
     }
 
     /// Registers of a producer's and of a consumer's thread.
-    fn registers(&self) -> (u32, u32) {
+    pub(super) fn registers(&self) -> (u32, u32) {
         match (self.consumers, self.kind) {
+            // Warps beside the one that loads turn tiles.
+            (1 | 2, Kind::Filter) if self.turns() => (72, 216),
             // The producer knows a tap and a channel for each slab of columns.
             (1 | 2, Kind::Filter) => (56, 224),
             (1 | 2, _) => (40, 232),
@@ -264,7 +284,11 @@ impl Spec {
     /// Builds the kernel.
     pub(super) fn build(&self) -> KernelBody {
         let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.cluster };
-        if self.is_integer() { build(header, |k| convolve::<i32>(k, self)) } else { build(header, |k| convolve::<f32>(k, self)) }
+        match (self.turns(), self.is_integer()) {
+            (true, _) => build(header, |k| turned::convolve(k, self)),
+            (_, true) => build(header, |k| convolve::<i32>(k, self)),
+            _ => build(header, |k| convolve::<f32>(k, self)),
+        }
     }
 }
 

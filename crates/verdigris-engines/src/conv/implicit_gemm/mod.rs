@@ -1,8 +1,8 @@
 //! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels the copy engine gathers.
 //!
 //! **What.** All three directions in one to three spatial dims, 16-bit, tf32, 8-bit float and 8-bit integer operands, strides, dilations,
-//! any padding, groups of whole slabs of channels. Activations have their channels last; filters that cannot be mapped as they lie are copied
-//! into scratch first.
+//! any padding, groups of whole slabs of channels, a prologue on the activations. Operands that the copy engine cannot map as they lie, and those
+//! behind a prologue, are copied into scratch first; results that it cannot write leave line by line, or through scratch.
 //!
 //! | direction | rows | columns | depth |
 //! |---|---|---|---|
@@ -10,17 +10,21 @@
 //! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
 //! | wgrad | channels of y | taps, channels of x | pixels of y |
 //!
-//! **When it wins.** On compute capability 9.0, from a few dozen channels on.
+//! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
+//! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
-//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Where a group's channels are no whole number of slabs, what
+//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
+//! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
 //! stands beyond them is multiplied by zeros of the filter.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
 mod feed;
 mod geometry;
-mod halves;
 mod kernel;
+mod prepare;
 mod reduce;
+mod terms;
+mod turned;
 mod view;
 
 use kernel::{Kind, Shared, Spec, Split};
@@ -41,6 +45,7 @@ use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
 use crate::parts::repack;
+use crate::parts::unpack;
 use crate::parts::way_out::Out;
 
 /// The engine.
@@ -97,33 +102,65 @@ const SHAPES: &[Shape] = &[
 const USUAL: &[usize] = &[0, 1, 2, 8, 9, 12];
 const FEW: &[usize] = &[0, 8, 12];
 const ONE: usize = 8;
+/// Those whose tiles are turned on the chip.
+const TURNED: &[usize] = &[1, 4, 8, 10, 12];
+/// The smallest.
+const LEAST: usize = 12;
 /// The one of tiles in turn that serves f16 too.
 const TURNS: usize = 18;
 
+/// The part of the catalog that a problem belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shelf {
+    /// Operands as they are, results through a map.
+    Usual,
+    /// Operands that were converted to 16 bits, mostly with sums as results.
+    Converted,
+    /// Results that leave line by line.
+    Rows,
+}
+
 /// What may become of split tiles in the kernels of a shape: the catalog, short of the types of results.
-fn modes(kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
+fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
     use Split::{Joined, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
     let in_turn = SHAPES.get(shape).is_some_and(|shape| shape.pingpong);
-    match (kind, spatial, operands) {
-        (Kind::Gather { .. }, 2, DType::Bf16) if in_turn => &[No],
-        (Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
+    match (shelf, kind, spatial, operands) {
+        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if in_turn => &[No],
+        (Shelf::Usual, Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
         _ if in_turn => &[],
-        (Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
-        (Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
-        (Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
-        (Kind::Gather { classes: true, .. }, ..) => &[],
-        (Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Joined, Reduced],
-        (Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Joined],
-        (Kind::Gather { .. }, 2, _) if usual => &[Joined],
-        (Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Joined],
-        (Kind::Gather { .. }, 1, _) if one => &[Joined],
-        (Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
-        (Kind::Filter, 2, _) if few => &[No, Reduced],
-        (Kind::Filter, 2, _) if usual => &[Reduced],
-        (Kind::Filter, 3, _) if few => &[No, Reduced],
-        (Kind::Filter, 1, _) if one => &[No, Reduced],
+        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
+        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Joined],
+        (Shelf::Rows, ..) => &[],
+        (Shelf::Converted, Kind::Gather { classes: true, .. }, 2, _) if few => &[No],
+        (Shelf::Converted, Kind::Gather { classes: false, .. }, 2, _) if usual && shape != 1 => &[Joined],
+        (Shelf::Converted, Kind::Gather { classes, .. }, _, _) if one => {
+            if classes {
+                &[No]
+            } else {
+                &[Joined]
+            }
+        }
+        (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
+        (Shelf::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
+        (_, Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
+        (_, Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
+        (_, Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
+        (_, Kind::Gather { classes: true, .. }, ..) => &[],
+        (_, Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Joined, Reduced],
+        (_, Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Joined],
+        (_, Kind::Gather { .. }, 2, _) if usual => &[Joined],
+        (_, Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Joined],
+        (_, Kind::Gather { .. }, 1, _) if one => &[Joined],
+        (_, Kind::Filter, 2, DType::F32) if TURNED.contains(&shape) => &[No, Reduced],
+        (_, Kind::Filter, _, DType::F32) if one => &[No, Reduced],
+        (_, Kind::Filter, _, DType::F32) => &[],
+        (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
+        (_, Kind::Filter, 2, _) if few => &[No, Reduced],
+        (_, Kind::Filter, 2, _) if usual => &[Reduced],
+        (_, Kind::Filter, 3, _) if few => &[No, Reduced],
+        (_, Kind::Filter, 1, _) if one => &[No, Reduced],
         _ => &[],
     }
 }
@@ -140,8 +177,8 @@ impl Engine for ImplicitGemm {
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
         require_operands(conv)?;
         let view = View::new(conv)?;
-        let promote = conv.precision == Precision::Fp8Promoted && view.kind != Kind::Filter;
-        let plan = Plan { arch: arch.clone(), view, promote, conv: conv.clone() };
+        let promote = conv.precision == Precision::Fp8Promoted && !view.prepared.converted;
+        let plan = Plan { arch: arch.clone(), view, promote };
         ID.require(!plan.settings().is_empty(), Reason::Epilogue, "no tile suits this chain")?;
         Ok(Box::new(plan))
     }
@@ -150,8 +187,11 @@ impl Engine for ImplicitGemm {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let adds = TYPES.iter().map(|&(operands, d, _)| (matches!(operands, DType::I8 | DType::U8), d));
-        let mut adds: Vec<KernelRef> = adds.map(|(integer, d)| AddSpec { integer, epilogue: plain(d, true) }.kernel()).collect();
+        // Pairs of columns, and single ones where their number is odd.
+        let adds = TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).flat_map(|&(_, d, _)| {
+            [true, false].map(|pairs| AddSpec { integer: false, epilogue: EpilogueSpec { pairs, ..plain(d, true) } })
+        });
+        let mut adds: Vec<KernelRef> = adds.map(AddSpec::kernel).collect();
         adds.sort_by(|one, other| one.name().cmp(other.name()));
         adds.dedup_by(|one, other| one.name() == other.name());
         catalog_specs()
@@ -159,7 +199,8 @@ impl Engine for ImplicitGemm {
             .map(reference)
             .chain(adds)
             .chain(repack::catalog())
-            .chain([DType::F32, DType::E4m3, DType::E5m2].map(halves::kernel))
+            .chain(unpack::catalog())
+            .chain(terms::catalog())
             .collect()
     }
 }
@@ -172,15 +213,10 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
         Reason::Extent,
         format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
     )?;
-    ID.require(
-        conv.prologue.is_empty(),
-        Reason::Epilogue,
-        format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
-    )?;
     let [(_, a, _), (_, b, _)] = conv.operands();
     let halves = a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16);
     let takes = match conv.precision {
-        Precision::Fp32 => halves,
+        Precision::Fp32 => halves || a.dtype == DType::F32 && b.dtype == DType::F32 || a.dtype.is_fp8() && b.dtype.is_fp8(),
         Precision::Tf32 => a.dtype == DType::F32 && b.dtype == DType::F32,
         Precision::Fp8Fast | Precision::Fp8Promoted | Precision::I32 => true,
         Precision::F64 | Precision::Ieee | Precision::F16 => false,
@@ -214,30 +250,40 @@ fn plain(d: DType, stores_d: bool) -> EpilogueSpec {
 
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
-    for &(operands, d, promote) in TYPES {
-        let halves = matches!(operands, DType::Bf16 | DType::F16);
-        let majors: &[Major] = if halves { &[Major::Depth, Major::Rows] } else { &[Major::Depth] };
-        let gathers = majors.iter().flat_map(|&filter| [false, true].map(|classes| Kind::Gather { classes, filter }));
-        // The filter of a data gradient lies along its channels; of 8-bit and 32-bit types it is copied first.
-        let rare = Kind::Gather { classes: true, filter: Major::Depth };
-        let kinds = gathers.filter(|kind| !halves || *kind != rare).chain(halves.then_some(Kind::Filter));
-        for kind in kinds {
-            let out = if matches!(kind, Kind::Gather { classes: true, .. }) { Out::Scattered } else { Out::Tma };
+    let mut shelf = |shelf: Shelf, (operands, d, promote): (DType, DType, bool), kinds: &[Kind]| {
+        for &kind in kinds {
+            let out = match (shelf, kind) {
+                (Shelf::Rows, _) => Out::Rows,
+                (_, Kind::Gather { classes: true, .. }) => Out::Scattered,
+                _ => Out::Tma,
+            };
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
                 let given = Given { kind, spatial, a: operands, b: operands, promote, out };
-                for &split in modes(kind, spatial, operands, number) {
+                for &split in modes(shelf, kind, spatial, operands, number) {
                     specs.extend(given.spec(shape, split, plain(d, false)));
                 }
             }
         }
-    }
-    // The filter's gradient of f32, whose operands become bf16. Where its parts are joined, that is by a launch of their own.
-    for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
-        let given = Given { kind: Kind::Filter, spatial, a: DType::Bf16, b: DType::Bf16, promote: false, out: Out::Tma };
-        if modes(Kind::Filter, spatial, DType::Bf16, number).contains(&Split::No) {
-            specs.extend(given.spec(shape, Split::No, plain(DType::F32, false)));
+    };
+    let gather = |classes, filter| Kind::Gather { classes, filter };
+    let (along_depth, along_columns) = (gather(false, Major::Depth), gather(false, Major::Rows));
+    for &(operands, d, promote) in TYPES {
+        let halves = matches!(operands, DType::Bf16 | DType::F16);
+        // The filter of a data gradient lies along its channels; of 8-bit and 32-bit types it is copied first.
+        let kinds: &[Kind] = if halves {
+            &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]
+        } else {
+            &[along_depth, gather(true, Major::Depth), Kind::Filter][..if operands == DType::F32 { 3 } else { 2 }]
+        };
+        shelf(Shelf::Usual, (operands, d, promote), kinds);
+        if halves || operands == DType::F32 {
+            shelf(Shelf::Rows, (operands, d, promote), &[along_depth, along_columns][..if halves { 2 } else { 1 }]);
         }
     }
+    // Operands of f32 that became terms. Where the parts of a filter's gradient are joined, that is by a launch of their own.
+    let sums = (DType::Bf16, DType::F32, false);
+    shelf(Shelf::Converted, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
+    shelf(Shelf::Rows, sums, &[along_depth, along_columns]);
     // Parts are the same for each type of result.
     let mut names = std::collections::HashSet::new();
     specs.retain(|spec| names.insert(spec.to_string()));
@@ -303,7 +349,6 @@ struct Plan {
     arch: Arch,
     promote: bool,
     view: View,
-    conv: ConvProblem,
 }
 
 /// How a setting lays the work over the chip.
@@ -374,11 +419,15 @@ impl Plan {
     fn spec(&self, setting: Setting) -> Option<Spec> {
         let view = &self.view;
         let shape = SHAPES.get(setting.shape as usize)?;
-        let modes = modes(view.kind, view.spatial, view.a, setting.shape as usize);
+        let shelf = match view.out {
+            Out::Rows => Shelf::Rows,
+            _ if view.prepared.converted => Shelf::Converted,
+            _ => Shelf::Usual,
+        };
+        let modes = modes(shelf, view.kind, view.spatial, view.a, setting.shape as usize);
         // A kernel for split tiles serves whole ones too.
         let wanted: &[Split] = match setting.split {
             0 => &[Split::No, Split::Joined],
-            1..=3 if view.halves.is_some() => &[],
             1..=3 => &[Split::Joined],
             _ => &[Split::Reduced],
         };
@@ -466,6 +515,9 @@ impl Plan {
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
+        // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
+        let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
+        let math_cycles = math_cycles.max(turning_cycles);
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
         let clusters = grid.min(self.tiles(&spec).1);
         let ctas = f64::from(clusters * spec.cluster);
@@ -497,8 +549,8 @@ impl Plan {
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
         // Sums over channels read the result once more, a sector for each of its elements.
         let elements = self.view.product.m as f64 * self.view.product.n as f64 * self.view.product.batch_count() as f64;
-        let sums_us = self.conv.statistics.map_or(0.0, |_| 5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3));
-        Some(both_ns * 1e-3 + launches_us + self.view.copies_us(&self.arch) + sums_us)
+        let sums_us = self.view.prepared.conv.statistics.map_or(0.0, |_| 5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3));
+        Some(both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us)
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -533,7 +585,7 @@ impl Candidate for Plan {
             down_convert: (operand == DType::F32).then_some(DType::Tf32),
             accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
             reduced_sums: operand.is_fp8() && !self.promote,
-            split_operands: self.view.halves.is_some() && self.conv.x.dtype == DType::F32,
+            split_operands: self.view.prepared.terms > 1,
         }
     }
 
@@ -552,6 +604,7 @@ impl Candidate for Plan {
 
         let epilogue = if reduced.is_some() { self.epilogue(true) } else { spec.epilogue.clone() };
         let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
+        let places = view.prepared.copy_ahead(&mut program);
         let mut args = view.feed_args(&spec, schedule.tiles, &mut program);
         args.extend(schedule.args(spec.split != Split::No));
         let mut epilogue_args = chunk.args();
@@ -578,9 +631,10 @@ impl Candidate for Plan {
             kernel: reference(spec),
         }));
         program.steps.extend(add.map(Step::Launch));
-        if let Some(statistics) = &self.conv.statistics {
-            statistics::steps(&self.conv, statistics, &mut program);
+        if let Some(statistics) = &view.prepared.conv.statistics {
+            statistics::steps(&view.prepared.conv, statistics, &mut program);
         }
+        view.prepared.bind(&mut program, &places);
         Ok(program)
     }
 }

@@ -3,7 +3,7 @@
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Slot, Tensor};
 use verdigris_kir::ir::MapDecl;
-use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program, Step};
+use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
@@ -11,13 +11,11 @@ use super::super::chain::over_matrices;
 use super::ID;
 use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
-use super::halves::{Halves, terms};
 use super::kernel::{Kind, Shared, Spec, Split};
-use crate::arch::Arch;
+use super::prepare::{Prepared, filter_matrix, tap_stride};
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::repack::Repack;
 use crate::parts::way_out::{Out, is_mappable};
 
 /// The problem in the kernel's terms.
@@ -32,14 +30,11 @@ pub(super) struct View {
     pub(super) columns: u32,
     /// The epilogue and D, as those of a product: rows, columns, and a batch of groups (or taps).
     pub(super) product: GemmProblem,
-    /// The filter is copied first; it is described as it lies then.
-    pub(super) repack: Option<Repack>,
-    /// dy and x are copied as bf16 first.
-    pub(super) halves: Option<[Halves; 2]>,
-    /// Bytes that must cross the memory bus.
+    /// The problem behind its copies.
+    pub(super) prepared: Prepared,
+    /// Bytes that must cross the memory bus beside the copies.
     pub(super) traffic_bytes: f64,
     gather: Gather,
-    conv: ConvProblem,
     /// The operand that is not gathered: the filter (columns by depth, a batch of taps), or dy (pixels by channels).
     other: Matrix,
     /// Channels of a group: of the pixels gathered, and of y.
@@ -61,33 +56,28 @@ fn narrow(what: &str, extent: u64) -> Result<u32, Refusal> {
 impl View {
     pub(super) fn new(conv: &ConvProblem) -> Result<View, Refusal> {
         let (spatial, gather) = walk(conv)?;
-        if conv.direction == Direction::Wgrad {
-            View::filter(conv, spatial, gather.by_position())
-        } else {
-            View::pixels(conv, spatial, gather)
-        }
+        let wgrad = conv.direction == Direction::Wgrad;
+        // Kernels that write rows of any alignment are made for the usual case; elsewhere such results leave by way of scratch.
+        let floats = |tensor: &Tensor| matches!(tensor.dtype, DType::Bf16 | DType::F16 | DType::F32);
+        let rows = !wgrad && spatial == 2 && gather.is_linear() && floats(conv.result()) && floats(conv.activations());
+        let prepared = Prepared::new(conv, rows, !gather.is_linear())?;
+        if wgrad { View::filter(prepared, spatial, gather.by_position()) } else { View::pixels(prepared, spatial, gather) }
     }
 
     /// fprop and dgrad: rows are pixels.
-    fn pixels(conv: &ConvProblem, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+    fn pixels(prepared: Prepared, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+        let (conv, terms) = (&prepared.conv, u64::from(prepared.terms));
         let groups = conv.groups;
         let forward = conv.direction == Direction::Fprop;
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
         let (depth, columns) = if forward { (group_c, group_k) } else { (group_k, group_c) };
         let gathered = conv.activations();
-        require_pixels(gathered)?;
         let lines = 128 / gathered.dtype.bytes() as u64;
         require_groups(groups, depth, lines)?;
 
         let taps = tap_extents(conv);
-        let tap_stride = tap_stride(&conv.w, conv.w_extents())?;
-        let (row_stride, column_stride) =
-            if forward { (conv.w.strides[0], conv.w.strides[1]) } else { (conv.w.strides[1], conv.w.strides[0]) };
-        let filter = Matrix { slot: conv.w.slot, dtype: conv.w.dtype, row_stride, column_stride, batch_strides: vec![tap_stride] };
-        let (filter_rows, filter_depth) = if forward { (conv.k, group_c) } else { (group_c, conv.k) };
-        let either = matches!(conv.w.dtype, DType::Bf16 | DType::F16);
-        let repack = Repack::needed(&filter, filter_rows, filter_depth, &[taps], either);
-        let filter = repack.as_ref().map_or(filter, |repack| repack.packed.clone());
+        let tap = tap_stride(&conv.w, conv.w_extents()).unwrap_or(0);
+        let filter = Matrix { batch_strides: vec![tap], ..filter_matrix(&conv.w, forward) };
         let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
 
         let classes = !gather.is_linear();
@@ -98,7 +88,8 @@ impl View {
             (pixels / 64 + 1).saturating_mul(columns / 16 + 1).saturating_mul(gather.classes.len() as u64 * groups),
         )?;
         narrow("the number of pixels of the result", conv.gemm_extents().m)?;
-        narrow("the depth", conv.gemm_extents().k)?;
+        narrow("the depth", conv.gemm_extents().k.saturating_mul(terms * terms))?;
+        narrow("the number of images", conv.n * terms)?;
         let matrix = |tensor: &Tensor| {
             tensor
                 .as_matrix(conv.result_extents())
@@ -110,41 +101,39 @@ impl View {
             spatial,
             a: gathered.dtype,
             b: filter.dtype,
-            out: way_out(&product.d, product.n, classes),
+            out: way_out(&product.d, prepared.line_end(&product.d, product.n), classes),
             rows,
             columns: narrow("the number of channels", columns)?,
             product,
-            repack,
-            halves: None,
             traffic_bytes: conv.traffic_bytes(),
             gather,
-            conv: conv.clone(),
             other: filter,
             group_depth: narrow("the number of channels", depth)?,
             group_k: narrow("the number of channels", group_k)?,
             taps: narrow("the number of taps", taps)?,
             tap_matrices: false,
+            prepared,
         })
     }
 
     /// wgrad: rows are channels of y, columns are taps and channels of x.
-    fn filter(conv: &ConvProblem, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+    fn filter(prepared: Prepared, spatial: u32, gather: Gather) -> Result<View, Refusal> {
+        let conv = &prepared.conv;
         let groups = conv.groups;
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
-        require_pixels(&conv.x)?;
-        require_pixels(&conv.y)?;
-        // A slab is 128 bytes of 16-bit elements, in memory or in their copy.
-        let lines = 64;
+        // A slab is 128 bytes, in memory or in the copy.
+        let lines = 128 / conv.x.dtype.bytes() as u64;
         require_groups(groups, group_c, lines)?;
-        let Some(dy) = conv.y.as_matrix(conv.y_extents()) else {
-            return Err(ID.refusal(Reason::Layout, format_args!("y has strides {:?}; its pixels must have a single one", conv.y.strides)));
+        let no_matrix = |tensor: &Tensor| {
+            ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
         };
+        let dy = conv.y.as_matrix(conv.y_extents()).ok_or_else(|| no_matrix(&conv.y))?;
         let taps = tap_extents(conv);
         // Taps are columns where a tap's channels are whole slabs and lie one tap behind the other, in all that the epilogue touches.
         let results = conv.tensors().into_iter().skip(2);
         let mut merged = group_c.is_multiple_of(lines);
         for (_, tensor, extents) in results {
-            merged &= tap_stride(tensor, extents)? == group_c * tensor.strides[1];
+            merged &= tap_stride(tensor, extents) == Some(group_c * tensor.strides[1]);
         }
         ID.require(
             merged || groups == 1,
@@ -152,7 +141,7 @@ impl View {
             format_args!("w has strides {:?} and {groups} groups; taps must lie one behind the other", conv.w.strides),
         )?;
         let matrix = |tensor: &Tensor| {
-            let tap = tap_stride(tensor, conv.w_extents()).ok()?;
+            let tap = tap_stride(tensor, conv.w_extents())?;
             let batch_strides = match (merged, groups > 1) {
                 (true, true) => vec![group_k * tensor.strides[0]],
                 (true, false) => vec![],
@@ -168,66 +157,42 @@ impl View {
         };
         let columns = if merged { taps * group_c } else { group_c };
         let pixels = conv.n.saturating_mul(gather.pixels());
-        narrow("the number of pixels", pixels.saturating_add(4096))?;
+        narrow("the number of pixels", pixels.saturating_add(4096).saturating_mul(u64::from(prepared.terms).pow(2)))?;
+        narrow("the number of images", conv.n * u64::from(prepared.terms))?;
         narrow("the number of columns", taps.saturating_mul(group_c))?;
         let product = product(conv, [group_k, columns, pixels], batch, matrix)?;
-        let halves = if matches!(conv.y.dtype, DType::Bf16 | DType::F16) {
-            None
-        } else {
-            let Some(x) = conv.x.as_matrix(conv.x_extents()) else {
-                return Err(
-                    ID.refusal(Reason::Layout, format_args!("x has strides {:?}; its pixels must have a single one", conv.x.strides))
-                );
-            };
-            let input = conv.input.iter().fold(conv.n, |all, &extent| all.saturating_mul(extent));
-            let halves = [Halves::new(dy.clone(), pixels, conv.k), Halves::new(x, input, conv.c)];
-            for copy in &halves {
-                narrow("the number of pairs of channels", copy.threads())?;
-            }
-            narrow("the number of images", 2 * conv.n)?;
-            Some(halves)
-        };
-        let half = |dtype: DType| if halves.is_some() { DType::Bf16 } else { dtype };
         Ok(View {
             kind: Kind::Filter,
             spatial,
-            a: half(conv.y.dtype),
-            b: half(conv.x.dtype),
-            out: way_out(&product.d, product.n, false),
+            a: conv.y.dtype,
+            b: conv.x.dtype,
+            out: way_out(&product.d, prepared.line_end(&product.d, product.n), false),
             rows: narrow("the number of channels", group_k)?,
             columns: narrow("the number of columns", columns)?,
             product,
-            repack: None,
-            halves,
             traffic_bytes: conv.traffic_bytes(),
             gather,
-            conv: conv.clone(),
             other: dy,
             group_depth: narrow("the number of channels", group_c)?,
             group_k: narrow("the number of channels", group_k)?,
             taps: narrow("the number of taps", taps)?,
             tap_matrices: !merged,
+            prepared,
         })
     }
 
     /// Matrices of tiles: groups, times classes of rows or taps.
     pub(super) fn matrices(&self) -> u32 {
         match self.kind {
-            Kind::Gather { .. } => (self.gather.classes.len() as u64 * self.conv.groups) as u32,
+            Kind::Gather { .. } => (self.gather.classes.len() as u64 * self.prepared.conv.groups) as u32,
             Kind::Filter => self.product.batch_count() as u32,
         }
     }
 
-    /// Products of terms.
-    fn passes(&self) -> u32 {
-        let both = self.halves.is_some() && terms(self.conv.x.dtype) == 2 && terms(self.conv.y.dtype) == 2;
-        if both { 3 } else { 1 }
-    }
-
-    /// Microseconds that the copies ahead take.
-    pub(super) fn copies_us(&self, arch: &Arch) -> f64 {
-        let repack = self.repack.as_ref().map_or(0.0, |repack| repack.estimate_us(arch));
-        repack + self.halves.iter().flatten().map(|copy| copy.estimate_us(arch)).sum::<f64>()
+    /// The products of terms that are formed, one after the other: which terms of the pixels gathered, and of the other operand. Smallest first.
+    fn passes(&self) -> Vec<[u32; 2]> {
+        let terms = self.prepared.terms;
+        (0..terms).rev().flat_map(|size| (0..=size).rev().map(move |gathered| [gathered, size - gathered])).collect()
     }
 
     /// Slabs of channels of one tap.
@@ -238,83 +203,66 @@ impl View {
     /// Steps of depth of a tile, the most of any class.
     pub(super) fn steps(&self, depth: u32) -> u32 {
         match self.kind {
-            Kind::Gather { .. } => self.gather.classes.first().map_or(0, |class| class.taps.len() as u32) * self.slabs(depth),
-            Kind::Filter => self.passes() * (self.product.k as u32).div_ceil(depth),
+            Kind::Gather { .. } => {
+                let taps = self.gather.classes.first().map_or(0, |class| class.taps.len());
+                (taps * self.passes().len()) as u32 * self.slabs(depth)
+            }
+            Kind::Filter => self.passes().len() as u32 * (self.product.k as u32).div_ceil(depth),
         }
     }
 
     /// The mean over classes.
     pub(super) fn mean_steps(&self, depth: u32) -> f64 {
         match self.kind {
-            Kind::Gather { .. } => self.gather.taps().count() as f64 / self.gather.classes.len() as f64 * f64::from(self.slabs(depth)),
+            Kind::Gather { .. } => {
+                let taps = self.gather.taps().count() * self.passes().len();
+                taps as f64 / self.gather.classes.len() as f64 * f64::from(self.slabs(depth))
+            }
             Kind::Filter => f64::from(self.steps(depth)),
         }
     }
 
-    /// The alignment of each buffer slot.
+    /// The alignment of each of the caller's buffers.
     pub(super) fn alignments(&self, spec: &Spec, epilogue: &EpilogueSpec) -> Vec<u64> {
-        let mut alignments = vec![1; self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = self.conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = self.conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
+        let conv = &self.prepared.conv;
+        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
         let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
-        let gathered = (self.conv.activations().slot, 16);
-        let other = self.repack.is_none().then_some((self.other.slot, 16));
-        let d = (spec.out != Out::Direct && spec.split != Split::Reduced).then_some((self.product.d.slot, 16));
-        let mapped = [Some(gathered), other, d].into_iter().flatten();
-        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped) {
+        let mapped = !matches!(spec.out, Out::Direct | Out::Rows) && spec.split != Split::Reduced;
+        let mapped = [Some((conv.activations().slot, 16)), Some((self.other.slot, 16)), mapped.then_some((self.product.d.slot, 16))];
+        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped.into_iter().flatten()) {
             let alignment: &mut u64 = &mut alignments[slot.0 as usize];
             *alignment = bytes.max(*alignment);
         }
-        alignments
+        self.prepared.alignments(alignments)
     }
 
-    /// The arguments of the loads of `tiles` tiles; adds tables and the copy of the filter to the program.
+    /// The arguments of the loads of `tiles` tiles; adds tables to the program.
     pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, program: &mut Program) -> Vec<Arg> {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
         };
-        let taps = constant(tap_table(&self.gather));
-        let class_tiles = tiles / self.gather.classes.len() as u32;
-        let classes =
-            matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| (constant(class_table(&self.gather.classes)), class_tiles));
+        let passes = self.passes();
+        let (conv, gather, groups) = (&self.prepared.conv, &self.gather, self.prepared.conv.groups as u32);
+        let images = conv.n as u32;
         let in_place = |slot: Slot| Address::buffer(slot.0 as usize);
-        let (conv, gather, groups) = (&self.conv, &self.gather, self.conv.groups as u32);
         let activations = conv.activations();
-        // Where halves are made, both operands lie in scratch.
-        let halves = self.halves.as_ref().map(|halves| {
-            halves.each_ref().map(|copy| {
-                let scratch = program.add_scratch("activations as bf16", copy.scratch_bytes());
-                program.steps.push(Step::Launch(copy.launch(in_place(copy.slot()), scratch)));
-                scratch
-            })
-        });
-        let pixels = match (&self.halves, &halves) {
-            (Some([_, x]), Some([_, place])) => {
-                let [_, _, d, h, w] = conv.x_extents();
-                let strides = [d * h * w, 0, h * w, w, 1].map(|pixels| pixels * x.pitch());
-                let copy = Tensor { slot: conv.x.slot, dtype: DType::Bf16, strides };
-                let images = conv.n * terms(conv.x.dtype);
-                Arg::TensorMap(*place, self.gathered_map(spec.gathered().map(), &copy, images))
-            }
-            _ => Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations, conv.n)),
-        };
+        let all_images = conv.n * u64::from(self.prepared.terms);
+        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations, all_images));
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
-                let place = match &self.repack {
-                    None => in_place(self.other.slot),
-                    Some(repack) => {
-                        let copy = program.add_scratch("repacked filter", repack.scratch_bytes());
-                        program.steps.extend(repack.launches(in_place(self.other.slot), copy).into_iter().map(Step::Launch));
-                        copy
-                    }
-                };
+                let taps = constant(tap_table(gather, &passes, [images, self.taps]));
+                let class_tiles = tiles / gather.classes.len() as u32;
+                let classes = matches!(self.kind, Kind::Gather { classes: true, .. })
+                    .then(|| (constant(class_table(&gather.classes, passes.len() as u32)), class_tiles));
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
-                let taps_map = u64::from(self.taps);
+                let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
                 let decl = spec.b_tile().map(spec.loaded(Shared::B));
-                let filter = Arg::TensorMap(place, matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]));
+                let filter = Arg::TensorMap(in_place(self.other.slot), matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]));
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
                 GatherArgs {
                     gather,
@@ -327,25 +275,27 @@ impl View {
                     group_columns,
                     group_depth,
                     groups,
-                    images: conv.n as u32,
+                    images,
                 }
                 .args()
             }
             Kind::Filter => {
-                let decl = spec.a_tile().map(spec.loaded(Shared::A));
-                let (dy, place, terms) = match (&self.halves, &halves) {
-                    (Some([dy, _]), Some([place, _])) => {
-                        let packed = Matrix::row_major(self.other.slot, DType::Bf16, dy.pitch());
-                        (Matrix { batch_strides: vec![dy.term_stride()], ..packed }, *place, terms(conv.y.dtype))
-                    }
-                    _ => (self.other.clone(), in_place(self.other.slot), 1),
+                let taps = constant(tap_table(gather, &[[0, 0]], [0, 0]));
+                let decl = spec.dy_map();
+                let dy = Matrix { batch_strides: vec![self.product.k * self.other.row_stride], ..self.other.clone() };
+                let map = if spec.turns() {
+                    // Slabs of channels, one behind the other.
+                    let slab = u64::from(spec.depth());
+                    let dy = Matrix { batch_strides: vec![slab], ..dy };
+                    matrix_map(decl, &dy, [slab, self.product.k, conv.k / slab])
+                } else {
+                    matrix_map(decl, &dy, [conv.k, self.product.k, u64::from(self.prepared.terms)])
                 };
-                let map = matrix_map(decl, &dy, [conv.k, self.product.k, terms]);
                 // Where a tap is a matrix, all slabs of a row of tiles belong to it.
                 let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
                 FilterArgs {
                     gather,
-                    dy: Arg::TensorMap(place, map),
+                    dy: Arg::TensorMap(in_place(self.other.slot), map),
                     pixels,
                     taps,
                     tap_count: self.taps,
@@ -354,7 +304,8 @@ impl View {
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
                     pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
-                    images: conv.n as u32,
+                    passes: &passes,
+                    images,
                 }
                 .args()
             }
@@ -366,7 +317,13 @@ impl View {
         let d = &self.product.d;
         let leading = d.row_stride * d.dtype.bytes() as u64;
         let batch = self.product.batch_count() as u32;
-        spec.way().args(Address::buffer(d.slot.0 as usize), [self.rows, self.columns, batch], leading, chunk.strides_bytes(d))
+        let mut args =
+            spec.way().args(Address::buffer(d.slot.0 as usize), [self.rows, self.columns, batch], leading, chunk.strides_bytes(d));
+        // The map ends with the line, which in scratch is longer than its columns.
+        if let Some(Arg::TensorMap(_, map)) = args.last_mut() {
+            map.dims[0] = self.prepared.line_end(d, self.product.n);
+        }
+        args
     }
 
     fn gathered_map(&self, decl: MapDecl, tensor: &Tensor, images: u64) -> MapSpec {
@@ -376,7 +333,11 @@ impl View {
         let steps = walks.iter().map(|walk| walk.step as u32);
         MapSpec {
             decl,
-            dims: [self.conv.activation_channels()].into_iter().chain(walks.iter().map(|walk| walk.extent)).chain([images]).collect(),
+            dims: [self.prepared.conv.activation_channels()]
+                .into_iter()
+                .chain(walks.iter().map(|walk| walk.extent))
+                .chain([images])
+                .collect(),
             strides_bytes: spatial.chain([tensor.strides[0] * bytes]).collect(),
             element_strides: [1].into_iter().chain(steps).chain([1]).collect(),
             lower_corner: walks.iter().map(|walk| walk.lower as i32).collect(),
@@ -478,32 +439,6 @@ fn tap_extents(conv: &ConvProblem) -> u64 {
     conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent))
 }
 
-/// The stride of the taps of a filter, counted row-major.
-fn tap_stride(filter: &Tensor, [_, _, _, height, width]: [u64; 5]) -> Result<u64, Refusal> {
-    let [_, _, d, h, w] = filter.strides;
-    ID.require(
-        w.checked_mul(width) == Some(h) && h.checked_mul(height) == Some(d),
-        Reason::Layout,
-        format_args!("a filter with strides {:?}; its taps must have a single stride", filter.strides),
-    )?;
-    Ok(w)
-}
-
-/// Pixels that the copy engine can read: channels side by side, all else at multiples of 16 bytes.
-fn require_pixels(tensor: &Tensor) -> Result<(), Refusal> {
-    let bytes = tensor.dtype.bytes() as u64;
-    ID.require(
-        tensor.is_channels_last() && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim] > 0),
-        Reason::Layout,
-        format_args!("activations with strides {:?}; channels must lie side by side, and nothing repeat", tensor.strides),
-    )?;
-    ID.require(
-        [0, 2, 3, 4].iter().all(|&dim| (tensor.strides[dim] * bytes).is_multiple_of(16) && tensor.strides[dim] * bytes < 1 << 40),
-        Reason::Alignment,
-        format_args!("activations of {} with strides {:?}; pixels must begin at multiples of 16 bytes", tensor.dtype, tensor.strides),
-    )
-}
-
 fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal> {
     ID.require(
         groups == 1 || channels.is_multiple_of(lines),
@@ -512,10 +447,12 @@ fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal>
     )
 }
 
-/// How D, of `columns` columns, leaves: as a map where its rows are whole 16 bytes.
+/// How D, whose lines end behind `columns`, leaves: as a map where its rows are whole 16 bytes, line by line where they are not.
 fn way_out(d: &Matrix, columns: u64, scattered: bool) -> Out {
-    let mapped = matches!(d.dtype.bytes(), 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns);
+    let bytes = d.dtype.bytes();
+    let mapped = matches!(bytes, 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns);
     match (mapped, scattered) {
+        (false, false) if matches!(bytes, 2 | 4) && d.column_stride == 1 => Out::Rows,
         (false, _) => Out::Direct,
         (true, false) => Out::Tma,
         (true, true) => Out::Scattered,

@@ -1,0 +1,320 @@
+//! A convolution in the form that the kernel takes, and the copies that bring it there and back.
+//!
+//! The copy engine reads pixels whose channels lie side by side at multiples of 16 bytes, and writes such rows. Activations and filters that lie
+//! otherwise (channels first, an odd number of channels, any strides), that pass through a prologue, or whose type the tensor cores do not take
+//! as it is, are copied into scratch ahead; results that lie otherwise leave through scratch. What is a copy has a slot of its own in the
+//! prepared problem, behind the caller's; [`Prepared::bind`] puts scratch in its place.
+
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::problem::Order;
+use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Matrix, Slot, Tensor};
+use verdigris_kir::program::{Address, Arg, Base, Program, Step};
+use verdigris_tensor::DType;
+
+use super::ID;
+use super::terms::Terms;
+use crate::arch::Arch;
+use crate::engine::{Reason, Refusal};
+use crate::parts::prologue::PrologueSpec;
+use crate::parts::repack::{Repack, packed_tensor};
+use crate::parts::unpack::Unpack;
+
+/// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
+const PIXELS: [usize; 4] = [0, 2, 3, 4];
+
+/// How a copy is made.
+#[derive(Clone, Debug)]
+enum Copy {
+    Moved(Repack),
+    Terms(Terms),
+}
+
+/// The problem and its copies.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared {
+    /// The problem without a prologue, its tensors as the kernel meets them.
+    pub(super) conv: ConvProblem,
+    /// Terms of each operand: they stand one behind the other, as further images (or taps).
+    pub(super) terms: u32,
+    /// Whether both operands are of another type than the caller's.
+    pub(super) converted: bool,
+    /// The caller's slots.
+    slots: usize,
+    /// From a slot of the caller to one behind them.
+    copies: Vec<(Slot, Slot, Copy)>,
+    /// From a slot behind the caller's to one of these.
+    backs: Vec<(Slot, Slot, Unpack)>,
+    alignments: Vec<(Slot, u64)>,
+}
+
+impl Prepared {
+    /// `rows`: results whose rows begin anywhere may leave line by line. `classes`: rows of the product fall into classes.
+    pub(super) fn new(conv: &ConvProblem, rows: bool, classes: bool) -> Result<Prepared, Refusal> {
+        let slots = conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let alignments = elements.chain(PrologueSpec::alignments(conv)).collect();
+        let inner = ConvProblem { prologue: Vec::new(), ..conv.clone() };
+        let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots, copies: Vec::new(), backs: Vec::new(), alignments };
+        for (name, tensor, extents) in conv.tensors() {
+            let size = extents.iter().fold(1u128, |all, &extent| all.saturating_mul(u128::from(extent).next_multiple_of(32)));
+            ID.require(
+                size < 1 << 56,
+                Reason::Extent,
+                format_args!("{name} of {extents:?} elements of {}; takes below 2^56", tensor.dtype),
+            )?;
+        }
+        prepared.operands(conv, classes)?;
+        prepared.results(conv, rows)?;
+        Ok(prepared)
+    }
+
+    /// A slot behind those in use.
+    fn next_slot(&self) -> Slot {
+        Slot((self.slots + self.copies.len() + self.backs.len()) as u32)
+    }
+
+    fn operands(&mut self, conv: &ConvProblem, classes: bool) -> Result<(), Refusal> {
+        let wgrad = conv.direction == Direction::Wgrad;
+        let prologue = !conv.prologue.is_empty();
+        let [(_, a, _), (_, b, _)] = conv.operands();
+        let converted = match conv.precision {
+            Precision::Fp32 if a.dtype == DType::F32 => Some((DType::Bf16, 3)),
+            Precision::Fp32 if a.dtype.is_fp8() => Some((DType::Bf16, 1)),
+            // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone. Tiles of f32
+            // are turned on the chip where their slabs are whole.
+            Precision::Tf32 if wgrad && !(conv.k / conv.groups).is_multiple_of(32) => Some((DType::Bf16, 2)),
+            Precision::Fp8Fast | Precision::Fp8Promoted if wgrad || prologue => Some((DType::Bf16, 1)),
+            _ => None,
+        };
+        ID.require(
+            !prologue || conv.precision != Precision::I32,
+            Reason::Epilogue,
+            format_args!("{} steps on activations of {} and {}; takes them on floats", conv.prologue.len(), a.dtype, b.dtype),
+        )?;
+        self.terms = converted.map_or(1, |(_, terms)| terms);
+        self.converted = converted.is_some();
+
+        // The pixels that are gathered.
+        let (tensor, extents) = if conv.direction == Direction::Dgrad { (&conv.y, conv.y_extents()) } else { (&conv.x, conv.x_extents()) };
+        let gathered = if converted.is_some() || prologue {
+            let (to, terms) = converted.unwrap_or((tensor.dtype, 1));
+            self.converted(tensor, to, terms, extents, PIXELS, prologue.then_some(conv))
+        } else if lies_in_lines(tensor) {
+            tensor.clone()
+        } else {
+            self.moved(tensor, extents, 1, PIXELS)
+        };
+        if conv.direction == Direction::Dgrad {
+            self.conv.y = gathered
+        } else {
+            self.conv.x = gathered
+        }
+
+        // The other operand: dy as pixels by channels, or the filter as a stack of matrices, one for each tap.
+        if wgrad {
+            let (dy, extents) = (&conv.y, conv.y_extents());
+            self.conv.y = match converted {
+                Some((to, terms)) => self.converted(dy, to, terms, extents, PIXELS, None),
+                None if lies_in_lines(dy) && dy.pixel_stride(extents).is_some() => dy.clone(),
+                None => self.moved(dy, extents, 1, PIXELS),
+            };
+            return Ok(());
+        }
+        let (w, extents) = (&conv.w, conv.w_extents());
+        let forward = conv.direction == Direction::Fprop;
+        // Which dims are the depth and the columns of the product.
+        let (depth, column) = if forward { (1, 0) } else { (0, 1) };
+        self.conv.w = match converted {
+            Some((to, terms)) => self.converted(w, to, terms, extents, [2, 3, 4, 0], None),
+            None => {
+                let either = matches!(w.dtype, DType::Bf16 | DType::F16);
+                let matrix = filter_matrix(w, forward);
+                let fits = tap_stride(w, extents).is_some_and(|tap| {
+                    let stack = Matrix { batch_strides: vec![tap], ..matrix.clone() };
+                    Repack::needed(&stack, extents[column], extents[depth], &[extents[2] * extents[3] * extents[4]], either).is_none()
+                });
+                // Kernels for classes are made for filters that lie along the columns, where the type allows it.
+                let along_columns = matrix.order() == Order::ColumnMajor;
+                match fits && (along_columns || !(either && classes && !forward)) {
+                    true => w.clone(),
+                    false if either && (along_columns || !forward) => self.moved(w, extents, column, [2, 3, 4, depth]),
+                    false => self.moved(w, extents, depth, [2, 3, 4, column]),
+                }
+            }
+        };
+        Ok(())
+    }
+
+    fn results(&mut self, conv: &ConvProblem, rows: bool) -> Result<(), Refusal> {
+        let (wgrad, extents) = (conv.direction == Direction::Wgrad, conv.result_extents());
+        let described =
+            |tensor: &Tensor| if wgrad { tap_stride(tensor, extents).is_some() } else { tensor.pixel_stride(extents).is_some() };
+        let movable = |tensor: &Tensor| {
+            ID.require(
+                matches!(tensor.dtype.bytes(), 1 | 2 | 4),
+                Reason::Layout,
+                format_args!(
+                    "a result or operand of {} with strides {:?}; its pixels must have a single one",
+                    tensor.dtype, tensor.strides
+                ),
+            )
+        };
+        let mut steps = self.conv.epilogue.clone();
+        for step in &mut steps {
+            match step {
+                EpilogueStep::Binary { operand, .. } if !described(operand) => {
+                    movable(operand)?;
+                    *operand = self.moved(operand, extents, 1, PIXELS);
+                }
+                EpilogueStep::Store { target } if !described(target) => {
+                    movable(target)?;
+                    *target = self.back(target, extents);
+                }
+                _ => {}
+            }
+        }
+        self.conv.epilogue = steps;
+
+        let result = conv.result();
+        let whole = |stride: u64| (stride * result.dtype.bytes() as u64).is_multiple_of(16);
+        let leaves = match result.dtype.bytes() {
+            2 | 4 if wgrad => {
+                result.is_channels_last() && whole(result.strides[0]) && whole(extents[1]) && tap_stride(result, extents).is_some_and(whole)
+            }
+            2 | 4 => result.is_channels_last() && (rows || whole(extents[1]) && result.pixel_stride(extents).is_some_and(whole)),
+            _ => true,
+        };
+        if !(leaves && described(result)) {
+            movable(result)?;
+            let packed = self.back(result, extents);
+            match conv.direction {
+                Direction::Fprop => self.conv.y = packed,
+                Direction::Dgrad => self.conv.x = packed,
+                Direction::Wgrad => self.conv.w = packed,
+            }
+        }
+        // Groups lie side by side in a row.
+        let columns = if wgrad { 0 } else { extents[1] / conv.groups };
+        ID.require(
+            conv.groups == 1 || rows || !matches!(result.dtype.bytes(), 2 | 4) || whole(columns),
+            Reason::Alignment,
+            format_args!("{} groups of {columns} channels of {}; each must begin at a multiple of 16 bytes", conv.groups, result.dtype),
+        )
+    }
+
+    fn converted(
+        &mut self,
+        tensor: &Tensor,
+        to: DType,
+        terms: u32,
+        extents: [u64; 5],
+        order: [usize; 4],
+        through: Option<&ConvProblem>,
+    ) -> Tensor {
+        let slot = self.next_slot();
+        let copy = Terms::of_tensor(tensor, to, terms, extents, order, through);
+        self.alignments.push((tensor.slot, copy.alignment_bytes()));
+        self.copies.push((tensor.slot, slot, Copy::Terms(copy)));
+        packed_tensor(&Tensor { slot, dtype: to, ..tensor.clone() }, extents, 1, order)
+    }
+
+    fn moved(&mut self, tensor: &Tensor, extents: [u64; 5], along: usize, order: [usize; 4]) -> Tensor {
+        let slot = self.next_slot();
+        self.copies.push((tensor.slot, slot, Copy::Moved(Repack::of_tensor(tensor, extents, along, order))));
+        packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, along, order)
+    }
+
+    fn back(&mut self, tensor: &Tensor, extents: [u64; 5]) -> Tensor {
+        let slot = self.next_slot();
+        self.backs.push((slot, tensor.slot, Unpack::of_tensor(tensor, extents, 1, PIXELS)));
+        packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, 1, PIXELS)
+    }
+
+    /// Where lines of `columns` of a result end: in scratch, at a multiple of 16 bytes.
+    pub(super) fn line_end(&self, d: &Matrix, columns: u64) -> u64 {
+        if d.slot.0 as usize >= self.slots { columns.next_multiple_of(16 / d.dtype.bytes() as u64) } else { columns }
+    }
+
+    /// Microseconds that the copies take.
+    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let ahead = self.copies.iter().map(|(_, _, copy)| match copy {
+            Copy::Moved(repack) => repack.estimate_us(arch),
+            Copy::Terms(terms) => terms.estimate_us(arch),
+        });
+        ahead.chain(self.backs.iter().map(|(_, _, back)| back.estimate_us(arch))).sum()
+    }
+
+    /// The alignment of each of the caller's slots: what the copies rely on, and what the kernels that follow do.
+    pub(super) fn alignments(&self, mut kernels: Vec<u64>) -> Vec<u64> {
+        kernels.resize(self.slots, 1);
+        for &(slot, bytes) in &self.alignments {
+            let alignment: &mut u64 = &mut kernels[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        kernels
+    }
+
+    /// Adds the copies ahead to a program. Returns where each slot behind the caller's lies.
+    pub(super) fn copy_ahead(&self, program: &mut Program) -> Vec<(Slot, Address)> {
+        let mut places = Vec::new();
+        for (from, to, copy) in &self.copies {
+            let from = Address::buffer(from.0 as usize);
+            let (bytes, name) = match copy {
+                Copy::Moved(repack) => (repack.scratch_bytes(), "repacked operand"),
+                Copy::Terms(terms) => (terms.scratch_bytes(), "terms of an operand"),
+            };
+            let scratch = program.add_scratch(name, bytes);
+            let launches = match copy {
+                Copy::Moved(repack) => repack.launches(from, scratch),
+                Copy::Terms(terms) => terms.launches(from, scratch),
+            };
+            program.steps.extend(launches.into_iter().map(Step::Launch));
+            places.push((*to, scratch));
+        }
+        for (from, _, back) in &self.backs {
+            places.push((*from, program.add_scratch("packed result", back.scratch_bytes())));
+        }
+        places
+    }
+
+    /// Adds the copies behind, and puts scratch in the place of the slots behind the caller's.
+    pub(super) fn bind(&self, program: &mut Program, places: &[(Slot, Address)]) {
+        for (from, to, back) in &self.backs {
+            let launches = back.launches(Address::buffer(from.0 as usize), Address::buffer(to.0 as usize));
+            program.steps.extend(launches.into_iter().map(Step::Launch));
+        }
+        let settle = |address: &mut Address| {
+            let Base::Buffer(slot) = address.base else { return };
+            if let Some((_, place)) = places.iter().find(|(virtual_slot, _)| virtual_slot.0 as usize == slot) {
+                *address = Address { offset_bytes: address.offset_bytes + place.offset_bytes, ..*place };
+            }
+        };
+        for step in &mut program.steps {
+            let Step::Launch(launch) = step else { continue };
+            for arg in &mut launch.args {
+                if let Arg::Pointer(address) | Arg::TensorMap(address, _) = arg {
+                    settle(address);
+                }
+            }
+        }
+    }
+}
+
+/// Pixels that the copy engine can read: channels side by side, all else at multiples of 16 bytes, nothing that repeats.
+fn lies_in_lines(tensor: &Tensor) -> bool {
+    let bytes = tensor.dtype.bytes() as u64;
+    let fits = |stride: u64| stride > 0 && (stride * bytes).is_multiple_of(16) && stride * bytes < 1 << 40;
+    tensor.is_channels_last() && [0, 2, 3, 4].iter().all(|&dim| fits(tensor.strides[dim]))
+}
+
+/// One tap of a filter: columns of the product by its depth.
+pub(super) fn filter_matrix(w: &Tensor, forward: bool) -> Matrix {
+    let (row_stride, column_stride) = if forward { (w.strides[0], w.strides[1]) } else { (w.strides[1], w.strides[0]) };
+    Matrix { slot: w.slot, dtype: w.dtype, row_stride, column_stride, batch_strides: Vec::new() }
+}
+
+/// The stride of the taps of a filter, counted row-major, if there is a single one.
+pub(super) fn tap_stride(filter: &Tensor, [_, _, _, height, width]: [u64; 5]) -> Option<u64> {
+    let [_, _, d, h, w] = filter.strides;
+    (w.checked_mul(width) == Some(h) && h.checked_mul(height) == Some(d)).then_some(w)
+}

@@ -1,0 +1,365 @@
+//! Copies that change values: operands as sums of 16-bit terms, and activations behind their prologue.
+//!
+//! **What.** `v = prologue(x)`, written as `terms` numbers of the type that the tensor cores take: `t₀ = round(v)`, `t₁ = round(v − t₀)`,
+//! `t₂ = round(v − t₀ − t₁)`. A product is then a sum of products of terms, formed one after the other in the depth, those of the smallest
+//! size first. An f32 value is three bf16 terms exactly; of the nine products, the three that are left out are below 2⁻²³ of the product.
+//! Two terms, and three products, are short of it by 2⁻¹⁶, where tf32 is short by 2⁻¹¹. 8-bit floats are bf16 values as they are.
+//! The copy has its channels last, whatever the order of the source.
+//! **Cost.** The operand is read once and each term written once.
+//! **Numbers.** What is not finite stands in the last term, behind a first one of 1 with its sign: the last terms are multiplied by first terms
+//! alone, so that an infinity meets no zero but a factor that is one, and what comes of it has the right sign.
+//! **Source.** Henry et al., "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", ARITH 2019.
+
+use verdigris_graph::{ConvProblem, Matrix, Tensor};
+use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_tensor::DType;
+
+use crate::arch::Arch;
+use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
+use crate::parts::compute;
+use crate::parts::prologue::PrologueSpec;
+use crate::parts::repack::{Lines, packed_tensor};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// Pairs of channels that a thread has on their way at a time.
+const UNROLL: u32 = 2;
+/// Lines of a tile that is transposed, bytes of each, and their distance: one word more keeps columns on different banks.
+const TILE_LINES: u32 = 64;
+const TILE_BYTES: u32 = 128;
+const TILE_PITCH_BYTES: u32 = TILE_BYTES + 4;
+/// The most pairs or tiles of one launch.
+const LAUNCH_PIECES: u64 = 1 << 30;
+
+/// How a line's elements lie in the source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Walk {
+    /// Side by side, lines beginning at even places.
+    Pairs,
+    /// Side by side.
+    Single,
+    /// Apart: a tile goes through shared memory.
+    Across,
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Debug)]
+struct Spec {
+    from: DType,
+    to: DType,
+    terms: u32,
+    walk: Walk,
+    prologue: PrologueSpec,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        let walk = match self.walk {
+            Walk::Pairs => "pairs",
+            Walk::Single => "single",
+            Walk::Across => "across",
+        };
+        format!("conv_terms_{}_{}x{}_{walk}{}", self.from, self.to, self.terms, self.prologue.name())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
+        build(header, |k| if self.walk == Walk::Across { across(k, self) } else { along(k, self) })
+    }
+
+    /// Channels of a tile.
+    fn tile_channels(&self) -> u32 {
+        TILE_BYTES / self.to.bytes() as u32
+    }
+}
+
+/// The kernels without a prologue.
+pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+    let kinds = [(DType::F32, 3), (DType::F32, 2), (DType::E4m3, 1), (DType::E5m2, 1)];
+    kinds.into_iter().flat_map(|(from, terms)| {
+        [Walk::Pairs, Walk::Single, Walk::Across]
+            .map(|walk| Spec { from, to: DType::Bf16, terms, walk, prologue: PrologueSpec::none(from) }.kernel())
+    })
+}
+
+/// A copy to be made of an operand, in lines of channels.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    source: Matrix,
+    packed: Matrix,
+    spec: Spec,
+    /// Lines of one matrix, and channels.
+    lines: u64,
+    length: u64,
+    batch: Vec<u64>,
+    /// The arguments of the prologue.
+    prologue: Vec<Arg>,
+}
+
+impl Terms {
+    /// The copy of an operand as `terms` tensors of `to`, one behind the other, each as [`packed_tensor`] places it along dim 1 and in `order`.
+    /// `through`: the problem whose prologue the operand passes through.
+    pub(super) fn of_tensor(
+        source: &Tensor,
+        to: DType,
+        terms: u32,
+        extents: [u64; 5],
+        order: [usize; 4],
+        through: Option<&ConvProblem>,
+    ) -> Terms {
+        let packed = packed_tensor(&Tensor { dtype: to, ..source.clone() }, extents, 1, order);
+        let lines = Lines::of(source, &packed, extents, order);
+        let [source, packed] = lines.matrices([source, &packed], [source.strides[1], 1]);
+        let even = source.batch_strides.iter().chain([&source.row_stride]).all(|stride| stride.is_multiple_of(2));
+        let walk = match source.column_stride {
+            1 if even => Walk::Pairs,
+            1 => Walk::Single,
+            _ => Walk::Across,
+        };
+        let prologue = through.map_or(PrologueSpec::none(source.dtype), PrologueSpec::of);
+        let args = through.map_or(Vec::new(), |problem| prologue.args(problem));
+        let spec = Spec { from: source.dtype, to, terms, walk, prologue };
+        Terms { source, packed, spec, lines: lines.count, length: extents[1], batch: lines.batch, prologue: args }
+    }
+
+    fn term_bytes(&self) -> u64 {
+        self.batch.iter().product::<u64>() * self.lines * self.packed.row_stride * self.spec.to.bytes() as u64
+    }
+
+    /// The size of the copy.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        u64::from(self.spec.terms) * self.term_bytes()
+    }
+
+    /// The alignment in bytes that the copy relies on.
+    pub(super) fn alignment_bytes(&self) -> u64 {
+        self.spec.from.bytes() as u64 * if self.spec.walk == Walk::Pairs { 2 } else { 1 }
+    }
+
+    /// Microseconds that the copy takes.
+    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let bytes = self.spec.from.bytes() as f64 + self.spec.to.bytes() as f64 * f64::from(self.spec.terms);
+        let elements = self.batch.iter().product::<u64>() as f64 * self.lines as f64 * self.length as f64;
+        let share = if self.spec.walk == Walk::Across { 0.7 } else { 0.8 };
+        elements * bytes / (arch.memory_gb_per_s * 1e3 * share) + 2.0
+    }
+
+    /// The launches that make the copy at `scratch`.
+    pub(super) fn launches(&self, source: Address, scratch: Address) -> Vec<Launch> {
+        let (from_bytes, to_bytes) = (self.spec.from.bytes() as u64, self.spec.to.bytes() as u64);
+        let across = self.spec.walk == Walk::Across;
+        let pieces = if across { self.length.div_ceil(u64::from(self.spec.tile_channels())) } else { self.length.div_ceil(2) };
+        let shared = if across { u64::from(TILE_LINES) } else { 1 };
+        let lines_at_once = ((LAUNCH_PIECES / pieces.max(1)).max(1) * shared).min(LAUNCH_PIECES);
+        let long = |n: u64| Arg::Scalar(Ty::U64, n);
+        let number = |n: u64| Arg::Scalar(Ty::U32, n);
+        let mut launches = Vec::new();
+        for chunk in Chunk::all(&self.batch) {
+            for first_line in (0..self.lines).step_by(lines_at_once as usize) {
+                let lines = lines_at_once.min(self.lines - first_line);
+                let at = |matrix: &Matrix, base: Address, bytes: u64| {
+                    let offset = matrix.offset(&chunk.first, first_line, 0) * bytes;
+                    Arg::Pointer(Address { offset_bytes: base.offset_bytes + offset, ..base })
+                };
+                let mut args = vec![at(&self.source, source, from_bytes), at(&self.packed, scratch, to_bytes)];
+                args.extend([self.source.row_stride, self.source.column_stride].map(|stride| long(stride * from_bytes)));
+                args.extend([long(self.packed.row_stride * to_bytes), long(self.term_bytes())]);
+                args.extend([number(lines), number(self.length), Arg::Divisor(pieces as u32)]);
+                args.extend(chunk.args());
+                args.extend(BatchStrides::args(chunk.strides_bytes(&self.source)));
+                args.extend(BatchStrides::args(chunk.strides_bytes(&self.packed)));
+                args.extend(self.prologue.iter().cloned());
+                let ctas = if across { lines.div_ceil(shared) * pieces } else { (lines * pieces).div_ceil(u64::from(THREADS * UNROLL)) };
+                let [y, z] = chunk.grid();
+                let kernel = self.spec.clone().kernel();
+                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: false, args });
+            }
+        }
+        launches
+    }
+}
+
+/// Parameters of both kernels, in the order of [`Terms::launches`].
+struct Params<'k> {
+    source: Val<'k, u64>,
+    target: Val<'k, u64>,
+    line_stride: Val<'k, u64>,
+    channel_stride: Val<'k, u64>,
+    pitch: Val<'k, u64>,
+    term: Val<'k, u64>,
+    lines: Val<'k, u32>,
+    channels: Val<'k, u32>,
+    /// Pairs, or tiles, of a line.
+    pieces: Divisor<'k>,
+    prologue: crate::parts::prologue::Prologue<'k, f32>,
+}
+
+impl<'k> Params<'k> {
+    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        let element = spec.from.bytes() as u32;
+        let source: Pointer<'k> = k.input("source", if spec.walk == Walk::Pairs { 2 * element } else { element });
+        let target = k.output("terms", 16);
+        let strides = ["line_bytes", "channel_bytes", "pitch_bytes", "term_bytes"].map(|name| k.scalar::<u64>(name));
+        let (lines, channels, pieces) = (k.scalar("lines"), k.scalar("channels"), k.divisor("pieces"));
+        let batch = BatchIndex::declare(k);
+        let source_batch = BatchStrides::declare(k, ["source_stride2", "source_stride1", "source_stride0"]);
+        let target_batch = BatchStrides::declare(k, ["target_stride2", "target_stride1", "target_stride0"]);
+        let prologue = spec.prologue.declare(k);
+        let indices = batch.of_cta();
+        let [line_stride, channel_stride, pitch, term] = strides;
+        let (source, target) = (source_batch.matrix(source, indices), target_batch.matrix(target, indices));
+        Params { source, target, line_stride, channel_stride, pitch, term, lines, channels, pieces, prologue }
+    }
+
+    /// Two neighbouring channels on their way: behind the prologue where they exist, 0 elsewhere.
+    fn prepare(&self, k: Kernel<'k>, spec: &Spec, values: &[Var<'k, f32>; 2], exists: [Val<'k, bool>; 2], channel: Val<'k, u32>) {
+        if spec.prologue.is_empty() {
+            return;
+        }
+        for (i, (value, exists)) in values.iter().zip(exists).enumerate() {
+            k.when(exists, || value.set(self.prologue.apply(value.get(), channel + i as u32)));
+        }
+    }
+}
+
+/// Two neighbouring channels, 0 where they do not exist.
+struct Pair<'k> {
+    values: [Var<'k, f32>; 2],
+    exists: [Val<'k, bool>; 2],
+    channel: Val<'k, u32>,
+}
+
+/// The terms of two neighbouring values: words of two 16-bit numbers, or of f32 the two values themselves.
+fn terms<'k>(k: Kernel<'k>, spec: &Spec, values: [Val<'k, f32>; 2]) -> Vec<Vec<Val<'k, u32>>> {
+    if spec.to == DType::F32 {
+        return vec![values.map(|value| value.bitcast()).to_vec()];
+    }
+    if spec.terms == 1 {
+        return vec![vec![compute::pack_16(k, spec.to, values)]];
+    }
+    /// The largest finite bf16: what lies beyond it is rounded to it, and the rest is finite.
+    const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
+    let bits = values.map(|value| value.bitcast::<u32>());
+    let special = bits.map(|bits| (bits & 0x7f80_0000u32).eq(0x7f80_0000u32));
+    let mut rest = [0, 1].map(|i| k.select(special[i], ((bits[i] & 0x8000_0000u32) | 0x3f80_0000u32).bitcast(), values[i]));
+    let mut words = Vec::new();
+    for term in 0..spec.terms {
+        if term + 1 == spec.terms {
+            let last = [0, 1].map(|i| k.select(special[i], values[i], rest[i]));
+            words.push(vec![compute::pack_16(k, spec.to, last)]);
+        } else {
+            let word = compute::pack_16(k, spec.to, rest.map(|value| value.min(LARGEST).max(-LARGEST)));
+            words.push(vec![word]);
+            rest = [rest[0] - (word << 16).bitcast::<f32>(), rest[1] - (word & 0xffff_0000u32).bitcast::<f32>()];
+        }
+    }
+    words
+}
+
+fn along<'k>(k: Kernel<'k>, spec: &Spec) {
+    let params = Params::declare(k, spec);
+    let count = params.lines * params.pieces.value();
+    let first = k.cta() * (THREADS * UNROLL) + k.thread();
+    let element = spec.from.bytes() as u32;
+    // All loads stand before the first use, so that they are on their way together.
+    let pairs: Vec<(Pair<'k>, Val<'k, u64>)> = (0..UNROLL)
+        .map(|turn| {
+            let index = first + turn * THREADS;
+            let (line, pair) = params.pieces.split(index);
+            let channel = pair * 2;
+            let from = params.source + line.widen() * params.line_stride + channel.mul_wide(element);
+            let values = [k.var(0.0f32), k.var(0.0f32)];
+            let exists = [index.lt(count), index.lt(count) & (channel + 1).lt(params.channels)];
+            if spec.walk == Walk::Pairs {
+                k.when_else(
+                    exists[1],
+                    || {
+                        let loaded = compute::load_pair::<f32>(k, spec.from, from, 0);
+                        values.iter().zip(loaded).for_each(|(value, loaded)| value.set(loaded));
+                    },
+                    || k.when(exists[0], || values[0].set(compute::load::<f32>(k, spec.from, from, 0))),
+                );
+            } else {
+                for (i, value) in values.iter().enumerate() {
+                    k.when(exists[i], || value.set(compute::load::<f32>(k, spec.from, from, i as i64 * i64::from(element))));
+                }
+            }
+            let to = params.target + line.widen() * params.pitch + pair.mul_wide(2 * spec.to.bytes() as u32);
+            (Pair { values, exists, channel }, to)
+        })
+        .collect();
+    for (Pair { values, exists, channel }, to) in pairs {
+        k.when(exists[0], || {
+            params.prepare(k, spec, &values, exists, channel);
+            let mut to = to;
+            for words in terms(k, spec, [values[0].get(), values[1].get()]) {
+                match words[..] {
+                    [word] => k.st_global(to, 0, word),
+                    _ => k.st_global_vector(to, 0, &words, Cache::Default),
+                }
+                to = to + params.term;
+            }
+        });
+    }
+}
+
+fn across<'k>(k: Kernel<'k>, spec: &Spec) {
+    let params = Params::declare(k, spec);
+    let tile_bytes = TILE_LINES * TILE_PITCH_BYTES;
+    let tiles = k.shared("tiles", spec.terms * tile_bytes, 4).address();
+    let (tile_line, tile_piece) = params.pieces.split(k.cta());
+    let (first_line, first_channel) = (tile_line * TILE_LINES, tile_piece * spec.tile_channels());
+    let thread = k.thread();
+
+    // In: a warp takes 32 neighbouring lines at one channel; a thread every fourth pair of channels of its line.
+    let line = k.lane() + (k.warp() & 1u32) * 32;
+    let first_pair = k.warp() >> 1;
+    let line_exists = (first_line + line).lt(params.lines);
+    let from = params.source + (first_line + line).widen() * params.line_stride;
+    let pairs: Vec<Pair<'k>> = (0..spec.tile_channels() / 8)
+        .map(|turn| {
+            let channel = first_channel + (first_pair + turn * 4) * 2;
+            let values = [k.var(0.0f32), k.var(0.0f32)];
+            let exists = [0, 1].map(|i| line_exists & (channel + i as u32).lt(params.channels));
+            for (i, value) in values.iter().enumerate() {
+                let at = from + (channel + i as u32).widen() * params.channel_stride;
+                k.when(exists[i], || value.set(compute::load::<f32>(k, spec.from, at, 0)));
+            }
+            Pair { values, exists, channel }
+        })
+        .collect();
+    let pair_bytes = 2 * spec.to.bytes() as u32;
+    let place = tiles + line * TILE_PITCH_BYTES + first_pair * pair_bytes;
+    for (turn, Pair { values, exists, channel }) in pairs.into_iter().enumerate() {
+        params.prepare(k, spec, &values, exists, channel);
+        for (term, words) in terms(k, spec, [values[0].get(), values[1].get()]).into_iter().enumerate() {
+            for (i, word) in words.into_iter().enumerate() {
+                let offset = term as i64 * i64::from(tile_bytes) + turn as i64 * 4 * i64::from(pair_bytes) + 4 * i as i64;
+                k.st_shared(place, offset, word);
+            }
+        }
+    }
+    k.bar_sync();
+
+    // Out: eight threads write a line.
+    for term in 0..spec.terms {
+        for turn in 0..TILE_LINES / (THREADS / 8) {
+            let line = (thread >> 3) + turn * (THREADS / 8);
+            let chunk = thread & 7;
+            let channel = first_channel + chunk * (spec.tile_channels() / 8);
+            k.when((first_line + line).lt(params.lines) & channel.lt(params.channels), || {
+                let from = tiles + line * TILE_PITCH_BYTES + chunk * 16;
+                let words: Vec<Val<'k, u32>> = (0..4).map(|i| k.ld_shared(from, i64::from(term * tile_bytes) + 4 * i)).collect();
+                let to = params.target + (first_line + line).widen() * params.pitch + channel.mul_wide(spec.to.bytes() as u32);
+                k.st_global_vector(to + params.term * u64::from(term), 0, &words, Cache::Default);
+            });
+        }
+    }
+}

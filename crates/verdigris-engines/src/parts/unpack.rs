@@ -1,0 +1,306 @@
+//! Unpacking: results that a kernel left in scratch, in lines that the copy engine writes, on their way to a tensor of any strides.
+//!
+//! The opposite of [`super::repack`]: lines run along one dim (channels), begin at multiples of 16 bytes and are written out to wherever the
+//! tensor's elements lie.
+//!
+//! **Spreading** keeps the contiguous index: lanes walk a line together, an element each, four of them on their way. **Transposing** takes a tile
+//! through shared memory: 16 bytes of a line in, and out along the lines, of which neighbours are neighbouring elements where channels come first.
+//!
+//! **Cost.** Every element is read once and written once. **Numbers.** Bytes are moved, never converted.
+
+use verdigris_graph::{Matrix, Tensor};
+use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+
+use super::batch::{BatchIndex, BatchStrides, Chunk};
+use super::repack::{Lines, packed_tensor};
+use crate::arch::Arch;
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// Elements that a spreading thread has on their way at a time.
+const UNROLL: u32 = 4;
+/// Lines of a transposed tile, and bytes of each.
+const TILE_LINES: u32 = 64;
+const TILE_BYTES: u32 = 128;
+/// One word beyond a line of the tile keeps its columns on different banks.
+const TILE_PITCH_BYTES: u32 = TILE_BYTES + 4;
+/// What a thread reads of a line at once.
+const CHUNK_BYTES: u32 = 16;
+/// The most elements (spreading) or tiles (transposing) of one launch.
+const LAUNCH_PIECES: u64 = 1 << 30;
+
+/// Everything that shapes a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Spec {
+    /// Bytes of an element: 1, 2 or 4.
+    bytes: u32,
+    /// The tensor's neighbouring elements are not those of a line.
+    transpose: bool,
+}
+
+impl Spec {
+    fn name(self) -> String {
+        format!("unpack_{}_b{}", if self.transpose { "transpose" } else { "spread" }, 8 * self.bytes)
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(self) -> KernelBody {
+        let header = Header { name: self.name(), target: Target::Sm80, threads: THREADS, ..Header::default() };
+        build(header, |k| if self.transpose { transpose(k, self) } else { spread(k, self) })
+    }
+}
+
+/// Every unpacking kernel.
+pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
+    [1, 2, 4].into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose }.kernel()))
+}
+
+/// A tensor to be written from a packed copy of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Unpack {
+    packed: Matrix,
+    target: Matrix,
+    spec: Spec,
+    /// Lines of one matrix, and elements of a line.
+    lines: u64,
+    length: u64,
+    batch: Vec<u64>,
+}
+
+impl Unpack {
+    /// The way back from [`packed_tensor`] with the same arguments. Elements have 1, 2 or 4 bytes.
+    pub(crate) fn of_tensor(target: &Tensor, extents: [u64; 5], along: usize, order: [usize; 4]) -> Unpack {
+        let packed = packed_tensor(target, extents, along, order);
+        let lines = Lines::of(&packed, target, extents, order);
+        let [packed, target] = lines.matrices([&packed, target], [1, target.strides[along]]);
+        let spec = Spec { bytes: target.dtype.bytes() as u32, transpose: target.column_stride != 1 };
+        Unpack { packed, target, spec, lines: lines.count, length: extents[along], batch: lines.batch }
+    }
+
+    /// The size of the packed copy.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        self.batch.iter().product::<u64>() * self.lines * self.packed.row_stride * u64::from(self.spec.bytes)
+    }
+
+    /// Microseconds that the copy takes: its bytes over the memory bus, and a launch.
+    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let bytes = f64::from(self.spec.bytes);
+        let elements = self.batch.iter().product::<u64>() as f64 * self.lines as f64 * self.length as f64;
+        // A warp writes neighbouring lines; where they do not touch, each element costs a sector.
+        let write = if self.spec.transpose { (self.target.row_stride as f64 * bytes).clamp(bytes, 32.0) } else { bytes };
+        elements * (write + bytes) / (arch.memory_gb_per_s * 1e3 * 0.65) + 3.0
+    }
+
+    /// The launches that write the tensor at `target` from its copy at `scratch` (16-byte aligned).
+    pub(crate) fn launches(&self, scratch: Address, target: Address) -> Vec<Launch> {
+        let bytes = u64::from(self.spec.bytes);
+        let tile_length = u64::from(TILE_BYTES) / bytes;
+        let pieces = if self.spec.transpose { self.length.div_ceil(tile_length) } else { self.length };
+        let shared = if self.spec.transpose { u64::from(TILE_LINES) } else { 1 };
+        let lines_at_once = ((LAUNCH_PIECES / pieces.max(1)).max(1) * shared).min(LAUNCH_PIECES);
+        let mut launches = Vec::new();
+        for chunk in Chunk::all(&self.batch) {
+            for first_line in (0..self.lines).step_by(lines_at_once as usize) {
+                let lines = lines_at_once.min(self.lines - first_line);
+                let at = |matrix: &Matrix, base: Address| {
+                    let offset = matrix.offset(&chunk.first, first_line, 0) * bytes;
+                    Arg::Pointer(Address { offset_bytes: base.offset_bytes + offset, ..base })
+                };
+                let long = |n: u64| Arg::Scalar(Ty::U64, n * bytes);
+                let number = |n: u64| Arg::Scalar(Ty::U32, n);
+                let mut args = vec![at(&self.packed, scratch), at(&self.target, target)];
+                args.extend([long(self.packed.row_stride), long(self.target.row_stride), long(self.target.column_stride)]);
+                args.extend([number(lines), number(self.length), Arg::Divisor(pieces as u32)]);
+                args.extend(chunk.args());
+                args.extend(BatchStrides::args(chunk.strides_bytes(&self.packed)));
+                args.extend(BatchStrides::args(chunk.strides_bytes(&self.target)));
+                let ctas = if self.spec.transpose {
+                    lines.div_ceil(shared) * pieces
+                } else {
+                    (lines * pieces).div_ceil(u64::from(THREADS * UNROLL))
+                };
+                let [y, z] = chunk.grid();
+                let grid = [ctas as u32, y, z];
+                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: false, args });
+            }
+        }
+        launches
+    }
+}
+
+/// Parameters of both kernels, in the order of [`Unpack::launches`].
+struct Params<'k> {
+    packed: Val<'k, u64>,
+    target: Val<'k, u64>,
+    pitch: Val<'k, u64>,
+    line_stride: Val<'k, u64>,
+    along_stride: Val<'k, u64>,
+    lines: Val<'k, u32>,
+    length: Val<'k, u32>,
+    /// Elements, or tiles, of a line.
+    pieces: Divisor<'k>,
+}
+
+impl<'k> Params<'k> {
+    fn declare(k: Kernel<'k>, spec: Spec) -> Self {
+        let (packed, target) = (k.input("packed", CHUNK_BYTES), k.output("target", spec.bytes));
+        let [pitch, line_stride, along_stride] = ["pitch_bytes", "line_stride_bytes", "along_stride_bytes"].map(|name| k.scalar(name));
+        let (lines, length, pieces) = (k.scalar("lines"), k.scalar("length"), k.divisor("pieces"));
+        let batch = BatchIndex::declare(k);
+        let packed_batch = BatchStrides::declare(k, ["packed_stride2", "packed_stride1", "packed_stride0"]);
+        let target_batch = BatchStrides::declare(k, ["target_stride2", "target_stride1", "target_stride0"]);
+        let indices = batch.of_cta();
+        let (packed, target) = (packed_batch.matrix(packed, indices), target_batch.matrix(target, indices));
+        Params { packed, target, pitch, line_stride, along_stride, lines, length, pieces }
+    }
+}
+
+fn spread<'k>(k: Kernel<'k>, spec: Spec) {
+    let params = Params::declare(k, spec);
+    let count = params.lines * params.pieces.value();
+    let first = k.cta() * (THREADS * UNROLL) + k.thread();
+    // All loads stand before the first store, so that they are on their way together.
+    let elements: Vec<(Val<'k, bool>, Val<'k, u64>, Var<'k, u32>)> = (0..UNROLL)
+        .map(|turn| {
+            let index = first + turn * THREADS;
+            let (line, element) = params.pieces.split(index);
+            let (inside, bits) = (index.lt(count), k.var(0u32));
+            let from = params.packed + line.widen() * params.pitch + element.mul_wide(spec.bytes);
+            k.when(inside, || bits.set(load(k, spec, from, 0)));
+            (inside, params.target + line.widen() * params.line_stride + element.widen() * params.along_stride, bits)
+        })
+        .collect();
+    for (inside, to, bits) in elements {
+        k.when(inside, || store(k, spec, to, bits.get()));
+    }
+}
+
+/// The bits of an element, in the low part of a word.
+fn load<'k>(k: Kernel<'k>, spec: Spec, from: Val<'k, u64>, offset_bytes: i64) -> Val<'k, u32> {
+    match spec.bytes {
+        1 => k.ld_global_byte(from, offset_bytes, false),
+        2 => k.ld_global::<u16>(from, offset_bytes).convert(CvtRound::None),
+        _ => k.ld_global(from, offset_bytes),
+    }
+}
+
+fn store<'k>(k: Kernel<'k>, spec: Spec, to: Val<'k, u64>, bits: Val<'k, u32>) {
+    match spec.bytes {
+        1 => k.st_global_byte(to, 0, bits),
+        2 => k.st_global(to, 0, bits.low16()),
+        _ => k.st_global(to, 0, bits),
+    }
+}
+
+fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
+    let params = Params::declare(k, spec);
+    let tile = k.shared("tile", TILE_LINES * TILE_PITCH_BYTES, 4).address();
+    let (tile_line, tile_piece) = params.pieces.split(k.cta());
+    let tile_length = TILE_BYTES / spec.bytes;
+    let (first_line, first_along) = (tile_line * TILE_LINES, tile_piece * tile_length);
+    let thread = k.thread();
+
+    // In: eight threads read a line, 16 bytes each; what lies beyond the line's elements is not read.
+    for turn in 0..TILE_LINES / (THREADS / 8) {
+        let line = (thread >> 3) + turn * (THREADS / 8);
+        let chunk = thread & 7;
+        let element = first_along + chunk * (CHUNK_BYTES / spec.bytes);
+        let from = params.packed + (first_line + line).widen() * params.pitch + element.mul_wide(spec.bytes);
+        let to = tile + line * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
+        k.when((first_line + line).lt(params.lines), || {
+            k.when_else(
+                (element + CHUNK_BYTES / spec.bytes).le(params.length),
+                || {
+                    let words = k.ld_global_vector::<u32>(from, 0, 4, Cache::Default);
+                    words.iter().zip(0..).for_each(|(&word, i)| k.st_shared(to, 4 * i, word));
+                },
+                || {
+                    for word in 0..4 {
+                        let bits = k.var(0u32);
+                        for i in 0..4 / spec.bytes {
+                            let offset = 4 * word + i * spec.bytes;
+                            k.when((element + offset / spec.bytes).lt(params.length), || {
+                                bits.set(bits.get() | (load(k, spec, from, i64::from(offset)) << (8 * i * spec.bytes)));
+                            });
+                        }
+                        k.st_shared(to, 4 * i64::from(word), bits.get());
+                    }
+                },
+            );
+        });
+    }
+    k.bar_sync();
+
+    // Out: a warp takes neighbouring lines at one element.
+    let line = k.lane() + (k.warp() & 1u32) * 32;
+    let inside = (first_line + line).lt(params.lines);
+    let to = params.target + (first_line + line).widen() * params.line_stride;
+    for turn in 0..tile_length / (THREADS / 64) {
+        let along = (k.warp() >> 1) + turn * (THREADS / 64);
+        k.when(inside & (first_along + along).lt(params.length), || {
+            let to = to + (first_along + along).widen() * params.along_stride;
+            // The word that the element stands in.
+            let bit = (along * (8 * spec.bytes)) & 31u32;
+            let word = k.ld_shared::<u32>(tile + line * TILE_PITCH_BYTES + ((along * spec.bytes) & !3u32), 0);
+            store(k, spec, to, word.shr(bit));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::Slot;
+    use verdigris_kir::interp::{Kernels, Memory, Options, run};
+    use verdigris_kir::program::{Program, Step};
+    use verdigris_tensor::DType;
+
+    #[test]
+    fn tensors_of_any_strides_are_written_whole_and_alone() {
+        let kernels = Kernels::new();
+        let order = [0, 2, 3, 4];
+        for (number, dtype) in [DType::E4m3, DType::Bf16, DType::F32].into_iter().enumerate() {
+            let bytes = dtype.bytes();
+            for (seed, extents) in [[2, 1, 1, 3, 5], [1, 67, 1, 5, 13], [3, 24, 2, 3, 4], [2, 130, 1, 1, 65]].into_iter().enumerate() {
+                let [n, c, d, h, w] = extents;
+                let first = Tensor::channels_first(Slot(0), dtype, extents);
+                let last = Tensor::channels_last(Slot(0), dtype, extents);
+                // Gaps between rows, and neither index contiguous.
+                let gaps = Tensor { strides: [c * d * h * (w + 2), 1, c * h * (w + 2), c * (w + 2), c], ..last.clone() };
+                let strided = Tensor { strides: [2 * c * d * h * w, 2 * d * h * w, 2 * h * w, 2 * w, 2], ..first.clone() };
+                for target in [first, last, gaps, strided] {
+                    let unpack = Unpack::of_tensor(&target, extents, 1, order);
+                    let packed = packed_tensor(&target, extents, 1, order);
+                    let index = |i: u64| [i / (c * d * h * w), i / (d * h * w) % c, i / (h * w) % d, i / w % h, i % w];
+                    let offset = |tensor: &Tensor, i: u64| index(i).iter().zip(&tensor.strides).map(|(i, stride)| i * stride).sum::<u64>();
+                    let size = n * c * d * h * w;
+                    let span = (0..size).map(|i| offset(&target, i)).max().unwrap_or(0) + 9;
+                    let element = |i: u64| -> Vec<u8> {
+                        (0..bytes as u64).map(|b| ((i * 4 + b).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+                    };
+                    let mut memory = Memory::new();
+                    // Of the copy only its elements have been written.
+                    let from = memory.add_unwritten(unpack.scratch_bytes());
+                    let to = memory.add_filled(span * bytes as u64, 0xEE);
+                    let mut wanted = vec![0xEE; span as usize * bytes];
+                    for i in 0..size {
+                        memory.write(from, offset(&packed, i) * bytes as u64, &element(i));
+                        wanted[offset(&target, i) as usize * bytes..][..bytes].copy_from_slice(&element(i));
+                    }
+                    let steps = unpack.launches(Address::buffer(from), Address::buffer(to)).into_iter().map(Step::Launch).collect();
+                    let program = Program { steps, buffer_alignment_bytes: vec![16, bytes as u64], ..Program::default() };
+                    let said = format!("{dtype} {extents:?} {:?}", target.strides);
+                    run(&program, &kernels, &mut memory, &Options::schedule((number * 4 + seed) as u64))
+                        .unwrap_or_else(|findings| panic!("{said}: {findings}"));
+                    assert_eq!(memory.to_vec(to), wanted, "{said}");
+                }
+            }
+        }
+    }
+}
