@@ -14,8 +14,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use crate::device::{self, State};
 use crate::dlpack::{self, DLTensor};
@@ -70,43 +71,48 @@ fn current() -> u32 {
     THREAD_POLICY.get().unwrap_or_else(|| DEFAULT_POLICY.load(Ordering::Relaxed))
 }
 
-type Inputs<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; MAX_INPUTS];
+type Inputs<'py> = [Option<Bound<'py, PyAny>>; MAX_INPUTS];
 
-/// A call as it comes from Python.
+/// A call as it comes from Python: the tensors, the attributes, and the dims where the function has them.
 struct Call<'a, 'py> {
-    function: u8,
+    function: Function,
     attributes: &'a str,
-    inputs: Inputs<'a, 'py>,
+    inputs: Inputs<'py>,
     extra: [i64; MAX_EXTRA],
     extra_count: usize,
     policy: u32,
 }
 
+/// The attributes of a call, which it borrows.
+fn attributes<'py>(number: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<(Function, Bound<'py, PyString>)> {
+    let function =
+        Function::numbered(number).ok_or_else(|| raise(Kind::Unsupported, format!("there is no function of number {number}")))?;
+    let (tensors, has_dims) = function.signature();
+    let (given, needed) = (arguments.len(), tensors + 1 + usize::from(has_dims));
+    if given != needed {
+        return Err(PyTypeError::new_err(format!("{} takes {needed} arguments, {given} are given", function.name())));
+    }
+    Ok((function, arguments.get_item(tensors)?.cast_into()?))
+}
+
 impl<'a, 'py> Call<'a, 'py> {
-    fn new(
-        function: u8,
-        attributes: &'a str,
-        inputs: [&'a Option<Bound<'py, PyAny>>; MAX_INPUTS],
-        extra: Option<&Bound<'py, PyAny>>,
-        policy: Option<u32>,
-    ) -> PyResult<Call<'a, 'py>> {
-        let mut call = Call {
-            function,
-            attributes,
-            inputs: inputs.map(Option::as_ref),
-            extra: [0; MAX_EXTRA],
-            extra_count: 0,
-            policy: policy.unwrap_or_else(current),
-        };
-        if let Some(list) = extra {
-            let values: Vec<i64> = list.extract()?;
-            let Some(room) = call.extra.get_mut(..values.len()) else {
-                return Err(unfit(format_args!("{} integers beside the attributes", values.len()), "a function has at most 4"));
+    fn new(function: Function, attributes: &'a str, arguments: &Bound<'py, PyTuple>, policy: Option<u32>) -> PyResult<Call<'a, 'py>> {
+        let (tensors, has_dims) = function.signature();
+        let mut inputs = [const { None }; MAX_INPUTS];
+        for (place, input) in inputs.iter_mut().enumerate().take(tensors) {
+            *input = Some(arguments.get_item(place)?).filter(|object| !object.is_none());
+        }
+        let mut extra = [0; MAX_EXTRA];
+        let mut extra_count = 0;
+        if has_dims {
+            let values: Vec<i64> = arguments.get_item(tensors + 1)?.extract()?;
+            let Some(room) = extra.get_mut(..values.len()) else {
+                return Err(unfit(format_args!("{} dims behind the attributes", values.len()), "a function has at most 4"));
             };
             room.copy_from_slice(&values);
-            call.extra_count = values.len();
+            extra_count = values.len();
         }
-        Ok(call)
+        Ok(Call { function, attributes, inputs, extra, extra_count, policy: policy.unwrap_or_else(current) })
     }
 
     fn extra(&self) -> &[i64] {
@@ -116,7 +122,7 @@ impl<'a, 'py> Call<'a, 'py> {
     /// What the tensors are.
     fn see(&self, hooks: &Hooks) -> PyResult<[DLTensor; MAX_INPUTS]> {
         let mut seen = [DLTensor::NONE; MAX_INPUTS];
-        for (tensor, object) in seen.iter_mut().zip(self.inputs) {
+        for (tensor, object) in seen.iter_mut().zip(&self.inputs) {
             if let Some(object) = object {
                 *tensor = hooks.see(object)?;
             }
@@ -125,7 +131,7 @@ impl<'a, 'py> Call<'a, 'py> {
     }
 
     fn key(&self, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Key> {
-        let mut key = Key::new(self.function, self.policy, self.attributes, self.extra());
+        let mut key = Key::new(self.function as u8, self.policy, self.attributes, self.extra());
         for (object, tensor) in self.inputs.iter().zip(seen) {
             // SAFETY: the objects live as long as the call, and their lists with them; nobody changes them while the interpreter's lock is held.
             unsafe { key.tensor(object.is_some(), tensor) };
@@ -148,11 +154,9 @@ impl<'a, 'py> Call<'a, 'py> {
 
     #[cold]
     fn make(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS], key: &Key) -> PyResult<Arc<Entry>> {
-        let function = Function::numbered(self.function)
-            .ok_or_else(|| raise(Kind::Unsupported, format!("there is no function of number {}", self.function)))?;
         let mut inputs: [Option<Input>; MAX_INPUTS] = [None; MAX_INPUTS];
         let mut place: Option<Place> = None;
-        for ((input, object), tensor) in inputs.iter_mut().zip(self.inputs).zip(seen) {
+        for ((input, object), tensor) in inputs.iter_mut().zip(&self.inputs).zip(seen) {
             if object.is_none() {
                 continue;
             }
@@ -176,7 +180,7 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         let place = place.ok_or_else(|| unfit("a call without tensors", "a function reads at least one"))?;
         let policy = policy::numbered(self.policy);
-        let Recipe { graph, inputs: uids, outputs } = recipe::draw(function, self.attributes, &inputs, self.extra(), &policy)?;
+        let Recipe { graph, inputs: uids, outputs } = recipe::draw(self.function, self.attributes, &inputs, self.extra(), &policy)?;
         let capturing = hooks.is_capturing(py, place)?;
         // Measuring runs candidates and waits for them, which a capture does not allow.
         let policy = if capturing { policy.unmeasured().unwrap_or(policy) } else { policy };
@@ -274,25 +278,12 @@ impl<'a, 'py> Call<'a, 'py> {
     }
 }
 
-/// The function's result where all tensors are plain ones and no mode, transform or autocast is on: else `NotImplemented`, and the dispatcher
-/// has to be asked. `None` where a gradient is wanted. With `past_autocast`, autocast has had its word.
-#[pyfunction]
-#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None, past_autocast = false))]
-#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
-fn eager<'py>(
-    py: Python<'py>,
-    function: u8,
-    attributes: &str,
-    a: Option<Bound<'py, PyAny>>,
-    b: Option<Bound<'py, PyAny>>,
-    c: Option<Bound<'py, PyAny>>,
-    d: Option<Bound<'py, PyAny>>,
-    extra: Option<Bound<'py, PyAny>>,
-    past_autocast: bool,
-) -> PyResult<Py<PyAny>> {
+/// `None` where a gradient is wanted, `NotImplemented` where the dispatcher has to be asked, else the result.
+fn eagerly<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>, autocast: bool) -> PyResult<Py<PyAny>> {
     let hooks = hooks(py)?;
-    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?;
-    if !hooks.is_plain(py, &call.inputs, !past_autocast)? {
+    let (function, text) = attributes(function, arguments)?;
+    let call = Call::new(function, text.to_str()?, arguments, None)?;
+    if !hooks.is_plain(py, &call.inputs, autocast)? {
         return Ok(py.NotImplemented());
     }
     if hooks.wants_gradient(py, &call.inputs)? {
@@ -301,63 +292,50 @@ fn eager<'py>(
     call.run(py, hooks)
 }
 
-/// As `eager`, whether a gradient is wanted or not, and under autocast too: what the forward and backward halves of a gradient call. `policy` is
-/// the number of a policy.
+/// The function's result where all tensors are plain ones and no mode, transform or autocast is on: else `NotImplemented`, and the dispatcher
+/// has to be asked. `None` where a gradient is wanted. The arguments are the operator's.
 #[pyfunction]
-#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None, policy = None))]
-#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
-fn plain<'py>(
-    py: Python<'py>,
-    function: u8,
-    attributes: &str,
-    a: Option<Bound<'py, PyAny>>,
-    b: Option<Bound<'py, PyAny>>,
-    c: Option<Bound<'py, PyAny>>,
-    d: Option<Bound<'py, PyAny>>,
-    extra: Option<Bound<'py, PyAny>>,
-    policy: Option<u32>,
-) -> PyResult<Py<PyAny>> {
+#[pyo3(signature = (function, *arguments))]
+fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    eagerly(py, function, arguments, true)
+}
+
+/// As `eager`, when autocast has had its word.
+#[pyfunction]
+#[pyo3(signature = (function, *arguments))]
+fn eager_past_autocast<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    eagerly(py, function, arguments, false)
+}
+
+/// As `eager`, whether a gradient is wanted or not, and under autocast too: what the halves of a gradient call. `policy` is the number of one;
+/// `None` is the thread's.
+#[pyfunction]
+#[pyo3(signature = (function, policy, *arguments))]
+fn plain<'py>(py: Python<'py>, function: u8, policy: Option<u32>, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
     let hooks = hooks(py)?;
-    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), policy)?;
+    let (function, text) = attributes(function, arguments)?;
+    let call = Call::new(function, text.to_str()?, arguments, policy)?;
     if !hooks.is_plain(py, &call.inputs, false)? {
         return Ok(py.NotImplemented());
     }
     call.run(py, hooks)
 }
 
-/// The function's result, without a question: the dispatcher's kernel.
+/// The function's result, without a question: the dispatcher's kernel, and what follows a question.
 #[pyfunction]
-#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None))]
-#[expect(clippy::too_many_arguments, reason = "tensors come one by one, which is the cheapest way in")]
-fn run<'py>(
-    py: Python<'py>,
-    function: u8,
-    attributes: &str,
-    a: Option<Bound<'py, PyAny>>,
-    b: Option<Bound<'py, PyAny>>,
-    c: Option<Bound<'py, PyAny>>,
-    d: Option<Bound<'py, PyAny>>,
-    extra: Option<Bound<'py, PyAny>>,
-) -> PyResult<Py<PyAny>> {
-    Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?.run(py, hooks(py)?)
+#[pyo3(signature = (function, *arguments))]
+fn run<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    let (function, text) = attributes(function, arguments)?;
+    Call::new(function, text.to_str()?, arguments, None)?.run(py, hooks(py)?)
 }
 
 /// How the plan of such a call was chosen, as text; the plan is made if there is none.
 #[pyfunction]
-#[pyo3(signature = (function, attributes, a, b = None, c = None, d = None, extra = None))]
-#[expect(clippy::too_many_arguments, reason = "as the calls that it explains")]
-fn explain_call<'py>(
-    py: Python<'py>,
-    function: u8,
-    attributes: &str,
-    a: Option<Bound<'py, PyAny>>,
-    b: Option<Bound<'py, PyAny>>,
-    c: Option<Bound<'py, PyAny>>,
-    d: Option<Bound<'py, PyAny>>,
-    extra: Option<Bound<'py, PyAny>>,
-) -> PyResult<String> {
+#[pyo3(signature = (function, *arguments))]
+fn explain_call<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<String> {
     let hooks = hooks(py)?;
-    let call = Call::new(function, attributes, [&a, &b, &c, &d], extra.as_ref(), None)?;
+    let (function, text) = attributes(function, arguments)?;
+    let call = Call::new(function, text.to_str()?, arguments, None)?;
     let entry = call.entry(py, hooks, &call.see(hooks)?)?;
     Ok(match entry.ready.way() {
         Way::Gpu(plan) => plan.explain().to_string(),
@@ -420,6 +398,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     policy::number(&Policy::default());
     module.add("CUDA_DEVICE_TYPE", dlpack::CUDA)?;
     module.add_function(wrap_pyfunction!(eager, module)?)?;
+    module.add_function(wrap_pyfunction!(eager_past_autocast, module)?)?;
     module.add_function(wrap_pyfunction!(plain, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(explain_call, module)?)?;

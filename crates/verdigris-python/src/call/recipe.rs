@@ -80,6 +80,23 @@ impl Function {
         Function::ALL.get(usize::from(number)).copied()
     }
 
+    /// How many tensors it reads at the most, and whether dims come behind its attributes.
+    pub(crate) const fn signature(self) -> (usize, bool) {
+        match self {
+            Function::SumToAxis | Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
+            Function::AveragePoolBackward => (1, true),
+            Function::LinearInput
+            | Function::LinearWeight
+            | Function::ActivationBackward
+            | Function::SoftmaxBackward
+            | Function::CrossEntropy => (2, false),
+            Function::ConvWgrad | Function::MaxPoolBackward => (2, true),
+            Function::ConvFprop | Function::Linear => (3, false),
+            Function::ConvDgrad => (3, true),
+            Function::CrossEntropyBackward => (4, false),
+        }
+    }
+
     /// The operator's name.
     pub(crate) const fn name(self) -> &'static str {
         match self {

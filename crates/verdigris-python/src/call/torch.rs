@@ -106,7 +106,7 @@ impl Hooks {
 
     /// Whether all are tensors or parameters themselves, and nothing stands between a call and its kernel.
     #[inline]
-    pub(crate) fn is_plain(&self, py: Python<'_>, inputs: &[Option<&Bound<'_, PyAny>>; MAX_INPUTS], autocast: bool) -> PyResult<bool> {
+    pub(crate) fn is_plain(&self, py: Python<'_>, inputs: &[Option<Bound<'_, PyAny>>; MAX_INPUTS], autocast: bool) -> PyResult<bool> {
         for input in inputs.iter().flatten() {
             let kind = input.get_type_ptr().cast::<ffi::PyObject>();
             if kind != self.tensor.as_ptr() && kind != self.parameter.as_ptr() {
@@ -123,7 +123,7 @@ impl Hooks {
 
     /// Whether gradients are recorded and one of the tensors wants its own.
     #[inline]
-    pub(crate) fn wants_gradient(&self, py: Python<'_>, inputs: &[Option<&Bound<'_, PyAny>>; MAX_INPUTS]) -> PyResult<bool> {
+    pub(crate) fn wants_gradient(&self, py: Python<'_>, inputs: &[Option<Bound<'_, PyAny>>; MAX_INPUTS]) -> PyResult<bool> {
         if !says(py, &self.is_grad)? {
             return Ok(false);
         }

@@ -13,6 +13,8 @@ Work goes to PyTorch's current stream, results and workspace come from PyTorch's
 themselves, as PyTorch's are.
 """
 
+import torch
+
 from .. import _native
 from . import functional, nn
 from ._convert import Report, convert
@@ -35,8 +37,10 @@ def explain(name, attributes, *tensors, dims=None):
 
     The plan is made if there is none. `name` and `attributes` are those of `torch.ops.verdigris`, `dims` where the operator has them.
     """
-    tensors = [*tensors, *[None] * (4 - len(tensors))]
-    return _native.explain_call(_native.functions().index(name), attributes, *tensors, dims)
+    operator = getattr(torch.ops.verdigris, name).default
+    missing = sum(isinstance(argument.type, (torch.TensorType, torch.OptionalType)) for argument in operator._schema.arguments) - len(tensors)
+    dims = [] if dims is None else [dims]
+    return _native.explain_call(_native.functions().index(name), *tensors, *[None] * missing, attributes, *dims)
 
 
 __all__ = [

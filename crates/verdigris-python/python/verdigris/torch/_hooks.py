@@ -12,13 +12,6 @@ def _is_capturing():
     return _CUDA and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _current_device():
-    # With one device there is nothing to ask.
-    if not _CUDA or torch.cuda.device_count() <= 1:
-        return None
-    return torch._C._cuda_getDevice
-
-
 _native.hook_torch(
     {
         "tensor": torch.Tensor,
@@ -50,7 +43,8 @@ _native.hook_torch(
         ],
         "is_autocast": torch._C._is_any_autocast_enabled,
         "is_grad": torch.is_grad_enabled,
-        "current_device": _current_device(),
+        # To ask how many devices there are would cost the import more than this does a thousand calls.
+        "current_device": torch._C._cuda_getDevice if _CUDA else None,
         "is_capturing": _is_capturing,
     }
 )

@@ -20,8 +20,9 @@ from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
 _CODES = {name: code for code, name in enumerate(_native.functions())}
-_eager, _plain, _run = _native.eager, _native.plain, _native.run
+_eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _is_compiling = torch.compiler.is_compiling
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 def cached(function):
@@ -52,90 +53,77 @@ def _register_fake(name, fake):
         torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
 
 
-class Operator:
-    """One operator, with its two ways in."""
+def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=None):
+    """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    def __init__(self, name, tensors, results, extra, fake, setup, backward, autocast=None):
-        self.name, self.code, self.tensors, self.extra = name, _CODES[name], len(tensors), extra
-        arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if extra else [])])
-        _library.define(f"{name}({arguments}) -> {results}")
-        for key in ("CPU", "CUDA"):
-            _library.impl(name, self._kernel, key)
-        _library.impl(name, self._autograd, "Autograd")
-        _register_fake(name, fake)
-        self.op = getattr(torch.ops.verdigris, name).default
-        if autocast is not None:
-            for kind in ("CPU", "CUDA"):
-                _library.impl(name, functools.partial(self._autocast, kind.lower(), autocast), f"Autocast{kind}")
-        operator = self
+    The function's `again` computes a part of a gradient under the policy of the forward call, `op` is the dispatcher's.
+    """
+    code = _CODES[name]
+    arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
+    _library.define(f"{name}({arguments}) -> {results}")
+    op = getattr(torch.ops.verdigris, name).default
 
+    def below_autograd(*inputs):
+        output = _plain(code, None, *inputs)
+        if output is NotImplemented:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = op(*inputs)
+        return output
+
+    def differentiable(compute):
         class Call(torch.autograd.Function):
             @staticmethod
             def forward(ctx, *inputs):
-                output = operator._below(inputs)
+                output = compute(*inputs)
                 setup(ctx, inputs, output)
                 return output
 
         Call.__name__ = Call.__qualname__ = f"Verdigris_{name}"
         Call.backward = staticmethod(backward)
-        # The class method of the base alone: what `Function.apply` adds serves transforms, which do not come here.
-        self._apply = super(torch.autograd.Function, Call).apply
+        # The method of the base alone: what `Function.apply` adds serves transforms, which do not come here.
+        return super(torch.autograd.Function, Call).apply
 
-    def _split(self, inputs):
-        tensors = list(inputs[: self.tensors]) + [None] * (4 - self.tensors)
-        return inputs[self.tensors], tensors, inputs[self.tensors + 1] if self.extra else None
+    # The first where the question whether the tensors are plain was asked before.
+    apply_plain, apply_any = differentiable(functools.partial(_run, code)), differentiable(below_autograd)
 
-    def _kernel(self, *inputs):
-        attributes, tensors, extra = self._split(inputs)
-        return _run(self.code, attributes, *tensors, extra)
-
-    def _autograd(self, *inputs):
-        if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
-            return self._apply(*inputs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.op(*inputs)
-
-    def _below(self, inputs):
-        attributes, tensors, extra = self._split(inputs)
-        output = _plain(self.code, attributes, *tensors, extra)
-        if output is NotImplemented:
-            with torch._C._AutoDispatchBelowAutograd():
-                output = self.op(*inputs)
-        return output
-
-    def __call__(self, *inputs):
-        """The result, by whichever way is open."""
+    def call(*inputs):
         if _is_compiling():
-            return self.op(*inputs)
-        attributes, tensors, extra = self._split(inputs)
-        output = _eager(self.code, attributes, *tensors, extra)
+            return op(*inputs)
+        output = _eager(code, *inputs)
         if output is None:
-            return self._apply(*inputs)
-        return self.op(*inputs) if output is NotImplemented else output
+            return apply_plain(*inputs)
+        return op(*inputs) if output is NotImplemented else output
 
-    def again(self, policy, *inputs):
-        """As a part of a gradient, under the forward call's policy."""
+    def again(policy, *inputs):
         if not torch.is_grad_enabled():
-            attributes, tensors, extra = self._split(inputs)
-            output = _plain(self.code, attributes, *tensors, extra, policy)
+            output = _plain(code, policy, *inputs)
             if output is not NotImplemented:
                 return output
-        return self.op(*inputs)
+        return op(*inputs)
 
-    def _autocast(self, kind, to, *inputs):
-        wanted = torch.float32 if to == "float32" else torch.get_autocast_dtype(kind)
+    def autograd(*inputs):
+        if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+            return apply_any(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    def under_autocast(kind, *inputs):
+        wanted = torch.float32 if autocast == "float32" else torch.get_autocast_dtype(kind)
         inputs = [_cast(value, wanted, kind) for value in inputs]
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return self.past_autocast(inputs)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            output = _eager_past_autocast(code, *inputs)
+            if output is None:
+                return apply_plain(*inputs)
+            return op(*inputs) if output is NotImplemented else output
 
-    def past_autocast(self, inputs):
-        """As a call, when autocast has had its word."""
-        attributes, tensors, extra = self._split(inputs)
-        output = _eager(self.code, attributes, *tensors, extra, True)
-        if output is None:
-            return self._apply(*inputs)
-        return self.op(*inputs) if output is NotImplemented else output
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, functools.partial(_run, code), key)
+        if autocast is not None:
+            _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
+    _library.impl(name, autograd, "Autograd")
+    _register_fake(name, fake)
+    call.again, call.op = again, op
+    return call
 
 
 def _cast(value, dtype, kind):
@@ -240,14 +228,14 @@ def _sum_backward(ctx, g):
     return g.view([-1 if axis == ctx.axis else 1 for axis in range(len(ctx.shape))]).expand(ctx.shape), None
 
 
-conv_fprop = Operator(
+conv_fprop = _operator(
     "conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake, _setup_conv, _conv_fprop_backward, "lower"
 )
-conv_dgrad = Operator(
+conv_dgrad = _operator(
     "conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake, _setup_conv, _conv_dgrad_backward, "lower"
 )
-conv_wgrad = Operator("conv_wgrad", ["Tensor x", "Tensor y"], "Tensor", True, _conv_wgrad_fake, _setup_wgrad, _conv_wgrad_backward)
-sum_to_axis = Operator("sum_to_axis", ["Tensor x"], "Tensor", False, _sum_fake, _setup_sum, _sum_backward)
+conv_wgrad = _operator("conv_wgrad", ["Tensor x", "Tensor y"], "Tensor", True, _conv_wgrad_fake, _setup_wgrad, _conv_wgrad_backward)
+sum_to_axis = _operator("sum_to_axis", ["Tensor x"], "Tensor", False, _sum_fake, _setup_sum, _sum_backward)
 
 
 # Linear layers: the same of products.
@@ -295,11 +283,11 @@ def _linear_weight_backward(ctx, dw):
     return ddy, dx, None
 
 
-linear = Operator(
+linear = _operator(
     "linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake, _setup_pair, _linear_backward, "lower"
 )
-linear_input = Operator("linear_input", ["Tensor dy", "Tensor w"], "Tensor", False, _linear_input_fake, _setup_pair, _linear_input_backward)
-linear_weight = Operator(
+linear_input = _operator("linear_input", ["Tensor dy", "Tensor w"], "Tensor", False, _linear_input_fake, _setup_pair, _linear_input_backward)
+linear_weight = _operator(
     "linear_weight", ["Tensor dy", "Tensor x"], "Tensor", False, _linear_weight_fake, _setup_pair, _linear_weight_backward
 )
 
@@ -360,8 +348,8 @@ def _avg_pool_backward_backward(ctx, g):
     return avg_pool.again(ctx.policy, g, ctx.attributes), None, None
 
 
-max_pool = Operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake, _setup_max_pool, _max_pool_backward)
-max_pool_backward = Operator(
+max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake, _setup_max_pool, _max_pool_backward)
+max_pool_backward = _operator(
     "max_pool_backward",
     ["Tensor dy", "Tensor index"],
     "Tensor",
@@ -370,8 +358,8 @@ max_pool_backward = Operator(
     _setup_none("max_pool_backward"),
     _no_backward,
 )
-avg_pool = Operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake, _setup_avg_pool, _avg_pool_backward)
-avg_pool_backward = Operator(
+avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake, _setup_avg_pool, _avg_pool_backward)
+avg_pool_backward = _operator(
     "avg_pool_backward", ["Tensor dy"], "Tensor", True, _avg_pool_backward_fake, _setup_avg_pool, _avg_pool_backward_backward
 )
 
@@ -398,8 +386,8 @@ def _activation_backward_fake(dy, x, attributes):
     return torch.empty_like(x)
 
 
-activation = Operator("activation", ["Tensor x"], "Tensor", False, _activation_fake, _setup_activation, _activation_backward)
-activation_backward = Operator(
+activation = _operator("activation", ["Tensor x"], "Tensor", False, _activation_fake, _setup_activation, _activation_backward)
+activation_backward = _operator(
     "activation_backward",
     ["Tensor dy", "Tensor x"],
     "Tensor",
@@ -448,8 +436,8 @@ def _cross_entropy_backward_fake(logits, labels, dloss, lse, attributes):
     return torch.empty_like(logits)
 
 
-softmax = Operator("softmax", ["Tensor x"], "Tensor", False, _activation_fake, _setup_softmax, _softmax_backward, "float32")
-softmax_backward = Operator(
+softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _activation_fake, _setup_softmax, _softmax_backward, "float32")
+softmax_backward = _operator(
     "softmax_backward",
     ["Tensor y", "Tensor dy"],
     "Tensor",
@@ -458,7 +446,7 @@ softmax_backward = Operator(
     _setup_none("softmax_backward"),
     _no_backward,
 )
-cross_entropy = Operator(
+cross_entropy = _operator(
     "cross_entropy",
     ["Tensor logits", "Tensor labels"],
     "(Tensor, Tensor)",
@@ -468,7 +456,7 @@ cross_entropy = Operator(
     _cross_entropy_backward,
     "float32",
 )
-cross_entropy_backward = Operator(
+cross_entropy_backward = _operator(
     "cross_entropy_backward",
     ["Tensor logits", "Tensor labels", "Tensor dloss", "Tensor? lse"],
     "Tensor",
