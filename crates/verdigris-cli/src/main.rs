@@ -27,6 +27,8 @@ mod table;
 mod tensor_files;
 mod tune;
 mod verify;
+mod verify_bounds;
+mod verify_catalog;
 mod verify_graphs;
 
 use std::process::ExitCode;

@@ -5,7 +5,8 @@
 //! It does so on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
 //! and holds results that are noted as deterministic to the same bits under each.
 //!
-//! Graphs run part by part (`verify_graphs.rs`); `--resume` does not remember them.
+//! Graphs run part by part (`verify_graphs.rs`); `--resume` does not remember them. A run of all cases also leads to every kernel of the catalogs
+//! (`verify_catalog.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::OpenOptions;
@@ -23,16 +24,16 @@ use verdigris::Ranked;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs};
 use verdigris_graph::Determinism;
-use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::verify::verify;
-use verdigris_reference::cases::Case;
+use verdigris_reference::cases::{Bounds, Case};
 use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
-use crate::{Verdict, check_graphs, refusals, verify_graphs};
+use crate::{Verdict, check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
 
 /// Schedules of each run with `--all`.
 const SCHEDULES: u64 = 3;
@@ -49,6 +50,9 @@ pub(crate) struct Arguments {
     /// Decides settings, schedules and devices; default the number of the day.
     #[arg(long)]
     seed: Option<u64>,
+    /// Schedules of each run; default 1, with `--all` 3 of products.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    schedules: Option<u64>,
     /// Only this engine.
     #[arg(long)]
     engine: Option<String>,
@@ -70,11 +74,13 @@ pub(crate) struct Arguments {
 }
 
 /// One run: a case on an engine by one setting.
-struct Work {
-    case: usize,
-    engine: &'static dyn Engine,
-    knobs: Knobs,
-    seed: u64,
+pub(crate) struct Work {
+    pub(crate) case: usize,
+    pub(crate) engine: &'static dyn Engine,
+    pub(crate) knobs: Knobs,
+    pub(crate) seed: u64,
+    /// SMs of the virtual device.
+    pub(crate) sms: u32,
 }
 
 /// What a run found wrong.
@@ -124,9 +130,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         static_check(&engines, &mut kernels, &mut faults);
     }
     let catalogued = kernels.clone();
-    let prepared: Vec<Prepared> = cases.into_par_iter().map(Prepared::new).collect::<Result<_>>()?;
+    let catalog = if is_whole { verify_catalog::plan(&engines, seed)? } else { verify_catalog::Plan::default() };
+    let of_cases = cases.len();
+    let of_catalog: BTreeMap<&str, &Case> = catalog.products.iter().map(|product| (product.case.id.as_str(), &product.case)).collect();
+    let all: Vec<Case> = cases.into_iter().chain(of_catalog.into_values().cloned()).collect();
+    let prepared: Vec<Prepared> = all.into_par_iter().map(Prepared::new).collect::<Result<_>>()?;
     let mut refusals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-    let works = works(&prepared, &engines, arguments.all, seed, &mut refusals);
+    let mut planned: HashSet<String> = HashSet::new();
+    let mut works = works(&prepared[..of_cases], &engines, arguments.all, seed, &mut refusals, &mut planned);
+    for (number, product) in catalog.products.iter().enumerate() {
+        if let Some(case) = prepared.iter().position(|prepared| prepared.case.id == product.case.id) {
+            let seed = seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
+            works.push(Work { case, engine: product.engine, knobs: product.knobs.clone(), seed, sms: product.sms });
+        }
+    }
+    let schedules = arguments.schedules.unwrap_or(if arguments.all { SCHEDULES } else { 1 });
     let mut memory = arguments.resume.as_deref().map(Journal::open).transpose()?;
     let done = memory.as_mut().map(|journal| std::mem::take(&mut journal.passed)).unwrap_or_default();
     let journal = Mutex::new(memory);
@@ -141,7 +159,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         .map(|(number, work)| {
             let prepared = &prepared[work.case];
             let id = format!("{} {} {} {}", prepared.case.id, work.engine.id(), work.knobs, work.seed);
-            let outcome = if done.contains(&id) { Outcome::remembered() } else { execute(prepared, work, &decoded, arguments.all) };
+            let outcome = if done.contains(&id) { Outcome::remembered() } else { execute(prepared, work, &decoded, schedules) };
             if outcome.fault.is_none() && !outcome.remembered {
                 let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(Err(error)) = journal.as_mut().map(|journal| journal.add(&id)) {
@@ -173,11 +191,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             faults.push(Fault { case: prepared[work.case].case.id.clone(), engine, knobs, seed: work.seed, message });
         }
     }
+    slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+    let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, arguments.all, seed, &mut planned);
+    jobs.extend(catalog.graphs);
+    let of_graphs = verify_graphs::run(&jobs, arguments.schedules.unwrap_or(1)).join(known);
+    faults.extend(of_graphs.faults);
+    interpreted.extend(of_graphs.kernels);
     let reached = catalogued.intersection(&interpreted).count();
     kernels.extend(interpreted);
-    slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
-    let of_graphs = verify_graphs::run(&graphs, &engines, arguments.all, seed);
-    faults.extend(of_graphs.faults);
+    faults.extend(catalog.unreached.into_iter().map(|(engine, kernel)| Fault {
+        case: format!("catalog {kernel}"),
+        engine: engine.to_owned(),
+        knobs: String::new(),
+        seed,
+        message: "no problem leads to it: it has no reason to be in the catalog, or cases/catalog lacks a problem".to_owned(),
+    }));
     if arguments.json {
         let refusals: Vec<_> = refusals
             .iter()
@@ -290,17 +318,21 @@ fn works<'p>(
     all: bool,
     seed: u64,
     refusals: &mut BTreeMap<(&'p str, &'p str), u64>,
+    reached: &mut HashSet<String>,
 ) -> Vec<Work> {
     let mut works = Vec::new();
-    let mut reached: HashSet<String> = HashSet::new();
     for (case, prepared) in prepared.iter().enumerate() {
         for &engine in engines {
             let run_seed = seed.wrapping_mul(1_000_003).wrapping_add(case as u64);
-            let arch = device(run_seed);
+            let sms = verify_graphs::sms(run_seed);
+            let arch = Arch::virtual_device(sms);
             let candidate = match engine.accept(&prepared.case.problem, &arch) {
                 Ok(candidate) => candidate,
                 Err(refusal) => {
                     *refusals.entry((engine.id().name, refusal.reason.name())).or_default() += 1;
+                    // Bounds that nobody can be held to would pass unseen: the run says that there is no such way.
+                    let bounds = prepared.case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name);
+                    works.extend(bounds.map(|bounds| Work { case, engine, knobs: wanted_knobs(bounds), seed: run_seed, sms }));
                     continue;
                 }
             };
@@ -312,8 +344,8 @@ fn works<'p>(
                 *refusals.entry((engine.id().name, "determinism")).or_default() += 1;
                 continue;
             };
-            let chosen = if all {
-                settings
+            let mut chosen = if all {
+                settings.clone()
             } else {
                 let kernels = |knobs: &Knobs| -> Vec<String> {
                     let program = candidate.program(knobs);
@@ -327,20 +359,32 @@ fn works<'p>(
                 reached.extend(other.into_iter().flat_map(kernels));
                 std::iter::once(first).chain(other).collect()
             };
-            works.extend(chosen.into_iter().map(|knobs| Work { case, engine, knobs: knobs.clone(), seed: run_seed }));
+            let mut missing = Vec::new();
+            for bounds in prepared.case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name) {
+                let meant = |knobs: &Knobs| verify_bounds::apply(bounds, engine.id(), knobs);
+                if chosen.iter().any(|knobs| meant(knobs)) {
+                    continue;
+                }
+                match settings.iter().copied().find(|knobs| meant(knobs)) {
+                    Some(setting) => chosen.push(setting),
+                    None => missing.push(Work { case, engine, knobs: wanted_knobs(bounds), seed: run_seed, sms }),
+                }
+            }
+            works.extend(missing);
+            works.extend(chosen.into_iter().map(|knobs| Work { case, engine, knobs: knobs.clone(), seed: run_seed, sms }));
         }
     }
     works
 }
 
-/// The virtual device of a seed.
-fn device(seed: u64) -> Arch {
-    Arch::virtual_device(2 + (seed % 5) as u32)
+/// What bounds say of a setting.
+fn wanted_knobs(bounds: &Bounds) -> Knobs {
+    Knobs::new(bounds.knobs.iter().map(|(name, value)| (name.as_str(), *value)))
 }
 
 /// What came of a run.
-struct Outcome {
-    fault: Option<String>,
+pub(crate) struct Outcome {
+    pub(crate) fault: Option<String>,
     kernels: Vec<String>,
     took: Duration,
     remembered: bool,
@@ -352,24 +396,32 @@ impl Outcome {
     }
 }
 
-fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, several: bool) -> Outcome {
+pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, schedules: u64) -> Outcome {
     let begun = Instant::now();
     let mut kernels = Vec::new();
     // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
     let ran = catch_unwind(AssertUnwindSafe(|| -> Result<Option<String>> {
-        let arch = device(work.seed);
+        let arch = Arch::virtual_device(work.sms);
         let way = match cases::way(work.engine, &prepared.case.problem, &arch, &work.knobs) {
             Ok(way) => way,
             Err(refusal) => {
                 let why = refusal.map_or_else(|| "without a word".to_owned(), |refusal| refusal.to_string());
-                return Ok(Some(format!("accepted, and then refused its own setting: {why}")));
+                return Ok(Some(format!("there is no such way: {why}")));
             }
         };
         kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
         let mut first: Option<Vec<Vec<u8>>> = None;
-        for schedule in 0..if several { SCHEDULES } else { 1 } {
+        for schedule in 0..schedules {
             let outputs = match interpret(prepared, &way, &arch, work.seed.wrapping_add(schedule), decoded)? {
-                Ok(outputs) => outputs,
+                Ok((outputs, counted)) => {
+                    let bounds = prepared.case.bounds.iter().filter(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs));
+                    let broken: Vec<String> =
+                        bounds.flat_map(|bounds| verify_bounds::broken(bounds, &prepared.case.problem, &counted)).collect();
+                    if !broken.is_empty() {
+                        return Ok(Some(broken.join("; ")));
+                    }
+                    outputs
+                }
                 Err(fault) => return Ok(Some(fault)),
             };
             match &first {
@@ -394,30 +446,34 @@ fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, several: bool) -
     Outcome { fault, kernels, took: begun.elapsed(), remembered: false }
 }
 
-/// Runs a way on the interpreter. The outputs' bytes, or what is wrong.
-fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, decoded: &Kernels) -> Result<Result<Vec<Vec<u8>>, String>> {
+/// The bytes of the outputs, and what was counted; or what is wrong.
+type Interpreted = Result<(Vec<Vec<u8>>, Counters), String>;
+
+/// Runs a way on the interpreter.
+fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, decoded: &Kernels) -> Result<Interpreted> {
     let mut memory = Memory::new();
     let mut host_scalars = Vec::new();
     for content in prepared.contents() {
         match content {
             Content::Bytes(bytes) => {
                 memory.add(bytes);
-                host_scalars.push(0);
+                host_scalars.push(0.0);
             }
             Content::Scalar(value) => {
                 memory.add_unwritten(0);
-                host_scalars.push((value as f32).to_bits());
+                host_scalars.push(value);
             }
         }
     }
     let options = Options { sms: arch.sm_count, float_noise: true, host_scalars, ..Options::schedule(schedule) };
-    if let Err(findings) = interp::run(&way.program, decoded, &mut memory, &options) {
-        return Ok(Err(findings.to_string()));
-    }
+    let report = match interp::run(&way.program, decoded, &mut memory, &options) {
+        Ok(report) => report,
+        Err(findings) => return Ok(Err(findings.to_string())),
+    };
     if let Some(fault) = prepared.judge(|slot| Ok(memory.to_vec(slot)))? {
         return Ok(Err(fault));
     }
-    Ok(Ok(prepared.outputs().map(|slot| memory.to_vec(slot)).collect()))
+    Ok(Ok((prepared.outputs().map(|slot| memory.to_vec(slot)).collect(), report.total)))
 }
 
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -486,4 +542,45 @@ fn report(
         say!("{remembered} runs had passed before");
     }
     say!("{:.1} s", took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_holds_and_one_that_is_broken_is_a_fault() {
+        let case = cases::load(None, None, "gemm/bounded-simt/").expect("some").remove(0);
+        let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
+        let decoded = Kernels::new();
+        // What the works that are held to bounds find.
+        let faults = |case: &Case| -> Vec<String> {
+            let prepared = [Prepared::new(case.clone()).expect("prepares")];
+            let mut works = works(&prepared, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+            works.retain(|work| case.bounds.iter().any(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs)));
+            assert!(works.len() >= case.bounds.len());
+            works.iter().filter_map(|work| execute(&prepared[0], work, &decoded, 1).fault).collect()
+        };
+        let bounded = cases::load(None, None, "").expect("reads").into_iter().filter(|case| !case.bounds.is_empty());
+        let found: Vec<String> = bounded.flat_map(|case| faults(&case)).collect();
+        assert!(found.is_empty(), "{}", found.join("\n"));
+        let mut tight = case.clone();
+        tight.bounds[0].global_bytes_ratio = tight.bounds[0].global_bytes_ratio.map(|bound| 0.8 * bound);
+        assert!(tight.bounds[0].global_bytes_ratio.is_some() && faults(&tight)[0].contains("global_bytes_ratio is "), "{:?}", faults(&tight));
+        // A setting that is not offered is no way round a bound.
+        let mut lost = case;
+        lost.bounds[0].knobs.insert("tile".to_owned(), 77);
+        let prepared = [Prepared::new(lost).expect("prepares")];
+        let works = works(&prepared, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+        let found: Vec<String> = works.iter().filter_map(|work| execute(&prepared[0], work, &decoded, 1).fault).collect();
+        assert!(found.len() == 1 && found[0].contains("there is no such way"), "{found:?}");
+    }
+
+    #[test]
+    fn bounds_name_engines_that_exist() {
+        let cases = cases::load(None, None, "").expect("reads");
+        let bounded: Vec<&Bounds> = cases.iter().flat_map(|case| &case.bounds).collect();
+        assert!(bounded.len() >= 5);
+        assert!(bounded.iter().all(|bounds| verdigris_engines::engine(&bounds.engine).is_some()), "{bounded:?}");
+    }
 }

@@ -1,6 +1,7 @@
-//! The part of `verify` that interprets graphs: every case of the graph families, part by part, on every engine that takes the parts.
+//! The part of `verify` that interprets graphs: cases of the graph families, part by part, on the engines that take the parts.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
-use verdigris_engines::interpret::Parts;
+use verdigris_engines::interpret::{Parts, Variant};
 use verdigris_kir::interp::{Kernels, Options};
 use verdigris_reference::graph::Selection;
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_reference::judge::Trial;
 
 use crate::verify::{Fault, panic_text};
+
+/// A case and the variants of it that are to run, on a virtual device of so many SMs.
+pub(crate) struct Job<'c> {
+    pub(crate) case: Cow<'c, GraphCase>,
+    pub(crate) variants: Vec<Variant>,
+    pub(crate) sms: u32,
+    pub(crate) seed: u64,
+}
 
 /// What came of all cases.
 #[derive(Default)]
@@ -26,16 +35,19 @@ pub(crate) struct Outcome {
     pub(crate) refusals: BTreeMap<(&'static str, &'static str), u64>,
     /// Parts taken, by engine.
     pub(crate) taken: BTreeMap<&'static str, u64>,
+    /// Kernels that ran.
+    pub(crate) kernels: HashSet<String>,
     /// The runs that took longest.
     pub(crate) slowest: Vec<(Duration, String)>,
 }
 
 impl Outcome {
-    fn join(mut self, other: Outcome) -> Outcome {
+    pub(crate) fn join(mut self, other: Outcome) -> Outcome {
         self.runs += other.runs;
         self.faults.extend(other.faults);
         other.refusals.into_iter().for_each(|(key, count)| *self.refusals.entry(key).or_default() += count);
         other.taken.into_iter().for_each(|(key, count)| *self.taken.entry(key).or_default() += count);
+        self.kernels.extend(other.kernels);
         self.slowest.extend(other.slowest);
         self.slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
         self.slowest.truncate(5);
@@ -43,74 +55,131 @@ impl Outcome {
     }
 }
 
-/// Runs every case that a CPU can hold: by two variants, or with `all` by as many as give each way its turn (the default and one other
-/// setting of each engine, which the seed chooses).
-pub(crate) fn run(cases: &[GraphCase], engines: &[&'static dyn Engine], all: bool, seed: u64) -> Outcome {
+/// Chooses what to run of each case: the first way of each part, and of all the others, from a place that the seed chooses on, the first that
+/// leads to a kernel which nobody `reached` before. With `all`, as many variants as give each way its turn (the default and one other setting of
+/// each engine, which the seed chooses).
+///
+/// What is known of the cases without running them stands in the outcome.
+pub(crate) fn plan<'c>(
+    cases: &'c [GraphCase],
+    engines: &[&'static dyn Engine],
+    all: bool,
+    seed: u64,
+    reached: &mut HashSet<String>,
+) -> (Vec<Job<'c>>, Outcome) {
+    let seed_of = |number: usize| seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
+    let cut = |(number, case): (usize, &GraphCase)| {
+        let seed = seed_of(number);
+        // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let arch = Arch::virtual_device(sms(seed));
+            if all { Parts::rotated(&case.graph, &arch, engines, seed as usize) } else { Parts::new(&case.graph, &arch, engines) }
+        }));
+        match made {
+            Ok(Ok(parts)) => Ok(parts),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(panic) => Err(panic_text(&*panic)),
+        }
+    };
+    let cut: Vec<Result<Parts, String>> = cases.par_iter().enumerate().map(cut).collect();
+    let (mut jobs, mut outcome) = (Vec::new(), Outcome::default());
+    for (number, (case, parts)) in cases.iter().zip(cut).enumerate() {
+        let seed = seed_of(number);
+        let fault = |message: String| Fault { case: case.id.clone(), engine: String::new(), knobs: String::new(), seed, message };
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(message) => {
+                outcome.faults.push(fault(message));
+                continue;
+            }
+        };
+        for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
+            *outcome.refusals.entry((refusal.engine.name, refusal.reason.name())).or_default() += 1;
+        }
+        for ways in &parts.ways {
+            let mut names: Vec<&'static str> = ways.iter().map(|way| way.engine.name).collect();
+            names.dedup();
+            names.into_iter().for_each(|name| *outcome.taken.entry(name).or_default() += 1);
+        }
+        let variants = parts.variants();
+        if variants == 0 {
+            // With one engine asked for, it need not take every part.
+            if engines.len() > 1 {
+                let why: Vec<String> = parts.refusals.iter().map(|(_, refusal)| refusal.to_string()).collect();
+                outcome.faults.push(fault(format!("a part that nobody takes: {}", why.join("; "))));
+            }
+            continue;
+        }
+        let variants = if all { (0..variants).map(|number| parts.variant(number)).collect() } else { choose(&parts, seed, reached) };
+        reached.extend(variants.iter().flat_map(Variant::kernels).map(str::to_owned));
+        jobs.push(Job { case: Cow::Borrowed(case), variants, sms: sms(seed), seed });
+    }
+    (jobs, outcome)
+}
+
+/// The first variant, and the other that leads furthest.
+fn choose(parts: &Parts, seed: u64, reached: &HashSet<String>) -> Vec<Variant> {
+    let first = parts.variant(0);
+    let others: Vec<(usize, usize)> =
+        parts.ways.iter().enumerate().flat_map(|(part, ways)| (1..ways.len()).map(move |way| (part, way))).collect();
+    let from = (seed % others.len().max(1) as u64) as usize;
+    let rotated = || others.iter().cycle().skip(from).take(others.len());
+    let is_new = |&&(part, way): &&(usize, usize)| {
+        let known = |kernel: &str| reached.contains(kernel) || first.kernels().any(|of_first| of_first == kernel);
+        parts.ways[part][way].kernels().any(|kernel| !known(kernel))
+    };
+    let other = rotated().find(is_new).or_else(|| rotated().next()).map(|&(part, way)| parts.variant_with(part, way));
+    std::iter::once(first).chain(other).collect()
+}
+
+/// SMs of the virtual device of a seed.
+pub(crate) fn sms(seed: u64) -> u32 {
+    2 + (seed % 5) as u32
+}
+
+/// Runs what was chosen, each variant under so many schedules.
+pub(crate) fn run(jobs: &[Job<'_>], schedules: u64) -> Outcome {
     let kernels = Kernels::new();
-    let progress = ProgressBar::new(cases.len() as u64);
+    let progress = ProgressBar::new(jobs.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} graphs {elapsed} eta {eta}");
     progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let one = |(number, case): (usize, &GraphCase)| {
+    let one = |job: &Job<'_>| {
         let mut outcome = Outcome::default();
-        let seed = seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
-        // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
-        let ran = catch_unwind(AssertUnwindSafe(|| interpret(case, engines, &kernels, all, seed, &mut outcome)));
+        let ran = catch_unwind(AssertUnwindSafe(|| interpret(job, &kernels, schedules, &mut outcome)));
         let fault = match ran {
             Ok(Ok(())) => None,
             Ok(Err((ways, message))) => Some((ways, message)),
             Err(panic) => Some((String::new(), panic_text(&*panic))),
         };
-        outcome.faults.extend(fault.map(|(engine, message)| Fault { case: case.id.clone(), engine, knobs: String::new(), seed, message }));
+        let named = |(engine, message)| Fault { case: job.case.id.clone(), engine, knobs: String::new(), seed: job.seed, message };
+        outcome.faults.extend(fault.map(named));
         progress.inc(1);
         outcome
     };
-    let outcome = cases.par_iter().enumerate().map(one).reduce(Outcome::default, Outcome::join);
+    let outcome = jobs.par_iter().map(one).reduce(Outcome::default, Outcome::join);
     progress.finish_and_clear();
     outcome
 }
 
 /// Runs one case; the ways of the variant that is wrong, and what is.
-fn interpret(
-    case: &GraphCase,
-    engines: &[&'static dyn Engine],
-    kernels: &Kernels,
-    all: bool,
-    seed: u64,
-    outcome: &mut Outcome,
-) -> Result<(), (String, String)> {
-    let fail = |message: String| (String::new(), message);
-    let arch = Arch::virtual_device(2 + (seed % 5) as u32);
-    let parts = Parts::new(&case.graph, &arch, engines, seed as usize).map_err(|error| fail(error.to_string()))?;
-    for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
-        *outcome.refusals.entry((refusal.engine.name, refusal.reason.name())).or_default() += 1;
-    }
-    for ways in &parts.ways {
-        let mut names: Vec<&'static str> = ways.iter().map(|way| way.engine.name).collect();
-        names.dedup();
-        names.into_iter().for_each(|name| *outcome.taken.entry(name).or_default() += 1);
-    }
-    let variants = parts.variants();
-    if variants == 0 {
-        let why: Vec<String> = parts.refusals.iter().map(|(_, refusal)| refusal.to_string()).collect();
-        // With one engine asked for, it need not take every part.
-        return if engines.len() == 1 { Ok(()) } else { Err(fail(format!("a part that nobody takes: {}", why.join("; ")))) };
-    }
-    let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| fail(error.to_string()))?;
-    let chosen: Vec<usize> = match variants {
-        _ if all => (0..variants).collect(),
-        1 => vec![0],
-        _ => vec![0, 1 + seed as usize % (variants - 1)],
-    };
-    for variant in chosen {
+fn interpret(job: &Job<'_>, kernels: &Kernels, schedules: u64, outcome: &mut Outcome) -> Result<(), (String, String)> {
+    let case = &job.case;
+    let trial =
+        Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| (String::new(), error.to_string()))?;
+    for (number, variant) in job.variants.iter().enumerate() {
         let begun = Instant::now();
         outcome.runs += 1;
-        let ways = || parts.chosen(variant).map(|way| format!("{} {}", way.engine, way.knobs)).collect::<Vec<_>>().join(", ");
-        let mut buffers = trial.inputs.buffers.clone();
-        buffers.extend(trial.outputs().clone());
-        let options = Options { sms: arch.sm_count, float_noise: true, ..Options::schedule(seed.wrapping_add(variant as u64)) };
-        (parts.interpret(variant, &mut buffers, &trial.inputs.scalars, kernels, &options)).map_err(|what| (ways(), what))?;
-        trial.judge(&buffers).map_err(|what| (ways(), what))?;
-        outcome.slowest.push((begun.elapsed(), format!("{} {}", case.id, ways())));
+        for schedule in 0..schedules {
+            let mut buffers = trial.inputs.buffers.clone();
+            buffers.extend(trial.outputs().clone());
+            let seed = job.seed.wrapping_add(number as u64).wrapping_add(schedule);
+            let options = Options { sms: job.sms, float_noise: true, ..Options::schedule(seed) };
+            let fail = |what: String| (variant.to_string(), what);
+            variant.interpret(&mut buffers, &trial.inputs.scalars, kernels, &options).map_err(fail)?;
+            trial.judge(&buffers).map_err(fail)?;
+        }
+        outcome.kernels.extend(variant.kernels().map(str::to_owned));
+        outcome.slowest.push((begun.elapsed(), format!("{} {variant}", case.id)));
     }
     Ok(())
 }
@@ -123,9 +192,29 @@ mod tests {
     fn a_few_cases_pass_and_are_counted() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         let cases = crate::check_graphs::load("pointwise/scale/").expect("reads");
-        let outcome = run(&cases, &engines, true, 3);
+        let (jobs, known) = plan(&cases, &engines, true, 3, &mut HashSet::new());
+        let outcome = run(&jobs, 1).join(known);
         assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
         assert!(outcome.runs as usize >= cases.len() && !cases.is_empty());
         assert!(outcome.taken.values().sum::<u64>() as usize >= cases.len());
+    }
+
+    #[test]
+    fn what_nobody_reached_is_preferred() {
+        let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
+        let cases = crate::check_graphs::load("conv/bf16-usual/").expect("reads");
+        let case = cases.iter().find(|case| case.id.contains("fprop") && case.id.contains("f3x3")).expect("a 3×3 case");
+        let parts = Parts::new(&case.graph, &Arch::virtual_device(4), &engines).expect("is cut");
+        let mut reached = HashSet::new();
+        // Each choice leads to a kernel that none before it led to, as long as there is one.
+        let all: HashSet<&str> = parts.ways[0].iter().flat_map(|way| way.kernels()).collect();
+        for turn in 0.. {
+            let before = reached.len();
+            reached.extend(choose(&parts, turn, &reached).iter().flat_map(Variant::kernels).map(str::to_owned));
+            if reached.len() == before {
+                break;
+            }
+        }
+        assert!(all.len() > 5 && reached.len() == all.len(), "{} of {}", reached.len(), all.len());
     }
 }

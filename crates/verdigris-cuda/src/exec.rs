@@ -274,7 +274,7 @@ struct PreparedLaunch {
 #[derive(Debug)]
 enum Patch {
     Pointer { at: usize, to: Address },
-    HostScalar { at: usize, index: usize },
+    HostScalar { at: usize, index: usize, is_double: bool },
     TensorMap { at: usize, to: Address, spec: Box<MapSpec> },
 }
 
@@ -323,9 +323,9 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Re
             (Arg::Scalar(ty, bits), ParameterFact::Scalar { bytes }) if ty.bytes().max(4) == bytes => {
                 room.copy_from_slice(&bits.to_le_bytes()[..bytes as usize]);
             }
-            (Arg::HostScalar(number), ParameterFact::Scalar { bytes: 4 }) => {
+            (Arg::HostScalar(number), ParameterFact::Scalar { bytes: bytes @ (4 | 8) }) => {
                 needs.host_scalars = needs.host_scalars.max(number + 1);
-                patches.push(Patch::HostScalar { at, index: *number });
+                patches.push(Patch::HostScalar { at, index: *number, is_double: bytes == 8 });
             }
             (Arg::Divisor(divisor), ParameterFact::Divisor) => {
                 let divisor = Divisor::new(*divisor).ok_or_else(unfit)?;
@@ -365,8 +365,8 @@ pub struct Bindings<'a> {
     pub buffers: &'a [DeviceSlice<'a>],
     /// At least [`Executable::workspace_bytes`], at a multiple of 256; its contents are lost.
     pub workspace: DeviceSlice<'a>,
-    /// The numbers that the program reads from the host, by index.
-    pub host_scalars: &'a [f32],
+    /// The numbers that the program reads from the host, by index; each is rounded to the type in which the kernel takes it.
+    pub host_scalars: &'a [f64],
 }
 
 /// A program on a device. Immutable: it can be executed from several threads and streams at once, each with a workspace of its
@@ -459,7 +459,8 @@ impl Executable {
         let mut write = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
         match patch {
             Patch::Pointer { at, to } => write(*at, &self.address(to, bindings).to_le_bytes()),
-            Patch::HostScalar { at, index } => write(*at, &bindings.host_scalars[*index].to_le_bytes()),
+            Patch::HostScalar { at, index, is_double: true } => write(*at, &bindings.host_scalars[*index].to_le_bytes()),
+            Patch::HostScalar { at, index, is_double: false } => write(*at, &(bindings.host_scalars[*index] as f32).to_le_bytes()),
             Patch::TensorMap { at, to, spec } => {
                 let map = tensor_map::encode_checked(stream.context().driver(), self.address(to, bindings), spec)?;
                 write(*at, &map.bytes());
@@ -578,7 +579,7 @@ mod tests {
         assert_eq!(needs.slots[3], SlotNeed { bytes: 32, alignment_bytes: 16 });
         assert_eq!(needs.slots[2], SlotNeed { bytes: 0, alignment_bytes: 1 });
         assert!(matches!(patches[0], Patch::Pointer { at: 8, .. }));
-        assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1 }));
+        assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1, is_double: false }));
         assert!(matches!(patches[2], Patch::TensorMap { at: 64, .. }));
         assert_eq!(patches.len(), 3);
     }

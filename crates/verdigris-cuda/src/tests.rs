@@ -428,7 +428,7 @@ fn bindings_that_do_not_suit_are_refused_before_anything_is_submitted() {
     let workspace = pool.alloc(&stream, 2048).expect("allocates");
     let (good, space, scalars) = ([x.slice(), y.slice()], workspace.slice(), [0.0, 2.5]);
     fake::launches();
-    let refused = |buffers: &[DeviceSlice<'_>], workspace, host_scalars: &[f32]| {
+    let refused = |buffers: &[DeviceSlice<'_>], workspace, host_scalars: &[f64]| {
         let error = executable.execute(&stream, &Bindings { buffers, workspace, host_scalars }).expect_err("does not suit");
         let Error::Binding(error) = error else { panic!("{error:?}") };
         error

@@ -1,21 +1,22 @@
 //! A graph on the interpreter: cut into problems, each computed by engines' programs, with the temporaries passed on.
 //!
-//! This is how the cases and random graphs of the corpus reach the engines without a device. [`Parts`] knows all the ways that were chosen
-//! for each part; a *variant* is one way for each of them.
+//! This is how the cases and random graphs of the corpus reach the engines without a device. [`Parts`] knows all the ways that were asked for
+//! of each part; a [`Variant`] is one way for each of them, and can be run.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use verdigris_graph::pattern::{self, Partition};
 use verdigris_graph::problem::Access;
 use verdigris_graph::{Determinism, Error, Graph, Problem, Uid};
-use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
 use verdigris_kir::program::Program;
 
 use crate::arch::Arch;
 use crate::engine::{Engine, EngineId, Knobs, Refusal};
 
 /// One engine's way to compute a part.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Way {
     /// Who.
     pub engine: EngineId,
@@ -25,30 +26,60 @@ pub struct Way {
     pub program: Program,
 }
 
+impl Way {
+    /// The names of the kernels that it launches.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.program.launches().map(|launch| launch.kernel.name())
+    }
+}
+
 /// A graph's problems with the ways to compute each.
 #[derive(Debug)]
 pub struct Parts {
     /// The problems.
     pub partition: Partition,
-    /// The ways of each part, in the order of the parts.
+    /// The ways of each part, in the order of the parts; each engine's default comes before its other settings.
     pub ways: Vec<Vec<Way>>,
     /// Who refused which part.
     pub refusals: Vec<(usize, Refusal)>,
 }
 
 impl Parts {
+    /// Cuts a graph and asks every engine for all its ways.
+    ///
+    /// # Errors
+    /// A graph that cannot be cut.
+    pub fn new(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine]) -> Result<Parts, Error> {
+        Parts::with(graph, arch, engines, |settings| settings)
+    }
+
     /// Cuts a graph and asks every engine for its default way and one more: of the other settings the one that `rotation` counts to.
     ///
     /// # Errors
     /// A graph that cannot be cut.
-    pub fn new(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine], rotation: usize) -> Result<Parts, Error> {
+    pub fn rotated(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine], rotation: usize) -> Result<Parts, Error> {
+        Parts::with(graph, arch, engines, |mut settings| {
+            if let Some(others) = settings.len().checked_sub(1).filter(|&others| others > 0) {
+                settings.swap(1, 1 + rotation % others);
+            }
+            settings.truncate(2);
+            settings
+        })
+    }
+
+    fn with(
+        graph: &Graph,
+        arch: &Arch,
+        engines: &[&'static dyn Engine],
+        choose: impl Fn(Vec<Knobs>) -> Vec<Knobs>,
+    ) -> Result<Parts, Error> {
         let partition = pattern::partition(graph)?;
         let mut refusals = Vec::new();
         let mut ways = Vec::new();
         for (number, part) in partition.parts.iter().enumerate() {
             let mut list = Vec::new();
             for engine in engines {
-                match ways_of(*engine, &part.problem, arch, rotation) {
+                match ways_of(*engine, &part.problem, arch, &choose) {
                     Ok(ways) => list.extend(ways),
                     Err(refusal) => refusals.push((number, refusal)),
                 }
@@ -63,39 +94,74 @@ impl Parts {
         if self.ways.iter().any(Vec::is_empty) { 0 } else { self.ways.iter().map(Vec::len).max().unwrap_or(1) }
     }
 
-    /// The ways of a variant, one for each part.
-    pub fn chosen(&self, variant: usize) -> impl Iterator<Item = &Way> {
-        self.ways.iter().filter_map(move |ways| ways.get(variant % ways.len().max(1)))
+    /// The variant of a number below [`Parts::variants`].
+    pub fn variant(&self, number: usize) -> Variant {
+        let ways = self.ways.iter().filter_map(|ways| ways.get(number % ways.len().max(1)));
+        Variant { partition: self.partition.clone(), ways: ways.cloned().collect() }
     }
 
-    /// Runs a variant. `buffers` holds the tensors that the caller binds, inputs and outputs; outputs are left there. Host scalars are
-    /// passed as f32.
+    /// The variant in which each part goes its first way, but for one that goes its way of that number.
+    pub fn variant_with(&self, part: usize, way: usize) -> Variant {
+        let chosen = |(number, ways): (usize, &Vec<Way>)| ways.get(if number == part { way } else { 0 }).cloned();
+        Variant { partition: self.partition.clone(), ways: self.ways.iter().enumerate().filter_map(chosen).collect() }
+    }
+}
+
+/// A graph's problems with one way for each.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// The problems.
+    pub partition: Partition,
+    /// The way of each.
+    pub ways: Vec<Way>,
+}
+
+/// Engines with their settings, in the order of the parts.
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, way) in self.ways.iter().enumerate() {
+            write!(f, "{}{} {}", if number == 0 { "" } else { " then " }, way.engine, way.knobs)?;
+        }
+        Ok(())
+    }
+}
+
+impl Variant {
+    /// The names of the kernels that it launches.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.ways.iter().flat_map(Way::kernels)
+    }
+
+    /// Runs it and returns what all parts together counted. `buffers` holds the tensors that the caller binds, inputs and outputs; outputs are
+    /// left there.
     ///
     /// # Errors
     /// What the interpreter finds, with the engine and its setting.
     pub fn interpret(
         &self,
-        variant: usize,
         buffers: &mut BTreeMap<Uid, Vec<u8>>,
         scalars: &BTreeMap<Uid, f64>,
         kernels: &Kernels,
         options: &Options,
-    ) -> Result<(), String> {
+    ) -> Result<Counters, String> {
         let temporaries: Vec<Uid> = self.partition.temporaries.iter().map(|tensor| tensor.uid).collect();
         for tensor in &self.partition.temporaries {
             // NaN in every floating-point type: what is read before it is written does not pass for a result.
             let bytes = tensor.layout.span_elements() as usize * tensor.dtype.bytes();
             buffers.insert(tensor.uid, vec![0xff; bytes]);
         }
-        let result = self.partition.parts.iter().zip(self.chosen(variant)).try_for_each(|(part, way)| {
+        let mut counted = Counters::default();
+        let result = self.partition.parts.iter().zip(&self.ways).try_for_each(|(part, way)| {
             let fail = |what: String| format!("{} {}: {what}", way.engine, way.knobs);
             let mut memory = Memory::new();
             for uid in &part.bindings {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
             }
-            let scalar = |uid: &Uid| scalars.get(uid).map_or(0, |&value| (value as f32).to_bits());
+            let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0);
             let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
-            interp::run(&way.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
+            let report =
+                interp::run(&way.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
+            counted.add(&report.total);
             let operands = part.problem.buffers().map_err(|error| fail(error.to_string()))?;
             for operand in operands.iter().filter(|operand| operand.access == Access::Written) {
                 let slot = operand.slot.0 as usize;
@@ -106,19 +172,22 @@ impl Parts {
             Ok(())
         });
         buffers.retain(|uid, _| !temporaries.contains(uid));
-        result
+        result.map(|()| counted)
     }
 }
 
-fn ways_of(engine: &'static dyn Engine, problem: &Problem, arch: &Arch, rotation: usize) -> Result<Vec<Way>, Refusal> {
+fn ways_of(
+    engine: &'static dyn Engine,
+    problem: &Problem,
+    arch: &Arch,
+    choose: impl Fn(Vec<Knobs>) -> Vec<Knobs>,
+) -> Result<Vec<Way>, Refusal> {
     let candidate = engine.accept(problem, arch)?;
     let space = candidate.knobs();
     let repeats = |knobs: &&Knobs| problem.determinism() == Determinism::Any || candidate.notes(knobs).deterministic;
-    let settings: Vec<&Knobs> = space.settings().iter().filter(repeats).collect();
-    let Some((&first, others)) = settings.split_first() else {
+    let settings = choose(space.settings().iter().filter(repeats).cloned().collect());
+    if settings.is_empty() {
         return Err(engine.id().refusal(crate::engine::Reason::Determinism, "no setting repeats bit for bit"));
-    };
-    let other = others.get(rotation % others.len().max(1)).copied();
-    let way = |knobs: &Knobs| Ok(Way { engine: engine.id(), knobs: knobs.clone(), program: candidate.program(knobs)? });
-    std::iter::once(first).chain(other).map(way).collect()
+    }
+    (settings.into_iter()).map(|knobs| Ok(Way { engine: engine.id(), program: candidate.program(&knobs)?, knobs })).collect()
 }

@@ -33,6 +33,10 @@ pub static ENGINES: &[&dyn Engine] = &[&ReduceSimt];
 
 const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
+/// The longest row that a warp takes.
+const WARP_ROW: u64 = 1024;
+/// The fewest turns of a team in a part of a reduction.
+const TURNS_OF_A_PART: u32 = 4;
 /// The most parts that a reduction is cut into.
 const MOST_PARTS: u64 = 512;
 /// Turns of the loop over the elements that are on their way at a time.
@@ -70,9 +74,11 @@ impl Engine for ReduceSimt {
                 }
                 for to in outputs {
                     for form in [Form::Row { team: 32 }, Form::Row { team: THREADS }, Form::Columns] {
-                        for joined in [false, true] {
-                            kernels.push(Spec::plain(f, from, to, form, joined));
-                        }
+                        let whole = Spec::plain(f, from, to, form, false);
+                        // Rows of a warp are too short for parts where an access takes eight elements.
+                        let parts = form != (Form::Row { team: 32 }) || WARP_ROW >= 2 * u64::from(32 * whole.before.vector * TURNS_OF_A_PART);
+                        kernels.push(whole);
+                        kernels.extend(parts.then(|| Spec::plain(f, from, to, form, true)));
                     }
                     kernels.push(Spec::plain(f, from, to, Form::Join, true));
                 }
@@ -400,7 +406,7 @@ impl Accepted {
     fn form(&self) -> Form {
         match (self.columns, self.problem.depth()) {
             (true, _) => Form::Columns,
-            (false, 0..=1024) => Form::Row { team: 32 },
+            (false, 0..=WARP_ROW) => Form::Row { team: 32 },
             _ => Form::Row { team: THREADS },
         }
     }
@@ -433,7 +439,7 @@ impl Accepted {
             let [turn, results] = self.reach(vector);
             let ctas = self.problem.results().div_ceil(results).max(1);
             let wanted = (4 * u64::from(self.arch.sm_count)).div_ceil(ctas);
-            let possible = self.problem.depth() / (turn * 4);
+            let possible = self.problem.depth() / (turn * u64::from(TURNS_OF_A_PART));
             let parts = wanted.min(possible).clamp(1, MOST_PARTS);
             for parts in [parts, 1] {
                 let setting = Setting { vector, parts };

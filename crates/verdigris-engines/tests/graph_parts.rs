@@ -78,7 +78,7 @@ fn run(case: &GraphCase, turn: Turn, arch: &Arch, kernels: &Kernels) -> Result<u
         let mut host_scalars = Vec::new();
         for uid in &part.bindings {
             memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
-            host_scalars.push(inputs.scalars.get(uid).map_or(0, |&value| (value as f32).to_bits()));
+            host_scalars.push(inputs.scalars.get(uid).copied().unwrap_or(0.0));
         }
         let options = Options { sms: arch.sm_count, host_scalars, ..Options::schedule(case.seed + number as u64) };
         interp::run(&program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;

@@ -130,7 +130,7 @@ pub enum Arg {
     Divisor(u32),
     /// A device address.
     Pointer(Address),
-    /// A number that the caller gives at execution: an index into its host scalars; f32 bits.
+    /// A number that the caller gives at execution: an index into its host scalars. The parameter is f32 or f64, and takes it rounded so.
     HostScalar(usize),
     /// A tensor map over memory at an address.
     TensorMap(Address, MapSpec),
@@ -263,7 +263,7 @@ impl Launch {
         for (arg, param) in self.args.iter().zip(&body.params) {
             let fits = match (arg, &param.kind) {
                 (Arg::Scalar(given, _), ParamKind::Scalar(wanted)) => given.as_bits() == wanted.as_bits(),
-                (Arg::HostScalar(_), ParamKind::Scalar(wanted)) => *wanted == Ty::F32,
+                (Arg::HostScalar(_), ParamKind::Scalar(wanted)) => matches!(wanted, Ty::F32 | Ty::F64),
                 (Arg::Divisor(d), ParamKind::Divisor) => *d > 0,
                 (Arg::Pointer(address), ParamKind::Pointer { alignment_bytes, .. }) => {
                     address.offset_bytes.is_multiple_of(u64::from(*alignment_bytes))

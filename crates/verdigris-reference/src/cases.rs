@@ -30,9 +30,12 @@
 //! ]
 //! data = "normal"              # a `Distribution`
 //! deterministic = true         # default false
+//! bounds = [                   # on what the interpreter counts, default none: see `Bounds`
+//!     { engine = "gemm.mma", knobs = { tile = 128 }, global_bytes_ratio = 1.9, sectors_per_request = 16.1, instructions = { integer = 40 } },
+//! ]
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -54,6 +57,31 @@ pub struct Case {
     pub distribution: Distribution,
     /// Seed of the inputs, made from the id.
     pub seed: u64,
+    /// What it may cost engines.
+    pub bounds: Vec<Bounds>,
+}
+
+/// What a case may cost an engine at most, in counts of the interpreter: a slower kernel shows on a machine without a GPU. A bound is a few per
+/// cent above what the kernel needs; whoever makes it need more says why where he raises it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    /// The engine.
+    pub engine: String,
+    /// The part of its setting that is meant; runs by other settings are not held to it.
+    #[serde(default)]
+    pub knobs: BTreeMap<String, u32>,
+    /// Bytes that were asked for in global memory, over the different ones of them; loads and stores together.
+    pub global_bytes_ratio: Option<f64>,
+    /// Sectors of 32 bytes that a warp's load or store of global memory touches in the mean.
+    pub sectors_per_request: Option<f64>,
+    /// Turns that a warp's access to shared memory takes in the mean.
+    pub wavefronts_per_access: Option<f64>,
+    /// Multiply-adds of the tensor cores, over those of the problem.
+    pub mac_ratio: Option<f64>,
+    /// Instructions that warps issue for 1,000 multiply-adds of the problem, by class (`move`, `integer`, `float`, `memory`, …).
+    #[serde(default)]
+    pub instructions: BTreeMap<String, f64>,
 }
 
 /// What can be wrong with a case file.
@@ -173,6 +201,8 @@ struct Group {
     data: Distribution,
     #[serde(default)]
     deterministic: bool,
+    #[serde(default)]
+    bounds: Vec<Bounds>,
 }
 
 fn row_major_operands() -> Vec<String> {
@@ -309,7 +339,7 @@ impl Group {
                 let mut gemm = gemm.canonical().map_err(|error| CaseError::Problem { id: id.clone(), source: Box::new(error) })?;
                 gemm.number_slots();
                 let seed = seed_of(&id);
-                cases.push(Case { id, problem: Problem::Gemm(gemm), distribution: self.data, seed });
+                cases.push(Case { id, problem: Problem::Gemm(gemm), distribution: self.data, seed, bounds: self.bounds.clone() });
             }
         }
         Ok(cases)

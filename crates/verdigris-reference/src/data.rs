@@ -134,7 +134,8 @@ fn value(dtype: DType, distribution: Distribution, is_left: bool, i: usize, rand
 }
 
 /// Inputs for every slot that a problem reads. A and B follow `distribution`; C, bias and residual are normal (whole numbers with
-/// `SmallIntegers`); scale factors lie in [0.5, 2); bound scalars are whole and half numbers in ±2 and never 0.
+/// `SmallIntegers`); scale factors lie in [0.5, 2); bound scalars are whole and half numbers
+/// in ±2 and never 0, in f64 with a digit that f32 would lose.
 pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Inputs {
     let Problem::Gemm(gemm) = problem else {
         return inputs_of_buffers(problem, distribution, seed);
@@ -174,9 +175,8 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
     });
     for scalar in [gemm.alpha, gemm.beta].into_iter().chain(steps) {
         if let HostScalar::Bound(slot) = scalar {
-            let half_steps = 1 + stream.below(4) as i32;
-            let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
-            inputs.scalars.entry(slot).or_insert(sign * f64::from(half_steps));
+            let scalar = host_scalar(&mut stream, gemm.precision.epilogue() == DType::F64);
+            inputs.scalars.entry(slot).or_insert(scalar);
         }
     }
     inputs
@@ -199,9 +199,8 @@ fn inputs_of_buffers(problem: &Problem, distribution: Distribution, seed: u64) -
         }
     }
     for slot in problem.scalars() {
-        let half_steps = 1 + stream.below(4) as i32;
-        let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
-        inputs.scalars.entry(slot).or_insert(sign * f64::from(half_steps));
+        let scalar = host_scalar(&mut stream, false);
+        inputs.scalars.entry(slot).or_insert(scalar);
     }
     inputs
 }
@@ -236,6 +235,14 @@ pub fn sample_positions(gemm: &GemmProblem, count: u64, seed: u64) -> Vec<u64> {
 
 fn stored_slots(gemm: &GemmProblem) -> Vec<Slot> {
     gemm.outputs().iter().map(|output| output.slot).collect()
+}
+
+/// A whole or half number in ±2, not 0. Where it is taken as f64, it has a digit more than f32 holds.
+pub(crate) fn host_scalar(stream: &mut Random, is_double: bool) -> f64 {
+    let half_steps = 1 + stream.below(4) as i32;
+    let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
+    let scalar = sign * f64::from(half_steps);
+    if is_double { scalar * (1.0 + num::power_of_two(-40)) } else { scalar }
 }
 
 pub(crate) fn factors(seed: u64, elements: u64) -> Vec<u8> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use verdigris_graph::{BinaryOp, Graph, Op, Pointwise, TensorDesc, Uid, UnaryOp};
 use verdigris_tensor::{DType, num};
 
-use crate::data::{Distribution, Random, factors, fill};
+use crate::data::{Distribution, Random, factors, fill, host_scalar};
 use crate::ops::pool::Windows;
 use crate::run::Inputs;
 
@@ -39,9 +39,7 @@ pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inp
     for tensor in graph.tensors.iter().filter(|tensor| read.contains(&tensor.uid) && !written.contains(&tensor.uid)) {
         let seed = stream.bits();
         if tensor.by_value {
-            let half_steps = 1 + stream.below(4) as i32;
-            let sign = if stream.below(2) == 0 { 0.5 } else { -0.5 };
-            inputs.scalars.insert(tensor.uid, sign * f64::from(half_steps));
+            inputs.scalars.insert(tensor.uid, host_scalar(&mut stream, tensor.dtype == DType::F64));
             continue;
         }
         let role = (graph.nodes.iter()).find_map(|node| role_of(graph, &node.op, tensor.uid)).unwrap_or(Role::Any(false));

@@ -528,12 +528,12 @@ impl GraphPlan {
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
         let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-        let mut scalars = [0.0_f32; MAX_SLOTS];
+        let mut scalars = [0.0_f64; MAX_SLOTS];
         for (slot, source) in part.slots.iter().enumerate() {
             match *source {
                 Source::Bound(place) => match bindings[usize::from(places[place])].1 {
                     Binding::Buffer(slice) => buffers[slot] = slice,
-                    Binding::Scalar(value) => scalars[slot] = value as f32,
+                    Binding::Scalar(value) => scalars[slot] = value,
                 },
                 Source::Workspace { offset_bytes, bytes } => buffers[slot] = workspace.part(offset_bytes, bytes)?,
             }

@@ -18,7 +18,7 @@ pub const MAX_SLOTS: usize = 32;
 pub enum Binding<'a> {
     /// Memory, from the operand's first element on.
     Buffer(DeviceSlice<'a>),
-    /// A host scalar; rounded to f32, in which kernels take it.
+    /// A host scalar; rounded to f32 where kernels compute in f32.
     Scalar(f64),
 }
 
@@ -116,7 +116,7 @@ impl Plan {
     /// [`Error::Binding`], [`Error::Device`].
     pub fn execute(&self, stream: &Stream, bindings: &[Binding<'_>], workspace: DeviceSlice<'_>) -> Result<(), Error> {
         let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-        let mut scalars = [0.0_f32; MAX_SLOTS];
+        let mut scalars = [0.0_f64; MAX_SLOTS];
         let (given, needed) = (bindings.len(), self.slots.len());
         if given != needed {
             return Err(BindingError::Count { given, needed }.into());
@@ -129,7 +129,7 @@ impl Plan {
                     }
                     buffers[slot] = *slice;
                 }
-                (Binding::Scalar(value), SlotFact::Scalar) => scalars[slot] = *value as f32,
+                (Binding::Scalar(value), SlotFact::Scalar) => scalars[slot] = *value,
                 (Binding::Buffer(_), SlotFact::Scalar) => {
                     return Err(BindingError::Kind { slot, needed: "a host scalar", given: "a buffer" }.into());
                 }
@@ -156,7 +156,7 @@ impl Plan {
         &self,
         stream: &Stream,
         buffers: &[DeviceSlice<'_>],
-        host_scalars: &[f32],
+        host_scalars: &[f64],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
         Ok(self.executable.execute(stream, &Bindings { buffers, workspace, host_scalars })?)

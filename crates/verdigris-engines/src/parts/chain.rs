@@ -43,8 +43,8 @@ pub(crate) enum StepSpec {
     Load { dtype: DType, path: u32, windowed: bool },
     /// What is handed to the chain.
     Given,
-    /// A factor; `bound` ones come from the host at execution.
-    Scalar { bound: bool },
+    /// A factor, fixed or given at execution; it takes the type of what it meets.
+    Scalar,
     /// A coordinate.
     Index,
     /// Attributes are arguments, so they are 0 here.
@@ -151,7 +151,7 @@ impl ChainSpec {
         let steps = chain.steps.iter().map(|step| match *step {
             ChainStep::Load { ref from, ref window } => StepSpec::Load { dtype: from.dtype, path: place(step), windowed: window.is_some() },
             ChainStep::Given => StepSpec::Given,
-            ChainStep::Scalar(factor) => StepSpec::Scalar { bound: matches!(factor, HostScalar::Bound(_)) },
+            ChainStep::Scalar(_) => StepSpec::Scalar,
             ChainStep::Index { .. } => StepSpec::Index,
             ChainStep::Unary { f, x } => StepSpec::Unary(steps::without_attributes(f), x),
             ChainStep::Binary { f, x, z } => {
@@ -208,7 +208,7 @@ impl ChainSpec {
         words.extend(self.steps.iter().map(|step| match *step {
             StepSpec::Load { dtype, path, windowed } => format!("{dtype}{}{path}", if windowed { "w" } else { "l" }),
             StepSpec::Given => "given".to_owned(),
-            StepSpec::Scalar { bound } => if bound { "bound" } else { "fixed" }.to_owned(),
+            StepSpec::Scalar => "factor".to_owned(),
             StepSpec::Index => "index".to_owned(),
             StepSpec::Unary(f, x) => format!("{}{x}", f.name()),
             StepSpec::Binary(BinaryOp::Backward(f), x, z) => format!("d{}{x}_{z}", f.name()),
@@ -272,7 +272,7 @@ impl ChainSpec {
                 | (StepSpec::Store { .. }, ChainStep::Store { to: view, .. }) => {
                     args.push(pointer(view, region.first.iter().copied()));
                 }
-                (StepSpec::Scalar { .. }, ChainStep::Scalar(factor)) => args.push(match *factor {
+                (StepSpec::Scalar, ChainStep::Scalar(factor)) => args.push(match *factor {
                     HostScalar::Bound(slot) => Arg::HostScalar(slot.0 as usize),
                     HostScalar::Fixed(value) => Arg::Scalar(Ty::F64, value.0.to_bits()),
                 }),
@@ -313,8 +313,7 @@ impl ChainSpec {
                     Step::Load(pointer, Some((inside, k.scalar("window_fill"))))
                 }
                 StepSpec::Store { dtype, path, .. } => Step::Store(k.output("output", self.access_bytes(dtype, path))),
-                StepSpec::Scalar { bound: true } => Step::Value(AnyVal::F32(k.scalar("bound_factor"))),
-                StepSpec::Scalar { bound: false } => Step::Factor(k.scalar("factor")),
+                StepSpec::Scalar => Step::Factor(k.scalar("factor")),
                 StepSpec::Index => Step::Index(k.scalar("index_first"), (0..self.rank).map(|_| k.scalar("index_stride")).collect()),
                 StepSpec::Unary(f, _) => Step::Attributes(attributes(steps::attributes(f).len())),
                 StepSpec::Binary(f, ..) => Step::Attributes(attributes(steps::binary_attributes(f).len())),
@@ -377,7 +376,6 @@ type Inside<'k> = Vec<(Val<'k, u32>, Val<'k, u32>)>;
 enum Step<'k> {
     Load(Pointer<'k>, Option<(Inside<'k>, Val<'k, u64>)>),
     Store(Pointer<'k>),
-    Value(AnyVal<'k>),
     Factor(Val<'k, f64>),
     Index(Val<'k, u64>, Vec<Val<'k, u64>>),
     Attributes(Vec<Val<'k, f64>>),
@@ -539,7 +537,7 @@ impl<'k> ChainCode<'k> {
                 };
                 let doubled =
                     |operands: &[u32]| operands.iter().any(|&x| matches!(of(x, 0), AnyVal::F64(_) | AnyVal::Stored(DType::F64, _)));
-                // A fixed factor takes the type of what it meets.
+                // A factor takes the type of what it meets.
                 let operand = |x: u32, lane: usize, all: &[u32]| match (&self.steps[x as usize], of(x, lane)) {
                     (Step::Factor(factor), _) => {
                         let others: Vec<u32> =
@@ -556,8 +554,7 @@ impl<'k> ChainCode<'k> {
                 let next = match (*spec, step) {
                     (StepSpec::Load { .. }, _) => fetched[i].clone(),
                     (StepSpec::Given, _) => given.to_vec(),
-                    (StepSpec::Scalar { .. }, Step::Value(value)) => vec![*value],
-                    (StepSpec::Scalar { .. }, Step::Factor(factor)) => vec![AnyVal::F64(*factor)],
+                    (StepSpec::Scalar, Step::Factor(factor)) => vec![AnyVal::F64(*factor)],
                     (StepSpec::Index, Step::Index(first, strides)) => {
                         let at = index.iter().zip(strides).fold(*first, |sum, (&i, &stride)| sum + i.widen() * stride);
                         each(&|lane| {

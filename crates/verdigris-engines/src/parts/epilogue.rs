@@ -129,7 +129,7 @@ impl StepSpec {
             }
             (StepSpec::Binary(_, spec, _), EpilogueStep::Binary { operand: place, .. })
             | (StepSpec::Store(spec), EpilogueStep::Store { target: place }) => operand(args, *spec, place),
-            (_, EpilogueStep::Scale { factor }) => args.extend(factor_args(double, *factor)),
+            (_, EpilogueStep::Scale { factor }) => args.push(factor_arg(double, *factor)),
             _ => {}
         }
     }
@@ -278,7 +278,7 @@ impl EpilogueSpec {
         let mut epilogue = Epilogue { k, pairs: self.pairs, alpha: None, beta: None, scales: Vec::new(), steps: Vec::new(), d: None };
         if !self.exact {
             if has_factors {
-                epilogue.alpha = Some(declare_factor(k, ["alpha", "alpha_bound"]));
+                epilogue.alpha = Some(declare_factor(k, "alpha"));
             }
             if self.scale_a {
                 epilogue.scales.push(k.input("scale_a", 4));
@@ -287,7 +287,7 @@ impl EpilogueSpec {
                 epilogue.scales.push(k.input("scale_b", 4));
             }
             if let Some(c) = self.c {
-                epilogue.beta = Some((declare_factor(k, ["beta", "beta_bound"]), operand(c, Access::Read)));
+                epilogue.beta = Some((declare_factor(k, "beta"), operand(c, Access::Read)));
             }
             epilogue.steps = self.steps.iter().map(|step| Step::declare(k, step, &operand)).collect();
         }
@@ -310,14 +310,14 @@ impl EpilogueSpec {
             args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
         };
         if !self.exact {
-            args.extend(factor_args(self.double, problem.alpha));
+            args.push(factor_arg(self.double, problem.alpha));
             for scale in [&problem.scale_a, &problem.scale_b] {
                 if let Some(Scale::Tensor { slot }) = scale {
                     args.push(Arg::Pointer(Address::buffer(slot.0 as usize)));
                 }
             }
             if let (Some(spec), Some(c)) = (self.c, &problem.c) {
-                args.extend(factor_args(self.double, problem.beta));
+                args.push(factor_arg(self.double, problem.beta));
                 operand(&mut args, spec, c);
             }
             for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
@@ -376,28 +376,22 @@ fn without_attributes(f: UnaryOp) -> UnaryOp {
     }
 }
 
-/// A factor from the host. In f64 it has two parameters: a host scalar is passed as f32, a fixed factor keeps all of its digits.
-fn declare_factor<'k, T: Compute>(k: Kernel<'k>, [name, bound]: [&'static str; 2]) -> Val<'k, T> {
+/// A factor from the host, fixed or given at execution, in the type that is computed in.
+fn declare_factor<'k, T: Compute>(k: Kernel<'k>, name: &'static str) -> Val<'k, T> {
     if T::DTYPE == DType::F64 {
-        T::from_f64(k.scalar::<f64>(name)) * T::from_f32(k.scalar::<f32>(bound))
+        T::from_f64(k.scalar::<f64>(name))
     } else {
         T::from_f32(k.scalar::<f32>(name))
     }
 }
 
-/// The arguments of [`declare_factor`].
-fn factor_args(double: bool, scalar: HostScalar<Slot>) -> Vec<Arg> {
-    let fixed = if let HostScalar::Fixed(value) = scalar { Some(value.0) } else { None };
-    let mut args = Vec::new();
-    if double {
-        args.push(Arg::Scalar(Ty::F64, fixed.unwrap_or(1.0).to_bits()));
-    }
-    args.push(match (scalar, double) {
+/// The argument of [`declare_factor`].
+fn factor_arg(double: bool, scalar: HostScalar<Slot>) -> Arg {
+    match (scalar, double) {
         (HostScalar::Bound(slot), _) => Arg::HostScalar(slot.0 as usize),
-        (HostScalar::Fixed(_), true) => Arg::Scalar(Ty::F32, u64::from(1f32.to_bits())),
+        (HostScalar::Fixed(value), true) => Arg::Scalar(Ty::F64, value.0.to_bits()),
         (HostScalar::Fixed(value), false) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
-    });
-    args
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -460,7 +454,7 @@ impl<'k, T: Compute, P> Step<'k, T, P> {
                 Step::Unary(f, (0..attributes).map(|_| T::from_f64(k.scalar::<f64>("attribute"))).collect())
             }
             StepSpec::Binary(f, spec, right) => Step::Binary(f, operand(spec, Access::Read), right),
-            StepSpec::Scale => Step::Scale(declare_factor(k, ["factor", "factor_bound"])),
+            StepSpec::Scale => Step::Scale(declare_factor(k, "factor")),
             StepSpec::Round(dtype) => Step::Round(dtype),
             StepSpec::Store(spec) => Step::Store(operand(spec, Access::Write)),
         }

@@ -11,6 +11,7 @@ use super::shadow::Readers;
 use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, Wait, Warp};
 use super::wgmma::{Flights, WarpgroupState};
 use super::{AsyncPolicy, Kernels, Options};
+use crate::ir::{ParamKind, Ty};
 use crate::program::{Address, Arg, Base, Divisor, Launch, Program, Residency, Step};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -183,7 +184,12 @@ impl Machine<'_> {
                 Arg::HostScalar(index) => {
                     let value = self.options.host_scalars.get(*index).copied();
                     let value = value.ok_or_else(|| fail(format!("host scalar {index} is not given")))?;
-                    params[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+                    // In the type of the parameter: `Launch::check` saw that it is one of the two.
+                    if param.kind == ParamKind::Scalar(Ty::F64) {
+                        params[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+                    } else {
+                        params[offset..offset + 4].copy_from_slice(&(value as f32).to_le_bytes());
+                    }
                 }
                 Arg::TensorMap(address, spec) => {
                     let at = bindings.address(*address).map_err(fail)?;

@@ -113,8 +113,8 @@ pub struct Options {
     pub step_budget: u64,
     /// Disturb approximate instructions inside the bound that the ISA gives.
     pub float_noise: bool,
-    /// What `HostScalar` arguments stand for: bits of f32.
-    pub host_scalars: Vec<u32>,
+    /// What `HostScalar` arguments stand for; each is rounded to the type of the parameter that takes it.
+    pub host_scalars: Vec<f64>,
 }
 
 impl Default for Options {

@@ -56,7 +56,8 @@ impl Counters {
         self.instructions[class as usize]
     }
 
-    pub(crate) fn add(&mut self, other: &Counters) {
+    /// Adds the counts of another launch or run. What is unique to each counts as unique in both together.
+    pub fn add(&mut self, other: &Counters) {
         self.global_load_bytes += other.global_load_bytes;
         self.unique_load_bytes += other.unique_load_bytes;
         self.global_store_bytes += other.global_store_bytes;

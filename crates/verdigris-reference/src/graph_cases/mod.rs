@@ -317,7 +317,7 @@ impl<'a> Draft<'a> {
                     self.builder.binary(&name, *f, x, z)
                 }
                 Step::Scale(factor) => {
-                    let factor = self.scalar(factor)?;
+                    let factor = self.scalar(factor, v)?;
                     self.builder.scale(&name, v, factor)
                 }
                 Step::Round(dtype) => {
@@ -342,12 +342,14 @@ impl<'a> Draft<'a> {
         Ok(v)
     }
 
-    fn scalar(&mut self, text: &ScalarText) -> Result<HostScalar<Uid>, CaseError> {
+    /// A factor of the value `x`: one that is bound is f64 where the value is.
+    fn scalar(&mut self, text: &ScalarText, x: Uid) -> Result<HostScalar<Uid>, CaseError> {
         match text {
             ScalarText::Fixed(value) => Ok(HostScalar::Fixed(Real(*value))),
             ScalarText::Word(word) if word == "bound" => {
                 let name = self.name("factor");
-                Ok(HostScalar::Bound(self.builder.host_scalar(&name, DType::F32)))
+                let is_double = self.builder.described(x).is_some_and(|value| value.dtype == DType::F64);
+                Ok(HostScalar::Bound(self.builder.host_scalar(&name, if is_double { DType::F64 } else { DType::F32 })))
             }
             ScalarText::Word(word) => field(self.group, "scale", word, "a factor is a number or \"bound\""),
         }

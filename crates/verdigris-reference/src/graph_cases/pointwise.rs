@@ -94,7 +94,7 @@ impl Group {
                         draft.builder.ternary("f", f, x, z, t)
                     }
                     Function::Scale(factor) => {
-                        let factor = draft.scalar(factor)?;
+                        let factor = draft.scalar(factor, x)?;
                         draft.builder.scale("f", x, factor)
                     }
                     Function::Chain | Function::Index(_) => Ok(draft.chain(x, dims, word, &self.chain)?),

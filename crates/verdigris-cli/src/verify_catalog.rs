@@ -1,0 +1,311 @@
+//! The part of `verify` that leads to every kernel of the catalogs.
+//!
+//! Cases are made for problems' edges; most kernels of a catalog differ in tiles and types, which small cases do not ask for. So each engine has
+//! a file of plain problems under `cases/catalog/`, in the format of the cases of its family, sized to whole tiles with a ragged one beside
+//! them and two or three stages of depth. Of their settings, those are run that launch a kernel which none before it launched. A kernel that no
+//! problem leads to has no reason to be in the catalog, and is reported as a fault.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Engine, Knobs};
+use verdigris_engines::interpret::{Parts, Variant};
+use verdigris_kir::ir::Target;
+use verdigris_reference::cases::{self, Case};
+use verdigris_reference::graph_cases::{self, GraphCase};
+
+use crate::verify_graphs::{self, Job};
+
+/// The problems of each engine, with the family in whose format they are written.
+const PROBLEMS: &[(&str, &str, &str)] = &[
+    ("gemm.simt", "gemm", include_str!("../../../cases/catalog/gemm.simt.toml")),
+    ("gemm.mma", "gemm", include_str!("../../../cases/catalog/gemm.mma.toml")),
+    ("gemm.wgmma", "gemm", include_str!("../../../cases/catalog/gemm.wgmma.toml")),
+    ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
+    ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
+    ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),
+    ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),
+    ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
+    ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
+    ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
+];
+
+/// SMs of the devices on which problems are tried after those of the seed: some settings are offered where many SMs would stand idle.
+const LARGER_DEVICES_SMS: [u32; 3] = [8, 12, 16];
+/// The most variants of a graph in one job, so that jobs can be shared out.
+const VARIANTS_OF_A_JOB: usize = 4;
+
+/// A product on an engine by one setting.
+pub(crate) struct Product {
+    pub(crate) case: Case,
+    pub(crate) engine: &'static dyn Engine,
+    pub(crate) knobs: Knobs,
+    pub(crate) sms: u32,
+}
+
+/// What leads to the kernels of catalogs.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) products: Vec<Product>,
+    pub(crate) graphs: Vec<Job<'static>>,
+    /// The kernels that are led to.
+    pub(crate) kernels: BTreeSet<String>,
+    /// Those that nothing leads to, with their engine.
+    pub(crate) unreached: BTreeSet<(&'static str, String)>,
+}
+
+impl Plan {
+    fn join(mut self, other: Plan) -> Plan {
+        self.products.extend(other.products);
+        self.graphs.extend(other.graphs);
+        self.kernels.extend(other.kernels);
+        self.unreached.extend(other.unreached);
+        // Engines share kernels, such as those that repack operands.
+        self.unreached.retain(|(_, kernel)| !self.kernels.contains(kernel));
+        self
+    }
+
+    /// Whether a program of these kernels is to run: it leads to one that is wanted, and is the first.
+    fn takes<'n>(&mut self, wanted: &mut BTreeSet<String>, kernels: impl Iterator<Item = &'n str>) -> bool {
+        let found: Vec<String> = kernels.filter(|&kernel| wanted.contains(kernel)).map(str::to_owned).collect();
+        found.iter().for_each(|kernel| {
+            wanted.remove(kernel);
+        });
+        self.kernels.extend(found.iter().cloned());
+        !found.is_empty()
+    }
+}
+
+enum Problem {
+    Product(Case),
+    Graph(GraphCase),
+}
+
+/// The names of the kernels that an engine may launch on any chip.
+pub(crate) fn names(engine: &dyn Engine) -> BTreeSet<String> {
+    let targets = [Target::Sm80, Target::Sm89, Target::Sm90, Target::Sm90a];
+    targets.into_iter().flat_map(|target| engine.catalog(target)).map(|kernel| kernel.name().to_owned()).collect()
+}
+
+/// What leads to every kernel of the engines' catalogs. The seed chooses the devices, and which of several settings leads to a kernel.
+pub(crate) fn plan(engines: &[&'static dyn Engine], seed: u64) -> Result<Plan> {
+    let plans: Vec<Plan> = engines.par_iter().map(|&engine| of_engine(engine, seed)).collect::<Result<_>>()?;
+    Ok(plans.into_iter().fold(Plan::default(), Plan::join))
+}
+
+fn problems(engine: &str) -> Result<Vec<Problem>> {
+    let mut list = Vec::new();
+    for &(_, family, text) in PROBLEMS.iter().filter(|(of, ..)| *of == engine) {
+        let told = || format!("the problems of {engine} under cases/catalog");
+        if family == "gemm" {
+            list.extend(cases::load(&format!("catalog/{engine}"), text).with_context(told)?.into_iter().map(Problem::Product));
+        } else {
+            let rename = |case: GraphCase| Problem::Graph(GraphCase { id: format!("catalog/{engine}/{}", case.id), ..case });
+            list.extend(graph_cases::load(family, text).with_context(told)?.into_iter().map(rename));
+        }
+    }
+    Ok(list)
+}
+
+fn of_engine(engine: &'static dyn Engine, seed: u64) -> Result<Plan> {
+    let mut wanted = names(engine);
+    let mut plan = Plan::default();
+    let problems = problems(engine.id().name)?;
+    let of_seed = (0..5).map(|turn| verify_graphs::sms(seed.wrapping_add(turn)));
+    for sms in of_seed.chain(LARGER_DEVICES_SMS) {
+        let arch = Arch::virtual_device(sms);
+        for (number, problem) in problems.iter().enumerate() {
+            if wanted.is_empty() {
+                return Ok(plan);
+            }
+            let turn = seed.wrapping_add(number as u64);
+            match problem {
+                Problem::Product(case) => of_product(&mut plan, &mut wanted, case, engine, &arch, turn),
+                Problem::Graph(case) => of_graph(&mut plan, &mut wanted, case, engine, &arch, turn)?,
+            }
+        }
+    }
+    plan.unreached = wanted.into_iter().map(|kernel| (engine.id().name, kernel)).collect();
+    Ok(plan)
+}
+
+/// All of a list, from a place that `turn` counts to.
+fn rotated<T>(list: &[T], turn: u64) -> impl Iterator<Item = (usize, &T)> {
+    let from = (turn % list.len().max(1) as u64) as usize;
+    list.iter().enumerate().cycle().skip(from).take(list.len())
+}
+
+fn of_product(plan: &mut Plan, wanted: &mut BTreeSet<String>, case: &Case, engine: &'static dyn Engine, arch: &Arch, turn: u64) {
+    let Ok(candidate) = engine.accept(&case.problem, arch) else { return };
+    let space = candidate.knobs();
+    for (_, knobs) in rotated(space.settings(), turn) {
+        // A setting that is refused fails the cases; here it leads nowhere.
+        let Ok(program) = candidate.program(knobs) else { continue };
+        if plan.takes(wanted, program.launches().map(|launch| launch.kernel.name())) {
+            plan.products.push(Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count });
+        }
+    }
+}
+
+fn of_graph(
+    plan: &mut Plan,
+    wanted: &mut BTreeSet<String>,
+    case: &GraphCase,
+    engine: &'static dyn Engine,
+    arch: &Arch,
+    turn: u64,
+) -> Result<()> {
+    let parts = Parts::new(&case.graph, arch, &[engine]).with_context(|| case.id.clone())?;
+    if parts.variants() == 0 {
+        return Ok(());
+    }
+    let mut variants: Vec<Variant> = Vec::new();
+    for (part, ways) in parts.ways.iter().enumerate() {
+        for (number, way) in rotated(ways, turn) {
+            if plan.takes(wanted, way.kernels()) {
+                variants.push(parts.variant_with(part, number));
+            }
+        }
+    }
+    let job = |variants: &[Variant]| Job { case: Cow::Owned(case.clone()), variants: variants.to_vec(), sms: arch.sm_count, seed: turn };
+    plan.graphs.extend(variants.chunks(VARIANTS_OF_A_JOB).map(job));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::Prepared;
+    use crate::verify::{Work, execute};
+    use verdigris_kir::interp::Kernels;
+
+    #[test]
+    fn every_kernel_of_the_catalogs_is_led_to() {
+        let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
+        for seed in [0, 3] {
+            let plan = plan(&engines, seed).expect("the problems are read");
+            let lines: Vec<String> = plan.unreached.iter().map(|(engine, kernel)| format!("{engine} {kernel}")).collect();
+            assert!(lines.is_empty(), "with seed {seed}, no problem leads to {} kernels:\n{}", lines.len(), lines.join("\n"));
+            let all: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
+            assert_eq!(plan.kernels, all);
+        }
+    }
+
+    /// The words of a kernel's name in front of types and numbers, and whether sums go on elsewhere.
+    fn class(kernel: &str) -> String {
+        let mut words = Vec::new();
+        for word in kernel.split('_') {
+            let letters = word.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
+            // A type or a size has one or two letters before its first digit.
+            if letters.len() == word.len() || letters.len() > 2 {
+                words.push(letters);
+            }
+            if letters.len() < word.len() {
+                break;
+            }
+        }
+        words.extend(["split", "parts", "part"].into_iter().find(|way| kernel.split('_').any(|word| word == *way)));
+        words.join("_")
+    }
+
+    /// A product or a graph on an engine.
+    enum Run {
+        Product(Product),
+        Graph(Job<'static>),
+    }
+
+    /// For each class of kernels of the catalogs one run that launches such a kernel, of the smallest case that does.
+    fn smallest_of_each_class(engines: &[&'static dyn Engine]) -> (Vec<Run>, BTreeSet<String>) {
+        let catalogued: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
+        let mut wanted: BTreeSet<String> = catalogued.iter().map(|kernel| class(kernel)).collect();
+        let mut take = |kernels: &mut dyn Iterator<Item = &str>| {
+            let classes: BTreeSet<String> = kernels.filter(|kernel| catalogued.contains(*kernel)).map(class).collect();
+            classes.iter().filter(|class| wanted.remove(*class)).count() > 0
+        };
+        let arch = Arch::virtual_device(4);
+        let mut runs = Vec::new();
+        let mut products = crate::cases::load(None, None, "").expect("the cases are read");
+        products.sort_by_key(|case| if let verdigris_graph::Problem::Gemm(gemm) = &case.problem { gemm.flops() as u64 } else { 0 });
+        let mut graphs = crate::check_graphs::load("").expect("the cases are read");
+        graphs.retain(|case| !case.device_only);
+        graphs.sort_by_key(|case| case.graph.tensors.iter().map(|tensor| tensor.layout.span_elements()).sum::<u64>());
+        for case in products {
+            for &engine in engines {
+                let Ok(candidate) = engine.accept(&case.problem, &arch) else { continue };
+                for knobs in candidate.knobs().settings() {
+                    let Ok(program) = candidate.program(knobs) else { continue };
+                    if take(&mut program.launches().map(|launch| launch.kernel.name())) {
+                        runs.push(Run::Product(Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count }));
+                    }
+                }
+            }
+        }
+        for case in graphs {
+            let parts = Parts::new(&case.graph, &arch, engines).expect("a case is cut");
+            for (part, ways) in parts.ways.iter().enumerate() {
+                for (number, way) in ways.iter().enumerate() {
+                    if take(&mut way.kernels()) {
+                        let variants = vec![parts.variant_with(part, number)];
+                        runs.push(Run::Graph(Job { case: Cow::Owned(case.clone()), variants, sms: arch.sm_count, seed: 0 }));
+                    }
+                }
+            }
+        }
+        // What needs more depth or another type than the cases have.
+        let rest = plan(engines, 0).expect("the problems are read");
+        for product in rest.products {
+            let candidate = product.engine.accept(&product.case.problem, &Arch::virtual_device(product.sms)).expect("was accepted");
+            let program = candidate.program(&product.knobs).expect("was made");
+            if take(&mut program.launches().map(|launch| launch.kernel.name())) {
+                runs.push(Run::Product(product));
+            }
+        }
+        for job in rest.graphs {
+            for variant in &job.variants {
+                if take(&mut variant.kernels()) {
+                    runs.push(Run::Graph(Job { case: job.case.clone(), variants: vec![variant.clone()], sms: job.sms, seed: 0 }));
+                }
+            }
+        }
+        (runs, wanted)
+    }
+
+    #[test]
+    fn one_kernel_of_each_class_is_right_under_twenty_schedules() {
+        let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
+        let (runs, missing) = smallest_of_each_class(&engines);
+        assert!(missing.is_empty(), "no case launches a kernel of the classes {missing:?}");
+        let decoded = Kernels::new();
+        let faults: Vec<String> = (runs.par_iter())
+            .flat_map_iter(|run| match run {
+                Run::Product(product) => {
+                    let prepared = Prepared::new(product.case.clone()).expect("prepares");
+                    let work = Work { case: 0, engine: product.engine, knobs: product.knobs.clone(), seed: 0, sms: product.sms };
+                    let fault = execute(&prepared, &work, &decoded, 20).fault;
+                    fault.map(|fault| format!("{} {} {}: {fault}", product.case.id, product.engine.id(), product.knobs)).into_iter().collect()
+                }
+                Run::Graph(job) => {
+                    let outcome = verify_graphs::run(std::slice::from_ref(job), 20);
+                    outcome.faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>()
+                }
+            })
+            .collect();
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+
+    #[test]
+    fn a_class_is_what_stands_before_types_and_sizes() {
+        for (kernel, wanted) in [
+            ("gemm_simt_f32_f32_ieee_128x128x16_d", "gemm_simt"),
+            ("gemm_repack_copy_b16", "gemm_repack_copy"),
+            ("conv_gather2_bf16_bf16_t_128x128_s4_c2_split_d", "conv_gather_split"),
+            ("reduce_add_row32_k1r1_part", "reduce_add_row_part"),
+            ("pool_max_sss_ndhwc_f32_f32", "pool_max_sss_ndhwc"),
+        ] {
+            assert_eq!(class(kernel), wanted);
+        }
+    }
+}
