@@ -566,7 +566,11 @@ mod tests {
         assert!(found.is_empty(), "{}", found.join("\n"));
         let mut tight = case.clone();
         tight.bounds[0].global_bytes_ratio = tight.bounds[0].global_bytes_ratio.map(|bound| 0.8 * bound);
-        assert!(tight.bounds[0].global_bytes_ratio.is_some() && faults(&tight)[0].contains("global_bytes_ratio is "), "{:?}", faults(&tight));
+        assert!(
+            tight.bounds[0].global_bytes_ratio.is_some() && faults(&tight)[0].contains("global_bytes_ratio is "),
+            "{:?}",
+            faults(&tight)
+        );
         // A setting that is not offered is no way round a bound.
         let mut lost = case;
         lost.bounds[0].knobs.insert("tile".to_owned(), 77);

@@ -285,7 +285,10 @@ mod tests {
                     let prepared = Prepared::new(product.case.clone()).expect("prepares");
                     let work = Work { case: 0, engine: product.engine, knobs: product.knobs.clone(), seed: 0, sms: product.sms };
                     let fault = execute(&prepared, &work, &decoded, 20).fault;
-                    fault.map(|fault| format!("{} {} {}: {fault}", product.case.id, product.engine.id(), product.knobs)).into_iter().collect()
+                    fault
+                        .map(|fault| format!("{} {} {}: {fault}", product.case.id, product.engine.id(), product.knobs))
+                        .into_iter()
+                        .collect()
                 }
                 Run::Graph(job) => {
                     let outcome = verify_graphs::run(std::slice::from_ref(job), 20);

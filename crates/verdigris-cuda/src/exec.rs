@@ -585,6 +585,20 @@ mod tests {
     }
 
     #[test]
+    fn a_host_scalar_takes_the_width_of_its_parameter() {
+        let at = |offset_bytes, bytes| Parameter { offset_bytes, fact: ParameterFact::Scalar { bytes } };
+        let facts = KernelFacts { parameters: vec![at(0, 8), at(8, 4)], parameter_bytes: 12, ..facts() };
+        let program = Program::default();
+        let (_, patches) =
+            parameters(&launch(vec![Arg::HostScalar(0), Arg::HostScalar(0)]), &facts, &mut Needs::new(&program)).expect("fits");
+        assert!(matches!(patches[0], Patch::HostScalar { at: 0, index: 0, is_double: true }));
+        assert!(matches!(patches[1], Patch::HostScalar { at: 8, index: 0, is_double: false }));
+        let narrow = KernelFacts { parameters: vec![at(0, 8), at(8, 2)], ..facts };
+        let refused = parameters(&launch(vec![Arg::HostScalar(0), Arg::HostScalar(0)]), &narrow, &mut Needs::new(&program));
+        assert!(refused.expect_err("two bytes hold no host scalar").to_string().contains("parameter 1"));
+    }
+
+    #[test]
     fn arguments_that_do_not_fit_are_refused() {
         let refused = |args: Vec<Arg>| {
             let program = Program { scratch: vec![Scratch { name: "map", bytes: 136 }], ..Program::default() };

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Target, Ty};
 use verdigris_kir::program::{Address, Arg, Base, Divisor, Fill, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::tile::table::{self, ADDRESSES_OF_A_LAUNCH};
 
 use crate::fake::{self, CAPTURING, PARAMETER_BYTES, Recorded};
 use crate::*;
@@ -418,6 +419,43 @@ fn a_program_submits_what_it_says() {
     assert_eq!(words[..4], [middle + 16, !(1 << 21), 10, 2], "the map of the day, mended since it is small");
     assert_eq!(y.download_all(&stream).expect("copies"), [0xa5, 3, 3, 9, 0xa5, 0xa5]);
     assert_eq!(fake::context_depth(), 0);
+}
+
+#[test]
+fn tables_carry_the_addresses_and_maps_of_the_day() {
+    let (context, stream, pool) = fake::gpu();
+    let buffers = [pool.alloc(&stream, 512).expect("allocates"), pool.alloc(&stream, 512).expect("allocates")];
+    let slices = [buffers[0].slice(), buffers[1].slice()];
+    let workspace = pool.alloc(&stream, 2048).expect("allocates");
+    let launched = |program: &Program, parameter_bytes: Vec<usize>| {
+        let executable = loader(&context, &pool).load(program, &stream).expect("loads").executable;
+        PARAMETER_BYTES.set(parameter_bytes);
+        fake::launches();
+        executable.execute(&stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] }).expect("executes");
+        (executable.workspace_bytes(), fake::launches())
+    };
+    let word = |launch: &Recorded, parameter: usize| u64::from_ne_bytes(launch.parameters[parameter][..8].try_into().expect("8 bytes"));
+
+    let mut program = Program::default();
+    let entry = |entry: u32| Address { base: Base::Buffer(entry as usize % 2), offset_bytes: 16 };
+    let entries: Vec<Address> = (0..ADDRESSES_OF_A_LAUNCH + 2).map(entry).collect();
+    assert_eq!(table::add_addresses(&mut program, "tensors", &entries), Address::scratch(0));
+    let sizes = [8, 4].into_iter().chain([8; ADDRESSES_OF_A_LAUNCH as usize]).collect();
+    let (workspace_bytes, launches) = launched(&program, sizes);
+    assert_eq!((workspace_bytes, launches.len()), (1280, 2), "130 addresses, up to whole 256 bytes");
+    assert_eq!([word(&launches[0], 0), word(&launches[1], 0)], [workspace.address(), workspace.address() + 1024]);
+    assert_eq!(launches[0].parameters[1], ADDRESSES_OF_A_LAUNCH.to_ne_bytes());
+    assert_eq!(launches[1].parameters[1], 2_u32.to_ne_bytes());
+    // Past the last entry stands the last one again.
+    for (launch, entry) in [(0, 0), (0, 1), (0, 127), (1, 0), (1, 1), (1, 127)] {
+        assert_eq!(word(&launches[launch], 2 + entry), buffers[entry % 2].address() + 16, "entry {entry} of launch {launch}");
+    }
+
+    let mut program = Program::default();
+    table::add_tensor_maps(&mut program, "maps", &map().decl, &[(Address::buffer(1), map())]);
+    let (_, launches) = launched(&program, vec![8, 4, 128]);
+    // A map of the fake driver begins with its address.
+    assert_eq!([word(&launches[0], 0), word(&launches[0], 2)], [workspace.address(), buffers[1].address()]);
 }
 
 #[test]

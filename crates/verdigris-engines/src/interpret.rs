@@ -159,8 +159,7 @@ impl Variant {
             }
             let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0);
             let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
-            let report =
-                interp::run(&way.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
+            let report = interp::run(&way.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
             counted.add(&report.total);
             let operands = part.problem.buffers().map_err(|error| fail(error.to_string()))?;
             for operand in operands.iter().filter(|operand| operand.access == Access::Written) {

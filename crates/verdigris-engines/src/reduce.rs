@@ -76,7 +76,8 @@ impl Engine for ReduceSimt {
                     for form in [Form::Row { team: 32 }, Form::Row { team: THREADS }, Form::Columns] {
                         let whole = Spec::plain(f, from, to, form, false);
                         // Rows of a warp are too short for parts where an access takes eight elements.
-                        let parts = form != (Form::Row { team: 32 }) || WARP_ROW >= 2 * u64::from(32 * whole.before.vector * TURNS_OF_A_PART);
+                        let parts =
+                            form != (Form::Row { team: 32 }) || WARP_ROW >= 2 * u64::from(32 * whole.before.vector * TURNS_OF_A_PART);
                         kernels.push(whole);
                         kernels.extend(parts.then(|| Spec::plain(f, from, to, form, true)));
                     }

@@ -13,8 +13,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use verdigris_kir::probes::{self, Probe};
+use verdigris_kir::ir::{Access, KernelBody, MapDecl, MapType, Swizzle};
+use verdigris_kir::probes;
+use verdigris_kir::program::{Address, Fill, L2Promotion, MapSpec, Program};
 use verdigris_kir::ptx::{self, Isa};
+use verdigris_kir::tile::table;
 use verdigris_kir::verify;
 
 #[test]
@@ -51,9 +54,10 @@ fn toolchain() -> Result<(PathBuf, PathBuf), String> {
 }
 
 /// What the assembler says, and the machine code as text.
-fn assemble(tools: &(PathBuf, PathBuf), probe: &Probe) -> (String, String) {
-    let verified = verify::verify((probe.build)()).expect("probes are free of faults");
-    let stem = std::env::temp_dir().join(format!("verdigris-probe-{}-{}", std::process::id(), probe.name));
+fn assemble(tools: &(PathBuf, PathBuf), body: KernelBody) -> (String, String) {
+    let name = body.name.clone();
+    let verified = verify::verify(body).expect("kernels are free of faults");
+    let stem = std::env::temp_dir().join(format!("verdigris-probe-{}-{name}", std::process::id()));
     let (source, cubin) = (stem.with_extension("ptx"), stem.with_extension("cubin"));
     std::fs::write(&source, ptx::print(&verified, Isa::V9_0)).expect("a writable temporary folder");
     let run = |tool: &Path, args: &[&str]| {
@@ -62,9 +66,9 @@ fn assemble(tools: &(PathBuf, PathBuf), probe: &Probe) -> (String, String) {
     };
     let (source_name, cubin_name) = (source.to_string_lossy().into_owned(), cubin.to_string_lossy().into_owned());
     let (assembled, words) = run(&tools.0, &["-v", "-arch=sm_90a", "-o", &cubin_name, &source_name]);
-    assert!(assembled, "{}: {words}", probe.name);
+    assert!(assembled, "{name}: {words}");
     let (shown, code) = run(&tools.1, &["-c", &cubin_name]);
-    assert!(shown, "{}: {code}", probe.name);
+    assert!(shown, "{name}: {code}");
     let _ = std::fs::remove_file(source);
     let _ = std::fs::remove_file(cubin);
     (words, code)
@@ -77,12 +81,37 @@ fn every_probe_assembles_without_spills_and_without_serialized_products() {
         Err(why) => return eprintln!("skipped: {why}; `cargo xtask ptxas --install` fetches the tools"),
     };
     for probe in probes::all() {
-        let (words, code) = assemble(&tools, &probe);
+        let (words, code) = assemble(&tools, (probe.build)());
         assert!(!words.contains("(C75") && !words.contains("(C76") && !words.contains("warning"), "{}: {words}", probe.name);
         assert!(words.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{}: {words}", probe.name);
         let count = |what: &str| code.lines().filter(|line| line.contains(what)).count();
         let (stages, products) = (count("WARPGROUP.ARRIVE"), count("GMMA."));
         assert_eq!(stages, probe.allowances.wgmma_stages as usize, "{}: stages of wgmma, holding {products} products", probe.name);
         assert_eq!(products > 0, stages > 0, "{}: the disassembler's words have changed", probe.name);
+    }
+}
+
+#[test]
+fn launches_that_write_tables_assemble_without_spills() {
+    let Ok(tools) = toolchain() else { return };
+    let decl = MapDecl { ty: MapType::U32, rank: 2, box_dims: vec![4, 4], im2col: false, swizzle: Swizzle::None, access: Access::Read };
+    let spec = MapSpec {
+        decl: decl.clone(),
+        dims: vec![8, 8],
+        strides_bytes: vec![32],
+        element_strides: vec![1, 1],
+        lower_corner: vec![],
+        upper_corner: vec![],
+        fill: Fill::Zero,
+        l2: L2Promotion::B128,
+    };
+    let mut program = Program::default();
+    table::add_addresses(&mut program, "addresses", &[Address::buffer(0)]);
+    table::add_tensor_maps(&mut program, "maps", &decl, &[(Address::buffer(0), spec)]);
+    for launch in program.launches() {
+        let body = launch.kernel.build();
+        launch.check(&body).expect("arguments fit");
+        let (words, _) = assemble(&tools, body);
+        assert!(!words.contains("warning") && words.contains(" 0 bytes spill stores"), "{words}");
     }
 }

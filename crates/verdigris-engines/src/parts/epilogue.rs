@@ -378,11 +378,7 @@ fn without_attributes(f: UnaryOp) -> UnaryOp {
 
 /// A factor from the host, fixed or given at execution, in the type that is computed in.
 fn declare_factor<'k, T: Compute>(k: Kernel<'k>, name: &'static str) -> Val<'k, T> {
-    if T::DTYPE == DType::F64 {
-        T::from_f64(k.scalar::<f64>(name))
-    } else {
-        T::from_f32(k.scalar::<f32>(name))
-    }
+    if T::DTYPE == DType::F64 { T::from_f64(k.scalar::<f64>(name)) } else { T::from_f32(k.scalar::<f32>(name)) }
 }
 
 /// The argument of [`declare_factor`].

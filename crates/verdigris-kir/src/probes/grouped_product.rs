@@ -2,7 +2,7 @@
 //!
 //! Three ways to name memory that only the device knows: A through a tensor map that the CTA makes itself, from a template, when it goes on to the
 //! next product, and hands to the copy engine; B through a table of maps among the parameters, picked at run time; D by an address from a
-//! table. The tables of addresses come from a launch in front, which writes what its parameters say.
+//! table, which launches in front write ([`crate::tile::table`]).
 //!
 //! Source: PTX ISA 9.0, "tensormap.replace", "tensormap.cp_fenceproxy", "membar / fence.proxy.tensormap".
 
@@ -13,14 +13,15 @@ use crate::inst::{Cache, MapField, Scope, Special};
 use crate::ir::{KernelBody, Target};
 use crate::tile::fragment::Fragment;
 use crate::tile::ring::publish_barriers;
+use crate::tile::table::AddressTable;
 
 /// Bytes of a tensor map.
 pub const MAP_BYTES: u32 = 128;
 
 /// What shapes the kernel.
 ///
-/// Parameters: map `a`, a template `{depth, rows, 1}`; maps `b` `{depth, columns, 1}`, one for each product; `addresses`, the table that [`Spec::build_table`]'s kernel
-/// writes: of each product 16 bytes, A then D; `extents`, `u32` `[products][4]`: rows, columns (even), depth (a multiple of 8), and the number of
+/// Parameters: map `a`, a template `{depth, rows, 1}`; maps `b` `{depth, columns, 1}`, one for each product; `addresses`, a table of A then D of each
+/// product ([`crate::tile::table::add_addresses`]); `extents`, `u32` `[products][4]`: rows, columns (even), depth (a multiple of 8), and the number of
 /// tiles of all products up to and with this one; `maps`, 128 bytes for each CTA, at 128; `tiles`, of all products. The grid is any number of
 /// workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,18 +45,6 @@ impl Spec {
     pub fn build(&self) -> KernelBody {
         let header = Header { name: self.name("product"), target: Target::Sm90a, threads: self.tile.threads(), min_ctas: 1, cluster: 1 };
         build_kernel(header, |k| kernel(k, self))
-    }
-
-    /// Builds the kernel that writes the table of addresses: parameters `table`, then `a` and `d` of each product. One CTA of one warp.
-    pub fn build_table(&self) -> KernelBody {
-        let header = Header { name: self.name("table"), target: Target::Sm90a, threads: 32, min_ctas: 1, cluster: 1 };
-        build_kernel(header, |k| {
-            let table = k.output("table", 16);
-            for product in 0..self.products {
-                let entry = [k.input("a", 16), k.output("d", 8)].map(Pointer::address);
-                k.when(k.lane().eq(product), || k.st_global_vector(table.at(product, 16), 0, &entry, Cache::Default));
-            }
-        })
     }
 }
 
@@ -123,7 +112,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let tile = spec.tile;
     let a_template = k.tensor_map_template("a", tile.a().map(tile.rows));
     let b_maps = k.tensor_map_table("b", tile.b().map(tile.columns), spec.products);
-    let (addresses, extents) = (k.input("addresses", 16), k.input("extents", 16));
+    let (addresses, extents) = (AddressTable::declare(k, "addresses"), k.input("extents", 16));
     let maps = k.in_out("maps", 128);
     let tiles = k.scalar::<u32>("tiles");
     let a_map_room = k.shared("a map", MAP_BYTES, 128);
@@ -149,7 +138,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         );
         (row * tile.rows, column * tile.columns)
     };
-    let table = |place: &Place<'k>, offset_bytes: i64| k.ld_global::<u64>(addresses.at(place.product, 16), offset_bytes);
+    let table = |place: &Place<'k>, operand: u32| addresses.at(place.product * 2u32 + operand);
 
     let load = || {
         let lane = k.lane();
@@ -164,7 +153,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.when(lane.eq(0), || {
                     // The loads under way still use the map.
                     cursor.settle();
-                    k.tensormap_replace::<u64>(a_map_room, MapField::GlobalAddress, table(&place, 0));
+                    k.tensormap_replace::<u64>(a_map_room, MapField::GlobalAddress, table(&place, 0).address());
                     k.tensormap_replace::<u32>(a_map_room, MapField::GlobalDim(0), place.depth);
                     k.tensormap_replace::<u32>(a_map_room, MapField::GlobalDim(1), place.rows);
                     k.tensormap_replace::<u64>(a_map_room, MapField::GlobalStride(0), place.depth.mul_wide(2));
@@ -193,7 +182,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             let steps = (place.depth + (ProductTile::DEPTH - 1)) >> ProductTile::DEPTH.ilog2();
             product.multiply(&cursor, &sums, steps, warpgroup, thread);
             let (row, column) = split(&place, index);
-            let d = Pointer::at_address(table(&place, 8));
+            let d = table(&place, 1);
             store_rows(&sums, d, (row + warpgroup * 64, column), (place.rows.get(), place.columns.get()), thread);
         });
     };

@@ -13,6 +13,7 @@
 //! | [`dynamic`] | a schedule that hands out tiles on demand |
 //! | [`grid_barrier`] | a barrier of all CTAs of a launch |
 //! | [`reduce`] | sums and maxima over lanes, warps and the CTA |
+//! | [`table`] | addresses and tensor maps by index, more than parameters hold |
 
 pub mod cluster;
 pub mod deep;
@@ -25,3 +26,4 @@ pub mod reduce;
 pub mod ring;
 pub mod schedule;
 pub mod staging;
+pub mod table;

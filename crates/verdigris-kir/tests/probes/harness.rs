@@ -118,7 +118,12 @@ pub(crate) fn launch(body: KernelBody, grid: [u32; 3], residency: Residency, arg
 /// Runs launches under a schedule; findings fail the test.
 pub(crate) fn run(launches: &[Launch], kernels: &Kernels, memory: &mut Memory, options: &Options) {
     let program = Program { steps: launches.iter().cloned().map(Step::Launch).collect(), ..Program::default() };
-    if let Err(findings) = interp::run(&program, kernels, memory, options) {
+    run_program(&program, kernels, memory, options);
+}
+
+/// The same with whatever steps.
+pub(crate) fn run_program(program: &Program, kernels: &Kernels, memory: &mut Memory, options: &Options) {
+    if let Err(findings) = interp::run(program, kernels, memory, options) {
         panic!("seed {} {:?}: {findings}", options.seed, options.async_policy);
     }
 }

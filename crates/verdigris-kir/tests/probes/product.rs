@@ -3,12 +3,14 @@
 use verdigris_kir::interp::{Kernels, Memory};
 use verdigris_kir::ir::MapDecl;
 use verdigris_kir::probes::{ProductTile, dynamic_schedule, grouped_product, im2col_tile, stream_k};
-use verdigris_kir::program::{Address, Arg, Fill, L2Promotion, MapSpec, Residency};
+use verdigris_kir::program::{Address, Arg, Fill, L2Promotion, MapSpec, Program, Residency, Step};
 use verdigris_kir::tile::dynamic::DynamicArgs;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
+use verdigris_kir::tile::table;
 
 use crate::harness::{
-    Numbers, bf16_bytes, compare, dense_map, launch, map_decl, number, pointer, read_bf16, read_f32, run, schedules, u32_bytes, wanted,
+    Numbers, bf16_bytes, compare, dense_map, launch, map_decl, number, pointer, read_bf16, read_f32, run, run_program, schedules,
+    u32_bytes, wanted,
 };
 
 const TILE: ProductTile = ProductTile { rows: 64, columns: 64, stages: 2 };
@@ -129,19 +131,18 @@ fn products_of_different_sizes_in_one_launch() {
             let b: Vec<usize> = problems.iter().map(|problem| memory.add(&bf16_bytes(&problem.b))).collect();
             let d: Vec<usize> =
                 problems.iter().map(|problem| memory.add_filled((problem.rows * problem.columns * 4) as u64, 0xff)).collect();
-            let table = memory.add_unwritten(16 * problems.len() as u64);
             let extents = memory.add(&u32_bytes(&extents));
             let maps = memory.add_unwritten(u64::from(workers * grouped_product::MAP_BYTES));
 
-            let mut addresses = vec![pointer(table)];
-            addresses.extend(a.iter().zip(&d).flat_map(|(a, d)| [pointer(*a), pointer(*d)]));
+            let addresses: Vec<Address> = a.iter().zip(&d).flat_map(|(a, d)| [*a, *d].map(Address::buffer)).collect();
+            let mut program = Program::default();
+            let table = table::add_addresses(&mut program, "operands", &addresses);
             let body = spec.build();
             let mut args = vec![problems[0].a_map(a[0], map_decl(&body, 0))];
             args.extend(problems.iter().zip(&b).map(|(problem, slot)| problem.b_map(*slot, map_decl(&body, 1))));
-            args.extend([pointer(table), pointer(extents), pointer(maps), number(tiles)]);
-            let launches =
-                [launch(spec.build_table(), [1, 1, 1], Residency::Any, addresses), launch(body, [workers, 1, 1], Residency::Any, args)];
-            run(&launches, &kernels, &mut memory, &options);
+            args.extend([Arg::Pointer(table), pointer(extents), pointer(maps), number(tiles)]);
+            program.steps.push(Step::Launch(launch(body, [workers, 1, 1], Residency::Any, args)));
+            run_program(&program, &kernels, &mut memory, &options);
             for (slot, wanted) in d.iter().zip(&wanted) {
                 compare("d", &read_f32(&mut memory, *slot), wanted);
             }
