@@ -2,8 +2,8 @@
 //!
 //! Cases are made for problems' edges; most kernels of a catalog differ in tiles and types, which small cases do not ask for. So each engine has
 //! a file of plain problems under `cases/catalog/`, in the format of the cases of its family, sized to whole tiles with a ragged one beside
-//! them and two or three stages of depth. Of their settings, those are run that launch a kernel which none before it launched. A kernel that no
-//! problem leads to has no reason to be in the catalog, and is reported as a fault.
+//! them and two or three stages of depth; a family may have one for all of its engines. Of their settings, those are run that launch a kernel
+//! which none before it launched. A kernel that no problem leads to has no reason to be in the catalog, and is reported as a fault.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -17,15 +17,17 @@ use verdigris_kir::ir::Target;
 use verdigris_reference::cases::{self, Case};
 use verdigris_reference::graph_cases::{self, GraphCase};
 
+use crate::check_graphs;
 use crate::verify_graphs::{self, Job};
 
-/// The problems of each engine, with the family in whose format they are written.
+/// The problems of each engine, or of every engine of a family, with the family in whose format they are written.
 const PROBLEMS: &[(&str, &str, &str)] = &[
     ("gemm.simt", "gemm", include_str!("../../../cases/catalog/gemm.simt.toml")),
     ("gemm.mma", "gemm", include_str!("../../../cases/catalog/gemm.mma.toml")),
     ("gemm.wgmma", "gemm", include_str!("../../../cases/catalog/gemm.wgmma.toml")),
     ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
+    ("conv", "conv", include_str!("../../../cases/catalog/conv.toml")),
     ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),
     ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
@@ -98,15 +100,24 @@ pub(crate) fn plan(engines: &[&'static dyn Engine], seed: u64) -> Result<Plan> {
 
 fn problems(engine: &str) -> Result<Vec<Problem>> {
     let mut list = Vec::new();
-    for &(_, family, text) in PROBLEMS.iter().filter(|(of, ..)| *of == engine) {
-        let told = || format!("the problems of {engine} under cases/catalog");
+    let family_of_engine = engine.split('.').next().unwrap_or_default();
+    // An engine's own come first, for they are sized to its tiles.
+    let own = PROBLEMS.iter().filter(|(of, ..)| *of == engine);
+    let shared = PROBLEMS.iter().filter(|(of, ..)| *of == family_of_engine);
+    let mut families = BTreeSet::new();
+    for &(of, family, text) in own.chain(shared) {
+        families.insert(family);
+        let told = || format!("the problems of {of} under cases/catalog");
         if family == "gemm" {
-            list.extend(cases::load(&format!("catalog/{engine}"), text).with_context(told)?.into_iter().map(Problem::Product));
+            list.extend(cases::load(&format!("catalog/{of}"), text).with_context(told)?.into_iter().map(Problem::Product));
         } else {
-            let rename = |case: GraphCase| Problem::Graph(GraphCase { id: format!("catalog/{engine}/{}", case.id), ..case });
+            let rename = |case: GraphCase| Problem::Graph(GraphCase { id: format!("catalog/{of}/{}", case.id), ..case });
             list.extend(graph_cases::load(family, text).with_context(told)?.into_iter().map(rename));
         }
     }
+    // What is left may be led to by cases that were made for other reasons.
+    let of_family = |case: &GraphCase| !case.device_only && families.iter().any(|family| case.id.starts_with(&format!("{family}/")));
+    list.extend(check_graphs::load("")?.into_iter().filter(of_family).map(Problem::Graph));
     Ok(list)
 }
 
@@ -158,7 +169,7 @@ fn of_graph(
     arch: &Arch,
     turn: u64,
 ) -> Result<()> {
-    let parts = Parts::new(&case.graph, arch, &[engine]).with_context(|| case.id.clone())?;
+    let parts = Parts::all(&case.graph, arch, &[engine]).with_context(|| case.id.clone())?;
     if parts.variants() == 0 {
         return Ok(());
     }
@@ -244,7 +255,7 @@ mod tests {
             }
         }
         for case in graphs {
-            let parts = Parts::new(&case.graph, &arch, engines).expect("a case is cut");
+            let parts = Parts::all(&case.graph, &arch, engines).expect("a case is cut");
             for (part, ways) in parts.ways.iter().enumerate() {
                 for (number, way) in ways.iter().enumerate() {
                     if take(&mut way.kernels()) {

@@ -73,7 +73,7 @@ pub(crate) fn plan<'c>(
         // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
         let made = catch_unwind(AssertUnwindSafe(|| {
             let arch = Arch::virtual_device(sms(seed));
-            if all { Parts::rotated(&case.graph, &arch, engines, seed as usize) } else { Parts::new(&case.graph, &arch, engines) }
+            if all { Parts::new(&case.graph, &arch, engines, seed as usize) } else { Parts::all(&case.graph, &arch, engines) }
         }));
         match made {
             Ok(Ok(parts)) => Ok(parts),
@@ -204,7 +204,7 @@ mod tests {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         let cases = crate::check_graphs::load("conv/bf16-usual/").expect("reads");
         let case = cases.iter().find(|case| case.id.contains("fprop") && case.id.contains("f3x3")).expect("a 3×3 case");
-        let parts = Parts::new(&case.graph, &Arch::virtual_device(4), &engines).expect("is cut");
+        let parts = Parts::all(&case.graph, &Arch::virtual_device(4), &engines).expect("is cut");
         let mut reached = HashSet::new();
         // Each choice leads to a kernel that none before it led to, as long as there is one.
         let all: HashSet<&str> = parts.ways[0].iter().flat_map(|way| way.kernels()).collect();

@@ -49,7 +49,7 @@ impl Parts {
     ///
     /// # Errors
     /// A graph that cannot be cut.
-    pub fn new(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine]) -> Result<Parts, Error> {
+    pub fn all(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine]) -> Result<Parts, Error> {
         Parts::with(graph, arch, engines, |settings| settings)
     }
 
@@ -57,7 +57,7 @@ impl Parts {
     ///
     /// # Errors
     /// A graph that cannot be cut.
-    pub fn rotated(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine], rotation: usize) -> Result<Parts, Error> {
+    pub fn new(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine], rotation: usize) -> Result<Parts, Error> {
         Parts::with(graph, arch, engines, |mut settings| {
             if let Some(others) = settings.len().checked_sub(1).filter(|&others| others > 0) {
                 settings.swap(1, 1 + rotation % others);
@@ -94,16 +94,35 @@ impl Parts {
         if self.ways.iter().any(Vec::is_empty) { 0 } else { self.ways.iter().map(Vec::len).max().unwrap_or(1) }
     }
 
+    /// The ways of a variant, one for each part.
+    pub fn chosen(&self, number: usize) -> impl Iterator<Item = &Way> {
+        self.ways.iter().filter_map(move |ways| ways.get(number % ways.len().max(1)))
+    }
+
     /// The variant of a number below [`Parts::variants`].
     pub fn variant(&self, number: usize) -> Variant {
-        let ways = self.ways.iter().filter_map(|ways| ways.get(number % ways.len().max(1)));
-        Variant { partition: self.partition.clone(), ways: ways.cloned().collect() }
+        Variant { partition: self.partition.clone(), ways: self.chosen(number).cloned().collect() }
     }
 
     /// The variant in which each part goes its first way, but for one that goes its way of that number.
     pub fn variant_with(&self, part: usize, way: usize) -> Variant {
         let chosen = |(number, ways): (usize, &Vec<Way>)| ways.get(if number == part { way } else { 0 }).cloned();
         Variant { partition: self.partition.clone(), ways: self.ways.iter().enumerate().filter_map(chosen).collect() }
+    }
+
+    /// Runs the variant of a number: [`Variant::interpret`].
+    ///
+    /// # Errors
+    /// What the interpreter finds, with the engine and its setting.
+    pub fn interpret(
+        &self,
+        number: usize,
+        buffers: &mut BTreeMap<Uid, Vec<u8>>,
+        scalars: &BTreeMap<Uid, f64>,
+        kernels: &Kernels,
+        options: &Options,
+    ) -> Result<Counters, String> {
+        self.variant(number).interpret(buffers, scalars, kernels, options)
     }
 }
 

@@ -72,7 +72,7 @@ impl Harness {
 
     fn run(&self, graph: &Graph, case: &GraphCase, number: usize, tally: Option<&mut Tally>) -> Result<(), String> {
         let arch = Arch::virtual_device(2 + number as u32 % 5);
-        let parts = Parts::rotated(graph, &arch, &self.engines, number).map_err(|error| error.to_string())?;
+        let parts = Parts::new(graph, &arch, &self.engines, number).map_err(|error| error.to_string())?;
         let mut unnamed = Tally::default();
         let tally = tally.unwrap_or(&mut unnamed);
         for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
@@ -92,17 +92,18 @@ impl Harness {
         let trial = Trial::new(graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
         let variants = parts.variants();
         let chosen: Vec<usize> = if self.all_variants { (0..variants).collect() } else { vec![number % variants.max(1)] };
-        for turn in chosen {
-            let variant = parts.variant(turn);
+        for variant in chosen {
             let begun = Instant::now();
             tally.runs += 1;
             let mut buffers = trial.inputs.buffers.clone();
             buffers.extend(trial.outputs().clone());
-            let options = Options { sms: arch.sm_count, ..Options::schedule((number + turn) as u64) };
-            let fail = |what: String| format!("{variant} with seed {}: {}", case.seed, what.chars().take(700).collect::<String>());
-            variant.interpret(&mut buffers, &trial.inputs.scalars, &self.kernels, &options).map_err(fail)?;
+            let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
+            let ways: Vec<String> = parts.chosen(variant).map(|way| format!("{} {}", way.engine, way.knobs)).collect();
+            let fail =
+                |what: String| format!("{} with seed {}: {}", ways.join(" then "), case.seed, what.chars().take(700).collect::<String>());
+            parts.interpret(variant, &mut buffers, &trial.inputs.scalars, &self.kernels, &options).map_err(fail)?;
             trial.judge(&buffers).map_err(fail)?;
-            tally.slow.push((begun.elapsed(), format!("{} {variant}", case.id)));
+            tally.slow.push((begun.elapsed(), format!("{} {}", case.id, ways.join(" then "))));
         }
         Ok(())
     }
