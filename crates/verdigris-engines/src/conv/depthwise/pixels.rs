@@ -5,7 +5,7 @@
 
 use verdigris_kir::face::{Divisor, Kernel, Pointer, Val, Var};
 
-use super::place::{Present, Slab, Slabs, Stand, Tile, Tiles};
+use super::place::{NextWork, Present, Slab, Slabs, Stand, Tiles, Work};
 use super::spec::{PIXEL_BYTES, Spec, THREADS};
 use super::tile::{Activations, Channels, TileExtents, split_small, widen};
 use crate::parts::compute;
@@ -81,15 +81,15 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
     let steps = (end - first_item) * all_slabs.value();
     let first_channel = channel_block * spec.cta_channels();
     let channels = |slab: &Slab<'k>| Channels { first: first_channel, all: all_channels, addend: slab.filter };
-    let at = |step: Val<'k, u32>| {
+    let stage_of = |step: Val<'k, u32>| if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
+    // Where a step works is worked out once, where its tile is sent for.
+    let next = NextWork::new(k);
+    let fetch = |step: Val<'k, u32>| {
         let (item, number) = all_slabs.split(step);
         let slab = slabs.split(number);
-        (tiles.at(first_item + item, &slab), slab, number)
-    };
-    let fetch = |step: Val<'k, u32>| {
-        let (tile, slab, _) = at(step);
-        let stage = if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
-        activations.fetch(k, spec, &extents, &tile.origin, channels(&slab), stage);
+        let tile = tiles.at(first_item + item, &slab);
+        activations.fetch(k, spec, &extents, &tile.origin, channels(&slab), stage_of(step));
+        next.set(&Work { image: tile.origin.image, plane: tile.plane, first: tile.first, slab, number });
     };
 
     let [rows, columns] = spec.stride.outputs();
@@ -104,23 +104,23 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
         k.cp_async_commit();
     }
     k.range(steps, |step| {
-        let (tile, slab, number) = at(step);
         // All are done with the stage that is filled next, and with the taps.
         k.bar_sync();
         if spec.stages() == 1 {
             fetch(step);
-        } else {
+        }
+        let work = next.get();
+        if spec.stages() == 2 {
             k.when((step + 1).lt(steps), || fetch(step + 1));
         }
         k.cp_async_commit();
-        k.when(step.eq(0) | all_slabs.value().ne(1), || filter.fetch(k, spec, &slab, channels(&slab), table));
+        k.when(step.eq(0) | all_slabs.value().ne(1), || filter.fetch(k, spec, &work.slab, channels(&work.slab), table));
         k.cp_async_wait(spec.stages() - 1);
         k.bar_sync();
-        let stage = if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
-        let present = Present::new(spec, &slab, filter.extents);
-        add_products(k, spec, stage + own, extents.pitch_bytes, taps, &present, &sums);
-        k.when((number + 1).eq(all_slabs.value()), || {
-            keep(k, spec, &epilogue, &tiles, &tile, &stand, outputs_ahead, first_channel, all_channels, &sums);
+        let present = Present::new(spec, &work.slab, filter.extents);
+        add_products(k, spec, stage_of(step) + own, extents.pitch_bytes, taps, &present, &sums);
+        k.when((work.number + 1).eq(all_slabs.value()), || {
+            keep(k, spec, &epilogue, &tiles, &work, &stand, outputs_ahead, first_channel, all_channels, &sums);
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         });
     });
@@ -185,7 +185,7 @@ fn keep<'k>(
     spec: &Spec,
     epilogue: &Epilogue<'k, f32>,
     tiles: &Tiles<'k>,
-    tile: &Tile<'k>,
+    work: &Work<'k>,
     stand: &Stand<'k>,
     ahead: [Val<'k, u32>; 2],
     first_channel: Val<'k, u32>,
@@ -194,17 +194,17 @@ fn keep<'k>(
 ) {
     let [step_h, step_w] = tiles.steps();
     let [height, width] = tiles.extents();
-    let image = tile.origin.image + stand.place[0];
+    let image = work.image + stand.place[0];
     let channel = first_channel + stand.lane * spec.channels();
-    let first_row = tile.first[0].unsigned() + ahead[0] * step_h;
-    let first_column = tile.first[1].unsigned() + ahead[1] * step_w;
+    let first_row = work.first[0].unsigned() + ahead[0] * step_h;
+    let first_column = work.first[1].unsigned() + ahead[1] * step_w;
     let is_inside = stand.is_used & image.lt(tiles.images) & channel.lt(all_channels);
     // The first column may lie before the tensor, so the way there is signed.
     let (there, step) = (epilogue.width_step(first_column.signed()), epilogue.width_step(step_w.signed()));
     for (i, row) in sums.iter().enumerate() {
         let output_row = first_row + step_h * i as u32;
         k.when(is_inside & output_row.lt(height), || {
-            let mut place = epilogue.at_pixel([image, tile.plane, output_row, k.constant(0)], channel).along_width(&there);
+            let mut place = epilogue.at_pixel([image, work.plane, output_row, k.constant(0)], channel).along_width(&there);
             for (j, pixel) in row.iter().enumerate() {
                 if j > 0 {
                     place = place.along_width(&step);

@@ -1,6 +1,6 @@
 //! Where a CTA works: which outputs, which tile of activations, which taps; and where a thread stands in it.
 
-use verdigris_kir::face::{Divisor, Kernel, Val};
+use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 
 use super::spec::{LANES, PLACES, Spec};
 use super::tile::Origin;
@@ -72,6 +72,42 @@ pub(super) struct Slab<'k> {
     pub(super) depth: Val<'k, u32>,
     /// The block of taps along height and width.
     pub(super) block: [Val<'k, u32>; 2],
+}
+
+/// What a step of a CTA works on, from where it is worked out to where the sums are kept.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'k> {
+    /// The first image.
+    pub(super) image: Val<'k, u32>,
+    /// The plane of the outputs.
+    pub(super) plane: Val<'k, u32>,
+    /// Row and column of the first output; outside at times.
+    pub(super) first: [Val<'k, i32>; 2],
+    /// The taps.
+    pub(super) slab: Slab<'k>,
+    /// The slab's number.
+    pub(super) number: Val<'k, u32>,
+}
+
+/// Registers for the work of the next step.
+pub(super) struct NextWork<'k>([Var<'k, u32>; 9]);
+
+impl<'k> NextWork<'k> {
+    pub(super) fn new(k: Kernel<'k>) -> Self {
+        NextWork(std::array::from_fn(|_| k.var(0u32)))
+    }
+
+    pub(super) fn set(&self, work: &Work<'k>) {
+        let Work { image, plane, first, slab: Slab { filter, depth, block }, number } = *work;
+        let words = [image, plane, first[0].unsigned(), first[1].unsigned(), filter, depth, block[0], block[1], number];
+        self.0.iter().zip(words).for_each(|(register, word)| register.set(word));
+    }
+
+    pub(super) fn get(&self) -> Work<'k> {
+        let [image, plane, row, column, filter, depth, block_row, block_column, number] = self.0.map(|register| register.get());
+        let slab = Slab { filter, depth, block: [block_row, block_column] };
+        Work { image, plane, first: [row.signed(), column.signed()], slab, number }
+    }
 }
 
 /// Which rows and columns of a block of taps the filter has.

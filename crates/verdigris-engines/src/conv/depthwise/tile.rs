@@ -115,74 +115,86 @@ impl<'k> Activations<'k> {
         channels: Channels<'k>,
         to: Val<'k, u32>,
     ) {
-        // A warp a row, so that rows are worked out once.
-        let (warp, lane) = (k.thread() >> 5, k.lane());
         let plane = self.pointer.address() + at.plane.widen() * self.strides[1];
-        k.range_step(warp, tile.all_rows, THREADS / 32, |row| {
-            let (image, line) = tile.rows.split(row);
-            let (image, height) = (at.image + image, at.first[0] + (line * at.steps[0]).signed());
-            let is_inside = image.lt(self.images) & height.unsigned().lt(self.extents[0]) & at.has_plane;
-            let width = k.select(is_inside, self.extents[1], 0u32);
-            let from = plane + image.widen() * self.strides[0] + height.widen().unsigned() * self.strides[2];
-            self.row(k, spec, tile, at, channels, RowAt { from, width, to: to + row * tile.pitch_bytes, lane });
-        });
-    }
-
-    fn row(&self, k: Kernel<'k>, spec: &Spec, tile: &TileExtents<'k>, at: &Origin<'k>, channels: Channels<'k>, row: RowAt<'k>) {
-        let bytes = spec.dtype.bytes() as u32;
-        let column_of = |column: Val<'k, u32>| at.first[1] + (column * at.steps[1]).signed();
         match self.channels {
             ChannelWalk::Unit => {
                 const VECTORS: u32 = PIXEL_BYTES / 16;
                 const PIXELS: u32 = 32 / VECTORS;
-                let (vector, first) = (row.lane & (VECTORS - 1), row.lane >> VECTORS.ilog2());
-                let channel = channels.first + vector * (16 / bytes);
-                let width = k.select(channel.lt(channels.all), row.width, 0u32);
-                let column = k.var(column_of(first));
-                let from = k.var(row.from + column.widen().unsigned() * self.strides[3] + channel.mul_wide(bytes));
-                let to = k.var(row.to + row.lane * 16);
+                // What columns have in common in all rows.
+                let (vector, first) = (k.lane() & (VECTORS - 1), k.lane() >> VECTORS.ilog2());
+                let channel = channels.first + vector * (16 / spec.dtype.bytes() as u32);
+                let first_column = self.column(at, first);
+                let from = plane + first_column.widen().unsigned() * self.strides[3] + channel.mul_wide(spec.dtype.bytes() as u32);
+                let to = to + k.lane() * 16;
                 let (step, step_bytes) = ((at.steps[1] * PIXELS).signed(), (at.steps[1] * PIXELS).widen() * self.strides[3]);
-                k.range_step(first, tile.columns, PIXELS, |_| {
-                    // Nothing is read, and zeros are written, where the source has no bytes.
-                    k.cp_async(to, 0, from, 0, 16, k.select(column.unsigned().lt(width), 16u32, 0u32));
-                    column.set(column + step);
-                    from.set(from + step_bytes);
-                    to.set(to + PIXELS * PIXEL_BYTES);
+                let is_channel = channel.lt(channels.all);
+                self.rows(k, tile, at, |row| {
+                    let width = k.select(is_channel & row.is_inside, self.extents[1], 0u32);
+                    let column = k.var(first_column);
+                    let (from, to) = (k.var(from + row.from), k.var(to + row.to));
+                    k.range_step(first, tile.columns, PIXELS, |_| {
+                        // Nothing is read, and zeros are written, where the source has no bytes.
+                        k.cp_async(to, 0, from, 0, 16, k.select(column.unsigned().lt(width), 16u32, 0u32));
+                        column.set(column + step);
+                        from.set(from + step_bytes);
+                        to.set(to + PIXELS * PIXEL_BYTES);
+                    });
                 });
             }
             ChannelWalk::Mapped { quotient, factor, stride, along, channels_first } => {
-                let in_cta = LANES * 4 / bytes;
-                k.range_step(row.lane, tile.columns * in_cta, 32, |element| {
-                    let (outer, inner) = along.split(element);
-                    let first = channels_first.ne(0);
-                    let (column, own) = (k.select(first, inner, outer), k.select(first, outer, inner));
-                    let channel = channels.first + own;
-                    let place = column_of(column);
-                    let is_inside = place.unsigned().lt(row.width) & channel.lt(channels.all);
-                    let channel = quotient.quotient(channel) * factor + channels.addend;
-                    let from = row.from + place.widen().unsigned() * self.strides[3] + channel.widen() * stride;
-                    let to = row.to + column * PIXEL_BYTES + own * bytes;
-                    if bytes == 4 {
-                        k.cp_async(to, 0, from, 0, 4, k.select(is_inside, 4u32, 0u32));
-                    } else {
-                        let bits = k.var(0u16);
-                        k.when(is_inside, || bits.set(k.ld_global::<u16>(from, 0)));
-                        k.st_shared(to, 0, bits.get());
-                    }
+                let bytes = spec.dtype.bytes() as u32;
+                let elements = tile.columns * (LANES * 4 / bytes);
+                let channels_first = channels_first.ne(0);
+                self.rows(k, tile, at, |row| {
+                    let width = k.select(row.is_inside, self.extents[1], 0u32);
+                    k.range_step(k.lane(), elements, 32, |element| {
+                        let (outer, inner) = along.split(element);
+                        let (column, own) = (k.select(channels_first, inner, outer), k.select(channels_first, outer, inner));
+                        let (place, channel) = (self.column(at, column), channels.first + own);
+                        let is_inside = place.unsigned().lt(width) & channel.lt(channels.all);
+                        let channel = quotient.quotient(channel) * factor + channels.addend;
+                        let from = plane + row.from + place.widen().unsigned() * self.strides[3] + channel.widen() * stride;
+                        let to = to + row.to + column * PIXEL_BYTES + own * bytes;
+                        if bytes == 4 {
+                            k.cp_async(to, 0, from, 0, 4, k.select(is_inside, 4u32, 0u32));
+                        } else {
+                            let bits = k.var(0u16);
+                            k.when(is_inside, || bits.set(k.ld_global::<u16>(from, 0)));
+                            k.st_shared(to, 0, bits.get());
+                        }
+                    });
                 });
             }
         }
+    }
+
+    /// The tensor's column of a column of the tile.
+    fn column(&self, at: &Origin<'k>, column: Val<'k, u32>) -> Val<'k, i32> {
+        at.first[1] + (column * at.steps[1]).signed()
+    }
+
+    /// Runs `body` for the rows of a warp: a warp a row, so that rows are worked out once.
+    fn rows(&self, k: Kernel<'k>, tile: &TileExtents<'k>, at: &Origin<'k>, body: impl Fn(RowAt<'k>)) {
+        k.range_step(k.thread() >> 5, tile.all_rows, THREADS / 32, |row| {
+            let (image, line) = tile.rows.split(row);
+            let (image, height) = (at.image + image, at.first[0] + (line * at.steps[0]).signed());
+            body(RowAt {
+                from: image.widen() * self.strides[0] + height.widen().unsigned() * self.strides[2],
+                is_inside: image.lt(self.images) & height.unsigned().lt(self.extents[0]) & at.has_plane,
+                to: row * tile.pitch_bytes,
+            });
+        });
     }
 }
 
 /// A row of a tensor and of a tile.
 struct RowAt<'k> {
-    /// Of column 0 in the tensor.
+    /// Offset in the tensor.
     from: Val<'k, u64>,
-    /// Columns that there are; none where the row is outside.
-    width: Val<'k, u32>,
+    /// Whether the tensor has it.
+    is_inside: Val<'k, bool>,
+    /// Offset in the tile.
     to: Val<'k, u32>,
-    lane: Val<'k, u32>,
 }
 
 /// The channels of a word in f32.
