@@ -509,6 +509,21 @@ impl Target {
             Target::Sm90a => "sm_90a",
         }
     }
+
+    /// Shared memory that a CTA can have on the least chip that the target names, in bytes.
+    pub const fn shared_limit_bytes(self) -> u32 {
+        match self {
+            Target::Sm80 => 163 * 1024,
+            Target::Sm89 => 99 * 1024,
+            Target::Sm90 | Target::Sm90a => 227 * 1024,
+        }
+    }
+
+    /// This target, or the next whose chips have so much shared memory for a CTA: sm_89 has less than sm_80.
+    #[must_use]
+    pub fn with_room(self, shared_bytes: u32) -> Target {
+        [self, Target::Sm90].into_iter().find(|target| *target >= self && target.shared_limit_bytes() >= shared_bytes).unwrap_or(self)
+    }
 }
 
 /// A complete kernel: one GPU entry point.

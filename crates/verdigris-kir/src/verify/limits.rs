@@ -7,15 +7,6 @@ use super::values::{Root, Values, shared_access};
 use crate::inst::Op;
 use crate::ir::{Block, Inst, Loc, MapDecl, Operand, ParamKind, Role, Stmt, Swizzle, Target, Ty};
 
-/// Dynamic shared memory that a CTA can have on the least chip that the target names.
-fn shared_limit_bytes(target: Target) -> u32 {
-    match target {
-        Target::Sm80 => 163 * 1024,
-        Target::Sm89 => 99 * 1024,
-        Target::Sm90 | Target::Sm90a => 227 * 1024,
-    }
-}
-
 /// Threads that one SM of the target holds.
 fn threads_of_sm(target: Target) -> u32 {
     match target {
@@ -71,7 +62,7 @@ pub(super) fn check(found: &mut Findings<'_>) {
 
 fn shared(found: &mut Findings<'_>) {
     let body = found.body;
-    let limit = shared_limit_bytes(body.target);
+    let limit = body.target.shared_limit_bytes();
     if body.shared_bytes > limit {
         // The piece that goes past the limit is the line to look at.
         let past = body.shared.iter().find(|piece| u64::from(piece.offset_bytes) + u64::from(piece.bytes) > u64::from(limit));
@@ -164,7 +155,7 @@ fn params(found: &mut Findings<'_>) {
                         format!("map {} needs sm_90, but the kernel is built for {}", param.name, body.target.ptx()),
                     );
                 }
-                for what in map(decl, shared_limit_bytes(body.target)) {
+                for what in map(decl, body.target.shared_limit_bytes()) {
                     found.fault("map", param.loc, None, format!("map {}: {what}: the driver would refuse it", param.name));
                 }
             }

@@ -96,7 +96,7 @@ impl Spec {
     }
 
     pub(super) fn target(&self) -> Target {
-        self.epilogue.target()
+        self.epilogue.target().with_room(self.tile.shared_bytes())
     }
 
     pub(super) fn kernel(self) -> KernelRef {

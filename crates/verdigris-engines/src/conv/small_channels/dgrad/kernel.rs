@@ -85,7 +85,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let (target, min_ctas) = (self.epilogue.target(), self.tile.ctas());
+        let (target, min_ctas) = (self.epilogue.target().with_room(self.tile.shared_bytes()), self.tile.ctas());
         let header = Header { name: self.name(), target, threads: THREADS, min_ctas, cluster: 1 };
         build(header, |k| dgrad(k, self))
     }

@@ -135,7 +135,8 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let (threads, min_ctas) = (32 * self.tile.warps, self.tile.ctas());
-        let header = Header { name: self.name(), target: self.epilogue.target(), threads, min_ctas, cluster: 1 };
+        let target = self.epilogue.target().with_room(self.tile.shared_bytes(self.element_bytes()));
+        let header = Header { name: self.name(), target, threads, min_ctas, cluster: 1 };
         build(header, |k| fprop(k, self))
     }
 
