@@ -7,6 +7,7 @@ graphs, a block a graph, and replayed: what is compared is the device's time, no
 
 import dataclasses
 import gc
+import math
 import time
 from typing import Callable, List, Optional, Sequence
 
@@ -14,6 +15,9 @@ import torch
 
 #: Blocks of each side that are aimed at, the least and the most, and the least where a round takes more than twice the time that all should.
 BLOCKS, LEAST_BLOCKS, MOST_BLOCKS, SLOW_BLOCKS = 24, 9, 96, 4
+
+#: A launch from which on one is enough to know how long it takes, roughly.
+LONG_US = 1e5
 
 #: Most launches of one captured block.
 MOST_LAUNCHES = 1024
@@ -70,16 +74,18 @@ class CudaTimer:
         self.trouble: Optional[str] = None
         self._stream = torch.cuda.Stream()
 
-    def rough(self, side: Side, launches: int = 3) -> None:
-        """About how long a launch takes. The first call has compiled, tuned and chosen whatever there is to choose."""
-        side.launch(0)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(launches + 1)]
-        for i, event in enumerate(events):
-            event.record()
-            if i < launches:
-                side.launch(0)
-        events[-1].synchronize()
-        side.rough_us = max(min(a.elapsed_time(b) for a, b in zip(events, events[1:])) * 1e3, 1.0)
+    def rough(self, side: Side, launches: int = 4) -> None:
+        """About how long a launch takes: the best of some, one alone where it is long. Whatever there is to compile and choose was so before."""
+        side.rough_us = math.inf
+        for _ in range(launches):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            side.launch(0)
+            end.record()
+            end.synchronize()
+            side.rough_us = max(min(side.rough_us, start.elapsed_time(end) * 1e3), 1.0)
+            if side.rough_us > LONG_US:
+                break
 
     def blocks(self, sides: Sequence[Side], launches: Sequence[int], copies: int) -> "tuple[List[Callable[[], None]], bool]":
         """A block of launches of each side, and whether they are graphs."""
