@@ -135,7 +135,9 @@ mod tests {
         for row in &rows {
             assert_eq!(row.taken + row.refusals.values().sum::<u64>(), row.asked, "{}", row.engine);
             assert!(row.asked > 0, "{} is never asked", row.engine);
-            assert!(row.taken > 0, "{} takes nothing of the corpus: {:?}", row.engine, row.refusals);
+            // Graphs hand filters of one element to the products before an engine is asked; `conv.pointwise` serves problems that were not cut from one.
+            let is_expected = row.taken > 0 || row.engine == "conv.pointwise";
+            assert!(is_expected, "{} takes nothing of the corpus: {:?}", row.engine, row.refusals);
         }
         let arch = Arch::h200();
         let nobody =
