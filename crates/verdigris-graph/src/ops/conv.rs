@@ -19,6 +19,10 @@
 //!
 //! Sums are formed as [`Precision`] says, with the two tensors read as its operands; an empty sum is 0. What is written is rounded once,
 //! to the type of its tensor.
+//!
+//! **Infinities and NaN.** An element gets from what it depends on what IEEE arithmetic says. Beyond that, an infinity or a NaN in an operand may make
+//! NaN of elements near it that do not depend on it: of other groups, at the padding, and in dgrad at other residues of the stride. Engines that
+//! gather such elements into one product multiply by zeros what another would leave out.
 
 use serde::{Deserialize, Serialize};
 
