@@ -136,9 +136,10 @@ fn require_operands(problem: &ConvProblem, arch: &Arch) -> Result<Channels, Refu
         Reason::Extent,
         format_args!("m, n, k = {}, {}, {} in {} groups; none may be 0", extents.m, extents.n, extents.k, extents.groups),
     )?;
+    let (c, k) = (problem.c / problem.groups, problem.k / problem.groups);
+    ID.require(problem.groups == 1 || c > 1 || k > 1, Reason::Extent, format_args!("groups of one channel, which `conv.depthwise` takes"))?;
     let channels = Channels::of(problem).filter(|channels| channels.slab().is_some());
     channels.ok_or_else(|| {
-        let (c, k) = (problem.c / problem.groups, problem.k / problem.groups);
         ID.refusal(Reason::Extent, format_args!("{c} and {k} channels a group, taken up to 64 where groups make whole chunks of 8"))
     })
 }
