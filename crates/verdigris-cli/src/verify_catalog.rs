@@ -82,7 +82,7 @@ impl Plan {
 }
 
 enum Problem {
-    Product(Case),
+    Product(Box<Case>),
     Graph(GraphCase),
 }
 
@@ -109,7 +109,9 @@ fn problems(engine: &str) -> Result<Vec<Problem>> {
         families.insert(family);
         let told = || format!("the problems of {of} under cases/catalog");
         if family == "gemm" {
-            list.extend(cases::load(&format!("catalog/{of}"), text).with_context(told)?.into_iter().map(Problem::Product));
+            list.extend(
+                cases::load(&format!("catalog/{of}"), text).with_context(told)?.into_iter().map(|case| Problem::Product(Box::new(case))),
+            );
         } else {
             let rename = |case: GraphCase| Problem::Graph(GraphCase { id: format!("catalog/{of}/{}", case.id), ..case });
             list.extend(graph_cases::load(family, text).with_context(told)?.into_iter().map(rename));
@@ -226,7 +228,7 @@ mod tests {
 
     /// A product or a graph on an engine.
     enum Run {
-        Product(Product),
+        Product(Box<Product>),
         Graph(Job<'static>),
     }
 
@@ -251,7 +253,8 @@ mod tests {
                 for knobs in candidate.knobs().settings() {
                     let Ok(program) = candidate.program(knobs) else { continue };
                     if take(&mut program.launches().map(|launch| launch.kernel.name())) {
-                        runs.push(Run::Product(Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count }));
+                        let product = Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count };
+                        runs.push(Run::Product(Box::new(product)));
                     }
                 }
             }
@@ -273,7 +276,7 @@ mod tests {
             let candidate = product.engine.accept(&product.case.problem, &Arch::virtual_device(product.sms)).expect("was accepted");
             let program = candidate.program(&product.knobs).expect("was made");
             if take(&mut program.launches().map(|launch| launch.kernel.name())) {
-                runs.push(Run::Product(product));
+                runs.push(Run::Product(Box::new(product)));
             }
         }
         for job in rest.graphs {
