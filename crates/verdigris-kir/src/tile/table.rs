@@ -7,7 +7,7 @@
 
 use crate::face::{AsVal, Header, Kernel, Pointer, TensorMap, build};
 use crate::inst::Scope;
-use crate::ir::{KernelBody, MapDecl, Target, Ty};
+use crate::ir::{MapDecl, Target, Ty};
 use crate::program::{Address, Arg, KernelRef, Launch, MapSpec, Program, Residency, Step};
 use std::panic::Location;
 
@@ -25,7 +25,14 @@ const MAP_BYTES: u32 = 128;
 pub fn add_addresses(program: &mut Program, name: &'static str, entries: &[Address]) -> Address {
     let table = program.add_scratch(name, u64::from(ADDRESS_BYTES) * entries.len() as u64);
     let arg = |&entry: &Address| Arg::Pointer(entry);
-    write(program, table, entries, [ADDRESSES_OF_A_LAUNCH, ADDRESS_BYTES], &KernelRef::new(ADDRESSES, addresses), arg);
+    write(
+        program,
+        table,
+        entries,
+        [ADDRESSES_OF_A_LAUNCH, ADDRESS_BYTES],
+        &KernelRef::new(ADDRESSES, || build(addresses_header(), addresses)),
+        arg,
+    );
     table
 }
 
@@ -35,7 +42,7 @@ pub fn add_tensor_maps(program: &mut Program, name: &'static str, decl: &MapDecl
     let table = program.add_scratch(name, u64::from(MAP_BYTES) * entries.len() as u64);
     let kernel = KernelRef::new(maps_name(decl), {
         let decl = decl.clone();
-        move || tensor_maps(&decl)
+        move || build(maps_header(&decl), |k| tensor_maps(k, &decl))
     });
     let arg = |(at, spec): &(Address, MapSpec)| Arg::TensorMap(*at, spec.clone());
     write(program, table, entries, [MAPS_OF_A_LAUNCH, MAP_BYTES], &kernel, arg);
@@ -63,17 +70,18 @@ fn write<E>(
 const ADDRESSES: &str = "table_addresses";
 
 /// One thread an entry.
-fn addresses() -> KernelBody {
-    let header = Header { name: ADDRESSES.into(), target: Target::Sm80, threads: ADDRESSES_OF_A_LAUNCH, ..Header::default() };
-    build(header, |k| {
-        let (table, count) = (k.output("table", ADDRESS_BYTES), k.scalar::<u32>("count"));
-        let thread = k.thread();
-        for number in 0..ADDRESSES_OF_A_LAUNCH {
-            // What a kernel does with the entry is not known here.
-            let entry = k.in_out("entry", 1).address();
-            k.when(thread.eq(number) & count.gt(number), || k.st_global(table.at(number, ADDRESS_BYTES), 0, entry));
-        }
-    })
+fn addresses(k: Kernel<'_>) {
+    let (table, count) = (k.output("table", ADDRESS_BYTES), k.scalar::<u32>("count"));
+    let thread = k.thread();
+    for number in 0..ADDRESSES_OF_A_LAUNCH {
+        // What a kernel does with the entry is not known here.
+        let entry = k.in_out("entry", 1).address();
+        k.when(thread.eq(number) & count.gt(number), || k.st_global(table.at(number, ADDRESS_BYTES), 0, entry));
+    }
+}
+
+fn addresses_header() -> Header {
+    Header { name: ADDRESSES.into(), target: Target::Sm80, threads: ADDRESSES_OF_A_LAUNCH, ..Header::default() }
 }
 
 fn maps_name(decl: &MapDecl) -> String {
@@ -84,23 +92,24 @@ fn maps_name(decl: &MapDecl) -> String {
 }
 
 /// One warp: each map goes through shared memory, from where it is published for the copy engine.
-fn tensor_maps(decl: &MapDecl) -> KernelBody {
-    let header = Header { name: maps_name(decl), target: Target::Sm90a, threads: 32, ..Header::default() };
-    build(header, |k| {
-        let (table, count) = (k.in_out("table", MAP_BYTES), k.scalar::<u32>("count"));
-        let rooms: Vec<_> = (0..MAPS_OF_A_LAUNCH)
-            .map(|_| {
-                let (entry, room) = (k.tensor_map_template("entry", decl.clone()), k.shared("map", MAP_BYTES, MAP_BYTES));
-                k.when(k.lane().eq(0), || k.tensormap_copy(room, &entry));
-                room
-            })
-            .collect();
-        k.warp_sync();
-        for (number, room) in rooms.into_iter().enumerate() {
-            let number = number as u32;
-            k.when(count.gt(number), || k.tensormap_publish(table.at(number, MAP_BYTES), room, Scope::Gpu));
-        }
-    })
+fn tensor_maps(k: Kernel<'_>, decl: &MapDecl) {
+    let (table, count) = (k.in_out("table", MAP_BYTES), k.scalar::<u32>("count"));
+    let rooms: Vec<_> = (0..MAPS_OF_A_LAUNCH)
+        .map(|_| {
+            let (entry, room) = (k.tensor_map_template("entry", decl.clone()), k.shared("map", MAP_BYTES, MAP_BYTES));
+            k.when(k.lane().eq(0), || k.tensormap_copy(room, &entry));
+            room
+        })
+        .collect();
+    k.warp_sync();
+    for (number, room) in rooms.into_iter().enumerate() {
+        let number = number as u32;
+        k.when(count.gt(number), || k.tensormap_publish(table.at(number, MAP_BYTES), room, Scope::Gpu));
+    }
+}
+
+fn maps_header(decl: &MapDecl) -> Header {
+    Header { name: maps_name(decl), target: Target::Sm90a, threads: 32, ..Header::default() }
 }
 
 /// A table that [`add_addresses`] made, in the kernel that reads it.
