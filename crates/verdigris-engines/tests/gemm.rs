@@ -46,19 +46,3 @@ fn mma_is_right_where_it_takes_a_case() {
     // Strides in both directions, f32 and fp8 without loss, rows of bytes that no copy can take: what `gemm.simt` is there for.
     assert!(refused.keys().all(|reason| ["alignment", "layout", "precision"].contains(reason)), "{refused:?}");
 }
-
-/// On a machine of more SMs than the cases see elsewhere, where parts are joined in groups.
-#[test]
-fn many_parts_are_joined_in_groups() {
-    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
-    let case = cases().into_iter().find(|case| case.id.contains("bf16-many-parts")).expect("the case is there");
-    let arch = Arch::virtual_device(20);
-    let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
-    let split = candidate.knobs().settings().iter().filter(|knobs| knobs.value("split").is_some_and(|split| split != 0)).count();
-    assert!(split > 0, "no setting splits depth");
-    let kernels = Kernels::new();
-    for schedule in 0..2 {
-        let outcome = verify(engine, &case, &arch, &kernels, schedule);
-        assert!(matches!(outcome, Ok(Outcome::Passed)), "schedule {schedule}: {:?}", outcome.err());
-    }
-}

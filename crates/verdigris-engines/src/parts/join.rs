@@ -1,13 +1,10 @@
 //! Joins the parts of a sum that several CTAs formed: warpgroups whose accumulators hold one tile over different parts of its depth.
 //!
-//! Each part goes to scratch, and whoever comes last adds them up in order, so that the sum does not depend on who that is. Many parts are added
-//! in groups, each by the last of its group, and then the groups' sums by the last of those: one CTA alone would read for longer than all
-//! computed.
+//! Each part goes to scratch, and whoever comes last adds them up in order, so that the sum does not depend on who that is.
 //!
-//! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the parts,
-//! from more than [`GROUP`] on grouped by that many; of two parts, in either order, which is the same.
-//! **Cost.** Every part but one is written to global memory once and read once, and so is each group's sum; 4 bytes an element. Counters for an
-//! owner and its groups, zeroed before the launch.
+//! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the parts;
+//! of two parts, in either order, which is the same.
+//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the launch.
 //! **Source.** Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
 
 use verdigris_kir::face::{Kernel, Pointer, SharedPiece, Val};
@@ -20,14 +17,6 @@ use super::way_out::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
-
-/// Parts that one warpgroup adds up; more are added in groups of so many. A power of two.
-const GROUP: u32 = 8;
-
-/// Parts and sums of groups that are read one behind the other where a sum has `parts` parts.
-pub(crate) fn reads(parts: u32) -> u32 {
-    if parts > GROUP { GROUP + parts.div_ceil(GROUP) } else { parts }
-}
 
 /// The scratch and the counters of a kernel that joins parts.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +46,8 @@ pub(crate) struct Part<'k> {
 /// `most_parts` parts of `owners` sums, and zeroed counters. Returns the arguments of [`Join::declare`].
 pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> [Arg; 3] {
     let parts = program.add_scratch("parts", owners * u64::from(most_parts) * words * 4);
-    let counter_bytes = owners * 4 * u64::from(1 + most_parts.div_ceil(GROUP));
-    let counters = program.add_scratch("counters", counter_bytes);
-    program.steps.push(Step::Fill { at: counters, bytes: counter_bytes, value: 0 });
+    let counters = program.add_scratch("counters", owners * 4);
+    program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
     [Arg::Pointer(parts), Arg::Pointer(counters), Arg::Scalar(Ty::U32, u64::from(most_parts))]
 }
 
@@ -110,11 +98,9 @@ impl<'k> Join<'k> {
         };
         let barrier = of.warpgroup + self.barrier;
         let told = self.told.address() + of.warpgroup * 4;
-        // The owner's counter, and behind it those of its groups.
-        let first_counter = of.owner * (((self.most_parts + (GROUP - 1)) >> GROUP.ilog2()) + 1);
-        let counter = self.counters.at(first_counter, 4);
-        // Adds to a counter once the whole warpgroup is here; everyone learns what it was.
-        let count_at = |counter: Val<'k, u64>, amount: u32| {
+        let counter = self.counters.at(of.owner, 4);
+        // Adds to the counter once the whole warpgroup is here; everyone learns what it was.
+        let count = |amount: u32| {
             k.barrier_sync(barrier, WARPGROUP);
             k.when(of.thread.eq(0), || {
                 let seen = k.atom_global(Atomic::Add, counter, 0, amount, Order::AcqRel(Scope::Gpu));
@@ -122,15 +108,6 @@ impl<'k> Join<'k> {
             });
             k.barrier_sync(barrier, WARPGROUP);
             k.ld_shared::<u32>(told, 0)
-        };
-        let count = |amount: u32| count_at(counter, amount);
-        // Adds up every `step`th from `first` on.
-        let add_up = |first: Val<'k, u32>, end: Val<'k, u32>, step: u32| {
-            k.fence(Fence::AcqRel(Scope::Gpu));
-            for sum in sums {
-                sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
-            }
-            k.range_step(first, end, step, add);
         };
 
         let last = k.var_named("last", of.parts.eq(1));
@@ -155,27 +132,14 @@ impl<'k> Join<'k> {
         });
         k.when(of.parts.gt(2), || {
             keep(of.part);
-            k.when_else(
-                of.parts.gt(GROUP),
-                || {
-                    let group = of.part >> GROUP.ilog2();
-                    let first = group << GROUP.ilog2();
-                    let end = (first + GROUP).min(of.parts);
-                    let of_group = self.counters.at(first_counter + group + 1, 4);
-                    let is_last_of_group = (count_at(of_group, 1) + 1).eq(end - first);
-                    k.when(is_last_of_group, || {
-                        add_up(first, end, 1);
-                        // In place of its first part, which nobody else reads.
-                        keep(first);
-                        last.set((count(1) + 1).eq((of.parts + (GROUP - 1)) >> GROUP.ilog2()));
-                        k.when(last, || add_up(k.constant(0), of.parts, GROUP));
-                    });
-                },
-                || {
-                    last.set((count(1) + 1).eq(of.parts));
-                    k.when(last, || add_up(k.constant(0), of.parts, 1));
-                },
-            );
+            last.set((count(1) + 1).eq(of.parts));
+            k.when(last, || {
+                k.fence(Fence::AcqRel(Scope::Gpu));
+                for sum in sums {
+                    sum.registers().iter().for_each(|register| register.set(k.constant(T::ZERO)));
+                }
+                k.range(of.parts, add);
+            });
         });
         // The word is used again by the next split tile.
         k.when(of.parts.gt(1), || k.barrier_sync(barrier, WARPGROUP));

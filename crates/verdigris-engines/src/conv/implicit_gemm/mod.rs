@@ -539,7 +539,7 @@ impl Plan {
             busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns) + 2.0 * scratch_bytes / c.parts_bytes_per_ns;
             launches_us += c.add_launch_us;
         } else if schedule.split_tiles > 0 {
-            let joined = f64::from(join::reads(schedule.most_parts())) * tile_m * tile_n;
+            let joined = f64::from(schedule.most_parts()) * tile_m * tile_n;
             busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
             launches_us += 1.0;
         }
