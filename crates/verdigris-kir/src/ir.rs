@@ -440,6 +440,8 @@ pub struct MapDecl {
     /// Rank of the tensor: 1–5 tiled, 3–5 im2col.
     pub rank: u32,
     /// Tiled: the box, innermost dimension first, `rank` numbers. Im2col: `[channels_per_pixel, pixels_per_column]`.
+    ///
+    /// A kernel may leave the extents of a tiled box beyond the innermost to the launch: they stand as 0 ([`MapDecl::with_open_box`]).
     pub box_dims: Vec<u32>,
     /// Im2col mode.
     pub im2col: bool,
@@ -450,9 +452,26 @@ pub struct MapDecl {
 }
 
 impl MapDecl {
-    /// Bytes that one load of the box brings into shared memory (out-of-bounds parts are filled, so always the whole box).
+    /// Bytes that one load of the box brings into shared memory (out-of-bounds parts are filled, so always the whole box); 0 where the launch
+    /// gives the box.
     pub fn box_bytes(&self) -> u32 {
         self.box_dims.iter().product::<u32>() * self.ty.bytes()
+    }
+
+    /// The same with the extents of the box beyond the innermost left to the launch.
+    pub fn with_open_box(&self) -> MapDecl {
+        let box_dims = self.box_dims.iter().enumerate().map(|(dim, &extent)| if dim == 0 { extent } else { 0 }).collect();
+        MapDecl { box_dims, ..self.clone() }
+    }
+
+    /// Whether the launch gives the box.
+    pub fn has_open_box(&self) -> bool {
+        !self.im2col && self.rank > 1 && self.box_dims.len() > 1 && self.box_dims[1..].iter().all(|&extent| extent == 0)
+    }
+
+    /// Whether a kernel that is built for this may be given a map of `given`.
+    pub fn takes(&self, given: &MapDecl) -> bool {
+        *self == if self.has_open_box() { given.with_open_box() } else { given.clone() }
     }
 }
 

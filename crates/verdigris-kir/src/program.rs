@@ -269,7 +269,7 @@ impl Launch {
                     address.offset_bytes.is_multiple_of(u64::from(*alignment_bytes))
                 }
                 (Arg::TensorMap(_, spec), ParamKind::TensorMap(decl)) => {
-                    if spec.decl != *decl {
+                    if !decl.takes(&spec.decl) {
                         return fail(format!("map {} was built for {decl:?}, given {:?}", param.name, spec.decl));
                     }
                     let rank = decl.rank as usize;

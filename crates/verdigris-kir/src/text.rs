@@ -338,7 +338,8 @@ fn parameter(kind: &ParamKind) -> String {
         ParamKind::Divisor => "divisor".into(),
         ParamKind::TensorMap(MapDecl { ty, rank, box_dims, im2col, swizzle, access }) => {
             let mode = if *im2col { "im2col, column" } else { "box" };
-            let dims: Vec<String> = box_dims.iter().map(u32::to_string).collect();
+            let extent = |&extent: &u32| if extent == 0 { "?".into() } else { extent.to_string() };
+            let dims: Vec<String> = box_dims.iter().map(extent).collect();
             format!("tensor map, {ty:?}, rank {rank}, {mode} {}, swizzle {swizzle:?}, {access:?}", dims.join("×"))
         }
     }

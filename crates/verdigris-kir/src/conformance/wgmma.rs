@@ -18,7 +18,7 @@ const THREADS: usize = 128;
 const CHUNK: usize = 12;
 /// Bytes of shared memory behind the descriptors of A, and of B.
 const A_BYTES: usize = 16 << 10;
-const B_BYTES: usize = 48 << 10;
+const B_BYTES: usize = 56 << 10;
 /// Accumulator registers of the widest product.
 const MOST_ACCUMULATORS: usize = 128;
 
@@ -35,17 +35,19 @@ struct Case {
 
 const SWIZZLES: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
 
-/// A descriptor of an operand in a piece at address 0: `turn` varies the swizzle and the place in the row.
+/// A descriptor of an operand in a piece at address 0: `turn` varies the swizzle and the place in the row, and under a swizzle the first row and
+/// the rows from one group of eight to the next, which need not be whole repeats of the pattern.
 fn descriptor(transposed: bool, depth_bytes: u32, turn: usize) -> u64 {
     let fits = |swizzle: &Swizzle| transposed || *swizzle == Swizzle::None || swizzle.span_bytes() >= depth_bytes;
     let some: Vec<Swizzle> = SWIZZLES.into_iter().filter(fits).collect();
     let swizzle = some[turn % some.len()];
     let span = swizzle.span_bytes();
+    let (first_row, pitch) = (turn as u32 / 3 % 8, 8 + turn as u32 / 2 % 5);
     let (leading, stride, start) = match (swizzle, transposed) {
         (Swizzle::None, false) => (128, 128 * (depth_bytes / 16), 0),
         (Swizzle::None, true) => (128, 256, 0),
-        (_, false) => (16, 8 * span, depth_bytes * (turn as u32 / 4 % (span / depth_bytes))),
-        (_, true) => (16 * span, 8 * span, 0),
+        (_, false) => (16, pitch * span, first_row * span + depth_bytes * (turn as u32 / 4 % (span / depth_bytes))),
+        (_, true) => (24 * span, pitch * span, first_row * span),
     };
     let code: u64 = match swizzle {
         Swizzle::None => 0,

@@ -5,6 +5,7 @@
 //! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
 //! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
 //! | [`im2col`] | the tile of a convolution's matrix that the copy engine gathers |
+//! | [`slab`] | a box of pixels with its halo, of which every tap of a filter reads a part |
 //! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
 //! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
@@ -25,5 +26,6 @@ pub mod operand;
 pub mod reduce;
 pub mod ring;
 pub mod schedule;
+pub mod slab;
 pub mod staging;
 pub mod table;

@@ -92,7 +92,7 @@ impl<'k> Cursor<'k> {
 
     /// Filler: waits until the stage is free, and expects `bytes` on its full barrier, which it returns.
     #[track_caller]
-    pub fn acquire(&self, bytes: u32) -> Mbarrier<'k> {
+    pub fn acquire(&self, bytes: impl AsVal<'k, u32>) -> Mbarrier<'k> {
         let at = Location::caller();
         self.ring.kernel.scope(at, || {
             // A fresh barrier counts as having completed the phase of parity 1: the first turn falls through.

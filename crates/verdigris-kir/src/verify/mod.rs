@@ -34,7 +34,8 @@
 //! - `[barrier-id]` A named barrier is one of 0–15 and counts whole warps of this CTA. An mbarrier counts 1 to 2²⁰ − 1 arrivals.
 //! - `[params]` Parameters take at most 32764 bytes, and a parameter is read inside its bytes and as what it is.
 //! - `[map]` A tensor map has rank 1–5 (im2col 3–5), boxes of 1–256 (im2col: 256 channels, 1024 pixels), an inner extent that is a
-//!   multiple of 16 bytes and no wider than the swizzle, and a box that fits shared memory; a copy uses it at its rank and mode.
+//!   multiple of 16 bytes and no wider than the swizzle, and a box that fits shared memory (the outer extents of a box may be left to the
+//!   launch); a copy uses it at its rank and mode.
 //! - `[alignment]` A shared-memory access at an address known for every thread is aligned to its size and inside its piece; tiles of
 //!   swizzled maps stand in pieces aligned to the pattern (1024 bytes for 128-byte rows, 512 for 64, 256 for 32).
 //! - `[accumulators]` At an entry budget of 128 registers a `wgmma` has fewer than 104 accumulators a thread; no more than 208 are in flight.

@@ -40,7 +40,8 @@ struct AsyncRead {
 
 fn async_reads<'a>(found: &Findings<'a>, values: &Values<'a>, inst: &Inst) -> Vec<AsyncRead> {
     let tile = |slot: usize, what| {
-        let bytes = map_of(found, values, inst.ins[0]).map(|(_, decl)| u64::from(decl.box_bytes()));
+        let bytes =
+            map_of(found, values, inst.ins[0]).filter(|(_, decl)| !decl.has_open_box()).map(|(_, decl)| u64::from(decl.box_bytes()));
         vec![AsyncRead { operand: inst.ins[slot], bytes, what, bulk_group: true }]
     };
     let bulk = |what, bulk_group| vec![AsyncRead { operand: inst.ins[1], bytes: values.constant(inst.ins[2]), what, bulk_group }];

@@ -298,7 +298,8 @@ fn multicast(op: &Op) -> bool {
 fn loaded_bytes<'a>(found: &Findings<'a>, values: &Values<'a>, inst: &Inst) -> Option<Option<u64>> {
     match &inst.op {
         Op::TmaLoad { rank, im2col, multicast, .. } => {
-            let bytes = map_of(found, values, inst.ins[1]).map(|(_, decl)| u64::from(decl.box_bytes()));
+            let bytes =
+                map_of(found, values, inst.ins[1]).filter(|(_, decl)| !decl.has_open_box()).map(|(_, decl)| u64::from(decl.box_bytes()));
             let mask = 3 + usize::from(*rank) + if *im2col { usize::from(*rank) - 2 } else { 0 };
             // Each CTA of the cluster sends its box to all: as many boxes reach each barrier as there are CTAs.
             let everyone = (1u64 << found.body.cluster) - 1;

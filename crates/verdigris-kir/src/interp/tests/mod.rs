@@ -3,6 +3,7 @@
 mod async_units;
 mod matrices;
 mod simple;
+mod slabs;
 mod whole_launches;
 
 use super::{FindingKind, Findings, Memory, Options, Report, run_kernel};
