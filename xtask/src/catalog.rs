@@ -28,19 +28,19 @@ const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm89, false),
 /// # Errors
 /// The verifier's findings in all of them.
 pub(crate) fn kernels() -> Result<Vec<Assembly>> {
-    let (assemblies, faults) = judged();
+    let (assemblies, faults) = judged("");
     if !faults.is_empty() {
         bail!("{} kernels of the catalog have faults\n{}", faults.len(), faults.join("\n"));
     }
     Ok(assemblies)
 }
 
-/// As [`kernels`], with those that the verifier refuses apart: its words on each.
-pub(crate) fn judged() -> (Vec<Assembly>, Vec<String>) {
+/// As [`kernels`], of those alone whose names contain `filter`, with those that the verifier refuses apart: its words on each.
+pub(crate) fn judged(filter: &str) -> (Vec<Assembly>, Vec<String>) {
     let mut printed: BTreeMap<String, Option<(Target, Assembly)>> = BTreeMap::new();
     let (mut assemblies, mut faults) = (Vec::new(), Vec::new());
     for (chip, portable_too) in CHIPS {
-        for kernel in kernels_for(chip) {
+        for kernel in kernels_for(chip).into_iter().filter(|kernel| kernel.name().contains(filter)) {
             let known = printed.entry(kernel.name().to_string()).or_insert_with(|| match verify(kernel.build()) {
                 Ok(verified) => Some((verified.target, assembly(kernel.name(), &verified))),
                 Err(found) => {

@@ -34,6 +34,9 @@ enum Action {
     Tidy,
     /// Assemble PTX with NVIDIA's assembler and fail on spills, serialization or budgets exceeded.
     Ptxas {
+        /// Only kernels of the catalog whose names contain this.
+        #[arg(default_value = "", conflicts_with = "dir")]
+        filter: String,
         /// Assemble the `.ptx` files of this folder instead of the engines' catalog.
         #[arg(long, value_name = "FOLDER")]
         dir: Option<PathBuf>,
@@ -128,7 +131,7 @@ fn run(action: Action) -> Result<bool> {
             println!("tidy: {} findings", findings.len());
             Ok(findings.is_empty())
         }
-        Action::Ptxas { dir, json, keep, jobs, afresh, install, ptxas } => {
+        Action::Ptxas { filter, dir, json, keep, jobs, afresh, install, ptxas } => {
             let toolchain = toolchain(&root, ptxas)?;
             if install {
                 println!("assembler: {}", toolchain.ptxas().display());
@@ -136,10 +139,10 @@ fn run(action: Action) -> Result<bool> {
             }
             let (assemblies, faults) = match dir {
                 Some(folder) => (ptxas::read_folder(&folder)?, Vec::new()),
-                None => catalog::judged(),
+                None => catalog::judged(&filter),
             };
             if assemblies.is_empty() && faults.is_empty() {
-                eprintln!("no engine lists a kernel yet: nothing to assemble");
+                anyhow::bail!("no kernel of the catalog has `{filter}` in its name");
             }
             let memory = if afresh { None } else { Some(ptxas::Memory::of_workspace(&root)?) };
             let outcomes = ptxas::assemble_all(&toolchain, memory.as_ref(), &assemblies, jobs.unwrap_or_else(cores))?;
