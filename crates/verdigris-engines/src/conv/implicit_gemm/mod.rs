@@ -96,6 +96,8 @@ const SHAPES: &[Shape] = &[
     in_turn(64, 256, 2),
     in_turn(128, 128, 1),
     in_turn(128, 128, 2),
+    shape(256, 160, 2, 1, Shared::B),
+    shape(256, 160, 2, 2, Shared::B),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -106,6 +108,9 @@ const ONE: usize = 8;
 const TURNED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
+/// Those for channels that come in 320s, of which tiles of whole slabs waste a sixth. A filter that lies along its columns is loaded
+/// in whole slabs; kernels that join parts would spill.
+const FIFTHS: &[usize] = &[20, 21];
 /// The one of tiles in turn that serves f16 too.
 const TURNS: usize = 18;
 
@@ -130,6 +135,9 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if in_turn => &[No],
         (Shelf::Usual, Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
         _ if in_turn => &[],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if FIFTHS.contains(&shape) => &[No, Reduced],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::F16) if FIFTHS.contains(&shape) => &[No],
+        _ if FIFTHS.contains(&shape) => &[],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Joined],
         (Shelf::Rows, ..) => &[],
