@@ -27,6 +27,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("gemm.wgmma", "gemm", include_str!("../../../cases/catalog/gemm.wgmma.toml")),
     ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
+    ("conv.unfolded", "conv", include_str!("../../../cases/catalog/conv.unfolded.toml")),
     ("conv", "conv", include_str!("../../../cases/catalog/conv.toml")),
     ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),
     ("map.simt", "movement", include_str!("../../../cases/catalog/map.simt.movement.toml")),

@@ -28,8 +28,12 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 /// Convolutions that are products.
 static POINTWISE: conv::pointwise::Pointwise = conv::pointwise::Pointwise { products: gemm::ENGINES };
 
+/// Convolutions that are products beside a launch that unfolds or folds.
+static UNFOLDED: conv::unfolded::Unfolded =
+    conv::unfolded::Unfolded { product: gemm::HOPPER, forms_sums: gemm::forms_sums, sums: gemm::sums };
+
 /// The engines that stand on those of another family.
-static ACROSS: &[&dyn Engine] = &[&POINTWISE];
+static ACROSS: &[&dyn Engine] = &[&POINTWISE, &UNFOLDED];
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {

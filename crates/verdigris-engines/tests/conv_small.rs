@@ -1,4 +1,4 @@
-//! `conv.small_channels` on the cases that are made for it, interpreted and held against the reference.
+//! `conv.small_channels` and `conv.unfolded` on the cases that are made for few channels, interpreted and held against the reference.
 //!
 //! `VERDIGRIS_CASE` is a part of the ids of the cases that are run, each under every setting; without it, every case runs under one of its own.
 
@@ -34,15 +34,15 @@ fn check(engine: &'static dyn Engine, case: &GraphCase, kernels: &Kernels, numbe
     Ok(chosen.len())
 }
 
-#[test]
-fn its_cases_under_its_settings() {
-    let engine = verdigris_engines::engine("conv.small_channels").expect("the engine is registered");
+/// Runs the cases of an engine: those whose id has `VERDIGRIS_CASE` in it, or begins with one of the `beginnings`.
+fn cases_of(engine: &str, beginnings: &[&str]) {
+    let engine = verdigris_engines::engine(engine).expect("the engine is registered");
     let filter = std::env::var("VERDIGRIS_CASE");
     let cases = load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/conv.toml")).expect("the corpus loads");
     let kernels = Kernels::new();
     let chosen = |case: &GraphCase| match &filter {
         Ok(part) => case.id.contains(part.as_str()),
-        Err(_) => case.id.starts_with("conv/small-channels"),
+        Err(_) => beginnings.iter().any(|beginning| case.id.starts_with(beginning)),
     };
     let (mut taken, mut refused, mut wrong) = (0, 0, Vec::new());
     for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && chosen(case)) {
@@ -55,4 +55,14 @@ fn its_cases_under_its_settings() {
     assert!(wrong.is_empty(), "{} of {} wrong:\n{}", wrong.len(), taken + wrong.len(), wrong.join("\n"));
     eprintln!("{taken} cases taken, {refused} refused");
     assert!(taken > 0, "no case was taken");
+}
+
+#[test]
+fn small_channels_under_its_settings() {
+    cases_of("conv.small_channels", &["conv/small-channels"]);
+}
+
+#[test]
+fn unfolded_under_its_settings() {
+    cases_of("conv.unfolded", &["conv/small-channels", "conv/few-outputs", "conv/patches"]);
 }

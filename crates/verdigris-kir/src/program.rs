@@ -224,6 +224,26 @@ impl Program {
         Address::scratch(self.scratch.len() - 1)
     }
 
+    /// Puts another place where the steps name a buffer: what one program leaves in a buffer of the caller's, a larger one keeps in scratch.
+    pub fn place_buffer(&mut self, slot: usize, at: Address) {
+        let settle = |address: &mut Address| {
+            if address.base == Base::Buffer(slot) {
+                *address = Address { offset_bytes: at.offset_bytes + address.offset_bytes, ..at };
+            }
+        };
+        for step in &mut self.steps {
+            match step {
+                Step::Launch(launch) => launch.args.iter_mut().for_each(|arg| {
+                    if let Arg::Pointer(address) | Arg::TensorMap(address, _) = arg {
+                        settle(address);
+                    }
+                }),
+                Step::Fill { at, .. } => settle(at),
+                Step::Copy { to, from, .. } => [to, from].into_iter().for_each(settle),
+            }
+        }
+    }
+
     /// The launches, in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.steps.iter().filter_map(|step| match step {

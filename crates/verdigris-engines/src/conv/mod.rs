@@ -7,9 +7,10 @@ mod grouped;
 mod implicit_gemm;
 pub(crate) mod pointwise;
 mod small_channels;
+pub(crate) mod unfolded;
 
 use crate::engine::Engine;
 
-/// The engines of this family; `pointwise`, which stands on another family's, is registered with both.
+/// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] =
     &[&implicit_gemm::ImplicitGemm, &small_channels::SmallChannels, &grouped::Grouped, &depthwise::Depthwise, &direct::Direct];

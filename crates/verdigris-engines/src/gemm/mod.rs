@@ -15,6 +15,10 @@ use crate::parts::batch::Chunk;
 /// The engines of this family. The table is all there is to registering one.
 pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma, &mma::Mma, &simt::Simt];
 
+/// The engine on Hopper's tensor cores, and what it offers for sums of 16-bit products that stay in f32.
+pub(crate) static HOPPER: &dyn Engine = &wgmma::Wgmma;
+pub(crate) use wgmma::{forms_sums, sums};
+
 /// The product that a problem is, or the engine's refusal of anything else.
 #[track_caller]
 fn product(id: EngineId, problem: &Problem) -> Result<&GemmProblem, Refusal> {

@@ -8,7 +8,7 @@
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Matrix, Slot, Tensor};
-use verdigris_kir::program::{Address, Arg, Base, Program, Step};
+use verdigris_kir::program::{Address, Program, Step};
 use verdigris_tensor::DType;
 
 use super::ID;
@@ -283,19 +283,8 @@ impl Prepared {
             let launches = back.launches(Address::buffer(from.0 as usize), Address::buffer(to.0 as usize));
             program.steps.extend(launches.into_iter().map(Step::Launch));
         }
-        let settle = |address: &mut Address| {
-            let Base::Buffer(slot) = address.base else { return };
-            if let Some((_, place)) = places.iter().find(|(virtual_slot, _)| virtual_slot.0 as usize == slot) {
-                *address = Address { offset_bytes: address.offset_bytes + place.offset_bytes, ..*place };
-            }
-        };
-        for step in &mut program.steps {
-            let Step::Launch(launch) = step else { continue };
-            for arg in &mut launch.args {
-                if let Arg::Pointer(address) | Arg::TensorMap(address, _) = arg {
-                    settle(address);
-                }
-            }
+        for (slot, place) in places {
+            program.place_buffer(slot.0 as usize, *place);
         }
     }
 }

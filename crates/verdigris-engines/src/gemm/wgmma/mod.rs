@@ -315,6 +315,33 @@ fn catalog_specs() -> Vec<Spec> {
     specs
 }
 
+/// The tiles that engines for other problems may name for 16-bit products whose row-major sums stay in f32.
+const SUM_SHAPES: [usize; 6] = [2, 9, 10, 13, 14, 16];
+
+/// Whether a setting leads to a kernel of [`sums`].
+pub(crate) fn forms_sums(knobs: &Knobs) -> bool {
+    let listed = |setting: Setting| !setting.turned && !setting.along_columns && SUM_SHAPES.contains(&(setting.shape as usize));
+    Setting::read(knobs).is_some_and(listed)
+}
+
+/// The kernels of 16-bit operands, A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
+pub(crate) fn sums() -> Vec<KernelRef> {
+    let mut specs = Vec::new();
+    let d = OperandSpec { dtype: DType::F32, walk: Walk::Row };
+    let epilogue = EpilogueSpec { stores_d: false, pairs: false, ..EpilogueSpec::plain(d) };
+    for operands in [DType::Bf16, DType::F16] {
+        for (shape, b_major) in SUM_SHAPES.iter().flat_map(|&shape| [Axis::Depth, Axis::Rows].map(|major| (&SHAPES[shape], major))) {
+            for out in [Out::Tma, Out::Rows] {
+                let scaled = [Scaled::No; 2];
+                let (a_major, promote, half_sums, turned) = (Axis::Depth, false, false, false);
+                let given = Given { a: operands, b: operands, a_major, b_major, promote, half_sums, scaled, out, turned };
+                specs.extend(given.spec(shape, epilogue.clone()));
+            }
+        }
+    }
+    specs.into_iter().map(reference).collect()
+}
+
 /// The part of a spec that the problem gives.
 #[derive(Clone, Copy, Debug)]
 struct Given {

@@ -1,0 +1,357 @@
+//! Folding: products of pixels by taps and channels, added up where they meet.
+//!
+//! Each element of the result adds those of the products that reach it, tap after tap in the order of the filter, and passes through the
+//! epilogue. Along a dimension the pixels `o` of the result meet
+//!
+//! - in fprop, product `o·s − pad + t·d` by tap `t`;
+//! - in dgrad, product `(o + pad − t·d) / s` by the taps `t` for which it is whole. With `o + pad = q·s + ρ` these are `t = ρ + i·s`, and
+//!   the product is `q − i`, where `d` is 1; without a stride `t = i`, and it is `q − i·d`.
+//!
+//! A row of the result is one line of pixels and channels, over which threads go side by side.
+
+use verdigris_graph::{ConvProblem, Direction};
+use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::Special;
+use verdigris_kir::ir::{KernelBody, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+
+use super::columns::{Columns, Side};
+use crate::arch::Arch;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use verdigris_tensor::DType;
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// Elements of the result that a thread has at a time.
+const ELEMENTS: u32 = 4;
+
+/// Everything that shapes the kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Spec {
+    epilogue: EpilogueSpec,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        format!("conv_fold_{}", self.epilogue.name())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.epilogue.target(), threads: THREADS, ..Header::default() };
+        build(header, |k| fold(k, self))
+    }
+}
+
+/// The kernels of plain problems.
+pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+    let plain = |dtype| Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) };
+    [DType::Bf16, DType::F16, DType::F32].into_iter().map(move |dtype| plain(dtype).kernel())
+}
+
+/// One dimension of the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Axis {
+    /// `o · scale + addend = q · divisor + ρ`.
+    scale: u64,
+    addend: u64,
+    divisor: u64,
+    /// Turn `i` reads product `q + shift + i · step` by tap `ρ + i · tap_step`.
+    shift: i64,
+    step: i64,
+    tap_step: u64,
+    turns: u64,
+    taps: u64,
+    /// Products along the dimension.
+    extent: u64,
+    /// The column of tap 0, and from one tap to the next.
+    first_column: i64,
+    column_step: i64,
+}
+
+impl Axis {
+    /// `None` where both stride and dilation are more than 1.
+    fn new(p: &ConvProblem, columns: &Columns, dim: usize) -> Option<Axis> {
+        let (stride, dilation, pad, taps) = (p.strides[dim], p.dilations[dim], p.pads_before[dim], p.filter[dim]);
+        let columns = columns.taps[dim] as i64;
+        let (first_column, column_step) = if p.flip { ((taps as i64 - 1) * columns, -columns) } else { (0, columns) };
+        let common = Axis {
+            scale: 1,
+            addend: 0,
+            divisor: 1,
+            shift: 0,
+            step: dilation as i64,
+            tap_step: 1,
+            turns: taps,
+            taps,
+            extent: p.input[dim],
+            first_column,
+            column_step,
+        };
+        match p.direction {
+            Direction::Fprop => Some(Axis { scale: stride, shift: -(pad as i64), ..common }),
+            _ if taps == 1 || stride == 1 || dilation == 1 => Some(Axis {
+                addend: pad,
+                divisor: stride,
+                step: if stride == 1 { -(dilation as i64) } else { -1 },
+                tap_step: stride,
+                turns: taps.div_ceil(stride),
+                extent: p.output[dim],
+                ..common
+            }),
+            _ => None,
+        }
+    }
+
+    fn args(&self) -> Vec<Arg> {
+        let word = |n: u64| Arg::Scalar(Ty::U32, n);
+        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
+        vec![
+            word(self.scale),
+            word(self.addend),
+            Arg::Divisor(self.divisor as u32),
+            signed(self.shift),
+            signed(self.step),
+            word(self.tap_step),
+            word(self.turns),
+            word(self.taps),
+            word(self.extent),
+            signed(self.first_column),
+            signed(self.column_step),
+        ]
+    }
+}
+
+/// Products to be folded into the result.
+#[derive(Clone, Debug)]
+pub(super) struct Fold {
+    problem: ConvProblem,
+    columns: Columns,
+    axes: [Axis; 3],
+    channels: u64,
+    spec: Spec,
+}
+
+impl Fold {
+    /// The products of x's pixels into y, or of y's into x. `None` in wgrad, and with stride and dilation in one dimension of a dgrad.
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Fold> {
+        let side_of_result = match p.direction {
+            Direction::Fprop => Side::Y,
+            Direction::Dgrad => Side::X,
+            Direction::Wgrad => return None,
+        };
+        if side != side_of_result {
+            return None;
+        }
+        let axis = |dim| Axis::new(p, columns, dim);
+        let axes = [axis(0)?, axis(1)?, axis(2)?];
+        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+        let epilogue = EpilogueSpec::of_conv(p);
+        let mut epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
+        epilogue.pairs = false;
+        Some(Fold { problem: p.clone(), columns: *columns, axes, channels: side.channels(p), spec: Spec { epilogue } })
+    }
+
+    /// Rows of the products.
+    pub(super) fn rows(&self) -> u64 {
+        self.axes.iter().fold(self.problem.n, |all, axis| all.saturating_mul(axis.extent))
+    }
+
+    /// Elements from one row of the products to the next: whole 16 bytes.
+    pub(super) fn pitch(&self) -> u64 {
+        self.columns.count.next_multiple_of(4)
+    }
+
+    /// The size of the products.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        self.rows().saturating_mul(self.pitch() * 4)
+    }
+
+    fn result(&self) -> [u64; 5] {
+        self.problem.result_extents()
+    }
+
+    fn lines(&self) -> u64 {
+        let [n, _, d, h, _] = self.result();
+        n.saturating_mul(d).saturating_mul(h)
+    }
+
+    fn line_elements(&self) -> u64 {
+        self.result()[4].saturating_mul(self.channels)
+    }
+
+    /// Whether all that the kernel counts in 32 bits fits.
+    pub(super) fn counts(&self) -> bool {
+        let [_, _, d, h, w] = self.result();
+        let fits = |(axis, extent): (&Axis, u64)| extent.saturating_mul(axis.scale).saturating_add(axis.addend) < 1 << 30;
+        self.rows() < 1 << 30
+            && self.lines() < 1 << 30
+            && self.line_elements() < 1 << 24
+            && self.axes.iter().zip([d, h, w]).all(fits)
+            && self.axes.iter().all(|axis| (axis.turns as i64).saturating_mul(axis.step.abs()) < 1 << 30)
+    }
+
+    pub(super) fn alignments(&self) -> impl Iterator<Item = (verdigris_graph::Slot, u64)> + '_ {
+        self.spec.epilogue.conv_alignments(&self.problem)
+    }
+
+    /// Microseconds: bytes over the memory bus, or instructions for each element and product; and a launch.
+    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let elements = self.lines() as f64 * self.line_elements() as f64;
+        let turns: f64 = self.axes.iter().map(|axis| axis.turns as f64).product();
+        let result_bytes = elements * self.problem.result().dtype.bytes() as f64;
+        let memory_us = (self.scratch_bytes() as f64 + result_bytes) / (0.7 * arch.memory_gb_per_s * 1e3);
+        // Two warp instructions a cycle, 1.7 cycles in a nanosecond.
+        let instructions = elements / 32.0 * (40.0 + 16.0 * turns);
+        memory_us.max(instructions / (2.0 * f64::from(arch.sm_count) * 1.7e3)) + 3.0
+    }
+
+    /// The launch that reads the products at `from`.
+    pub(super) fn launch(&self, from: Address) -> Launch {
+        let word = |n: u64| Arg::Scalar(Ty::U32, n);
+        let [_, _, depth, height, _] = self.result();
+        // Threads of a line: as few as have all of it at once.
+        let threads = self.line_elements().div_ceil(u64::from(ELEMENTS)).next_power_of_two().clamp(8, u64::from(THREADS)) as u32;
+        let passes = self.line_elements().div_ceil(u64::from(threads * ELEMENTS));
+        let mut args = vec![Arg::Pointer(from), Arg::Scalar(Ty::U64, self.pitch() * 4)];
+        args.extend([word(self.lines()), word(self.line_elements()), word(u64::from(threads.ilog2()))]);
+        args.extend([Arg::Divisor(height as u32), Arg::Divisor(depth as u32), Arg::Divisor(self.channels as u32)]);
+        args.push(word(self.columns.channel));
+        args.extend(self.axes.iter().flat_map(Axis::args));
+        args.extend(self.spec.epilogue.conv_args(&self.problem));
+        Launch {
+            kernel: self.spec.clone().kernel(),
+            grid: [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }
+    }
+}
+
+/// Parameters of a dimension, in the order of [`Axis::args`].
+struct AxisParams<'k> {
+    scale: Val<'k, u32>,
+    addend: Val<'k, u32>,
+    divisor: Divisor<'k>,
+    shift: Val<'k, i32>,
+    step: Val<'k, i32>,
+    tap_step: Val<'k, u32>,
+    turns: Val<'k, u32>,
+    taps: Val<'k, u32>,
+    extent: Val<'k, u32>,
+    first_column: Val<'k, i32>,
+    column_step: Val<'k, i32>,
+}
+
+/// The names of a dimension's parameters.
+type Names = [&'static str; 11];
+
+const DEPTH: Names = [
+    "depth_scale", "depth_addend", "depth_divisor", "depth_shift", "depth_step", "depth_tap_step", "depth_turns", "depth_taps",
+    "depth_extent", "depth_first_column", "depth_column_step",
+];
+const HEIGHT: Names = [
+    "height_scale", "height_addend", "height_divisor", "height_shift", "height_step", "height_tap_step", "height_turns", "height_taps",
+    "height_extent", "height_first_column", "height_column_step",
+];
+const WIDTH: Names = [
+    "width_scale", "width_addend", "width_divisor", "width_shift", "width_step", "width_tap_step", "width_turns", "width_taps",
+    "width_extent", "width_first_column", "width_column_step",
+];
+
+impl<'k> AxisParams<'k> {
+    fn declare(k: Kernel<'k>, names: Names) -> Self {
+        AxisParams {
+            scale: k.scalar(names[0]),
+            addend: k.scalar(names[1]),
+            divisor: k.divisor(names[2]),
+            shift: k.scalar(names[3]),
+            step: k.scalar(names[4]),
+            tap_step: k.scalar(names[5]),
+            turns: k.scalar(names[6]),
+            taps: k.scalar(names[7]),
+            extent: k.scalar(names[8]),
+            first_column: k.scalar(names[9]),
+            column_step: k.scalar(names[10]),
+        }
+    }
+
+    /// The first product that a pixel of the result meets, and its tap.
+    fn first(&self, pixel: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, u32>) {
+        let (product, tap) = self.divisor.split(pixel * self.scale + self.addend);
+        (product.signed() + self.shift, tap)
+    }
+
+    /// Of a turn: the product, its column, and whether both exist.
+    fn at(&self, (product, tap): (Val<'k, i32>, Val<'k, u32>), turn: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, i32>, Val<'k, bool>) {
+        let product = (product + turn.signed() * self.step).unsigned();
+        let tap = tap + turn * self.tap_step;
+        (product, self.first_column + tap.signed() * self.column_step, product.lt(self.extent) & tap.lt(self.taps))
+    }
+}
+
+fn fold<'k>(k: Kernel<'k>, spec: &Spec) {
+    let products = k.input("products", 16);
+    let pitch_bytes = k.scalar::<u64>("pitch_bytes");
+    let lines = k.scalar::<u32>("lines");
+    let line_elements = k.scalar::<u32>("line_elements");
+    let thread_bits = k.scalar::<u32>("thread_bits");
+    let [heights, depths, channels] = ["heights", "depths", "channels"].map(|name| k.divisor(name));
+    let channel_columns = k.scalar::<u32>("channel_columns");
+    let [depth, height, width] = [DEPTH, HEIGHT, WIDTH].map(|names| AxisParams::declare(k, names));
+    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+
+    let threads = k.constant(1u32).shl(thread_bits);
+    let within = k.thread() & (threads - 1);
+    let line = k.cta() * k.constant(THREADS).shr(thread_bits) + k.thread().shr(thread_bits);
+    k.when(line.lt(lines), || {
+        let (rest, h) = heights.split(line);
+        let (image, d) = depths.split(rest);
+        let (first_depth, first_height) = (depth.first(d), height.first(h));
+        let first = k.special(Special::CtaY) * (threads * ELEMENTS) + within;
+        let elements: Vec<_> = (0..ELEMENTS)
+            .map(|i| {
+                let element = first + threads * i;
+                let (w, channel) = channels.split(element);
+                let column = (channel * channel_columns).signed();
+                (element.lt(line_elements), w, channel, column, width.first(w), k.var(0.0f32))
+            })
+            .collect();
+        k.range(depth.turns, |turn| {
+            let (z, depth_column, has_depth) = depth.at(first_depth, turn);
+            k.range(height.turns, |turn| {
+                let (y, height_column, has_height) = height.at(first_height, turn);
+                k.when(has_depth & has_height, || {
+                    let row = ((image * depth.extent + z) * height.extent + y) * width.extent;
+                    let line_column = depth_column + height_column;
+                    k.range(width.turns, |turn| {
+                        let found: Vec<(Var<'k, f32>, Var<'k, f32>)> = elements
+                            .iter()
+                            .map(|&(exists, _, _, column, first, sum)| {
+                                let (x, width_column, has_width) = width.at(first, turn);
+                                let from = products.address() + (row + x).widen() * pitch_bytes;
+                                let column = (line_column + width_column + column).unsigned();
+                                let product = k.var(0.0f32);
+                                k.when(exists & has_width, || product.set(k.ld_global::<f32>(from + column.mul_wide(4), 0)));
+                                (product, sum)
+                            })
+                            .collect();
+                        for (product, sum) in found {
+                            sum.set(sum.get() + product);
+                        }
+                    });
+                });
+            });
+        });
+        for (exists, w, channel, _, _, sum) in elements {
+            k.when(exists, || {
+                let place = epilogue.at_pixel([image, d, h, w], channel);
+                place.store(place.apply(sum.get(), 0), 0);
+            });
+        }
+    });
+}

@@ -1,0 +1,340 @@
+//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside a launch that unfolds or folds.
+//!
+//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every epilogue.
+//! Taps by the few channels become the columns (or the depth) of one product over pixels:
+//!
+//! | direction | few channels | before | product | behind |
+//! |---|---|---|---|---|
+//! | fprop | of x | x unfolded: pixels of y by taps and c | · w: taps and c by k | |
+//! | fprop | of y | | x: pixels by c · w: c by taps and k | folded into y |
+//! | dgrad | of y, stride 1 | y unfolded: pixels of x by taps and k | · w: taps and k by c | |
+//! | dgrad | of x | | y: pixels by k · w: k by taps and c | folded into x |
+//! | wgrad | of x | x unfolded | yᵀ: k by pixels · x: pixels by taps and c | |
+//! | wgrad | of y, stride 1 | y unfolded | yᵀ: taps and k by pixels · x: pixels by c | |
+//!
+//! *Unfolded*, activations are a matrix with a row for each pixel that meets them ([`unfold`]). To *fold* is to add up what the products of one
+//! pixel by all taps are where they belong ([`fold`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose knobs are this
+//! engine's, with `side` before them: 0 for few channels of x, 1 for few of y.
+//!
+//! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
+//! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. What is unfolded crosses the memory bus twice.
+//!
+//! **Numbers.** Products are exact. Unfolded: sums as those of `gemm.wgmma`. Folded: f32 sums over channels by the tensor core, then over taps in
+//! the order of the filter. Repeats agree bit for bit. Zeros around what is unfolded are multiplied, so an infinite filter element gives NaN there;
+//! and in wgrad with few channels of y, an infinite x spreads over the taps that do not meet it.
+//!
+//! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the unfolded product.
+
+mod columns;
+mod fold;
+mod unfold;
+
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Slot, Tensor};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Program, Step};
+use verdigris_tensor::DType;
+
+use super::chain::over_matrices;
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use columns::{Columns, Side};
+use fold::Fold;
+use unfold::Unfold;
+
+/// The engine.
+pub(crate) struct Unfolded {
+    /// What forms the products.
+    pub(crate) product: &'static dyn Engine,
+    /// Whether a setting of a product of 16-bit operands with a row-major result in f32 leads into the second list of kernels.
+    pub(crate) forms_sums: fn(&Knobs) -> bool,
+    pub(crate) sums: fn() -> Vec<KernelRef>,
+}
+
+const ID: EngineId = EngineId { name: "conv.unfolded", number: 210 };
+
+/// The most channels of the side whose taps are unfolded.
+const MOST_CHANNELS: u64 = 48;
+/// The most columns: taps by channels.
+const MOST_COLUMNS: u64 = 1 << 13;
+/// The most scratch.
+const MOST_BYTES: u64 = 512 << 20;
+/// The most settings of a product that are offered.
+const SETTINGS: usize = 20;
+/// The knob that tells which side has few channels.
+const SIDE: &str = "side";
+
+impl Engine for Unfolded {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(p) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));
+        };
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require(p)?;
+        let mut ways = Vec::new();
+        let mut refusals = Vec::new();
+        for side in Side::ALL {
+            match self.way(p, side, arch) {
+                Ok(way) => ways.push(way),
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        if ways.is_empty() {
+            let reason = refusals.last().map_or(Reason::Extent, |refusal| refusal.reason);
+            let said: Vec<String> = refusals.iter().map(|refusal| refusal.seen.clone()).collect();
+            return Err(ID.refusal(reason, said.join("; ")));
+        }
+        let mut settings: Vec<(usize, Knobs, f64)> = (ways.iter().enumerate())
+            .flat_map(|(number, way)| way.settings.iter().map(move |knobs| (number, knobs.clone(), way.estimate_us(knobs, arch))))
+            .collect();
+        settings.sort_by(|one, other| one.2.total_cmp(&other.2));
+        Ok(Box::new(Accepted { problem: p.clone(), arch: arch.clone(), ways, settings }))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        unfold::catalog().chain(fold::catalog()).chain((self.sums)()).collect()
+    }
+}
+
+/// What this engine asks of a problem, whichever side has few channels.
+fn require(p: &ConvProblem) -> Result<(), Refusal> {
+    let [(_, a, _), (_, b, _)] = p.operands();
+    let takes = match (p.precision, a.dtype, b.dtype) {
+        (Precision::Fp32, DType::Bf16, DType::Bf16) | (Precision::Fp32, DType::F16, DType::F16) => true,
+        (Precision::Tf32, DType::F32, DType::F32) => true,
+        _ => false,
+    };
+    ID.require(
+        takes,
+        Reason::Precision,
+        format_args!("{:?} of {} and {}, taken are bf16 and f16 under fp32, f32 under tf32", p.precision, a.dtype, b.dtype),
+    )?;
+    ID.require(
+        p.prologue.is_empty() && p.statistics.is_none(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations, sums over channels: {}; takes neither", p.prologue.len(), p.statistics.is_some()),
+    )?;
+    ID.require(p.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", p.groups))?;
+    ID.require(!p.is_pointwise(), Reason::Extent, "each pixel of y reads one of x: a product as it stands")?;
+    let sums = p.gemm_extents().k;
+    let some = !p.is_empty() && sums > 0 && p.x_extents().iter().chain(&p.y_extents()).all(|&extent| extent > 0);
+    ID.require(some, Reason::Extent, format_args!("x, w, y of {:?}, {:?}, {:?}; none may be empty", p.x_extents(), p.w_extents(), p.y_extents()))?;
+    let bounded = |values: &[u64]| values.iter().all(|&value| value < 1 << 24);
+    ID.require(
+        bounded(&p.filter) && bounded(&p.strides) && bounded(&p.dilations) && bounded(&p.pads_before),
+        Reason::Extent,
+        format_args!("filter {:?}, strides {:?}, dilations {:?}, padding {:?}; each below 2^24", p.filter, p.strides, p.dilations, p.pads_before),
+    )
+}
+
+/// What stands beside the product.
+enum Beside {
+    Before(Unfold),
+    Behind(Fold),
+}
+
+/// A problem with few channels on one side.
+struct Way {
+    side: Side,
+    beside: Beside,
+    product: Box<dyn Candidate>,
+    /// Those of the product.
+    settings: Vec<Knobs>,
+    /// Where the product meets what is unfolded or to be folded.
+    meeting: Slot,
+}
+
+impl Unfolded {
+    fn way(&self, p: &ConvProblem, side: Side, arch: &Arch) -> Result<Way, Refusal> {
+        let channels = side.channels(p);
+        let of = if side == Side::X { "x" } else { "y" };
+        ID.require(channels <= MOST_CHANNELS, Reason::Extent, format_args!("{channels} channels of {of}, taken are up to {MOST_CHANNELS}"))?;
+        let count = p.filter.iter().fold(channels, |count, &extent| count.saturating_mul(extent));
+        ID.require(count <= MOST_COLUMNS, Reason::Extent, format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"))?;
+        let columns = Columns::of(p, side).ok_or_else(|| {
+            ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
+        })?;
+        let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
+        let folds = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
+        let (beside, counts, bytes) = if folds {
+            let fold = Fold::new(p, &columns, side).ok_or_else(|| {
+                ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
+            })?;
+            let (counts, bytes) = (fold.counts(), fold.scratch_bytes());
+            (Beside::Behind(fold), counts, bytes)
+        } else {
+            let unfold = Unfold::new(p, &columns, side).ok_or_else(|| {
+                ID.refusal(Reason::Extent, format_args!("strides {:?} with few channels of y; takes a stride of 1", p.strides))
+            })?;
+            let (counts, bytes) = (unfold.counts(), unfold.scratch_bytes());
+            (Beside::Before(unfold), counts, bytes)
+        };
+        ID.require(
+            counts && bytes <= MOST_BYTES,
+            Reason::Extent,
+            format_args!("x, w, y of {:?}, {:?}, {:?}; too many for 32 bits, or for scratch", p.x_extents(), p.w_extents(), p.y_extents()),
+        )?;
+        let gemm = product(p, &columns, side, &beside, meeting)?;
+        let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
+        let product = self.product.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
+        let space = product.knobs();
+        let listed = |knobs: &&Knobs| !(folds && halves) || (self.forms_sums)(knobs);
+        let settings: Vec<Knobs> = space.settings().iter().filter(listed).take(SETTINGS).cloned().collect();
+        ID.require(!settings.is_empty(), Reason::Extent, "no tile suits the product")?;
+        Ok(Way { side, beside, product, settings, meeting })
+    }
+}
+
+/// The product, with the slots of the convolution and that at which it meets what stands beside it.
+fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meeting: Slot) -> Result<GemmProblem, Refusal> {
+    let no_matrix = |tensor: &Tensor| {
+        ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
+    };
+    let pixels = |tensor: &Tensor, extents: [u64; 5]| {
+        let matrix = tensor.as_matrix(extents).ok_or_else(|| no_matrix(tensor))?;
+        ID.require(
+            matrix.row_stride > 0 && (matrix.column_stride == 1 || tensor.slot == p.result().slot),
+            Reason::Layout,
+            format_args!("a tensor with strides {:?}; channels of a pixel must lie side by side", tensor.strides),
+        )?;
+        Ok::<Matrix, Refusal>(matrix)
+    };
+    let filter = |tensor: &Tensor| columns.filter(tensor).ok_or_else(|| no_matrix(tensor));
+    // A filter is the other side's channels by columns.
+    let w = || filter(&p.w);
+    let (x, y) = (|| pixels(&p.x, p.x_extents()), || pixels(&p.y, p.y_extents()));
+    let (a, b, d, [m, n, k]) = match beside {
+        Beside::Behind(fold) => {
+            let (pixels, channels) = if side == Side::Y { (x()?, p.c) } else { (y()?, p.k) };
+            let sums = Matrix::row_major(meeting, DType::F32, fold.pitch());
+            (pixels, w()?, sums, [fold.rows(), columns.count, channels])
+        }
+        Beside::Before(unfold) => {
+            let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
+            let unfolded = Matrix::row_major(meeting, dtype, unfold.pitch());
+            match (p.direction, side) {
+                (Direction::Wgrad, Side::X) => (y()?.transposed(), unfolded, w()?, [p.k, columns.count, unfold.rows()]),
+                (Direction::Wgrad, Side::Y) => {
+                    (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, unfold.rows()])
+                }
+                (Direction::Fprop, _) => (unfolded, w()?.transposed(), y()?, [unfold.rows(), p.k, columns.count]),
+                (Direction::Dgrad, _) => (unfolded, w()?.transposed(), x()?, [unfold.rows(), p.c, columns.count]),
+            }
+        }
+    };
+    let epilogue = match beside {
+        Beside::Behind(_) => Vec::new(),
+        Beside::Before(_) => over_matrices(&p.epilogue, |tensor| match (p.direction, side) {
+            (Direction::Wgrad, Side::X) => filter(tensor),
+            (Direction::Wgrad, Side::Y) => Ok(filter(tensor)?.transposed()),
+            _ => tensor.as_matrix(p.result_extents()).ok_or_else(|| no_matrix(tensor)),
+        })?,
+    };
+    GemmProblem {
+        batch: vec![],
+        m,
+        n,
+        k,
+        precision: p.precision,
+        determinism: p.determinism,
+        a,
+        b,
+        c: None,
+        scale_a: None,
+        scale_b: None,
+        alpha: HostScalar::ONE,
+        beta: HostScalar::ZERO,
+        epilogue,
+        d,
+    }
+    .canonical()
+    .map_err(|error| ID.refusal(Reason::Layout, error))
+}
+
+impl Way {
+    /// Microseconds, under a setting of the product.
+    fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
+        let beside_us = match &self.beside {
+            Beside::Before(unfold) => unfold.estimate_us(arch),
+            Beside::Behind(fold) => fold.estimate_us(arch),
+        };
+        self.product.cost(product).us + beside_us
+    }
+}
+
+/// An accepted problem.
+struct Accepted {
+    problem: ConvProblem,
+    arch: Arch,
+    ways: Vec<Way>,
+    /// Each way's settings with their estimates, the quickest first.
+    settings: Vec<(usize, Knobs, f64)>,
+}
+
+impl Accepted {
+    fn way(&self, knobs: &Knobs) -> Option<(&Way, Knobs)> {
+        let side = knobs.value(SIDE)?;
+        let way = self.ways.iter().find(|way| way.side as u32 == side)?;
+        let product = Knobs::new(knobs.iter().filter(|(name, _)| *name != SIDE));
+        way.settings.contains(&product).then_some((way, product))
+    }
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings.iter().map(|(way, product, _)| {
+            let side = self.ways.get(*way).map_or(0, |way| way.side as u32);
+            Knobs::new(product.iter().chain([(SIDE, side)]))
+        });
+        KnobSpace::new(settings.next().unwrap_or_default(), settings)
+    }
+
+    fn notes(&self, knobs: &Knobs) -> Notes {
+        let product = self.way(knobs).map(|(way, product)| way.product.notes(&product));
+        let first = || self.ways[0].product.notes(&self.ways[0].settings[0]);
+        Notes { accumulator: DType::F32, ..product.unwrap_or_else(first) }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.way(knobs).map_or(f64::INFINITY, |(way, product)| way.estimate_us(&product, &self.arch));
+        Cost { us, leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let (way, product) =
+            self.way(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate")))?;
+        let mut program = way.product.program(&product)?;
+        let meeting = way.meeting.0 as usize;
+        let p = &self.problem;
+        let alignments = &mut program.buffer_alignment_bytes;
+        alignments.resize(meeting, 1);
+        let mut align = |slot: Slot, bytes: u64| {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        };
+        p.tensors().into_iter().for_each(|(_, tensor, _)| align(tensor.slot, tensor.dtype.bytes() as u64));
+        match &way.beside {
+            Beside::Before(unfold) => {
+                let (slot, bytes) = unfold.alignment();
+                align(slot, bytes);
+                let matrix = program.add_scratch("unfolded activations", unfold.scratch_bytes());
+                program.place_buffer(meeting, matrix);
+                let launch = unfold.launch(matrix, &self.arch, &mut program);
+                program.steps.insert(0, Step::Launch(launch));
+            }
+            Beside::Behind(fold) => {
+                fold.alignments().for_each(|(slot, bytes)| align(slot, bytes));
+                let sums = program.add_scratch("products to be folded", fold.scratch_bytes());
+                program.place_buffer(meeting, sums);
+                program.steps.push(Step::Launch(fold.launch(sums)));
+            }
+        }
+        Ok(program)
+    }
+}

@@ -1,0 +1,317 @@
+//! Unfolding: activations as a matrix, a row for each pixel that meets them and a column for each tap and channel.
+//!
+//! A thread keeps to a chunk of 16 bytes of a row, so that what its columns read is found in a table once, and goes from row to row. A chunk is
+//! made of as few loads as the activations' alignment allows: one where a tap's columns and channels run on for 16 bytes.
+//!
+//! **Numbers.** Bytes are moved, never converted; what lies outside of the activations is zero.
+
+use verdigris_graph::{ConvProblem, Slot, Tensor};
+use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::inst::{Cache, Special};
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency};
+
+use super::columns::{Columns, Side};
+use crate::arch::Arch;
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// What a thread stores at once.
+const CHUNK_BYTES: u32 = 16;
+/// The most rows of a thread, and the CTAs of an SM that there are before a thread has a second one.
+const MOST_TURNS: u64 = 16;
+const CTAS: u64 = 16;
+/// Words of an entry of the table: bytes from a pixel's own place, and places along depth, height and width.
+const ENTRY_WORDS: u32 = 4;
+/// Along the depth, what lies outside of any tensor.
+const NOWHERE: i32 = i32::MIN / 2;
+
+/// Everything that shapes the kernel: bytes of a load.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Spec {
+    unit_bytes: u32,
+}
+
+impl Spec {
+    /// The widest first.
+    const ALL: [Spec; 4] = [Spec { unit_bytes: 16 }, Spec { unit_bytes: 8 }, Spec { unit_bytes: 4 }, Spec { unit_bytes: 2 }];
+
+    fn name(self) -> String {
+        format!("conv_unfold_b{}", 8 * self.unit_bytes)
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(self) -> KernelBody {
+        let header = Header { name: self.name(), target: Target::Sm80, threads: THREADS, ..Header::default() };
+        build(header, |k| unfold(k, self))
+    }
+
+    /// Loads of a chunk.
+    fn units(self) -> u32 {
+        CHUNK_BYTES / self.unit_bytes
+    }
+}
+
+/// Every unfolding kernel.
+pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+    Spec::ALL.into_iter().map(Spec::kernel)
+}
+
+/// Where a column reads: channel, and distance from the row's own pixel along each dim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Column {
+    places: [i64; 3],
+    channel: u64,
+}
+
+/// Activations to be unfolded.
+#[derive(Clone, Debug)]
+pub(super) struct Unfold {
+    source: Tensor,
+    images: u64,
+    /// Extents of the activations, and of the pixels that meet them.
+    extents: [u64; 3],
+    pixels: [u64; 3],
+    /// Pixels of the activations from one row to the next.
+    steps: [u64; 3],
+    columns: Vec<Column>,
+    spec: Spec,
+}
+
+impl Unfold {
+    /// x as y's pixels meet it, or y as x's do. `None` where a stride leaves out pixels of x.
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Unfold> {
+        let signed = |values: [u64; 3]| values.map(|value| value as i64);
+        let (pads, dilations) = (signed(p.pads_before), signed(p.dilations));
+        let (source, extents, pixels, steps, sign) = match side {
+            Side::X => (&p.x, p.input, p.output, p.strides, 1),
+            Side::Y => (&p.y, p.output, p.input, [1; 3], -1),
+        };
+        if side == Side::Y && p.strides != [1; 3] {
+            return None;
+        }
+        let mut list = vec![Column { places: [0; 3], channel: 0 }; columns.count as usize];
+        for d in 0..p.filter[0] {
+            for h in 0..p.filter[1] {
+                for w in 0..p.filter[2] {
+                    let tap = [d, h, w];
+                    let places = [0, 1, 2].map(|dim| {
+                        let tap = if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] };
+                        sign * (tap as i64 * dilations[dim] - pads[dim])
+                    });
+                    let first: u64 = tap.iter().zip(columns.taps).map(|(tap, stride)| tap * stride).sum();
+                    for channel in 0..side.channels(p) {
+                        list[(first + channel * columns.channel) as usize] = Column { places, channel };
+                    }
+                }
+            }
+        }
+        let mut unfold =
+            Unfold { source: source.clone(), images: p.n, extents, pixels, steps, columns: list, spec: Spec { unit_bytes: 2 } };
+        unfold.spec = Spec::ALL.into_iter().find(|spec| unfold.allows(*spec))?;
+        Some(unfold)
+    }
+
+    fn element_bytes(&self) -> u64 {
+        self.source.dtype.bytes() as u64
+    }
+
+    /// Bytes of a column's element from a row's own pixel.
+    fn offset_bytes(&self, column: &Column) -> i64 {
+        let [_, channel, strides @ ..] = self.source.strides.map(|stride| stride as i64);
+        let pixel: i64 = column.places.iter().zip(strides).map(|(place, stride)| place * stride).sum();
+        (pixel + column.channel as i64 * channel) * self.element_bytes() as i64
+    }
+
+    /// Whether elements that are loaded together lie together, begin at multiples of the load's size, and are inside of the tensor together.
+    fn allows(&self, spec: Spec) -> bool {
+        let (bytes, unit_bytes) = (self.element_bytes(), u64::from(spec.unit_bytes));
+        if unit_bytes < bytes {
+            return false;
+        }
+        let whole = |n: u64| n.is_multiple_of(unit_bytes);
+        let [image, _, strides @ ..] = self.source.strides;
+        let steps = [0, 1, 2].map(|dim| (self.pixels[dim], strides[dim] * self.steps[dim]));
+        let mut moves = [(self.images, image)].into_iter().chain(steps);
+        let elements = (unit_bytes / bytes) as usize;
+        moves.all(|(extent, stride)| extent <= 1 || whole(stride * bytes))
+            && self.columns.len().is_multiple_of(elements)
+            && self.columns.chunks(elements).all(|unit| {
+                let first = self.offset_bytes(&unit[0]);
+                let together = unit.iter().all(|column| column.places == unit[0].places) || unit.iter().all(|column| self.is_inside(column));
+                let run = unit.iter().zip(0i64..).all(|(column, i)| self.offset_bytes(column) == first + i * bytes as i64);
+                together && run && first.rem_euclid(unit_bytes as i64) == 0
+            })
+    }
+
+    /// Whether a column lies inside of the tensor for every row.
+    fn is_inside(&self, column: &Column) -> bool {
+        (0..3).all(|dim| {
+            let last = ((self.pixels[dim] - 1) * self.steps[dim]) as i64 + column.places[dim];
+            column.places[dim] >= 0 && last < self.extents[dim] as i64
+        })
+    }
+
+    /// Rows of the matrix.
+    pub(super) fn rows(&self) -> u64 {
+        self.pixels.iter().fold(self.images, |all, &extent| all.saturating_mul(extent))
+    }
+
+    /// Elements from one row to the next: whole chunks.
+    pub(super) fn pitch(&self) -> u64 {
+        (self.columns.len() as u64).next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
+    }
+
+    /// The size of the matrix.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        self.rows().saturating_mul(self.pitch() * self.element_bytes())
+    }
+
+    /// Whether all that the kernel counts in 32 bits fits.
+    pub(super) fn counts(&self) -> bool {
+        let small = |n: i64| n.abs() < 1 << 29;
+        self.rows() < 1 << 30
+            && self.columns.iter().all(|column| small(self.offset_bytes(column)) && column.places.iter().all(|&place| small(place)))
+    }
+
+    /// What the activations' buffer is aligned to.
+    pub(super) fn alignment(&self) -> (Slot, u64) {
+        (self.source.slot, u64::from(self.spec.unit_bytes))
+    }
+
+    /// Microseconds: bytes over the memory bus, or instructions for each chunk and load; and a launch.
+    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let chunks = self.scratch_bytes() as f64 / f64::from(CHUNK_BYTES);
+        let [d, h, w] = self.extents.map(|extent| extent as f64);
+        let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(1) as f64;
+        let read_bytes = self.images as f64 * channels * d * h * w * self.element_bytes() as f64;
+        let memory_us = (read_bytes + self.scratch_bytes() as f64) / (0.75 * arch.memory_gb_per_s * 1e3);
+        // Two warp instructions a cycle, 1.7 cycles in a nanosecond.
+        let instructions = chunks / 32.0 * (40.0 + 11.0 * f64::from(self.spec.units()));
+        memory_us.max(instructions / (2.0 * f64::from(arch.sm_count) * 1.7e3)) + 3.0
+    }
+
+    /// The launch that writes the matrix at `to`; adds its table to the program.
+    pub(super) fn launch(&self, to: Address, arch: &Arch, program: &mut Program) -> Launch {
+        let per_unit = (self.spec.unit_bytes as usize) / self.source.dtype.bytes();
+        let row_units = self.pitch() as usize / per_unit;
+        let mut table: Vec<u8> = Vec::new();
+        for unit in 0..row_units {
+            let entry = self.columns.get(unit * per_unit).map_or([0, NOWHERE, 0, 0], |column| {
+                let [d, h, w] = column.places.map(|place| place as i32);
+                [self.offset_bytes(column) as i32, d, h, w]
+            });
+            table.extend(entry.into_iter().flat_map(i32::to_le_bytes));
+        }
+        program.constants.push(table);
+        let table = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
+        let chunks = (self.pitch() * self.element_bytes() / u64::from(CHUNK_BYTES)) as u32;
+        // Threads of a row, and rows that a CTA has at a time.
+        let across = chunks.min(THREADS);
+        let rows_at_once = THREADS / across;
+        let columns_of_ctas = chunks.div_ceil(across);
+        let shares = CTAS * u64::from(arch.sm_count) * u64::from(rows_at_once) / u64::from(columns_of_ctas);
+        let turns = (self.rows() / shares.max(1)).clamp(1, MOST_TURNS);
+        let word = |n: u64| Arg::Scalar(Ty::U32, n);
+        let long = |n: u64| Arg::Scalar(Ty::U64, n);
+        let bytes = self.element_bytes();
+        let [image, _, strides @ ..] = self.source.strides.map(|stride| stride * bytes);
+        let mut args = vec![Arg::Pointer(Address::buffer(self.source.slot.0 as usize)), Arg::Pointer(to), Arg::Pointer(table)];
+        args.extend([word(self.rows()), Arg::Divisor(across), word(u64::from(rows_at_once)), word(turns), word(u64::from(chunks))]);
+        args.extend([1, 2].map(|dim: usize| Arg::Divisor(self.pixels[dim] as u32)));
+        args.push(Arg::Divisor(self.pixels[0] as u32));
+        args.extend(self.steps.map(word));
+        args.extend(self.extents.map(word));
+        args.push(long(image));
+        args.extend(strides.map(long));
+        Launch {
+            kernel: self.spec.kernel(),
+            grid: [self.rows().div_ceil(u64::from(rows_at_once) * turns) as u32, columns_of_ctas, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }
+    }
+}
+
+/// Bits on their way from the activations to a chunk, a load after the other; zeros where there is nothing to be loaded.
+fn load<'k>(k: Kernel<'k>, spec: Spec, from: &[(Val<'k, u64>, Val<'k, bool>)]) -> Vec<Val<'k, u32>> {
+    if spec.unit_bytes == 2 {
+        let halves: Vec<Var<'k, u16>> = from
+            .iter()
+            .map(|&(address, is_inside)| {
+                let half = k.var(0u16);
+                k.when(is_inside, || half.set(k.ld_global::<u16>(address, 0)));
+                half
+            })
+            .collect();
+        return halves.chunks(2).map(|pair| k.join16(pair[0], pair[1])).collect();
+    }
+    let words = |&(address, is_inside): &(Val<'k, u64>, Val<'k, bool>)| {
+        let words: Vec<Var<'k, u32>> = (0..spec.unit_bytes / 4).map(|_| k.var(0u32)).collect();
+        k.when(is_inside, || match words.as_slice() {
+            [word] => word.set(k.ld_global::<u32>(address, 0)),
+            words => {
+                let loaded = k.ld_global_vector::<u32>(address, 0, words.len() as u8, Cache::Default);
+                words.iter().zip(loaded).for_each(|(word, value)| word.set(value));
+            }
+        });
+        words
+    };
+    let words: Vec<Var<'k, u32>> = from.iter().flat_map(words).collect();
+    words.into_iter().map(Var::get).collect()
+}
+
+fn unfold<'k>(k: Kernel<'k>, spec: Spec) {
+    let source = k.input("source", spec.unit_bytes);
+    let target = k.output("target", CHUNK_BYTES);
+    let table = k.input("table", 16);
+    let rows = k.scalar::<u32>("rows");
+    let across: Divisor<'k> = k.divisor("threads_of_row");
+    let rows_at_once = k.scalar::<u32>("rows_at_once");
+    let turns = k.scalar::<u32>("turns");
+    let chunks = k.scalar::<u32>("chunks");
+    let [heights, widths, depths] = ["heights", "widths", "depths"].map(|name| k.divisor(name));
+    let steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<u32>(name));
+    let extents = ["depth", "height", "width"].map(|name| k.scalar::<u32>(name));
+    let strides = ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar::<u64>(name));
+
+    let (first_row, lane) = across.split(k.thread());
+    let chunk = k.special(Special::CtaY) * across.value() + lane;
+    k.when(first_row.lt(rows_at_once) & chunk.lt(chunks), || {
+        let entries: Vec<[Val<'k, i32>; 4]> = (0..spec.units())
+            .map(|unit| {
+                let entry = k.ld_global_vector::<i32>(table.at(chunk * spec.units() + unit, 4 * ENTRY_WORDS), 0, 4, Cache::Default);
+                [entry[0], entry[1], entry[2], entry[3]]
+            })
+            .collect();
+        let first_row = k.cta() * (rows_at_once * turns) + first_row;
+        k.range(turns, |turn| {
+            let row = first_row + turn * rows_at_once;
+            k.when(row.lt(rows), || {
+                let (rest, w) = widths.split(row);
+                let (rest, h) = heights.split(rest);
+                let (image, d) = depths.split(rest);
+                let place = [d * steps[0], h * steps[1], w * steps[2]];
+                let own = [image, place[0], place[1], place[2]]
+                    .into_iter()
+                    .zip(strides)
+                    .fold(source.address(), |address, (index, stride)| address + index.widen() * stride);
+                let from: Vec<_> = entries
+                    .iter()
+                    .map(|&[offset, d, h, w]| {
+                        let is_inside = (place[0].signed() + d).unsigned().lt(extents[0])
+                            & (place[1].signed() + h).unsigned().lt(extents[1])
+                            & (place[2].signed() + w).unsigned().lt(extents[2]);
+                        (own + offset.widen().unsigned(), is_inside)
+                    })
+                    .collect();
+                let to = target.address() + (row.mul_wide(CHUNK_BYTES)) * chunks.widen() + chunk.mul_wide(CHUNK_BYTES);
+                k.st_global_vector(to, 0, &load(k, spec, &from), Cache::Default);
+            });
+        });
+    });
+}
