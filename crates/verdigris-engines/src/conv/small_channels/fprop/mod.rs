@@ -173,7 +173,7 @@ fn estimate(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch)
     let slabs = patch.slabs(p) as f64;
     let lines = slabs * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
     // Element by element it takes several times as long.
-    let lines = if patch.lines.copy_bytes > 0 { lines } else { 5.0 * lines };
+    let lines = if patch.lines.copy_bytes > 0 { lines } else { 12.0 * lines };
     let way_out = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;
     let waves = (boxes / sms).max(1.0 / f64::from(tile.ctas())).ceil();
     // 1.7 cycles in a nanosecond; one CTA alone does not overlap what surrounds its products.

@@ -157,7 +157,7 @@ fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch)
     let product = steps * (16.0 * blocks * 2.0).max(4.0 * (4.0 * blocks + 16.0));
     let bring = patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + steps * 120.0 + 200.0;
     // Element by element it takes several times as long.
-    let bring = if spec.copies { bring } else { 5.0 * bring };
+    let bring = if spec.copies { bring } else { 7.0 * bring };
     // CTAs of one SM share it.
     let sharing = (ctas * tiles as f64 / f64::from(arch.sm_count)).clamp(1.0, f64::from(share));
     let rounds = (boxes / ctas).ceil() * (ctas * tiles as f64 / f64::from(arch.sm_count * share)).max(1.0).ceil();
