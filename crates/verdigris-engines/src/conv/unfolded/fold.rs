@@ -251,16 +251,43 @@ struct AxisParams<'k> {
 type Names = [&'static str; 11];
 
 const DEPTH: Names = [
-    "depth_scale", "depth_addend", "depth_divisor", "depth_shift", "depth_step", "depth_tap_step", "depth_turns", "depth_taps",
-    "depth_extent", "depth_first_column", "depth_column_step",
+    "depth_scale",
+    "depth_addend",
+    "depth_divisor",
+    "depth_shift",
+    "depth_step",
+    "depth_tap_step",
+    "depth_turns",
+    "depth_taps",
+    "depth_extent",
+    "depth_first_column",
+    "depth_column_step",
 ];
 const HEIGHT: Names = [
-    "height_scale", "height_addend", "height_divisor", "height_shift", "height_step", "height_tap_step", "height_turns", "height_taps",
-    "height_extent", "height_first_column", "height_column_step",
+    "height_scale",
+    "height_addend",
+    "height_divisor",
+    "height_shift",
+    "height_step",
+    "height_tap_step",
+    "height_turns",
+    "height_taps",
+    "height_extent",
+    "height_first_column",
+    "height_column_step",
 ];
 const WIDTH: Names = [
-    "width_scale", "width_addend", "width_divisor", "width_shift", "width_step", "width_tap_step", "width_turns", "width_taps",
-    "width_extent", "width_first_column", "width_column_step",
+    "width_scale",
+    "width_addend",
+    "width_divisor",
+    "width_shift",
+    "width_step",
+    "width_tap_step",
+    "width_turns",
+    "width_taps",
+    "width_extent",
+    "width_first_column",
+    "width_column_step",
 ];
 
 impl<'k> AxisParams<'k> {

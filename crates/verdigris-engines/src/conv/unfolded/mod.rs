@@ -124,12 +124,19 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     ID.require(!p.is_pointwise(), Reason::Extent, "each pixel of y reads one of x: a product as it stands")?;
     let sums = p.gemm_extents().k;
     let some = !p.is_empty() && sums > 0 && p.x_extents().iter().chain(&p.y_extents()).all(|&extent| extent > 0);
-    ID.require(some, Reason::Extent, format_args!("x, w, y of {:?}, {:?}, {:?}; none may be empty", p.x_extents(), p.w_extents(), p.y_extents()))?;
+    ID.require(
+        some,
+        Reason::Extent,
+        format_args!("x, w, y of {:?}, {:?}, {:?}; none may be empty", p.x_extents(), p.w_extents(), p.y_extents()),
+    )?;
     let bounded = |values: &[u64]| values.iter().all(|&value| value < 1 << 24);
     ID.require(
         bounded(&p.filter) && bounded(&p.strides) && bounded(&p.dilations) && bounded(&p.pads_before),
         Reason::Extent,
-        format_args!("filter {:?}, strides {:?}, dilations {:?}, padding {:?}; each below 2^24", p.filter, p.strides, p.dilations, p.pads_before),
+        format_args!(
+            "filter {:?}, strides {:?}, dilations {:?}, padding {:?}; each below 2^24",
+            p.filter, p.strides, p.dilations, p.pads_before
+        ),
     )
 }
 
@@ -154,9 +161,17 @@ impl Unfolded {
     fn way(&self, p: &ConvProblem, side: Side, arch: &Arch) -> Result<Way, Refusal> {
         let channels = side.channels(p);
         let of = if side == Side::X { "x" } else { "y" };
-        ID.require(channels <= MOST_CHANNELS, Reason::Extent, format_args!("{channels} channels of {of}, taken are up to {MOST_CHANNELS}"))?;
+        ID.require(
+            channels <= MOST_CHANNELS,
+            Reason::Extent,
+            format_args!("{channels} channels of {of}, taken are up to {MOST_CHANNELS}"),
+        )?;
         let count = p.filter.iter().fold(channels, |count, &extent| count.saturating_mul(extent));
-        ID.require(count <= MOST_COLUMNS, Reason::Extent, format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"))?;
+        ID.require(
+            count <= MOST_COLUMNS,
+            Reason::Extent,
+            format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"),
+        )?;
         let columns = Columns::of(p, side).ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
@@ -220,9 +235,7 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
             let unfolded = Matrix::row_major(meeting, dtype, unfold.pitch());
             match (p.direction, side) {
                 (Direction::Wgrad, Side::X) => (y()?.transposed(), unfolded, w()?, [p.k, columns.count, unfold.rows()]),
-                (Direction::Wgrad, Side::Y) => {
-                    (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, unfold.rows()])
-                }
+                (Direction::Wgrad, Side::Y) => (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, unfold.rows()]),
                 (Direction::Fprop, _) => (unfolded, w()?.transposed(), y()?, [unfold.rows(), p.k, columns.count]),
                 (Direction::Dgrad, _) => (unfolded, w()?.transposed(), x()?, [unfold.rows(), p.c, columns.count]),
             }

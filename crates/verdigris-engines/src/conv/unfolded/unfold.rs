@@ -141,7 +141,8 @@ impl Unfold {
             && self.columns.len().is_multiple_of(elements)
             && self.columns.chunks(elements).all(|unit| {
                 let first = self.offset_bytes(&unit[0]);
-                let together = unit.iter().all(|column| column.places == unit[0].places) || unit.iter().all(|column| self.is_inside(column));
+                let together =
+                    unit.iter().all(|column| column.places == unit[0].places) || unit.iter().all(|column| self.is_inside(column));
                 let run = unit.iter().zip(0i64..).all(|(column, i)| self.offset_bytes(column) == first + i * bytes as i64);
                 together && run && first.rem_euclid(unit_bytes as i64) == 0
             })
