@@ -4,7 +4,8 @@
 //!
 //! **Method.** Where the elements of one result lie side by side, a warp or a CTA takes a result and its threads stand along the elements
 //! (*rows*); where results lie side by side, threads stand along the results and the rows of a CTA share the elements out (*columns*). Both read
-//! up to 16 bytes at a time. Few long reductions are cut into parts, whose sums a second kernel joins in order.
+//! up to 16 bytes at a time. Few long reductions are cut into parts, whose sums a second kernel joins in order. What is computed before the
+//! reduction may be stored on the way; each element is visited once.
 //!
 //! **When it wins.** There is no other engine for reductions.
 //!
@@ -216,6 +217,15 @@ impl Spec {
         }
     }
 
+    /// The loops over the elements. Threads without a result take another's elements along, unless something is stored on the way.
+    fn walk<'k>(&self, k: Kernel<'k>, has_result: Option<Val<'k, bool>>, loops: impl Fn()) {
+        let stores = self.before.steps.iter().any(|step| matches!(step, StepSpec::Store { .. }));
+        match has_result.filter(|_| stores) {
+            Some(has_result) => k.when(has_result, loops),
+            None => loops(),
+        }
+    }
+
     fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
         let results = k.scalar::<u32>("results");
         let count = k.scalar::<f64>("count");
@@ -308,9 +318,11 @@ impl Spec {
                 let stride = team * vector;
                 let turns = (last - first) >> stride.ilog2();
                 let begin = first + member * vector;
-                k.range_unrolled(turns, UNROLL, |turn| take(begin + turn * stride));
                 let rest = begin + turns * stride;
-                k.when(rest.lt(last), || take(rest));
+                self.walk(k, (team < THREADS).then(|| result.lt(results)), || {
+                    k.range_unrolled(turns, UNROLL, |turn| take(begin + turn * stride));
+                    k.when(rest.lt(last), || take(rest));
+                });
                 let mut own = sums.iter().map(|sum| sum.get()).collect::<Vec<_>>();
                 while own.len() > 1 {
                     own = own.chunks(2).map(|pair| self.combine(pair[0], pair[1])).collect();
@@ -340,9 +352,11 @@ impl Spec {
                     }
                 };
                 let turns = (last - first) >> WARPS.ilog2();
-                k.range_unrolled(turns, UNROLL, |turn| take(first + row + turn * WARPS));
                 let rest = first + row + turns * WARPS;
-                k.when(rest.lt(last), || take(rest));
+                self.walk(k, Some(inside), || {
+                    k.range_unrolled(turns, UNROLL, |turn| take(first + row + turn * WARPS));
+                    k.when(rest.lt(last), || take(rest));
+                });
                 // One line of results for each row; the first rows add them up, a row for each place of the vector.
                 let line = 32 * vector * bytes;
                 let scratch = k.shared("rows", WARPS * line, 16).address();
@@ -453,7 +467,7 @@ impl Accepted {
     }
 
     fn us(&self, setting: Setting) -> f64 {
-        let views = self.before.loads().map(|(view, _)| {
+        let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores()).map(|view| {
             let elements: f64 =
                 self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
             let strided = view.strides.last().is_some_and(|&stride| stride > 1);

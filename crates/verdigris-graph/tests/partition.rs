@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    BinaryOp, ChainStep, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, ReductionOp, TernaryOp, Uid,
-    UnaryOp,
+    Access, BinaryOp, ChainStep, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, ReductionOp, TernaryOp,
+    Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -30,7 +30,7 @@ fn check_order(partition: &Partition, inputs: &[Uid]) {
     for part in &partition.parts {
         for operand in part.problem.buffers().expect("canonical") {
             let uid = part.bindings[operand.slot.0 as usize];
-            if operand.access == verdigris_graph::Access::Written {
+            if operand.access == Access::Written {
                 there.push(uid);
             } else {
                 assert!(there.contains(&uid), "{uid} is read before it is written");
@@ -125,7 +125,7 @@ fn a_normalization_is_cut_where_values_spread_again() -> TestResult {
     let y = g.binary("div", BinaryOp::Div, power, sum)?;
     g.store(y, "y", DType::F32)?;
     let partition = partition(&g.finish()?)?;
-    assert_eq!(kinds(&partition), ["reduce", "map", "reduce", "map"]);
+    assert_eq!(kinds(&partition), ["reduce", "reduce", "map"]);
     assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [peak, power, sum]);
     check_order(&partition, &[x]);
     Ok(())
@@ -252,7 +252,7 @@ fn problems_keep_their_meaning_in_json() -> TestResult {
 }
 
 #[test]
-fn unscaling_with_its_overflow_check_is_a_map_and_a_reduction() -> TestResult {
+fn unscaling_with_its_overflow_check_is_one_reduction_that_stores_on_the_way() -> TestResult {
     // What training in f16 does to a gradient: divide by the loss scale, and ask whether all of it is finite.
     let mut g = GraphBuilder::new("unscale");
     let gradient = g.tensor("gradient", DType::F16, rows(&[64, 33]));
@@ -263,11 +263,69 @@ fn unscaling_with_its_overflow_check_is_a_map_and_a_reduction() -> TestResult {
     g.store(unscaled, "unscaled", DType::F32)?;
     g.store(all, "all_finite", DType::F32)?;
     let partition = partition(&g.finish()?)?;
-    assert_eq!(kinds(&partition), ["map", "reduce"]);
+    assert_eq!(kinds(&partition), ["reduce"]);
     assert!(partition.temporaries.is_empty());
-    assert_eq!(partition.parts[0].bindings, [gradient, factor, unscaled]);
+    assert_eq!(partition.parts[0].bindings, [gradient, factor, unscaled, all]);
     assert_eq!(partition.parts[0].problem.scalars(), [verdigris_graph::Slot(1)]);
-    assert_eq!(partition.parts[1].bindings, [unscaled, all]);
+    let access: Vec<Access> = partition.parts[0].problem.buffers()?.iter().map(|operand| operand.access).collect();
+    assert_eq!(access, [Access::ReadInPlace, Access::Written, Access::Written]);
+    let text = verdigris_graph::json::problem_to_json(&partition.parts[0].problem);
+    assert_eq!(verdigris_graph::json::problem_from_json(&text)?, partition.parts[0].problem);
     check_order(&partition, &[gradient, factor]);
+    Ok(())
+}
+
+#[test]
+fn a_reduction_stores_nothing_for_those_who_would_compute_it_for_themselves() -> TestResult {
+    // Both `a` and `b` come from one load of x; a reduction of `a` reads what that map stores.
+    let mut g = GraphBuilder::new("a map of two");
+    let x = g.tensor("x", DType::F32, rows(&[9, 40]));
+    let a = g.unary("a", UnaryOp::Exp, x)?;
+    let b = g.binary("b", BinaryOp::Mul, a, x)?;
+    let sum = g.reduction("sum", ReductionOp::Add, a, &[1])?;
+    g.store(a, "a", DType::F32)?;
+    g.store(b, "b", DType::F32)?;
+    g.store(sum, "sum", DType::F32)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["map", "reduce"]);
+
+    // A store across the lines that are read would be slower than a map by tiles.
+    let mut g = GraphBuilder::new("turned");
+    let x = g.tensor("x", DType::F32, Layout::new(&[40, 64], &[1, 40])?);
+    let a = g.unary("a", UnaryOp::Exp, x)?;
+    let sum = g.reduction("sum", ReductionOp::Add, a, &[1])?;
+    g.store_as(a, "a", DType::F32, rows(&[40, 64]))?;
+    g.store(sum, "sum", DType::F32)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["map", "reduce"]);
+    Ok(())
+}
+
+#[test]
+fn what_a_reduction_stores_is_not_read_by_the_same_launch() -> TestResult {
+    // Of extents of 1 nothing is reduced, so that what is stored before could meet the result behind.
+    let mut g = GraphBuilder::new("one of each");
+    let x = g.tensor("x", DType::F32, rows(&[300, 1]));
+    let a = g.unary("a", UnaryOp::Exp, x)?;
+    let sum = g.reduction("sum", ReductionOp::Add, a, &[1])?;
+    let both = g.binary("both", BinaryOp::Add, sum, a)?;
+    g.store(a, "a", DType::F32)?;
+    g.store(both, "both", DType::F32)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["reduce", "map"]);
+    check_order(&parts, &[x]);
+
+    // Nor is it seen turned by what stands before.
+    let mut g = GraphBuilder::new("with its transpose");
+    let x = g.tensor("x", DType::F32, rows(&[20, 20]));
+    let a = g.unary("a", UnaryOp::Exp, x)?;
+    let turned = g.transpose("turned", a, &[1, 0])?;
+    let product = g.binary("product", BinaryOp::Mul, a, turned)?;
+    let sum = g.reduction("sum", ReductionOp::Add, product, &[1])?;
+    g.store(a, "a", DType::F32)?;
+    g.store(sum, "sum", DType::F32)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["map", "reduce"]);
+    check_order(&parts, &[x]);
     Ok(())
 }

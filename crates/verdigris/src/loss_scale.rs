@@ -103,11 +103,13 @@ pub struct UnscaleGraph {
     pub factor: Uid,
     /// For each gradient `factor · gradient`, virtual.
     pub unscaled: Vec<Uid>,
-    /// One element, virtual: 1 if every unscaled gradient is finite, else 0.
+    /// One element in as many dims as the last gradient has, at least one; virtual: 1 if every unscaled gradient is finite, else 0.
     pub all_finite: Uid,
 }
 
 /// Adds the division by the loss scale and the check for overflow to a graph. With no gradients the check is of nothing, and refused.
+///
+/// Where the unscaled gradient is stored, each gradient is one problem: it is read once, and its elements are looked at as they are stored.
 ///
 /// # Errors
 /// An unknown uid, or no gradients.
@@ -122,10 +124,16 @@ pub fn unscale_graph(g: &mut GraphBuilder, gradients: &[Uid]) -> Result<UnscaleG
         let rank = g.described(finite).map_or(0, |tensor| tensor.layout.rank());
         let axes: Vec<u32> = (0..rank as u32).collect();
         // A scalar has nothing to reduce over.
-        let least = if rank == 0 { finite } else { g.reduction("all_finite", ReductionOp::Min, finite, &axes)? };
-        let least = g.reshape("one", least, &[1])?;
+        let least = match rank {
+            0 => g.reshape("one", finite, &[1])?,
+            _ => g.reduction("all_finite", ReductionOp::Min, finite, &axes)?,
+        };
         all = Some(match all {
-            Some(all) => g.binary("both_finite", BinaryOp::Min, all, least)?,
+            // Of the dims that the reduction leaves, so that it is done behind it.
+            Some(all) => {
+                let all = g.reshape("so_far", all, &vec![1; rank.max(1)])?;
+                g.binary("both_finite", BinaryOp::Min, least, all)?
+            }
             None => least,
         });
     }
@@ -160,6 +168,23 @@ mod tests {
         let mut scale = LossScale::new(1.0e30, 2.0, 0.5, 1).unwrap();
         scale.update(true);
         assert_eq!(scale.value(), 1.0e30);
+    }
+
+    #[test]
+    fn each_gradient_is_read_once() {
+        let mut g = GraphBuilder::new("unscale");
+        let gradients: Vec<Uid> = [&[5, 3, 4, 2][..], &[7], &[6, 8]]
+            .map(|dims| g.tensor("gradient", DType::F16, verdigris_tensor::Layout::row_major(dims).unwrap()))
+            .to_vec();
+        let UnscaleGraph { unscaled, all_finite, .. } = unscale_graph(&mut g, &gradients).unwrap();
+        unscaled.iter().for_each(|&unscaled| g.store(unscaled, "unscaled", DType::F32).unwrap());
+        g.store(all_finite, "all_finite", DType::F32).unwrap();
+        let partition = verdigris_graph::pattern::partition(&g.finish().unwrap()).unwrap();
+        let kinds: Vec<&str> = partition.parts.iter().map(|part| part.problem.kind()).collect();
+        assert_eq!(kinds, ["reduce"; 3]);
+        for (part, (gradient, unscaled)) in partition.parts.iter().zip(gradients.iter().zip(&unscaled)) {
+            assert!(part.bindings.contains(gradient) && part.bindings.contains(unscaled));
+        }
     }
 
     #[test]

@@ -375,7 +375,8 @@ fn backward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameter
 }
 
 fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(Task, Uid, Slot)> {
-    let finite = plans.slot("finite", DType::F32, &[1])?;
+    // Of the dims of the last bias.
+    let finite = plans.slot("finite", DType::F32, &[1, 1])?;
     let mut g = plans.draw("unscale");
     let mut gradients = Vec::new();
     for parameter in parameters {

@@ -200,16 +200,20 @@ impl<'g> Cut<'g> {
             match &self.graph.nodes[anchor].op {
                 Op::Matmul(matmul) => {
                     let computed = matmul.precision.epilogue();
-                    self.follow(anchor, matmul.d, |cut, pointwise| cut.in_epilogue(pointwise, computed))?;
+                    self.follow(anchor, matmul.d, |cut, pointwise, _| cut.in_epilogue(pointwise, computed))?;
                 }
                 Op::Conv(conv) => {
                     let computed = conv.precision.epilogue();
                     self.gather_prologue(anchor, conv)?;
-                    self.follow(anchor, conv.output(), |cut, pointwise| cut.in_epilogue(pointwise, computed))?;
+                    self.follow(anchor, conv.output(), |cut, pointwise, _| cut.in_epilogue(pointwise, computed))?;
                 }
                 Op::Reduction(reduction) => {
                     self.gather_before(anchor, reduction.x)?;
-                    self.follow(anchor, reduction.y, |_, _| true)?;
+                    // What is stored on the way is not read again by the same launch, of which no CTA waits for another.
+                    let made_here = |cut: &Self, uid: Uid, current: Uid| uid != current && cut.is_written_in(uid, anchor);
+                    self.follow(anchor, reduction.y, |cut, pointwise, current| {
+                        !pointwise.operands().into_iter().any(|uid| made_here(cut, uid, current))
+                    })?;
                 }
                 _ => {}
             }
@@ -230,7 +234,7 @@ impl<'g> Cut<'g> {
     }
 
     /// Takes the chain of ops behind `current`.
-    fn follow(&mut self, anchor: usize, mut current: Uid, fits: impl Fn(&Self, &Pointwise) -> bool) -> Result<(), Error> {
+    fn follow(&mut self, anchor: usize, mut current: Uid, fits: impl Fn(&Self, &Pointwise, Uid) -> bool) -> Result<(), Error> {
         loop {
             let [reader] = *self.readers(current) else { return Ok(()) };
             let Op::Pointwise(pointwise) = &self.graph.nodes[reader].op else { return Ok(()) };
@@ -243,7 +247,7 @@ impl<'g> Cut<'g> {
             if !(once
                 && others_begin_their_buffers
                 && same_dims
-                && fits(self, pointwise)
+                && fits(self, pointwise, current)
                 && self.is_alone(reader)
                 && self.join(reader, anchor))
             {
@@ -290,27 +294,67 @@ impl<'g> Cut<'g> {
         Ok(())
     }
 
-    /// Takes the pointwise ops that make `x` and nothing else.
+    /// Takes the pointwise ops that make `x`: those whose results nobody else reads, and those that are stored on the way.
     fn gather_before(&mut self, anchor: usize, x: Uid) -> Result<(), Error> {
         let dims = self.tensor(x)?.layout.dims().to_vec();
+        let behind = self.behind(anchor);
         let mut wanted = vec![x];
         while let Some(uid) = wanted.pop() {
             let Some(&writer) = self.producer.get(&uid) else { continue };
             let Op::Pointwise(pointwise) = &self.graph.nodes[writer].op else { continue };
             let tensor = self.tensor(uid)?;
             let ours = self.part[anchor];
-            let only_here = self.readers(uid).iter().all(|&reader| self.part[reader] == ours);
-            if tensor.is_virtual
-                && tensor.layout.dims() == dims
-                && only_here
+            let only_here = tensor.is_virtual && self.readers(uid).iter().all(|&reader| self.part[reader] == ours);
+            if tensor.layout.dims() == dims
+                && (only_here || self.may_store_before(tensor, pointwise, ours, &behind))
                 && self.is_alone(writer)
                 && self.members(ours) < MAP_OPS
-                && self.join(writer, anchor)
             {
-                wanted.extend(pointwise.operands());
+                let whole = self.part.clone();
+                if self.join(writer, anchor) && (only_here || (!self.reads_itself(ours) && self.buffers_of(ours) <= MAP_BUFFERS)) {
+                    wanted.extend(pointwise.operands());
+                } else {
+                    self.part = whole;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether a reduction's part may compute and store a tensor that lies in memory in any case: elements lie as those that they are made of,
+    /// so that both are accessed alike; these lie in memory too or are computed for this alone, so that no map has to store them for it; and
+    /// nobody else who reads it could have computed it for himself.
+    fn may_store_before(&self, tensor: &TensorDesc, pointwise: &Pointwise, ours: usize, behind: &BTreeSet<usize>) -> bool {
+        let is_pointwise = |op: usize| matches!(self.graph.nodes[op].op, Op::Pointwise(_));
+        let elsewhere = |&&reader: &&usize| self.part[reader] != ours;
+        let mut others = self.readers(tensor.uid).iter().filter(elsewhere);
+        let operand = |uid: &Uid| {
+            let Some(operand) = self.tensors.get(uid) else { return false };
+            let lies_alike =
+                operand.layout.dims() != tensor.layout.dims() || self.see(*uid).is_ok_and(|seen| seen.strides == tensor.layout.strides());
+            let writer = self.producer.get(uid).copied().filter(|&writer| is_pointwise(writer) && self.part[writer] != ours);
+            let stands = writer.is_none() || !operand.is_virtual || self.readers(*uid).len() == 1;
+            lies_alike && stands
+        };
+        others.all(|&reader| !is_pointwise(reader) || behind.contains(&reader)) && pointwise.operands().iter().all(operand)
+    }
+
+    /// The ops that wait for this one.
+    fn behind(&self, op: usize) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![op];
+        while let Some(op) = open.pop() {
+            for uid in self.graph.nodes[op].op.outputs() {
+                open.extend(self.readers(uid).iter().copied().filter(|&reader| found.insert(reader)));
+            }
+        }
+        found
+    }
+
+    /// Whether this tensor, or what it is a view of, is written by the part of an op.
+    fn is_written_in(&self, uid: Uid, op: usize) -> bool {
+        let base = self.seen.get(&uid).map_or(uid, |seen| seen.uid);
+        self.producer.get(&base).is_some_and(|&writer| self.part[writer] == self.part[op])
     }
 
     fn members(&self, part: usize) -> usize {
@@ -356,6 +400,13 @@ impl<'g> Cut<'g> {
         };
         let no_anchor = || (0..self.part.len()).all(|i| self.part[i] != self.part[op] || !is_anchor(&self.graph.nodes[i].op));
         kind && !self.is_seen(node.output()) && no_anchor()
+    }
+
+    /// Tensors that the ops of a part touch in memory.
+    fn buffers_of(&self, part: usize) -> usize {
+        let ops = (0..self.part.len()).filter(|&i| self.part[i] == part).map(|i| &self.graph.nodes[i].op);
+        let uids: BTreeSet<Uid> = ops.flat_map(|op| op.inputs().into_iter().chain(op.outputs())).collect();
+        uids.iter().filter(|&&uid| self.in_memory(uid) || self.is_seen(uid)).count()
     }
 
     fn fit_together(&self, one: usize, other: usize) -> bool {

@@ -6,7 +6,8 @@
 //!   from op to op while it is read by exactly one pointwise op whose other operands lie in memory; a stored tensor in the middle of the
 //!   chain becomes an auxiliary output. A convolution also takes the ops that prepare its activations, if nobody else reads what they make:
 //!   functions of one operand, or of one beside a vector over channels. One with a filter of one element is a product where strides allow.
-//! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it.
+//! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it. Of those whose results lie in memory
+//!   as well it takes such as lie there as what they are made of does: they are stored on the way.
 //! - **Softmax, cross-entropy and pooling** stand alone.
 //! - **All other pointwise ops** over equal dims that hang together are one map, with as many outputs as are stored or read elsewhere.
 //! - **Movements** whose result is virtual are only another way to see memory, where strides can say it: those who read them read what they

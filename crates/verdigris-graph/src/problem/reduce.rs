@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! for index in kept:
+//!     for index' in reduced: run `before`                              it may store what it computes on the way
 //!     r = f over all index' in reduced of value(index, index')         value: what step `value` of `before` gives
 //!     run `after`, to which r is given
 //! ```
 //!
 //! Sums, products and extrema are formed in `accumulator` (f32 or f64); [`ReductionOp`] has the formulas. The chain `before` runs over
-//! the dims `[kept…, reduced…]` and stores nothing, `after` runs over `[kept…]`. Slots are numbered in the order of the steps.
+//! the dims `[kept…, reduced…]`, each point once, `after` runs over `[kept…]`. Slots are numbered in the order of the steps.
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
@@ -50,7 +51,8 @@ impl ReduceProblem {
 
     /// Whether nothing is written.
     pub fn is_empty(&self) -> bool {
-        self.kept.contains(&0) || self.after.stores().next().is_none()
+        let stores_before = || !self.reduced.contains(&0) && self.before.stores().next().is_some();
+        self.kept.contains(&0) || !(self.after.stores().next().is_some() || stores_before())
     }
 
     /// Arithmetic work: one operation for each function and element.
@@ -83,7 +85,11 @@ impl ReduceProblem {
     /// What [`super::Problem::buffers`] says.
     pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
         let mut list = self.before.buffers(&self.space())?;
-        list.iter_mut().for_each(|operand| operand.access = Access::Read);
+        // Only what is stored element by element may lie in the place of what is read so. Of nothing reduced, results are such elements too.
+        let in_place = !self.reduced.is_empty() && list.iter().any(|operand| operand.access == Access::Written);
+        list.iter_mut()
+            .filter(|operand| !in_place && operand.access == Access::ReadInPlace)
+            .for_each(|operand| operand.access = Access::Read);
         list.extend(self.after.buffers(&self.kept)?);
         Ok(list)
     }
@@ -96,7 +102,7 @@ impl ReduceProblem {
     /// The same problem in canonical form, or the rule that it breaks.
     ///
     /// # Errors
-    /// As [`super::MapProblem::canonical`]; a chain before the reduction that stores, or an accumulator that is not f32 or f64.
+    /// As [`super::MapProblem::canonical`]; what is stored before the reduction and touched behind it, or an accumulator that is not f32 or f64.
     pub fn canonical(mut self) -> Result<ReduceProblem, Error> {
         let op = "reduce";
         let space = self.space();
@@ -108,11 +114,14 @@ impl ReduceProblem {
         self.before.check(op, &space, false)?;
         self.after.check(op, &self.kept, true)?;
         let structure = |rule| Err(Error::Structure { op: op.to_owned(), tensor: "chain".to_owned(), rule });
-        if self.before.stores().next().is_some() {
-            return structure("what stands before a reduction stores nothing");
+        let behind: Vec<Slot> = self.after.steps.iter().filter_map(|step| step.view().map(|view| view.slot)).collect();
+        if self.before.stores().any(|written| behind.contains(&written.slot)) {
+            return structure("what is stored before a reduction is not touched behind it");
         }
         match self.before.steps.get(self.value as usize) {
-            None | Some(ChainStep::Scalar(_)) => return structure("the value reduced is that of a step, and no factor"),
+            None | Some(ChainStep::Scalar(_) | ChainStep::Store { .. }) => {
+                return structure("the value reduced is that of a step, and neither a factor nor a store");
+            }
             Some(_) => {}
         }
         for read in self.before.loads() {
