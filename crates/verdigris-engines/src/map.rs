@@ -57,7 +57,7 @@ impl Engine for MapSimt {
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64];
         let mut chains: Vec<Vec<StepSpec>> = Vec::new();
-        let load = |dtype| StepSpec::Load { dtype, path: 0, windowed: false };
+        let load = |dtype| StepSpec::Load { dtype, path: 0, outside: None };
         let store = |dtype, x| StepSpec::Store { dtype, path: 0, x };
         for from in floats {
             for to in floats {

@@ -128,7 +128,7 @@ impl Spec {
             vector,
             narrow: true,
             paths: vec![Walk::Unit],
-            steps: vec![StepSpec::Load { dtype: from, path: 0, windowed: false }],
+            steps: vec![StepSpec::Load { dtype: from, path: 0, outside: None }],
         };
         let after = ChainSpec {
             rank: 1,

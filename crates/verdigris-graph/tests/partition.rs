@@ -176,13 +176,40 @@ fn copies_pads_and_concatenations_are_maps() -> TestResult {
     let padded = g.pad("pad", both, &[1, 0], &[0, 2], 7.0)?;
     g.store(padded, "y", DType::I64)?;
     let partition = partition(&g.finish()?)?;
-    assert_eq!(kinds(&partition), ["map", "map", "map"]);
+    assert_eq!(kinds(&partition), ["map", "map"]);
     assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [both]);
-    let (_, window) = map(&partition, 2).chain.loads().next().expect("a load");
+    let (_, window) = map(&partition, 1).chain.loads().next().expect("a load");
     assert_eq!(window.map(|window| (&window.first[..], &window.end[..])), Some((&[1, 0][..], &[3, 8][..])));
-    let second = map(&partition, 1);
-    assert_eq!((&second.dims[..], second.chain.stores().next().map(|to| to.offset)), (&[2, 5][..], Some(3)));
+    let joined = map(&partition, 0);
+    let windows: Vec<_> = joined.chain.loads().filter_map(|(_, window)| window.map(|it| (it.first[1], it.end[1], it.over))).collect();
+    assert_eq!((&joined.dims[..], &windows[..]), (&[2, 8][..], &[(0, 3, None), (3, 8, Some(0))][..]));
+    let text = verdigris_graph::json::problem_to_json(&partition.parts[0].problem);
+    assert_eq!(verdigris_graph::json::problem_from_json(&text)?, partition.parts[0].problem);
     check_order(&partition, &[x, z]);
+    Ok(())
+}
+
+#[test]
+fn a_concatenation_is_one_map_of_up_to_eight_inputs_that_lie_as_the_result_does() -> TestResult {
+    let mut g = GraphBuilder::new("many");
+    let inputs: Vec<Uid> = (0..10).map(|i| g.tensor("x", DType::F16, rows(&[4, 2 + i % 2, 5]))).collect();
+    let y = g.concat("y", &inputs, 1)?;
+    g.store(y, "y", DType::F16)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["map", "map"]);
+    // Of the first eight: 20 lines of 5, of which the others begin behind.
+    assert_eq!((&map(&parts, 0).dims[..], map(&parts, 0).chain.loads().count()), (&[4, 100][..], 8));
+    assert_eq!(map(&parts, 1).chain.stores().next().map(|to| to.offset), Some(100));
+
+    let mut g = GraphBuilder::new("across");
+    let turned = || Layout::new(&[4, 3, 5], &[1, 20, 4]).expect("a layout");
+    let inputs =
+        [g.tensor("x", DType::F16, rows(&[4, 3, 5])), g.tensor("x", DType::F16, turned()), g.tensor("x", DType::F16, rows(&[4, 3, 5]))];
+    let y = g.concat("y", &inputs, 1)?;
+    g.store(y, "y", DType::F16)?;
+    let parts = partition(&g.finish()?)?;
+    assert_eq!(kinds(&parts), ["map", "map", "map"]);
+    check_order(&parts, &inputs);
     Ok(())
 }
 

@@ -35,12 +35,22 @@ pub(crate) enum Walk {
     Strided,
 }
 
+/// What a load gives outside of its window.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outside {
+    /// A fill, which is an argument.
+    Fill,
+    /// What an earlier load gave.
+    Load(u32),
+}
+
 /// One step, as far as it shapes code. `path` numbers the ways in which views run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StepSpec {
-    /// A load; `windowed` loads stand outside of their window for a fill.
-    Load { dtype: DType, path: u32, windowed: bool },
+    /// A load; one with a window has something else to give outside.
+    Load { dtype: DType, path: u32, outside: Option<Outside> },
     /// What is handed to the chain.
     Given,
     /// A factor, fixed or given at execution; it takes the type of what it meets.
@@ -149,7 +159,10 @@ impl ChainSpec {
         let place =
             |step: &ChainStep| path_of(step).and_then(|path| ways.iter().position(|way| *way == path)).map_or(0, |place| place as u32);
         let steps = chain.steps.iter().map(|step| match *step {
-            ChainStep::Load { ref from, ref window } => StepSpec::Load { dtype: from.dtype, path: place(step), windowed: window.is_some() },
+            ChainStep::Load { ref from, ref window } => {
+                let outside = window.as_ref().map(|window| window.over.map_or(Outside::Fill, Outside::Load));
+                StepSpec::Load { dtype: from.dtype, path: place(step), outside }
+            }
             ChainStep::Given => StepSpec::Given,
             ChainStep::Scalar(_) => StepSpec::Scalar,
             ChainStep::Index { .. } => StepSpec::Index,
@@ -206,7 +219,11 @@ impl ChainSpec {
         let size = if self.narrow { "" } else { "w" };
         let mut words = vec![format!("d{}{size}v{}{paths}", self.rank, self.vector)];
         words.extend(self.steps.iter().map(|step| match *step {
-            StepSpec::Load { dtype, path, windowed } => format!("{dtype}{}{path}", if windowed { "w" } else { "l" }),
+            StepSpec::Load { dtype, path, outside } => match outside {
+                None => format!("{dtype}l{path}"),
+                Some(Outside::Fill) => format!("{dtype}w{path}"),
+                Some(Outside::Load(x)) => format!("{dtype}w{path}on{x}"),
+            },
             StepSpec::Given => "given".to_owned(),
             StepSpec::Scalar => "factor".to_owned(),
             StepSpec::Index => "index".to_owned(),
@@ -266,7 +283,9 @@ impl ChainSpec {
                         args.push(Arg::Scalar(Ty::U32, low - region.first[d]));
                         args.push(Arg::Scalar(Ty::U32, if empty { 0 } else { high - low }));
                     }
-                    args.push(Arg::Scalar(Ty::U64, bits(*dtype, window.fill.0)));
+                    if window.over.is_none() {
+                        args.push(Arg::Scalar(Ty::U64, bits(*dtype, window.fill.0)));
+                    }
                 }
                 (StepSpec::Load { .. }, ChainStep::Load { from: view, window: None })
                 | (StepSpec::Store { .. }, ChainStep::Store { to: view, .. }) => {
@@ -306,11 +325,15 @@ impl ChainSpec {
         let attributes = |count: usize| (0..count).map(|_| k.scalar::<f64>("attribute")).collect();
         let steps = (self.steps.iter())
             .map(|step| match *step {
-                StepSpec::Load { dtype, path, windowed: false } => Step::Load(k.input("input", self.access_bytes(dtype, path)), None),
-                StepSpec::Load { dtype, path, windowed: true } => {
+                StepSpec::Load { dtype, path, outside: None } => Step::Load(k.input("input", self.access_bytes(dtype, path)), None),
+                StepSpec::Load { dtype, path, outside: Some(outside) } => {
                     let pointer = k.input("input", self.access_bytes(dtype, path));
                     let inside = (0..self.rank).map(|_| (k.scalar("window_first"), k.scalar("window_extent"))).collect();
-                    Step::Load(pointer, Some((inside, k.scalar("window_fill"))))
+                    let otherwise = match outside {
+                        Outside::Fill => Otherwise::Fill(k.scalar("window_fill")),
+                        Outside::Load(x) => Otherwise::Load(x as usize),
+                    };
+                    Step::Load(pointer, Some((inside, otherwise)))
                 }
                 StepSpec::Store { dtype, path, .. } => Step::Store(k.output("output", self.access_bytes(dtype, path))),
                 StepSpec::Scalar => Step::Factor(k.scalar("factor")),
@@ -372,9 +395,15 @@ enum Stride<'k> {
 
 type Inside<'k> = Vec<(Val<'k, u32>, Val<'k, u32>)>;
 
+#[derive(Clone, Copy, Debug)]
+enum Otherwise<'k> {
+    Fill(Val<'k, u64>),
+    Load(usize),
+}
+
 #[derive(Clone, Debug)]
 enum Step<'k> {
-    Load(Pointer<'k>, Option<(Inside<'k>, Val<'k, u64>)>),
+    Load(Pointer<'k>, Option<(Inside<'k>, Otherwise<'k>)>),
     Store(Pointer<'k>),
     Factor(Val<'k, f64>),
     Index(Val<'k, u64>, Vec<Val<'k, u64>>),
@@ -452,22 +481,29 @@ impl<'k> ChainCode<'k> {
         let k = self.k;
         let at = std::panic::Location::caller();
         k.scope(at, || {
-            (self.spec.steps.iter().zip(&self.steps).enumerate())
-                .map(|(i, (spec, step))| match (*spec, step) {
+            let mut fetched: Fetched<'k> = Vec::with_capacity(self.steps.len());
+            for (i, (spec, step)) in self.spec.steps.iter().zip(&self.steps).enumerate() {
+                let next = match (*spec, step) {
                     _ if without.contains(&i) => Vec::new(),
                     (StepSpec::Load { dtype, path, .. }, Step::Load(pointer, None)) => {
                         let places = self.places(*pointer, path as usize, index, dtype.bytes() as u32);
                         self.load(dtype, path as usize, &places)
                     }
-                    (StepSpec::Load { dtype, path, .. }, Step::Load(pointer, Some((inside, fill)))) => {
+                    (StepSpec::Load { dtype, path, .. }, Step::Load(pointer, Some((inside, otherwise)))) => {
                         let inner: Vec<Val<'k, u32>> = index.iter().zip(inside).map(|(&i, (first, _))| i - *first).collect();
                         let holds = inner.iter().zip(inside).map(|(&i, (_, extent))| i.lt(*extent));
                         let holds = holds.reduce(|all, one| all & one).unwrap_or(k.constant(true));
-                        self.load_windowed(dtype, path as usize, *pointer, &inner, holds, *fill)
+                        let outside = match *otherwise {
+                            Otherwise::Fill(fill) => vec![self.raw_of(dtype, fill.low32(), (fill >> 32).low32())],
+                            Otherwise::Load(x) => fetched[x].clone(),
+                        };
+                        self.load_windowed(dtype, path as usize, *pointer, &inner, holds, &outside)
                     }
                     _ => Vec::new(),
-                })
-                .collect()
+                };
+                fetched.push(next);
+            }
+            fetched
         })
     }
 
@@ -477,6 +513,7 @@ impl<'k> ChainCode<'k> {
         raws.map(|raw| AnyVal::Stored(dtype, raw)).collect()
     }
 
+    /// Loads inside of a window; `outside`: what stands elsewhere, one for all neighbours or one for each.
     fn load_windowed(
         &self,
         dtype: DType,
@@ -484,42 +521,51 @@ impl<'k> ChainCode<'k> {
         pointer: Pointer<'k>,
         index: &[Val<'k, u32>],
         holds: Val<'k, bool>,
-        fill: Val<'k, u64>,
+        outside: &[AnyVal<'k>],
     ) -> Vec<AnyVal<'k>> {
         let k = self.k;
-        let count = if self.spec.paths[path] == Walk::Zero { 1 } else { self.spec.vector };
-        let wide = dtype.bytes() == 8;
-        let low = (0..count).map(|_| k.var(fill.low32())).collect::<Vec<_>>();
-        let high = (0..if wide { count } else { 0 }).map(|_| k.var((fill >> 32).low32())).collect::<Vec<_>>();
+        let repeats = self.spec.paths[path] == Walk::Zero && outside.len() == 1;
+        let count = if repeats { 1 } else { self.spec.vector as usize };
+        let halves = |value: &AnyVal<'k>| match *value {
+            AnyVal::Stored(_, Raw::B8(bits) | Raw::B32(bits)) => (bits, None),
+            AnyVal::Stored(_, Raw::B16(bits)) => (bits.convert::<u32>(verdigris_kir::inst::CvtRound::None), None),
+            AnyVal::Stored(_, Raw::B64(bits)) => {
+                let (low, high) = k.split32(bits);
+                (low, Some(high))
+            }
+            // Loads give what is stored.
+            _ => (k.constant(0), None),
+        };
+        let lane_of = |values: &[AnyVal<'k>], lane: usize| halves(&values[lane.min(values.len() - 1)]);
+        let elements: Vec<_> = (0..count)
+            .map(|lane| {
+                let (low, high) = lane_of(outside, lane);
+                (k.var(low), high.map(|high| k.var(high)))
+            })
+            .collect();
         k.when(holds, || {
             let places = self.places(pointer, path, index, dtype.bytes() as u32);
-            for (i, value) in self.load(dtype, path, &places).into_iter().enumerate() {
-                match value {
-                    AnyVal::Stored(_, Raw::B8(bits) | Raw::B32(bits)) => low[i].set(bits),
-                    AnyVal::Stored(_, Raw::B16(bits)) => low[i].set(bits.convert::<u32>(verdigris_kir::inst::CvtRound::None)),
-                    AnyVal::Stored(_, Raw::B64(bits)) => {
-                        let (below, above) = k.split32(bits);
-                        low[i].set(below);
-                        high[i].set(above);
-                    }
-                    _ => {}
+            let loaded = self.load(dtype, path, &places);
+            for (lane, (low, high)) in elements.iter().enumerate() {
+                let (below, above) = lane_of(&loaded, lane);
+                low.set(below);
+                if let (Some(high), Some(above)) = (high, above) {
+                    high.set(above);
                 }
             }
         });
-        (0..count as usize)
-            .map(|i| {
-                let low = low[i].get();
-                AnyVal::Stored(
-                    dtype,
-                    match dtype.bytes() {
-                        1 => Raw::B8(low),
-                        2 => Raw::B16(low.low16()),
-                        4 => Raw::B32(low),
-                        _ => Raw::B64(k.join32(low, high[i].get())),
-                    },
-                )
-            })
-            .collect()
+        elements.iter().map(|(low, high)| self.raw_of(dtype, low.get(), high.as_ref().map_or(k.constant(0), |high| high.get()))).collect()
+    }
+
+    /// An element of its low and high 32 bits.
+    fn raw_of(&self, dtype: DType, low: Val<'k, u32>, high: Val<'k, u32>) -> AnyVal<'k> {
+        let raw = match dtype.bytes() {
+            1 => Raw::B8(low),
+            2 => Raw::B16(low.low16()),
+            4 => Raw::B32(low),
+            _ => Raw::B64(self.k.join32(low, high)),
+        };
+        AnyVal::Stored(dtype, raw)
     }
 
     /// Runs the chain at a point: functions and stores. Returns the value of each step, for each neighbour.

@@ -95,14 +95,23 @@ impl Builder {
         if let Some(&value) = self.values.get(&uid) {
             return Ok(value);
         }
-        let value = self.load(&cut.see(uid)?, None);
+        let value = self.load(&cut.see(uid)?);
         self.values.insert(uid, value);
         Ok(value)
     }
 
-    fn load(&mut self, seen: &Seen, window: Option<Window>) -> u32 {
+    fn load(&mut self, seen: &Seen) -> u32 {
         let slot = self.slots.slot(seen.uid);
-        self.chain.push(ChainStep::Load { from: seen.over(&self.dims, slot), window })
+        self.chain.push(ChainStep::Load { from: seen.over(&self.dims, slot), window: None })
+    }
+
+    /// A load of what stands in a window, of which it has the extents.
+    fn load_inside(&mut self, seen: &Seen, window: Window) -> u32 {
+        let slot = self.slots.slot(seen.uid);
+        let mut from = seen.over(&self.dims, slot);
+        // A dim of 1 in a wider window's space has no stride to run along with.
+        from.strides.clone_from(&seen.strides);
+        self.chain.push(ChainStep::Load { from, window: Some(window) })
     }
 
     fn store(&mut self, seen: &Seen, x: u32) {
@@ -173,15 +182,11 @@ impl Builder {
         let seen = cut.see(x)?;
         if let Movement::Pad { before, value, .. } = movement {
             let end = before.iter().zip(&seen.dims).map(|(before, dim)| before + dim).collect();
-            let window = Window { first: before.clone(), end, fill: *value };
-            // A dim of 1 that grows by its border has no stride to run along with.
-            let slot = self.slots.slot(seen.uid);
-            let mut from = seen.over(&self.dims, slot);
-            from.strides.clone_from(&seen.strides);
-            return Ok(self.chain.push(ChainStep::Load { from, window: Some(window) }));
+            let window = Window { first: before.clone(), end, fill: *value, over: None };
+            return Ok(self.load_inside(&seen, window));
         }
         match seen.moved(movement, y.layout.dims()) {
-            Some(seen) => Ok(self.load(&seen, None)),
+            Some(seen) => Ok(self.load(&seen)),
             None => Err(Error::Unsupported { op: y.name.clone(), rule: "strides within 64 bits" }),
         }
     }
@@ -196,27 +201,65 @@ impl Builder {
 /// A copy of elements from one place to another of the same dims.
 fn copy(dims: &[u64], from: &Seen, to: &Seen) -> Result<Subgraph, Error> {
     let mut builder = Builder::new(dims);
-    let value = builder.load(from, None);
+    let value = builder.load(from);
     builder.store(to, value);
     builder.map()
 }
 
-/// One copy for each input, into its part of the result.
+/// Inputs of a concatenation that one map copies: each costs every point of the map a test of its window.
+const INPUTS_OF_A_MAP: usize = 8;
+
+/// One map for as many neighbouring inputs as lie as the result does, and for every other one a copy into its part.
 fn concat(cut: &Cut<'_>, axis: usize, xs: &[Uid], y: Uid) -> Result<Vec<Subgraph>, Error> {
     let whole = Seen::own(cut.tensor(y)?);
-    let mut parts = Vec::new();
-    let mut begin = 0;
+    let mut groups: Vec<(u64, Vec<Seen>)> = Vec::new();
+    let (mut begin, mut last_is_alike) = (0, false);
     for &x in xs {
         let from = cut.see(x)?;
-        let dims = from.dims.clone();
-        let mut to = Seen { dims: dims.clone(), ..whole.clone() };
-        if !dims.contains(&0) {
-            to.offset += begin * whole.strides[axis];
-            parts.push(copy(&dims, &from, &to)?);
+        let extent = from.dims[axis];
+        if !from.dims.contains(&0) {
+            let is_alike = runs_alike(&from, &whole);
+            match groups.last_mut().filter(|(_, group)| is_alike && last_is_alike && group.len() < INPUTS_OF_A_MAP) {
+                Some((_, group)) => group.push(from),
+                None => groups.push((begin, vec![from])),
+            }
+            last_is_alike = is_alike;
         }
-        begin += dims[axis];
+        begin += extent;
     }
-    Ok(parts)
+    let maps = groups.into_iter().map(|(begin, group)| {
+        let mut to = whole.clone();
+        to.dims[axis] = group.iter().map(|from| from.dims[axis]).sum();
+        to.offset += begin * whole.strides[axis];
+        side_by_side(axis, &group, &to)
+    });
+    maps.collect()
+}
+
+/// Whether neighbours in the result are the nearest neighbours in this input, too.
+fn runs_alike(from: &Seen, to: &Seen) -> bool {
+    let innermost = (0..to.dims.len()).filter(|&dim| to.dims[dim] > 1).min_by_key(|&dim| to.strides[dim]);
+    innermost.is_none_or(|inner| {
+        let others = (0..from.dims.len()).filter(|&dim| dim != inner && from.dims[dim] > 1);
+        others.map(|dim| from.strides[dim]).all(|stride| from.strides[inner] <= stride)
+    })
+}
+
+/// Inputs side by side along an axis: each loaded in its own window over those before it.
+fn side_by_side(axis: usize, inputs: &[Seen], to: &Seen) -> Result<Subgraph, Error> {
+    let mut builder = Builder::new(&to.dims);
+    let (mut over, mut begin) = (None, 0);
+    for from in inputs {
+        let (mut first, mut end) = (vec![0; to.dims.len()], to.dims.clone());
+        first[axis] = begin;
+        begin += from.dims[axis];
+        end[axis] = begin;
+        over = Some(builder.load_inside(from, Window { first, end, fill: Real(0.0), over }));
+    }
+    if let Some(value) = over {
+        builder.store(to, value);
+    }
+    builder.map()
 }
 
 /// A copy over the dims of the source or of the result, whichever both can be seen with; if neither, by way of a packed copy.

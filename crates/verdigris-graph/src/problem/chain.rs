@@ -37,6 +37,9 @@ pub struct Window {
     pub end: Vec<u64>,
     /// The value outside, rounded to the type of the view.
     pub fill: Real,
+    /// An earlier load of the same type, whose element stands outside instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<u32>,
 }
 
 /// One step; `x`, `z` and `t` are positions of earlier steps.
@@ -107,7 +110,8 @@ impl ChainStep {
     /// The positions of its operands.
     pub fn operands(&self) -> Vec<u32> {
         match *self {
-            ChainStep::Load { .. } | ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
+            ChainStep::Load { ref window, .. } => window.as_ref().and_then(|window| window.over).into_iter().collect(),
+            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
@@ -116,7 +120,8 @@ impl ChainStep {
 
     fn operands_mut(&mut self) -> Vec<&mut u32> {
         match self {
-            ChainStep::Load { .. } | ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
+            ChainStep::Load { window, .. } => window.as_mut().and_then(|window| window.over.as_mut()).into_iter().collect(),
+            ChainStep::Given | ChainStep::Scalar(_) | ChainStep::Index { .. } => Vec::new(),
             ChainStep::Unary { x, .. } | ChainStep::Round { x, .. } | ChainStep::Store { x, .. } => vec![x],
             ChainStep::Binary { x, z, .. } => vec![x, z],
             ChainStep::Ternary { x, z, t, .. } => vec![x, z, t],
@@ -276,6 +281,11 @@ impl Chain {
                     && window.first.iter().zip(&window.end).zip(dims).all(|((first, end), dim)| first <= end && end <= dim))
             {
                 return structure("a window lies within the space");
+            }
+            if let ChainStep::Load { from, window: Some(Window { over: Some(over), .. }) } = step
+                && !matches!(self.steps.get(*over as usize), Some(ChainStep::Load { from: under, .. }) if under.dtype == from.dtype)
+            {
+                return structure("a load lies over another of its type");
             }
             if let Some(view) = step.view()
                 && (!view.dtype.is_storage() || view.dtype == DType::Bool)

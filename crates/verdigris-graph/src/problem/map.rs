@@ -4,8 +4,8 @@
 //! for index in dims: run the chain
 //! ```
 //!
-//! Pointwise chains with any number of outputs, casts, transposes, slices, broadcasts, pads (a load with a window) and pieces of
-//! concatenations (a store into a part) are maps. Slots are numbered in the order of the steps.
+//! Pointwise chains with any number of outputs, casts, transposes, slices, broadcasts, pads (a load with a window) and concatenations
+//! (loads with windows over each other) are maps. Slots are numbered in the order of the steps.
 
 use serde::{Deserialize, Serialize};
 
