@@ -9,7 +9,8 @@
 //!
 //! **When it wins.** There is no other engine for these.
 //!
-//! **Numbers.** In f32 (f64 where an operand is f64); the maximum is taken off before exponentials. Results repeat bit for bit.
+//! **Numbers.** In f32 (f64 where an operand is f64); the maximum is taken off before exponentials, of which those below the normal numbers of f32
+//! (2⁻¹²⁶) become 0. Results repeat bit for bit.
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Loss, LossReduction, Problem, RowFunction, SoftmaxProblem, View};

@@ -20,7 +20,8 @@
 //! of the output type.
 //!
 //! What pointwise functions may add is said in `tolerance_pointwise.rs`: about 2⁻²¹ for `exp` and its like, or 2⁻¹¹ where the output type
-//! has at most 11 significant bits, which admits the chip's approximate instructions there.
+//! has at most 11 significant bits, which admits the chip's approximate instructions there. An exponential of softmax or cross-entropy in f32 may be
+//! 0 where it lies below 2⁻¹²⁶ (`ops/softmax.rs` has the reason).
 
 use verdigris_graph::Precision;
 use verdigris_tensor::num::{Format, power_of_two};

@@ -13,6 +13,19 @@ use crate::source::{Formula, Source, advance};
 use crate::tolerance::{Bounded, roundoff};
 use crate::tolerance_pointwise::unit_of;
 
+/// What an exponential between 0 and 1 may lose beside its relative error: it comes of a difference of logits by the chip's instruction, which takes
+/// results below the normal numbers of f32 for 0. To keep them would cost a scaled argument and a product for each element, and beside the
+/// row's greatest, which is 1, they count for nothing.
+fn vanishing(value: f64, compute: DType) -> f64 {
+    if value == 0.0 || compute == DType::F64 { 0.0 } else { power_of_two(-126) }
+}
+
+/// `eˣ` as rows are computed with it.
+fn exponential(x: Bounded, significant_bits: u32, compute: DType) -> Bounded {
+    let whole = x.unary(UnaryOp::Exp, significant_bits, compute);
+    Bounded { error: whole.error + vanishing(whole.value, compute), ..whole }
+}
+
 /// What the elements of one row have in common.
 struct Row {
     elements: Vec<Bounded>,
@@ -140,9 +153,7 @@ impl Formula for Softmaxed<'_> {
             (most - value).max(value - least)
         };
         let relative = row.rounding + unit * (1.0 + if distance.is_finite() { -distance } else { 0.0 });
-        // An exponential below the normal numbers may be taken for 0.
-        let vanishing = if value == 0.0 { 0.0 } else { power_of_two(-126) };
-        row.unless_special(Bounded::new(value, carried + relative * value + if compute == DType::F64 { 0.0 } else { vanishing }, compute))
+        row.unless_special(Bounded::new(value, carried + relative * value + vanishing(value, compute), compute))
     }
 
     fn compute(&self) -> DType {
@@ -193,7 +204,7 @@ impl Formula for SoftmaxedBack<'_> {
         let (y, dy) = (self.y.x.read(self.y.x.offset(index), compute), self.dy.x.read(self.dy.x.offset(index), compute));
         let sum = self.sum(index);
         if self.log {
-            let part = y.unary(UnaryOp::Exp, bits, compute).binary(BinaryOp::Mul, sum, false, bits, compute);
+            let part = exponential(y, bits, compute).binary(BinaryOp::Mul, sum, false, bits, compute);
             dy.binary(BinaryOp::Sub, part, false, bits, compute)
         } else {
             let rest = dy.binary(BinaryOp::Sub, sum, false, bits, compute);
@@ -393,11 +404,32 @@ impl Formula for CrossEntropiedBack<'_> {
         let target = if at == class { 1.0 - smoothing } else { 0.0 } + smoothing / losses.logits.x.dims()[losses.logits.axis] as f64;
         let target = Bounded::new(target, if target.fract() == 0.0 { 0.0 } else { 2.0 * roundoff(compute) * target }, compute);
         let lse = losses.log_sum_exp(index);
-        let p = x.binary(BinaryOp::Sub, lse, false, bits, compute).unary(UnaryOp::Exp, bits, compute);
+        let p = exponential(x.binary(BinaryOp::Sub, lse, false, bits, compute), bits, compute);
         p.binary(BinaryOp::Sub, target, false, bits, compute).binary(BinaryOp::Mul, g, false, bits, compute)
     }
 
     fn compute(&self) -> DType {
         self.losses.logits.compute
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exponential_may_be_taken_for_0_below_the_normal_numbers_alone() {
+        let least = power_of_two(-126);
+        let of = |x: f64, compute| exponential(Bounded::exact(x), 24, compute);
+        let subnormal = of(-96.0, DType::F32);
+        assert!(subnormal.value > 0.0 && subnormal.value < least && subnormal.error >= subnormal.value);
+        // Of a normal number, and of f64, 0 is no answer.
+        for (x, compute) in [(-86.0, DType::F32), (-1.0, DType::F32), (-96.0, DType::F64)] {
+            let kept = of(x, compute);
+            assert!(kept.error < 0.7 * kept.value, "{x}: {kept:?}");
+        }
+        // Nothing is added to what is exactly 0, or not finite.
+        assert_eq!(of(f64::NEG_INFINITY, DType::F32), Bounded::exact(0.0));
+        assert_eq!(of(f64::INFINITY, DType::F32).value, f64::INFINITY);
     }
 }
