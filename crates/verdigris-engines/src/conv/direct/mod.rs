@@ -15,7 +15,8 @@
 //! *wgrad* sums over all pixels of the output. Where its tiles leave the chip idle, the sum is cut into parts of equal length, which a second
 //! launch adds up in their order. Nothing is atomic.
 //!
-//! **When it wins.** f32 and f64 under `ieee`; everything that no other engine takes.
+//! **When it wins.** f32 and f64 under `ieee`; filter gradients of 8-bit integers, whose operands both lie across the depth, where tensor cores
+//! read 16-bit types alone; everything that no other engine takes.
 //!
 //! **Numbers.** Products and sums are fused multiply-adds in a fixed order, so results repeat bit for bit. 16-bit and fp8 operands widen
 //! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
