@@ -400,7 +400,7 @@ mod tests {
         let question = handle.question(Key::of(&problem()), &limits);
         let mut fields = question.fields();
         (fields[3], fields[4]) = ("an-older-build".to_owned(), "*".to_owned());
-        handle.plans = PlanCache::with_shipped(None, &line_of(&fields, &of(ships))).expect("opens");
+        handle.plans = PlanCache::with_shipped(None, line_of(&fields, &of(ships))).expect("opens");
         // All are loaded, so that what is ready does not decide.
         [users, ships, &survey.ranked[0]].into_iter().for_each(|way| load(&handle, &problem(), way));
         let chosen = handle.choose(&problem(), &limits).expect("chooses");

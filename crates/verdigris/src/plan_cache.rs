@@ -14,11 +14,13 @@
 //! need not be these: a line that was measured with others serves, and says so. The setting that it names is asked of its engine before it is
 //! used, as with every remembered choice; one that is gone is passed over, and the explanation tells it.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use verdigris_engines::engine::Knobs;
@@ -113,8 +115,9 @@ pub struct PlanCacheError {
 #[derive(Debug)]
 pub struct PlanCache {
     path: Option<PathBuf>,
-    /// By problem.
-    shipped: HashMap<String, Vec<Line>>,
+    shipped: Cow<'static, str>,
+    /// Where the lines of each problem stand in it; made when it is first asked, and read a line at a time, since most are never wanted.
+    shipped_lines: OnceLock<HashMap<String, Vec<Range<usize>>>>,
     state: Mutex<State>,
 }
 
@@ -155,19 +158,15 @@ impl PlanCache {
         PlanCache::with_shipped(path, SHIPPED)
     }
 
-    pub(crate) fn with_shipped(path: Option<PathBuf>, shipped: &str) -> Result<PlanCache, PlanCacheError> {
-        let mut by_problem: HashMap<String, Vec<Line>> = HashMap::new();
-        for line in shipped.lines().filter_map(|line| parse(line).ok().flatten()) {
-            by_problem.entry(line.0[0].clone()).or_default().push(line);
-        }
-        let cache = PlanCache { path, shipped: by_problem, state: Mutex::default() };
+    pub(crate) fn with_shipped(path: Option<PathBuf>, shipped: impl Into<Cow<'static, str>>) -> Result<PlanCache, PlanCacheError> {
+        let cache = PlanCache { path, shipped: shipped.into(), shipped_lines: OnceLock::new(), state: Mutex::default() };
         cache.read(&mut cache.state())?;
         Ok(cache)
     }
 
     /// A cache without a file, and without what ships.
     pub fn in_memory() -> PlanCache {
-        PlanCache { path: None, shipped: HashMap::new(), state: Mutex::default() }
+        PlanCache { path: None, shipped: Cow::Borrowed(""), shipped_lines: OnceLock::new(), state: Mutex::default() }
     }
 
     /// The file.
@@ -199,19 +198,21 @@ impl PlanCache {
     /// The line that ships for a question: that measured under the most alike circumstances, of several the last.
     fn shipped(&self, asked: &[String; 5]) -> Option<(Answer, Found)> {
         let fits = |known: &str, asked: &str| known == "*" || known == asked;
-        let mut best: Option<(&Answer, Vec<&'static str>)> = None;
-        for ([_, device, driver, sources, policy], answer) in self.shipped.get(&asked[0])? {
-            if !fits(device, &asked[1]) || !fits(policy, &asked[4]) {
+        let mut best: Option<(Answer, Vec<&'static str>)> = None;
+        let lines = self.shipped_lines.get_or_init(|| lines_by_problem(&self.shipped)).get(&asked[0])?;
+        for ([_, device, driver, sources, policy], answer) in lines.iter().filter_map(|at| parse(&self.shipped[at.clone()]).ok().flatten())
+        {
+            if !fits(&device, &asked[1]) || !fits(&policy, &asked[4]) {
                 continue;
             }
-            let others = [("driver", driver, &asked[2]), ("source of the kernels", sources, &asked[3])];
+            let others = [("driver", &driver, &asked[2]), ("source of the kernels", &sources, &asked[3])];
             let others: Vec<&'static str> =
                 others.into_iter().filter(|(_, known, asked)| !fits(known, asked)).map(|(name, ..)| name).collect();
             if best.as_ref().is_none_or(|(_, least)| others.len() <= least.len()) {
                 best = Some((answer, others));
             }
         }
-        best.map(|(answer, others)| (answer.clone(), Found::Shipped { others }))
+        best.map(|(answer, others)| (answer, Found::Shipped { others }))
     }
 
     /// Keeps a choice, on disk before this returns.
@@ -350,6 +351,20 @@ impl PlanCache {
         }
         Ok(())
     }
+}
+
+/// Where the lines of each problem stand.
+fn lines_by_problem(text: &str) -> HashMap<String, Vec<Range<usize>>> {
+    let mut lines: HashMap<String, Vec<Range<usize>>> = HashMap::new();
+    let mut begin = 0;
+    for line in text.split_inclusive('\n') {
+        let mut fields = line.split('\t');
+        if let (Some(VERSION), Some(problem)) = (fields.next(), fields.next()) {
+            lines.entry(problem.to_owned()).or_default().push(begin..begin + line.trim_end().len());
+        }
+        begin += line.len();
+    }
+    lines
 }
 
 /// A lock beside the file, held until it is dropped. A file system without locks goes without: a line is one write.
@@ -558,7 +573,7 @@ mod tests {
         fields[2] = "*".to_owned();
         fields[3] = "*".to_owned();
         let shipped = line_of(&fields, &answer(9));
-        let cache = PlanCache::with_shipped(None, &shipped).expect("opens");
+        let cache = PlanCache::with_shipped(None, shipped).expect("opens");
         let mut other = question(1);
         other.driver = "14000".to_owned();
         assert_eq!(cache.find(&other).expect("reads"), Some((answer(9), Found::Shipped { others: vec![] })));
@@ -583,7 +598,7 @@ mod tests {
         let found = |set: &str, change: fn(&mut Question)| {
             let mut asked = question(1);
             change(&mut asked);
-            let found = PlanCache::with_shipped(None, set).expect("opens").find(&asked).expect("reads");
+            let found = PlanCache::with_shipped(None, set.to_owned()).expect("opens").find(&asked).expect("reads");
             found.map(|(answer, found)| (answer.knobs.value("tile").unwrap_or(0), found))
         };
         let shipped = |others: &[&'static str]| Found::Shipped { others: others.to_vec() };
@@ -606,7 +621,7 @@ mod tests {
         let second = with_choices(&first, &[choice(2, 21), choice(3, 30)]);
         assert_eq!(second.lines().count(), 2 + 2 * 3, "{second}");
         assert!(!second.contains("tile 20") && second.starts_with(head), "{second}");
-        let cache = PlanCache::with_shipped(None, &second).expect("opens");
+        let cache = PlanCache::with_shipped(None, second).expect("opens");
         assert_eq!([1, 2, 3].map(|m| found(&cache, m)), [10, 21, 30].map(|tile| Some(answer(tile))));
         // A set of one line whose only comment is the head keeps it.
         let bare: String = head.to_owned() + first.lines().nth(3).expect("a line") + "\n";
