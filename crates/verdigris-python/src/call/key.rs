@@ -90,6 +90,14 @@ impl Key {
     pub(crate) fn words(&self) -> &[u64] {
         &self.words[..self.used]
     }
+
+    /// A hash of the words.
+    #[inline]
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hash = Words(0);
+        self.words().iter().for_each(|&word| hash.add(word));
+        hash.finish()
+    }
 }
 
 /// Hashes lists of integers: a multiplication and a rotation each. Keys are compared in full, so that a weak hash costs time alone.

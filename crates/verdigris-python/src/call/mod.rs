@@ -2,10 +2,11 @@
 //!
 //! A call is a function's number, its attributes as a short text, and up to four tensors. Tensors are read through the table of functions that
 //! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
-//! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map. Only where there is
-//! none, a graph is drawn ([`recipe`]) and planned. Results and workspace come from PyTorch's own allocator, on its current stream.
+//! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map, and beside it in a
+//! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, a graph is drawn ([`recipe`]) and planned. Results and workspace come from PyTorch's own allocator, on its current stream.
 
 mod key;
+mod recent;
 mod recipe;
 mod torch;
 
@@ -142,12 +143,18 @@ impl<'a, 'py> Call<'a, 'py> {
     /// The plan of this call, made now if there is none.
     fn entry(&self, py: Python<'py>, hooks: &Hooks, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Arc<Entry>> {
         let key = self.key(seen)?;
+        if let Some(entry) = recent::find(&key) {
+            return Ok(entry);
+        }
         let found = {
             let plans = PLANS.read().unwrap_or_else(PoisonError::into_inner);
             plans.as_ref().and_then(|plans| plans.get(key.words()).map(Arc::clone))
         };
         match found {
-            Some(entry) => Ok(entry),
+            Some(entry) => {
+                recent::keep(&key, &entry);
+                Ok(entry)
+            }
             None => self.make(py, hooks, seen, &key),
         }
     }

@@ -13,13 +13,29 @@ Work goes to PyTorch's current stream, results and workspace come from PyTorch's
 themselves, as PyTorch's are.
 """
 
+import importlib
+
 import torch
 
 from .. import _native
-from . import functional, nn
-from ._convert import Report, convert
+from . import functional
 from .functional import *  # noqa: F403
 from ._policy import get_policy, policy, set_policy
+
+#: What is imported when it is asked for: classes of modules are a good part of the time of an import.
+_LATER = {"nn": "nn", "Report": "_convert", "convert": "_convert"}
+
+
+def __getattr__(name):
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_LATER[name]}", __name__)
+    globals()[name] = found = module if name == _LATER[name] else getattr(module, name)
+    return found
+
+
+def __dir__():
+    return sorted({*globals(), *_LATER})
 
 
 def plan_count():

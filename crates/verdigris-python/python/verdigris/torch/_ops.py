@@ -83,15 +83,25 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
         # The method of the base alone: what `Function.apply` adds serves transforms, which do not come here.
         return super(torch.autograd.Function, Call).apply
 
-    # The first where the question whether the tensors are plain was asked before.
-    apply_plain, apply_any = differentiable(functools.partial(_run, code)), differentiable(below_autograd)
+    # The first where the question whether the tensors are plain was asked before. Both are made when a gradient is first wanted.
+    apply_plain = apply_any = None
+
+    def make_plain():
+        nonlocal apply_plain
+        apply_plain = differentiable(functools.partial(_run, code))
+        return apply_plain
+
+    def make_any():
+        nonlocal apply_any
+        apply_any = differentiable(below_autograd)
+        return apply_any
 
     def call(*inputs):
         if _is_compiling():
             return op(*inputs)
         output = _eager(code, *inputs)
         if output is None:
-            return apply_plain(*inputs)
+            return (apply_plain or make_plain())(*inputs)
         return op(*inputs) if output is NotImplemented else output
 
     def again(policy, *inputs):
@@ -103,7 +113,7 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
 
     def autograd(*inputs):
         if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
-            return apply_any(*inputs)
+            return (apply_any or make_any())(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
@@ -113,7 +123,7 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
             output = _eager_past_autocast(code, *inputs)
             if output is None:
-                return apply_plain(*inputs)
+                return (apply_plain or make_plain())(*inputs)
             return op(*inputs) if output is NotImplemented else output
 
     for key in ("CPU", "CUDA"):
