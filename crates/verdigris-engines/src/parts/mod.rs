@@ -1,5 +1,6 @@
 //! What several families build their kernels from.
 
+pub(crate) mod add_parts;
 pub mod batch;
 pub(crate) mod chain;
 pub(crate) mod cluster_join;

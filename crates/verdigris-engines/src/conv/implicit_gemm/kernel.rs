@@ -19,8 +19,8 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
 use super::feed::{Feed, Slots};
-use super::reduce::Parts;
 use super::turned;
+use crate::parts::add_parts::{PartTile, Parts};
 use crate::parts::batch::BatchIndex;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::join::{Join, Part};
@@ -67,7 +67,7 @@ pub(super) enum Split {
     No,
     /// Whoever finishes last adds the parts up and goes on.
     Joined,
-    /// Every part of every tile goes to scratch; the launch of [`super::reduce`] that follows adds them up.
+    /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
     Reduced,
 }
 
@@ -276,6 +276,11 @@ impl Spec {
         }
     }
 
+    /// The tile as parts are kept of it.
+    pub(super) fn part_tile(&self) -> PartTile {
+        PartTile { rows: self.tile_m, columns: self.tile_n, warpgroups: self.consumers }
+    }
+
     /// f32 (or s32) words that one warpgroup hands on for one part of a split tile.
     pub(super) fn part_words(&self) -> u64 {
         u64::from(self.tile_m) * u64::from(self.tile_n) / u64::from(self.consumers)
@@ -296,7 +301,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     let feed = Feed::declare(k, spec);
     let schedule = Schedule::declare(k, spec.split != Split::No);
-    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k));
+    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
@@ -418,7 +423,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
             if let Some(parts) = &parts {
                 let place = [tile_row(&work), tile_column(&work), target.batch, work.part];
-                parts.keep(k, spec, results, place, warpgroup, thread);
+                parts.keep(results.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
             let Some((batch, way)) = &ending else { return };
             let tile = Tile {

@@ -22,13 +22,11 @@ mod feed;
 mod geometry;
 mod kernel;
 mod prepare;
-mod reduce;
 mod terms;
 mod turned;
 mod view;
 
 use kernel::{Kind, Shared, Spec, Split};
-use reduce::{AddSpec, Grid};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
@@ -41,6 +39,7 @@ use view::View;
 use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::add_parts::{AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
@@ -197,7 +196,7 @@ impl Engine for ImplicitGemm {
         }
         // Pairs of columns, and single ones where their number is odd.
         let adds = TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).flat_map(|&(_, d, _)| {
-            [true, false].map(|pairs| AddSpec { integer: false, epilogue: EpilogueSpec { pairs, ..plain(d, true) } })
+            [true, false].map(|pairs| AddSpec { integer: false, slices: 1, epilogue: EpilogueSpec { pairs, ..plain(d, true) } })
         });
         let mut adds: Vec<KernelRef> = adds.map(AddSpec::kernel).collect();
         adds.sort_by(|one, other| one.name().cmp(other.name()));
@@ -365,7 +364,7 @@ struct Layout {
     /// Clusters that are launched.
     grid: u32,
     /// Tiles and parts, where a second launch adds these up.
-    reduced: Option<Grid>,
+    reduced: Option<PartGrid>,
 }
 
 /// What the estimate is made of; those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
@@ -484,13 +483,14 @@ impl Plan {
         }
         let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
         let [in_rows, in_columns] = if spec.shared == Shared::B { [spec.cluster, 1] } else { [1, spec.cluster] };
-        let reduced = (spec.split == Split::Reduced).then(|| Grid {
+        let reduced = (spec.split == Split::Reduced).then(|| PartGrid {
+            tile: spec.part_tile(),
             tile_rows: rows * in_rows,
             tile_columns: columns * in_columns,
             matrices: view.product.batch_count() as u32,
             parts,
         });
-        let fits = reduced.is_none_or(|grid| grid.fits(spec) && grid.scratch_bytes(spec) <= MOST_PARTS_BYTES);
+        let fits = reduced.is_none_or(|grid| grid.fits() && grid.scratch_bytes() <= MOST_PARTS_BYTES);
         fits.then_some(Layout { schedule, grid: tiles * parts, reduced })
     }
 
@@ -543,7 +543,7 @@ impl Plan {
         if let Some(parts) = reduced {
             let turns = f64::from(grid) / f64::from(clusters);
             let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-            let scratch_bytes = parts.scratch_bytes(&spec) as f64;
+            let scratch_bytes = parts.scratch_bytes() as f64;
             busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns) + 2.0 * scratch_bytes / c.parts_bytes_per_ns;
             launches_us += c.add_launch_us;
         } else if schedule.split_tiles > 0 {
@@ -618,10 +618,10 @@ impl Candidate for Plan {
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));
         let add = if let Some(parts) = reduced {
-            let scratch = program.add_scratch("parts", parts.scratch_bytes(&spec));
+            let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.extend(parts.parts_args(scratch));
-            let adds = AddSpec { integer: spec.is_integer(), epilogue };
-            Some(parts.launch(&spec, adds, scratch, epilogue_args, [view.rows, view.columns]))
+            let adds = AddSpec { integer: spec.is_integer(), slices: 1, epilogue };
+            Some(parts.launch(adds, scratch, epilogue_args, [view.rows, view.columns]))
         } else {
             args.extend(epilogue_args);
             args.extend(view.way_args(&spec, &chunk));

@@ -21,7 +21,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::feed::{Feed, Slots};
 use super::kernel::{FIRST_BARRIER, Spec, Split, WARPGROUP};
-use super::reduce::Parts;
+use crate::parts::add_parts::Parts;
 use crate::parts::batch::BatchIndex;
 use crate::parts::join::{Join, Part};
 use crate::parts::way_out::Tile;
@@ -65,7 +65,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
     let feed = Feed::declare(k, spec);
     let schedule = Schedule::declare(k, spec.split != Split::No);
-    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k));
+    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
@@ -172,7 +172,8 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             });
 
             if let Some(parts) = &parts {
-                parts.keep(k, spec, &sums, [work.row, work.column, work.batch, work.part], warpgroup, thread);
+                let place = [work.row, work.column, work.batch, work.part];
+                parts.keep(sums.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
             let Some((batch, way)) = &ending else { return };
             let tile = Tile {

@@ -1,0 +1,273 @@
+//! Tiles whose depth is split into many parts: the parts go to scratch as they stand in registers, and a launch of its own adds them up.
+//!
+//! **What.** `D[row, column] = epilogue(Σ part[row, column])`, in an order that the number of parts fixes, so repeats agree bit for bit.
+//! **When it wins.** With more than a few parts a tile, where the last to arrive would be long in adding them: here every thread of the
+//! chip adds four elements, or, where these are few and parts many, the parts of four elements are cut into slices, one a thread.
+//! **Cost.** Every part is written and read once, 4 bytes an element, mostly in L2; and a launch, which begins while the product ends.
+//!
+//! **Scratch.** A *sum* is what one warpgroup holds of one tile: `((matrix · rows of tiles + row) · columns of tiles + column) · warpgroups +
+//! warpgroup`. Parts of a sum stand one behind the other; in each, the four registers of a thread that belong to 8 neighbouring columns of two
+//! rows are one 16-byte vector, threads side by side.
+
+use std::fmt;
+
+use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::tile::fragment::Fragment;
+
+use super::batch::BatchIndex;
+use super::epilogue::{EpilogueSpec, Place};
+use super::way_out::Sum;
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// Threads of a CTA of the adding launch.
+const THREADS: u32 = 256;
+/// Parts that are on their way at a time.
+const UNROLL: u32 = 4;
+
+/// The tiles that parts are of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PartTile {
+    /// Rows and columns, in 64 and in 8.
+    pub(crate) rows: u32,
+    pub(crate) columns: u32,
+    /// Warpgroups that hold a tile; each has an equal share of its rows.
+    pub(crate) warpgroups: u32,
+}
+
+impl PartTile {
+    /// f32 (or s32) words of one warpgroup's share.
+    fn words(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.columns) / u64::from(self.warpgroups)
+    }
+}
+
+/// The scratch of a kernel whose parts are added up later.
+pub(crate) struct Parts<'k> {
+    kernel: Kernel<'k>,
+    tile: PartTile,
+    parts: Pointer<'k>,
+    count: Val<'k, u32>,
+    tile_rows: Val<'k, u32>,
+    tile_columns: Val<'k, u32>,
+}
+
+/// Tiles and parts of a split product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartGrid {
+    pub(crate) tile: PartTile,
+    /// Rows and columns of tiles of one matrix, those of a cluster counted each.
+    pub(crate) tile_rows: u32,
+    pub(crate) tile_columns: u32,
+    pub(crate) matrices: u32,
+    /// Parts of each tile.
+    pub(crate) parts: u32,
+}
+
+fn number(n: u32) -> Arg {
+    Arg::Scalar(Ty::U32, u64::from(n))
+}
+
+impl PartGrid {
+    /// Bytes of scratch.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        self.sums() * u64::from(self.parts) * self.tile.words() * 4
+    }
+
+    fn sums(&self) -> u64 {
+        u64::from(self.tile_rows) * u64::from(self.tile_columns) * u64::from(self.matrices) * u64::from(self.tile.warpgroups)
+    }
+
+    /// Arguments in the order of [`Parts::declare`].
+    pub(crate) fn parts_args(&self, scratch: Address) -> Vec<Arg> {
+        vec![Arg::Pointer(scratch), number(self.parts), number(self.tile_rows), number(self.tile_columns)]
+    }
+
+    /// Vectors of four elements of D.
+    pub(crate) fn vectors(&self) -> u64 {
+        self.sums() * self.tile.words() / 4
+    }
+
+    /// Whether the adding launch can count its threads, and a word of scratch lies within 2³² of a sum's first.
+    pub(crate) fn fits(&self) -> bool {
+        self.vectors() < 1 << 31 && self.sums() * u64::from(self.parts) < 1 << 31
+    }
+
+    /// The launch that adds the parts up. `epilogue` are the arguments of the batch and of the epilogue, `rows` and `columns` the extents of D.
+    pub(crate) fn launch(&self, adds: AddSpec, scratch: Address, epilogue: Vec<Arg>, [rows, columns]: [u32; 2]) -> Launch {
+        let PartTile { rows: tile_m, columns: tile_n, warpgroups } = self.tile;
+        let mut args = vec![Arg::Pointer(scratch), number(self.parts), number(self.vectors() as u32)];
+        let vectors = self.tile.words() as u32 / 4 / WARPGROUP;
+        args.extend([vectors, tile_n / 8, warpgroups, self.tile_columns, self.tile_rows].map(Arg::Divisor));
+        args.extend([tile_m, tile_m / warpgroups].map(number));
+        args.extend(epilogue);
+        args.extend([rows, columns].map(number));
+        Launch {
+            grid: [self.vectors().div_ceil(u64::from(adds.vectors_of_cta())) as u32, 1, 1],
+            residency: Residency::Any,
+            overlap: true,
+            args,
+            kernel: adds.kernel(),
+        }
+    }
+}
+
+impl<'k> Parts<'k> {
+    /// Declares the parameters.
+    pub(crate) fn declare(k: Kernel<'k>, tile: PartTile) -> Self {
+        Parts {
+            kernel: k,
+            tile,
+            parts: k.output("parts", 16),
+            count: k.scalar("parts_of_a_tile"),
+            tile_rows: k.scalar("tile_rows"),
+            tile_columns: k.scalar("tile_columns"),
+        }
+    }
+
+    /// Puts a warpgroup's sums of a part of a tile into scratch: their registers in order, and as `place` the tile's row, column and matrix, and
+    /// the part.
+    pub(crate) fn keep<T: Sum>(
+        &self,
+        sums: impl Iterator<Item = Var<'k, T>>,
+        [row, column, matrix, part]: [Val<'k, u32>; 4],
+        warpgroup: Val<'k, u32>,
+        thread: Val<'k, u32>,
+    ) {
+        let sum = ((matrix * self.tile_rows + row) * self.tile_columns + column) * self.tile.warpgroups + warpgroup;
+        let bytes = (sum * self.count + part).mul_wide(self.tile.words() as u32 * 4);
+        let own = self.parts.moved(bytes).at(thread, 16);
+        let values: Vec<Val<'k, T>> = sums.map(|register| register.get()).collect();
+        for (i, vector) in values.chunks(4).enumerate() {
+            self.kernel.st_global_vector(own, i as i64 * 16 * i64::from(WARPGROUP), vector, Cache::Default);
+        }
+    }
+}
+
+/// What shapes the adding kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct AddSpec {
+    /// Sums are kept in s32.
+    pub(crate) integer: bool,
+    /// Threads that share the parts of four elements, each taking every so many-th: a power of two, at most 8.
+    pub(crate) slices: u32,
+    /// What stands between sums and D, which it stores.
+    pub(crate) epilogue: EpilogueSpec,
+}
+
+impl fmt::Display for AddSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "conv_add_parts_{}", if self.integer { "s32" } else { "f32" })?;
+        if self.slices > 1 {
+            write!(f, "_by{}", self.slices)?;
+        }
+        write!(f, "_{}", self.epilogue.name())
+    }
+}
+
+impl AddSpec {
+    /// A reference to the kernel.
+    pub(crate) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.to_string(), move || self.build())
+    }
+
+    fn vectors_of_cta(&self) -> u32 {
+        THREADS / self.slices
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.to_string(), target: Target::Sm90, threads: THREADS, ..Header::default() };
+        if self.integer { build(header, |k| add::<i32>(k, self)) } else { build(header, |k| add::<f32>(k, self)) }
+    }
+}
+
+fn add<'k, T: Sum>(k: Kernel<'k>, spec: &AddSpec) {
+    let parts = k.input("parts", 16);
+    let (count, wanted) = (k.scalar::<u32>("parts_of_a_sum"), k.scalar::<u32>("vectors_of_d"));
+    let vectors = k.divisor("vectors");
+    let divisor = |name| -> Divisor<'k> { k.divisor(name) };
+    let (column_blocks, warpgroups) = (divisor("column_blocks"), divisor("warpgroups"));
+    let (tile_columns, tile_rows) = (divisor("tile_columns"), divisor("tile_rows"));
+    let (tile_m, warpgroup_rows) = (k.scalar::<u32>("tile_m"), k.scalar::<u32>("warpgroup_rows"));
+    let batch = BatchIndex::declare(k);
+    let epilogue = spec.epilogue.declare::<f32>(k);
+    let (rows, columns) = (k.scalar::<u32>("rows"), k.scalar::<u32>("columns"));
+    k.griddep_wait();
+    k.griddep_launch();
+
+    let own = spec.vectors_of_cta();
+    let (slice, lane) = (k.thread() >> own.trailing_zeros(), k.thread() & (own - 1));
+    let index = k.cta() * own + lane;
+    // The thread of the warpgroup that held these four elements, and where in its registers.
+    let thread = index & (WARPGROUP - 1);
+    let (sum, vector) = vectors.split(index >> WARPGROUP.trailing_zeros());
+    let sums: Vec<_> = (0..4).map(|_| k.var(k.constant(T::ZERO))).collect();
+
+    let add_slice = || {
+        // A part is as many vectors as a sum has, 16 bytes for each thread of a warpgroup.
+        let part_bytes = vectors.value() * (16 * WARPGROUP);
+        let first = parts.moved((sum * count + slice).widen() * part_bytes.widen()).at(vector * WARPGROUP + thread, 16);
+        let turns = if spec.slices == 1 { count } else { (count + (spec.slices - 1) - slice) >> spec.slices.trailing_zeros() };
+        let step = part_bytes.widen() * u64::from(spec.slices);
+        k.range_unrolled(turns, UNROLL, |turn| {
+            let values = k.ld_global_vector::<T>(first + turn.widen() * step, 0, 4, Cache::Default);
+            sums.iter().zip(values).for_each(|(sum, value)| sum.set(*sum + value));
+        });
+    };
+
+    let write = || {
+        let (block, column_block) = column_blocks.split(vector);
+        let (rest, warpgroup) = warpgroups.split(sum);
+        let (rest, tile_column) = tile_columns.split(rest);
+        let (matrix, tile_row) = tile_rows.split(rest);
+        let row = tile_row * tile_m + warpgroup * warpgroup_rows + block * 64 + Fragment::<T>::row(thread);
+        let column = tile_column * (column_blocks.value() * 8) + column_block * 8 + Fragment::<T>::column(thread);
+        let at = epilogue.begin(batch.split(matrix));
+        for half in 0..2 {
+            let place: Place<'_, 'k, f32> = at.at(row + 8 * half as u32, column);
+            k.when((row + 8 * half as u32).lt(rows), || {
+                let value = |odd: usize| sums[2 * half + odd].get();
+                if spec.epilogue.pairs {
+                    k.when((column + 1).lt(columns), || {
+                        place.store_pair(place.apply_pair([T::to_f32(value(0)), T::to_f32(value(1))], 0), 0);
+                    });
+                    return;
+                }
+                for odd in 0..2 {
+                    k.when((column + odd as u32).lt(columns), || {
+                        if spec.epilogue.exact {
+                            place.store_exact(value(odd).bitcast(), odd as u32);
+                        } else {
+                            place.store(place.apply(T::to_f32(value(odd)), odd as u32), odd as u32);
+                        }
+                    });
+                }
+            });
+        }
+    };
+
+    if spec.slices == 1 {
+        k.when(index.lt(wanted), || {
+            add_slice();
+            write();
+        });
+        return;
+    }
+    let slots = k.shared("sums of slices", 16 * THREADS, 16);
+    let slot = slots.address() + k.thread() * 16;
+    k.when(index.lt(wanted), || {
+        add_slice();
+        k.st_shared_vector(slot, 0, &sums.iter().map(|sum| sum.get()).collect::<Vec<_>>());
+    });
+    k.bar_sync();
+    k.when(index.lt(wanted) & slice.eq(0), || {
+        for other in 1..spec.slices {
+            let values = k.ld_shared_vector::<T>(slot, i64::from(16 * own * other), 4);
+            sums.iter().zip(values).for_each(|(sum, value)| sum.set(*sum + value));
+        }
+        write();
+    });
+}
