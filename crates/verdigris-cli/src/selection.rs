@@ -195,7 +195,7 @@ impl ConvSelection {
 
 /// What a graph of this convolution alone is cut into.
 pub(crate) fn as_planned(conv: &ConvProblem) -> Problem {
-    let mut problem = conv.as_gemm().map_or_else(|| Problem::Conv(conv.clone()), Problem::Gemm);
+    let mut problem = conv.cut_as_gemm().map_or_else(|| Problem::Conv(conv.clone()), Problem::Gemm);
     if let Problem::Gemm(gemm) = &mut problem {
         gemm.number_slots();
     }

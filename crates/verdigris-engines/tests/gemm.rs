@@ -5,8 +5,9 @@ mod harness;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use harness::{Outcome, verify};
+use harness::{Outcome, verify, verify_where};
 use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::Knobs;
 use verdigris_kir::interp::Kernels;
 use verdigris_reference::cases::{Case, load_file};
 
@@ -45,4 +46,24 @@ fn mma_is_right_where_it_takes_a_case() {
     let refused = all_cases_on("gemm.mma");
     // Strides in both directions, f32 and fp8 without loss, rows of bytes that no copy can take: what `gemm.simt` is there for.
     assert!(refused.keys().all(|reason| ["alignment", "layout", "precision"].contains(reason)), "{refused:?}");
+}
+
+/// On a machine of more SMs than the cases see elsewhere, where tiles are few enough to be split so.
+#[test]
+fn parts_are_added_up_by_a_launch_of_their_own() {
+    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
+    let kernels = Kernels::new();
+    for (id, sms) in [("bf16-deep-batch", 36), ("bf16-deep-anywhere", 12), ("bf16-deepest", 20)] {
+        let of_group: Vec<Case> = cases().into_iter().filter(|case| case.id.contains(id)).collect();
+        assert!(!of_group.is_empty(), "{id}");
+        for (number, case) in of_group.iter().enumerate() {
+            let arch = Arch::virtual_device(sms);
+            let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
+            let in_parts = |knobs: &Knobs| knobs.value("parts").is_some();
+            let settings = candidate.knobs().settings().iter().filter(|knobs| in_parts(knobs)).count();
+            assert!(settings >= 4, "{}: {settings} settings add parts up later", case.id);
+            let outcome = verify_where(engine, case, &arch, &kernels, number as u64, in_parts);
+            assert!(matches!(outcome, Ok(Outcome::Passed)), "{:?}", outcome.err());
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use verdigris_graph::problem::GemmExtents;
 use verdigris_graph::{
-    BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Error, Key, Problem, Slot, Tensor, UnaryOp, json,
+    BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Error, Key, Precision, Problem, Slot, Tensor, UnaryOp, json,
 };
 use verdigris_tensor::DType;
 
@@ -108,6 +108,25 @@ fn a_filter_of_one_element_is_a_product() {
     assert_eq!(packed(PLAIN).as_gemm(), None);
     assert_eq!(packed(ConvExtents { strides: [1, 2, 2], ..one }).as_gemm(), None);
     assert_eq!(packed(ConvExtents { pads: [0, 1, 1], ..one }).as_gemm(), None);
+}
+
+#[test]
+fn a_filter_gradient_of_f32_stays_a_convolution() {
+    let one = ConvExtents { filter: [1; 3], pads: [0; 3], strides: [1; 3], dilations: [1; 3], ..PLAIN };
+    for (direction, dtype, precision, stays) in [
+        (Direction::Wgrad, DType::F32, Precision::Tf32, true),
+        (Direction::Wgrad, DType::F32, Precision::Fp32, true),
+        (Direction::Wgrad, DType::F32, Precision::Ieee, false),
+        (Direction::Wgrad, DType::Bf16, Precision::Fp32, false),
+        (Direction::Dgrad, DType::F32, Precision::Tf32, false),
+        (Direction::Fprop, DType::F32, Precision::Fp32, false),
+    ] {
+        let problem = ConvProblem { precision, ..ConvProblem::packed(ConvExtents { direction, ..one }, dtype, dtype).unwrap() };
+        let gemm = problem.as_gemm();
+        assert!(gemm.is_some());
+        assert_eq!(problem.cut_as_gemm(), gemm.filter(|_| !stays), "{} {dtype} {precision:?}", direction.name());
+    }
+    assert_eq!(packed(PLAIN).cut_as_gemm(), None);
 }
 
 #[test]

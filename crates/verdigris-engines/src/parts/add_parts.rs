@@ -16,10 +16,12 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 use verdigris_kir::tile::fragment::Fragment;
+use verdigris_tensor::DType;
 
 use super::batch::BatchIndex;
-use super::epilogue::{EpilogueSpec, Place};
+use super::epilogue::{EpilogueSpec, OperandSpec, Place, Walk};
 use super::way_out::Sum;
+use crate::arch::Arch;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -27,6 +29,13 @@ const WARPGROUP: u32 = 128;
 const THREADS: u32 = 256;
 /// Parts that are on their way at a time.
 const UNROLL: u32 = 4;
+/// The most threads that share the parts of four elements.
+const MOST_SLICES: u32 = 8;
+
+/// What the estimate is made of: parts on their way through L2, a load's way, a launch.
+const PARTS_BYTES_PER_NS: f64 = 4000.0;
+const LATENCY_NS: f64 = 800.0;
+const LAUNCH_US: f64 = 2.5;
 
 /// The tiles that parts are of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +105,20 @@ impl PartGrid {
         self.vectors() < 1 << 31 && self.sums() * u64::from(self.parts) < 1 << 31
     }
 
+    /// Threads that share the parts of four elements: one where elements are many or parts few.
+    pub(crate) fn slices(&self) -> u32 {
+        if self.parts >= 2 * MOST_SLICES { MOST_SLICES } else { 1 }
+    }
+
+    /// What parts cost beside the product itself: their way to scratch and back, and the launch.
+    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let bytes = self.scratch_bytes() as f64;
+        let threads = (self.vectors() * u64::from(self.slices())).min(u64::from(arch.sm_count) * 2048);
+        let in_flight_bytes = threads as f64 * 16.0 * f64::from(UNROLL);
+        let read_ns = bytes / (in_flight_bytes / LATENCY_NS).min(PARTS_BYTES_PER_NS);
+        (bytes / PARTS_BYTES_PER_NS + read_ns) * 1e-3 + LAUNCH_US
+    }
+
     /// The launch that adds the parts up. `epilogue` are the arguments of the batch and of the epilogue, `rows` and `columns` the extents of D.
     pub(crate) fn launch(&self, adds: AddSpec, scratch: Address, epilogue: Vec<Arg>, [rows, columns]: [u32; 2]) -> Launch {
         let PartTile { rows: tile_m, columns: tile_n, warpgroups } = self.tile;
@@ -147,12 +170,22 @@ impl<'k> Parts<'k> {
     }
 }
 
+/// The adding kernels of plain results of a type: pairs of columns, single ones where their number is odd, and (`strided`) any strides.
+pub(crate) fn catalog(d: DType, strided: bool) -> impl Iterator<Item = KernelRef> {
+    let results = [(Walk::Row, true), (Walk::Row, false), (Walk::Strided, false)];
+    let results = results.into_iter().filter(move |(walk, _)| strided || *walk == Walk::Row);
+    results.flat_map(move |(walk, pairs)| {
+        let epilogue = EpilogueSpec { pairs, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk }) };
+        [1, MOST_SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+    })
+}
+
 /// What shapes the adding kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct AddSpec {
     /// Sums are kept in s32.
     pub(crate) integer: bool,
-    /// Threads that share the parts of four elements, each taking every so many-th: a power of two, at most 8.
+    /// Threads that share the parts of four elements, each taking every so many-th: 1 or [`MOST_SLICES`].
     pub(crate) slices: u32,
     /// What stands between sums and D, which it stores.
     pub(crate) epilogue: EpilogueSpec,
@@ -160,7 +193,7 @@ pub(crate) struct AddSpec {
 
 impl fmt::Display for AddSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "conv_add_parts_{}", if self.integer { "s32" } else { "f32" })?;
+        write!(f, "add_parts_{}", if self.integer { "s32" } else { "f32" })?;
         if self.slices > 1 {
             write!(f, "_by{}", self.slices)?;
         }

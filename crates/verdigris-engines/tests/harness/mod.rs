@@ -1,7 +1,7 @@
 //! Runs a candidate's program on the interpreter and compares it with the reference.
 
 use verdigris_engines::arch::Arch;
-use verdigris_engines::engine::{Engine, Refusal};
+use verdigris_engines::engine::{Engine, Knobs, Refusal};
 use verdigris_graph::Slot;
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::program::Program;
@@ -18,12 +18,24 @@ pub(crate) enum Outcome {
 
 /// Runs a case under every setting of an engine's knobs.
 pub(crate) fn verify(engine: &dyn Engine, case: &Case, arch: &Arch, kernels: &Kernels, schedule: u64) -> Result<Outcome, String> {
+    verify_where(engine, case, arch, kernels, schedule, |_| true)
+}
+
+/// The same under those settings that are wanted.
+pub(crate) fn verify_where(
+    engine: &dyn Engine,
+    case: &Case,
+    arch: &Arch,
+    kernels: &Kernels,
+    schedule: u64,
+    is_wanted: impl Fn(&Knobs) -> bool,
+) -> Result<Outcome, String> {
     let candidate = match engine.accept(&case.problem, arch) {
         Ok(candidate) => candidate,
         Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
     let space = candidate.knobs();
-    for knobs in space.settings() {
+    for knobs in space.settings().iter().filter(|knobs| is_wanted(knobs)) {
         let fail = |what: String| format!("{} on {} with {knobs}: {what}", case.id, engine.id());
         let program = candidate.program(knobs).map_err(|refusal| fail(refusal.to_string()))?;
         execute(case, &program, arch, kernels, schedule).map_err(fail)?;

@@ -163,7 +163,7 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, conv: &Conv, members: &[usize]
         statistics: None,
     }
     .canonical()?;
-    let (problem, old) = match problem.as_gemm() {
+    let (problem, old) = match problem.cut_as_gemm() {
         Some(mut gemm) => {
             let old = gemm.number_slots();
             (Problem::Gemm(gemm), old)

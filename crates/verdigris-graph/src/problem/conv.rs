@@ -312,6 +312,17 @@ impl ConvProblem {
         self.filter == [1; 3] && self.strides == [1; 3] && self.pads_before == [0; 3] && self.input == self.output
     }
 
+    /// The product that a graph of this convolution is cut into; `None` where it stays a convolution.
+    ///
+    /// A filter's gradient of f32 does: both of its operands lie across the depth, tensor cores read 32-bit types along it alone, and engines for
+    /// convolutions have ways to turn them, or to split them into terms, that those for products have not. The product is among its ways even so.
+    pub fn cut_as_gemm(&self) -> Option<GemmProblem> {
+        let turns = self.direction == Direction::Wgrad
+            && (self.x.dtype, self.y.dtype) == (DType::F32, DType::F32)
+            && matches!(self.precision, Precision::Fp32 | Precision::Tf32);
+        if turns { None } else { self.as_gemm() }
+    }
+
     /// The matrix product that a convolution with a filter of one element is, where strides allow; canonical, with the same slots.
     ///
     /// Rows are pixels and columns channels (wgrad: rows are k, columns c), groups are a batch dim, and so is `n` where images do not merge

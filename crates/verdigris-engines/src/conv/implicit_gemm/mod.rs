@@ -39,7 +39,7 @@ use view::View;
 use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::add_parts::{AddSpec, PartGrid};
+use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
@@ -194,13 +194,11 @@ impl Engine for ImplicitGemm {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        // Pairs of columns, and single ones where their number is odd.
-        let adds = TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).flat_map(|&(_, d, _)| {
-            [true, false].map(|pairs| AddSpec { integer: false, slices: 1, epilogue: EpilogueSpec { pairs, ..plain(d, true) } })
-        });
-        let mut adds: Vec<KernelRef> = adds.map(AddSpec::kernel).collect();
-        adds.sort_by(|one, other| one.name().cmp(other.name()));
-        adds.dedup_by(|one, other| one.name() == other.name());
+        let mut results: Vec<DType> =
+            TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).map(|&(_, d, _)| d).collect();
+        results.sort_by_key(|d| d.name());
+        results.dedup();
+        let adds = results.into_iter().flat_map(|d| add_parts::catalog(d, false));
         catalog_specs()
             .into_iter()
             .map(reference)
@@ -391,9 +389,6 @@ struct Coefficients {
     memory_ctas: f64,
     /// A launch.
     launch_us: f64,
-    /// Parts on their way through scratch, and the launch that adds them up.
-    parts_bytes_per_ns: f64,
-    add_launch_us: f64,
 }
 
 const COEFFICIENTS: Coefficients = Coefficients {
@@ -410,8 +405,6 @@ const COEFFICIENTS: Coefficients = Coefficients {
     memory_bytes_per_ns: 3501.0,
     memory_ctas: 21.81,
     launch_us: 1.327,
-    parts_bytes_per_ns: 4000.0,
-    add_launch_us: 2.5,
 };
 
 impl Plan {
@@ -543,9 +536,8 @@ impl Plan {
         if let Some(parts) = reduced {
             let turns = f64::from(grid) / f64::from(clusters);
             let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-            let scratch_bytes = parts.scratch_bytes() as f64;
-            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns) + 2.0 * scratch_bytes / c.parts_bytes_per_ns;
-            launches_us += c.add_launch_us;
+            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
+            launches_us += parts.estimate_us(&self.arch);
         } else if schedule.split_tiles > 0 {
             let joined = f64::from(schedule.most_parts()) * tile_m * tile_n;
             busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
@@ -620,7 +612,7 @@ impl Candidate for Plan {
         let add = if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.extend(parts.parts_args(scratch));
-            let adds = AddSpec { integer: spec.is_integer(), slices: 1, epilogue };
+            let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
             Some(parts.launch(adds, scratch, epilogue_args, [view.rows, view.columns]))
         } else {
             args.extend(epilogue_args);

@@ -7,13 +7,16 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth.
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
+mod ending;
 mod kernel;
 mod promote;
+mod share;
 mod spec;
 mod sums;
+mod turns;
 
 use promote::Scaled;
-use spec::{Axis, Out, Shared, Spec};
+use spec::{Axis, Out, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
@@ -25,6 +28,7 @@ use verdigris_tensor::DType;
 use super::factors;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
@@ -54,6 +58,8 @@ struct Shape {
     cluster_split: u32,
     /// Its kernel can split the depth of tiles over the grid. One that can costs a whole product 1 to 3 % of a short run.
     splits: bool,
+    /// There is a kernel for it whose parts are added up by a launch of their own.
+    adds_later: bool,
 }
 
 /// Results of two bytes, written by the copy engine.
@@ -66,11 +72,28 @@ const LINES: u32 = 4;
 const ELEMENTS: u32 = 8;
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared, along_rows: u32, along_columns: u32) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, along_rows, along_columns, pingpong: false, cluster_split: 1, splits: false }
+    Shape {
+        tile_m,
+        tile_n,
+        consumers,
+        cluster,
+        shared,
+        along_rows,
+        along_columns,
+        pingpong: false,
+        cluster_split: 1,
+        splits: false,
+        adds_later: false,
+    }
 }
 
 const fn splitting(shape: Shape) -> Shape {
     Shape { splits: true, ..shape }
+}
+
+/// Also for few tiles of much depth.
+const fn in_parts(shape: Shape) -> Shape {
+    Shape { adds_later: true, ..shape }
 }
 
 /// Two consumers that take tiles in turn; CTAs of a cluster share B.
@@ -87,25 +110,26 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 /// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
 /// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: consumers
 /// in turn win by 1 to 2 % on products of short depth and many tiles (7000x2048x2048), clusters of more than 64×32 by 3 % on a few. Splits win
-/// where the depth is very long and tiles are few, whatever the tile: two shapes have them.
+/// where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where the parts of a tile become many, a launch of its
+/// own adds them up; of these kernels there is one for all ways out.
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Shared::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Shared::A, 0, 0),
-    shape(128, 256, 2, 1, Shared::B, HALVES | WORDS | LINES, HALVES),
+    in_parts(shape(128, 256, 2, 1, Shared::B, HALVES | WORDS | LINES, HALVES)),
     shape(256, 128, 2, 2, Shared::B, 0, 0),
     shape(256, 128, 2, 2, Shared::A, 0, 0),
     shape(256, 128, 2, 1, Shared::B, 0, 0),
     shape(128, 192, 2, 2, Shared::B, 0, 0),
     shape(128, 192, 2, 1, Shared::B, WORDS, HALVES),
     shape(128, 128, 2, 2, Shared::B, 0, 0),
-    splitting(shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0)),
+    in_parts(splitting(shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0))),
     shape(128, 64, 2, 1, Shared::B, WORDS | LINES, 0),
-    shape(64, 256, 1, 1, Shared::B, 0, 0),
+    in_parts(shape(64, 256, 1, 1, Shared::B, 0, 0)),
     shape(64, 128, 1, 1, Shared::B, WORDS, HALVES),
-    shape(64, 64, 1, 1, Shared::B, HALVES | WORDS | LINES, 0),
+    in_parts(shape(64, 64, 1, 1, Shared::B, HALVES | WORDS | LINES, 0)),
     shape(64, 32, 1, 1, Shared::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Shared::B, 0, HALVES | LINES),
-    splitting(shape(128, 32, 2, 1, Shared::B, WORDS, HALVES | LINES)),
+    in_parts(splitting(shape(128, 32, 2, 1, Shared::B, WORDS, HALVES | LINES))),
     shape(128, 16, 2, 1, Shared::B, 0, HALVES),
     shape(128, 160, 2, 1, Shared::B, HALVES | WORDS, 0),
     shape(128, 96, 2, 1, Shared::B, WORDS, HALVES),
@@ -277,7 +301,8 @@ impl Engine for Wgmma {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        catalog_specs().into_iter().map(reference).chain(repack::catalog()).collect()
+        let adds = PART_TYPES.iter().flat_map(|&dtype| add_parts::catalog(dtype, true));
+        catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
     }
 }
 
@@ -290,6 +315,9 @@ const TYPES: &[(DType, DType, bool)] = &[
     (DType::E4m3, DType::Bf16, true),
     (DType::I8, DType::I32, false),
 ];
+
+/// The operand types of the kernels whose parts are added up later; in the catalog, results have them too.
+const PART_TYPES: &[DType] = &[DType::Bf16, DType::F16, DType::F32];
 
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
@@ -309,6 +337,7 @@ fn catalog_specs() -> Vec<Spec> {
                     Given { a: operands, b: operands, a_major, b_major, promote, half_sums: false, scaled: [Scaled::No; 2], out, turned };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
+                specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
             }
         }
     }
@@ -359,11 +388,40 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, splits, .. } = *shape;
-        let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, turned } = self;
+        let Given { promote, half_sums, scaled, out, turned, .. } = self;
+        let spec = self.shaped(shape, if shape.splits { Split::Joined } else { Split::No }, epilogue);
+        let result = match (out, spec.d().bytes()) {
+            (Out::Tma, 2) => HALVES,
+            (Out::Tma, _) => WORDS,
+            (Out::Rows, _) => LINES,
+            (Out::Direct | Out::Scattered, _) => ELEMENTS,
+        };
+        let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
         // What a warpgroup holds of a tile.
-        let share = tile_m * tile_n / if pingpong { 1 } else { consumers };
-        let mut spec = Spec {
+        let share = spec.tile_m * spec.tile_n / if spec.pingpong { 1 } else { spec.consumers };
+        // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
+        let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
+            && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || spec.consumers <= 2));
+        // The copy engine writes whole slabs of D.
+        let d_bytes = spec.d().bytes() as u32;
+        let whole_rows =
+            out != Out::Tma || turned || (spec.tile_n / spec.cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        (offered && registers_fit && whole_rows).then(|| fitted(spec)).flatten()
+    }
+
+    /// The same where the parts of all tiles are added up later: nothing of the result shapes this kernel.
+    fn in_parts(self, shape: &Shape) -> Option<Spec> {
+        let Given { a, b, promote, half_sums, scaled, .. } = self;
+        let plain = a == b && PART_TYPES.contains(&a) && !promote && !half_sums && scaled == [Scaled::No; 2];
+        let kept = EpilogueSpec::plain(OperandSpec::strided(DType::F32));
+        let given = Given { out: Out::Direct, turned: false, ..self };
+        (shape.adds_later && plain).then(|| fitted(given.shaped(shape, Split::Reduced, kept))).flatten()
+    }
+
+    fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, .. } = *shape;
+        let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, turned } = self;
+        Spec {
             a,
             b,
             a_major,
@@ -374,7 +432,7 @@ impl Given {
             consumers,
             cluster,
             shared,
-            split: splits,
+            split,
             cluster_split,
             pingpong,
             promote,
@@ -383,34 +441,23 @@ impl Given {
             out,
             turned,
             epilogue,
-        };
-        // Tiles whose rows are contiguous are made of slabs of 128 bytes.
-        let slab = 128 / a.bytes() as u32;
-        let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
-        let result = match (out, spec.d().bytes()) {
-            (Out::Tma, 2) => HALVES,
-            (Out::Tma, _) => WORDS,
-            (Out::Rows, _) => LINES,
-            (Out::Direct | Out::Scattered, _) => ELEMENTS,
-        };
-        let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
-        let slabs_fit = whole_slabs(a_major, spec.loaded(Shared::A)) && whole_slabs(b_major, spec.loaded(Shared::B));
-        // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
-        let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
-            && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || consumers <= 2));
-        // The copy engine writes whole slabs of D.
-        let d_bytes = spec.d().bytes() as u32;
-        let whole_rows =
-            out != Out::Tma || turned || (tile_n / cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
-        let shared_fits = spec.shared_bytes() <= SHARED_BYTES;
-        if !(offered && slabs_fit && registers_fit && whole_rows && shared_fits) {
-            return None;
         }
-        while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= SHARED_BYTES {
-            spec.stages += 1;
-        }
-        Some(spec)
     }
+}
+
+/// The spec with as many stages as shared memory holds; nothing where its operands do not suit its tile.
+fn fitted(mut spec: Spec) -> Option<Spec> {
+    // Tiles whose rows are contiguous are made of slabs of 128 bytes.
+    let slab = 128 / spec.a.bytes() as u32;
+    let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
+    let slabs_fit = whole_slabs(spec.a_major, spec.loaded(Shared::A)) && whole_slabs(spec.b_major, spec.loaded(Shared::B));
+    if !slabs_fit || spec.shared_bytes() > SHARED_BYTES {
+        return None;
+    }
+    while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= SHARED_BYTES {
+        spec.stages += 1;
+    }
+    Some(spec)
 }
 
 /// Dynamic shared memory of a CTA on compute capability 9.0.
@@ -427,19 +474,22 @@ struct Setting {
     turned: bool,
     /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
     split: u32,
+    /// Parts of every tile, to be added up by a launch of their own; 0, and no knob, where there is none.
+    parts: u32,
     group: u32,
     along_columns: bool,
 }
 
 impl Setting {
     fn knobs(&self) -> Knobs {
-        Knobs::new([
+        let knobs = [
             ("shape", self.shape),
             ("turned", u32::from(self.turned)),
             ("split", self.split),
             ("group", self.group),
             ("along", u32::from(self.along_columns)),
-        ])
+        ];
+        Knobs::new(knobs.into_iter().chain((self.parts > 0).then_some(("parts", self.parts))))
     }
 
     fn read(knobs: &Knobs) -> Option<Setting> {
@@ -447,6 +497,7 @@ impl Setting {
             shape: knobs.value("shape")?,
             turned: knobs.value("turned")? == 1,
             split: knobs.value("split")?,
+            parts: knobs.value("parts").unwrap_or(0),
             group: knobs.value("group")?,
             along_columns: knobs.value("along")? == 1,
         })
@@ -462,6 +513,9 @@ struct Coefficients {
     cta_bytes_per_ns: f64,
     /// What all draw from L2.
     l2_bytes_per_ns: f64,
+    /// And where most of that comes from device memory, as where depth is great and tiles are few. Not fitted: below the other, so that of two tiles
+    /// the one that reads its operands less often is taken.
+    l2_stream_bytes_per_ns: f64,
     /// Beside each step of depth.
     step_ns: f64,
     /// Before the first step.
@@ -474,8 +528,10 @@ struct Coefficients {
     whole_waves: f64,
     /// To join the parts of a split tile.
     join_ns: f64,
-    /// And for each element of the parts joined.
+    /// And for each element of the first three parts.
     join_ns_per_element: f64,
+    /// And of those behind them: 132 parts of 128×128 took 118 µs, by what they left of the time of `res2a_2a-wgrad`.
+    join_ns_per_further_element: f64,
     /// Device memory.
     memory_bytes_per_ns: f64,
     /// CTAs that it takes to draw all of that.
@@ -484,10 +540,20 @@ struct Coefficients {
     launch_us: f64,
 }
 
+/// The most scratch for parts that are added up later.
+const MOST_PARTS_BYTES: u64 = 512 << 20;
+/// The most such parts, in waves of CTAs.
+const MOST_WAVES: u32 = 2;
+/// The least of them a tile; fewer are joined well by whoever comes last, or the tiles fill the chip.
+const LEAST_PARTS: u32 = 5;
+/// The least steps of depth of such a part, so that its ring fills.
+const LEAST_STEPS: u32 = 4;
+
 const COEFFICIENTS: Coefficients = Coefficients {
     cycles_per_ns: 1.471,
     cta_bytes_per_ns: 158.9,
     l2_bytes_per_ns: 12_090.0,
+    l2_stream_bytes_per_ns: 9_000.0,
     step_ns: 3.683,
     start_ns: 842.7,
     tile_ns: 293.5,
@@ -495,6 +561,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     whole_waves: 0.4535,
     join_ns: 3930.0,
     join_ns_per_element: 0.1085,
+    join_ns_per_further_element: 0.055,
     memory_bytes_per_ns: 3501.0,
     memory_ctas: 21.81,
     launch_us: 1.327,
@@ -536,9 +603,33 @@ impl Plan {
             out,
             turned: transposed,
         };
+        if setting.parts > 0 {
+            return given.in_parts(shape).filter(|_| setting.split == 0);
+        }
         let spec = given.spec(shape, epilogue)?;
         // No CTA is without a step of its own.
-        (view.k.div_ceil(spec.depth()) >= spec.cluster_split && (spec.split || setting.split == 0)).then_some(spec)
+        let joins = spec.split == Split::Joined || setting.split == 0;
+        (view.k.div_ceil(spec.depth()) >= spec.cluster_split && joins).then_some(spec)
+    }
+
+    /// What stands between sums and D in the launch that adds parts up.
+    fn epilogue_of_parts(view: &View) -> EpilogueSpec {
+        let whole = EpilogueSpec::of(&view.problem);
+        let walk = if whole.d.walk == Walk::Row { Walk::Row } else { Walk::Strided };
+        let pairs = whole.pairs && walk == Walk::Row && view.n.is_multiple_of(2);
+        EpilogueSpec { d: OperandSpec { walk, ..whole.d }, pairs, ..whole }
+    }
+
+    /// The tiles and their parts; nothing where they are not added up later.
+    fn part_grid(&self, setting: Setting, spec: &Spec) -> Option<PartGrid> {
+        let view = self.view(setting);
+        (spec.split == Split::Reduced).then(|| PartGrid {
+            tile: spec.part_tile(),
+            tile_rows: view.m.div_ceil(spec.tile_m),
+            tile_columns: view.n.div_ceil(spec.tile_n),
+            matrices: view.batch,
+            parts: setting.parts,
+        })
     }
 
     /// Work and workers, or nothing where tiles are too many to count.
@@ -555,6 +646,11 @@ impl Plan {
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
         let workers = (self.arch.resident_clusters_of(spec.ctas())).max(1);
+        if let Some(parts) = self.part_grid(setting, spec) {
+            let every = tiles.checked_mul(parts.parts).filter(|&every| every <= MOST_WAVES * workers)?;
+            let fits = parts.fits() && parts.scratch_bytes() <= MOST_PARTS_BYTES;
+            return fits.then(|| ScheduleArgs::split_evenly(raster, tiles, steps, parts.parts)).flatten().map(|args| (args, every));
+        }
         if setting.split == 0 {
             return Some((ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles)));
         }
@@ -580,24 +676,32 @@ impl Plan {
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
-        let ctas = f64::from(grid * spec.ctas());
+        let workers = self.arch.resident_clusters_of(spec.ctas()).max(1);
+        let ctas = f64::from(grid.min(workers) * spec.ctas());
+        let l2_bytes_per_ns = if spec.split == Split::Reduced { c.l2_stream_bytes_per_ns } else { c.l2_bytes_per_ns };
         let step_ns =
-            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / c.l2_bytes_per_ns) + c.step_ns;
+            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / l2_bytes_per_ns) + c.step_ns;
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(grid.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
         let mut busy_ns = c.start_ns + waves * (f64::from(schedule.steps.div_ceil(spec.cluster_split)) * step_ns + tile_ns);
         let mut launches_us = c.launch_us;
-        if schedule.split_tiles > 0 {
-            let joined = f64::from(schedule.most_parts().min(3)) * tile_m * tile_n;
-            busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
+        if let Some(parts) = self.part_grid(setting, &spec) {
+            let turns = f64::from(grid) / f64::from(workers);
+            let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
+            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
+            launches_us += parts.estimate_us(&self.arch);
+        } else if schedule.split_tiles > 0 {
+            let parts = f64::from(schedule.most_parts());
+            let element_ns = c.join_ns_per_element * parts.min(3.0) + c.join_ns_per_further_element * (parts - 3.0).max(0.0);
+            busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + element_ns * tile_m * tile_n;
             launches_us += 1.0;
         }
         // What a kernel that could split costs a whole product, and the exchange within a cluster.
         if spec.cluster_split > 1 {
             busy_ns *= 1.04;
-        } else if spec.split && schedule.split_tiles == 0 {
+        } else if spec.split == Split::Joined && schedule.split_tiles == 0 {
             busy_ns *= 1.02;
         }
         let traffic_bytes = super::traffic_bytes(&self.view(setting).problem);
@@ -609,25 +713,44 @@ impl Plan {
         Some(both_ns * 1e-3 + launches_us + repack_us)
     }
 
+    /// The settings of a shape whose parts are added up later: whole waves of parts.
+    fn in_parts(&self, shape: u32, turned: bool) -> Vec<Setting> {
+        let setting = Setting { shape, turned, split: 0, parts: 1, group: 8, along_columns: false };
+        let Some(spec) = self.spec(setting) else { return Vec::new() };
+        let view = self.view(setting);
+        let tiles = u64::from(view.m.div_ceil(spec.tile_m)) * u64::from(view.n.div_ceil(spec.tile_n)) * u64::from(view.batch);
+        let (steps, workers) = (view.k.div_ceil(spec.depth()), u64::from(self.arch.resident_clusters_of(1)));
+        let mut parts: Vec<u32> = (1..=u64::from(MOST_WAVES))
+            .map(|waves| (workers * waves / tiles).min(u64::from(steps / LEAST_STEPS)) as u32)
+            .filter(|&parts| parts >= LEAST_PARTS)
+            // As many as come out of whole shares.
+            .map(|parts| steps.div_ceil(steps.div_ceil(parts)))
+            .collect();
+        parts.dedup();
+        let settings = parts.into_iter().map(|parts| Setting { parts, ..setting });
+        settings.filter(|setting| self.schedule(*setting, &spec).is_some()).collect()
+    }
+
     fn ranked(&self) -> Vec<Setting> {
         let mut settings = Vec::new();
         for shape in 0..SHAPES.len() as u32 {
             for turned in [false, true] {
                 for split in [0, 1, 2, 3, 4, 5, 7] {
                     for (group, along_columns) in [(8, false), (8, true)] {
-                        let setting = Setting { shape, turned, split, group, along_columns };
+                        let setting = Setting { shape, turned, split, parts: 0, group, along_columns };
                         // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
                         let workers = self.arch.resident_clusters_of(1);
                         let offered = |spec: Spec| {
                             let schedule = self.schedule(setting, &spec);
                             let few = |args: &ScheduleArgs| args.split_tiles > 0 && args.tiles <= workers / 5;
-                            schedule.is_some_and(|(args, _)| split == 0 || spec.split && few(&args))
+                            schedule.is_some_and(|(args, _)| split == 0 || spec.split == Split::Joined && few(&args))
                         };
                         if self.spec(setting).is_some_and(offered) {
                             settings.push(setting);
                         }
                     }
                 }
+                settings.extend(self.in_parts(shape, turned));
             }
         }
         settings.sort_by_cached_key(|setting| (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64);
@@ -693,10 +816,12 @@ impl Candidate for Plan {
         let [a, b] = view.operands();
         let d = &view.problem.d;
 
+        let parts = self.part_grid(setting, &spec);
+        let epilogue = if parts.is_some() { Plan::epilogue_of_parts(view) } else { spec.epilogue.clone() };
         let repacks = self.repacks(view);
         let in_place = [&a, &b].into_iter().zip(repacks).filter_map(|(matrix, repack)| repack.is_none().then_some(matrix));
         let mapped = in_place.chain((spec.out == Out::Tma).then_some(d)).map(|matrix| (matrix.slot, 16));
-        let alignments = super::buffer_alignments(&view.problem, spec.epilogue.alignments(&view.problem).chain(mapped));
+        let alignments = super::buffer_alignments(&view.problem, epilogue.alignments(&view.problem).chain(mapped));
         let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
         let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
             None => slot(matrix),
@@ -714,22 +839,31 @@ impl Candidate for Plan {
             batched(&a),
             batched(&b),
         ];
-        args.extend(schedule.args(spec.split));
+        args.extend(schedule.args(spec.split != Split::No));
         args.extend(chunk.args());
         for scale in [&view.problem.scale_a, &view.problem.scale_b] {
             if let Some(Scale::Block { outer, k, factors }) = scale {
                 args.extend(factors::args(factors, &chunk, *outer, *k));
             }
         }
-        args.extend(spec.epilogue.args(&view.problem, &chunk, 0, 0));
-        let d_bytes = d.dtype.bytes() as u64;
-        let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
-        args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
-        if spec.split && schedule.split_tiles > 0 {
+        let epilogue_args = epilogue.args(&view.problem, &chunk, 0, 0);
+        let mut adding = None;
+        if let Some(parts) = parts {
+            let scratch = program.add_scratch("parts", parts.scratch_bytes());
+            args.extend(parts.parts_args(scratch));
+            let adds = AddSpec { integer: false, slices: parts.slices(), epilogue };
+            adding = Some(parts.launch(adds, scratch, [chunk.args(), epilogue_args].concat(), [view.m, view.n]));
+        } else {
+            args.extend(epilogue_args);
+            let d_bytes = d.dtype.bytes() as u64;
+            let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
+            args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
+        }
+        if spec.split == Split::Joined && schedule.split_tiles > 0 {
             let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
-            let words = spec.part_words() / u64::from(spec.consumers);
+            let words = u64::from(spec.tile_m) * u64::from(spec.tile_n) / u64::from(spec.consumers);
             args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
-        } else if spec.split {
+        } else if spec.split == Split::Joined {
             args.extend(join::no_scratch(a_place));
         }
         program.steps.push(Step::Launch(Launch {
@@ -739,6 +873,7 @@ impl Candidate for Plan {
             args,
             kernel: reference(spec),
         }));
+        program.steps.extend(adding.map(Step::Launch));
         Ok(program)
     }
 }

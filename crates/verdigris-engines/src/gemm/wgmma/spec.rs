@@ -3,19 +3,19 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::face::{Header, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapType, Target};
 use verdigris_kir::tile::fragment::wgmma_shape;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_tensor::DType;
 
-use super::kernel::{self, Joining};
+use super::kernel;
 use super::promote::Scaled;
 use super::sums::Keep;
+use crate::parts::add_parts::PartTile;
 use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::join::Join;
 pub(super) use crate::parts::way_out::Out;
 use crate::parts::way_out::WaySpec;
 
@@ -31,6 +31,17 @@ pub(super) enum Shared {
     B,
     /// Tiles side by side: they share A.
     A,
+}
+
+/// What becomes of tiles whose depth is split over the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Split {
+    /// There are none.
+    No,
+    /// Whoever finishes last adds the parts up and goes on.
+    Joined,
+    /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
+    Reduced,
 }
 
 /// Everything that shapes the kernel; extents are arguments.
@@ -50,7 +61,7 @@ pub(super) struct Spec {
     pub(super) cluster: u32,
     pub(super) shared: Shared,
     /// The depth of tiles may be split among CTAs.
-    pub(super) split: bool,
+    pub(super) split: Split,
     /// CTAs of a cluster among which the depth of each tile is split; 1 for none. Such a cluster shares no operand.
     pub(super) cluster_split: u32,
     /// The consumers take tiles in turn, a whole one each.
@@ -99,7 +110,7 @@ impl fmt::Display for Spec {
         for (on, word) in [
             (self.pingpong, "_pingpong"),
             (self.half_sums, "_f16sum"),
-            (self.split, "_split"),
+            (self.split == Split::Joined, "_split"),
             (self.promote, "_promote"),
             (self.turned, "_turned"),
             (self.out == Out::Rows, "_rows"),
@@ -107,6 +118,9 @@ impl fmt::Display for Spec {
             if on {
                 f.write_str(word)?;
             }
+        }
+        if self.split == Split::Reduced {
+            return f.write_str("_parts");
         }
         for (scaled, letter) in self.scaled.into_iter().zip(['a', 'b']) {
             match scaled {
@@ -189,7 +203,7 @@ impl Spec {
         }
     }
 
-    fn cluster_join(&self) -> Option<ClusterJoinSpec> {
+    pub(super) fn cluster_join(&self) -> Option<ClusterJoinSpec> {
         (self.cluster_split > 1).then(|| ClusterJoinSpec {
             ctas: self.cluster_split,
             warpgroups: self.consumers,
@@ -197,14 +211,6 @@ impl Spec {
             columns: self.tile_n,
             barrier: FIRST_BARRIER + self.consumers,
         })
-    }
-
-    pub(super) fn joining<'k>(&self, k: Kernel<'k>) -> Joining<'k> {
-        match self.cluster_join() {
-            Some(join) => Joining::Cluster(join.declare(k)),
-            None if self.split => Joining::Scratch(Join::declare(k, self.consumers, FIRST_BARRIER)),
-            None => Joining::No,
-        }
     }
 
     fn is_integer(&self) -> bool {
@@ -226,8 +232,9 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     pub(super) fn shared_bytes(&self) -> u32 {
+        let way = if self.split == Split::Reduced { 0 } else { self.way().shared_bytes() };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
-            + self.way().shared_bytes()
+            + way
             + self.cluster_join().map_or(0, |join| join.shared_bytes())
             + 16 * self.stages
             + 64
@@ -253,9 +260,9 @@ impl Spec {
         }
     }
 
-    /// f32 (or s32) words that one CTA hands on for one part of a split tile.
-    pub(super) fn part_words(&self) -> u64 {
-        u64::from(self.tile_m) * u64::from(self.tile_n)
+    /// The tile as parts are kept of it.
+    pub(super) fn part_tile(&self) -> PartTile {
+        PartTile { rows: self.tile_m, columns: self.tile_n, warpgroups: self.consumers }
     }
 
     /// Builds the kernel.
