@@ -2,6 +2,7 @@
 
 mod chain;
 mod depthwise;
+mod diagonal;
 mod direct;
 mod grouped;
 mod implicit_gemm;
@@ -12,5 +13,11 @@ pub(crate) mod unfolded;
 use crate::engine::Engine;
 
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
-pub static ENGINES: &[&dyn Engine] =
-    &[&implicit_gemm::ImplicitGemm, &small_channels::SmallChannels, &grouped::Grouped, &depthwise::Depthwise, &direct::Direct];
+pub static ENGINES: &[&dyn Engine] = &[
+    &implicit_gemm::ImplicitGemm,
+    &small_channels::SmallChannels,
+    &grouped::Grouped,
+    &diagonal::Diagonal,
+    &depthwise::Depthwise,
+    &direct::Direct,
+];

@@ -23,7 +23,7 @@ mod filter;
 mod gradient;
 mod pixels;
 mod slab;
-mod sum;
+pub(super) mod sum;
 mod tiling;
 mod walk;
 

@@ -17,8 +17,8 @@ const UNROLL: u32 = 4;
 
 /// What shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Spec {
-    pub(super) epilogue: EpilogueSpec,
+pub(in crate::conv) struct Spec {
+    pub(in crate::conv) epilogue: EpilogueSpec,
 }
 
 impl Spec {
@@ -26,7 +26,7 @@ impl Spec {
         format!("conv_grouped_sum_{}", self.epilogue.name())
     }
 
-    pub(super) fn kernel(self) -> KernelRef {
+    pub(in crate::conv) fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || self.build())
     }
 
@@ -36,7 +36,7 @@ impl Spec {
     }
 
     /// The launch for `count` parts of `part_bytes` bytes each.
-    pub(super) fn launch(&self, p: &ConvProblem, parts: Address, count: u64, part_bytes: u64) -> Launch {
+    pub(in crate::conv) fn launch(&self, p: &ConvProblem, parts: Address, count: u64, part_bytes: u64) -> Launch {
         let extents = p.gemm_extents();
         let elements = p.k * extents.n;
         let mut args = vec![word(elements), word(count), Arg::Pointer(parts), double_word(part_bytes)];

@@ -1,0 +1,471 @@
+//! `conv.diagonal`: convolutions of one to eight channels a group on Hopper, by matrices on the diagonal.
+//!
+//! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides 1
+//! and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose result has
+//! the operands' type. What is refused is dilation, a filter of other extents, three dims, and of stride 2 the 7×7 but in dgrad, and there a
+//! padding that is odd where half of the filter is even, or the other way round.
+//!
+//! **Method.** Eight channels are a *chunk*. At one tap, what a chunk of the result has from the same chunk of the pixels is a product with an 8×8
+//! matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer instructions
+//! than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
+//!
+//! A CTA keeps a slab of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: the copy engine
+//! brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away ([`tile`]).
+//! A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each column of taps
+//! ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its sums, which a second
+//! launch adds up in their order. Of a dgrad of stride 2, the four pixels of a block meet different taps of the same pixels of y.
+//!
+//! **When it wins.** Where images fill the chip: what remains is bound by memory.
+//!
+//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree bit for
+//! bit. Groups of fewer than 8 channels are multiplied by each other's zeros, so that an infinity in one makes NaN of those that share its
+//! chunk. In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
+//!
+//! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`, `stmatrix`, tensor copies; the walk is our own.
+
+mod filter;
+mod pixels;
+mod spec;
+mod tile;
+
+use spec::{CHUNK, Kind, Spec, Stride};
+use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
+use verdigris_kir::ir::{MapDecl, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::direct::{divisor, double_word, statistics, word};
+use super::grouped::sum;
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+
+const ID: EngineId = EngineId { name: "conv.diagonal", number: 208 };
+
+/// Extents and tiles of a launch stay below this.
+const COUNT_LIMIT: u64 = 1 << 30;
+/// Scratch for parts stays below this.
+const MOST_PARTS_BYTES: u64 = 512 << 20;
+/// CTAs of a last slab of few channels, as a share of those of a whole one: its tiles take no less time than this.
+const LEAST_SHARE: f64 = 0.4;
+
+/// The engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Diagonal;
+
+impl Engine for Diagonal {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(problem) = problem else {
+            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
+        };
+        require_operands(problem)?;
+        require_extents(problem)?;
+        let accepted = Accepted::new(problem, arch)?;
+        ID.require(
+            !accepted.settings.is_empty(),
+            Reason::Extent,
+            format_args!("a filter of {:?} under strides {:?} in {:?}", problem.filter, problem.strides, problem.direction),
+        )?;
+        let target = accepted.settings[0].spec.target().max(accepted.epilogue.target());
+        ID.require(arch.runs(target), Reason::Target, format_args!("needs {}", target.ptx()))?;
+        let most = accepted.settings.iter().map(|setting| setting.spec.shared_bytes()).max().unwrap_or(0);
+        ID.require(
+            most <= arch.shared_bytes_per_cta,
+            Reason::SharedMemory,
+            format_args!("{} bytes of shared memory, needed are {most}", arch.shared_bytes_per_cta),
+        )?;
+        Ok(Box::new(accepted))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        let mut kernels = Vec::new();
+        for dtype in [DType::Bf16, DType::F16] {
+            for kind in [Kind::Pixels, Kind::Filter] {
+                for stride in [Stride::One, Stride::Two, Stride::Half] {
+                    for taps in [3, 5, 7] {
+                        for (channels, shape) in Spec::shapes(kind, stride, taps) {
+                            let epilogue = (kind == Kind::Pixels).then(|| plain(dtype));
+                            let spec = Spec { kind, stride, taps, channels, shape, dtype, epilogue };
+                            kernels.extend((spec.target() <= target).then(|| spec.kernel()));
+                        }
+                    }
+                }
+            }
+            kernels.push(sum::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
+        }
+        if Target::Sm90 <= target { kernels } else { Vec::new() }
+    }
+}
+
+/// The epilogue of plain pixels, which leave by a tensor map.
+fn plain(result: DType) -> EpilogueSpec {
+    EpilogueSpec { stores_d: false, pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype: result, walk: Walk::Row }) }
+}
+
+/// What is asked of types, and of how tensors lie.
+fn require_operands(p: &ConvProblem) -> Result<(), Refusal> {
+    let [(_, a, _), (_, b, _)] = p.operands();
+    let dtype = a.dtype;
+    ID.require(
+        dtype == b.dtype && matches!(dtype, DType::Bf16 | DType::F16),
+        Reason::DType,
+        format_args!("{dtype} and {}, taken are two of bf16 or of f16", b.dtype),
+    )?;
+    ID.require(p.precision == Precision::Fp32, Reason::Precision, format_args!("{:?}, taken are f32 sums", p.precision))?;
+    ID.require(
+        p.prologue.is_empty(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations, taken as they are stored", p.prologue.len()),
+    )?;
+    let is_wgrad = p.direction == Direction::Wgrad;
+    ID.require(
+        is_wgrad || p.result().dtype == dtype,
+        Reason::DType,
+        format_args!("a result of {}, taken is that of the operands, {dtype}", p.result().dtype),
+    )?;
+    for (name, tensor, extents) in [("x", &p.x, p.x_extents()), ("y", &p.y, p.y_extents())] {
+        ID.require(tensor.strides[1] == 1, Reason::Layout, format_args!("{name} with channels {} elements apart", tensor.strides[1]))?;
+        let fits = |dim: usize| {
+            let stride = tensor.strides[dim];
+            extents[dim] <= 1 || stride > 0 && stride.is_multiple_of(u64::from(CHUNK)) && stride < 1 << 38
+        };
+        ID.require(
+            [0, 2, 3, 4].into_iter().all(fits),
+            Reason::Alignment,
+            format_args!("{name} with strides {:?}, no multiples of 8", tensor.strides),
+        )?;
+    }
+    Ok(())
+}
+
+/// What is asked of extents.
+fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
+    ID.require(!p.is_empty() && p.n > 0 && p.c > 0, Reason::Extent, format_args!("{} images of {} channels; none may be 0", p.n, p.c))?;
+    ID.require(
+        p.c == p.k && p.c.is_multiple_of(u64::from(CHUNK)) && matches!(p.c / p.groups, 1 | 2 | 4 | 8),
+        Reason::Extent,
+        format_args!("{} and {} channels in {} groups, taken are as many of x as of y, in groups of 1, 2, 4 or 8", p.c, p.k, p.groups),
+    )?;
+    let is_flat = [p.input[0], p.filter[0], p.output[0]] == [1; 3] && p.pads_before[0] == 0;
+    ID.require(is_flat, Reason::Extent, format_args!("a depth of {}, taken are two dims", p.input[0]))?;
+    let taps = p.filter[1];
+    ID.require(
+        taps == p.filter[2] && matches!(taps, 3 | 5 | 7),
+        Reason::Extent,
+        format_args!("a filter of {:?}, taken are 3×3, 5×5 and 7×7", p.filter),
+    )?;
+    ID.require(p.dilations[1..] == [1; 2], Reason::Extent, format_args!("dilations {:?}, taken is 1", p.dilations))?;
+    ID.require(
+        p.strides[1] == p.strides[2] && matches!(p.strides[1], 1 | 2),
+        Reason::Extent,
+        format_args!("strides {:?}, taken are 1 and 2, alike", p.strides),
+    )?;
+    // The tile of a result's pixels begins where the copy engine can store it: not before the tensor.
+    let halves_wholly = p.strides[1] == 1 || p.direction != Direction::Dgrad || (1..3).all(|dim| p.pads_before[dim] % 2 == taps / 2 % 2);
+    ID.require(
+        halves_wholly,
+        Reason::Extent,
+        format_args!("padding {:?} in a dgrad of stride 2, taken are even and odd ones as {} is", p.pads_before, taps / 2),
+    )?;
+    let extents = [p.n, p.c, p.input[1], p.input[2], p.output[1], p.output[2], p.pads_before[1], p.pads_before[2]];
+    let pixels = [p.n, p.output[1].max(p.input[1]), p.output[2].max(p.input[2])].into_iter().fold(1u64, u64::saturating_mul);
+    ID.require(
+        pixels < COUNT_LIMIT && extents.into_iter().all(|extent| extent < COUNT_LIMIT),
+        Reason::Extent,
+        format_args!("{pixels} pixels of {} channels, taken below 2^30", p.c),
+    )?;
+    let elements = p.c.saturating_mul(taps * taps * p.c / p.groups);
+    ID.require(elements < COUNT_LIMIT, Reason::Extent, format_args!("{elements} elements of the filter, taken below 2^30"))
+}
+
+/// A kernel, and how its launch is cut.
+#[derive(Clone, Debug)]
+struct Setting {
+    spec: Spec,
+    number: u32,
+    /// Tiles of images, down and across.
+    tiles: [u64; 3],
+    /// Slabs whose channels are all there, CTAs of each; and those of the slab that is left.
+    whole_slabs: u64,
+    whole_parts: u64,
+    last_parts: u64,
+    us: f64,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        Knobs::new([("tile", self.number)])
+    }
+
+    fn tile_count(&self) -> u64 {
+        self.tiles.iter().product()
+    }
+
+    fn ctas(&self) -> u64 {
+        self.whole_slabs * self.whole_parts + self.last_parts
+    }
+
+    /// Parts of a filter's gradient: each warp that shares its channels with others has one.
+    fn parts(&self) -> u64 {
+        self.whole_parts.max(self.last_parts) * u64::from(self.spec.sharing())
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Accepted {
+    problem: ConvProblem,
+    epilogue: EpilogueSpec,
+    arch: Arch,
+    /// The best first.
+    settings: Vec<Setting>,
+}
+
+impl Accepted {
+    fn new(p: &ConvProblem, arch: &Arch) -> Result<Accepted, Refusal> {
+        let whole = EpilogueSpec::of_conv(p);
+        let (kind, epilogue) = if p.direction == Direction::Wgrad {
+            // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+            let single = EpilogueSpec { pairs: false, ..whole };
+            (Kind::Filter, if single.is_plain() { single.strided() } else { single })
+        } else {
+            ID.require(whole.pairs, Reason::Alignment, "operands of the epilogue whose channels do not lie in pairs")?;
+            (Kind::Pixels, EpilogueSpec { stores_d: false, ..whole })
+        };
+        let stride = match (p.strides[1], p.direction) {
+            (1, _) => Stride::One,
+            (_, Direction::Dgrad) => Stride::Half,
+            _ => Stride::Two,
+        };
+        let mut accepted = Accepted { problem: p.clone(), epilogue, arch: arch.clone(), settings: Vec::new() };
+        let taps = p.filter[1] as u32;
+        let mut settings = Vec::new();
+        for (number, (channels, shape)) in (0..).zip(Spec::shapes(kind, stride, taps)) {
+            let epilogue = (kind == Kind::Pixels).then(|| accepted.epilogue.clone());
+            let spec = Spec { kind, stride, taps, channels, shape, dtype: p.x.dtype, epilogue };
+            settings.extend(accepted.setting(spec, number));
+        }
+        settings.sort_by(|a, b| a.us.total_cmp(&b.us));
+        accepted.settings = settings;
+        Ok(accepted)
+    }
+
+    /// Rows and columns of the tensor that is cut into tiles.
+    fn cut(&self) -> [u64; 2] {
+        let p = &self.problem;
+        let [_, height, width] = if p.direction == Direction::Dgrad { p.input } else { p.output };
+        [height, width]
+    }
+
+    fn setting(&self, spec: Spec, number: u32) -> Option<Setting> {
+        let p = &self.problem;
+        let [rows, columns] = self.cut();
+        let [height, width] = spec.written().map(u64::from);
+        let (down, across) = (rows.div_ceil(height), columns.div_ceil(width));
+        let tiles = [p.n.div_ceil(u64::from(spec.shape.images)), down, across];
+        let count = tiles.iter().product::<u64>();
+        let channels = u64::from(spec.channels);
+        let (slabs, left) = (p.c.div_ceil(channels), p.c % channels);
+        let whole_slabs = if left > 0 && slabs > 1 { slabs - 1 } else { slabs };
+        let share = if whole_slabs < slabs { (left as f64 / channels as f64).max(LEAST_SHARE) } else { 0.0 };
+        let sms = f64::from(self.arch.sm_count);
+        let part_bytes = self.part_bytes();
+        let most = count.min((MOST_PARTS_BYTES / part_bytes.max(1)).max(1));
+        let whole_parts = ((sms / (whole_slabs as f64 + share)) as u64).clamp(1, most);
+        let idle = (self.arch.sm_count as u64).saturating_sub(whole_slabs * whole_parts);
+        let last_parts = if whole_slabs < slabs { idle.clamp(1, most.min(whole_parts)) } else { 0 };
+        let mut setting = Setting { spec, number, tiles, whole_slabs, whole_parts, last_parts, us: 0.0 };
+        setting.us = self.estimate(&setting);
+        (setting.tile_count() < COUNT_LIMIT && setting.ctas() < COUNT_LIMIT).then_some(setting)
+    }
+
+    /// Bytes of one part of a filter's gradient.
+    fn part_bytes(&self) -> u64 {
+        4 * self.problem.k * self.problem.gemm_extents().n
+    }
+
+    /// Microseconds: the longest of what device memory, L2, and the tensor cores and shared memory take, with what stands around.
+    fn estimate(&self, setting: &Setting) -> f64 {
+        let (spec, p) = (&setting.spec, &self.problem);
+        let taps = f64::from(spec.taps * spec.taps);
+        let chunks = f64::from(spec.chunks());
+        let steps = f64::from(spec.shape.units() / spec.sharing() * spec.shape.rows / 2);
+        // Cycles of an SM for two rows of a strip by all warps: products, and matrices read and written.
+        let products = 16.0 * chunks * (taps / 2.0).ceil();
+        let reach = f64::from(spec.reach());
+        let reads = 32.0 * (chunks / 2.0) * (reach * f64::from(spec.stride.step()) * 1.15 + 1.0);
+        let spread = f64::from(spec.stride.spread());
+        let tile = steps * (products.max(reads) * 1.3 + 20.0 * spread * spread) + 600.0;
+        let most_parts = setting.tile_count().div_ceil(setting.whole_parts).max(match setting.last_parts {
+            0 => 0,
+            parts => setting.tile_count().div_ceil(parts) * 2 / 3,
+        });
+        let rounds = (setting.ctas() as f64 / f64::from(self.arch.sm_count)).ceil().max(1.0);
+        let busy_us = rounds * most_parts as f64 * tile / 1650.0;
+        let share = f64::from(self.arch.sm_count) / 132.0;
+        let [rows, columns] = spec.read();
+        let [height, width] = spec.written();
+        let pixels = f64::from((rows * columns + height * width) * spec.shape.images);
+        let l2_us = pixels * setting.tile_count() as f64 * p.c as f64 * 2.0 / (5.2e6 * share);
+        // Few channels of a pixel at a time: shorter bursts.
+        let rate = if spec.channels == 64 || p.c == 32 { 0.85 } else { 0.75 };
+        let memory_us = p.traffic_bytes() / (rate * self.arch.memory_gb_per_s * 1e3);
+        let both = (busy_us.powi(4) + l2_us.powi(4) + memory_us.powi(4)).powf(0.25);
+        let fetch = 1.0 + 0.03 * taps;
+        let parts = match spec.kind {
+            Kind::Filter => 3.0 + 2.0 * (setting.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
+            Kind::Pixels => 0.0,
+        };
+        let sums = if p.statistics.is_some() { 5.0 } else { 0.0 };
+        both + fetch + parts + sums + 3.0
+    }
+
+    fn alignments(&self) -> Vec<u64> {
+        let p = &self.problem;
+        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
+        let mapped = [p.x.slot, p.y.slot].map(|slot| (slot, 16));
+        for (slot, bytes) in elements.chain(sums).chain(mapped).chain(self.epilogue.conv_alignments(p)) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+
+    /// The arguments of `Tiles::declare`.
+    fn tile_args(&self, setting: &Setting) -> Vec<Arg> {
+        let (spec, p) = (&setting.spec, &self.problem);
+        let [_, down, across] = setting.tiles;
+        let mut args = vec![divisor(across), divisor(down), word(setting.tile_count())];
+        args.extend([divisor(setting.whole_slabs), word(setting.whole_parts), word(setting.last_parts)]);
+        let last = i64::from(spec.taps) - 1;
+        let first_read = |dim: usize| {
+            let pad = p.pads_before[dim] as i64;
+            match (spec.stride, p.direction) {
+                (Stride::Half, _) => (pad - i64::from(spec.odd_pad())) / 2 - i64::from(spec.lead()),
+                (_, Direction::Dgrad) => pad - last,
+                _ => -pad,
+            }
+        };
+        args.extend([first_read(1), first_read(2)].map(signed));
+        args
+    }
+
+    /// The arguments of the filter.
+    fn filter_args(&self, spec: &Spec) -> Vec<Arg> {
+        let p = &self.problem;
+        let [k, c, _, row, column] = p.w.strides.map(|stride| stride * p.w.dtype.bytes() as u64);
+        let is_dgrad = p.direction == Direction::Dgrad;
+        // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round.
+        let is_reversed = p.flip != (is_dgrad && spec.stride == Stride::One);
+        let origin = if is_reversed { (u64::from(spec.taps) - 1) * (row + column) } else { 0 };
+        let walk = |stride: u64| if is_reversed { stride.wrapping_neg() } else { stride };
+        let channels = if is_dgrad { [k, 0, 0, c] } else { [0, c, k, 0] };
+        let mut args = vec![Arg::Pointer(Address::buffer(p.w.slot.0 as usize)), double_word(origin)];
+        args.extend(channels.map(double_word));
+        args.extend([walk(row), walk(column)].map(double_word));
+        args.push(word(u64::from((p.c / p.groups).trailing_zeros())));
+        args
+    }
+
+    fn pixel_steps(&self, setting: &Setting, program: &mut Program) {
+        let (spec, p) = (&setting.spec, &self.problem);
+        let (extents, result) = (p.result_extents(), p.result());
+        let (activations, read) = if p.direction == Direction::Dgrad { (&p.y, p.y_extents()) } else { (&p.x, p.x_extents()) };
+        let mut args = self.tile_args(setting);
+        args.push(map(spec.read_map(), activations, read));
+        args.push(map(spec.other_map(), result, extents));
+        args.extend([extents[0], extents[3], extents[4], extents[1]].map(word));
+        args.extend(self.filter_args(spec));
+        args.extend(self.epilogue.conv_args(p));
+        program.steps.push(launch(setting, args));
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, program);
+        }
+    }
+
+    fn filter_steps(&self, setting: &Setting, program: &mut Program) {
+        let (spec, p) = (&setting.spec, &self.problem);
+        let (part_bytes, count) = (self.part_bytes(), setting.parts());
+        // Of a last slab with fewer CTAs, the parts that nobody has are zero.
+        let parts = program.add_scratch("parts of sums", part_bytes * count);
+        if setting.last_parts > 0 && setting.last_parts != setting.whole_parts {
+            program.steps.push(Step::Fill { at: parts, bytes: part_bytes * count, value: 0 });
+        }
+        let mut args = self.tile_args(setting);
+        args.push(map(spec.read_map(), &p.x, p.x_extents()));
+        args.push(map(spec.other_map(), &p.y, p.y_extents()));
+        args.extend([word(p.c), word(u64::from((p.c / p.groups).trailing_zeros())), word(p.flip.into())]);
+        args.extend([Arg::Pointer(parts), double_word(part_bytes)]);
+        program.steps.push(launch(setting, args));
+        let sum = sum::Spec { epilogue: self.epilogue.clone() };
+        program.steps.push(Step::Launch(sum.launch(p, parts, count, part_bytes)));
+    }
+}
+
+fn launch(setting: &Setting, args: Vec<Arg>) -> Step {
+    let kernel = setting.spec.clone().kernel();
+    Step::Launch(Launch { kernel, grid: [setting.ctas() as u32, 1, 1], residency: Residency::Any, overlap: false, args })
+}
+
+fn signed(value: i64) -> Arg {
+    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
+}
+
+/// A tensor with its channels last, as channels, columns, rows and images.
+fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> Arg {
+    let bytes = tensor.dtype.bytes() as u64;
+    // Where there is one, its distance to the next one says nothing.
+    let stride = |dim: usize| if extents[dim] <= 1 { 16 } else { tensor.strides[dim] * bytes };
+    let spec = MapSpec {
+        decl,
+        dims: [1, 4, 3, 0].map(|dim| extents[dim]).to_vec(),
+        strides_bytes: [4, 3, 0].map(stride).to_vec(),
+        element_strides: vec![1; 4],
+        lower_corner: vec![],
+        upper_corner: vec![],
+        fill: Default::default(),
+        l2: L2Promotion::B128,
+    };
+    Arg::TensorMap(Address::buffer(tensor.slot.0 as usize), spec)
+}
+
+impl Candidate for Accepted {
+    fn knobs(&self) -> KnobSpace {
+        let mut settings = self.settings.iter().map(Setting::knobs);
+        KnobSpace::new(settings.next().unwrap_or_default(), settings)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
+        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs);
+        let setting = setting.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
+        match setting.spec.kind {
+            Kind::Pixels => self.pixel_steps(setting, &mut program),
+            Kind::Filter => self.filter_steps(setting, &mut program),
+        }
+        Ok(program)
+    }
+}

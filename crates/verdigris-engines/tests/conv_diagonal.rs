@@ -1,0 +1,134 @@
+//! `conv.diagonal` under every setting, on every case of convolution that it takes, interpreted and held against the reference.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::Engine;
+use verdigris_engines::interpret::Parts;
+use verdigris_graph::{ConvExtents, ConvProblem, Direction, Problem};
+use verdigris_kir::interp::{Kernels, Options};
+use verdigris_kir::ir::Target;
+use verdigris_reference::data::Random;
+use verdigris_reference::graph::Selection;
+use verdigris_reference::graph_cases::{GraphCase, load, load_file};
+use verdigris_reference::judge::Trial;
+use verdigris_tensor::DType;
+
+fn engine() -> &'static dyn Engine {
+    verdigris_engines::engine("conv.diagonal").expect("the engine is registered")
+}
+
+/// Runs every setting that the engine has for a case; how many, 0 where it refuses, or what is wrong.
+fn run(case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
+    let arch = Arch::virtual_device(1 + number as u32 % 5);
+    let parts = Parts::all(&case.graph, &arch, &[engine()]).map_err(|error| error.to_string())?;
+    if parts.ways.iter().any(Vec::is_empty) {
+        return Ok(0);
+    }
+    let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
+    for variant in 0..parts.variants() {
+        let mut buffers = trial.inputs.buffers.clone();
+        buffers.extend(trial.outputs().clone());
+        let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
+        parts.interpret(variant, &mut buffers, &trial.inputs.scalars, kernels, &options)?;
+        trial.judge(&buffers)?;
+    }
+    Ok(parts.variants())
+}
+
+/// Runs cases; how many settings were taken.
+fn run_all(cases: &[GraphCase]) -> usize {
+    let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
+    let kernels = Kernels::new();
+    let (mut runs, mut wrong) = (0, Vec::new());
+    for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)) {
+        match run(case, number, &kernels) {
+            Ok(count) => runs += count,
+            Err(what) => wrong.push(format!("{}: {}", case.id, what.chars().take(900).collect::<String>())),
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    runs
+}
+
+#[test]
+fn all_cases_that_it_takes() {
+    let cases = load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/conv.toml")).expect("the corpus loads");
+    let runs = run_all(&cases);
+    eprintln!("{runs} runs");
+    assert!(runs > 0, "nothing was taken");
+}
+
+/// Tiles met whole, ragged and barely, slabs with a last one of few channels, all sizes of groups, and steps behind the sums.
+#[test]
+fn edges_of_tiles_and_slabs() {
+    let cases = load(
+        "conv",
+        r#"
+[[group]]
+id = "edges"
+types = ["bf16"]
+layouts = ["nhwc"]
+shapes = [
+    "n1 c8 i14x16 k8 f3x3 p1 g8", "n2 c72 i15x17 k72 f3x3 p1 g72", "n5 c32 i7x7 k32 f3x3 p1 g8", "n1 c136 i9x33 k136 f5x5 p2 g34",
+    "n3 c16 i8x8 k16 f7x7 p3 g2", "n1 c8 i5x5 k8 f5x5 g8", "n1 c24 i17x19 k24 f3x3 p1 s2 g6", "n1 c40 i16x15 k40 f5x5 p2 s2 g40", "n2 c8 i9x35 k8 f7x7 p3 s2 g4",
+    "n1 c16 i12x13 k16 f3x3 s2 g16", "n1 c16 i9x9 k16 f3x3 p2 g16",
+]
+"#,
+    )
+    .expect("the cases load");
+    let runs = run_all(&cases);
+    // Seven shapes of stride 1 in three directions with three tiles; of stride 2, the 7×7 in dgrad alone, and the one without padding in the
+    // other two.
+    assert!(std::env::var("VERDIGRIS_CASE").is_ok() || runs == 7 * 3 * 3 + 3 + 3 + 1 + 2, "{runs} runs");
+}
+
+/// No shape leads outside of the catalog, and what is taken is expected to be quicker than by the engine that takes everything.
+#[test]
+fn random_shapes_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    let direct = verdigris_engines::engine("conv.direct").expect("the engine is registered");
+    let catalog: HashSet<String> = engine().catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    assert!(catalog.len() <= 300 && engine().catalog(Target::Sm89).is_empty());
+    let mut random = Random::new(5);
+    let (mut used, mut taken, mut slower) = (HashSet::new(), 0, Vec::new());
+    for _ in 0..1000 {
+        let dtype = [DType::Bf16, DType::F16][random.below(2) as usize];
+        let c = 8 * (1 + random.below(120));
+        let filter = [3, 5, 7, 7, 9][random.below(5) as usize];
+        let stride = 1 + random.below(3) / 2;
+        let extents = ConvExtents {
+            direction: Direction::ALL[random.below(3) as usize],
+            n: 1 + random.below(300),
+            c,
+            k: c,
+            groups: c >> random.below(4),
+            input: [1, 1 + random.below(130), 1 + random.below(300)],
+            filter: [1, filter, filter],
+            pads: [0, filter / 2, random.below(filter)],
+            strides: [1, stride, stride],
+            dilations: [1; 3],
+        };
+        let Ok(problem) = ConvProblem::packed(extents, dtype, dtype) else { continue };
+        let Ok(problem) = problem.canonical() else { continue };
+        let problem = Problem::Conv(problem);
+        let Ok(candidate) = engine().accept(&problem, &arch) else { continue };
+        taken += 1;
+        let space = candidate.knobs();
+        for knobs in space.settings() {
+            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+        let other = direct.accept(&problem, &arch).expect("it takes everything");
+        let us = [candidate.cost(space.default_setting()).us, other.cost(other.knobs().default_setting()).us];
+        if us[0] > us[1] {
+            slower.push(format!("{us:?} µs: {problem:?}"));
+        }
+    }
+    let unused: Vec<&String> = catalog.difference(&used).collect();
+    assert!(taken > 400 && unused.is_empty(), "{taken} problems; nothing names {unused:?}");
+    assert!(slower.len() < taken / 20, "{} of {taken}, such as {:?}", slower.len(), slower.first());
+}
