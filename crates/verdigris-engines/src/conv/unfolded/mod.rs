@@ -12,9 +12,11 @@
 //! | wgrad | of x | x unfolded | yᵀ: k by pixels · x: pixels by taps and c | |
 //! | wgrad | of y, stride 1 | y unfolded | yᵀ: taps and k by pixels · x: pixels by c | |
 //!
+//! In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
+//!
 //! *Unfolded*, activations are a matrix with a row for each pixel that meets them ([`unfold`]). To *fold* is to add up what the products of one
 //! pixel by all taps are where they belong ([`fold`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose knobs are this
-//! engine's, with `side` before them: 0 for few channels of x, 1 for few of y.
+//! engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `parts`.
 //!
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
 //! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. What is unfolded crosses the memory bus twice.
@@ -27,6 +29,7 @@
 
 mod columns;
 mod fold;
+mod sum;
 mod unfold;
 
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Slot, Tensor};
@@ -39,6 +42,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use columns::{Columns, Side};
 use fold::Fold;
+use sum::Sum;
 use unfold::Unfold;
 
 /// The engine.
@@ -60,8 +64,11 @@ const MOST_COLUMNS: u64 = 1 << 13;
 const MOST_BYTES: u64 = 512 << 20;
 /// The most settings of a product that are offered.
 const SETTINGS: usize = 20;
-/// The knob that tells which side has few channels.
+/// The knobs that tell which side has few channels, and how many parts the pixels of a wgrad are cut into.
 const SIDE: &str = "side";
+const PARTS: &str = "parts";
+/// The fewest pixels of a part.
+const FEWEST_PIXELS: u64 = 128;
 
 impl Engine for Unfolded {
     fn id(&self) -> EngineId {
@@ -77,9 +84,12 @@ impl Engine for Unfolded {
         let mut ways = Vec::new();
         let mut refusals = Vec::new();
         for side in Side::ALL {
-            match self.way(p, side, arch) {
-                Ok(way) => ways.push(way),
-                Err(refusal) => refusals.push(refusal),
+            let counts = part_counts(p, side, arch);
+            for &parts in &counts {
+                match self.way(p, side, [parts, counts.len() as u64], arch) {
+                    Ok(way) => ways.push(way),
+                    Err(refusal) => refusals.push(refusal),
+                }
             }
         }
         if ways.is_empty() {
@@ -98,7 +108,7 @@ impl Engine for Unfolded {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        unfold::catalog().chain(fold::catalog()).chain((self.sums)()).collect()
+        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain((self.sums)()).collect()
     }
 }
 
@@ -140,15 +150,39 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
+/// Into how many parts the pixels of a problem may be cut: 1, and of a wgrad what fills the chip once with tiles of 128 rows by 128 or 256
+/// columns, as near as equal parts allow.
+fn part_counts(p: &ConvProblem, side: Side, arch: &Arch) -> Vec<u64> {
+    let mut counts = vec![1];
+    let (channels, others) = (side.channels(p), if side == Side::X { p.k } else { p.c });
+    if p.direction != Direction::Wgrad || others < 2 || channels > MOST_CHANNELS {
+        return counts;
+    }
+    let columns = p.filter.iter().fold(channels, |count, &extent| count.saturating_mul(extent));
+    let grid = if side == Side::X { p.output } else { p.input };
+    let pixels = grid.iter().fold(p.n, |all, &extent| all.saturating_mul(extent));
+    let (rows, columns) = if side == Side::X { (others, columns) } else { (columns, others) };
+    for tile_columns in [128, 256] {
+        let tiles = rows.div_ceil(128).saturating_mul(columns.div_ceil(tile_columns));
+        let most = (u64::from(arch.sm_count) / tiles).min(pixels / FEWEST_PIXELS);
+        counts.extend((2..=most).rev().find(|&parts| pixels.is_multiple_of(parts)));
+    }
+    counts.dedup();
+    counts
+}
+
 /// What stands beside the product.
 enum Beside {
     Before(Unfold),
+    /// The pixels are cut into parts.
+    Around(Unfold, Sum),
     Behind(Fold),
 }
 
 /// A problem with few channels on one side.
 struct Way {
     side: Side,
+    parts: u64,
     beside: Beside,
     product: Box<dyn Candidate>,
     /// Those of the product.
@@ -158,7 +192,7 @@ struct Way {
 }
 
 impl Unfolded {
-    fn way(&self, p: &ConvProblem, side: Side, arch: &Arch) -> Result<Way, Refusal> {
+    fn way(&self, p: &ConvProblem, side: Side, [parts, choices]: [u64; 2], arch: &Arch) -> Result<Way, Refusal> {
         let channels = side.channels(p);
         let of = if side == Side::X { "x" } else { "y" };
         ID.require(
@@ -188,7 +222,13 @@ impl Unfolded {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} with few channels of y; takes a stride of 1", p.strides))
             })?;
             let (counts, bytes) = (unfold.counts(), unfold.scratch_bytes());
-            (Beside::Before(unfold), counts, bytes)
+            if parts > 1 {
+                let sum = Sum::new(p, &columns, side, parts, unfold.rows() / parts);
+                let (counts, bytes) = (counts && sum.counts(), bytes.saturating_add(sum.scratch_bytes()));
+                (Beside::Around(unfold, sum), counts, bytes)
+            } else {
+                (Beside::Before(unfold), counts, bytes)
+            }
         };
         ID.require(
             counts && bytes <= MOST_BYTES,
@@ -199,10 +239,13 @@ impl Unfolded {
         let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
         let product = self.product.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
         let space = product.knobs();
-        let listed = |knobs: &&Knobs| !(folds && halves) || (self.forms_sums)(knobs);
+        let keeps_sums = folds || parts > 1;
+        // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
+        let whole = |knobs: &Knobs| choices == 1 || knobs.value("split") == Some(0);
+        let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || (self.forms_sums)(knobs));
         let settings: Vec<Knobs> = space.settings().iter().filter(listed).take(SETTINGS).cloned().collect();
         ID.require(!settings.is_empty(), Reason::Extent, "no tile suits the product")?;
-        Ok(Way { side, beside, product, settings, meeting })
+        Ok(Way { side, parts, beside, product, settings, meeting })
     }
 }
 
@@ -225,6 +268,17 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
     let w = || filter(&p.w);
     let (x, y) = (|| pixels(&p.x, p.x_extents()), || pixels(&p.y, p.y_extents()));
     let (a, b, d, [m, n, k]) = match beside {
+        Beside::Around(unfold, sum) => {
+            let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
+            let part = |matrix: Matrix| Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix };
+            let unfolded = part(Matrix::row_major(meeting, dtype, unfold.pitch()));
+            let sums = Matrix::row_major(behind(meeting), DType::F32, sum.pitch);
+            let sums = Matrix { batch_strides: vec![sum.part_elements()], ..sums };
+            match side {
+                Side::X => (part(y()?).transposed(), unfolded, sums, [p.k, columns.count, sum.pixels]),
+                Side::Y => (unfolded.transposed(), part(x()?), sums, [columns.count, p.c, sum.pixels]),
+            }
+        }
         Beside::Behind(fold) => {
             let (pixels, channels) = if side == Side::Y { (x()?, p.c) } else { (y()?, p.k) };
             let sums = Matrix::row_major(meeting, DType::F32, fold.pitch());
@@ -242,7 +296,7 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         }
     };
     let epilogue = match beside {
-        Beside::Behind(_) => Vec::new(),
+        Beside::Behind(_) | Beside::Around(..) => Vec::new(),
         Beside::Before(_) => over_matrices(&p.epilogue, |tensor| match (p.direction, side) {
             (Direction::Wgrad, Side::X) => filter(tensor),
             (Direction::Wgrad, Side::Y) => Ok(filter(tensor)?.transposed()),
@@ -250,7 +304,7 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         })?,
     };
     GemmProblem {
-        batch: vec![],
+        batch: if let Beside::Around(_, sum) = beside { vec![sum.parts] } else { vec![] },
         m,
         n,
         k,
@@ -270,11 +324,17 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
     .map_err(|error| ID.refusal(Reason::Layout, error))
 }
 
+/// Where a product leaves its parts, if it meets what is unfolded at this slot.
+fn behind(meeting: Slot) -> Slot {
+    Slot(meeting.0 + 1)
+}
+
 impl Way {
     /// Microseconds, under a setting of the product.
     fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
         let beside_us = match &self.beside {
             Beside::Before(unfold) => unfold.estimate_us(arch),
+            Beside::Around(unfold, sum) => unfold.estimate_us(arch) + sum.estimate_us(arch),
             Beside::Behind(fold) => fold.estimate_us(arch),
         };
         self.product.cost(product).us + beside_us
@@ -293,8 +353,9 @@ struct Accepted {
 impl Accepted {
     fn way(&self, knobs: &Knobs) -> Option<(&Way, Knobs)> {
         let side = knobs.value(SIDE)?;
-        let way = self.ways.iter().find(|way| way.side as u32 == side)?;
-        let product = Knobs::new(knobs.iter().filter(|(name, _)| *name != SIDE));
+        let parts = u64::from(knobs.value(PARTS)?);
+        let way = self.ways.iter().find(|way| way.side as u32 == side && way.parts == parts)?;
+        let product = Knobs::new(knobs.iter().filter(|(name, _)| ![SIDE, PARTS].contains(name)));
         way.settings.contains(&product).then_some((way, product))
     }
 }
@@ -302,8 +363,8 @@ impl Accepted {
 impl Candidate for Accepted {
     fn knobs(&self) -> KnobSpace {
         let mut settings = self.settings.iter().map(|(way, product, _)| {
-            let side = self.ways.get(*way).map_or(0, |way| way.side as u32);
-            Knobs::new(product.iter().chain([(SIDE, side)]))
+            let way = &self.ways[*way];
+            Knobs::new(product.iter().chain([(SIDE, way.side as u32), (PARTS, way.parts as u32)]))
         });
         KnobSpace::new(settings.next().unwrap_or_default(), settings)
     }
@@ -333,13 +394,21 @@ impl Candidate for Accepted {
         };
         p.tensors().into_iter().for_each(|(_, tensor, _)| align(tensor.slot, tensor.dtype.bytes() as u64));
         match &way.beside {
-            Beside::Before(unfold) => {
+            Beside::Before(unfold) | Beside::Around(unfold, _) => {
                 let (slot, bytes) = unfold.alignment();
                 align(slot, bytes);
+                if let Beside::Around(_, sum) = &way.beside {
+                    sum.alignments().for_each(|(slot, bytes)| align(slot, bytes));
+                }
                 let matrix = program.add_scratch("unfolded activations", unfold.scratch_bytes());
                 program.place_buffer(meeting, matrix);
                 let launch = unfold.launch(matrix, &self.arch, &mut program);
                 program.steps.insert(0, Step::Launch(launch));
+                if let Beside::Around(_, sum) = &way.beside {
+                    let parts = program.add_scratch("parts of the filter's gradient", sum.scratch_bytes());
+                    program.place_buffer(behind(way.meeting).0 as usize, parts);
+                    program.steps.push(Step::Launch(sum.launch(parts)));
+                }
             }
             Beside::Behind(fold) => {
                 fold.alignments().for_each(|(slot, bytes)| align(slot, bytes));

@@ -353,16 +353,17 @@ pub(crate) fn forms_sums(knobs: &Knobs) -> bool {
     Setting::read(knobs).is_some_and(listed)
 }
 
-/// The kernels of 16-bit operands, A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
+/// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
 pub(crate) fn sums() -> Vec<KernelRef> {
     let mut specs = Vec::new();
     let d = OperandSpec { dtype: DType::F32, walk: Walk::Row };
     let epilogue = EpilogueSpec { stores_d: false, pairs: false, ..EpilogueSpec::plain(d) };
     for operands in [DType::Bf16, DType::F16] {
-        for (shape, b_major) in SUM_SHAPES.iter().flat_map(|&shape| [Axis::Depth, Axis::Rows].map(|major| (&SHAPES[shape], major))) {
+        let majors = [[Axis::Depth, Axis::Depth], [Axis::Depth, Axis::Rows], [Axis::Rows, Axis::Rows]];
+        for (shape, [a_major, b_major]) in SUM_SHAPES.iter().flat_map(|&shape| majors.map(|majors| (&SHAPES[shape], majors))) {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
-                let (a_major, promote, half_sums, turned) = (Axis::Depth, false, false, false);
+                let (promote, half_sums, turned) = (false, false, false);
                 let given = Given { a: operands, b: operands, a_major, b_major, promote, half_sums, scaled, out, turned };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }

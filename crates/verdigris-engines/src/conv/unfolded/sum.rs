@@ -1,0 +1,171 @@
+//! Adding up: a filter's gradient whose pixels were cut into parts, as a batch of products.
+//!
+//! The parts of an element are added in their order, by one thread or by eight that take every eighth part each, and the sum passes through the
+//! epilogue.
+
+use verdigris_graph::{ConvProblem, Slot};
+use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::ir::{KernelBody, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_tensor::DType;
+
+use super::columns::{Columns, Side};
+use crate::arch::Arch;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+/// Parts that a thread has on their way at a time.
+const ON_THEIR_WAY: u32 = 4;
+/// With so many elements, a thread has all parts of its own.
+const MANY_ELEMENTS: u64 = 1 << 16;
+
+/// Everything that shapes the kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Spec {
+    epilogue: EpilogueSpec,
+}
+
+impl Spec {
+    fn name(&self) -> String {
+        format!("conv_unfolded_sum_{}", self.epilogue.name())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.epilogue.target(), threads: THREADS, ..Header::default() };
+        build(header, |k| sum(k, self))
+    }
+}
+
+/// The kernels of plain problems.
+pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+    let plain = |dtype| Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) };
+    [DType::Bf16, DType::F16, DType::F32].into_iter().map(move |dtype| plain(dtype).kernel())
+}
+
+/// The parts of a filter's gradient.
+#[derive(Clone, Debug)]
+pub(super) struct Sum {
+    problem: ConvProblem,
+    /// How many, and pixels of each.
+    pub(super) parts: u64,
+    pub(super) pixels: u64,
+    /// Rows of a part, and elements from one row to the next: whole 16 bytes.
+    rows: u64,
+    pub(super) pitch: u64,
+    /// Elements of a part from one k, tap along depth, height and width, and c to the next.
+    strides: [u64; 5],
+    spec: Spec,
+}
+
+impl Sum {
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side, parts: u64, pixels: u64) -> Sum {
+        let (rows, length) = match side {
+            Side::X => (p.k, columns.count),
+            Side::Y => (columns.count, p.c),
+        };
+        let pitch = length.next_multiple_of(4);
+        let [d, h, w] = columns.taps;
+        let strides = match side {
+            Side::X => [pitch, d, h, w, columns.channel],
+            Side::Y => [columns.channel * pitch, d * pitch, h * pitch, w * pitch, 1],
+        };
+        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
+        let epilogue = EpilogueSpec::of_conv(p);
+        let mut epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
+        epilogue.pairs = false;
+        Sum { problem: p.clone(), parts, pixels, rows, pitch, strides, spec: Spec { epilogue } }
+    }
+
+    fn elements(&self) -> u64 {
+        self.problem.w_extents().iter().fold(1, |all: u64, &extent| all.saturating_mul(extent))
+    }
+
+    /// Elements from one part to the next.
+    pub(super) fn part_elements(&self) -> u64 {
+        self.rows * self.pitch
+    }
+
+    /// The size of all parts.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        self.part_elements().saturating_mul(4 * self.parts)
+    }
+
+    /// Whether all that the kernel counts in 32 bits fits.
+    pub(super) fn counts(&self) -> bool {
+        self.part_elements() < 1 << 30
+    }
+
+    pub(super) fn alignments(&self) -> impl Iterator<Item = (Slot, u64)> + '_ {
+        self.spec.epilogue.conv_alignments(&self.problem)
+    }
+
+    /// Microseconds: bytes over the memory bus, and a launch.
+    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+        self.scratch_bytes() as f64 / (0.6 * arch.memory_gb_per_s * 1e3) + 4.0
+    }
+
+    /// The launch that reads the parts at `from`.
+    pub(super) fn launch(&self, from: Address) -> Launch {
+        let word = |n: u64| Arg::Scalar(Ty::U32, n);
+        let [_, c, d, h, w] = self.problem.w_extents();
+        let lane_bits: u32 = if self.elements() >= MANY_ELEMENTS { 0 } else { 3 };
+        let mut args = vec![Arg::Pointer(from), word(self.parts), Arg::Scalar(Ty::U64, 4 * self.part_elements())];
+        args.extend([word(self.elements()), word(u64::from(lane_bits))]);
+        args.extend([c, w, h, d].map(|extent| Arg::Divisor(extent as u32)));
+        args.extend(self.strides.map(word));
+        args.extend(self.spec.epilogue.conv_args(&self.problem));
+        Launch {
+            kernel: self.spec.clone().kernel(),
+            grid: [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1],
+            residency: Residency::Any,
+            overlap: false,
+            args,
+        }
+    }
+}
+
+fn sum(k: Kernel<'_>, spec: &Spec) {
+    let parts = k.input("parts", 16);
+    let count = k.scalar::<u32>("parts_count");
+    let part_bytes = k.scalar::<u64>("part_bytes");
+    let elements = k.scalar::<u32>("elements");
+    let lane_bits = k.scalar::<u32>("lane_bits");
+    let [channels, widths, heights, depths] = ["channels", "widths", "heights", "depths"].map(|name| k.divisor(name));
+    let strides = ["k_stride", "depth_stride", "height_stride", "width_stride", "c_stride"].map(|name| k.scalar::<u32>(name));
+    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+    let meeting = k.shared("sums", THREADS * 4, 16).address();
+
+    // Threads of a CTA with elements of their own, and which of the threads of its element this one is.
+    let across = k.constant(THREADS).shr(lane_bits);
+    let (within, lanes) = (k.thread() & (across - 1), k.constant(1u32).shl(lane_bits));
+    let lane = k.thread().shr(k.constant(THREADS.ilog2()) - lane_bits);
+    let element = k.cta() * across + within;
+    let (rest, c) = channels.split(element);
+    let (rest, w) = widths.split(rest);
+    let (rest, h) = heights.split(rest);
+    let (first, d) = depths.split(rest);
+    let sum = k.var(0.0f32);
+    k.when(element.lt(elements) & lane.lt(count), || {
+        let offset = [first, d, h, w, c].into_iter().zip(strides).fold(k.constant(0u32), |offset, (index, stride)| offset + index * stride);
+        let from = parts.at(offset, 4) + lane.widen() * part_bytes;
+        let turns = (count - 1 - lane).shr(lane_bits) + 1;
+        k.range_unrolled(turns, ON_THEIR_WAY, |turn| {
+            sum.set(sum.get() + k.ld_global::<f32>(from + turn.shl(lane_bits).widen() * part_bytes, 0));
+        });
+    });
+    let place = meeting + k.thread() * 4;
+    k.st_shared(place, 0, sum.get());
+    k.bar_sync();
+    k.when(element.lt(elements) & lane.eq(0), || {
+        k.range_step(1u32, lanes, 1u32, |lane| {
+            sum.set(sum.get() + k.ld_shared::<f32>(place + lane * (across * 4), 0));
+        });
+        let place = epilogue.at_pixel([first, d, h, w], c);
+        place.store(place.apply(sum.get(), 0), 0);
+    });
+}
