@@ -67,8 +67,11 @@ const SETTINGS: usize = 20;
 /// The knobs that tell which side has few channels, and how many parts the pixels of a wgrad are cut into.
 const SIDE: &str = "side";
 const PARTS: &str = "parts";
-/// The fewest pixels of a part.
+/// The fewest pixels of a part, and those that would be multiplied while it is written.
 const FEWEST_PIXELS: u64 = 128;
+const PIXELS_OF_END: u64 = 512;
+/// The most tiles of an SM, parts and all.
+const MOST_WAVES: u64 = 4;
 
 impl Engine for Unfolded {
     fn id(&self) -> EngineId {
@@ -150,8 +153,8 @@ fn require(p: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
-/// Into how many parts the pixels of a problem may be cut: 1, and of a wgrad what fills the chip once with tiles of 128 rows by 128 or 256
-/// columns, as near as equal parts allow.
+/// Into how many parts the pixels of a problem may be cut: 1, and of a wgrad what fills the chip best with tiles of 128 rows by 128 or 256
+/// columns, among equal parts.
 fn part_counts(p: &ConvProblem, side: Side, arch: &Arch) -> Vec<u64> {
     let mut counts = vec![1];
     let (channels, others) = (side.channels(p), if side == Side::X { p.k } else { p.c });
@@ -164,8 +167,11 @@ fn part_counts(p: &ConvProblem, side: Side, arch: &Arch) -> Vec<u64> {
     let (rows, columns) = if side == Side::X { (others, columns) } else { (columns, others) };
     for tile_columns in [128, 256] {
         let tiles = rows.div_ceil(128).saturating_mul(columns.div_ceil(tile_columns));
-        let most = (u64::from(arch.sm_count) / tiles).min(pixels / FEWEST_PIXELS);
-        counts.extend((2..=most).rev().find(|&parts| pixels.is_multiple_of(parts)));
+        let sms = u64::from(arch.sm_count);
+        // The pixels that one SM goes through, with those that the end of a part takes the time of.
+        let pixels_of_sm = |parts: u64| (tiles * parts).div_ceil(sms) * (pixels / parts + PIXELS_OF_END);
+        let most = (MOST_WAVES * sms / tiles).min(pixels / FEWEST_PIXELS);
+        counts.extend((2..=most).filter(|&parts| pixels.is_multiple_of(parts)).min_by_key(|&parts| pixels_of_sm(parts)));
     }
     counts.dedup();
     counts
