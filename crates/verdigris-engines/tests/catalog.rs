@@ -156,6 +156,51 @@ fn random_convolutions_name_only_kernels_of_the_catalog() {
 }
 
 #[test]
+fn random_dense_convolutions_name_only_kernels_of_the_catalog() {
+    let arch = Arch::h200();
+    let engine = verdigris_engines::engine("conv.halo").expect("the engine is registered");
+    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    assert!(catalog.len() <= 60, "{} kernels", catalog.len());
+    let mut random = Random::new(17);
+    let mut used = HashSet::new();
+    let (mut problems, mut taken) = (0, 0);
+    while problems < 600 {
+        let dtype = [DType::Bf16, DType::F16][random.below(2) as usize];
+        let extents = ConvExtents {
+            direction: Direction::ALL[random.below(2) as usize],
+            n: 1 + random.below(100),
+            c: 8 * (1 + random.below(40)),
+            k: 8 * (1 + random.below(40)),
+            groups: 1,
+            input: [1 + random.below(9), 1 + random.below(60), 1 + random.below(300)],
+            filter: [1 + random.below(3), 1 + random.below(5), 1 + random.below(5)],
+            pads: [random.below(2), random.below(4), random.below(7)],
+            strides: [1; 3],
+            dilations: [1, 1 + random.below(2), 1 + random.below(3)],
+        };
+        let Ok(mut problem) = ConvProblem::packed(extents, dtype, dtype) else { continue };
+        // Filters of either order.
+        if random.below(3) == 0 {
+            let [k, c, _, h, w] = problem.w_extents();
+            problem.w.strides = [1, k, h * w * c * k, w * c * k, c * k];
+        }
+        problems += 1;
+        let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
+        taken += 1;
+        let estimates: Vec<f64> = candidate.knobs().settings().iter().map(|knobs| candidate.cost(knobs).us).collect();
+        assert!(estimates.iter().all(|us| us.is_finite() && *us > 0.0) && estimates.is_sorted(), "{estimates:?}");
+        for knobs in candidate.knobs().settings() {
+            let program = candidate.program(knobs).expect("a listed setting has a program");
+            for launch in program.launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
+                used.insert(launch.kernel.name().to_owned());
+            }
+        }
+    }
+    assert!(taken > 300 && used.len() == catalog.len(), "{taken} problems, {} of {} kernels", used.len(), catalog.len());
+}
+
+#[test]
 fn random_group_convolutions_name_only_kernels_of_the_catalog() {
     let arch = Arch::h200();
     let engine = verdigris_engines::engine("conv.grouped").expect("the engine is registered");

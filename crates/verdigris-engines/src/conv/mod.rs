@@ -5,7 +5,9 @@ mod depthwise;
 mod diagonal;
 mod direct;
 mod grouped;
+mod halo;
 mod implicit_gemm;
+mod lines;
 pub(crate) mod pointwise;
 mod small_channels;
 pub(crate) mod unfolded;
@@ -15,6 +17,7 @@ use crate::engine::Engine;
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] = &[
     &implicit_gemm::ImplicitGemm,
+    &halo::Halo,
     &small_channels::SmallChannels,
     &grouped::Grouped,
     &diagonal::Diagonal,

@@ -8,11 +8,12 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
 use super::super::chain::over_matrices;
+use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
 use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec, Split};
-use super::prepare::{Prepared, filter_matrix, tap_stride};
+use super::prepare::Prepared;
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;

@@ -1,0 +1,244 @@
+//! How pixels are cut into boxes, and boxes into blocks of 64 rows; where taps read.
+//!
+//! The convolution is dense: pixel `p` of the result reads pixels `p + origin + tap · dilation` along each dim. Forward that is
+//! `y[p] = Σ_t x[p − pad + t·d] · w[t]`; backwards `dx[p] = Σ_r dy[p + pad − r·d] · w[r]`, which with `t = taps − 1 − r` reads upwards too, and
+//! meets the filter from its last element on.
+//!
+//! A slab holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and blocks
+//! stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the slab one behind the
+//! other, halo and all, which for images of odd sizes leaves fewer rows without a pixel.
+
+use verdigris_graph::{ConvProblem, Direction};
+
+use super::kernel::{BLOCK, RUN};
+
+/// The most pixels of a box along a dim of the copy engine.
+const MOST_EXTENT: u64 = 256;
+
+/// A dense convolution; dims stand with the width first, then height and depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dense {
+    pub(super) images: u64,
+    /// Pixels of the result, and of what is read.
+    pub(super) result: [u64; 3],
+    pub(super) source: [u64; 3],
+    pub(super) filter: [u64; 3],
+    pub(super) dilation: [u64; 3],
+    /// What the first tap reads for the first pixel.
+    pub(super) origin: [i64; 3],
+    /// Whether the first tap is the filter's last element.
+    pub(super) backwards: bool,
+}
+
+impl Dense {
+    /// fprop or dgrad of a problem without strides.
+    pub(super) fn new(conv: &ConvProblem) -> Dense {
+        let dims = |extents: [u64; 3]| [extents[2], extents[1], extents[0]];
+        let (filter, dilation, pads) = (dims(conv.filter), dims(conv.dilations), dims(conv.pads_before));
+        let forward = conv.direction == Direction::Fprop;
+        let (result, source) = if forward { (conv.output, conv.input) } else { (conv.input, conv.output) };
+        let origin = std::array::from_fn(|dim| match forward {
+            true => -(pads[dim] as i64),
+            false => pads[dim] as i64 - ((filter[dim] - 1) * dilation[dim]) as i64,
+        });
+        Dense { images: conv.n, result: dims(result), source: dims(source), filter, dilation, origin, backwards: conv.flip == forward }
+    }
+
+    pub(super) fn taps(&self) -> u64 {
+        self.filter.iter().product()
+    }
+
+    /// Pixels that a filter reaches beyond the first, by dim.
+    pub(super) fn halo(&self) -> [u64; 3] {
+        std::array::from_fn(|dim| (self.filter[dim] - 1) * self.dilation[dim])
+    }
+
+    /// The result's pixels in each dim, images behind.
+    pub(super) fn extents(&self) -> [u64; 4] {
+        [self.result[0], self.result[1], self.result[2], self.images]
+    }
+}
+
+/// A box of pixels of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PixelBox {
+    /// Pixels in each dim, and images.
+    pub(super) extents: [u64; 4],
+    pub(super) flat: bool,
+}
+
+/// A box with its slab.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) pixels: PixelBox,
+    /// Extents of the slab.
+    pub(super) slab: [u64; 4],
+    /// Pixels of the slab from one run of a block to the next.
+    pub(super) run_pitch: u64,
+    /// The slab's pixel at which each block begins.
+    pub(super) blocks: Vec<u64>,
+}
+
+impl Cut {
+    /// A box of so many blocks; nothing where it is none.
+    pub(super) fn new(dense: &Dense, pixels: PixelBox, blocks: u64) -> Option<Cut> {
+        let [width, height, depth, images] = pixels.extents;
+        let halo = dense.halo();
+        let mut slab = [width + halo[0], height + halo[1], depth + halo[2], images];
+        let rows = blocks * u64::from(BLOCK);
+        let run = u64::from(RUN);
+        let whole = |extent: u64| extent.is_multiple_of(run);
+        let suits = if pixels.flat {
+            // The last pixel is one of the rows.
+            depth == 1 && images == 1 && (height - 1) * slab[0] + width <= rows
+        } else {
+            whole(width) && whole(height) && width / run * (height / run) * depth * images == blocks
+        };
+        if !suits {
+            return None;
+        }
+        let cut = if pixels.flat {
+            // What the last row's taps read is part of the slab.
+            slab[1] = slab[1].max(halo[1] + (rows + halo[0]).div_ceil(slab[0]));
+            Cut { pixels, slab, run_pitch: run, blocks: (0..blocks).map(|block| block * u64::from(BLOCK)).collect() }
+        } else {
+            let at = |block: u64| {
+                let (rest, w) = (block / (width / run), block % (width / run));
+                let (rest, h) = (rest / (height / run), rest % (height / run));
+                let (n, d) = (rest / depth, rest % depth);
+                ((n * slab[2] + d) * slab[1] + h * run) * slab[0] + w * run
+            };
+            Cut { pixels, slab, run_pitch: slab[0], blocks: (0..blocks).map(at).collect() }
+        };
+        cut.slab.iter().all(|&extent| extent <= MOST_EXTENT).then_some(cut)
+    }
+
+    /// Pixels of the slab.
+    pub(super) fn slab_pixels(&self) -> u64 {
+        self.slab.iter().product()
+    }
+
+    /// Boxes in each dim.
+    pub(super) fn counts(&self, dense: &Dense) -> [u64; 4] {
+        let extents = dense.extents();
+        std::array::from_fn(|dim| extents[dim].div_ceil(self.pixels.extents[dim]))
+    }
+
+    /// How far the slab's pixel of a tap lies from that of the tap before: in the filter's row, in the next row, in the next plane.
+    pub(super) fn tap_steps(&self, dense: &Dense) -> [i64; 3] {
+        let (filter, dilation) = (dense.filter.map(|n| n as i64), dense.dilation.map(|n| n as i64));
+        let row = self.slab[0] as i64;
+        let plane = row * self.slab[1] as i64;
+        let back_in_row = (filter[0] - 1) * dilation[0];
+        let back_in_plane = (filter[1] - 1) * dilation[1] * row + back_in_row;
+        [dilation[0], dilation[1] * row - back_in_row, dilation[2] * plane - back_in_plane]
+    }
+}
+
+/// The boxes of so many blocks that are worth a look: no wider than the result.
+pub(super) fn cuts(dense: &Dense, blocks: u64) -> Vec<Cut> {
+    let run = u64::from(RUN);
+    let extents = dense.extents();
+    let mut boxes = Vec::new();
+    for w in 1..=blocks {
+        for h in (1..=blocks / w).filter(|h| (blocks / w).is_multiple_of(*h) && blocks.is_multiple_of(w)) {
+            let rest = blocks / w / h;
+            for d in (1..=rest).filter(|d| rest.is_multiple_of(*d)) {
+                boxes.push(PixelBox { extents: [w * run, h * run, d, rest / d], flat: false });
+            }
+        }
+    }
+    // One block more than needed in a dim is nobody's.
+    let fits = |pixels: &PixelBox| {
+        let unit = [run, run, 1, 1];
+        (0..4).all(|dim| pixels.extents[dim] <= extents[dim].next_multiple_of(unit[dim]))
+    };
+    boxes.retain(fits);
+    let rows = blocks * u64::from(BLOCK);
+    let line = dense.result[0] + dense.halo()[0];
+    if dense.result[0] <= rows && line <= MOST_EXTENT {
+        let height = ((rows - dense.result[0]) / line + 1).min(dense.result[1]);
+        // As many boxes, and no taller ones than these need.
+        let even = dense.result[1].div_ceil(dense.result[1].div_ceil(height));
+        boxes.push(PixelBox { extents: [dense.result[0], even, 1, 1], flat: true });
+    }
+    boxes.into_iter().filter_map(|pixels| Cut::new(dense, pixels, blocks)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems() -> Vec<Dense> {
+        let dense = |images, result: [u64; 3], filter: [u64; 3], dilation: [u64; 3], pad: [i64; 3]| {
+            let source =
+                std::array::from_fn(|dim| (result[dim] + (filter[dim] - 1) * dilation[dim]).saturating_sub(2 * pad[dim] as u64).max(1));
+            Dense { images, result, source, filter, dilation, origin: pad.map(|pad| -pad), backwards: false }
+        };
+        vec![
+            dense(3, [56, 56, 1], [3, 3, 1], [1, 1, 1], [1, 1, 0]),
+            dense(1, [13, 9, 5], [3, 2, 3], [1, 2, 1], [1, 0, 2]),
+            dense(2, [7, 7, 1], [5, 1, 1], [3, 1, 1], [6, 0, 0]),
+            dense(5, [100, 1, 1], [4, 1, 1], [1, 1, 1], [0, 0, 0]),
+            dense(1, [1, 40, 3], [1, 7, 1], [1, 1, 1], [0, 3, 0]),
+        ]
+    }
+
+    /// Every pixel is a row of just one block, and its taps read the pixels that the formula names.
+    #[test]
+    fn every_pixel_is_met_once_and_reads_what_it_should() {
+        for dense in problems() {
+            for blocks in [1, 2, 4] {
+                let cuts = cuts(&dense, blocks);
+                assert!(!cuts.is_empty(), "{dense:?}");
+                for cut in cuts {
+                    let extents = dense.extents();
+                    let counts = cut.counts(&dense);
+                    let mut met = vec![0u32; extents.iter().product::<u64>() as usize];
+                    let steps = cut.tap_steps(&dense);
+                    for index in 0..counts.iter().product::<u64>() {
+                        let boxes = [
+                            index % counts[0],
+                            index / counts[0] % counts[1],
+                            index / counts[0] / counts[1] % counts[2],
+                            index / counts[0] / counts[1] / counts[2],
+                        ];
+                        for row in 0..blocks * 64 {
+                            let start = cut.blocks[(row / 64) as usize] + row % 64 / 8 * cut.run_pitch + row % 8;
+                            let of = |pixel: u64| {
+                                let [w, h, d, _] = cut.slab;
+                                [pixel % w, pixel / w % h, pixel / w / h % d, pixel / w / h / d]
+                            };
+                            let here = of(start);
+                            let at: [u64; 4] = std::array::from_fn(|dim| boxes[dim] * cut.pixels.extents[dim] + here[dim]);
+                            let inside = (0..4).all(|dim| here[dim] < cut.pixels.extents[dim] && at[dim] < extents[dim]);
+                            // The walk over taps as the kernel makes it; every row reads inside of the slab.
+                            let mut pixel = start as i64;
+                            let mut taps = Vec::new();
+                            for tap in 0..dense.taps() {
+                                assert!((0..cut.slab_pixels() as i64).contains(&pixel), "{dense:?} {cut:?} row {row} tap {tap}");
+                                taps.push(of(pixel as u64));
+                                let [fw, fh, _] = dense.filter;
+                                let step = if (tap + 1) % fw > 0 { 0 } else { 1 + usize::from((tap + 1) % (fw * fh) == 0) };
+                                pixel += steps[step];
+                            }
+                            if !inside {
+                                continue;
+                            }
+                            met[(((at[3] * extents[2] + at[2]) * extents[1] + at[1]) * extents[0] + at[0]) as usize] += 1;
+                            for (tap, read) in (0..).zip(&taps) {
+                                let [fw, fh, _] = dense.filter;
+                                let tap = [tap % fw, tap / fw % fh, tap / fw / fh];
+                                for dim in 0..3 {
+                                    assert_eq!(read[dim], here[dim] + tap[dim] * dense.dilation[dim], "{dense:?} {cut:?} row {row}");
+                                }
+                                assert_eq!(read[3], here[3]);
+                            }
+                        }
+                    }
+                    assert!(met.iter().all(|&times| times == 1), "{dense:?} {cut:?}");
+                }
+            }
+        }
+    }
+}

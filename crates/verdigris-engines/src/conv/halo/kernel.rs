@@ -1,0 +1,455 @@
+//! The kernel: slabs of pixels with their halo come by tiled copies, every tap of the filter multiplies from them by a shifted descriptor.
+//!
+//! One page, top to bottom: the spec, parameters, the producer, the consumers' main loop, the roles. Rows of the product are pixels of a box in
+//! blocks of 64: a block is eight runs of eight neighbouring pixels of the slab at one pitch, so that a single descriptor reads it.
+//!
+//! Filters are either kept, all of a tile's columns for as long as the CTA lives, and then the two consumers take tiles in turn, one's way out
+//! lying under the other's main loop; or they come through a ring, a tap and a block of channels at a time, and the consumers share a tile.
+
+use std::fmt;
+
+use verdigris_kir::face::{Divisor, Header, Kernel, LoadOptions, Role, TensorMap, Val, WgmmaA, build};
+use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
+use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
+use verdigris_kir::tile::slab::SlabTile;
+use verdigris_tensor::DType;
+
+use crate::parts::batch::BatchIndex;
+use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::way_out::{Out, Tile, WaySpec};
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// Warpgroups that multiply.
+const CONSUMERS: u32 = 2;
+/// The named barrier of the first consumer; the second's follows.
+const FIRST_BARRIER: u32 = 1;
+/// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
+const TURN_BARRIER: u32 = 8;
+/// Dynamic shared memory of a CTA on compute capability 9.0.
+const SHARED_BYTES: u32 = 232_448;
+/// Slabs of pixels: one is multiplied, one is on its way.
+const SLABS: u32 = 2;
+/// Rows of a block of the product.
+pub(super) const BLOCK: u32 = 64;
+/// Pixels of a run.
+pub(super) const RUN: u32 = 8;
+/// Dims of the pixels: channels, width, height, depth, images.
+const RANK: u32 = 5;
+
+/// Everything that shapes the kernel; extents, boxes, taps, dilations and paddings are arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spec {
+    pub(super) dtype: DType,
+    /// Channels of a slab's pixel.
+    pub(super) channels: u32,
+    /// What is contiguous in the filter: the depth, or the columns.
+    pub(super) filter: Major,
+    /// Columns of a tile.
+    pub(super) tile_n: u32,
+    /// Blocks of a tile that one consumer multiplies.
+    pub(super) blocks: u32,
+    /// Stages of the ring through which filters come; none where they are kept.
+    pub(super) stages: u32,
+    /// What stands between sums and the result.
+    pub(super) epilogue: EpilogueSpec,
+}
+
+impl fmt::Display for Spec {
+    /// `conv_halo_bf16_k_c64_4x64_kept_bf16_map` and so on: the entry's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = if self.filter == Major::Depth { 'k' } else { 'r' };
+        write!(f, "conv_halo_{}_{letter}_c{}_{}x{}_", self.dtype, self.channels, self.blocks, self.tile_n)?;
+        if self.is_kept() {
+            f.write_str("kept")?;
+        } else {
+            write!(f, "s{}", self.stages)?;
+        }
+        write!(f, "_{}", self.epilogue.name())
+    }
+}
+
+impl Spec {
+    /// Whether filters are kept, and consumers take tiles in turn.
+    pub(super) fn is_kept(&self) -> bool {
+        self.stages == 0
+    }
+
+    /// Consumers that share a tile.
+    fn sharers(&self) -> u32 {
+        if self.is_kept() { 1 } else { CONSUMERS }
+    }
+
+    /// Blocks of a tile.
+    pub(super) fn tile_blocks(&self) -> u32 {
+        self.blocks * self.sharers()
+    }
+
+    fn map_type(&self) -> MapType {
+        if self.dtype == DType::Bf16 { MapType::Bf16 } else { MapType::F16 }
+    }
+
+    /// Slabs of pixels.
+    pub(super) fn pixels(&self) -> SlabTile {
+        SlabTile { channels: self.channels, ty: self.map_type() }
+    }
+
+    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many slabs as these need.
+    pub(super) fn filter_tile(&self) -> SlabTile {
+        let line = match self.filter {
+            Major::Depth => self.channels,
+            Major::Rows if self.tile_n.is_multiple_of(64) => 64,
+            Major::Rows => 32,
+        };
+        SlabTile { channels: line, ty: self.map_type() }
+    }
+
+    /// The map of the filter: `{depth, columns, taps}` or `{columns, depth, taps}`.
+    pub(super) fn filter_map(&self) -> MapDecl {
+        self.filter_tile().boxed(&[if self.filter == Major::Depth { self.tile_n } else { self.channels }, 1])
+    }
+
+    /// Bytes of a tap's filter for one block of channels.
+    pub(super) fn filter_bytes(&self) -> u32 {
+        self.tile_n * self.channels * self.map_type().bytes()
+    }
+
+    /// Instruction steps of one tap of a block of channels.
+    pub(super) fn steps(&self) -> u32 {
+        self.pixels().steps()
+    }
+
+    /// The way of results to memory.
+    pub(super) fn way(&self) -> WaySpec {
+        WaySpec {
+            out: Out::Scattered,
+            transposed: false,
+            tile_columns: self.tile_n,
+            warpgroups: CONSUMERS,
+            barrier: FIRST_BARRIER,
+            epilogue: self.epilogue.clone(),
+        }
+    }
+
+    /// Room for filters and slabs.
+    fn arena_bytes(&self) -> u32 {
+        let barriers = 16 * (SLABS + self.stages.max(1)) + 64;
+        (SHARED_BYTES - self.way().shared_bytes() - barriers) / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+    }
+
+    /// Room for one slab beside the filters: those that are kept are `kept` times a tap's.
+    pub(super) fn slab_room_bytes(&self, kept: u32) -> u32 {
+        let filters = u64::from(if self.is_kept() { kept } else { self.stages }) * u64::from(self.filter_bytes());
+        let rest = u64::from(self.arena_bytes()).saturating_sub(filters.next_multiple_of(u64::from(SlabTile::ALIGNMENT_BYTES))) as u32;
+        rest / SLABS / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+    }
+
+    fn shape(&self) -> WgmmaShape {
+        let ty = if self.dtype == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
+        WgmmaShape { transpose_b: self.filter == Major::Rows, ..wgmma_shape(self.tile_n, ty, ty, MatrixType::F32) }
+    }
+
+    /// Builds the kernel.
+    pub(super) fn build(&self) -> KernelBody {
+        let threads = WARPGROUP * (1 + CONSUMERS);
+        build(Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 }, |k| convolve(k, self))
+    }
+}
+
+/// Parameters: how pixels are cut into boxes, boxes into blocks, and where taps read. Dims stand with the width first, then height, depth, images.
+struct Walk<'k> {
+    pixels: TensorMap<'k>,
+    filter: TensorMap<'k>,
+    /// Tiles of columns; a CTA keeps to one.
+    column_tiles: Divisor<'k>,
+    /// CTAs that walk over the boxes of one tile of columns, and these boxes.
+    workers: Val<'k, u32>,
+    boxes: Val<'k, u32>,
+    /// Boxes along the width, height and depth.
+    counts: [Divisor<'k>; 3],
+    /// Pixels of the result, and of a box, in each dim.
+    extents: [Val<'k, u32>; 4],
+    box_extents: [Val<'k, u32>; 4],
+    /// Where the slab of the box at 0 begins.
+    origin: [Val<'k, i32>; 3],
+    /// Extents of a slab, but for images.
+    slab: [Divisor<'k>; 3],
+    slab_bytes: Val<'k, u32>,
+    /// The same rounded up to where a slab may begin.
+    slab_pitch_bytes: Val<'k, u32>,
+    /// Where slabs begin behind the filters.
+    slabs_at_bytes: Val<'k, u32>,
+    /// Pixels of the slab from one run of a block to the next.
+    run_pitch: Val<'k, u32>,
+    /// The slab's pixel at which each block of a tile begins.
+    blocks: Vec<Val<'k, u32>>,
+    channel_blocks: Val<'k, u32>,
+    taps: Val<'k, u32>,
+    /// Taps along the width and height.
+    filter_width: Val<'k, u32>,
+    filter_height: Val<'k, u32>,
+    /// How far descriptors move from a tap to the next one: in its row, to the next row, to the next plane.
+    tap_steps: [Val<'k, u32>; 3],
+    /// The first tap's position in the filter, and the step to the next.
+    first_position: Val<'k, u32>,
+    position_step: Val<'k, u32>,
+}
+
+/// A box: its first pixel, and image.
+type Place<'k> = [Val<'k, u32>; 4];
+
+impl<'k> Walk<'k> {
+    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        Walk {
+            pixels: k.tensor_map("pixels", spec.pixels().map(RANK)),
+            filter: k.tensor_map("filter", spec.filter_map()),
+            column_tiles: k.divisor("column_tiles"),
+            workers: k.scalar("workers"),
+            boxes: k.scalar("boxes"),
+            counts: ["boxes_w", "boxes_h", "boxes_d"].map(|name| k.divisor(name)),
+            extents: ["width", "height", "depth", "images"].map(|name| k.scalar(name)),
+            box_extents: ["box_w", "box_h", "box_d", "box_n"].map(|name| k.scalar(name)),
+            origin: ["origin_w", "origin_h", "origin_d"].map(|name| k.scalar(name)),
+            slab: ["slab_w", "slab_h", "slab_d"].map(|name| k.divisor(name)),
+            slab_bytes: k.scalar("slab_bytes"),
+            slab_pitch_bytes: k.scalar("slab_pitch_bytes"),
+            slabs_at_bytes: k.scalar("slabs_at_bytes"),
+            run_pitch: k.scalar("run_pitch"),
+            blocks: (0..spec.tile_blocks()).map(|_| k.scalar("block")).collect(),
+            channel_blocks: k.scalar("channel_blocks"),
+            taps: k.scalar("taps"),
+            filter_width: k.scalar("filter_width"),
+            filter_height: k.scalar("filter_height"),
+            tap_steps: ["tap_step_w", "tap_step_h", "tap_step_d"].map(|name| k.scalar(name)),
+            first_position: k.scalar("first_position"),
+            position_step: k.scalar("position_step"),
+        }
+    }
+
+    /// The first pixel of box `index`.
+    fn place(&self, index: Val<'k, u32>) -> Place<'k> {
+        let (rest, w) = self.counts[0].split(index);
+        let (rest, h) = self.counts[1].split(rest);
+        let (n, d) = self.counts[2].split(rest);
+        let boxes = [w, h, d, n];
+        std::array::from_fn(|dim| boxes[dim] * self.box_extents[dim])
+    }
+
+    /// The row of the result that row `row` of a block belongs to, and whether there is one. The block begins at the slab's pixel `block` in the
+    /// box at `place`.
+    fn target(&self, k: Kernel<'k>, place: &Place<'k>, block: Val<'k, u32>, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>) {
+        let pixel = block + (row >> RUN.trailing_zeros()) * self.run_pitch + (row & (RUN - 1));
+        let (rest, w) = self.slab[0].split(pixel);
+        let (rest, h) = self.slab[1].split(rest);
+        let (n, d) = self.slab[2].split(rest);
+        let in_box = [w, h, d, n];
+        // In a flat box runs go on into the halo: what stands there belongs to nobody.
+        let mut inside = w.lt(self.box_extents[0]);
+        let mut target = k.constant(0);
+        for dim in (0..4).rev() {
+            let at = place[dim] + in_box[dim];
+            inside = inside & in_box[dim].lt(self.box_extents[dim]) & at.lt(self.extents[dim]);
+            target = target * self.extents[dim] + at;
+        }
+        (k.select(inside, target, 0u32), inside)
+    }
+}
+
+fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
+    let (pixels, filter) = (spec.pixels(), spec.filter_tile());
+    let walk = Walk::declare(k, spec);
+    let batch = BatchIndex::declare(k);
+    let way = spec.way().declare(k);
+
+    let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);
+    let slabs = Ring::new(k, SLABS, spec.sharers(), RingScope::Cta);
+    let filters = (!spec.is_kept()).then(|| Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta));
+    let kept = spec.is_kept().then(|| {
+        let barrier = k.mbarrier_array("filter is here", 1);
+        barrier.arrivals().set(1);
+        barrier
+    });
+    k.when(k.thread().eq(0), || {
+        slabs.init();
+        filters.iter().for_each(Ring::init);
+        kept.iter().for_each(|barrier| barrier.init());
+        [&walk.pixels, &walk.filter].into_iter().for_each(|map| k.prefetch_tensormap(map));
+    });
+    publish_barriers(k);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
+
+    let zero = k.constant(0u32);
+    let (first_box, column_tile) = walk.column_tiles.split(k.special(Special::CtaX));
+    let first_column = column_tile * spec.tile_n;
+    let slab_at = |stage: Val<'k, u32>| arena.address() + walk.slabs_at_bytes + stage * walk.slab_pitch_bytes;
+
+    let load_filter = |slot: Val<'k, u32>, block: Val<'k, u32>, tap: Val<'k, u32>, barrier| {
+        let position = (walk.first_position + tap * walk.position_step).signed();
+        let channel = block * spec.channels;
+        match spec.filter {
+            Major::Depth => {
+                filter.load(slot, &walk.filter, channel, &[first_column.signed(), position], barrier, LoadOptions::default());
+            }
+            Major::Rows => {
+                for part in 0..spec.tile_n / filter.channels {
+                    let slot = slot + part * spec.channels * filter.row_bytes();
+                    let column = first_column + part * filter.channels;
+                    filter.load(slot, &walk.filter, column, &[channel.signed(), position], barrier, LoadOptions::default());
+                }
+            }
+        }
+    };
+    let load = || {
+        k.when(k.elect(), || {
+            let slab = slabs.cursor();
+            let ring = filters.map(|filters| filters.cursor());
+            if let Some(kept) = kept {
+                let full = kept.at(zero);
+                full.arrive_expect_tx(walk.channel_blocks * walk.taps * spec.filter_bytes());
+                k.range(walk.channel_blocks, |block| {
+                    k.range(walk.taps, |tap| {
+                        load_filter(arena.address() + (block * walk.taps + tap) * spec.filter_bytes(), block, tap, full);
+                    });
+                });
+            }
+            k.range_step(first_box, walk.boxes, walk.workers, |index| {
+                let place = walk.place(index);
+                let mut corner: Vec<Val<'k, i32>> = walk.origin.iter().zip(place).map(|(&origin, at)| origin + at.signed()).collect();
+                corner.push(place[3].signed());
+                k.range(walk.channel_blocks, |block| {
+                    let full = slab.acquire(walk.slab_bytes);
+                    let channel = block * spec.channels;
+                    pixels.load(slab_at(slab.stage()), &walk.pixels, channel, &corner, full, LoadOptions::default());
+                    slab.advance();
+                    let Some(ring) = ring else { return };
+                    k.range(walk.taps, |tap| {
+                        let full = ring.acquire(spec.filter_bytes());
+                        load_filter(arena.address() + ring.stage() * spec.filter_bytes(), block, tap, full);
+                        ring.advance();
+                    });
+                });
+            });
+        });
+    };
+
+    let multiply = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let sums: Vec<Fragment<'k, f32>> = (0..spec.blocks).map(|_| Fragment::unset(k, spec.tile_n)).collect();
+        let own_block = |block: u32| match spec.is_kept() {
+            true => walk.blocks[block as usize],
+            false => k.select(warpgroup.eq(0), walk.blocks[block as usize], walk.blocks[(spec.blocks + block) as usize]),
+        };
+        let blocks: Vec<Val<'k, u32>> = (0..spec.blocks).map(own_block).collect();
+        let block_starts: Vec<Val<'k, u32>> = blocks.iter().map(|&block| pixels.pixels(block)).collect();
+        let a_high = pixels.descriptor_high(walk.run_pitch);
+        let b_high = filter.descriptor_high(k.constant(8));
+        let b_start = filter.descriptor_base(arena.address(), spec.filter, spec.channels * filter.row_bytes());
+        let b_step = |step: u32| match spec.filter {
+            Major::Depth => filter.advance(step),
+            Major::Rows => 16 * step * filter.pixel_advance(),
+        };
+        let slab = slabs.cursor();
+        let ring = filters.map(|filters| filters.cursor());
+        let [previous_slab, previous_filter] = ["previous_slab", "previous_filter"].map(|name| k.var_named(name, 0u32));
+        let [tap_w, tap_h, shift, kept_filter] = ["tap_w", "tap_h", "shift", "filter"].map(|name| k.var_named(name, 0u32));
+        let add = k.var_named("add", k.thread().ge(0u32));
+        if let Some(kept) = kept {
+            kept.at(zero).wait(0);
+        }
+
+        let one_tile = |index: Val<'k, u32>| {
+            kept_filter.set(b_start);
+            if spec.is_kept() {
+                k.barrier_sync(warpgroup + TURN_BARRIER, CONSUMERS * WARPGROUP);
+            }
+            k.range(walk.channel_blocks, |block| {
+                slab.wait();
+                let a_start = pixels.descriptor_base(slab_at(slab.stage()), Major::Depth, zero);
+                shift.set(a_start);
+                tap_w.set(0);
+                tap_h.set(0);
+                k.range(walk.taps, |tap| {
+                    let b_low = match ring {
+                        None => kept_filter.get(),
+                        Some(ring) => {
+                            ring.wait();
+                            b_start + ring.stage() * (spec.filter_bytes() >> 4)
+                        }
+                    };
+                    let first = block.eq(0) & tap.eq(0);
+                    add.set(!first);
+                    k.wgmma_fence();
+                    for step in 0..spec.steps() {
+                        let b_descriptor = k.join32(b_low + b_step(step), b_high);
+                        for (start, sum) in block_starts.iter().zip(&sums) {
+                            let a_descriptor = k.join32(shift + *start + pixels.advance(step), a_high);
+                            let adds = if step == 0 { add.get() } else { k.constant(true) };
+                            k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                        }
+                    }
+                    k.wgmma_commit();
+                    // One group stays in flight while what the groups before it read goes back.
+                    k.wgmma_wait(1);
+                    k.when(tap.eq(0) & block.gt(0), || slab.release(previous_slab, thread));
+                    match ring {
+                        None => kept_filter.set(kept_filter + (spec.filter_bytes() >> 4)),
+                        Some(ring) => {
+                            k.when(!first, || ring.release(previous_filter, thread));
+                            previous_filter.set(ring.stage());
+                            ring.advance();
+                        }
+                    }
+                    let (row_ends, plane_ends) = ((tap_w + 1).eq(walk.filter_width), (tap_h + 1).eq(walk.filter_height));
+                    let to_next_row = k.select(plane_ends, walk.tap_steps[2], walk.tap_steps[1]);
+                    shift.set(shift + k.select(row_ends, to_next_row, walk.tap_steps[0]));
+                    tap_h.set(k.select(row_ends, k.select(plane_ends, 0u32, tap_h + 1), tap_h));
+                    tap_w.set(k.select(row_ends, 0u32, tap_w + 1));
+                });
+                previous_slab.set(slab.stage());
+                slab.advance();
+            });
+            if spec.is_kept() {
+                // The other begins when this one has seen all of its slabs: phases are told apart by parity.
+                k.when((index + walk.workers).lt(walk.boxes), || {
+                    k.barrier_arrive((warpgroup ^ 1) + TURN_BARRIER, CONSUMERS * WARPGROUP);
+                });
+            }
+            k.wgmma_wait(0);
+            slab.release(previous_slab, thread);
+            if let Some(ring) = ring {
+                ring.release(previous_filter, thread);
+            }
+            let place = walk.place(index);
+            let tile = Tile { row: zero, column: first_column, batch: zero, indices: batch.split(zero), warpgroup, thread };
+            for (sum, &block) in sums.iter().zip(&blocks) {
+                way.write_placed(std::slice::from_ref(sum), &tile, &|row| walk.target(k, &place, block, row));
+            }
+        };
+        if spec.is_kept() {
+            // Slabs of the other's tiles are skipped.
+            k.when(warpgroup.eq(1), || {
+                k.barrier_arrive(TURN_BARRIER, CONSUMERS * WARPGROUP);
+                slab.skip(walk.channel_blocks);
+            });
+            k.range_step(first_box + warpgroup * walk.workers, walk.boxes, walk.workers * CONSUMERS, |index| {
+                one_tile(index);
+                slab.skip(walk.channel_blocks);
+            });
+        } else {
+            k.range_step(first_box, walk.boxes, walk.workers, one_tile);
+        }
+        way.finish(thread);
+    };
+
+    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(40), body: &load_warp },
+        Role { name: "consumer", warps: 4 * CONSUMERS, registers: Some(232), body: &multiply },
+    ]);
+}

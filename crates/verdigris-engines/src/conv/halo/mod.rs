@@ -1,0 +1,550 @@
+//! `conv.halo`: dense convolutions of few channels on Hopper's tensor cores; every tap of the filter reads one copy of the pixels.
+//!
+//! **What.** fprop and dgrad without strides in one to three spatial dims: bf16 and f16 operands, any filter and dilation whose halo leaves room
+//! in shared memory, any padding, channels innermost in multiples of 8 on both sides, one group, every epilogue.
+//!
+//! **Method.** A tile is a box of pixels by some columns. The box is brought with its halo, a block of 16, 32 or 64 channels at a time, by one tiled
+//! copy, which fills in zeros outside of the image; a tap is a shift of the matrix operand's first row ([`verdigris_kir::tile::slab`]). So
+//! pixels cross L2 about once instead of once for each tap, and 32 channels take 64 bytes instead of 128. Filters of few channels stay in shared
+//! memory for as long as a CTA lives.
+//!
+//! | direction | rows | columns | depth |
+//! |---|---|---|---|
+//! | fprop | pixels of y | channels of y | taps, channels of x |
+//! | dgrad | pixels of x | channels of x | taps from the last to the first, channels of y |
+//!
+//! **When it wins.** Up to about 128 channels on either side, and wherever filters have many taps.
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core in an order that the spec fixes, so repeats agree bit for bit. Zeros around
+//! the image are multiplied, so an infinite filter element gives NaN there.
+//! **Source:** own design; the main loop is that of CUTLASS's warp-specialized kernels.
+
+mod boxes;
+mod kernel;
+
+use boxes::{Cut, Dense, PixelBox, cuts};
+use kernel::Spec;
+use verdigris_graph::problem::Order;
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Tensor};
+use verdigris_kir::ir::{Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::slab::SlabTile;
+use verdigris_tensor::DType;
+
+use super::chain::over_matrices;
+use super::direct::statistics;
+use super::lines::{filter_matrix, lies_in_lines, tap_stride};
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::Chunk;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::parts::way_out::is_mappable;
+
+const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct Halo;
+
+/// One row of the table of tiles.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    channels: u32,
+    /// Blocks of 64 pixels of a consumer, and columns.
+    blocks: u32,
+    tile_n: u32,
+    /// Stages of the filters' ring; none where they are kept.
+    stages: u32,
+    /// Whether there are kernels for f16 too.
+    halves: bool,
+}
+
+const fn kept(channels: u32, blocks: u32, tile_n: u32, halves: bool) -> Shape {
+    Shape { channels, blocks, tile_n, stages: 0, halves }
+}
+
+const fn streamed(channels: u32, blocks: u32, tile_n: u32, stages: u32, halves: bool) -> Shape {
+    Shape { channels, blocks, tile_n, stages, halves }
+}
+
+/// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
+const SHAPES: &[Shape] = &[
+    kept(64, 4, 64, true),
+    kept(32, 4, 64, true),
+    kept(16, 4, 64, false),
+    kept(64, 4, 32, false),
+    kept(32, 4, 32, true),
+    kept(16, 4, 32, false),
+    kept(64, 2, 96, false),
+    kept(64, 2, 128, true),
+    kept(32, 2, 128, false),
+    streamed(64, 2, 64, 6, false),
+    streamed(64, 2, 96, 4, false),
+    streamed(16, 2, 96, 8, false),
+    streamed(64, 2, 128, 4, true),
+    streamed(32, 2, 128, 6, false),
+    streamed(64, 2, 160, 4, false),
+    streamed(64, 1, 192, 3, false),
+];
+
+/// The most boxes that are offered of a tile.
+const BOXES_OF_SHAPE: usize = 4;
+
+impl Engine for Halo {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
+        };
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        require_extents(conv)?;
+        let view = View::new(conv)?;
+        let mut plan = Plan { arch: arch.clone(), view, settings: Vec::new() };
+        plan.settings = plan.settings();
+        let halo = plan.view.dense.halo();
+        ID.require(
+            !plan.settings.is_empty(),
+            Reason::SharedMemory,
+            format_args!("a halo of {halo:?} pixels (width first) around boxes of 128 and more"),
+        )?;
+        Ok(Box::new(plan))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let types = [DType::Bf16, DType::F16];
+        let with_shapes = types.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| (dtype, shape)));
+        with_shapes
+            .filter(|(dtype, shape)| *dtype == DType::Bf16 || shape.halves)
+            .flat_map(|(dtype, shape)| {
+                let epilogue = EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row });
+                let epilogue = EpilogueSpec { stores_d: false, ..epilogue };
+                [Major::Depth, Major::Rows].map(|filter| reference(shape.spec(dtype, filter, epilogue.clone())))
+            })
+            .collect()
+    }
+}
+
+fn reference(spec: Spec) -> KernelRef {
+    KernelRef::new(spec.to_string(), move || spec.build())
+}
+
+impl Shape {
+    fn spec(&self, dtype: DType, filter: Major, epilogue: EpilogueSpec) -> Spec {
+        let Shape { channels, blocks, tile_n, stages, .. } = *self;
+        Spec { dtype, channels, filter, tile_n, blocks, stages, epilogue }
+    }
+}
+
+/// What is multiplied, and how.
+fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
+    ID.require(conv.direction != Direction::Wgrad, Reason::Problem, "takes fprop and dgrad")?;
+    let [(_, a, _), (_, b, _)] = conv.operands();
+    let halves = a.dtype == b.dtype && matches!(a.dtype, DType::Bf16 | DType::F16);
+    ID.require(halves, Reason::DType, format_args!("{} and {}, taken are bf16 and f16", a.dtype, b.dtype))?;
+    ID.require(conv.precision == Precision::Fp32, Reason::Precision, format_args!("{:?}, taken is fp32", conv.precision))?;
+    ID.require(
+        conv.prologue.is_empty(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
+    )
+}
+
+/// Which sizes are taken.
+fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
+    ID.require(!conv.is_empty() && conv.gemm_extents().k > 0, Reason::Extent, "an extent of 0")?;
+    ID.require(conv.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", conv.groups))?;
+    ID.require(conv.strides == [1; 3], Reason::Extent, format_args!("strides {:?}, taken is 1", conv.strides))?;
+    let taps = conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+    ID.require((2..=MOST_TAPS).contains(&taps), Reason::Extent, format_args!("{taps} taps, taken are 2 to {MOST_TAPS}"))?;
+    for (dim, filter) in conv.filter.into_iter().enumerate() {
+        let reach = (filter - 1).saturating_mul(conv.dilations[dim]);
+        ID.require(reach < 256, Reason::Extent, format_args!("a filter that reaches over {reach} pixels, taken are 255"))?;
+    }
+    ID.require(
+        conv.c.is_multiple_of(8) && conv.k.is_multiple_of(8) && conv.c.max(conv.k) <= MOST_CHANNELS,
+        Reason::Extent,
+        format_args!("{} and {} channels; taken are multiples of 8 up to {MOST_CHANNELS}", conv.c, conv.k),
+    )?;
+    let most = conv.input.into_iter().chain(conv.output).chain(conv.pads_before).chain([conv.n]).max().unwrap_or(0);
+    let pixels = |extents: [u64; 3]| extents.iter().fold(conv.n, |all, &extent| all.saturating_mul(extent.saturating_add(256)));
+    ID.require(
+        most < 1 << 24 && pixels(conv.input).max(pixels(conv.output)) < 1 << 31,
+        Reason::Extent,
+        format_args!("{} images of {:?} pixels; taken are below 2^31 in all", conv.n, conv.input),
+    )
+}
+
+/// The most taps: their filters are announced to a barrier at once.
+const MOST_TAPS: u64 = 512;
+/// The most channels on either side.
+const MOST_CHANNELS: u64 = 4096;
+
+/// The problem in the kernel's terms.
+struct View {
+    conv: ConvProblem,
+    dense: Dense,
+    filter: Matrix,
+    major: Major,
+    /// The epilogue and D, as those of a product whose rows are pixels.
+    product: GemmProblem,
+    /// Channels that are read, and that are written.
+    depth: u64,
+    columns: u64,
+}
+
+impl View {
+    fn new(conv: &ConvProblem) -> Result<View, Refusal> {
+        let forward = conv.direction == Direction::Fprop;
+        let source = conv.activations();
+        ID.require(
+            lies_in_lines(source),
+            Reason::Layout,
+            format_args!("activations with strides {:?}; channels must be innermost, all else at multiples of 16 bytes", source.strides),
+        )?;
+        let tap = tap_stride(&conv.w, conv.w_extents());
+        let filter = Matrix { batch_strides: tap.into_iter().collect(), ..filter_matrix(&conv.w, forward) };
+        let whole = |stride: u64| stride > 0 && (stride * 2).is_multiple_of(16) && stride < 1 << 38;
+        let lies = filter.order() != Order::Strided
+            && filter.leading_dimension().is_none_or(whole)
+            && filter.batch_strides.first().is_some_and(|&tap| whole(tap));
+        ID.require(
+            lies,
+            Reason::Layout,
+            format_args!(
+                "a filter with strides {:?}; one of its channels must be innermost, all else at multiples of 16 bytes",
+                conv.w.strides
+            ),
+        )?;
+        let (depth, columns) = if forward { (conv.c, conv.k) } else { (conv.k, conv.c) };
+        let product = product(conv, columns)?;
+        let d = &product.d;
+        ID.require(
+            matches!(d.dtype.bytes(), 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns),
+            Reason::Layout,
+            format_args!(
+                "a result of {} with strides {:?}; its pixels must be lines at multiples of 16 bytes",
+                d.dtype,
+                conv.result().strides
+            ),
+        )?;
+        let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
+        Ok(View { dense: Dense::new(conv), filter, major, product, depth, columns, conv: conv.clone() })
+    }
+
+    fn alignments(&self, epilogue: &EpilogueSpec) -> Vec<u64> {
+        let conv = &self.conv;
+        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        let sums = conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
+        let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
+        let mapped = [conv.activations().slot, conv.w.slot, self.product.d.slot].map(|slot| (slot, 16));
+        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        alignments
+    }
+
+    /// The map of the pixels, with the box of a slab.
+    fn pixels_map(&self, tile: SlabTile, slab: [u64; 4]) -> MapSpec {
+        let tensor = self.conv.activations();
+        let bytes = tensor.dtype.bytes() as u64;
+        let [width, height, depth] = self.dense.source;
+        MapSpec {
+            decl: tile.boxed(&slab.map(|extent| extent as u32)),
+            dims: vec![self.depth, width, height, depth, self.dense.images],
+            strides_bytes: [4, 3, 2, 0].map(|dim| tensor.strides[dim] * bytes).to_vec(),
+            element_strides: vec![1; 5],
+            lower_corner: vec![],
+            upper_corner: vec![],
+            fill: Default::default(),
+            l2: L2Promotion::B256,
+        }
+    }
+
+    fn filter_map(&self, spec: &Spec) -> MapSpec {
+        let bytes = self.filter.dtype.bytes() as u64;
+        let leading = self.filter.leading_dimension().unwrap_or(1) * bytes;
+        let tap = self.filter.batch_strides.first().map_or(leading, |stride| stride * bytes);
+        let (inner, outer) = if self.major == Major::Depth { (self.depth, self.columns) } else { (self.columns, self.depth) };
+        MapSpec {
+            decl: spec.filter_map(),
+            dims: vec![inner, outer, self.dense.taps()],
+            strides_bytes: vec![leading, tap],
+            element_strides: vec![1; 3],
+            lower_corner: vec![],
+            upper_corner: vec![],
+            fill: Default::default(),
+            l2: L2Promotion::B256,
+        }
+    }
+}
+
+/// The epilogue and the result as those of a product of pixels by columns. Its operands' slots are the problem's; A and B stand for their types.
+fn product(conv: &ConvProblem, columns: u64) -> Result<GemmProblem, Refusal> {
+    let place = |tensor: &Tensor| {
+        tensor.as_matrix(conv.result_extents()).ok_or_else(|| {
+            ID.refusal(
+                Reason::Layout,
+                format_args!("a result or operand with strides {:?}; its pixels must have a single one", tensor.strides),
+            )
+        })
+    };
+    let [(_, a, _), (_, b, _)] = conv.operands();
+    let extents = conv.gemm_extents();
+    let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
+    Ok(GemmProblem {
+        batch: vec![],
+        m: extents.m,
+        n: columns,
+        k: extents.k,
+        precision: conv.precision,
+        determinism: conv.determinism,
+        a: packed(a, extents.k),
+        b: packed(b, columns),
+        c: None,
+        scale_a: None,
+        scale_b: None,
+        alpha: HostScalar::ONE,
+        beta: HostScalar::ZERO,
+        epilogue: over_matrices(&conv.epilogue, place)?,
+        d: place(conv.result())?,
+    })
+}
+
+/// A tile and a box for it, with the estimate.
+#[derive(Clone, Debug)]
+struct Setting {
+    shape: u32,
+    cut: Cut,
+    us: f64,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        let PixelBox { extents: [width, height, depth, images], flat } = self.cut.pixels;
+        let number = |n: u64| n as u32;
+        Knobs::new([
+            ("shape", self.shape),
+            ("width", number(width)),
+            ("height", number(height)),
+            ("depth", number(depth)),
+            ("images", number(images)),
+            ("flat", u32::from(flat)),
+        ])
+    }
+}
+
+/// An accepted problem.
+struct Plan {
+    arch: Arch,
+    view: View,
+    /// The quickest first.
+    settings: Vec<Setting>,
+}
+
+/// What the estimate is made of; those of `conv.implicit_gemm` where they are the same.
+struct Coefficients {
+    /// Tensor core cycles in a nanosecond, under load.
+    cycles_per_ns: f64,
+    /// What one CTA draws from L2.
+    cta_bytes_per_ns: f64,
+    /// Beside each slab, and each stage of filters.
+    slab_ns: f64,
+    stage_ns: f64,
+    /// Before the first box.
+    start_ns: f64,
+    /// Beside each tile, and for each of its elements.
+    tile_ns: f64,
+    tile_ns_per_element: f64,
+    memory_bytes_per_ns: f64,
+    launch_us: f64,
+}
+
+const COEFFICIENTS: Coefficients = Coefficients {
+    cycles_per_ns: 1.471,
+    cta_bytes_per_ns: 100.0,
+    slab_ns: 120.0,
+    stage_ns: 5.0,
+    start_ns: 1500.0,
+    tile_ns: 400.0,
+    tile_ns_per_element: 0.01,
+    memory_bytes_per_ns: 3501.0,
+    launch_us: 1.327,
+};
+
+impl Plan {
+    fn epilogue(&self) -> EpilogueSpec {
+        let whole = EpilogueSpec::of(&self.view.product);
+        // Without operands there is nothing for a pair to save.
+        let pairs = whole.pairs && whole.reads_memory();
+        EpilogueSpec { stores_d: false, pairs, ..whole }
+    }
+
+    fn spec(&self, shape: u32) -> Option<Spec> {
+        let dtype = self.view.conv.activations().dtype;
+        let shape = SHAPES.get(shape as usize).filter(|shape| dtype == DType::Bf16 || shape.halves)?;
+        let d_bytes = self.view.product.d.dtype.bytes() as u32;
+        // Whole slabs leave through shared memory.
+        let whole_rows = (shape.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        whole_rows.then(|| shape.spec(dtype, self.view.major, self.epilogue()))
+    }
+
+    fn channel_blocks(&self, spec: &Spec) -> u64 {
+        self.view.depth.div_ceil(u64::from(spec.channels))
+    }
+
+    /// Taps' filters that are kept.
+    fn kept(&self, spec: &Spec) -> Option<u32> {
+        let tiles = self.view.dense.taps() * self.channel_blocks(spec);
+        // A barrier counts up to a mebibyte.
+        u32::try_from(tiles).ok().filter(|&tiles| !spec.is_kept() || u64::from(tiles) * u64::from(spec.filter_bytes()) < 1 << 20)
+    }
+
+    fn slab_bytes(spec: &Spec, cut: &Cut) -> u64 {
+        cut.slab_pixels() * u64::from(spec.pixels().row_bytes())
+    }
+
+    fn fits(&self, spec: &Spec, cut: &Cut) -> bool {
+        self.kept(spec).is_some_and(|kept| Self::slab_bytes(spec, cut) <= u64::from(spec.slab_room_bytes(kept)))
+    }
+
+    /// Tiles of columns, CTAs for each of them, and boxes.
+    fn layout(&self, spec: &Spec, cut: &Cut) -> [u64; 3] {
+        let columns = self.view.columns.div_ceil(u64::from(spec.tile_n));
+        let boxes = cut.counts(&self.view.dense).iter().product::<u64>();
+        let workers = (u64::from(self.arch.sm_count) / columns).clamp(1, boxes);
+        [columns, workers, boxes]
+    }
+
+    fn estimate(&self, spec: &Spec, cut: &Cut) -> f64 {
+        let c = &COEFFICIENTS;
+        let [columns, workers, boxes] = self.layout(spec, cut);
+        let (taps, channel_blocks) = (self.view.dense.taps() as f64, self.channel_blocks(spec) as f64);
+        let n = f64::from(spec.tile_n);
+        let blocks = f64::from(spec.tile_blocks());
+        let step_cycles = (n / 2.0).max(16.0 + n / 4.0);
+        let math_ns = blocks * taps * channel_blocks * f64::from(spec.steps()) * step_cycles / c.cycles_per_ns;
+        let stages = if spec.is_kept() { 0.0 } else { taps * channel_blocks };
+        let loaded = channel_blocks * Self::slab_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
+        let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.slab_ns + stages * c.stage_ns;
+        let way_ns = c.tile_ns + c.tile_ns_per_element * blocks * 64.0 * n;
+        // Of tiles taken in turn, one's way out lies under the other's main loop.
+        let turn_ns = if spec.is_kept() { main_ns.max((main_ns + way_ns) / 2.0) } else { main_ns + way_ns };
+        let share = boxes as f64 / workers as f64;
+        let waves = (0.5 * (share + share.ceil())).max(1.0);
+        // More tiles of columns than SMs are waves of CTAs.
+        let rounds = (columns * workers).div_ceil(u64::from(self.arch.sm_count)) as f64;
+        let kept_bytes = if spec.is_kept() { taps * channel_blocks * f64::from(spec.filter_bytes()) } else { 0.0 };
+        let busy_ns = rounds * (c.start_ns + kept_bytes / c.cta_bytes_per_ns + waves * turn_ns + way_ns);
+        let memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
+        let memory_ns = self.view.conv.traffic_bytes() / (c.memory_bytes_per_ns * memory);
+        (busy_ns.powi(3) + memory_ns.powi(3)).cbrt() * 1e-3 + c.launch_us
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let mut settings = Vec::new();
+        for shape in 0..SHAPES.len() as u32 {
+            let Some(spec) = self.spec(shape) else { continue };
+            let cuts = cuts(&self.view.dense, u64::from(spec.tile_blocks()));
+            let fitting = cuts.into_iter().filter(|cut| self.fits(&spec, cut));
+            let mut of_shape: Vec<Setting> = fitting.map(|cut| Setting { shape, us: self.estimate(&spec, &cut), cut }).collect();
+            of_shape.sort_by(|one, other| one.us.total_cmp(&other.us));
+            settings.extend(of_shape.into_iter().take(BOXES_OF_SHAPE));
+        }
+        settings.sort_by(|one, other| one.us.total_cmp(&other.us));
+        settings
+    }
+
+    /// The arguments of the kernel's walk, in the order in which it declares them.
+    fn walk_args(&self, spec: &Spec, cut: &Cut) -> Vec<Arg> {
+        let View { dense, conv, .. } = &self.view;
+        let number = |n: u64| Arg::Scalar(Ty::U32, n & 0xffff_ffff);
+        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
+        let [columns, workers, boxes] = self.layout(spec, cut);
+        let advance = i64::from(spec.pixels().pixel_advance());
+        let slab_bytes = Self::slab_bytes(spec, cut);
+        let alignment = u64::from(SlabTile::ALIGNMENT_BYTES);
+        let filters = if spec.is_kept() { self.kept(spec).unwrap_or(0) } else { spec.stages };
+        let filters_bytes = u64::from(filters) * u64::from(spec.filter_bytes());
+        let slot = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
+        let mut args = vec![
+            Arg::TensorMap(slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
+            Arg::TensorMap(slot(&conv.w), self.view.filter_map(spec)),
+            Arg::Divisor(columns as u32),
+            number(workers),
+            number(boxes),
+        ];
+        args.extend(cut.counts(dense)[..3].iter().map(|&count| Arg::Divisor(count as u32)));
+        args.extend(dense.extents().map(number));
+        args.extend(cut.pixels.extents.map(number));
+        args.extend(dense.origin.map(signed));
+        args.extend(cut.slab[..3].iter().map(|&extent| Arg::Divisor(extent as u32)));
+        args.extend([slab_bytes, slab_bytes.next_multiple_of(alignment), filters_bytes.next_multiple_of(alignment)].map(number));
+        args.push(number(cut.run_pitch));
+        args.extend(cut.blocks.iter().map(|&block| number(block)));
+        args.extend([self.channel_blocks(spec), dense.taps(), dense.filter[0], dense.filter[1]].map(number));
+        args.extend(cut.tap_steps(dense).map(|step| number((step * advance) as u64)));
+        let (first, step) = if dense.backwards { (dense.taps() - 1, u64::MAX) } else { (0, 1) };
+        args.extend([first, step].map(number));
+        args
+    }
+}
+
+impl Candidate for Plan {
+    fn knobs(&self) -> KnobSpace {
+        let mut knobs = self.settings.iter().map(Setting::knobs);
+        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
+        Cost { us, leaves_out: "contention for L2 and for shared memory, and the clock under the power limit" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
+        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs).ok_or_else(unknown)?;
+        let spec = self.spec(setting.shape).ok_or_else(unknown)?;
+        let View { product, conv, columns, .. } = &self.view;
+        let chunk = Chunk::all(&product.batch).into_iter().next().ok_or_else(unknown)?;
+        let mut program = Program { buffer_alignment_bytes: self.view.alignments(&spec.epilogue), ..Program::default() };
+        let mut args = self.walk_args(&spec, &setting.cut);
+        args.extend(chunk.args());
+        args.extend(spec.epilogue.args(product, &chunk, 0, 0));
+        let d = &product.d;
+        let leading = d.row_stride * d.dtype.bytes() as u64;
+        let extents = [product.m as u32, *columns as u32, 1];
+        args.extend(spec.way().args(Address::buffer(d.slot.0 as usize), extents, leading, chunk.strides_bytes(d)));
+        let [column_tiles, workers, _] = self.layout(&spec, &setting.cut);
+        program.steps.push(Step::Launch(Launch {
+            grid: [(column_tiles * workers) as u32, 1, 1],
+            residency: Residency::Any,
+            overlap: true,
+            args,
+            kernel: reference(spec),
+        }));
+        if let Some(statistics) = &conv.statistics {
+            statistics::steps(conv, statistics, &mut program);
+        }
+        Ok(program)
+    }
+}
