@@ -3,6 +3,7 @@
 //! | module | gives |
 //! |---|---|
 //! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
+//! | [`clip`] | what is loaded of such a tile where the operand ends within |
 //! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
 //! | [`im2col`] | the tile of a convolution's matrix that the copy engine gathers |
 //! | [`slab`] | a box of pixels with its halo, of which every tap of a filter reads a part |
@@ -16,6 +17,7 @@
 //! | [`reduce`] | sums and maxima over lanes, warps and the CTA |
 //! | [`table`] | addresses and tensor maps by index, more than parameters hold |
 
+pub mod clip;
 pub mod cluster;
 pub mod deep;
 pub mod dynamic;

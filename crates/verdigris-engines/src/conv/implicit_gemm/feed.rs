@@ -11,6 +11,7 @@ use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, SharedPiece, Te
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg};
+use verdigris_kir::tile::clip::{Clip, ClipArgs};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
@@ -172,6 +173,8 @@ struct GatherFeed<'k> {
     group_channels: Val<'k, u32>,
     group_columns: Val<'k, u32>,
     group_depth: Val<'k, u32>,
+    /// What there is of the filter's columns.
+    columns: Clip<'k>,
     scatter: Option<Scatter<'k>>,
 }
 
@@ -194,6 +197,8 @@ struct FilterFeed<'k> {
     /// Which terms these are, four bits a product: that of x in the lower two, that of dy in the upper.
     passes: Val<'k, u32>,
     images: Val<'k, u32>,
+    /// What there is of rows and columns, where tiles are not turned.
+    clips: Option<[Clip<'k>; 2]>,
     /// Where slabs are too many for registers: channel and offsets of each.
     places: Option<SharedPiece<'k>>,
 }
@@ -228,6 +233,7 @@ pub(super) struct GatherArgs<'a> {
     pub(super) group_channels: u32,
     pub(super) group_columns: u32,
     pub(super) group_depth: u32,
+    pub(super) columns: ClipArgs,
     pub(super) groups: u32,
     pub(super) images: u32,
 }
@@ -246,6 +252,7 @@ pub(super) struct FilterArgs<'a> {
     pub(super) pass_steps: u32,
     pub(super) passes: &'a [[u32; 2]],
     pub(super) images: u32,
+    pub(super) clips: Option<[ClipArgs; 2]>,
 }
 
 fn number(n: u32) -> Arg {
@@ -259,6 +266,7 @@ impl GatherArgs<'_> {
         args.extend(Walk::args(self.gather));
         args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
         args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
+        args.extend(self.columns.args());
         if let Some((classes, tiles)) = self.classes {
             let last = self.gather.classes.len() as u32 - 1;
             args.extend([Arg::Pointer(classes), Arg::Divisor(tiles), number(last), Arg::Divisor(self.groups), number(self.images)]);
@@ -279,6 +287,7 @@ impl FilterArgs<'_> {
         args.extend([self.group_rows, self.group_channels].map(number));
         let passes = self.passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x);
         args.extend([Arg::Divisor(self.pass_steps), number(passes), number(self.images)]);
+        args.extend(self.clips.iter().flatten().flat_map(ClipArgs::args));
         args
     }
 }
@@ -291,13 +300,14 @@ impl<'k> Feed<'k> {
         match spec.kind {
             Kind::Gather { classes, .. } => Feed::Gather(GatherFeed {
                 pixels: k.tensor_map("pixels", gathered),
-                filter: k.tensor_map("filter", spec.b_tile().map(spec.loaded(Shared::B))),
+                filter: k.tensor_map("filter", spec.clipped(Shared::B).map()),
                 walk: Walk::declare(k, spatial),
                 taps: k.input("taps", TAP_BYTES),
                 slabs: k.divisor("slabs"),
                 group_channels: k.scalar("group_channels"),
                 group_columns: k.scalar("group_columns"),
                 group_depth: k.scalar("group_depth"),
+                columns: Clip::declare(k, spec.clipped(Shared::B)),
                 scatter: classes.then(|| Scatter {
                     table: k.input("classes", CLASS_BYTES),
                     class_tiles: k.divisor("class_tiles"),
@@ -321,6 +331,7 @@ impl<'k> Feed<'k> {
                 pass_steps: k.divisor("pass_steps"),
                 passes: k.scalar("passes"),
                 images: k.scalar("images"),
+                clips: (!spec.turns()).then(|| [Shared::A, Shared::B].map(|operand| Clip::declare(k, spec.clipped(operand)))),
                 places: spec.turns().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)),
             }),
         }
@@ -333,6 +344,17 @@ impl<'k> Feed<'k> {
             Feed::Filter(feed) => [&feed.dy, &feed.pixels],
         }
         .into_iter()
+    }
+
+    /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
+    pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
+        let clips = match self {
+            Feed::Gather(feed) => [None, Some(feed.columns)],
+            Feed::Filter(feed) => feed.clips.map_or([None; 2], |clips| clips.map(Some)),
+        };
+        for (clip, slots) in clips.into_iter().zip([a, b]) {
+            clip.iter().for_each(|clip| clip.clear(slots, spec.stages, k.thread(), spec.threads()));
+        }
     }
 
     /// Whether there may be work without depth.
@@ -393,17 +415,19 @@ impl<'k> GatherFeed<'k> {
         let tap: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
         let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
         let filter_column = column + group * self.group_columns;
+        let columns = self.columns.rows(column - slots.b_part);
+        let bytes = self.columns.bytes(columns) + a_tile.bytes();
         k.range(steps, |_| {
-            let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
+            let full = slots.ring.acquire(bytes);
             let stage = slots.ring.stage();
             let channel = slab * spec.depth();
             let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
             let offsets = Offsets { plane: tap[0].get(), depth: tap[1].get() }.list(spec.spatial);
             pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image + tap[3].get(), &offsets, full, slots.a_options);
-            b_tile.load(
+            self.columns.load(
                 slots.b + stage * b_tile.bytes(),
                 slots.b_part,
-                spec.loaded(Shared::B),
+                columns,
                 &self.filter,
                 filter_column,
                 channel + group_depth,
@@ -462,6 +486,10 @@ impl<'k> FilterFeed<'k> {
             });
             return;
         }
+        let Some([row_clip, column_clip]) = &self.clips else { return };
+        let (tile_rows, tile_columns) = (row_clip.rows(row - slots.a_part), column_clip.rows(column - slots.b_part));
+        let bytes = row_clip.bytes(tile_rows) + column_clip.bytes(tile_columns);
+        let own_columns = tile_columns - slots.b_part.min(tile_columns);
         let columns: Vec<(Val<'k, u32>, Offsets<'k>)> = (0..slabs).map(|slab| place(first_slab + slab)).collect();
         k.range(work.steps, |step| {
             let (pass, step) = self.pass_steps.split(work.first_step + step);
@@ -469,14 +497,16 @@ impl<'k> FilterFeed<'k> {
             let (base, image) = self.walk.base(pixel);
             let terms = self.passes.shr(pass * 4);
             let image = image + (terms & 3u32) * self.images;
-            let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
+            let full = slots.ring.acquire(bytes);
             let stage = slots.ring.stage();
             let a_slot = slots.a + stage * a_tile.bytes();
-            a_tile.load(a_slot, slots.a_part, spec.loaded(Shared::A), &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.a_options);
+            row_clip.load(a_slot, slots.a_part, tile_rows, &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.a_options);
             let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
             for (i, (channel, offsets)) in columns.iter().enumerate() {
                 let slot = b_slot + i as u32 * slab_bytes;
-                pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
+                k.when(own_columns.gt(i as u32 * slab_width), || {
+                    pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
+                });
             }
             slots.ring.advance();
         });

@@ -11,6 +11,7 @@ use std::fmt;
 use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
@@ -166,6 +167,12 @@ impl Spec {
         OperandTile { rows: self.tile_n, ty: map_type(self.b), major }
     }
 
+    /// Tiles of one operand, of which this CTA loads a share.
+    pub(super) fn clipped(&self, operand: Shared) -> ClippedTile {
+        let tile = if operand == Shared::A { self.a_tile() } else { self.b_tile() };
+        ClippedTile { tile, loaded: self.loaded(operand) }
+    }
+
     /// The operand that is gathered, as one load brings it: all of a CTA's pixels, or as many as a stage is deep.
     pub(super) fn gathered(&self) -> Im2colTile {
         match self.kind {
@@ -176,7 +183,7 @@ impl Spec {
 
     /// The map of dy: slabs as a third dim where one load brings all of a tile.
     pub(super) fn dy_map(&self) -> MapDecl {
-        let tile = self.a_tile().map(self.loaded(Shared::A));
+        let tile = self.clipped(Shared::A).map();
         if self.turns() { MapDecl { box_dims: vec![self.depth(), self.depth(), self.tile_m / self.depth()], ..tile } } else { tile }
     }
 
@@ -186,12 +193,17 @@ impl Spec {
         if self.cluster > 1 && self.shared == operand { rows / self.cluster } else { rows }
     }
 
+    /// Tiles of a cluster, below and beside each other.
+    pub(super) fn tiles_of_cluster(&self) -> [u32; 2] {
+        if self.shared == Shared::B { [self.cluster, 1] } else { [1, self.cluster] }
+    }
+
     /// Elements of depth in one stage; also those of a line of 128 bytes.
     pub(super) fn depth(&self) -> u32 {
         self.a_tile().depth()
     }
 
-    fn threads(&self) -> u32 {
+    pub(super) fn threads(&self) -> u32 {
         WARPGROUP * (1 + self.consumers)
     }
 
@@ -313,6 +325,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         ring.init();
         feed.maps().for_each(|map| k.prefetch_tensormap(map));
     });
+    feed.clear(k, spec, a_slots.address(), b_slots.address());
     publish_barriers(k);
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();

@@ -475,7 +475,7 @@ impl Plan {
             return None;
         }
         let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
-        let [in_rows, in_columns] = if spec.shared == Shared::B { [spec.cluster, 1] } else { [1, spec.cluster] };
+        let [in_rows, in_columns] = spec.tiles_of_cluster();
         let reduced = (spec.split == Split::Reduced).then(|| PartGrid {
             tile: spec.part_tile(),
             tile_rows: rows * in_rows,
@@ -605,7 +605,9 @@ impl Candidate for Plan {
         let epilogue = if reduced.is_some() { self.epilogue(true) } else { spec.epilogue.clone() };
         let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
         let places = view.prepared.copy_ahead(&mut program);
-        let mut args = view.feed_args(&spec, schedule.tiles, &mut program);
+        let ([rows, columns], _) = self.tiles(&spec);
+        let [in_rows, in_columns] = spec.tiles_of_cluster();
+        let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
         args.extend(schedule.args(spec.split != Split::No));
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));

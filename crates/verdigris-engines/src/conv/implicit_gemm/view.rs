@@ -239,8 +239,8 @@ impl View {
         self.prepared.alignments(alignments)
     }
 
-    /// The arguments of the loads of `tiles` tiles; adds tables to the program.
-    pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, program: &mut Program) -> Vec<Arg> {
+    /// The arguments of the loads of so many tiles, of rows and columns of tiles; adds tables to the program.
+    pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> Vec<Arg> {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
@@ -262,7 +262,8 @@ impl View {
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
                 let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
-                let decl = spec.b_tile().map(spec.loaded(Shared::B));
+                let columns = spec.clipped(Shared::B).args(self.columns, tile_columns);
+                let decl = columns.boxed(spec.clipped(Shared::B).map());
                 let filter = Arg::TensorMap(in_place(self.other.slot), matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]));
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
                 GatherArgs {
@@ -275,6 +276,7 @@ impl View {
                     group_channels: self.group_depth,
                     group_columns,
                     group_depth,
+                    columns,
                     groups,
                     images,
                 }
@@ -292,6 +294,8 @@ impl View {
                 } else {
                     matrix_map(decl, &dy, [conv.k, self.product.k, u64::from(self.prepared.terms)])
                 };
+                let clip = |operand, extent, tiles| spec.clipped(operand).args(extent, tiles);
+                let clips = (!spec.turns()).then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all slabs of a row of tiles belong to it.
                 let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
                 FilterArgs {
@@ -307,6 +311,7 @@ impl View {
                     pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
                     passes: &passes,
                     images,
+                    clips,
                 }
                 .args()
             }
