@@ -6,6 +6,7 @@
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
 use verdigris_kir::face::{AsVal, Kernel, Role};
+use verdigris_kir::tile::clip::Clip;
 use verdigris_kir::tile::operand::ROW_BYTES;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
@@ -25,9 +26,9 @@ const STEPS: u32 = ROW_BYTES / 32;
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let (a_loaded, b_loaded) = (spec.loaded(Shared::A), spec.loaded(Shared::B));
-    let (a, b) = (k.tensor_map("a", a_tile.map(a_loaded)), k.tensor_map("b", b_tile.map(b_loaded)));
+    let (a, b) = (k.tensor_map("a", spec.clipped(Shared::A).map()), k.tensor_map("b", spec.clipped(Shared::B).map()));
     let (a_batches, b_batches) = (k.scalar::<u32>("a_batches"), k.scalar::<u32>("b_batches"));
+    let (a_clip, b_clip) = (Clip::declare(k, spec.clipped(Shared::A)), Clip::declare(k, spec.clipped(Shared::B)));
     let schedule = Schedule::declare(k, spec.split != Split::No);
     let batch = BatchIndex::declare(k);
     let factors = BlockFactors::declare(k, spec.scaled);
@@ -43,6 +44,8 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         k.prefetch_tensormap(&a);
         k.prefetch_tensormap(&b);
     });
+    a_clip.clear(a_slots.address(), spec.stages, k.thread(), spec.threads());
+    b_clip.clear(b_slots.address(), spec.stages, k.thread(), spec.threads());
     publish_barriers(k);
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
@@ -58,13 +61,15 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let (row, column) = (tile_row * spec.tile_m + a_part, tile_column * spec.tile_n + b_part);
                 let (a_batch, b_batch) = (work.batch * a_batches, work.batch * b_batches);
                 let (first_step, steps) = share.steps(&work);
+                let (rows, columns) = (a_clip.rows(tile_row * spec.tile_m), b_clip.rows(tile_column * spec.tile_n));
+                let bytes = a_clip.bytes(rows) + b_clip.bytes(columns);
                 k.range(steps, |step| {
                     let depth = (first_step + step) * spec.depth();
-                    let full = cursor.acquire(a_tile.bytes() + b_tile.bytes());
+                    let full = cursor.acquire(bytes);
                     let a_slot = a_slots.address() + cursor.stage() * a_tile.bytes();
                     let b_slot = b_slots.address() + cursor.stage() * b_tile.bytes();
-                    a_tile.load(a_slot, a_part, a_loaded, &a, row, depth, a_batch, full, share.options(Shared::A));
-                    b_tile.load(b_slot, b_part, b_loaded, &b, column, depth, b_batch, full, share.options(Shared::B));
+                    a_clip.load(a_slot, a_part, rows, &a, row, depth, a_batch, full, share.options(Shared::A));
+                    b_clip.load(b_slot, b_part, columns, &b, column, depth, b_batch, full, share.options(Shared::B));
                     cursor.advance();
                 });
             });

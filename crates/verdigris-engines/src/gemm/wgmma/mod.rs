@@ -22,6 +22,7 @@ use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
 use verdigris_kir::ir::{MapDecl, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::tile::clip::ClipArgs;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
@@ -834,12 +835,19 @@ impl Candidate for Plan {
         };
         let (a_place, b_place) = (place(&a, repacks[0]), place(&b, repacks[1]));
         let chunk = Chunk::all(&view.problem.batch).into_iter().next().ok_or_else(unknown)?;
+        let [a_clip, b_clip] = [(Shared::A, view.m), (Shared::B, view.n)].map(|(operand, extent)| {
+            // Clusters are whole, also where there are fewer tiles.
+            let clipped = spec.clipped(operand);
+            let tiles = extent.div_ceil(clipped.tile.rows);
+            clipped.args(extent, if spec.cluster > 1 && spec.shared != operand { tiles.next_multiple_of(spec.cluster) } else { tiles })
+        });
         let mut args = vec![
-            Arg::TensorMap(a_place, operand_map(spec.a_tile().map(spec.loaded(Shared::A)), &a, view.m, view.k, view.batch)),
-            Arg::TensorMap(b_place, operand_map(spec.b_tile().map(spec.loaded(Shared::B)), &b, view.n, view.k, view.batch)),
+            Arg::TensorMap(a_place, operand_map(a_clip.boxed(spec.clipped(Shared::A).map()), &a, view.m, view.k, view.batch)),
+            Arg::TensorMap(b_place, operand_map(b_clip.boxed(spec.clipped(Shared::B).map()), &b, view.n, view.k, view.batch)),
             batched(&a),
             batched(&b),
         ];
+        args.extend([a_clip, b_clip].iter().flat_map(ClipArgs::args));
         args.extend(schedule.args(spec.split != Split::No));
         args.extend(chunk.args());
         for scale in [&view.problem.scale_a, &view.problem.scale_b] {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::wgmma_shape;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_tensor::DType;
@@ -169,6 +170,12 @@ impl Spec {
     pub(super) fn loaded(&self, operand: Shared) -> u32 {
         let rows = if operand == Shared::A { self.tile_m } else { self.tile_n };
         if self.cluster > 1 && self.shared == operand { rows / self.cluster } else { rows }
+    }
+
+    /// Tiles of one operand, of which this CTA loads a share.
+    pub(super) fn clipped(&self, operand: Shared) -> ClippedTile {
+        let tile = if operand == Shared::A { self.a_tile() } else { self.b_tile() };
+        ClippedTile { tile, loaded: self.loaded(operand) }
     }
 
     /// The type of D.
