@@ -411,7 +411,13 @@ impl<'k> Piece<'k> {
     /// Stores the piece of the slab that begins at column `first` of the tile.
     fn store(&self, way: &Way<'k>, staging: &Staging<'k>, slab: Val<'k, u32>, first: u32) {
         let k = way.kernel;
-        k.when(self.inside & (self.column + first).lt(way.columns), || {
+        let mut inside = self.inside & (self.column + first).lt(way.columns);
+        // A tile may end inside of its last slab.
+        let left = way.spec.tile_columns - first;
+        if left * (way.spec.d().bytes() as u32) < staging.row_bytes() {
+            inside = inside & self.chunk.lt(left * way.spec.d().bytes() as u32 / PIECE_BYTES);
+        }
+        k.when(inside, || {
             let words = staging.read_chunk(slab, self.row, self.chunk);
             k.st_global_vector(self.address, i64::from(first) * way.spec.d().bytes() as i64, &words, Cache::Default);
         });

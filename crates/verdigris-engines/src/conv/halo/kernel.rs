@@ -101,8 +101,7 @@ impl Spec {
     pub(super) fn filter_tile(&self) -> SlabTile {
         let line = match self.filter {
             Major::Depth => self.channels,
-            Major::Rows if self.tile_n.is_multiple_of(64) => 64,
-            Major::Rows => 32,
+            Major::Rows => [64, 32].into_iter().find(|line| self.tile_n.is_multiple_of(*line)).unwrap_or(16),
         };
         SlabTile { channels: line, ty: self.map_type() }
     }
@@ -187,6 +186,8 @@ struct Walk<'k> {
     /// The slab's pixel at which each block of a tile begins.
     blocks: Vec<Val<'k, u32>>,
     channel_blocks: Val<'k, u32>,
+    /// Instruction steps of the last block of channels.
+    last_steps: Val<'k, u32>,
     taps: Val<'k, u32>,
     /// Taps along the width and height.
     filter_width: Val<'k, u32>,
@@ -220,6 +221,7 @@ impl<'k> Walk<'k> {
             run_pitch: k.scalar("run_pitch"),
             blocks: (0..spec.tile_blocks()).map(|_| k.scalar("block")).collect(),
             channel_blocks: k.scalar("channel_blocks"),
+            last_steps: k.scalar("last_steps"),
             taps: k.scalar("taps"),
             filter_width: k.scalar("filter_width"),
             filter_height: k.scalar("filter_height"),
@@ -374,43 +376,50 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 shift.set(a_start);
                 tap_w.set(0);
                 tap_h.set(0);
-                k.range(walk.taps, |tap| {
-                    let b_low = match ring {
-                        None => kept_filter.get(),
-                        Some(ring) => {
-                            ring.wait();
-                            b_start + ring.stage() * (spec.filter_bytes() >> 4)
+                let over_taps = |steps: u32| {
+                    k.range(walk.taps, |tap| {
+                        let b_low = match ring {
+                            None => kept_filter.get(),
+                            Some(ring) => {
+                                ring.wait();
+                                b_start + ring.stage() * (spec.filter_bytes() >> 4)
+                            }
+                        };
+                        let first = block.eq(0) & tap.eq(0);
+                        add.set(!first);
+                        k.wgmma_fence();
+                        for step in 0..steps {
+                            let b_descriptor = k.join32(b_low + b_step(step), b_high);
+                            for (start, sum) in block_starts.iter().zip(&sums) {
+                                let a_descriptor = k.join32(shift + *start + pixels.advance(step), a_high);
+                                let adds = if step == 0 { add.get() } else { k.constant(true) };
+                                k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                            }
                         }
-                    };
-                    let first = block.eq(0) & tap.eq(0);
-                    add.set(!first);
-                    k.wgmma_fence();
-                    for step in 0..spec.steps() {
-                        let b_descriptor = k.join32(b_low + b_step(step), b_high);
-                        for (start, sum) in block_starts.iter().zip(&sums) {
-                            let a_descriptor = k.join32(shift + *start + pixels.advance(step), a_high);
-                            let adds = if step == 0 { add.get() } else { k.constant(true) };
-                            k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                        k.wgmma_commit();
+                        // One group stays in flight while what the groups before it read goes back.
+                        k.wgmma_wait(1);
+                        k.when(tap.eq(0) & block.gt(0), || slab.release(previous_slab, thread));
+                        match ring {
+                            None => kept_filter.set(kept_filter + (spec.filter_bytes() >> 4)),
+                            Some(ring) => {
+                                k.when(!first, || ring.release(previous_filter, thread));
+                                previous_filter.set(ring.stage());
+                                ring.advance();
+                            }
                         }
-                    }
-                    k.wgmma_commit();
-                    // One group stays in flight while what the groups before it read goes back.
-                    k.wgmma_wait(1);
-                    k.when(tap.eq(0) & block.gt(0), || slab.release(previous_slab, thread));
-                    match ring {
-                        None => kept_filter.set(kept_filter + (spec.filter_bytes() >> 4)),
-                        Some(ring) => {
-                            k.when(!first, || ring.release(previous_filter, thread));
-                            previous_filter.set(ring.stage());
-                            ring.advance();
-                        }
-                    }
-                    let (row_ends, plane_ends) = ((tap_w + 1).eq(walk.filter_width), (tap_h + 1).eq(walk.filter_height));
-                    let to_next_row = k.select(plane_ends, walk.tap_steps[2], walk.tap_steps[1]);
-                    shift.set(shift + k.select(row_ends, to_next_row, walk.tap_steps[0]));
-                    tap_h.set(k.select(row_ends, k.select(plane_ends, 0u32, tap_h + 1), tap_h));
-                    tap_w.set(k.select(row_ends, 0u32, tap_w + 1));
-                });
+                        let (row_ends, plane_ends) = ((tap_w + 1).eq(walk.filter_width), (tap_h + 1).eq(walk.filter_height));
+                        let to_next_row = k.select(plane_ends, walk.tap_steps[2], walk.tap_steps[1]);
+                        shift.set(shift + k.select(row_ends, to_next_row, walk.tap_steps[0]));
+                        tap_h.set(k.select(row_ends, k.select(plane_ends, 0u32, tap_h + 1), tap_h));
+                        tap_w.set(k.select(row_ends, 0u32, tap_w + 1));
+                    });
+                };
+                // The last block of channels may be part of one: what lies beyond is zero, and is not multiplied. The assembler wants products in
+                // straight lines, so each number of steps has its own.
+                let is_last = (block + 1).eq(walk.channel_blocks);
+                let steps_here = k.select(is_last, walk.last_steps, spec.steps());
+                (1..=spec.steps()).for_each(|steps| k.when(steps_here.eq(steps), || over_taps(steps)));
                 previous_slab.set(slab.stage());
                 slab.advance();
             });

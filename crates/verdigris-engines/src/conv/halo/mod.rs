@@ -85,6 +85,12 @@ const SHAPES: &[Shape] = &[
     streamed(32, 2, 128, 6, false),
     streamed(64, 2, 160, 4, false),
     streamed(64, 1, 192, 3, false),
+    kept(64, 2, 48, false),
+    kept(64, 2, 80, false),
+    kept(64, 2, 144, false),
+    streamed(64, 2, 80, 4, false),
+    streamed(64, 2, 144, 4, false),
+    kept(64, 1, 64, false),
 ];
 
 /// The most boxes that are offered of a tile.
@@ -391,14 +397,16 @@ impl Plan {
     fn spec(&self, shape: u32) -> Option<Spec> {
         let dtype = self.view.conv.activations().dtype;
         let shape = SHAPES.get(shape as usize).filter(|shape| dtype == DType::Bf16 || shape.halves)?;
-        let d_bytes = self.view.product.d.dtype.bytes() as u32;
-        // Whole slabs leave through shared memory.
-        let whole_rows = (shape.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
-        whole_rows.then(|| shape.spec(dtype, self.view.major, self.epilogue()))
+        Some(shape.spec(dtype, self.view.major, self.epilogue()))
     }
 
     fn channel_blocks(&self, spec: &Spec) -> u64 {
         self.view.depth.div_ceil(u64::from(spec.channels))
+    }
+
+    /// Instruction steps of the last block of channels.
+    fn last_steps(&self, spec: &Spec) -> u64 {
+        (self.view.depth - (self.channel_blocks(spec) - 1) * u64::from(spec.channels)).div_ceil(16)
     }
 
     /// Taps' filters that are kept.
@@ -431,7 +439,8 @@ impl Plan {
         let n = f64::from(spec.tile_n);
         let blocks = f64::from(spec.tile_blocks());
         let step_cycles = (n / 2.0).max(16.0 + n / 4.0);
-        let math_ns = blocks * taps * channel_blocks * f64::from(spec.steps()) * step_cycles / c.cycles_per_ns;
+        let steps = (self.channel_blocks(spec) - 1) * u64::from(spec.steps()) + self.last_steps(spec);
+        let math_ns = blocks * taps * steps as f64 * step_cycles / c.cycles_per_ns;
         let stages = if spec.is_kept() { 0.0 } else { taps * channel_blocks };
         let loaded = channel_blocks * Self::slab_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
         let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.slab_ns + stages * c.stage_ns;
@@ -490,7 +499,7 @@ impl Plan {
         args.extend([slab_bytes, slab_bytes.next_multiple_of(alignment), filters_bytes.next_multiple_of(alignment)].map(number));
         args.push(number(cut.run_pitch));
         args.extend(cut.blocks.iter().map(|&block| number(block)));
-        args.extend([self.channel_blocks(spec), dense.taps(), dense.filter[0], dense.filter[1]].map(number));
+        args.extend([self.channel_blocks(spec), self.last_steps(spec), dense.taps(), dense.filter[0], dense.filter[1]].map(number));
         args.extend(cut.tap_steps(dense).map(|step| number((step * advance) as u64)));
         let (first, step) = if dense.backwards { (dense.taps() - 1, u64::MAX) } else { (0, 1) };
         args.extend([first, step].map(number));
