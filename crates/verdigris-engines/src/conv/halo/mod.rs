@@ -78,7 +78,7 @@ const SHAPES: &[Shape] = &[
     kept(64, 2, 96, false),
     kept(64, 2, 128, true),
     kept(32, 2, 128, false),
-    streamed(64, 2, 64, 6, false),
+    streamed(64, 2, 64, 4, false),
     streamed(64, 2, 96, 4, false),
     streamed(16, 2, 96, 8, false),
     streamed(64, 2, 128, 4, true),
