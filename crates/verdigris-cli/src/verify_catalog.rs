@@ -28,6 +28,7 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
     ("conv.unfolded", "conv", include_str!("../../../cases/catalog/conv.unfolded.toml")),
+    ("conv.halo_wgrad", "conv", include_str!("../../../cases/catalog/conv.halo_wgrad.toml")),
     ("conv.halo", "conv", include_str!("../../../cases/catalog/conv.halo.toml")),
     ("conv", "conv", include_str!("../../../cases/catalog/conv.toml")),
     ("map.simt", "pointwise", include_str!("../../../cases/catalog/map.simt.pointwise.toml")),

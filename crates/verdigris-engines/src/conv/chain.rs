@@ -1,8 +1,8 @@
-//! Epilogues of convolutions over matrices: for kernels whose results are rows of pixels (or of filters) by channels.
+//! Results and epilogues of convolutions over matrices: for kernels whose results are rows of pixels (or of filters) by channels.
 
-use verdigris_graph::{EpilogueStep, Matrix, Tensor};
+use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, HostScalar, Matrix, Tensor};
 
-use crate::engine::Refusal;
+use crate::engine::{EngineId, Reason, Refusal};
 
 /// The same steps with their operands as matrices, or the first refusal of `place`.
 pub(super) fn over_matrices(
@@ -21,4 +21,42 @@ pub(super) fn over_matrices(
         })
     };
     steps.iter().map(step).collect()
+}
+
+/// The epilogue and the result as those of a product. Its operands' slots are the problem's; A and B stand for their types alone.
+pub(super) fn product(
+    id: EngineId,
+    conv: &ConvProblem,
+    [m, n, k]: [u64; 3],
+    batch: Vec<u64>,
+    matrix: impl Fn(&Tensor) -> Option<Matrix>,
+) -> Result<GemmProblem, Refusal> {
+    let place = |tensor: &Tensor| {
+        matrix(tensor).ok_or_else(|| {
+            id.refusal(
+                Reason::Layout,
+                format_args!("a result or operand with strides {:?}; its pixels must have a single one", tensor.strides),
+            )
+        })
+    };
+    let epilogue = over_matrices(&conv.epilogue, place)?;
+    let [(_, a, _), (_, b, _)] = conv.operands();
+    let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
+    Ok(GemmProblem {
+        batch,
+        m,
+        n,
+        k,
+        precision: conv.precision,
+        determinism: conv.determinism,
+        a: packed(a, k),
+        b: packed(b, n),
+        c: None,
+        scale_a: None,
+        scale_b: None,
+        alpha: HostScalar::ONE,
+        beta: HostScalar::ZERO,
+        epilogue,
+        d: place(conv.result())?,
+    })
 }

@@ -6,6 +6,7 @@ mod diagonal;
 mod direct;
 mod grouped;
 mod halo;
+mod halo_wgrad;
 mod implicit_gemm;
 mod lines;
 pub(crate) mod pointwise;
@@ -17,6 +18,7 @@ use crate::engine::Engine;
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] = &[
     &implicit_gemm::ImplicitGemm,
+    &halo_wgrad::HaloWgrad,
     &halo::Halo,
     &small_channels::SmallChannels,
     &grouped::Grouped,

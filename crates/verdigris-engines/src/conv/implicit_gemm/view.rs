@@ -1,13 +1,13 @@
 //! A convolution as the kernel sees it: a walk, two operands, and a product whose rows and columns carry the epilogue.
 
 use verdigris_graph::problem::Order;
-use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Slot, Tensor};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Slot, Tensor};
 use verdigris_kir::ir::MapDecl;
 use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
-use super::super::chain::over_matrices;
+use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
 use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
@@ -96,7 +96,7 @@ impl View {
                 .as_matrix(conv.result_extents())
                 .map(|matrix| Matrix { batch_strides: if groups > 1 { vec![columns * matrix.column_stride] } else { vec![] }, ..matrix })
         };
-        let product = product(conv, [u64::from(rows), columns, depth * taps], if groups > 1 { vec![groups] } else { vec![] }, matrix)?;
+        let product = product(ID, conv, [u64::from(rows), columns, depth * taps], if groups > 1 { vec![groups] } else { vec![] }, matrix)?;
         Ok(View {
             kind: Kind::Gather { classes, filter: major },
             spatial,
@@ -161,7 +161,7 @@ impl View {
         narrow("the number of pixels", pixels.saturating_add(4096).saturating_mul(u64::from(prepared.terms).pow(2)))?;
         narrow("the number of images", conv.n * u64::from(prepared.terms))?;
         narrow("the number of columns", taps.saturating_mul(group_c))?;
-        let product = product(conv, [group_k, columns, pixels], batch, matrix)?;
+        let product = product(ID, conv, [group_k, columns, pixels], batch, matrix)?;
         Ok(View {
             kind: Kind::Filter,
             spatial,
@@ -463,41 +463,4 @@ fn way_out(d: &Matrix, columns: u64, scattered: bool) -> Out {
         (true, false) => Out::Tma,
         (true, true) => Out::Scattered,
     }
-}
-
-/// The epilogue and the result as those of a product. Its operands' slots are the problem's; A and B stand for their types alone.
-fn product(
-    conv: &ConvProblem,
-    [m, n, k]: [u64; 3],
-    batch: Vec<u64>,
-    matrix: impl Fn(&Tensor) -> Option<Matrix>,
-) -> Result<GemmProblem, Refusal> {
-    let place = |tensor: &Tensor| {
-        matrix(tensor).ok_or_else(|| {
-            ID.refusal(
-                Reason::Layout,
-                format_args!("a result or operand with strides {:?}; its pixels must have a single one", tensor.strides),
-            )
-        })
-    };
-    let epilogue = over_matrices(&conv.epilogue, place)?;
-    let [(_, a, _), (_, b, _)] = conv.operands();
-    let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
-    Ok(GemmProblem {
-        batch,
-        m,
-        n,
-        k,
-        precision: conv.precision,
-        determinism: conv.determinism,
-        a: packed(a, k),
-        b: packed(b, n),
-        c: None,
-        scale_a: None,
-        scale_b: None,
-        alpha: HostScalar::ONE,
-        beta: HostScalar::ZERO,
-        epilogue,
-        d: place(conv.result())?,
-    })
 }

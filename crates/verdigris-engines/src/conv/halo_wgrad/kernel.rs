@@ -1,0 +1,334 @@
+//! The kernel: boxes of dy and slabs of x through a ring, every tap of a slab by its first row, sums in registers from the first box to the last.
+//!
+//! One page, top to bottom: the spec, parameters and shared memory, the producer, the warpgroups that multiply, the roles.
+
+use std::fmt;
+
+use verdigris_kir::face::{Header, Kernel, Role, Val, WgmmaA, build};
+use verdigris_kir::inst::{Cache, MatrixType, WgmmaShape};
+use verdigris_kir::ir::{KernelBody, MapType, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, MapSpec};
+use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
+use verdigris_kir::tile::slab::SlabTile;
+use verdigris_tensor::DType;
+
+use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, position};
+use crate::parts::add_parts::{PartTile, Parts};
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// Warpgroups that multiply.
+pub(super) const CONSUMERS: u32 = 3;
+/// Channels of dy that a CTA takes: the rows of one instruction.
+pub(super) const ROWS: u32 = 64;
+/// Dynamic shared memory of a CTA on compute capability 9.0, less the barriers.
+const SHARED_BYTES: u32 = 232_448 - 1024;
+/// Registers of a producer's and of a consumer's thread.
+const REGISTERS: (u32, u32) = (32, 160);
+/// Bytes of a group, and of each of its units, in the table of taps.
+const GROUP_BYTES: u32 = 16;
+const UNIT_BYTES: u32 = 16;
+/// Steps of sixteen pixels that are written out one after the other.
+const UNROLL: u32 = 4;
+
+/// Everything that shapes the kernel; extents, filters, dilations, paddings and boxes are arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Spec {
+    /// Of x and dy: bf16 or f16.
+    pub(super) dtype: DType,
+    /// Channels of x that a CTA takes.
+    pub(super) channels: u32,
+    /// Taps of a unit, and units of a warpgroup.
+    pub(super) taps: u32,
+    pub(super) units: u32,
+    pub(super) stages: u32,
+}
+
+impl fmt::Display for Spec {
+    /// `conv_halo_filter_bf16_64x32_t3x9_s3`: channels of y and x, taps of a unit and units of the CTA, stages.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spec { dtype, channels, taps, stages, .. } = self;
+        write!(f, "conv_halo_filter_{dtype}_{ROWS}x{channels}_t{taps}x{}_s{stages}", self.units_of_cta())
+    }
+}
+
+impl Spec {
+    /// What is multiplied, as the copy engine and as the tensor cores call it.
+    fn types(&self) -> (MapType, MatrixType) {
+        if self.dtype == DType::F16 { (MapType::F16, MatrixType::F16) } else { (MapType::Bf16, MatrixType::Bf16) }
+    }
+
+    pub(super) fn dy(&self) -> SlabTile {
+        SlabTile { channels: ROWS, ty: self.types().0 }
+    }
+
+    pub(super) fn x(&self) -> SlabTile {
+        SlabTile { channels: self.channels, ty: self.types().0 }
+    }
+
+    pub(super) fn units_of_cta(&self) -> u32 {
+        CONSUMERS * self.units
+    }
+
+    /// Columns of an instruction: channels, tap after tap.
+    pub(super) fn columns(&self) -> u32 {
+        self.taps * self.channels
+    }
+
+    /// The sums of one tap, as parts are kept of them.
+    pub(super) fn part_tile(&self) -> PartTile {
+        PartTile { rows: ROWS, columns: self.channels, warpgroups: 1 }
+    }
+
+    /// Bytes of a stage: as many as there are.
+    pub(super) fn stage_bytes(&self) -> u32 {
+        SHARED_BYTES / self.stages / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+    }
+
+    /// Where the slab stands behind a box of dy, and the bytes of both.
+    pub(super) fn places(&self, pixels: &PixelBox) -> (u32, u32) {
+        let dy_bytes = pixels.pixels() * self.dy().row_bytes();
+        let slab_at = dy_bytes.next_multiple_of(SlabTile::ALIGNMENT_BYTES);
+        (slab_at, slab_at + pixels.slab_pixels().saturating_mul(self.x().row_bytes()))
+    }
+
+    fn shape(&self) -> WgmmaShape {
+        let (_, ty) = self.types();
+        WgmmaShape { transpose_a: true, transpose_b: true, ..wgmma_shape(self.columns(), ty, ty, MatrixType::F32) }
+    }
+
+    /// A reference to the kernel.
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.to_string(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let threads = WARPGROUP * (1 + CONSUMERS);
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, ..Header::default() };
+        build(header, |k| sum_products(k, self))
+    }
+}
+
+/// What a launch is told.
+pub(super) struct Task<'a> {
+    pub(super) axes: &'a [Axis; AXES],
+    pub(super) cover: &'a Cover,
+    pub(super) pixels: &'a PixelBox,
+    /// Maps of dy and x, and the table of taps.
+    pub(super) maps: [(Address, MapSpec); 2],
+    pub(super) taps: Address,
+    /// Tiles of channels of y and x.
+    pub(super) tiles: [u32; 2],
+    /// CTAs that share the boxes.
+    pub(super) parts: u32,
+}
+
+fn number(n: u32) -> Arg {
+    Arg::Scalar(Ty::U32, u64::from(n))
+}
+
+impl Task<'_> {
+    /// The table of taps: for each group the place of its slab against its box, by axis; then its units, each with its first row in the slab,
+    /// its first tap's place in the result, and the first of its taps that is kept.
+    pub(super) fn table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
+        let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
+        let mut words: Vec<u32> = Vec::new();
+        for group in &cover.groups {
+            let shift = |i: usize| (group.first[i] * axes[i].dilation) as i64 - axes[i].pad as i64;
+            words.extend((0..BOX_AXES).map(|i| shift(i) as i32 as u32));
+            words.push(0);
+            for unit in &group.units {
+                let tap: [u64; BOX_AXES] = std::array::from_fn(|i| unit.tap[i] - group.first[i]);
+                let place = position(axes, unit.tap);
+                let place = if flip { last - place } else { place };
+                words.extend([pixels.tap_pixels(axes, tap) as u32, place as u32, unit.kept_from, 0]);
+            }
+        }
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+
+    /// Boxes along each axis.
+    fn counts(&self) -> [u32; AXES] {
+        self.pixels.counts(self.axes).map(|count| count as u32)
+    }
+
+    fn ctas_of_part(&self) -> u32 {
+        self.tiles[0] * self.tiles[1] * self.cover.groups.len() as u32
+    }
+
+    /// CTAs.
+    pub(super) fn grid(&self) -> u32 {
+        self.ctas_of_part() * self.parts
+    }
+
+    /// Arguments in the order in which [`sum_products`] declares them.
+    pub(super) fn args(self, spec: &Spec, flip: bool, parts: Vec<Arg>) -> Vec<Arg> {
+        let (counts, groups) = (self.counts(), self.cover.groups.len() as u32);
+        let (grid_of_part, [_, columns]) = (self.ctas_of_part(), self.tiles);
+        let boxes: u32 = counts.iter().product();
+        let mut args: Vec<Arg> = self.maps.into_iter().map(|(address, map)| Arg::TensorMap(address, map)).collect();
+        args.extend([grid_of_part, groups, columns].map(Arg::Divisor));
+        args.extend([boxes / self.parts, boxes % self.parts].map(number));
+        args.extend(counts[..BOX_AXES].iter().map(|&count| Arg::Divisor(count)));
+        args.extend(self.pixels.extents.map(number));
+        let (slab_at, _) = spec.places(self.pixels);
+        let loaded = self.pixels.pixels() * spec.dy().row_bytes() + self.pixels.slab_pixels() * spec.x().row_bytes();
+        args.extend([slab_at, loaded].map(number));
+        args.extend(self.pixels.steps.map(number));
+        for stride in [self.pixels.of_box, self.pixels.of_slab] {
+            args.extend([stride.pitch, stride.inner, stride.outer].map(number));
+        }
+        let mut along = [0; BOX_AXES];
+        along[self.cover.axis] = 1;
+        let step = self.cover.tap_step(self.axes) as u32;
+        args.extend([self.pixels.tap_pixels(self.axes, along) as u32, if flip { step.wrapping_neg() } else { step }].map(number));
+        args.push(Arg::Pointer(self.taps));
+        args.extend(parts);
+        args
+    }
+}
+
+/// How descriptors go through a tile, step by step.
+struct Steps<'k> {
+    high: Val<'k, u32>,
+    inner: Val<'k, u32>,
+    outer: Val<'k, u32>,
+}
+
+impl<'k> Steps<'k> {
+    fn declare(k: Kernel<'k>, tile: SlabTile) -> Self {
+        let [pitch, inner, outer] = ["pitch", "step_pixels", "line_pixels"].map(|name| k.scalar::<u32>(name));
+        Steps { high: tile.descriptor_high(pitch), inner: tile.pixels(inner), outer: tile.pixels(outer) }
+    }
+}
+
+fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
+    let (dy, x) = (spec.dy(), spec.x());
+    let (dy_map, x_map) = (k.tensor_map("dy", dy.map(AXES as u32 + 1)), k.tensor_map("x", x.map(AXES as u32 + 1)));
+    let [grid_of_part, groups, columns] = ["ctas_of_part", "groups", "tile_columns"].map(|name| k.divisor(name));
+    let (least_boxes, more_boxes) = (k.scalar::<u32>("least_boxes"), k.scalar::<u32>("parts_of_one_more"));
+    let counts = ["boxes_across", "boxes_down", "boxes_deep"].map(|name| k.divisor(name));
+    let extents = ["box_width", "box_height", "box_depth"].map(|name| k.scalar::<u32>(name));
+    let (slab_at, loaded_bytes) = (k.scalar::<u32>("slab_at_bytes"), k.scalar::<u32>("loaded_bytes"));
+    let (steps, lines) = (k.scalar::<u32>("steps_of_line"), k.scalar::<u32>("lines"));
+    let (of_box, of_slab) = (Steps::declare(k, dy), Steps::declare(k, x));
+    let (tap_pixels, tap_step) = (k.scalar::<u32>("tap_pixels"), k.scalar::<u32>("tap_step"));
+    let taps = k.input("taps", 16);
+    let parts = Parts::declare(k, spec.part_tile());
+
+    let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
+    let ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
+    k.when(k.thread().eq(0), || {
+        ring.init();
+        [&dy_map, &x_map].into_iter().for_each(|map| k.prefetch_tensormap(map));
+    });
+    publish_barriers(k);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
+
+    // CTAs of one share of the boxes stand side by side, so that what they read is in L2.
+    let (part, tile) = grid_of_part.split(k.cta());
+    let (tile, group) = groups.split(tile);
+    let (row, column) = columns.split(tile);
+    let first_box = part * least_boxes + part.min(more_boxes);
+    let own_boxes = least_boxes + k.select(part.lt(more_boxes), 1u32, 0u32);
+    let group_bytes = GROUP_BYTES + UNIT_BYTES * spec.units_of_cta();
+    let entry = taps.at(group, group_bytes);
+
+    let load = || {
+        let cursor = ring.cursor();
+        k.when(k.elect(), || {
+            let shift = k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default);
+            k.range(own_boxes, |turn| {
+                let mut rest = first_box + turn;
+                let (mut of_dy, mut of_x) = (Vec::new(), Vec::new());
+                for axis in 0..BOX_AXES {
+                    let (outer, index) = counts[axis].split(rest);
+                    let at = index * extents[axis];
+                    of_dy.push(at.signed());
+                    of_x.push((at + shift[axis]).signed());
+                    rest = outer;
+                }
+                of_dy.push(rest.signed());
+                of_x.push(rest.signed());
+                let full = cursor.acquire(loaded_bytes);
+                let slot = slots.address() + cursor.stage() * spec.stage_bytes();
+                dy.load(slot, &dy_map, row * ROWS, &of_dy, full, Default::default());
+                x.load(slot + slab_at, &x_map, column * spec.channels, &of_x, full, Default::default());
+                cursor.advance();
+            });
+        });
+    };
+
+    let multiply = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let sums: Vec<Fragment<'k, f32>> = (0..spec.units).map(|_| Fragment::filled(k, spec.columns(), 0.0f32)).collect();
+        let first_unit = i64::from(GROUP_BYTES);
+        let units = entry + (warpgroup * (spec.units * UNIT_BYTES)).widen();
+        let word = |unit: u32, word: u32| k.ld_global::<u32>(units, first_unit + i64::from(unit * UNIT_BYTES + word * 4));
+        let a_low = dy.descriptor_base(slots.address(), Major::Rows, 16u32);
+        let b_low = x.descriptor_base(slots.address() + slab_at, Major::Rows, tap_pixels * x.row_bytes());
+        let b_lows: Vec<Val<'k, u32>> = (0..spec.units).map(|unit| b_low + x.pixels(k.uniform(word(unit, 0)))).collect();
+        let cursor = ring.cursor();
+        let previous = k.var_named("previous", 0u32);
+        let owed = k.var_named("owed", 0u32);
+        let whole_steps = steps & !(UNROLL - 1);
+
+        k.range(own_boxes, |_| {
+            cursor.wait();
+            let stage = cursor.stage();
+            let at = stage * (spec.stage_bytes() >> 4);
+            k.range(lines, |line| {
+                let (a_line, b_line) = (at + line * of_box.outer, at + line * of_slab.outer);
+                let product = |step: Val<'k, u32>| {
+                    let a = k.join32(a_low + a_line + step * of_box.inner, of_box.high);
+                    let b_step = b_line + step * of_slab.inner;
+                    for (sum, &b_low) in sums.iter().zip(&b_lows) {
+                        let b = k.join32(b_low + b_step, of_slab.high);
+                        k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a), b, true);
+                    }
+                };
+                // The assembler wants products, their fence and the wait for those before them in one block.
+                let products = |first: Val<'k, u32>, count: u32| {
+                    k.wgmma_fence();
+                    (0..count).for_each(|turn| product(first + turn));
+                    k.wgmma_commit();
+                    k.wgmma_wait(1);
+                    // What is in flight now belongs to this box: the stage before goes back.
+                    k.when(owed.eq(1), || {
+                        cursor.release(previous, thread);
+                        owed.set(0);
+                    });
+                };
+                k.range_step(0, whole_steps, UNROLL, |step| products(step, UNROLL));
+                k.range_step(whole_steps, steps, 1, |step| products(step, 1));
+            });
+            previous.set(stage);
+            owed.set(1);
+            cursor.advance();
+        });
+        k.wgmma_wait(0);
+
+        let registers = (spec.channels / 2) as usize;
+        for (unit, sum) in sums.iter().enumerate() {
+            let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
+            for (tap, own) in sum.registers().chunks(registers).enumerate() {
+                let tap = tap as u32;
+                k.when(kept_from.le(tap), || {
+                    parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
+                });
+            }
+        }
+    };
+
+    let (few, many) = REGISTERS;
+    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
+        Role { name: "consumer", warps: 4 * CONSUMERS, registers: Some(many), body: &multiply },
+    ]);
+}

@@ -1,0 +1,504 @@
+//! `conv.halo_wgrad`: filter gradients of dense convolutions, whose pixels are loaded once for all taps of a filter.
+//!
+//! **What.** `dw[k, t, c] = Σ dy[p, k] · x[p + t, c]` over the pixels `p` of y, in one to three spatial dims, bf16 and f16, channels last, strides of 1,
+//! any dilations and padding, every epilogue.
+//!
+//! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the slab of x that the box reads: the box with its halo.
+//! Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is nothing but
+//! another first pixel of the slab ([`verdigris_kir::tile::slab`]). Taps that lie side by side are columns of one instruction. The sums of all the
+//! taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second launch adds up what the CTAs
+//! formed. What a box has outside of the image is zero in dy, what a slab has outside is the padding.
+//!
+//! | | |
+//! |---|---|
+//! | rows | 64 channels of y |
+//! | columns | taps of a group, 32 or 64 channels of x each |
+//! | depth | pixels of y, shared among CTAs |
+//!
+//! **When it wins.** On compute capability 9.0, where `conv.implicit_gemm`, which loads x once for every tap and dy once for every few, waits for its
+//! loads: up to a few hundred channels and many pixels.
+//!
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the setting, so repeats agree bit for bit. Zeros
+//! around x and y are multiplied: an infinite or undefined element gives NaN also to taps of pixels at the edge that it should not meet.
+//!
+//! **Source:** own; slabs of pixels that all taps share are those of direct convolutions on any cache.
+
+mod geometry;
+mod kernel;
+
+use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
+use kernel::{CONSUMERS, ROWS, Spec, Task};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
+use verdigris_kir::ir::{MapDecl, Target};
+use verdigris_kir::program::{Address, Base, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_tensor::DType;
+
+use super::chain::product;
+use super::lines::{lies_in_lines, tap_stride};
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::add_parts::{AddSpec, PartGrid};
+use crate::parts::batch::Chunk;
+use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+
+/// The engine.
+#[derive(Debug)]
+pub(super) struct HaloWgrad;
+
+const ID: EngineId = EngineId { name: "conv.halo_wgrad", number: 209 };
+
+/// The part of a spec that is chosen.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    channels: u32,
+    taps: u32,
+    units: u32,
+    stages: u32,
+}
+
+const fn shape(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
+    Shape { channels, taps, units, stages }
+}
+
+/// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
+const SHAPES: &[Shape] = &[
+    shape(64, 3, 1, 3),
+    shape(64, 3, 1, 5),
+    shape(64, 1, 3, 4),
+    shape(64, 2, 1, 4),
+    shape(64, 2, 2, 4),
+    shape(32, 3, 1, 4),
+    shape(32, 3, 2, 3),
+    shape(32, 5, 1, 4),
+    shape(32, 1, 3, 4),
+];
+
+/// Operands, and their usual results; others, and fused chains, are made when asked for.
+const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
+/// Results that are stored.
+const RESULTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+/// Threads that share the parts of four elements, where parts are more than that.
+const SLICES: u32 = 8;
+/// Pixels of a box.
+const BOX_PIXELS: [u32; 2] = [32, 320];
+/// The most scratch for parts.
+const MOST_PARTS_BYTES: u64 = 512 << 20;
+/// Boxes of a shape and an order that are offered, and the most waves of CTAs that share them.
+const BOXES_OF_ORDER: usize = 2;
+const MOST_WAVES: u64 = 2;
+
+impl Engine for HaloWgrad {
+    fn id(&self) -> EngineId {
+        ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
+        };
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        require_layout(conv)?;
+        require_extents(conv)?;
+        let product = as_product(conv)?;
+        let epilogue = EpilogueSpec::of(&product);
+        ID.require(
+            epilogue.pairs || !epilogue.is_plain(),
+            Reason::Layout,
+            format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
+        )?;
+        let mut plan = Plan { arch: arch.clone(), product, orders: orders(conv), conv: conv.clone(), settings: Vec::new() };
+        plan.settings = plan.found();
+        ID.require(
+            !plan.settings.is_empty(),
+            Reason::SharedMemory,
+            format_args!("no slab of a filter of {:?} with dilations {:?} has room", conv.filter, conv.dilations),
+        )?;
+        Ok(Box::new(plan))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let kernels = TYPES.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| shape.spec(dtype).kernel()));
+        let adds = TYPES.into_iter().flat_map(|dtype| {
+            let epilogue = EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
+            [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+        });
+        kernels.chain(adds).collect()
+    }
+}
+
+/// What this engine multiplies.
+fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
+    ID.require(conv.direction == Direction::Wgrad, Reason::Problem, format_args!("{:?}; takes wgrad", conv.direction))?;
+    let (x, dy, dw) = (conv.x.dtype, conv.y.dtype, conv.w.dtype);
+    ID.require(x == dy && TYPES.contains(&x), Reason::DType, format_args!("{dy} and {x}; takes bf16 or f16"))?;
+    ID.require(RESULTS.contains(&dw), Reason::DType, format_args!("a result of {dw}; takes bf16, f16 and f32"))?;
+    ID.require(conv.precision == Precision::Fp32, Reason::Precision, format_args!("{:?} of {dy} and {x}; takes fp32", conv.precision))?;
+    ID.require(
+        conv.prologue.is_empty(),
+        Reason::Epilogue,
+        format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
+    )?;
+    ID.require(conv.statistics.is_none(), Reason::Epilogue, "sums over the channels of a filter's gradient")
+}
+
+/// What the copy engine reads.
+fn require_layout(conv: &ConvProblem) -> Result<(), Refusal> {
+    for (name, tensor) in [("x", &conv.x), ("dy", &conv.y)] {
+        ID.require(
+            lies_in_lines(tensor),
+            Reason::Layout,
+            format_args!("{name} with strides {:?}; channels must be innermost and pixels begin at multiples of 16 bytes", tensor.strides),
+        )?;
+    }
+    ID.require(
+        conv.w.is_channels_last(),
+        Reason::Layout,
+        format_args!("a result with strides {:?}; its channels must be innermost", conv.w.strides),
+    )?;
+    for (name, channels) in [("x", conv.c), ("y", conv.k)] {
+        ID.require(channels.is_multiple_of(8), Reason::Alignment, format_args!("{channels} channels of {name}; takes multiples of 8"))?;
+    }
+    Ok(())
+}
+
+fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
+    ID.require(conv.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", conv.groups))?;
+    ID.require(conv.strides == [1; 3], Reason::Extent, format_args!("strides {:?}; takes 1", conv.strides))?;
+    let extents = conv.gemm_extents();
+    ID.require(
+        !conv.is_empty() && extents.k > 0,
+        Reason::Extent,
+        format_args!("{} channels of y, {} of x by taps, {} pixels; none may be 0", extents.m, extents.n, extents.k),
+    )?;
+    let taps = conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+    ID.require(
+        (2..=MOST_TAPS).contains(&taps),
+        Reason::Extent,
+        format_args!("a filter of {taps} elements; takes 2 to {MOST_TAPS}, for a single one is a product"),
+    )?;
+    ID.require(
+        extents.k < COUNT_LIMIT && conv.k < COUNT_LIMIT && extents.n < COUNT_LIMIT,
+        Reason::Extent,
+        format_args!("{} pixels, {} and {} rows and columns; takes below 2^30", extents.k, extents.m, extents.n),
+    )
+}
+
+/// The most taps of a filter.
+const MOST_TAPS: u64 = 1 << 10;
+/// Pixels, rows and columns stay below this.
+const COUNT_LIMIT: u64 = 1 << 30;
+
+/// The result and its epilogue as a stack of matrices, one a tap.
+fn as_product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
+    let extents = conv.gemm_extents();
+    let taps = conv.filter.iter().product();
+    let matrix = |tensor: &Tensor| {
+        let tap = tap_stride(tensor, conv.w_extents())?;
+        let [row_stride, column_stride, ..] = tensor.strides;
+        Some(Matrix { slot: tensor.slot, dtype: tensor.dtype, row_stride, column_stride, batch_strides: vec![tap] })
+    };
+    product(ID, conv, [conv.k, conv.c, extents.k], vec![taps], matrix)
+}
+
+impl Shape {
+    fn spec(&self, dtype: DType) -> Spec {
+        let Shape { channels, taps, units, stages } = *self;
+        Spec { dtype, channels, taps, units, stages }
+    }
+}
+
+/// A setting, read from knobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setting {
+    shape: u32,
+    /// The order of the axes of pixels.
+    order: u32,
+    /// The axis along which the taps of an instruction lie, innermost first.
+    axis: u32,
+    /// The box.
+    extents: [u32; 3],
+    /// CTAs that share the pixels.
+    parts: u32,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        let [wide, high, deep] = self.extents;
+        let Setting { shape, order, axis, parts, .. } = *self;
+        let values = [("shape", shape), ("order", order), ("axis", axis), ("wide", wide), ("high", high), ("deep", deep), ("parts", parts)];
+        Knobs::new(values)
+    }
+
+    fn read(knobs: &Knobs) -> Option<Setting> {
+        Some(Setting {
+            shape: knobs.value("shape")?,
+            order: knobs.value("order")?,
+            axis: knobs.value("axis")?,
+            extents: [knobs.value("wide")?, knobs.value("high")?, knobs.value("deep")?],
+            parts: knobs.value("parts")?,
+        })
+    }
+}
+
+/// An accepted problem.
+struct Plan {
+    arch: Arch,
+    conv: ConvProblem,
+    orders: Vec<[Axis; AXES]>,
+    product: GemmProblem,
+    settings: Vec<(Setting, f64)>,
+}
+
+/// What the estimate is made of.
+struct Coefficients {
+    /// Cycles of an SM in a nanosecond, under load, and the share of the tensor cores' cycles that products get.
+    cycles_per_ns: f64,
+    share_of_tensor: f64,
+    /// What one CTA draws from L2, and what all do.
+    cta_bytes_per_ns: f64,
+    l2_bytes_per_ns: f64,
+    /// Beside each box.
+    box_ns: f64,
+    /// Before the first box, and behind the last.
+    start_ns: f64,
+    /// Device memory.
+    memory_bytes_per_ns: f64,
+    /// A launch; that which adds parts up, and parts on their way through scratch.
+    launch_us: f64,
+    add_launch_us: f64,
+    parts_bytes_per_ns: f64,
+}
+
+const COEFFICIENTS: Coefficients = Coefficients {
+    cycles_per_ns: 1.6,
+    share_of_tensor: 0.92,
+    cta_bytes_per_ns: 100.0,
+    l2_bytes_per_ns: 5500.0,
+    box_ns: 60.0,
+    start_ns: 1500.0,
+    memory_bytes_per_ns: 3500.0,
+    launch_us: 1.5,
+    add_launch_us: 2.5,
+    parts_bytes_per_ns: 3500.0,
+};
+
+/// A setting worked out.
+struct Layout {
+    spec: Spec,
+    axes: [Axis; AXES],
+    cover: Cover,
+    pixels: PixelBox,
+    /// Tiles of channels of y and of x.
+    tiles: [u32; 2],
+    boxes: u64,
+    grid: PartGrid,
+    parts: u32,
+}
+
+impl Layout {
+    fn ctas(&self) -> u64 {
+        u64::from(self.tiles[0]) * u64::from(self.tiles[1]) * self.cover.groups.len() as u64 * u64::from(self.parts)
+    }
+}
+
+impl Plan {
+    fn spec(&self, shape: u32) -> Option<Spec> {
+        Some(SHAPES.get(shape as usize)?.spec(self.conv.x.dtype))
+    }
+
+    fn cover(&self, spec: &Spec, order: u32, axis: u32) -> Option<Cover> {
+        let axis = (axis < geometry::BOX_AXES as u32).then_some(axis as usize)?;
+        Cover::new(self.orders.get(order as usize)?, axis, u64::from(spec.taps), spec.units_of_cta() as usize)
+    }
+
+    /// Nothing where the setting does not fit the problem or the chip.
+    fn layout(&self, setting: Setting) -> Option<Layout> {
+        let spec = self.spec(setting.shape)?;
+        let cover = self.cover(&spec, setting.order, setting.axis)?;
+        let pixels = PixelBox::new(setting.extents, cover.halo)?;
+        self.laid_out(spec, setting.order, cover, pixels, setting.parts)
+    }
+
+    fn laid_out(&self, spec: Spec, order: u32, cover: Cover, pixels: PixelBox, parts: u32) -> Option<Layout> {
+        let axes = *self.orders.get(order as usize)?;
+        let (_, bytes) = spec.places(&pixels);
+        if bytes > spec.stage_bytes() || parts == 0 {
+            return None;
+        }
+        let boxes = pixels.counts(&axes).iter().fold(1u64, |all, &count| all.saturating_mul(count));
+        let tiles = [self.conv.k.div_ceil(u64::from(ROWS)), self.conv.c.div_ceil(u64::from(spec.channels))].map(|tiles| tiles as u32);
+        let grid = PartGrid {
+            tile: spec.part_tile(),
+            tile_rows: tiles[0],
+            tile_columns: tiles[1],
+            matrices: self.product.batch_count() as u32,
+            parts,
+        };
+        let layout = Layout { spec, axes, cover, pixels, tiles, boxes, grid, parts };
+        let fits = u64::from(parts) <= boxes
+            && boxes < COUNT_LIMIT
+            && layout.ctas() < COUNT_LIMIT
+            && layout.grid.fits()
+            && layout.grid.scratch_bytes() <= MOST_PARTS_BYTES;
+        fits.then_some(layout)
+    }
+
+    fn estimate(&self, layout: &Layout) -> f64 {
+        let (c, spec) = (&COEFFICIENTS, &layout.spec);
+        let (ctas, sms) = (layout.ctas() as f64, f64::from(self.arch.sm_count));
+        let busy = ctas.min(sms);
+        // A step of sixteen pixels: the tensor cores, or the shared memory that feeds them and that the copy engine fills.
+        let (steps, products) = (f64::from(layout.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
+        let columns = f64::from(spec.columns());
+        let loaded_bytes =
+            f64::from(layout.pixels.pixels() * spec.dy().row_bytes()) + f64::from(layout.pixels.slab_pixels() * spec.x().row_bytes());
+        let tensor_cycles = steps * products * columns / 2.0 / c.share_of_tensor;
+        let shared_cycles = steps * products * (16.0 + columns / 4.0) + loaded_bytes / 128.0;
+        let box_ns = (tensor_cycles.max(shared_cycles) / c.cycles_per_ns)
+            .max(loaded_bytes / c.cta_bytes_per_ns)
+            .max(loaded_bytes * busy / c.l2_bytes_per_ns)
+            + c.box_ns;
+        let waves = (ctas / sms).ceil();
+        let work_ns = waves * (c.start_ns + layout.boxes.div_ceil(u64::from(layout.parts)) as f64 * box_ns);
+        // Halos are read again by the boxes beside them, for the most part out of L2.
+        let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
+        let memory_ns = self.conv.traffic_bytes() / (c.memory_bytes_per_ns * share_of_memory);
+        let both_ns = (work_ns.powi(3) + memory_ns.powi(3)).cbrt();
+        let parts_ns = 2.0 * layout.grid.scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
+        (both_ns + parts_ns) * 1e-3 + c.launch_us + c.add_launch_us
+    }
+
+    /// Every setting that is offered, the quickest first.
+    fn found(&self) -> Vec<(Setting, f64)> {
+        let mut settings: Vec<(Setting, f64)> = Vec::new();
+        for shape in 0..SHAPES.len() as u32 {
+            let Some(spec) = self.spec(shape) else { continue };
+            let mut of_shape: Vec<(Setting, f64)> = Vec::new();
+            for order in 0..self.orders.len() as u32 {
+                let covers = (0..geometry::BOX_AXES as u32).filter_map(|axis| Some((axis, self.cover(&spec, order, axis)?)));
+                // Along the axis that leaves the fewest taps idle, or the least halo.
+                let size = |cover: &Cover| (cover.groups.len(), cover.halo.iter().sum::<u64>());
+                let Some((axis, cover)) = covers.min_by_key(|(_, cover)| size(cover)) else { continue };
+                for pixels in boxes(&self.orders[order as usize], cover.halo, BOX_PIXELS) {
+                    of_shape.extend(self.shares(&spec, order, &cover, &pixels).into_iter().filter_map(|parts| {
+                        let layout = self.laid_out(spec, order, cover.clone(), pixels, parts)?;
+                        Some((Setting { shape, order, axis, extents: pixels.extents, parts }, self.estimate(&layout)))
+                    }));
+                }
+            }
+            of_shape.sort_by(|one, other| one.1.total_cmp(&other.1));
+            // Several shares of one box, and several boxes.
+            let mut seen: Vec<(u32, [u32; 3])> = Vec::new();
+            of_shape.retain(|(setting, _)| {
+                let chosen = (setting.order, setting.extents);
+                let of_order = seen.iter().filter(|(order, _)| *order == setting.order).count();
+                if !seen.contains(&chosen) && of_order < BOXES_OF_ORDER {
+                    seen.push(chosen);
+                }
+                seen.contains(&chosen)
+            });
+            settings.extend(of_shape);
+        }
+        settings.sort_by(|one, other| one.1.total_cmp(&other.1));
+        settings
+    }
+
+    /// Into how many shares the boxes of a tile are worth cutting: those of whole waves.
+    fn shares(&self, spec: &Spec, order: u32, cover: &Cover, pixels: &PixelBox) -> Vec<u32> {
+        let Some(layout) = self.laid_out(*spec, order, cover.clone(), *pixels, 1) else { return Vec::new() };
+        let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / layout.ctas()).clamp(1, layout.boxes) as u32;
+        let mut shares: Vec<u32> = (1..=MOST_WAVES).map(wave).collect();
+        shares.dedup();
+        shares
+    }
+
+    /// The map of x or dy.
+    fn map(&self, decl: MapDecl, channels: u64, extents: [u64; AXES], strides: [u64; AXES]) -> MapSpec {
+        let bytes = decl.ty.bytes() as u64;
+        MapSpec {
+            decl,
+            dims: [channels].into_iter().chain(extents).collect(),
+            strides_bytes: strides.map(|stride| stride * bytes).to_vec(),
+            element_strides: vec![1; AXES + 1],
+            lower_corner: vec![],
+            upper_corner: vec![],
+            fill: Default::default(),
+            l2: L2Promotion::B256,
+        }
+    }
+}
+
+impl Candidate for Plan {
+    fn knobs(&self) -> KnobSpace {
+        let mut knobs = self.settings.iter().map(|(setting, _)| setting.knobs());
+        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn notes(&self, _: &Knobs) -> Notes {
+        Notes {
+            tensor_core: true,
+            deterministic: true,
+            down_convert: None,
+            accumulator: DType::F32,
+            reduced_sums: false,
+            split_operands: false,
+        }
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Cost {
+        let layout = Setting::read(knobs).and_then(|setting| self.layout(setting));
+        let us = layout.map_or(f64::INFINITY, |layout| self.estimate(&layout));
+        Cost { us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
+        let setting = Setting::read(knobs).ok_or_else(unknown)?;
+        let Layout { spec, axes, cover, pixels, tiles, grid, parts, .. } = self.layout(setting).ok_or_else(unknown)?;
+        let chunk = Chunk::all(&self.product.batch).into_iter().next().ok_or_else(unknown)?;
+        let (conv, epilogue) = (&self.conv, EpilogueSpec::of(&self.product));
+
+        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
+        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain([(conv.x.slot, 16), (conv.y.slot, 16)]) {
+            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
+        program.constants.push(Task::table(&axes, &cover, &pixels, conv.flip));
+        let taps = Address { base: Base::Constant(0), offset_bytes: 0 };
+        let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
+
+        let boxed = |extents: [u32; 3]| [extents[0], extents[1], extents[2], 1];
+        let dy_map =
+            self.map(spec.dy().boxed(&boxed(pixels.extents)), conv.k, axes.map(|axis| axis.output), axes.map(|axis| axis.y_stride));
+        let x_map = self.map(spec.x().boxed(&boxed(pixels.slab)), conv.c, axes.map(|axis| axis.input), axes.map(|axis| axis.x_stride));
+        let in_place = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
+        let task = Task {
+            axes: &axes,
+            cover: &cover,
+            pixels: &pixels,
+            maps: [(in_place(&conv.y), dy_map), (in_place(&conv.x), x_map)],
+            taps,
+            tiles,
+            parts,
+        };
+        program.steps.push(Step::Launch(Launch {
+            grid: [task.grid(), 1, 1],
+            residency: Residency::Any,
+            overlap: true,
+            args: task.args(&spec, conv.flip, grid.parts_args(scratch)),
+            kernel: spec.kernel(),
+        }));
+        let mut epilogue_args = chunk.args();
+        epilogue_args.extend(epilogue.args(&self.product, &chunk, 0, 0));
+        let slices = if parts >= SLICES { SLICES } else { 1 };
+        let adds = AddSpec { integer: false, slices, epilogue };
+        program.steps.push(Step::Launch(grid.launch(adds, scratch, epilogue_args, [conv.k as u32, conv.c as u32])));
+        Ok(program)
+    }
+}

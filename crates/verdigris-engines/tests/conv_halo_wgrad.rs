@@ -1,0 +1,182 @@
+//! `conv.halo_wgrad` on the interpreter against plain loops: edges of boxes, images and tiles, dilations, paddings, groups of taps, types, shares.
+
+mod conv_check;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+
+use conv_check::{bf16, check_on, placed, plane, small};
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engine::{Knobs, Reason};
+use verdigris_graph::{BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Problem, Slot, Tensor, UnaryOp};
+use verdigris_kir::interp::Kernels;
+use verdigris_kir::ir::Target;
+use verdigris_reference::data::Random;
+use verdigris_tensor::DType;
+
+const ENGINE: &str = "conv.halo_wgrad";
+
+fn wgrad(nck: [u64; 3], input: [u64; 2], filter: [u64; 2], pads: [u64; 2]) -> ConvExtents {
+    plane(Direction::Wgrad, nck, input, filter, pads)
+}
+
+/// The first `most` settings of each shape.
+fn of_each_shape(most: usize) -> impl Fn(usize, &Knobs) -> bool {
+    let seen = RefCell::new(BTreeMap::new());
+    move |_, knobs| {
+        let mut seen = seen.borrow_mut();
+        let count = seen.entry(knobs.value("shape")).or_insert(0usize);
+        *count += 1;
+        *count <= most
+    }
+}
+
+/// The quickest by estimate.
+fn first(number: usize, _: &Knobs) -> bool {
+    number == 0
+}
+
+fn run(problem: &ConvProblem, seed: u64, pick: &dyn Fn(usize, &Knobs) -> bool) {
+    check_on(ENGINE, problem, &small(), &Kernels::new(), seed, pick);
+}
+
+#[test]
+fn every_shape_on_an_image_that_boxes_straddle() {
+    run(&bf16(wgrad([2, 72, 80], [9, 11], [3, 3], [1, 1])), 1, &of_each_shape(2));
+    run(&bf16(wgrad([2, 40, 16], [9, 11], [5, 5], [2, 2])), 2, &of_each_shape(1));
+}
+
+#[test]
+fn images_around_the_edges_of_a_box() {
+    for (number, extent) in [1u64, 7, 8, 9, 14, 15, 16, 17, 31, 33].into_iter().enumerate() {
+        let seed = 10 + number as u64;
+        run(&bf16(wgrad([3, 32, 64], [extent, extent + 1], [3, 3], [1, 1])), seed, &first);
+        run(&bf16(wgrad([2, 64, 32], [17 - extent.min(16), extent], [1, 3], [0, 1])), seed + 20, &first);
+    }
+}
+
+#[test]
+fn channels_from_eight_on() {
+    for channels in [8, 24, 32, 40, 64, 72, 128, 136, 200] {
+        run(&bf16(wgrad([1, channels, 208 - channels], [7, 9], [2, 3], [1, 0])), 40 + channels, &first);
+    }
+}
+
+#[test]
+fn dilations_paddings_that_differ_by_side_and_filters_that_run_backwards() {
+    let mut random = Random::new(5);
+    for number in 0..24 {
+        let mut problem = bf16(wgrad([2, 32, 24], [9, 12], [2, 2], [0, 0]));
+        for dim in 1..3 {
+            problem.filter[dim] = 1 + random.below(5);
+            problem.dilations[dim] = 1 + random.below(3);
+            problem.pads_before[dim] = random.below(8);
+            problem.pads_after[dim] = random.below(8);
+            problem.input[dim] = (problem.filter[dim] - 1) * problem.dilations[dim] + 1 + random.below(8);
+        }
+        problem.filter[2] += u64::from(problem.filter[1] == 1);
+        problem.input[2] += problem.dilations[2];
+        problem.flip = random.below(3) == 0;
+        run(&placed(problem), 100 + number, &of_each_shape(1));
+    }
+}
+
+#[test]
+fn one_and_three_dimensions() {
+    run(&bf16(ConvExtents { dilations: [1, 1, 30], ..wgrad([2, 64, 24], [1, 200], [1, 3], [0, 30]) }), 31, &of_each_shape(1));
+    let space = |filter: [u64; 3], pads| ConvExtents { input: [4, 5, 9], filter, pads, ..wgrad([2, 32, 72], [1, 1], [1, 1], [0, 0]) };
+    run(&bf16(space([3, 3, 3], [1, 1, 1])), 32, &of_each_shape(1));
+    run(&bf16(space([3, 1, 1], [1, 0, 0])), 33, &of_each_shape(1));
+    run(&bf16(space([1, 3, 3], [0, 1, 1])), 34, &first);
+    run(&bf16(space([2, 3, 4], [0, 2, 1])), 35, &first);
+}
+
+#[test]
+fn many_shares_of_the_pixels_are_added_up_by_slices() {
+    let problem = bf16(wgrad([12, 32, 24], [9, 10], [3, 3], [1, 1]));
+    for sms in [9, 16] {
+        let slices = |_: usize, knobs: &Knobs| knobs.value("parts").is_some_and(|parts| parts >= 8);
+        check_on(ENGINE, &problem, &Arch::virtual_device(sms), &Kernels::new(), 50, &slices);
+    }
+}
+
+#[test]
+fn results_of_other_types_and_layouts_and_what_is_added_to_them() {
+    for (operands, result) in [(DType::Bf16, DType::F32), (DType::F16, DType::F16), (DType::F16, DType::F32), (DType::F16, DType::Bf16)] {
+        let extents = wgrad([2, 40, 72], [6, 9], [3, 3], [1, 1]);
+        let mut problem = ConvProblem::packed(extents, operands, result).expect("a valid problem");
+        run(&problem, 60, &first);
+        let old = Tensor { slot: Slot(3), dtype: DType::F32, ..problem.result().clone() };
+        problem.epilogue =
+            vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
+        run(&problem.clone().canonical().expect("a valid problem"), 61, &first);
+    }
+    // Images and pixels with room between them.
+    let mut problem = bf16(wgrad([2, 40, 72], [6, 9], [3, 3], [1, 1]));
+    for tensor in [&mut problem.x, &mut problem.y] {
+        let [n, c, d, h, w] = tensor.strides;
+        tensor.strides = [n * 2 + 64, c, d * 2 + 32, h * 2 + 16, w * 2];
+    }
+    run(&problem.canonical().expect("a valid problem"), 63, &first);
+}
+
+#[test]
+fn what_is_not_taken_is_refused_by_its_reason() {
+    let engine = verdigris_engines::engine(ENGINE).expect("the engine is registered");
+    let refused = |problem: ConvProblem| match engine.accept(&Problem::Conv(problem), &small()) {
+        Err(refusal) => refusal.reason,
+        Ok(_) => panic!("was taken"),
+    };
+    let extents = wgrad([2, 64, 64], [9, 9], [3, 3], [1, 1]);
+    assert_eq!(refused(bf16(ConvExtents { direction: Direction::Fprop, ..extents })), Reason::Problem);
+    assert_eq!(refused(bf16(ConvExtents { strides: [1, 1, 2], ..extents })), Reason::Extent);
+    assert_eq!(refused(bf16(ConvExtents { groups: 2, ..extents })), Reason::Extent);
+    assert_eq!(refused(bf16(ConvExtents { filter: [1, 1, 1], pads: [0; 3], ..extents })), Reason::Extent);
+    assert_eq!(refused(bf16(ConvExtents { k: 68, ..extents })), Reason::Layout);
+    assert_eq!(refused(ConvProblem::packed(extents, DType::F32, DType::F32).expect("a valid problem")), Reason::DType);
+    let far = ConvExtents { input: [1, 9, 900], dilations: [1, 1, 400], pads: [0, 1, 0], ..extents };
+    assert_eq!(refused(bf16(ConvExtents { filter: [1, 3, 3], ..far })), Reason::SharedMemory);
+    let mut first_channels = bf16(extents);
+    first_channels.x.strides = Tensor::channels_first(first_channels.x.slot, DType::Bf16, first_channels.x_extents()).strides;
+    assert_eq!(refused(first_channels), Reason::Layout);
+    let mut outermost = bf16(extents);
+    outermost.w.strides = Tensor::channels_first(outermost.w.slot, DType::Bf16, outermost.w_extents()).strides;
+    assert_eq!(refused(outermost), Reason::Layout);
+    let mut scaled = bf16(extents);
+    scaled.prologue = vec![EpilogueStep::Binary {
+        f: BinaryOp::Mul,
+        operand: Channels { slot: Slot(3), dtype: DType::F32, stride: 1 },
+        v_is_right: false,
+    }];
+    assert_eq!(refused(scaled), Reason::Epilogue);
+}
+
+#[test]
+fn plain_problems_name_kernels_of_the_catalog_alone() {
+    let engine = verdigris_engines::engine(ENGINE).expect("the engine is registered");
+    let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();
+    let mut random = Random::new(9);
+    let arch = Arch::h200();
+    let mut taken = 0;
+    for _ in 0..300 {
+        let mut extents = wgrad([1 + random.below(40), 8 * (1 + random.below(60)), 8 * (1 + random.below(60))], [1, 1], [1, 1], [0, 0]);
+        for dim in 0..3 {
+            extents.filter[dim] = 1 + random.below(4);
+            extents.dilations[dim] = 1 + random.below(3);
+            extents.input[dim] = (extents.filter[dim] - 1) * extents.dilations[dim] + 1 + random.below(90);
+            extents.pads[dim] = random.below(4);
+        }
+        let operands = if random.below(2) == 0 { DType::Bf16 } else { DType::F16 };
+        let problem = ConvProblem::packed(extents, operands, operands).expect("a valid problem");
+        let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
+        taken += 1;
+        for knobs in candidate.knobs().settings() {
+            assert!(candidate.cost(knobs).us.is_finite(), "{knobs}");
+            let program = candidate.program(knobs).expect("a listed setting has a program");
+            for launch in program.launches() {
+                assert!(catalog.contains(launch.kernel.name()), "{} for {problem:?}", launch.kernel.name());
+            }
+        }
+    }
+    assert!(taken > 200, "{taken}");
+}
