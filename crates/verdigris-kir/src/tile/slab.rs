@@ -121,6 +121,6 @@ impl SlabTile {
             Swizzle::B64 => 2,
             _ => 3,
         };
-        pitch.kernel().scope(Location::caller(), || pitch * self.pixel_advance() | (code << 30))
+        pitch.kernel().scope(Location::caller(), || (pitch * self.pixel_advance()) | (code << 30))
     }
 }

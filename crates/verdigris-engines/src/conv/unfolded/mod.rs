@@ -118,11 +118,10 @@ impl Engine for Unfolded {
 /// What this engine asks of a problem, whichever side has few channels.
 fn require(p: &ConvProblem) -> Result<(), Refusal> {
     let [(_, a, _), (_, b, _)] = p.operands();
-    let takes = match (p.precision, a.dtype, b.dtype) {
-        (Precision::Fp32, DType::Bf16, DType::Bf16) | (Precision::Fp32, DType::F16, DType::F16) => true,
-        (Precision::Tf32, DType::F32, DType::F32) => true,
-        _ => false,
-    };
+    let takes = matches!(
+        (p.precision, a.dtype, b.dtype),
+        (Precision::Fp32, DType::Bf16, DType::Bf16) | (Precision::Fp32, DType::F16, DType::F16) | (Precision::Tf32, DType::F32, DType::F32)
+    );
     ID.require(
         takes,
         Reason::Precision,
