@@ -12,11 +12,12 @@
 //! | wgrad | of x | x unfolded | yᵀ: k by pixels · x: pixels by taps and c | |
 //! | wgrad | of y, stride 1 | y unfolded | yᵀ: taps and k by pixels · x: pixels by c | |
 //!
-//! In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
+//! With an even number of channels of y, or eight of them to be folded, the filter is copied first, k innermost within a tap, so that they are read
+//! side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
 //!
 //! *Unfolded*, activations are a matrix with a row for each pixel that meets them ([`unfold`]). To *fold* is to add up what the products of one
 //! pixel by all taps are where they belong ([`fold`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose knobs are this
-//! engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `parts`.
+//! engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number of parts.
 //!
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
 //! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. What is unfolded crosses the memory bus twice.
@@ -34,12 +35,13 @@ mod unfold;
 
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Slot, Tensor};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{KernelRef, Program, Step};
+use verdigris_kir::program::{Address, KernelRef, Program, Step};
 use verdigris_tensor::DType;
 
 use super::chain::over_matrices;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::parts::repack::{self, Repack, packed_tensor};
 use columns::{Columns, Side};
 use fold::Fold;
 use sum::Sum;
@@ -66,7 +68,11 @@ const MOST_BYTES: u64 = 512 << 20;
 const SETTINGS: usize = 20;
 /// The knobs that tell which side has few channels, and how many parts the pixels of a wgrad are cut into.
 const SIDE: &str = "side";
-const PARTS: &str = "parts";
+const CUTS: &str = "cuts";
+/// The order of a filter's dims in which channels of y, at a c, lie side by side for each tap.
+const TAPS_THEN_K: [usize; 4] = [2, 3, 4, 0];
+/// So many channels of y are folded side by side.
+const FOLDED_TOGETHER: u64 = 8;
 /// The fewest pixels of a part, and those that would be multiplied while it is written.
 const FEWEST_PIXELS: u64 = 128;
 const PIXELS_OF_END: u64 = 512;
@@ -111,7 +117,7 @@ impl Engine for Unfolded {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain((self.sums)()).collect()
+        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain(repack::catalog()).chain((self.sums)()).collect()
     }
 }
 
@@ -189,6 +195,8 @@ struct Way {
     side: Side,
     parts: u64,
     beside: Beside,
+    /// The filter's copy with k innermost.
+    filter: Option<Repack>,
     product: Box<dyn Candidate>,
     /// Those of the product.
     settings: Vec<Knobs>,
@@ -211,11 +219,20 @@ impl Unfolded {
             Reason::Extent,
             format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"),
         )?;
+        let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
+        let folds = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
+        // With k innermost, channels of y are read side by side. A filter lies otherwise, and is copied; parts of its gradient lie as they are told.
+        let wants_order =
+            side == Side::Y && if folds { channels >= FOLDED_TOGETHER } else { (channels * p.y.dtype.bytes() as u64).is_multiple_of(4) };
+        let reorders = wants_order && (p.direction != Direction::Wgrad || parts > 1);
+        let ordered = |tensor: &Tensor| packed_tensor(tensor, p.w_extents(), 1, TAPS_THEN_K);
+        let filter = (reorders && p.direction != Direction::Wgrad).then(|| Repack::of_tensor(&p.w, p.w_extents(), 1, TAPS_THEN_K));
+        let original = p;
+        let reordered = ConvProblem { w: ordered(&Tensor { slot: copied(meeting), ..p.w.clone() }), ..p.clone() };
+        let p = if reorders { &reordered } else { original };
         let columns = Columns::of(p, side).ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
-        let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
-        let folds = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
         let (beside, counts, bytes) = if folds {
             let fold = Fold::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
@@ -228,7 +245,7 @@ impl Unfolded {
             })?;
             let (counts, bytes) = (unfold.counts(), unfold.scratch_bytes());
             if parts > 1 {
-                let sum = Sum::new(p, &columns, side, parts, unfold.rows() / parts);
+                let sum = Sum::new(original, &columns, side, parts, unfold.rows() / parts);
                 let (counts, bytes) = (counts && sum.counts(), bytes.saturating_add(sum.scratch_bytes()));
                 (Beside::Around(unfold, sum), counts, bytes)
             } else {
@@ -250,7 +267,7 @@ impl Unfolded {
         let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || (self.forms_sums)(knobs));
         let settings: Vec<Knobs> = space.settings().iter().filter(listed).take(SETTINGS).cloned().collect();
         ID.require(!settings.is_empty(), Reason::Extent, "no tile suits the product")?;
-        Ok(Way { side, parts, beside, product, settings, meeting })
+        Ok(Way { side, parts, beside, filter, product, settings, meeting })
     }
 }
 
@@ -334,6 +351,11 @@ fn behind(meeting: Slot) -> Slot {
     Slot(meeting.0 + 1)
 }
 
+/// Where it finds the filter's copy.
+fn copied(meeting: Slot) -> Slot {
+    Slot(meeting.0 + 2)
+}
+
 impl Way {
     /// Microseconds, under a setting of the product.
     fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
@@ -342,7 +364,8 @@ impl Way {
             Beside::Around(unfold, sum) => unfold.estimate_us(arch) + sum.estimate_us(arch),
             Beside::Behind(fold) => fold.estimate_us(arch),
         };
-        self.product.cost(product).us + beside_us
+        let filter_us = self.filter.as_ref().map_or(0.0, |copy| copy.estimate_us(arch));
+        self.product.cost(product).us + beside_us + filter_us
     }
 }
 
@@ -358,9 +381,9 @@ struct Accepted {
 impl Accepted {
     fn way(&self, knobs: &Knobs) -> Option<(&Way, Knobs)> {
         let side = knobs.value(SIDE)?;
-        let parts = u64::from(knobs.value(PARTS)?);
+        let parts = u64::from(knobs.value(CUTS)?);
         let way = self.ways.iter().find(|way| way.side as u32 == side && way.parts == parts)?;
-        let product = Knobs::new(knobs.iter().filter(|(name, _)| ![SIDE, PARTS].contains(name)));
+        let product = Knobs::new(knobs.iter().filter(|(name, _)| ![SIDE, CUTS].contains(name)));
         way.settings.contains(&product).then_some((way, product))
     }
 }
@@ -369,7 +392,7 @@ impl Candidate for Accepted {
     fn knobs(&self) -> KnobSpace {
         let mut settings = self.settings.iter().map(|(way, product, _)| {
             let way = &self.ways[*way];
-            Knobs::new(product.iter().chain([(SIDE, way.side as u32), (PARTS, way.parts as u32)]))
+            Knobs::new(product.iter().chain([(SIDE, way.side as u32), (CUTS, way.parts as u32)]))
         });
         KnobSpace::new(settings.next().unwrap_or_default(), settings)
     }
@@ -421,6 +444,12 @@ impl Candidate for Accepted {
                 program.place_buffer(meeting, sums);
                 program.steps.push(Step::Launch(fold.launch(sums)));
             }
+        }
+        if let Some(filter) = &way.filter {
+            let copy = program.add_scratch("reordered filter", filter.scratch_bytes());
+            program.place_buffer(copied(way.meeting).0 as usize, copy);
+            let launches = filter.launches(Address::buffer(p.w.slot.0 as usize), copy);
+            program.steps.splice(0..0, launches.into_iter().map(Step::Launch));
         }
         Ok(program)
     }
