@@ -350,8 +350,8 @@ const SUM_SHAPES: [usize; 6] = [2, 9, 10, 13, 14, 16];
 
 /// Whether a setting leads to a kernel of [`sums`].
 pub(crate) fn forms_sums(knobs: &Knobs) -> bool {
-    let listed = |setting: Setting| !setting.turned && !setting.along_columns && SUM_SHAPES.contains(&(setting.shape as usize));
-    Setting::read(knobs).is_some_and(listed)
+    let plain = |setting: &Setting| !setting.turned && !setting.along_columns && setting.parts == 0;
+    Setting::read(knobs).is_some_and(|setting| plain(&setting) && SUM_SHAPES.contains(&(setting.shape as usize)))
 }
 
 /// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
