@@ -179,7 +179,7 @@ fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
         format_args!("{} and {} channels; taken are multiples of 8 up to {MOST_CHANNELS}", conv.c, conv.k),
     )?;
     let most = conv.input.into_iter().chain(conv.output).chain(conv.pads_before).chain([conv.n]).max().unwrap_or(0);
-    let pixels = |extents: [u64; 3]| extents.iter().fold(conv.n, |all, &extent| all.saturating_mul(extent.saturating_add(256)));
+    let pixels = |extents: [u64; 3]| extents.iter().fold(conv.n, |all, &extent| all.saturating_mul(extent));
     ID.require(
         most < 1 << 24 && pixels(conv.input).max(pixels(conv.output)) < 1 << 31,
         Reason::Extent,
