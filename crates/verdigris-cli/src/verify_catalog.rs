@@ -205,11 +205,6 @@ mod tests {
         "conv_grouped_filter_f16_c48_t3",
         "conv_grouped_filter_f16_c64_t3",
         "conv_grouped_filter_f16_c8_t3",
-        "conv_grouped_pixels_bf16_c32_deep_bf16_map_x2",
-        "conv_grouped_pixels_bf16_c64_deep_bf16_map_x2",
-        "conv_grouped_pixels_f16_c16_deep_f16_map_x2",
-        "conv_grouped_pixels_f16_c32_deep_f16_map_x2",
-        "conv_grouped_pixels_f16_c64_deep_f16_map_x2",
         "conv_grouped_pixels_f16_c64_small_f16_map_x2",
     ];
 

@@ -23,11 +23,28 @@ pub(super) struct Gradient {
     channels: Channels,
     geometry: PixelGeometry,
     arch: Arch,
+    /// With the taps of the filter, or the most that a kernel has.
     spec: filter::Spec,
     sum: sum::Spec,
     tiling: Tiling,
-    /// Parts of each sum, the best first, with their times.
-    settings: Vec<(u64, f64)>,
+    /// The best first.
+    settings: Vec<Setting>,
+}
+
+/// A setting of the knobs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Setting {
+    /// Parts of each sum.
+    parts: u64,
+    /// Taps of a CTA, where they are fewer than the kernel of the problem's taps has.
+    fewer_taps: Option<u32>,
+    us: f64,
+}
+
+impl Setting {
+    fn knobs(&self) -> Knobs {
+        Knobs::new([("parts", self.parts as u32)].into_iter().chain(self.fewer_taps.map(|taps| ("taps", taps))))
+    }
 }
 
 impl Gradient {
@@ -63,8 +80,15 @@ impl Gradient {
         let sum = sum::Spec { epilogue };
         let mut gradient =
             Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling, settings: Vec::new() };
-        gradient.settings = gradient.parts().into_iter().map(|parts| (parts, gradient.estimate(parts))).collect();
-        gradient.settings.sort_by(|a, b| a.1.total_cmp(&b.1));
+        for taps in filter::Spec::TAPS.into_iter().filter(|&taps| taps <= gradient.spec.taps) {
+            let spec = filter::Spec { taps, ..gradient.spec };
+            for parts in gradient.parts(&spec) {
+                let us = gradient.estimate(&spec, parts);
+                let fewer_taps = (taps < gradient.spec.taps).then_some(taps);
+                gradient.settings.push(Setting { parts, fewer_taps, us });
+            }
+        }
+        gradient.settings.sort_by(|a, b| a.us.total_cmp(&b.us));
         Ok(gradient)
     }
 
@@ -72,24 +96,25 @@ impl Gradient {
         u64::from(self.channels.blocks().div_ceil(self.spec.slab.blocks()))
     }
 
-    fn tap_groups(&self) -> u64 {
-        taps(&self.problem).div_ceil(u64::from(self.spec.taps))
+    fn tap_groups(&self, spec: &filter::Spec) -> u64 {
+        taps(&self.problem).div_ceil(u64::from(spec.taps))
     }
 
     /// CTAs that share a part of the pixels.
-    fn columns(&self) -> u64 {
-        self.slabs() * u64::from(self.spec.column_parts()) * self.tap_groups()
+    fn columns(&self, spec: &filter::Spec) -> u64 {
+        self.slabs() * u64::from(spec.column_parts()) * self.tap_groups(spec)
     }
 
     fn part_bytes(&self) -> u64 {
         4 * self.problem.k * self.problem.gemm_extents().n
     }
 
-    /// Parts that take each SM's places half, once and twice; no more than there are tiles.
-    fn parts(&self) -> Vec<u64> {
-        let places = u64::from(self.arch.sm_count) * u64::from(self.spec.ctas());
+    /// Parts that take each SM's places a quarter, half, once and twice; no more than there are tiles.
+    fn parts(&self, spec: &filter::Spec) -> Vec<u64> {
+        let places = u64::from(self.arch.sm_count) * u64::from(spec.ctas());
         let most = self.tiling.count().min(MOST_PARTS_BYTES / self.part_bytes().max(1)).max(1);
-        let mut parts: Vec<u64> = [places / 2, places, 2 * places].map(|ctas| (ctas / self.columns()).clamp(1, most)).to_vec();
+        let ctas = [places / 4, places / 2, places, 2 * places];
+        let mut parts: Vec<u64> = ctas.map(|ctas| (ctas / self.columns(spec)).clamp(1, most)).to_vec();
         // Whole turns of tiles.
         parts.iter_mut().for_each(|parts| *parts = self.tiling.count().div_ceil(self.tiling.count().div_ceil(*parts)));
         parts.sort_unstable();
@@ -98,22 +123,22 @@ impl Gradient {
     }
 
     /// Microseconds: the longest of what device memory, L2, shared memory and the tensor cores take, and the parts on their way.
-    fn estimate(&self, parts: u64) -> f64 {
+    fn estimate(&self, spec: &filter::Spec, parts: u64) -> f64 {
         let turns = self.tiling.count().div_ceil(parts) as f64;
-        let taps = f64::from(self.spec.taps);
+        let taps = f64::from(spec.taps);
         let pixels = f64::from(filter::Spec::room().pixels);
         // Eight warps, each of which reads both operands and multiplies twice a tap for every 16 pixels.
-        let reads = pixels / 16.0 * (8.0 * 4.0 + if self.spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
-        let products = pixels / 16.0 * if self.spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
+        let reads = pixels / 16.0 * (8.0 * 4.0 + if spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
+        let products = pixels / 16.0 * if spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
         let around = 4.0 * self.tiling.halo_pixels() as f64 + 4.0 * pixels + 600.0;
-        let ctas = (parts * self.columns()) as f64;
+        let ctas = (parts * self.columns(spec)) as f64;
         let sms = f64::from(self.arch.sm_count);
-        let places = sms * f64::from(self.spec.ctas());
+        let places = sms * f64::from(spec.ctas());
         let waves = if ctas <= sms { 1.0 } else { (ctas / places).ceil() * places / sms };
         let busy_us = waves * (turns * (reads.max(products) + around) + 1500.0) / 1600.0;
         let share = sms / 132.0;
         let l2_us =
-            self.tiling.count() as f64 * self.columns() as f64 * (self.tiling.halo_pixels() as f64 + pixels) * 128.0 / (5.5e6 * share);
+            self.tiling.count() as f64 * self.columns(spec) as f64 * (self.tiling.halo_pixels() as f64 + pixels) * 128.0 / (5.5e6 * share);
         let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
         let sums_us = 2.0 * (parts * self.part_bytes()) as f64 / (3.0e6 * share) + 3.0;
         (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt() + sums_us + 3.0
@@ -135,13 +160,9 @@ fn taps(problem: &ConvProblem) -> u64 {
     problem.filter.iter().fold(1, |all, &taps| all.saturating_mul(taps))
 }
 
-fn knobs_of(parts: u64) -> Knobs {
-    Knobs::new([("parts", parts as u32)])
-}
-
 impl Candidate for Gradient {
     fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(|(parts, _)| knobs_of(*parts));
+        let mut settings = self.settings.iter().map(Setting::knobs);
         KnobSpace::new(settings.next().unwrap_or_default(), settings)
     }
 
@@ -157,13 +178,15 @@ impl Candidate for Gradient {
     }
 
     fn cost(&self, knobs: &Knobs) -> Cost {
-        let us = self.settings.iter().find(|(parts, _)| knobs_of(*parts) == *knobs).map_or(f64::INFINITY, |(_, us)| *us);
+        let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
         Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let known = self.settings.iter().find(|(parts, _)| knobs_of(*parts) == *knobs);
-        let &(count, _) = known.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let known = self.settings.iter().find(|setting| setting.knobs() == *knobs);
+        let &Setting { parts: count, fewer_taps, .. } =
+            known.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
+        let spec = filter::Spec { taps: fewer_taps.unwrap_or(self.spec.taps), ..self.spec };
         let p = &self.problem;
         let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
         let part_bytes = self.part_bytes();
@@ -172,13 +195,13 @@ impl Candidate for Gradient {
         let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
         let mut args = walk::walk_args(p, &self.geometry, &self.tiling, relative, &mut program);
         args.extend(self.channels.args());
-        args.extend([divisor(self.slabs()), divisor(self.spec.column_parts().into()), divisor(self.tap_groups()), word(count)]);
+        args.extend([divisor(self.slabs()), divisor(spec.column_parts().into()), divisor(self.tap_groups(&spec)), word(count)]);
         args.extend(pixel_args(&p.x));
         args.extend(pixel_args(&p.y));
         args.extend([word(p.flip.into()), Arg::Pointer(parts), double_word(part_bytes)]);
         program.steps.push(Step::Launch(Launch {
-            kernel: self.spec.kernel(),
-            grid: [(self.columns() * count) as u32, 1, 1],
+            kernel: spec.kernel(),
+            grid: [(self.columns(&spec) * count) as u32, 1, 1],
             residency: Residency::Any,
             overlap: false,
             args,

@@ -1,6 +1,7 @@
 //! The second launch of a wgrad: adds up the parts of its sums in their order, and applies the epilogue.
 //!
-//! A CTA takes 32 neighbouring elements. Its warps take parts in turn, lanes are elements; what the warps have is added up in shared memory.
+//! Lanes are neighbouring elements. Where elements are few, warps share out the parts of 32 of them, and what they have is added up in shared
+//! memory; where they fill the chip, a warp adds up all parts of its own, so that a launch is not ten thousand CTAs of little work.
 
 use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Header, Kernel, build};
@@ -13,7 +14,9 @@ use crate::parts::epilogue::EpilogueSpec;
 
 const WARPS: u32 = THREADS / 32;
 /// Parts that are on their way to a warp at a time.
-const UNROLL: u32 = 4;
+const UNROLL: u32 = 8;
+/// CTAs that fill a chip once over.
+const FEW_CTAS: u64 = 256;
 
 /// What shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -39,17 +42,25 @@ impl Spec {
     pub(in crate::conv) fn launch(&self, p: &ConvProblem, parts: Address, count: u64, part_bytes: u64) -> Launch {
         let extents = p.gemm_extents();
         let elements = p.k * extents.n;
-        let mut args = vec![word(elements), word(count), Arg::Pointer(parts), double_word(part_bytes)];
+        let sharing = sharing(elements, count);
+        let mut args = vec![word(elements), word(count), word(u64::from(sharing.ilog2())), Arg::Pointer(parts), double_word(part_bytes)];
         args.push(divisor(p.c / p.groups));
         args.extend(p.filter.map(divisor));
         args.extend(self.epilogue.conv_args(p));
-        let grid = [elements.div_ceil(32) as u32, 1, 1];
+        let grid = [elements.div_ceil(u64::from(THREADS / sharing)) as u32, 1, 1];
         Launch { kernel: self.clone().kernel(), grid, residency: Residency::Any, overlap: false, args }
     }
 }
 
+/// Warps that share out the parts of an element: fewer where that leaves a few hundred CTAs, and no more than there are parts.
+fn sharing(elements: u64, count: u64) -> u32 {
+    let fitting = (0..=WARPS.ilog2()).map(|power| 1u32 << power);
+    let is_enough = |&sharing: &u32| elements * u64::from(sharing) / u64::from(THREADS) >= FEW_CTAS || u64::from(sharing) >= count;
+    fitting.into_iter().find(is_enough).unwrap_or(WARPS)
+}
+
 fn sum(k: Kernel<'_>, spec: &Spec) {
-    let [elements, count] = ["elements", "parts_count"].map(|name| k.scalar::<u32>(name));
+    let [elements, count, sharing] = ["elements", "parts_count", "sharing_shift"].map(|name| k.scalar::<u32>(name));
     let parts = k.input("parts", 4);
     let part_bytes = k.scalar::<u64>("part_bytes");
     let channels = k.divisor("channels");
@@ -57,28 +68,36 @@ fn sum(k: Kernel<'_>, spec: &Spec) {
     let epilogue = spec.epilogue.declare_conv::<f32>(k);
 
     let (warp, lane) = (k.warp(), k.lane());
-    let element = k.cta() * 32 + lane;
+    // Warps of the same elements follow each other; the first part of a warp is its number among them.
+    let row = warp.shr(sharing);
+    let first = warp - row.shl(sharing);
+    let rows = k.constant(WARPS).shr(sharing);
+    let element = (k.cta() * rows + row) * 32 + lane;
     let is_inside = element.lt(elements);
     let total = k.var(0.0f32);
     k.when(is_inside, || {
         let address = parts.at(element, 4);
-        let turns = (count + (WARPS - 1) - warp) >> WARPS.ilog2();
+        let step = k.constant(1u32).shl(sharing);
+        let turns = (count + (step - 1) - first.min(count)).shr(sharing);
         k.range_unrolled(turns, UNROLL, |turn| {
-            let part = warp + turn * WARPS;
+            let part = first + turn.shl(sharing);
             total.set(total + k.ld_global::<f32>(address + part.widen() * part_bytes, 0));
         });
     });
     let shared = k.shared("sums", THREADS * 4, 16).address();
     k.st_shared(shared + k.thread() * 4, 0, total.get());
     k.bar_sync();
-    k.when(warp.eq(0) & is_inside, || {
-        let first = k.ld_shared::<f32>(shared + lane * 4, 0);
-        let whole = (1..WARPS).fold(first, |whole, warp| whole + k.ld_shared::<f32>(shared + lane * 4, i64::from(warp * 128)));
+    k.when(first.eq(0) & is_inside, || {
+        let own = shared + k.thread() * 4;
+        let whole = k.var(total);
+        k.range_step(k.constant(1u32), k.constant(1u32).shl(sharing), 1, |other| {
+            whole.set(whole + k.ld_shared::<f32>(own + other * 128, 0));
+        });
         let (rest, channel) = channels.split(element);
         let (rest, w) = taps[2].split(rest);
         let (rest, h) = taps[1].split(rest);
         let (output, d) = taps[0].split(rest);
         let place = epilogue.at_pixel([output, d, h, w], channel);
-        place.store(place.apply(whole, 0), 0);
+        place.store(place.apply(whole.get(), 0), 0);
     });
 }
