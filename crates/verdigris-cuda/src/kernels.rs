@@ -15,8 +15,10 @@ use crate::entry::{Code, Entry};
 use crate::error::Error;
 use crate::facts::KernelFacts;
 use crate::jit::{CompileOptions, JitFinding, JitReport, compile, has_register_budgets};
+use crate::launch::{LaunchConfig, LaunchError, Parameters};
 use crate::module::{Function, FunctionOptions, Module};
 use crate::pack::{Pack, PackError};
+use crate::stream::Stream;
 
 /// A kernel's source: what [`ModuleCache::kernel`] asks for when no compiled copy is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,23 @@ pub struct LoadedKernel {
     pub facts: KernelFacts,
     /// As [`LoadReport::findings`].
     pub findings: Option<Vec<JitFinding>>,
+}
+
+impl LoadedKernel {
+    /// Submits one CTA of a kernel without parameters: what the driver alone costs, to compare an execution with.
+    ///
+    /// # Errors
+    /// [`LaunchError::Bare`] for a kernel with parameters; [`Error::Launch`], [`Error::ContextMismatch`], [`Error::Driver`].
+    pub fn launch_bare(&self, stream: &Stream) -> Result<(), Error> {
+        if !self.facts.parameters.is_empty() {
+            let (kernel, parameters) = (self.function.name().to_owned(), self.facts.parameters.len());
+            return Err(LaunchError::Bare { kernel, parameters }.into());
+        }
+        let config = LaunchConfig { dynamic_smem_bytes: self.facts.shared_bytes, ..LaunchConfig::linear(1, self.facts.threads) };
+        // SAFETY: the kernel has no parameters, as its facts say, with which the compiled code was compared; without an address it reaches no
+        // memory but its own.
+        unsafe { self.function.launch(stream, &config, Parameters { bytes: &[], offsets_bytes: &[] }) }
+    }
 }
 
 /// Where a kernel came from.

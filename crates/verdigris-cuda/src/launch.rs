@@ -143,6 +143,14 @@ pub enum LaunchError {
         /// What was declared.
         declared: String,
     },
+    /// A bare launch of a kernel that wants arguments.
+    #[error("bare launch of `{kernel}`: it has {parameters} parameters, must have none")]
+    Bare {
+        /// The kernel.
+        kernel: String,
+        /// Its parameters.
+        parameters: usize,
+    },
     /// Parameters that do not fit their block, or are too many.
     #[error(
         "launch of `{kernel}`: parameter {index} at byte {offset} of a block of {block_bytes} bytes; at most {MAX_PARAMETERS} parameters"

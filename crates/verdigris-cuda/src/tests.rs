@@ -422,6 +422,25 @@ fn a_program_submits_what_it_says() {
 }
 
 #[test]
+fn a_bare_launch_is_of_a_kernel_without_parameters() {
+    let (context, stream, pool) = fake::gpu();
+    let loader = loader(&context, &pool);
+    let header = || Header { name: "test.empty".into(), target: Target::Sm80, threads: 96, ..Header::default() };
+    let (empty, _) = loader.kernel(&KernelRef::new("test.empty", move || build(header(), |_| {}))).expect("loads");
+    PARAMETER_BYTES.set(vec![]);
+    fake::launches();
+    empty.launch_bare(&stream).expect("launches");
+    let launches = fake::launches();
+    let [Recorded { grid, block, parameters, .. }] = &launches[..] else { panic!("{launches:?}") };
+    assert_eq!((grid, block, parameters.len()), (&[1, 1, 1], &[96, 1, 1], 0));
+
+    let (other, _) = loader.kernel(&kernel(&Arc::default())).expect("loads");
+    let refused = other.launch_bare(&stream);
+    assert!(matches!(refused, Err(Error::Launch(LaunchError::Bare { parameters: 5, .. }))), "{refused:?}");
+    assert!(fake::launches().is_empty());
+}
+
+#[test]
 fn tables_carry_the_addresses_and_maps_of_the_day() {
     let (context, stream, pool) = fake::gpu();
     let buffers = [pool.alloc(&stream, 512).expect("allocates"), pool.alloc(&stream, 512).expect("allocates")];

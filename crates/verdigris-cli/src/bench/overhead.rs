@@ -10,7 +10,8 @@ use std::sync::Arc;
 use verdigris::{Binding, Config, Handle, Limits};
 use verdigris_cuda::{DiskCache, Loader, ModuleCache};
 use verdigris_graph::{GemmProblem, Matrix, Order, Problem, Slot};
-use verdigris_kir::ir::Target;
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_reference::data::Random;
 use verdigris_tensor::DType;
@@ -115,30 +116,42 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     Ok(if new_modules == 0 { Verdict::Good } else { Verdict::Bad })
 }
 
-/// Host time of an execution.
+/// Host time of an execution, and in turns with it that of the driver alone: an empty kernel without parameters, launched without a plan.
 fn execute(handle: &Handle, problem: &Problem, executions: usize, rows: &mut Rows) -> Result<()> {
     let plan = handle.plan(problem, &Limits::default())?;
     let (pool, stream) = (handle.pool(), handle.stream());
     let buffers = [pool.alloc_zeroed(stream, 2 << 20)?, pool.alloc_zeroed(stream, 2 << 20)?, pool.alloc_zeroed(stream, 2 << 20)?];
     let workspace = pool.alloc(stream, plan.workspace_bytes())?;
     let bindings = [0, 1, 2].map(|slot: usize| Binding::Buffer(buffers[slot].slice()));
+    let (empty, _) = handle.loader().kernel(&KernelRef::new("bench_empty", empty_kernel))?;
     // A caller that executes often has its context current, as frameworks do.
     handle.context().make_current()?;
-    let mut samples = Vec::new();
-    for batch in 0..executions.div_ceil(BATCH) + 1 {
+    let host_us = |submit: &dyn Fn() -> Result<()>| -> Result<f64> {
         stream.synchronize()?;
         let begun = Instant::now();
         for _ in 0..BATCH {
-            plan.execute(stream, &bindings, workspace.slice())?;
+            submit()?;
         }
-        let us = begun.elapsed().as_secs_f64() * 1e6 / BATCH as f64;
+        Ok(begun.elapsed().as_secs_f64() * 1e6 / BATCH as f64)
+    };
+    let (mut executed, mut bare) = (Vec::new(), Vec::new());
+    for batch in 0..executions.div_ceil(BATCH) + 1 {
+        let execution = host_us(&|| Ok(plan.execute(stream, &bindings, workspace.slice())?))?;
+        let launch = host_us(&|| Ok(empty.launch_bare(stream)?))?;
         if batch > 0 {
-            samples.push(us);
+            executed.push(execution);
+            bare.push(launch);
         }
     }
     stream.synchronize()?;
-    rows.add(&format!("host time of an execution, {} launch(es)", plan.executable().launch_count()), &samples, "µs", Some(3.2));
+    rows.add(&format!("host time of an execution, {} launch(es)", plan.executable().launch_count()), &executed, "µs", Some(3.2));
+    rows.add("host time of a bare launch: an empty kernel, the driver alone", &bare, "µs", None);
     Ok(())
+}
+
+/// A kernel that does nothing.
+fn empty_kernel() -> KernelBody {
+    build(Header { name: "bench_empty".to_owned(), target: Target::Sm80, threads: 32, ..Header::default() }, |_| {})
 }
 
 /// Plans random sizes once the catalog is loaded. Gives the number of modules that were loaded in spite of that.
