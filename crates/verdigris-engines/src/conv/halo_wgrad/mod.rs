@@ -26,6 +26,8 @@
 mod geometry;
 mod kernel;
 
+use std::rc::Rc;
+
 use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
 use kernel::{CONSUMERS, ROWS, Spec, Task};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
@@ -290,7 +292,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
 struct Layout {
     spec: Spec,
     axes: [Axis; AXES],
-    cover: Cover,
+    cover: Rc<Cover>,
     pixels: PixelBox,
     /// Tiles of channels of y and of x.
     tiles: [u32; 2],
@@ -310,9 +312,9 @@ impl Plan {
         Some(SHAPES.get(shape as usize)?.spec(self.conv.x.dtype))
     }
 
-    fn cover(&self, spec: &Spec, order: u32, axis: u32) -> Option<Cover> {
+    fn cover(&self, spec: &Spec, order: u32, axis: u32) -> Option<Rc<Cover>> {
         let axis = (axis < geometry::BOX_AXES as u32).then_some(axis as usize)?;
-        Cover::new(self.orders.get(order as usize)?, axis, u64::from(spec.taps), spec.units_of_cta() as usize)
+        Cover::new(self.orders.get(order as usize)?, axis, u64::from(spec.taps), spec.units_of_cta() as usize).map(Rc::new)
     }
 
     /// Nothing where the setting does not fit the problem or the chip.
@@ -323,7 +325,7 @@ impl Plan {
         self.laid_out(spec, setting.order, cover, pixels, setting.parts)
     }
 
-    fn laid_out(&self, spec: Spec, order: u32, cover: Cover, pixels: PixelBox, parts: u32) -> Option<Layout> {
+    fn laid_out(&self, spec: Spec, order: u32, cover: Rc<Cover>, pixels: PixelBox, parts: u32) -> Option<Layout> {
         let axes = *self.orders.get(order as usize)?;
         let (_, bytes) = spec.places(&pixels);
         if bytes > spec.stage_bytes() || parts == 0 {
@@ -408,7 +410,7 @@ impl Plan {
     }
 
     /// Into how many shares the boxes of a tile are worth cutting: those of whole waves.
-    fn shares(&self, spec: &Spec, order: u32, cover: &Cover, pixels: &PixelBox) -> Vec<u32> {
+    fn shares(&self, spec: &Spec, order: u32, cover: &Rc<Cover>, pixels: &PixelBox) -> Vec<u32> {
         let Some(layout) = self.laid_out(*spec, order, cover.clone(), *pixels, 1) else { return Vec::new() };
         let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / layout.ctas()).clamp(1, layout.boxes) as u32;
         let mut shares: Vec<u32> = (1..=MOST_WAVES).map(wave).collect();
