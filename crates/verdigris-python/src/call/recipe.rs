@@ -282,10 +282,12 @@ fn folded(dims: &[u64], strides: &[u64]) -> Option<u64> {
     Some(walked.map_or(0, |(first, _)| first))
 }
 
-/// Whether PyTorch would call the layout channels-last: its own rule, under which a tensor that is both is not.
+/// Whether PyTorch would call the layout channels-last: its own rule, under which a tensor that is both is not; and the same of three dims, for
+/// which PyTorch has no word.
 fn is_channels_last(layout: &Layout) -> bool {
     let (dims, strides) = (layout.dims(), layout.strides());
     let order: &[usize] = match dims.len() {
+        3 => &[1, 2, 0],
         4 => &[1, 3, 2, 0],
         5 => &[1, 4, 3, 2, 0],
         _ => return false,
@@ -305,7 +307,7 @@ fn is_channels_last(layout: &Layout) -> bool {
 
 fn in_format(dims: &[u64], channels_last: bool) -> PyResult<Layout> {
     let order: Vec<usize> = match dims.len() {
-        rank @ (4 | 5) if channels_last => std::iter::once(0).chain(2..rank).chain([1]).collect(),
+        rank @ 3..=5 if channels_last => std::iter::once(0).chain(2..rank).chain([1]).collect(),
         rank => (0..rank).collect(),
     };
     Layout::with_order(dims, &order).map_err(|error| raise(Kind::Graph, error.to_string()))

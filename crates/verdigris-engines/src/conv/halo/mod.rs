@@ -375,7 +375,7 @@ struct Coefficients {
 }
 
 const COEFFICIENTS: Coefficients = Coefficients {
-    cycles_per_ns: 1.471,
+    cycles_per_ns: 1.75,
     cta_bytes_per_ns: 100.0,
     slab_ns: 120.0,
     stage_ns: 5.0,

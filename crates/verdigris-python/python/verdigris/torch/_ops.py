@@ -152,11 +152,26 @@ def _setup_none(what):
     return setup
 
 
+def _is_channels_last(tensor):
+    """Whether PyTorch calls a tensor so; of three dims, for which it has no word, by the same rule."""
+    if tensor.dim() != 3:
+        return tensor.dim() in (4, 5) and suggest_memory_format(tensor) != torch.contiguous_format
+    (images, channels, _), (image, channel, pixel) = tensor.shape, tensor.stride()
+    is_inside = channel != 0 and pixel >= channel * max(channels, 1) and image >= pixel * max(tensor.shape[2], 1)
+    return is_inside and images != 0 and tensor.numel() != 0 and pixel * max(tensor.shape[2], 1) != channel
+
+
+def _in_format(x, shape, is_last):
+    """An empty tensor of that shape beside `x`."""
+    if is_last and len(shape) == 3:
+        return x.new_empty((shape[0], shape[2], shape[1])).transpose(1, 2)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape), torch.contiguous_format)
+    return x.new_empty(shape).to(memory_format=last if is_last else torch.contiguous_format)
+
+
 def _like(x, shape, others=()):
     """An empty tensor of that shape, channels-last where one of the tensors is."""
-    formats = [suggest_memory_format(tensor) for tensor in (x, *others) if tensor.dim() == len(shape) and tensor.dim() in (4, 5)]
-    wanted = next((format for format in formats if format != torch.contiguous_format), torch.contiguous_format)
-    return x.new_empty(shape).to(memory_format=wanted)
+    return _in_format(x, shape, any(tensor.dim() == len(shape) and _is_channels_last(tensor) for tensor in (x, *others)))
 
 
 # Convolution: three functions, of which each is made of the other two when it is differentiated.
@@ -181,13 +196,11 @@ def _conv_wgrad_fake(x, y, attributes, dims):
     shape = (y.shape[1], x.shape[1] // int(a["groups"]), *dims)
     if "format" not in a:
         return _like(x, shape, (y,))
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape), torch.contiguous_format)
-    return x.new_empty(shape).to(memory_format=last if a["format"] == "channels_last" else torch.contiguous_format)
+    return _in_format(x, shape, a["format"] == "channels_last")
 
 
 def _with_format(attributes, w):
-    last = w.dim() in (4, 5) and suggest_memory_format(w) != torch.contiguous_format
-    return f"{attributes} format={'channels_last' if last else 'contiguous'}"
+    return f"{attributes} format={'channels_last' if _is_channels_last(w) else 'contiguous'}"
 
 
 def _setup_conv(ctx, inputs, output):
