@@ -372,6 +372,8 @@ struct Coefficients {
     /// What one CTA draws from L2, and what all do.
     cta_bytes_per_ns: f64,
     l2_bytes_per_ns: f64,
+    /// The same of a filter's gradient, whose CTAs read pixels far from each other's.
+    apart_bytes_per_ns: f64,
     /// Beside each step of depth.
     step_ns: f64,
     /// Before the first step.
@@ -395,6 +397,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     cycles_per_ns: 1.471,
     cta_bytes_per_ns: 158.9,
     l2_bytes_per_ns: 12_090.0,
+    apart_bytes_per_ns: 10_000.0,
     step_ns: 5.0,
     start_ns: 900.0,
     tile_ns: 320.0,
@@ -522,8 +525,9 @@ impl Plan {
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
         let clusters = grid.min(self.tiles(&spec).1);
         let ctas = f64::from(clusters * spec.cluster);
+        let l2_bytes_per_ns = if self.view.kind == Kind::Filter { c.apart_bytes_per_ns } else { c.l2_bytes_per_ns };
         let step_ns =
-            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / c.l2_bytes_per_ns) + c.step_ns;
+            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / l2_bytes_per_ns) + c.step_ns;
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
