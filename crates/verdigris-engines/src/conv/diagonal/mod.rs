@@ -41,7 +41,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
-const ID: EngineId = EngineId { name: "conv.diagonal", number: 208 };
+const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
 
 /// Extents and tiles of a launch stay below this.
 const COUNT_LIMIT: u64 = 1 << 30;
