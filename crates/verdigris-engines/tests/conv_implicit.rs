@@ -548,7 +548,7 @@ fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
         eprintln!("not assembled: VERDIGRIS_PTXAS is not set");
     }
     let catalog = engine.catalog(Target::Sm90a);
-    assert!(catalog.len() <= 280, "{} kernels", catalog.len());
+    assert!(catalog.len() <= 300, "{} kernels", catalog.len());
     let mut faults = Vec::new();
     for kernel in catalog {
         let verified = match verify::verify(kernel.build()) {

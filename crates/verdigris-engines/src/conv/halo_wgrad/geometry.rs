@@ -229,7 +229,7 @@ impl PixelBox {
 pub(super) fn boxes(axes: &[Axis; AXES], halo: [u64; BOX_AXES], [least, most]: [u32; 2]) -> Vec<PixelBox> {
     let mut widths = vec![RUN, 2 * RUN];
     // Lines alone may be long.
-    widths.extend((axes[1].output == 1).then(|| [4 * RUN, 8 * RUN, 16 * RUN]).into_iter().flatten());
+    widths.extend((axes[1].output == 1).then_some([4 * RUN, 8 * RUN, 16 * RUN]).into_iter().flatten());
     let cuts = |extent: u64, even: bool| -> Vec<u32> {
         let mut list: Vec<u32> = (1..=extent)
             .map(|parts| extent.div_ceil(parts))

@@ -7,7 +7,8 @@
 //! The copy has its channels last, whatever the order of the source.
 //! **Cost.** The operand is read once and each term written once.
 //! **Numbers.** What is not finite stands in the last term, behind a first one of 1 with its sign: the last terms are multiplied by first terms
-//! alone, so that an infinity meets no zero but a factor that is one, and what comes of it has the right sign.
+//! alone, so that an infinity meets no zero but a factor that is one, and what comes of it has the right sign. The last term lies in front of the
+//! others ([`place`]): loads that run past the end of a term's images, whose factors are zero, come upon finite numbers.
 //! **Source.** Henry et al., "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", ARITH 2019.
 
 use verdigris_graph::{ConvProblem, Matrix, Tensor};
@@ -236,7 +237,12 @@ struct Pair<'k> {
     channel: Val<'k, u32>,
 }
 
-/// The terms of two neighbouring values: words of two 16-bit numbers, or of f32 the two values themselves.
+/// Where term `term` of so many lies among the copies.
+pub(super) fn place(term: u32, terms: u32) -> u32 {
+    (term + 1) % terms
+}
+
+/// The terms of two neighbouring values, by place: words of two 16-bit numbers, or of f32 the two values themselves.
 fn terms<'k>(k: Kernel<'k>, spec: &Spec, values: [Val<'k, f32>; 2]) -> Vec<Vec<Val<'k, u32>>> {
     if spec.to == DType::F32 {
         return vec![values.map(|value| value.bitcast()).to_vec()];
@@ -260,6 +266,7 @@ fn terms<'k>(k: Kernel<'k>, spec: &Spec, values: [Val<'k, f32>; 2]) -> Vec<Vec<V
             rest = [rest[0] - (word << 16).bitcast::<f32>(), rest[1] - (word & 0xffff_0000u32).bitcast::<f32>()];
         }
     }
+    words.rotate_right(1);
     words
 }
 

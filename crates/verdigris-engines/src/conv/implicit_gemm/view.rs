@@ -14,6 +14,7 @@ use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec, Split};
 use super::prepare::Prepared;
+use super::terms;
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
@@ -190,10 +191,12 @@ impl View {
         }
     }
 
-    /// The products of terms that are formed, one after the other: which terms of the pixels gathered, and of the other operand. Smallest first.
+    /// The products of terms that are formed, one after the other: the places of terms of the pixels gathered, and of the other operand. Smallest
+    /// first.
     fn passes(&self) -> Vec<[u32; 2]> {
         let terms = self.prepared.terms;
-        (0..terms).rev().flat_map(|size| (0..=size).rev().map(move |gathered| [gathered, size - gathered])).collect()
+        let pairs = (0..terms).rev().flat_map(|size| (0..=size).rev().map(move |gathered| [gathered, size - gathered]));
+        pairs.map(|pair| pair.map(|term| terms::place(term, terms))).collect()
     }
 
     /// Slabs of channels of one tap.
