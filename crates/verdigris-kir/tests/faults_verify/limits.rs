@@ -165,7 +165,10 @@ fn maps_that_the_driver_refuses() {
         (map(6, &[8; 6], false, Swizzle::None), "rank 6"),
         (map(2, &[64, 2, 2], false, Swizzle::None), "a box of 3 numbers"),
         (map(2, &[64, 257], false, Swizzle::None), "box extent 257 in dimension 1"),
-        (map(2, &[64, 0], false, Swizzle::None), "box extent 0 in dimension 1"),
+        // All of the outer extents may be left to the launch, but not one of them.
+        (map(3, &[64, 0, 8], false, Swizzle::None), "box extent 0 in dimension 1"),
+        (map(3, &[64, 8, 0], false, Swizzle::None), "box extent 0 in dimension 2"),
+        (map(2, &[0, 0], false, Swizzle::None), "box extent 0 in dimension 0"),
         (map(2, &[4, 8], false, Swizzle::None), "inner box of 8 bytes, but it must be a multiple of 16"),
         (map(2, &[128, 8], false, Swizzle::B128), "inner box of 256 bytes, but rows of the swizzle have 128"),
         (map(3, &[64, 256, 256], false, Swizzle::B128), "of shared memory"),
@@ -180,6 +183,7 @@ fn maps_that_the_driver_refuses() {
     clean(header(Target::Sm90, 128), |k| {
         let _ = k.tensor_map("a", map(2, &[64, 256], false, Swizzle::B128));
         let _ = k.tensor_map("b", map(4, &[64, 1024], true, Swizzle::B128));
+        let _ = k.tensor_map("c", map(3, &[64, 0, 0], false, Swizzle::B128));
     });
 }
 
