@@ -203,16 +203,17 @@ fn random_dense_convolutions_name_only_kernels_of_the_catalog() {
 #[test]
 fn layers_of_few_channels_are_taken() {
     let engine = verdigris_engines::engine("conv.halo").expect("the engine is registered");
-    let layers: [(u64, u64, u64, [u64; 3], [u64; 3]); 5] = [
-        (256, 64, 64, [1, 56, 56], [1, 3, 3]),
-        (64, 64, 64, [1, 224, 224], [1, 3, 3]),
-        (2, 32, 64, [128, 128, 128], [3, 3, 3]),
-        (1, 64, 128, [54, 62, 62], [3, 3, 3]),
-        (1, 128, 128, [1, 768, 768], [1, 3, 3]),
+    // Images and channels of x and y; pixels; the filter.
+    let layers = [
+        ([256, 64, 64], [1, 56, 56], [1, 3, 3]),
+        ([64, 64, 64], [1, 224, 224], [1, 3, 3]),
+        ([2, 32, 64], [128, 128, 128], [3, 3, 3]),
+        ([1, 64, 128], [54, 62, 62], [3, 3, 3]),
+        ([1, 128, 128], [1, 768, 768], [1, 3, 3]),
     ];
-    for (n, c, k, input, filter) in layers {
+    for ([n, c, k], input, filter) in layers {
         for direction in [Direction::Fprop, Direction::Dgrad] {
-            let pads = filter.map(|extent| extent / 2);
+            let pads = filter.map(|extent: u64| extent / 2);
             let extents = ConvExtents { direction, n, c, k, groups: 1, input, filter, pads, strides: [1; 3], dilations: [1; 3] };
             let problem = ConvProblem::packed(extents, DType::Bf16, DType::Bf16).expect("a valid problem");
             if let Err(refusal) = engine.accept(&Problem::Conv(problem), &Arch::h200()) {
