@@ -46,21 +46,18 @@ fn every_case_has_a_truth_that_its_own_rounding_meets() {
         let inputs = data::graph_inputs(&case.graph, case.distribution, case.seed);
         let outputs = evaluate(&case.graph, &inputs, Selection::All).unwrap_or_else(|error| panic!("{}: {error}", case.id));
         assert!(!outputs.is_empty(), "{}", case.id);
-        // A flag whose infinities could as well be large numbers is judged by the tensor that is stored beside it.
-        let mut of_case = (0, 0);
         for output in &outputs {
             let before = data::output_buffer(output, &inputs);
             let report = compare(output, &before, &output.rounded(&before));
             assert!(report.passes(), "{}: {report}", case.id);
             elements += report.elements;
             unjudged += report.unjudged;
-            of_case = (of_case.0 + report.unjudged, of_case.1 + report.elements);
+            if report.unjudged * 4 > report.elements {
+                dull.push(format!("{} ({} of {})", case.id, report.unjudged, report.elements));
+            }
             // What was not written is seen, where there is something to write.
             let untouched = compare(output, &before, &before);
             assert!(!untouched.passes() || report.elements == 0 || output.dtype.is_integer(), "{}", case.id);
-        }
-        if of_case.0 * 4 > of_case.1 {
-            dull.push(format!("{} ({} of {})", case.id, of_case.0, of_case.1));
         }
         slowest.push((begun.elapsed(), case.id.clone()));
     }
