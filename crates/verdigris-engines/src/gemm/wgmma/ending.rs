@@ -4,6 +4,7 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::schedule::Work;
 
+use super::share::{Consumer, Place};
 use super::spec::{Spec, Split, WARPGROUP};
 use crate::parts::add_parts::Parts;
 use crate::parts::batch::BatchIndex;
@@ -36,20 +37,6 @@ pub(super) struct Kept<'k, T> {
     /// The sums of this CTA's columns, where a cluster joins.
     joined: Vec<Fragment<'k, T>>,
     turn: Var<'k, u32>,
-}
-
-/// The tile of a piece of work, and who has it.
-#[derive(Clone, Copy)]
-pub(super) struct Place<'k> {
-    /// Row and column of tiles.
-    pub(super) tile: [Val<'k, u32>; 2],
-    /// First row and column of this warpgroup's results.
-    pub(super) first: [Val<'k, u32>; 2],
-    /// The CTA's place in its cluster, and among those that take tiles of their own.
-    pub(super) rank: Val<'k, u32>,
-    pub(super) peer: Val<'k, u32>,
-    pub(super) warpgroup: Val<'k, u32>,
-    pub(super) thread: Val<'k, u32>,
 }
 
 impl<'k> Ending<'k> {
@@ -85,7 +72,7 @@ impl<'k> Ending<'k> {
     /// A warpgroup's results of a piece of work, on their way.
     pub(super) fn take<T: Sum>(&self, kept: &Kept<'k, T>, results: &[Fragment<'k, T>], work: &Work<'k>, place: Place<'k>) {
         let k = self.kernel;
-        let Place { tile: [tile_row, tile_column], first: [row, column], rank, peer, warpgroup, thread } = place;
+        let Place { tile: [tile_row, tile_column], first: [row, column], rank, peer, by: Consumer { warpgroup, thread, .. } } = place;
         let tile = || Tile { row, column, batch: work.batch, indices: self.batch.split(work.batch), warpgroup, thread };
         let write = |sums: &[Fragment<'k, T>], tile: &Tile<'k>| {
             if let Some(way) = &self.way {

@@ -8,7 +8,9 @@
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
 mod ending;
+mod flight;
 mod kernel;
+mod operands;
 mod promote;
 mod share;
 mod spec;

@@ -1,0 +1,54 @@
+//! Products under way: how many the tensor cores have at a time, and when the stage that they read goes back.
+
+use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_kir::tile::ring::Cursor;
+
+/// A consumer's products under way.
+pub(super) struct Flight<'k> {
+    kernel: Kernel<'k>,
+    cursor: Cursor<'k>,
+    thread: Val<'k, u32>,
+    /// Sums are promoted after each step, which nothing may be under way behind.
+    promotes: bool,
+    /// The stage of the step before.
+    previous: Var<'k, u32>,
+    /// Whether a step's first product is added to the accumulators, or replaces what is in them.
+    pub(super) adds: Var<'k, bool>,
+}
+
+impl<'k> Flight<'k> {
+    /// For the consumer of which `thread` is a thread and whose stages `cursor` walks.
+    pub(super) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
+        let previous = k.var_named("previous", 0u32);
+        let adds = k.var_named("add", k.thread().ge(0u32));
+        Flight { kernel: k, cursor, thread, promotes, previous, adds }
+    }
+
+    /// Before the products of a step.
+    pub(super) fn begin(&self, step: Val<'k, u32>) {
+        self.adds.set(if self.promotes { self.kernel.thread().gt(u32::MAX - 1) } else { step.gt(0) });
+    }
+
+    /// Behind the products of a step, which read `stage`: the stage that nothing reads any more goes back, this one if `promote` is to be done.
+    pub(super) fn end(&self, step: Val<'k, u32>, stage: Val<'k, u32>, promote: impl FnOnce()) {
+        let k = self.kernel;
+        if self.promotes {
+            k.wgmma_wait(0);
+            self.cursor.release(stage, self.thread);
+            promote();
+        } else {
+            // One group stays in flight while the stage before it goes back.
+            k.wgmma_wait(1);
+            k.when(step.gt(0), || self.cursor.release(self.previous, self.thread));
+            self.previous.set(stage);
+        }
+    }
+
+    /// Behind the last step of a tile: nothing is under way.
+    pub(super) fn land(&self) {
+        if !self.promotes {
+            self.kernel.wgmma_wait(0);
+            self.cursor.release(self.previous, self.thread);
+        }
+    }
+}
