@@ -48,7 +48,7 @@ const COUNT_LIMIT: u64 = 1 << 30;
 /// Scratch for parts stays below this.
 const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// CTAs of a last slab of few channels, as a share of those of a whole one: its tiles take no less time than this.
-const LEAST_SHARE: f64 = 0.4;
+const LEAST_SHARE: f64 = 0.9;
 
 /// The engine.
 #[derive(Clone, Copy, Debug)]
@@ -301,12 +301,12 @@ impl Accepted {
         let reads = 32.0 * (chunks / 2.0) * (reach * f64::from(spec.stride.step()) * 1.15 + 1.0);
         let spread = f64::from(spec.stride.spread());
         let tile = steps * (products.max(reads) * 1.3 + 20.0 * spread * spread) + 600.0;
-        let most_parts = setting.tile_count().div_ceil(setting.whole_parts).max(match setting.last_parts {
-            0 => 0,
-            parts => setting.tile_count().div_ceil(parts) * 2 / 3,
+        let most_tiles = (setting.tile_count().div_ceil(setting.whole_parts) as f64).max(match setting.last_parts {
+            0 => 0.0,
+            parts => setting.tile_count().div_ceil(parts) as f64 * LEAST_SHARE,
         });
         let rounds = (setting.ctas() as f64 / f64::from(self.arch.sm_count)).ceil().max(1.0);
-        let busy_us = rounds * most_parts as f64 * tile / 1650.0;
+        let busy_us = rounds * most_tiles * tile / 1650.0;
         let share = f64::from(self.arch.sm_count) / 132.0;
         let [rows, columns] = spec.read();
         let [height, width] = spec.written();
