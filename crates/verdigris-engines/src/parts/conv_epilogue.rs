@@ -91,27 +91,38 @@ impl<'k, T: Compute> Epilogue<'k, T> {
     }
 }
 
-/// How far an epilogue's operands are from one pixel to another of the same row.
+/// How far an epilogue's operands are from one pixel to another of the same plane.
 #[derive(Clone, Debug)]
-pub(crate) struct WidthStep<'k>(Vec<Val<'k, u64>>);
+pub(crate) struct PixelStep<'k>(Vec<Val<'k, u64>>);
 
 impl<'k, T: Compute> Epilogue<'k, T> {
     /// The distance to the pixel `pixels` further along the width, or before.
     #[track_caller]
-    pub(crate) fn width_step(&self, pixels: Val<'k, i32>) -> WidthStep<'k> {
+    pub(crate) fn width_step(&self, pixels: Val<'k, i32>) -> PixelStep<'k> {
+        self.step(pixels, 3)
+    }
+
+    /// The distance to the pixel `pixels` further along the height, or before.
+    #[track_caller]
+    pub(crate) fn height_step(&self, pixels: Val<'k, i32>) -> PixelStep<'k> {
+        self.step(pixels, 2)
+    }
+
+    #[track_caller]
+    fn step(&self, pixels: Val<'k, i32>, index: usize) -> PixelStep<'k> {
         let at = Location::caller();
         let bytes = |operand: &Operand<'k>| {
-            let Rows::OfTensor([.., width]) = operand.rows else { unreachable!("declared by `declare_conv`") };
-            pixels.widen().unsigned() * width
+            let Rows::OfTensor(strides) = operand.rows else { unreachable!("declared by `declare_conv`") };
+            pixels.widen().unsigned() * strides[index]
         };
-        pixels.kernel().scope(at, || WidthStep(self.operands().map(bytes).collect()))
+        pixels.kernel().scope(at, || PixelStep(self.operands().map(bytes).collect()))
     }
 }
 
 impl<'k, T: Compute> Place<'_, 'k, T> {
-    /// The same channel of the pixel that is a step further along the width; one addition an operand.
+    /// The same channel of the pixel that is a step further; one addition an operand.
     #[track_caller]
-    pub(crate) fn along_width(self, step: &WidthStep<'k>) -> Self {
+    pub(crate) fn along(self, step: &PixelStep<'k>) -> Self {
         self.advanced(&step.0)
     }
 }

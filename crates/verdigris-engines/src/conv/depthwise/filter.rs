@@ -5,8 +5,8 @@
 
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 
-use super::place::{Present, Slabs, Stand, Tiles};
-use super::spec::{LANES, PIXEL_BYTES, PLACES, Spec, THREADS};
+use super::place::{Present, Share, Slabs, Stand, Tiles};
+use super::spec::Spec;
 use super::tile::{Activations, Channels, TileExtents, widen};
 
 /// A thread's sums: rows and columns of taps, channels.
@@ -16,32 +16,31 @@ type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
     let all_channels = k.scalar::<u32>("channels");
-    let [items, items_of_cta] = ["items", "items_of_cta"].map(|name| k.scalar::<u32>(name));
+    let share = Share::declare(k);
     let all_slabs = k.divisor("slabs");
     let slabs = Slabs::declare(k);
     let tiles = Tiles::declare(k);
-    let stand = Stand::declare(k);
-    let extents = TileExtents::declare(k);
+    let stand = Stand::declare(k, spec);
+    let extents = TileExtents::declare(k, spec);
     let x = Activations::declare(k, spec);
-    let gradient_extents = TileExtents::declare(k);
+    let gradient_extents = TileExtents::declare(k, spec);
     let y = Activations::declare(k, spec);
     let filter = ["filter_height", "filter_width"].map(|name| k.scalar::<u32>(name));
     let parts = k.output("parts", 4);
 
-    let (x_bytes, y_bytes) = (spec.tile_pixels() * PIXEL_BYTES, spec.output_pixels() * PIXEL_BYTES);
+    let (x_bytes, y_bytes) = (spec.tile_pixels() * spec.pixel_bytes(), spec.output_pixels() * spec.pixel_bytes());
     let stage_bytes = x_bytes + y_bytes;
-    let whole_bytes = (spec.stages() * stage_bytes).max(spec.taps() * spec.channels() * THREADS * 4);
+    let whole_bytes = (spec.stages() * stage_bytes).max(spec.taps() * spec.channels() * spec.threads() * 4);
     let stages = k.shared("tiles", whole_bytes, 128).address();
 
     let (rest, channel_block) = channel_blocks.split(k.cta());
     let (part, number) = all_slabs.split(rest);
     let slab = slabs.split(number);
-    let first_item = part * items_of_cta;
-    let steps = (first_item + items_of_cta).min(items) - first_item;
+    let steps = share.count(part);
     let channels = Channels { first: channel_block * spec.cta_channels(), all: all_channels, addend: k.constant(0) };
     let stage = |step: Val<'k, u32>| stages + (step & 1u32) * stage_bytes;
     let fetch = |step: Val<'k, u32>| {
-        let tile = tiles.at(first_item + step, &slab);
+        let tile = tiles.at(share.item(part, step), &slab);
         x.fetch(k, spec, &extents, &tile.origin, channels, stage(step));
         let own = k.constant(true);
         let gradients = super::tile::Origin { plane: tile.plane, has_plane: own, first: tile.first, ..tile.origin };
@@ -56,6 +55,11 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let own_gradients = gradient_extents.offset(stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
 
     let present = Present::new(spec, &slab, filter);
+    if spec.overlaps() {
+        // What is read and written may be the business of the launch in front of this one.
+        k.griddep_wait();
+        k.griddep_launch();
+    }
     k.when(steps.gt(0), || fetch(k.constant(0)));
     k.cp_async_commit();
     k.range(steps, |step| {
@@ -78,17 +82,17 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let all: Vec<Var<'k, f32>> = sums.into_iter().flatten().flatten().collect();
     let mine = stages + k.thread() * 4;
     for (i, sum) in all.iter().enumerate() {
-        k.st_shared(mine, i as i64 * i64::from(4 * THREADS), sum.get());
+        k.st_shared(mine, i as i64 * i64::from(4 * spec.threads()), sum.get());
     }
     k.bar_sync();
     let base = parts.moved((part * all_slabs.value() + number).widen() * (all_channels.widen() * u64::from(4 * spec.taps())));
-    k.range_step(k.thread(), spec.taps() * across, THREADS, |element| {
+    k.range_step(k.thread(), spec.taps() * across, spec.threads(), |element| {
         // Channels side by side, for neighbouring threads to write neighbouring words.
         let (tap, channel) = (element >> across.ilog2(), element & (across - 1));
         let (lane, word) = (channel >> spec.channels().ilog2(), channel & (spec.channels() - 1));
-        let from = stages + (tap * spec.channels() + word) * (4 * THREADS) + lane * 4;
+        let from = stages + (tap * spec.channels() + word) * (4 * spec.threads()) + lane * 4;
         let first = k.ld_shared::<f32>(from, 0);
-        let sum = (1..PLACES).fold(first, |sum, place| sum + k.ld_shared::<f32>(from, i64::from(place * LANES * 4)));
+        let sum = (1..spec.places()).fold(first, |sum, place| sum + k.ld_shared::<f32>(from, i64::from(place * spec.pixel_bytes())));
         let channel = channels.first + channel;
         k.when(channel.lt(all_channels), || k.st_global(base.moved((tap * all_channels).mul_wide(4)).at(channel, 4), 0, sum));
     });
@@ -104,10 +108,10 @@ fn add_products<'k>(
     sums: &Sums<'k>,
 ) {
     let columns = spec.block[1];
-    let [output_rows, output_columns] = spec.stride.outputs();
+    let [output_rows, output_columns] = spec.outputs();
     let [lines, places] = spec.thread_lines();
     let read = |address: Val<'k, u32>, pixels: u32| -> Vec<Vec<Val<'k, f32>>> {
-        (0..pixels).map(|pixel| widen(k, spec.dtype, k.ld_shared::<u32>(address, i64::from(pixel * PIXEL_BYTES)))).collect()
+        (0..pixels).map(|pixel| widen(k, spec.dtype, k.ld_shared::<u32>(address, i64::from(pixel * spec.pixel_bytes())))).collect()
     };
     // A row of gradients is read when the first line needs it.
     let mut gradients: Vec<Option<Vec<Vec<Val<'k, f32>>>>> = vec![None; output_rows as usize];

@@ -4,7 +4,7 @@
 //! filters of any size, strides 1 and 2, dilations, any padding, any strides of tensors, bf16, f16 and f32 operands. What is refused is
 //! the steps before a convolution, larger strides, and a dgrad that is strided and dilated at once.
 //!
-//! **Method.** There is no sum over channels, hence no matrix product, and tensor cores would multiply by zeros. A CTA of 128 threads brings a
+//! **Method.** There is no sum over channels, hence no matrix product, and tensor cores would multiply by zeros. A CTA of 128 or 256 threads brings a
 //! tile of activations with the pixels around it to shared memory by `cp.async`, zeros in place of what is outside, and multiplies it in f32:
 //!
 //! - *fprop and dgrad* ([`pixels`]): a thread has 4×7 outputs of the channels of a 32-bit word; each word of the tile is read and widened once for
@@ -15,7 +15,10 @@
 //! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated taps
 //! meet every so-many-th pixel, so outputs of one residue modulo the dilation make tiles of their own, and dilation costs nothing.
 //!
-//! **When it wins.** Wherever it is taken: what reads and writes the tensors once is bound by memory up to about 30 taps, by multiplications
+//! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps also
+//! 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
+//!
+//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole slabs: what reads and writes the tensors once is bound by memory up to about 30 taps, by multiplications
 //! beyond that.
 //!
 //! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit, and
@@ -40,7 +43,7 @@ use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use spec::{Copying, Kind, PIXEL_BYTES, Spec, Stride, THREADS};
+use spec::{Copying, Kind, Spec, Stride, Team};
 use view::{Places, View, divisor, double_word, word};
 
 const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };
@@ -84,57 +87,68 @@ impl Engine for Depthwise {
             Reason::Precision,
             format_args!("{:?}, sums in f32", conv.precision),
         )?;
-        let view = View::new(conv)?;
-        let accepted = Accepted::new(conv, view, arch);
-        let target = accepted.spec.target();
+        let accepted = Accepted::new(conv, &View::new(conv)?, arch)?;
+        let target = accepted.cuts[0].spec.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("needs {}", target.ptx()))?;
-        accepted.require_counts()?;
         Ok(Box::new(accepted))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
         for dtype in [DType::Bf16, DType::F16, DType::F32] {
-            for copying in [Copying::Vectors, Copying::Elements] {
+            for copying in [Copying::Vectors(16), Copying::Vectors(8), Copying::Vectors(4), Copying::Elements] {
                 for kind in [Kind::Pixels, Kind::Filter] {
                     for stride in [Stride::One, Stride::Two, Stride::Half] {
-                        for &(block, ragged) in blocks(kind, stride, copying) {
+                        for &(team, block, ragged) in blocks(kind, stride, copying) {
                             let epilogue = (kind == Kind::Pixels).then(|| plain(dtype, copying));
-                            kernels.push(Spec { kind, stride, block, ragged, dtype, copying, epilogue }.kernel());
+                            let spec = Spec { kind, stride, team, block, ragged, dtype, copying, epilogue };
+                            kernels.extend((spec.target() <= target).then(|| spec.kernel()));
                         }
                     }
                 }
             }
             kernels.push(join::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
         }
-        // All of them run on the least chip.
         if Target::Sm80 <= target { kernels } else { Vec::new() }
     }
 }
 
-/// A block of taps, and whether filters may be no whole number of them.
-type Block = ([u32; 2], bool);
+/// Who works on a tile, a block of taps, and whether filters may be no whole number of them.
+type Block = (Team, [u32; 2], bool);
 
 /// The blocks of taps that kernels are unrolled for. One of each list is ragged, so that each filter has its kernel.
 fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
+    use Team::{Fine, Plain, Wide};
     match (kind, stride, copying) {
-        (Kind::Pixels, Stride::One, Copying::Vectors) => {
-            &[([3, 3], false), ([5, 5], false), ([7, 7], false), ([7, 7], true), ([1, 4], true)]
+        (Kind::Pixels, Stride::One, Copying::Vectors(16)) => &[
+            (Plain, [3, 3], false),
+            (Plain, [5, 5], false),
+            (Plain, [7, 7], false),
+            (Plain, [7, 7], true),
+            (Plain, [1, 4], true),
+            (Wide, [3, 3], false),
+            (Fine, [3, 3], false),
+            (Fine, [5, 5], false),
+        ],
+        (Kind::Filter, Stride::One, Copying::Vectors(16)) => {
+            &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [7, 7], false), (Plain, [7, 7], true), (Wide, [3, 3], false)]
         }
-        (Kind::Filter, Stride::One, Copying::Vectors) => &[([3, 3], false), ([5, 5], false), ([7, 7], false), ([7, 7], true)],
-        (_, Stride::One, Copying::Elements) => &[([7, 7], true)],
-        (_, Stride::Two, Copying::Vectors) => &[([3, 3], false), ([5, 5], true)],
-        (_, Stride::Two, Copying::Elements) => &[([5, 5], true)],
+        (_, Stride::One, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [7, 7], true)],
+        (_, Stride::One, Copying::Elements) => &[(Plain, [7, 7], true)],
+        (_, Stride::Two, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], true)],
+        (_, Stride::Two, Copying::Elements) => &[(Plain, [5, 5], true)],
         // Taps and outputs are even together, so larger filters are cut at even taps.
-        (Kind::Pixels, Stride::Half, _) => &[([6, 6], true)],
+        (Kind::Pixels, Stride::Half, _) => &[(Plain, [6, 6], true)],
         (Kind::Filter, Stride::Half, _) => &[],
     }
 }
 
-/// The epilogue of a plain problem: of vectors, channels lie side by side in pairs.
+/// The epilogue of a plain problem: of vectors, channels lie side by side, and in pairs where a thread has two.
 fn plain(d: DType, copying: Copying) -> EpilogueSpec {
     match copying {
-        Copying::Vectors => EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) },
+        Copying::Vectors(_) => {
+            EpilogueSpec { pairs: d.bytes() < 4, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) }
+        }
         Copying::Elements => EpilogueSpec::plain(OperandSpec::strided(d)),
     }
 }
@@ -142,6 +156,16 @@ fn plain(d: DType, copying: Copying) -> EpilogueSpec {
 /// An accepted problem.
 #[derive(Clone, Debug)]
 struct Accepted {
+    cuts: Vec<Cut>,
+    /// Numbers of cuts, and how often CTAs fill the chip; the best first.
+    settings: Vec<(u32, u64)>,
+}
+
+/// A kernel for a problem, and how its launch is cut.
+#[derive(Clone, Debug)]
+struct Cut {
+    /// Among the blocks that there are for such problems.
+    number: u32,
     /// As it was asked.
     problem: ConvProblem,
     view: View,
@@ -151,33 +175,59 @@ struct Accepted {
 }
 
 impl Accepted {
-    fn new(conv: &ConvProblem, view: View, arch: &Arch) -> Accepted {
+    fn new(conv: &ConvProblem, view: &View, arch: &Arch) -> Result<Accepted, Refusal> {
         let kind = if conv.direction == Direction::Wgrad { Kind::Filter } else { Kind::Pixels };
+        let dtype = conv.operands()[0].1.dtype;
         let epilogue = EpilogueSpec::of_conv(&view.problem);
         // Plain results keep to the catalog's two ways of lying.
-        let has_pairs = epilogue.pairs && epilogue.d.walk == Walk::Row;
         let is_plain = epilogue.is_plain();
-        let copying =
-            if view.has_vectors() && (kind == Kind::Filter || has_pairs || !is_plain) { Copying::Vectors } else { Copying::Elements };
+        let lies_in_rows = epilogue.d.walk == Walk::Row && (epilogue.pairs || dtype.bytes() == 4);
+        let copying = match view.vector_bytes() {
+            Some(bytes) if kind == Kind::Filter || lies_in_rows || !is_plain => Copying::Vectors(bytes),
+            _ => Copying::Elements,
+        };
         let epilogue = match (is_plain, copying, kind) {
-            (true, Copying::Vectors, Kind::Pixels) => epilogue,
+            (true, Copying::Vectors(_), Kind::Pixels) => EpilogueSpec { pairs: dtype.bytes() < 4, ..epilogue },
             (true, ..) => epilogue.strided(),
             (false, ..) => epilogue,
         };
-        let of_block = |&(block, ragged): &Block| {
-            let (dtype, epilogue) = (conv.operands()[0].1.dtype, Some(epilogue.clone()));
-            let spec = Spec { kind, stride: view.stride, block, ragged, dtype, copying, epilogue };
-            let places = Places::best(&view, &spec);
-            Accepted { problem: conv.clone(), view: view.clone(), spec, places, arch: arch.clone() }
-        };
-        let fits = |&&(block, ragged): &&Block| {
-            let is_whole = (0..2).all(|dim| view.problem.filter[dim + 1].is_multiple_of(u64::from(block[dim])));
-            ragged || is_whole
-        };
-        let all = blocks(kind, view.stride, copying).iter().filter(fits).map(of_block);
-        all.min_by(|a, b| a.us(1).total_cmp(&b.us(1))).unwrap_or_else(|| of_block(&([6, 6], true)))
+        let all = blocks(kind, view.stride, copying);
+        let is_whole = |block: [u32; 2]| (0..2).all(|dim| view.problem.filter[dim + 1].is_multiple_of(u64::from(block[dim])));
+        let fewest = all.iter().filter(|&&(_, block, ragged)| !ragged && is_whole(block)).map(|&(_, block, _)| view.slabs(block)).min();
+        let mut cuts = Vec::new();
+        for (number, &(team, block, ragged)) in (0..).zip(all) {
+            // What steps over taps is of use where whole blocks would be more of them, or there are none.
+            let fits = if ragged { fewest.is_none_or(|fewest| view.slabs(block) < fewest) } else { is_whole(block) };
+            let spec = Spec { kind, stride: view.stride, team, block, ragged, dtype, copying, epilogue: Some(epilogue.clone()) };
+            // There is a plain one for every filter.
+            if fits && (team == Team::Plain || arch.runs(spec.target())) {
+                let places = Places::best(view, &spec);
+                cuts.push(Cut { number, problem: conv.clone(), view: view.clone(), spec, places, arch: arch.clone() });
+            }
+        }
+        for cut in &cuts {
+            cut.require_counts()?;
+        }
+        let of_cut = |cut: &Cut| cut.waves().into_iter().map(|waves| (cut.number, waves, cut.us(waves))).collect::<Vec<_>>();
+        let mut settings: Vec<(u32, u64, f64)> = cuts.iter().flat_map(of_cut).collect();
+        settings.sort_by(|a, b| a.2.total_cmp(&b.2));
+        ID.require(!settings.is_empty(), Reason::Extent, format_args!("filters of {:?}", conv.filter))?;
+        Ok(Accepted { cuts, settings: settings.into_iter().map(|(number, waves, _)| (number, waves)).collect() })
     }
 
+    /// The cut and the waves of a setting.
+    fn setting(&self, knobs: &Knobs) -> Result<(&Cut, u64), Refusal> {
+        let found = self.settings.iter().find(|&&setting| Accepted::knobs_of(setting) == *knobs);
+        let cut = found.and_then(|&(number, waves)| Some((self.cuts.iter().find(|cut| cut.number == number)?, waves)));
+        cut.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))
+    }
+
+    fn knobs_of((block, waves): (u32, u64)) -> Knobs {
+        Knobs::new([("block", block), ("waves", waves as u32)])
+    }
+}
+
+impl Cut {
     /// The spec of the kernel that multiplies; of a wgrad, the epilogue is the second launch's.
     fn product(&self) -> Spec {
         let epilogue = self.spec.epilogue.clone().filter(|_| self.spec.kind == Kind::Pixels);
@@ -206,16 +256,16 @@ impl Accepted {
         if self.spec.kind == Kind::Filter { blocks.saturating_mul(self.slabs()) } else { blocks }
     }
 
-    /// Items of a CTA, if CTAs fill the chip so many times.
-    fn items_of_cta(&self, waves: u64) -> u64 {
-        let slots = u64::from(self.arch.sm_count * self.product().ctas_of_sm()) * waves;
-        let work = self.items().saturating_mul(self.columns());
-        work.div_ceil(slots).clamp(1, self.items().max(1))
+    /// Parts of the items, each a CTA's, if CTAs fill the chip so many times.
+    fn parts(&self, waves: u64) -> u64 {
+        let slots = u64::from(self.arch.sm_count * self.spec.ctas_of_sm()) * waves;
+        // No CTA more than there is room for at a time: one would take another round.
+        (slots / self.columns().max(1)).clamp(1, self.items().max(1))
     }
 
-    /// Parts of the items, each a CTA's.
-    fn parts(&self, waves: u64) -> u64 {
-        self.items().div_ceil(self.items_of_cta(waves))
+    /// The most items of a CTA.
+    fn items_of_cta(&self, waves: u64) -> u64 {
+        self.items().div_ceil(self.parts(waves)).max(1)
     }
 
     fn part_bytes(&self) -> u64 {
@@ -234,7 +284,7 @@ impl Accepted {
 
     fn us(&self, waves: u64) -> f64 {
         let (spec, p) = (&self.spec, &self.problem);
-        let [rows, columns] = spec.stride.outputs();
+        let [rows, columns] = spec.outputs();
         let outputs = f64::from(rows * columns);
         let lines: f64 = spec.thread_lines().iter().map(|&lines| f64::from(lines)).product();
         let channels = f64::from(spec.channels());
@@ -247,30 +297,47 @@ impl Accepted {
             false => f64::from(spec.taps()),
         };
         let products = share * outputs * taps * channels;
-        let copied = self.places.pixels(spec) as f64 * f64::from(PIXEL_BYTES) / f64::from(THREADS);
-        let copies = if spec.copying == Copying::Vectors { 11.0 / 16.0 } else { 25.0 / spec.dtype.bytes() as f64 };
-        let kept = if spec.kind == Kind::Pixels { 6.0 * outputs } else { copied * 0.5 * copies + (1.0 + channels) * outputs };
+        let copied = self.places.pixels(spec) as f64 * f64::from(spec.pixel_bytes()) / f64::from(spec.threads());
+        let copies = match spec.copying {
+            Copying::Vectors(bytes) => 11.0 / f64::from(bytes),
+            Copying::Elements => 25.0 / spec.dtype.bytes() as f64,
+        };
+        let is_filter = spec.kind == Kind::Filter;
+        let kept = if is_filter { copied * 0.5 * copies + (1.0 + channels) * outputs } else { 5.0 * outputs };
         let each = products + lines * (1.0 + channels) + f64::from(spec.taps()) + copied * copies + 100.0;
-        let steps = self.items_of_cta(waves) as f64 * self.slabs() as f64;
-        let steps = if spec.kind == Kind::Filter { self.items_of_cta(waves) as f64 } else { steps };
+        let items = self.items_of_cta(waves) as f64;
+        let steps = if is_filter { items } else { items * self.slabs() as f64 };
         let ctas = self.columns() as f64 * self.parts(waves) as f64;
-        let slots = f64::from(self.arch.sm_count * self.product().ctas_of_sm());
+        let sms = f64::from(self.arch.sm_count);
+        let slots = sms * f64::from(spec.ctas_of_sm());
         let rounds = (ctas / slots).ceil();
-        // An SM starts four instructions a cycle and was seen to get through 2.5 of those that follow vectors; a resident CTA has its share of them.
-        // What is waited for is not wholly hidden.
-        let pace = if spec.copying == Copying::Vectors { 1.6 } else { 1.0 };
-        let cycles = rounds * (steps * each + kept * self.items_of_cta(waves) as f64) * slots.min(ctas) / f64::from(self.arch.sm_count);
-        let compute_us = pace * cycles / 1.6e3;
-        let parts_bytes = if spec.kind == Kind::Filter { 2.0 * self.parts(waves) as f64 * self.part_bytes() as f64 } else { 0.0 };
-        let memory_us = (p.traffic_bytes() + parts_bytes) / (0.9 * self.arch.memory_gb_per_s * 1e3);
-        let launches = 1.0 + f64::from(u8::from(spec.kind == Kind::Filter)) + f64::from(u8::from(p.statistics.is_some()));
-        (compute_us.powi(3) + memory_us.powi(3)).cbrt() + 3.0 * launches
+        // Warps that take turns: an SM starts four instructions a cycle and was seen to get through 2.9 of those that follow vectors, and a warp
+        // alone waits for most of its own.
+        let turns = (ctas / sms).ceil().min(f64::from(spec.ctas_of_sm())) * f64::from(spec.threads()) / 128.0;
+        let pace = if matches!(spec.copying, Copying::Vectors(_)) { 1.4 } else { 1.0 };
+        let compute_us = pace * rounds * turns.max(1.3) * (steps * each + kept * items) / 1.6e3;
+        let parts_bytes = if is_filter { 2.0 * self.parts(waves) as f64 * self.part_bytes() as f64 } else { 0.0 };
+        // Of its bandwidth, memory gives less to what asks for half a line of L2 at a time.
+        let reached = match (spec.team, spec.kind) {
+            (Team::Wide, _) => 0.85,
+            (_, Kind::Pixels) => 0.75,
+            (_, Kind::Filter) => 0.65,
+        };
+        // What tiles read from L2, their neighbours and blocks of taps one by one included.
+        let read = self.places.pixels(spec) as f64 + if is_filter { f64::from(spec.output_pixels()) } else { 0.0 };
+        let l2_us = read * f64::from(spec.pixel_bytes()) * steps * ctas / (5.2e6 * sms / 132.0);
+        let memory_us = (p.traffic_bytes() + parts_bytes) / (reached * self.arch.memory_gb_per_s * 1e3);
+        let launches = 1.0 + f64::from(u8::from(is_filter)) + f64::from(u8::from(p.statistics.is_some()));
+        (compute_us.powi(3) + memory_us.powi(3) + l2_us.powi(3)).cbrt() + 3.0 * launches
     }
 
     fn alignments(&self) -> Vec<u64> {
         let p = &self.problem;
         let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let vectors = if self.spec.copying == Copying::Vectors { 16 } else { 1 };
+        let vectors = match self.spec.copying {
+            Copying::Vectors(bytes) => u64::from(bytes),
+            Copying::Elements => 1,
+        };
         let [(_, first, _), (_, second, _)] = p.operands();
         let wide = [first, second].into_iter().filter(|tensor| tensor.slot != p.w.slot).map(|tensor| (tensor.slot, vectors));
         let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
@@ -284,22 +351,27 @@ impl Accepted {
     }
 
     /// How often CTAs fill the chip: more of them share work out more evenly, fewer read taps and begin less often.
-    const WAVES: [u64; 3] = [2, 1, 4];
+    const WAVES: [u64; 3] = [1, 2, 4];
 
-    fn waves(&self, knobs: &Knobs) -> Result<u64, Refusal> {
-        let listed = self.knobs().settings().contains(knobs);
-        let waves = knobs.value("waves").filter(|_| listed);
-        waves.map(u64::from).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))
+    /// Those of [`Cut::WAVES`] that differ: where work does not fill the chip, they are alike.
+    fn waves(&self) -> Vec<u64> {
+        let mut all: Vec<u64> = Vec::new();
+        for waves in Cut::WAVES {
+            if !all.iter().any(|&other| self.parts(other) == self.parts(waves)) {
+                all.push(waves);
+            }
+        }
+        all
     }
 
-    fn launch(kernel: KernelRef, ctas: u64, args: Vec<Arg>) -> Step {
-        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap: false, args })
+    fn launch(kernel: KernelRef, ctas: u64, overlap: bool, args: Vec<Arg>) -> Step {
+        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap, args })
     }
 
     /// The arguments that both products begin with.
     fn first_args(&self, waves: u64) -> Vec<Arg> {
         let (view, spec) = (&self.view, &self.spec);
-        let mut args = vec![divisor(self.channel_blocks()), word(view.channels()), word(self.items()), word(self.items_of_cta(waves))];
+        let mut args = vec![divisor(self.channel_blocks()), word(view.channels()), word(self.items()), word(self.items_of_cta(waves)), word(self.parts(waves))];
         args.push(divisor(self.slabs()));
         args.extend(view.slab_args(spec.block));
         args.extend(view.tile_args(spec, self.places));
@@ -312,7 +384,7 @@ impl Accepted {
         let mut args = self.first_args(waves);
         args.extend(self.view.filter_args());
         args.extend(self.epilogue().conv_args(&self.view.problem));
-        program.steps.push(Accepted::launch(self.product().kernel(), self.columns() * self.parts(waves), args));
+        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
     }
 
     fn filter_steps(&self, waves: u64, program: &mut Program) {
@@ -322,7 +394,7 @@ impl Accepted {
         args.extend(view.gradient_args(spec, self.places));
         args.extend(p.filter[1..].iter().copied().map(word));
         args.push(Arg::Pointer(parts));
-        program.steps.push(Accepted::launch(self.product().kernel(), self.columns() * self.parts(waves), args));
+        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
 
         let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
         let mut args = vec![Arg::Pointer(parts), word(self.parts(waves)), double_word(self.part_bytes()), divisor(blocks)];
@@ -333,21 +405,14 @@ impl Accepted {
         args.push(word(u64::from(p.flip)));
         args.extend(self.epilogue().conv_args(p));
         let taps = self.slabs() * u64::from(spec.taps());
-        program.steps.push(Accepted::launch(join::kernel(self.epilogue()), taps * blocks, args));
+        program.steps.push(Cut::launch(join::kernel(self.epilogue()), taps * blocks, false, args));
     }
 }
 
 impl Candidate for Accepted {
     fn knobs(&self) -> KnobSpace {
-        // Where work does not fill the chip, settings are alike.
-        let mut settings: Vec<u64> = Vec::new();
-        for waves in Accepted::WAVES {
-            if !settings.iter().any(|&other| self.items_of_cta(other) == self.items_of_cta(waves)) {
-                settings.push(waves);
-            }
-        }
-        let knobs = |waves: &u64| Knobs::new([("waves", *waves as u32)]);
-        KnobSpace::new(knobs(&settings[0]), settings.iter().map(knobs))
+        let all = self.settings.iter().map(|&setting| Accepted::knobs_of(setting));
+        KnobSpace::new(Accepted::knobs_of(self.settings[0]), all)
     }
 
     fn notes(&self, _: &Knobs) -> Notes {
@@ -362,19 +427,19 @@ impl Candidate for Accepted {
     }
 
     fn cost(&self, knobs: &Knobs) -> Cost {
-        let us = self.us(self.waves(knobs).unwrap_or(Accepted::WAVES[0]));
-        Cost { us, leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+        let (cut, waves) = self.setting(knobs).unwrap_or((&self.cuts[0], Cut::WAVES[0]));
+        Cost { us: cut.us(waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let waves = self.waves(knobs)?;
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        match self.spec.kind {
-            Kind::Pixels => self.pixel_steps(waves, &mut program),
-            Kind::Filter => self.filter_steps(waves, &mut program),
+        let (cut, waves) = self.setting(knobs)?;
+        let mut program = Program { buffer_alignment_bytes: cut.alignments(), ..Program::default() };
+        match cut.spec.kind {
+            Kind::Pixels => cut.pixel_steps(waves, &mut program),
+            Kind::Filter => cut.filter_steps(waves, &mut program),
         }
-        if let Some(statistics) = &self.problem.statistics {
-            statistics::steps(&self.problem, statistics, &mut program);
+        if let Some(statistics) = &cut.problem.statistics {
+            statistics::steps(&cut.problem, statistics, &mut program);
         }
         Ok(program)
     }

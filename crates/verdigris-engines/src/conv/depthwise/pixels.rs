@@ -1,12 +1,12 @@
 //! fprop and dgrad: a CTA works through tiles of outputs, 128 bytes of channels wide at most.
 //!
-//! A thread has the channels of one 32-bit word of a block of 4×7 (2×4, 4×8) outputs, in f32. It reads each line of the tile that the block meets
+//! A thread has the channels of one 32-bit word of a block of 4×7 (of strides 2×4 and 4×8) outputs, in f32. It reads each line of the tile that the block meets
 //! once, widens it, and adds what it gives to all of its outputs: behind a word read from shared memory stand up to 28 multiplications by a tap.
 
 use verdigris_kir::face::{Divisor, Kernel, Pointer, Val, Var};
 
-use super::place::{NextWork, Present, Slab, Slabs, Stand, Tiles, Work};
-use super::spec::{PIXEL_BYTES, Spec, THREADS};
+use super::place::{NextWork, Present, Share, Slab, Slabs, Stand, Tile, Tiles, Work};
+use super::spec::Spec;
 use super::tile::{Activations, Channels, TileExtents, split_small, widen};
 use crate::parts::compute;
 use crate::parts::epilogue::{Epilogue, EpilogueSpec};
@@ -41,7 +41,7 @@ impl<'k> Filter<'k> {
         let channel = channels.first + own;
         let filter = channel * self.factor + slab.filter;
         let base = self.pointer.address() + self.origin + filter.widen() * self.strides[0] + slab.depth.widen() * self.strides[1];
-        k.range_step(first, rows * columns, THREADS / across, |tap| {
+        k.range_step(first, rows * columns, spec.threads() / across, |tap| {
             let (row, column) = split_small(tap, columns);
             let (row, column) = (slab.block[0] * rows + row, slab.block[1] * columns + column);
             let value = k.var(0.0f32);
@@ -61,64 +61,81 @@ type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
     let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
     let all_channels = k.scalar::<u32>("channels");
-    let [items, items_of_cta] = ["items", "items_of_cta"].map(|name| k.scalar::<u32>(name));
+    let share = Share::declare(k);
     let all_slabs = k.divisor("slabs");
     let slabs = Slabs::declare(k);
     let tiles = Tiles::declare(k);
-    let stand = Stand::declare(k);
-    let extents = TileExtents::declare(k);
+    let stand = Stand::declare(k, spec);
+    let extents = TileExtents::declare(k, spec);
     let activations = Activations::declare(k, spec);
     let filter = Filter::declare(k, spec);
     let epilogue = epilogue.declare_conv::<f32>(k);
 
-    let stage_bytes = spec.tile_pixels() * PIXEL_BYTES;
+    let stage_bytes = spec.tile_pixels() * spec.pixel_bytes();
     let stages = k.shared("tiles", spec.stages() * stage_bytes, 128).address();
-    let table = k.shared("taps", spec.taps() * spec.cta_channels() * 4, 16).address();
+    let table_bytes = spec.taps() * spec.cta_channels() * 4;
+    let table = k.shared("taps", spec.table_blocks() * table_bytes, 16).address();
 
     let (part, channel_block) = channel_blocks.split(k.cta());
-    let first_item = part * items_of_cta;
-    let end = (first_item + items_of_cta).min(items);
-    let steps = (end - first_item) * all_slabs.value();
+    let steps = share.count(part) * all_slabs.value();
     let first_channel = channel_block * spec.cta_channels();
     let channels = |slab: &Slab<'k>| Channels { first: first_channel, all: all_channels, addend: slab.filter };
     let stage_of = |step: Val<'k, u32>| if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
     // Where a step works is worked out once, where its tile is sent for.
     let next = NextWork::new(k);
-    let fetch = |step: Val<'k, u32>| {
+    let at = |step: Val<'k, u32>| {
         let (item, number) = all_slabs.split(step);
         let slab = slabs.split(number);
-        let tile = tiles.at(first_item + item, &slab);
+        (tiles.at(share.item(part, item), &slab), slab, number)
+    };
+    let fetch = |step: Val<'k, u32>, (tile, slab, number): (Tile<'k>, Slab<'k>, Val<'k, u32>)| {
         activations.fetch(k, spec, &extents, &tile.origin, channels(&slab), stage_of(step));
         next.set(&Work { image: tile.origin.image, plane: tile.plane, first: tile.first, slab, number });
     };
 
-    let [rows, columns] = spec.stride.outputs();
+    let [rows, columns] = spec.outputs();
     let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
     let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
     let (outputs_ahead, lines_ahead) = stand.ahead(spec);
     let own = extents.offset(stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
-    let taps = table + stand.lane * (4 * spec.channels());
+    let taps = stand.lane * (4 * spec.channels());
+    // Where there is room for all blocks of taps, they stay.
+    let is_scarce = all_slabs.value().gt(spec.table_blocks());
+    let table_of = |number: Val<'k, u32>| if spec.table_blocks() == 1 { table } else { table + k.select(is_scarce, 0u32, number) * table_bytes };
 
-    if spec.stages() == 2 {
-        k.when(steps.gt(0), || fetch(k.constant(0)));
+    let zero = k.constant(0u32);
+    let first = (spec.stages() == 2).then(|| at(zero));
+    if spec.overlaps() {
+        // What is read and written may be the business of the launch in front of this one.
+        k.griddep_wait();
+        k.griddep_launch();
+    }
+    if let Some(first) = first {
+        k.when(steps.gt(0), || fetch(zero, first));
         k.cp_async_commit();
     }
     k.range(steps, |step| {
         // All are done with the stage that is filled next, and with the taps.
         k.bar_sync();
         if spec.stages() == 1 {
-            fetch(step);
+            fetch(step, at(step));
         }
         let work = next.get();
         if spec.stages() == 2 {
-            k.when((step + 1).lt(steps), || fetch(step + 1));
+            k.when((step + 1).lt(steps), || fetch(step + 1, at(step + 1)));
         }
         k.cp_async_commit();
-        k.when(step.eq(0) | all_slabs.value().ne(1), || filter.fetch(k, spec, &work.slab, channels(&work.slab), table));
+        k.when(step.eq(0) | is_scarce, || {
+            let first = k.select(is_scarce, work.number, 0u32);
+            k.range_step(first, k.select(is_scarce, first + 1, all_slabs.value()), 1, |number| {
+                let slab = slabs.split(number);
+                filter.fetch(k, spec, &slab, channels(&slab), table_of(number));
+            });
+        });
         k.cp_async_wait(spec.stages() - 1);
         k.bar_sync();
         let present = Present::new(spec, &work.slab, filter.extents);
-        add_products(k, spec, stage_of(step) + own, extents.pitch_bytes, taps, &present, &sums);
+        add_products(k, spec, stage_of(step) + own, extents.pitch_bytes, table_of(work.number) + taps, &present, &sums);
         k.when((work.number + 1).eq(all_slabs.value()), || {
             keep(k, spec, &epilogue, &tiles, &work, &stand, outputs_ahead, first_channel, all_channels, &sums);
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
@@ -159,7 +176,7 @@ fn add_products<'k>(
             continue;
         }
         let words: Vec<Vec<Val<'k, f32>>> =
-            (0..places).map(|place| widen(k, spec.dtype, k.ld_shared::<u32>(line_address, i64::from(place * PIXEL_BYTES)))).collect();
+            (0..places).map(|place| widen(k, spec.dtype, k.ld_shared::<u32>(line_address, i64::from(place * spec.pixel_bytes())))).collect();
         for (output_row, tap_row) in pairs {
             let row: &[_] = filter[tap_row].get_or_insert_with(|| read(tap_row));
             present.row(tap_row, || {
@@ -199,15 +216,21 @@ fn keep<'k>(
     let first_row = work.first[0].unsigned() + ahead[0] * step_h;
     let first_column = work.first[1].unsigned() + ahead[1] * step_w;
     let is_inside = stand.is_used & image.lt(tiles.images) & channel.lt(all_channels);
-    // The first column may lie before the tensor, so the way there is signed.
-    let (there, step) = (epilogue.width_step(first_column.signed()), epilogue.width_step(step_w.signed()));
+    // The first pixel may lie before the tensor, so the way there is signed.
+    let there = [epilogue.height_step(first_row.signed()), epilogue.width_step(first_column.signed())];
+    let [down, step] = [epilogue.height_step(step_h.signed()), epilogue.width_step(step_w.signed())];
+    let zero = k.constant(0u32);
+    let mut first = there.iter().fold(epilogue.at_pixel([image, work.plane, zero, zero], channel), |place, step| place.along(step));
     for (i, row) in sums.iter().enumerate() {
         let output_row = first_row + step_h * i as u32;
+        if i > 0 {
+            first = first.along(&down);
+        }
         k.when(is_inside & output_row.lt(height), || {
-            let mut place = epilogue.at_pixel([image, work.plane, output_row, k.constant(0)], channel).along_width(&there);
+            let mut place = first.clone();
             for (j, pixel) in row.iter().enumerate() {
                 if j > 0 {
-                    place = place.along_width(&step);
+                    place = place.along(&step);
                 }
                 k.when((first_column + step_w * j as u32).lt(width), || match pixel.as_slice() {
                     [low, high] if epilogue.has_pairs() => {

@@ -2,7 +2,7 @@
 
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 
-use super::spec::{LANES, PLACES, Spec};
+use super::spec::Spec;
 use super::tile::Origin;
 
 /// Rows or columns: tiles of outputs follow each other, for each residue modulo the dilation on its own.
@@ -164,6 +164,32 @@ impl<'k> Slabs<'k> {
     }
 }
 
+/// The items of a CTA: every so-many-th, so that CTAs work side by side in memory, and read each other's neighbours out of L2.
+#[derive(Clone, Copy)]
+pub(super) struct Share<'k> {
+    items: Val<'k, u32>,
+    most: Val<'k, u32>,
+    parts: Val<'k, u32>,
+}
+
+impl<'k> Share<'k> {
+    pub(super) fn declare(k: Kernel<'k>) -> Self {
+        let [items, most, parts] = ["items", "most_items", "parts"].map(|name| k.scalar(name));
+        Share { items, most, parts }
+    }
+
+    /// How many items a part has.
+    pub(super) fn count(&self, part: Val<'k, u32>) -> Val<'k, u32> {
+        let whole = self.most - 1;
+        whole + part.kernel().select((part + whole * self.parts).lt(self.items), 1u32, 0u32)
+    }
+
+    /// One of them.
+    pub(super) fn item(&self, part: Val<'k, u32>, index: Val<'k, u32>) -> Val<'k, u32> {
+        part + index * self.parts
+    }
+}
+
 /// All tiles of a launch.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'k> {
@@ -246,21 +272,21 @@ pub(super) struct Stand<'k> {
 }
 
 impl<'k> Stand<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
+    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
         let [images, rows, columns] = ["places_images", "places_rows", "places_columns"].map(|name| k.divisor(name));
-        let place = k.thread() >> LANES.ilog2();
+        let place = k.thread() >> spec.lanes().ilog2();
         let (rest, column) = columns.split(place);
         let (image, row) = rows.split(rest);
         let used = images.value() * rows.value() * columns.value();
         // What has no place stands at the first, and keeps nothing.
-        let is_used = place.lt(used.min(PLACES));
+        let is_used = place.lt(used.min(spec.places()));
         let place = [image, row, column].map(|part| k.select(is_used, part, 0u32));
-        Stand { lane: k.thread() & (LANES - 1), place, is_used }
+        Stand { lane: k.thread() & (spec.lanes() - 1), place, is_used }
     }
 
     /// Rows or columns of outputs, and lines of the tile, before the thread's own.
     pub(super) fn ahead(&self, spec: &Spec) -> ([Val<'k, u32>; 2], [Val<'k, u32>; 2]) {
-        let outputs = spec.stride.outputs();
+        let outputs = spec.outputs();
         let of = |dim: usize, each: u32| self.place[dim + 1] * each;
         (std::array::from_fn(|dim| of(dim, outputs[dim])), std::array::from_fn(|dim| of(dim, spec.stride.apart(outputs[dim]))))
     }

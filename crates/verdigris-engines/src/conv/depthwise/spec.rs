@@ -11,15 +11,6 @@ use verdigris_tensor::DType;
 use super::{filter, pixels};
 use crate::parts::epilogue::EpilogueSpec;
 
-/// Threads of a CTA.
-pub(super) const THREADS: u32 = 128;
-/// Threads side by side along channels; each has the channels of one 32-bit word.
-pub(super) const LANES: u32 = 16;
-/// Bytes of a pixel in shared memory.
-pub(super) const PIXEL_BYTES: u32 = LANES * 4;
-/// Threads that have the same channels, and different pixels.
-pub(super) const PLACES: u32 = THREADS / LANES;
-
 /// Which kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -74,24 +65,26 @@ impl Stride {
             Stride::Half => outputs / 2,
         }
     }
+}
 
-    /// Rows and columns of outputs of one thread.
-    pub(super) const fn outputs(self) -> [u32; 2] {
-        match self {
-            // Seven divides the widths that networks for 224 pixels have all the way down.
-            Stride::One => [4, 7],
-            Stride::Two => [2, 4],
-            Stride::Half => [4, 8],
-        }
-    }
+/// How a CTA's threads share its tile.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Team {
+    /// 64 bytes of channels, and many outputs a thread: the least is read twice, and no channels are idle that a narrower CTA would not have.
+    Plain,
+    /// 128 bytes of channels: whole lines of L2.
+    Wide,
+    /// 64 bytes of channels, and few outputs a thread: where work does not fill the chip, it takes the shortest way.
+    Fine,
 }
 
 /// How a tile comes to shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Copying {
-    /// 16 bytes of neighbouring channels at a time.
-    Vectors,
+    /// So many bytes of neighbouring channels at a time: 16, 8 or 4.
+    Vectors(u32),
     /// Element by element, with any strides.
     Elements,
 }
@@ -101,6 +94,7 @@ pub(super) enum Copying {
 pub(super) struct Spec {
     pub(super) kind: Kind,
     pub(super) stride: Stride,
+    pub(super) team: Team,
     /// Rows and columns of the taps that are unrolled; a larger filter is a sequence of such blocks.
     pub(super) block: [u32; 2],
     /// Filters need not be whole blocks: what a block has beyond them is stepped over, for zero times infinity would be NaN.
@@ -120,17 +114,32 @@ impl fmt::Display for Spec {
             Stride::Two => "s2",
             Stride::Half => "half",
         };
-        let copying = if self.copying == Copying::Vectors { "vectors" } else { "elements" };
+        let copying = match self.copying {
+            Copying::Vectors(16) => "vectors".to_owned(),
+            Copying::Vectors(bytes) => format!("vectors{bytes}"),
+            Copying::Elements => "elements".to_owned(),
+        };
+        let team = match self.team {
+            Team::Plain => "",
+            Team::Wide => "_wide",
+            Team::Fine => "_fine",
+        };
         let [rows, columns] = self.block;
         let ragged = if self.ragged { "r" } else { "" };
-        write!(f, "conv_depthwise_{kind}_{}_{stride}_{rows}x{columns}{ragged}_{copying}", self.dtype)?;
+        write!(f, "conv_depthwise_{kind}_{}_{stride}_{rows}x{columns}{ragged}{team}_{copying}", self.dtype)?;
         self.epilogue.iter().try_for_each(|epilogue| write!(f, "_{}", epilogue.name()))
     }
 }
 
 impl Spec {
     pub(super) fn target(&self) -> Target {
-        self.epilogue.as_ref().map_or(Target::Sm80, EpilogueSpec::target)
+        let own = if self.overlaps() { Target::Sm90 } else { Target::Sm80 };
+        self.epilogue.as_ref().map_or(own, |epilogue| epilogue.target().max(own))
+    }
+
+    /// Whether a launch begins while the one in front of it ends.
+    pub(super) fn overlaps(&self) -> bool {
+        self.team != Team::Plain
     }
 
     /// A reference to the kernel.
@@ -139,7 +148,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.to_string(), target: self.target(), threads: THREADS, min_ctas: self.ctas_of_sm(), cluster: 1 };
+        let header = Header { name: self.to_string(), target: self.target(), threads: self.threads(), min_ctas: self.ctas_of_sm(), cluster: 1 };
         build(header, |k| match &self.epilogue {
             Some(epilogue) => pixels::kernel(k, self, epilogue),
             None => filter::kernel(k, self),
@@ -151,18 +160,52 @@ impl Spec {
         4 / self.dtype.bytes() as u32
     }
 
+    /// Threads of a CTA side by side along channels; each has the channels of one 32-bit word.
+    pub(super) fn lanes(&self) -> u32 {
+        if self.team == Team::Wide { 32 } else { 16 }
+    }
+
+    /// Threads of a CTA that have the same channels, and different pixels.
+    pub(super) fn places(&self) -> u32 {
+        // Of wide tiles of x and of gradients, there is room for half as many pixels.
+        if self.team == Team::Wide && self.kind == Kind::Filter { 4 } else { 8 }
+    }
+
+    /// Threads of a CTA.
+    pub(super) fn threads(&self) -> u32 {
+        self.lanes() * self.places()
+    }
+
+    /// Bytes of a pixel in shared memory.
+    pub(super) fn pixel_bytes(&self) -> u32 {
+        self.lanes() * 4
+    }
+
     /// Channels of a CTA.
     pub(super) fn cta_channels(&self) -> u32 {
-        LANES * self.channels()
+        self.lanes() * self.channels()
+    }
+
+    /// Rows and columns of outputs of one thread.
+    pub(super) const fn outputs(&self) -> [u32; 2] {
+        match (self.stride, self.team) {
+            (Stride::One, Team::Fine) => [2, 4],
+            // Seven divides the widths that networks for 224 pixels have all the way down.
+            (Stride::One, _) => [4, 7],
+            (Stride::Two, _) => [2, 4],
+            (Stride::Half, _) => [4, 8],
+        }
     }
 
     /// CTAs that share an SM: registers and shared memory are cut to this.
     pub(super) fn ctas_of_sm(&self) -> u32 {
-        match (self.kind, self.block) {
-            (Kind::Pixels, [7, 7] | [6, 6] | [5, 5]) => 3,
-            (Kind::Pixels, _) => 4,
-            (Kind::Filter, [7, 7] | [5, 5]) => 2,
-            (Kind::Filter, _) => 3,
+        match (self.kind, self.team, self.block) {
+            (Kind::Pixels, Team::Fine, _) => 6,
+            (Kind::Pixels, Team::Wide, _) => 2,
+            (Kind::Pixels, _, [7, 7] | [6, 6] | [5, 5]) => 3,
+            (Kind::Pixels, ..) => 4,
+            (Kind::Filter, _, [7, 7] | [5, 5]) => 2,
+            (Kind::Filter, ..) => 3,
         }
     }
 
@@ -173,31 +216,39 @@ impl Spec {
 
     /// The most pixels of a tile of activations.
     pub(super) fn tile_pixels(&self) -> u32 {
-        match (self.kind, self.block) {
-            (Kind::Pixels, [7, 7]) => 736,
-            (Kind::Pixels, [5, 5]) => 532,
-            (Kind::Pixels, _) => 364,
-            (Kind::Filter, [7, 7]) => 500,
-            (Kind::Filter, [5, 5]) => 400,
-            (Kind::Filter, _) => 330,
+        match (self.kind, self.team, self.block) {
+            (Kind::Pixels, Team::Fine, [5, 5]) => 256,
+            (Kind::Pixels, Team::Fine, _) => 192,
+            (Kind::Pixels, _, [7, 7]) => 736,
+            (Kind::Pixels, _, [5, 5]) => 532,
+            (Kind::Pixels, ..) => 364,
+            (Kind::Filter, Team::Wide, _) => 180,
+            (Kind::Filter, _, [7, 7]) => 500,
+            (Kind::Filter, _, [5, 5]) => 400,
+            (Kind::Filter, ..) => 330,
         }
+    }
+
+    /// Blocks of taps that there is room for: where a filter has no more of them, they are read once.
+    pub(super) fn table_blocks(&self) -> u32 {
+        if self.block == [3, 3] { 3 } else { 1 }
     }
 
     /// Pixels of a CTA's tile of outputs.
     pub(super) fn output_pixels(&self) -> u32 {
-        let [rows, columns] = self.stride.outputs();
-        PLACES * rows * columns
+        let [rows, columns] = self.outputs();
+        self.places() * rows * columns
     }
 
     /// Rows and columns of the tile that one thread meets.
     pub(super) fn thread_lines(&self) -> [u32; 2] {
-        let outputs = self.stride.outputs();
+        let outputs = self.outputs();
         std::array::from_fn(|dim| self.stride.lines(outputs[dim], self.block[dim]))
     }
 
     /// Which outputs and rows of taps meet a line of the tile.
     pub(super) fn pairs(&self, line: u32) -> Vec<(usize, usize)> {
-        let ([outputs, _], [taps, _]) = (self.stride.outputs(), self.block);
+        let ([outputs, _], [taps, _]) = (self.outputs(), self.block);
         let all = (0..outputs).flat_map(|output| (0..taps).map(move |tap| (output, tap)));
         let met = all.filter(|&(output, tap)| self.stride.line(output, tap, taps) == Some(line));
         met.map(|(output, tap)| (output as usize, tap as usize)).collect()

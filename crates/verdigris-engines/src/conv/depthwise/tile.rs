@@ -1,12 +1,12 @@
 //! Tiles of activations on their way to shared memory, and a thread's words of them.
 //!
-//! A tile is rows of pixels of one or more images: 64 bytes a pixel (the channels of a CTA), rows a pitch apart. What lies outside of the tensor
+//! A tile is rows of pixels of one or more images: 64 or 128 bytes a pixel (the channels of a CTA), rows a pitch apart. What lies outside of the tensor
 //! is zero in the tile, so that no product asks.
 
 use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
 use verdigris_tensor::DType;
 
-use super::spec::{Copying, LANES, PIXEL_BYTES, Spec, THREADS};
+use super::spec::{Copying, Spec};
 use crate::parts::compute;
 
 /// A tensor of activations.
@@ -24,8 +24,8 @@ pub(super) struct Activations<'k> {
 #[derive(Clone, Copy)]
 #[allow(clippy::large_enum_variant, reason = "a kernel has one or two while it is built")]
 enum ChannelWalk<'k> {
-    /// The same one, and neighbours are neighbours in memory.
-    Unit,
+    /// The same one, and neighbours are neighbours in memory; so many bytes of them are copied at a time, by a CTA of 2 to `rows_log2` rows.
+    Unit { bytes: u32, rows_log2: Val<'k, u32> },
     /// Channel `quotient(channel) · factor` and an addend, `stride` bytes apart.
     Mapped { quotient: Divisor<'k>, factor: Val<'k, u32>, stride: Val<'k, u64>, along: Divisor<'k>, channels_first: Val<'k, u32> },
 }
@@ -65,34 +65,39 @@ pub(super) struct TileExtents<'k> {
     all_rows: Val<'k, u32>,
     columns: Val<'k, u32>,
     pub(super) pitch_bytes: Val<'k, u32>,
+    pixel_bytes: u32,
 }
 
 impl<'k> TileExtents<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
+    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
         TileExtents {
             rows: k.divisor("tile_rows"),
             all_rows: k.scalar("tile_all_rows"),
             columns: k.scalar("tile_columns"),
             pitch_bytes: k.scalar("tile_pitch_bytes"),
+            pixel_bytes: spec.pixel_bytes(),
         }
     }
 
     /// The offset of a pixel.
     pub(super) fn offset(&self, image: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
-        (image * self.rows.value() + row) * self.pitch_bytes + column * PIXEL_BYTES
+        (image * self.rows.value() + row) * self.pitch_bytes + column * self.pixel_bytes
     }
 }
 
 impl<'k> Activations<'k> {
     pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let is_vector = spec.copying == Copying::Vectors;
+        let (is_vector, bytes) = match spec.copying {
+            Copying::Vectors(bytes) => (true, bytes),
+            Copying::Elements => (false, spec.dtype.bytes() as u32),
+        };
         Activations {
-            pointer: k.input("activations", if is_vector { 16 } else { spec.dtype.bytes() as u32 }),
+            pointer: k.input("activations", bytes),
             images: k.scalar("images"),
             extents: ["height", "width"].map(|name| k.scalar(name)),
             strides: ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar(name)),
             channels: if is_vector {
-                ChannelWalk::Unit
+                ChannelWalk::Unit { bytes, rows_log2: k.scalar("copied_rows_log2") }
             } else {
                 ChannelWalk::Mapped {
                     quotient: k.divisor("channel_quotient"),
@@ -117,35 +122,49 @@ impl<'k> Activations<'k> {
     ) {
         let plane = self.pointer.address() + at.plane.widen() * self.strides[1];
         match self.channels {
-            ChannelWalk::Unit => {
-                const VECTORS: u32 = PIXEL_BYTES / 16;
-                const PIXELS: u32 = 32 / VECTORS;
-                // What columns have in common in all rows.
-                let (vector, first) = (k.lane() & (VECTORS - 1), k.lane() >> VECTORS.ilog2());
-                let channel = channels.first + vector * (16 / spec.dtype.bytes() as u32);
-                let first_column = self.column(at, first);
-                let from = plane + first_column.widen().unsigned() * self.strides[3] + channel.mul_wide(spec.dtype.bytes() as u32);
-                let to = to + k.lane() * 16;
-                let (step, step_bytes) = ((at.steps[1] * PIXELS).signed(), (at.steps[1] * PIXELS).widen() * self.strides[3]);
-                let is_channel = channel.lt(channels.all);
-                self.rows(k, tile, at, |row| {
-                    let width = k.select(is_channel & row.is_inside, self.extents[1], 0u32);
-                    let column = k.var(first_column);
-                    let (from, to) = (k.var(from + row.from), k.var(to + row.to));
-                    k.range_step(first, tile.columns, PIXELS, |_| {
-                        // Nothing is read, and zeros are written, where the source has no bytes.
-                        k.cp_async(to, 0, from, 0, 16, k.select(column.unsigned().lt(width), 16u32, 0u32));
-                        column.set(column + step);
-                        from.set(from + step_bytes);
-                        to.set(to + PIXELS * PIXEL_BYTES);
+            ChannelWalk::Unit { bytes, rows_log2 } => {
+                let vectors = spec.pixel_bytes() / bytes;
+                // The CTA brings a few rows of pixels at a time; a thread stays in its column, and walks down.
+                let pixels = spec.threads() / vectors;
+                let columns_log2 = k.constant(pixels.ilog2()) - rows_log2;
+                let one = k.constant(1u32);
+                let (rows, columns) = (one.shl(rows_log2), one.shl(columns_log2));
+                let (vector, pixel) = (k.thread() & (vectors - 1), k.thread() >> vectors.ilog2());
+                let (line, first) = (pixel.shr(columns_log2), pixel & (columns - 1));
+                let channel = channels.first + vector * (bytes / spec.dtype.bytes() as u32);
+                let first_height = at.first[0] + (line * at.steps[0]).signed();
+                let from = plane + channel.mul_wide(spec.dtype.bytes() as u32) + first_height.widen().unsigned() * self.strides[2];
+                let to = to + line * tile.pitch_bytes + vector * bytes;
+                let down = rows * at.steps[0];
+                let (down_bytes, down_shared) = (down.widen() * self.strides[2], rows * tile.pitch_bytes);
+                let is_channel = channel.lt(channels.all) & at.has_plane;
+                let image = k.var(at.image);
+                k.range_step(0, tile.all_rows, tile.rows.value(), |first_row| {
+                    let has_image = is_channel & image.get().lt(self.images);
+                    let from = from + image.get().widen() * self.strides[0];
+                    let to = to + first_row * tile.pitch_bytes;
+                    k.range_step(first, tile.columns, columns, |column| {
+                        let place = self.column(at, column);
+                        let extent = k.select(has_image & place.unsigned().lt(self.extents[1]), self.extents[0], 0u32);
+                        let height = k.var(first_height);
+                        let from = k.var(from + place.widen().unsigned() * self.strides[3]);
+                        let to = k.var(to + column * spec.pixel_bytes());
+                        k.range_step(line, tile.rows.value(), rows, |_| {
+                            // Nothing is read, and zeros are written, where the source has no bytes.
+                            k.cp_async(to, 0, from, 0, bytes as u8, k.select(height.unsigned().lt(extent), bytes, 0u32));
+                            height.set(height + down.signed());
+                            from.set(from + down_bytes);
+                            to.set(to + down_shared);
+                        });
                     });
+                    image.set(image + 1);
                 });
             }
             ChannelWalk::Mapped { quotient, factor, stride, along, channels_first } => {
                 let bytes = spec.dtype.bytes() as u32;
-                let elements = tile.columns * (LANES * 4 / bytes);
+                let elements = tile.columns * spec.cta_channels();
                 let channels_first = channels_first.ne(0);
-                self.rows(k, tile, at, |row| {
+                self.rows(k, spec, tile, at, |row| {
                     let width = k.select(row.is_inside, self.extents[1], 0u32);
                     k.range_step(k.lane(), elements, 32, |element| {
                         let (outer, inner) = along.split(element);
@@ -154,7 +173,7 @@ impl<'k> Activations<'k> {
                         let is_inside = place.unsigned().lt(width) & channel.lt(channels.all);
                         let channel = quotient.quotient(channel) * factor + channels.addend;
                         let from = plane + row.from + place.widen().unsigned() * self.strides[3] + channel.widen() * stride;
-                        let to = to + row.to + column * PIXEL_BYTES + own * bytes;
+                        let to = to + row.to + column * spec.pixel_bytes() + own * bytes;
                         if bytes == 4 {
                             k.cp_async(to, 0, from, 0, 4, k.select(is_inside, 4u32, 0u32));
                         } else {
@@ -174,8 +193,8 @@ impl<'k> Activations<'k> {
     }
 
     /// Runs `body` for the rows of a warp: a warp a row, so that rows are worked out once.
-    fn rows(&self, k: Kernel<'k>, tile: &TileExtents<'k>, at: &Origin<'k>, body: impl Fn(RowAt<'k>)) {
-        k.range_step(k.thread() >> 5, tile.all_rows, THREADS / 32, |row| {
+    fn rows(&self, k: Kernel<'k>, spec: &Spec, tile: &TileExtents<'k>, at: &Origin<'k>, body: impl Fn(RowAt<'k>)) {
+        k.range_step(k.thread() >> 5, tile.all_rows, spec.threads() / 32, |row| {
             let (image, line) = tile.rows.split(row);
             let (image, height) = (at.image + image, at.first[0] + (line * at.steps[0]).signed());
             body(RowAt {

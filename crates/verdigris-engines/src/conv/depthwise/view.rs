@@ -5,7 +5,7 @@ use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg};
 
 use super::ID;
-use super::spec::{Copying, PIXEL_BYTES, PLACES, Spec, Stride};
+use super::spec::{Copying, Spec, Stride};
 use crate::engine::{Reason, Refusal};
 
 /// A problem with its dims in the order of the kernels.
@@ -59,15 +59,15 @@ impl View {
         if self.problem.direction == Direction::Dgrad { self.problem.input } else { self.problem.output }
     }
 
-    /// Whether 16 bytes of neighbouring channels may be copied at a time, provided that buffers are aligned to that.
-    pub(super) fn has_vectors(&self) -> bool {
+    /// How many bytes of neighbouring channels may be copied at a time, provided that buffers are aligned to that.
+    pub(super) fn vector_bytes(&self) -> Option<u32> {
         let p = &self.problem;
-        let fits = |tensor: &Tensor| {
-            let elements = 16 / tensor.dtype.bytes() as u64;
-            tensor.strides[1] == 1 && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(elements))
-        };
         let copied: &[&Tensor] = if p.direction == Direction::Wgrad { &[&p.x, &p.y] } else { &[self.activations().0] };
-        self.multiplier == 1 && p.c.is_multiple_of(16 / p.x.dtype.bytes() as u64) && copied.iter().all(|tensor| fits(tensor))
+        let fits = |tensor: &Tensor, bytes: u32| {
+            let elements = u64::from(bytes) / tensor.dtype.bytes() as u64;
+            tensor.strides[1] == 1 && p.c.is_multiple_of(elements) && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(elements))
+        };
+        [16, 8, 4].into_iter().find(|&bytes| self.multiplier == 1 && copied.iter().all(|tensor| fits(tensor, bytes)))
     }
 
     /// Blocks of taps along height and width.
@@ -106,13 +106,13 @@ pub(super) struct Places(pub(super) [u64; 3]);
 impl Places {
     /// Outputs of a tile along height and width.
     fn outputs(self, spec: &Spec) -> [u64; 2] {
-        let outputs = spec.stride.outputs();
+        let outputs = spec.outputs();
         std::array::from_fn(|dim| self.0[dim + 1] * u64::from(outputs[dim]))
     }
 
     /// Lines of a tile along height and width.
     fn lines(self, spec: &Spec) -> [u64; 2] {
-        let (lines, outputs) = (spec.thread_lines(), spec.stride.outputs());
+        let (lines, outputs) = (spec.thread_lines(), spec.outputs());
         std::array::from_fn(|dim| u64::from(spec.stride.apart(outputs[dim])) * (self.0[dim + 1] - 1) + u64::from(lines[dim]))
     }
 
@@ -131,9 +131,9 @@ impl Places {
     /// The arrangement with the fewest tiles, and of these with the fewest pixels to bring.
     pub(super) fn best(view: &View, spec: &Spec) -> Places {
         let parts = |most: u32| (0..=most.ilog2()).map(|i| 1u64 << i);
-        let all =
-            parts(PLACES).flat_map(|images| parts(PLACES).flat_map(move |rows| parts(PLACES).map(move |columns| [images, rows, columns])));
-        let fits = all.filter(|places| places.iter().product::<u64>() <= u64::from(PLACES)).map(Places);
+        let most = spec.places();
+        let all = parts(most).flat_map(|images| parts(most).flat_map(move |rows| parts(most).map(move |columns| [images, rows, columns])));
+        let fits = all.filter(|places| places.iter().product::<u64>() <= u64::from(most)).map(Places);
         let fits = fits.filter(|places| places.pixels(spec) <= u64::from(spec.tile_pixels()));
         fits.min_by_key(|places| (places.items(view, spec), places.pixels(spec))).unwrap_or(Places([1; 3]))
     }
@@ -225,18 +225,26 @@ impl View {
     ) -> Vec<Arg> {
         let bytes = tensor.dtype.bytes() as u64;
         let [image, channel, spatial @ ..] = tensor.strides.map(|stride| stride * bytes);
-        let mut args = vec![divisor(rows), word(rows * places.0[0]), word(columns), word(columns * u64::from(PIXEL_BYTES))];
+        let mut args = vec![divisor(rows), word(rows * places.0[0]), word(columns), word(columns * u64::from(spec.pixel_bytes()))];
         args.push(Arg::Pointer(Address::buffer(tensor.slot.0 as usize)));
         args.push(word(self.problem.n));
         args.extend(extents[1..].iter().copied().map(word));
         args.push(double_word(image));
         args.extend(spatial.map(double_word));
-        if spec.copying == Copying::Elements {
-            let [quotient, factor] = channels;
-            // Lanes along whatever lies closer.
-            let first = tensor.strides[1] > tensor.strides[4];
-            let along = if first { columns } else { u64::from(spec.cta_channels()) };
-            args.extend([divisor(quotient), word(factor), double_word(channel), divisor(along), word(u64::from(first))]);
+        match spec.copying {
+            Copying::Vectors(bytes) => {
+                // As many rows as a CTA's vectors are enough for.
+                let pixels = u64::from(spec.threads() * bytes / spec.pixel_bytes());
+                let side_by_side = (pixels / columns.max(1)).clamp(1, rows.max(1));
+                args.push(word(u64::from(side_by_side.ilog2())));
+            }
+            Copying::Elements => {
+                let [quotient, factor] = channels;
+                // Lanes along whatever lies closer.
+                let first = tensor.strides[1] > tensor.strides[4];
+                let along = if first { columns } else { u64::from(spec.cta_channels()) };
+                args.extend([divisor(quotient), word(factor), double_word(channel), divisor(along), word(u64::from(first))]);
+            }
         }
         args
     }
