@@ -146,9 +146,7 @@ fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
 /// The epilogue of a plain problem: of vectors, channels lie side by side, and in pairs where a thread has two.
 fn plain(d: DType, copying: Copying) -> EpilogueSpec {
     match copying {
-        Copying::Vectors(_) => {
-            EpilogueSpec { pairs: d.bytes() < 4, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) }
-        }
+        Copying::Vectors(_) => EpilogueSpec { pairs: d.bytes() < 4, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) },
         Copying::Elements => EpilogueSpec::plain(OperandSpec::strided(d)),
     }
 }
@@ -371,7 +369,13 @@ impl Cut {
     /// The arguments that both products begin with.
     fn first_args(&self, waves: u64) -> Vec<Arg> {
         let (view, spec) = (&self.view, &self.spec);
-        let mut args = vec![divisor(self.channel_blocks()), word(view.channels()), word(self.items()), word(self.items_of_cta(waves)), word(self.parts(waves))];
+        let mut args = vec![
+            divisor(self.channel_blocks()),
+            word(view.channels()),
+            word(self.items()),
+            word(self.items_of_cta(waves)),
+            word(self.parts(waves)),
+        ];
         args.push(divisor(self.slabs()));
         args.extend(view.slab_args(spec.block));
         args.extend(view.tile_args(spec, self.places));

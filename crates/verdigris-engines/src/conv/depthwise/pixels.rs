@@ -101,7 +101,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
     let taps = stand.lane * (4 * spec.channels());
     // Where there is room for all blocks of taps, they stay.
     let is_scarce = all_slabs.value().gt(spec.table_blocks());
-    let table_of = |number: Val<'k, u32>| if spec.table_blocks() == 1 { table } else { table + k.select(is_scarce, 0u32, number) * table_bytes };
+    let table_of =
+        |number: Val<'k, u32>| if spec.table_blocks() == 1 { table } else { table + k.select(is_scarce, 0u32, number) * table_bytes };
 
     let zero = k.constant(0u32);
     let first = (spec.stages() == 2).then(|| at(zero));
@@ -175,8 +176,9 @@ fn add_products<'k>(
         if pairs.is_empty() {
             continue;
         }
-        let words: Vec<Vec<Val<'k, f32>>> =
-            (0..places).map(|place| widen(k, spec.dtype, k.ld_shared::<u32>(line_address, i64::from(place * spec.pixel_bytes())))).collect();
+        let words: Vec<Vec<Val<'k, f32>>> = (0..places)
+            .map(|place| widen(k, spec.dtype, k.ld_shared::<u32>(line_address, i64::from(place * spec.pixel_bytes()))))
+            .collect();
         for (output_row, tap_row) in pairs {
             let row: &[_] = filter[tap_row].get_or_insert_with(|| read(tap_row));
             present.row(tap_row, || {

@@ -65,7 +65,9 @@ impl View {
         let copied: &[&Tensor] = if p.direction == Direction::Wgrad { &[&p.x, &p.y] } else { &[self.activations().0] };
         let fits = |tensor: &Tensor, bytes: u32| {
             let elements = u64::from(bytes) / tensor.dtype.bytes() as u64;
-            tensor.strides[1] == 1 && p.c.is_multiple_of(elements) && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(elements))
+            tensor.strides[1] == 1
+                && p.c.is_multiple_of(elements)
+                && [0, 2, 3, 4].iter().all(|&dim| tensor.strides[dim].is_multiple_of(elements))
         };
         [16, 8, 4].into_iter().find(|&bytes| self.multiplier == 1 && copied.iter().all(|tensor| fits(tensor, bytes)))
     }
