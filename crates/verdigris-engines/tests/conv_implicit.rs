@@ -9,7 +9,9 @@ use conv_check::{bf16, check_on, encode, placed, plane, reference, small};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Knobs, Reason};
 use verdigris_graph::ops::matmul::Precision;
-use verdigris_graph::{BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Problem, Slot, Statistics, Tensor, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Problem, Real, Slot, Statistics, Tensor, UnaryOp,
+};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
 use verdigris_kir::ptx::{self, Isa};
@@ -237,14 +239,64 @@ fn no_shape_leads_outside_of_the_catalog() {
     assert!(taken > 150 && used.len() > catalog.len() / 2, "{taken} taken, {} of {} kernels used", used.len(), catalog.len());
 }
 
+/// The same with sums over channels, in two buffers behind those in use.
+fn summed(mut problem: ConvProblem) -> ConvProblem {
+    let next = problem.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
+    let sums = |slot| Channels { slot: Slot(slot), dtype: DType::F32, stride: 1 };
+    problem.statistics = Some(Statistics { sum: sums(next), sum_of_squares: sums(next + 1) });
+    problem.canonical().expect("a valid problem")
+}
+
 #[test]
 fn sums_over_channels() {
     for direction in [Direction::Fprop, Direction::Dgrad] {
         let mut problem = bf16(plane(direction, [2, 72, 48], [5, 6], [3, 3], [1, 1]));
-        let sums = |slot| Channels { slot: Slot(slot), dtype: DType::F32, stride: 1 };
-        problem.statistics = Some(Statistics { sum: sums(3), sum_of_squares: sums(4) });
-        run(&problem.canonical().expect("a valid problem"), 95, &[8], 1);
+        run(&summed(problem.clone()), 95, &[8], 1);
+        // Rows beyond the result's last hold what the chain makes of nothing: 2.
+        problem.epilogue = vec![EpilogueStep::Unary(UnaryOp::Clamp { lower: Real(2.0), upper: Real(40.0) })];
+        run(&summed(problem), 96, &[0, 8, 12], 1);
     }
+    // Strided rows of a data gradient leave elsewhere, and are read again.
+    let strided = ConvExtents { strides: [1, 2, 1], ..plane(Direction::Dgrad, [2, 72, 48], [7, 6], [3, 3], [1, 1]) };
+    run(&summed(bf16(strided)), 97, &[8], 1);
+}
+
+#[test]
+fn sums_over_channels_out_of_every_tile() {
+    let extents = plane(Direction::Fprop, [3, 72, 264], [9, 10], [3, 3], [1, 1]);
+    let every: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
+    run(&summed(bf16(extents)), 98, every, 1);
+    for (operands, result) in [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::F32), (DType::E4m3, DType::Bf16)] {
+        run(&summed(ConvProblem::packed(extents, operands, result).expect("a valid problem")), 99, &[0, 8, 12], 1);
+    }
+    // Groups are matrices beside each other; and depths that are split.
+    let grouped = ConvExtents { groups: 2, c: 128, k: 144, ..extents };
+    run(&summed(bf16(grouped)), 100, &[8, 12], 1);
+    let deep = summed(bf16(ConvExtents { c: 264, ..plane(Direction::Fprop, [2, 264, 136], [6, 7], [3, 3], [1, 1]) }));
+    for split in 1..=3 {
+        let wanted = shapes(&[0, 8], 1);
+        check(&deep, &small(), &Kernels::new(), 101, &|number, knobs| knobs.value("split") == Some(split) && wanted(number, knobs));
+    }
+}
+
+#[test]
+fn sums_over_channels_read_nothing_again_where_results_leave_whole() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let problem = summed(bf16(plane(Direction::Fprop, [64, 128, 128], [56, 56], [3, 3], [1, 1])));
+    let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
+    let mut formed = 0;
+    for (number, knobs) in candidate.knobs().settings().iter().enumerate() {
+        let program = candidate.program(knobs).expect("a listed setting has a program");
+        let names: Vec<&str> = program.launches().map(|launch| launch.kernel.name()).collect();
+        let forms = names.iter().any(|name| name.contains("_sums_"));
+        let reads_again = names.iter().any(|name| name.contains("statistics"));
+        assert!(forms != reads_again, "{knobs}: {names:?}");
+        // Parts that a launch of its own adds up are no results yet.
+        assert_eq!(reads_again, names.iter().any(|name| name.starts_with("add_parts")), "{knobs}: {names:?}");
+        assert!(number > 0 || forms, "the first choice reads the result again: {names:?}");
+        formed += usize::from(forms);
+    }
+    assert!(formed > 10, "{formed}");
 }
 
 #[test]

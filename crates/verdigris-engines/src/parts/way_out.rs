@@ -16,6 +16,7 @@ use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
 use super::batch::{BatchStrides, DIMS, Indices};
+use super::column_sums::{ColumnSums, SumsSpec, TileSums};
 use super::epilogue::{Epilogue, EpilogueSpec, Place};
 use super::row_staging::{RowSlab, RowStaging};
 
@@ -85,6 +86,9 @@ pub(crate) struct WaySpec {
     pub(crate) barrier: u32,
     /// What stands between sums and D; it stores D for [`Out::Direct`] alone.
     pub(crate) epilogue: EpilogueSpec,
+    /// Sums over D's columns are formed on the way, of an [`Out::Tma`] that is not transposed and a type that
+    /// [`super::column_sums::takes`].
+    pub(crate) has_sums: bool,
 }
 
 /// Whether a tensor map may store D, whose contiguous side has `line_elements`: lines begin and end at multiples of 16 bytes. A store into a line
@@ -203,7 +207,11 @@ impl WaySpec {
             Out::Scattered => Exit::Scattered { lines: lines(PIECE_BYTES), staging: slabs() },
             Out::Tma => Exit::Tma { staging: slabs(), map: k.tensor_map("d", self.d_map()) },
         };
-        Way { kernel: k, spec: self, epilogue, rows, columns, exit }
+        let sums = self.has_sums.then(|| {
+            let (stored, tile_columns) = (self.d(), self.tile_columns);
+            ColumnSums::declare(k, SumsSpec { stored, tile_columns, row_bytes: self.slab_row_bytes() })
+        });
+        Way { kernel: k, spec: self, epilogue, rows, columns, exit, sums }
     }
 }
 
@@ -254,6 +262,7 @@ pub(crate) struct Way<'k> {
     rows: Val<'k, u32>,
     columns: Val<'k, u32>,
     exit: Exit<'k>,
+    sums: Option<ColumnSums<'k>>,
 }
 
 /// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
@@ -289,6 +298,7 @@ impl<'k> Way<'k> {
             self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
         }
         let matrix = self.epilogue.begin(tile.indices);
+        let totals = self.sums.as_ref().map(|sums| sums.begin(thread));
         for (i, sum) in sums.iter().enumerate() {
             let first_row = tile.row + 64 * i as u32;
             let row = first_row + Fragment::<T>::row(thread);
@@ -351,10 +361,32 @@ impl<'k> Way<'k> {
                         }
                         let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
                         staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
+                        // All of the slab is written by now, and it is read until someone writes it again, behind the barrier of its turn.
+                        if let Some(totals) = &totals {
+                            let read = |row, chunk| (staging.read_chunk(slab, row, chunk), (first_row + row).lt(self.rows));
+                            totals.add(index, &read);
+                        }
                     }
                 }
             }
         }
+        if let (Some(totals), Exit::Tma { staging, .. }) = (&totals, &self.exit) {
+            self.store_sums(totals, staging, tile, sums.len() as u32);
+        }
+    }
+
+    /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, by way of the slab whose turn comes next.
+    fn store_sums(&self, totals: &TileSums<'_, 'k>, staging: &Staging<'k>, tile: &Tile<'k>, blocks: u32) {
+        let (k, spec, Tile { warpgroup, thread, .. }) = (self.kernel, &self.spec, *tile);
+        let per_slab = spec.slab_row_bytes() / spec.d().bytes() as u32;
+        let turn = blocks * spec.tile_columns.div_ceil(per_slab);
+        staging.acquire(warpgroup, thread, staging.slabs() - 1);
+        let slab = staging.slab(warpgroup, turn % staging.slabs());
+        let rows = SLAB_ROWS * blocks;
+        assert!(rows.is_power_of_two(), "a warpgroup's rows, {rows}, are shifted out of a row's number");
+        let line = tile.row >> rows.trailing_zeros();
+        let together = || k.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
+        totals.store([line, tile.batch, tile.column], tile.row.lt(self.rows), slab, &together);
     }
 
     /// D's extents in rows and columns of the tile's space.

@@ -130,6 +130,7 @@ impl Spec {
             warpgroups: CONSUMERS,
             barrier: FIRST_BARRIER,
             epilogue: self.epilogue.clone(),
+            has_sums: false,
         }
     }
 

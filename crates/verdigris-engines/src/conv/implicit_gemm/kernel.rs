@@ -98,6 +98,8 @@ pub(super) struct Spec {
     pub(super) out: Out,
     /// What stands between sums and the result.
     pub(super) epilogue: EpilogueSpec,
+    /// Sums over the channels of what is stored are formed on the way out.
+    pub(super) has_sums: bool,
 }
 
 impl fmt::Display for Spec {
@@ -115,9 +117,8 @@ impl fmt::Display for Spec {
         if self.cluster > 1 {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
-        for (on, word) in
-            [(self.pingpong, "_pingpong"), (self.promote, "_promote"), (self.out == Out::Rows && self.split != Split::Reduced, "_rows")]
-        {
+        let rows = self.out == Out::Rows && self.split != Split::Reduced;
+        for (on, word) in [(self.pingpong, "_pingpong"), (self.promote, "_promote"), (rows, "_rows"), (self.has_sums, "_sums")] {
             if on {
                 f.write_str(word)?;
             }
@@ -240,6 +241,7 @@ impl Spec {
             warpgroups: self.consumers,
             barrier: FIRST_BARRIER,
             epilogue: self.epilogue.clone(),
+            has_sums: self.has_sums,
         }
     }
 

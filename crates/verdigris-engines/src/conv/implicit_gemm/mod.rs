@@ -28,9 +28,10 @@ mod view;
 
 use kernel::{Kind, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
+use verdigris_graph::problem::Channels;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program, Residency, Step};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
@@ -41,6 +42,7 @@ use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
+use crate::parts::column_sums::{self, SumGrid};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
 use crate::parts::repack;
@@ -206,6 +208,7 @@ impl Engine for ImplicitGemm {
             .chain(repack::catalog())
             .chain(unpack::catalog())
             .chain(terms::catalog())
+            .chain([column_sums::kernel()])
             .collect()
     }
 }
@@ -263,7 +266,7 @@ fn catalog_specs() -> Vec<Spec> {
                 _ => Out::Tma,
             };
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
-                let given = Given { kind, spatial, a: operands, b: operands, promote, out };
+                let given = Given { kind, spatial, a: operands, b: operands, promote, out, has_sums: false };
                 for &split in modes(shelf, kind, spatial, operands, number) {
                     specs.extend(given.spec(shape, split, plain(d, false)));
                 }
@@ -304,14 +307,19 @@ struct Given {
     b: DType,
     promote: bool,
     out: Out,
+    /// Sums over channels are asked for. Kernels form them of what they store through a map; elsewhere a launch of its own does.
+    has_sums: bool,
 }
 
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
         let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong } = *shape;
-        let Given { kind, spatial, a, b, promote, out } = self;
-        Spec { kind, spatial, a, b, tile_m, tile_n, stages: 2, consumers, pingpong, cluster, shared, split, promote, out, epilogue }
+        let Given { kind, spatial, a, b, promote, out, has_sums } = self;
+        let stored_here = out == Out::Tma && split != Split::Reduced && !epilogue.exact;
+        let has_sums = has_sums && stored_here && column_sums::takes(epilogue.d.dtype);
+        let stages = 2;
+        Spec { kind, spatial, a, b, tile_m, tile_n, stages, consumers, pingpong, cluster, shared, split, promote, out, epilogue, has_sums }
             .fitted()
     }
 }
@@ -381,6 +389,8 @@ struct Coefficients {
     /// Beside each tile, and for each of its elements.
     tile_ns: f64,
     tile_ns_per_element: f64,
+    /// For each element of a tile whose sums are formed.
+    sums_ns_per_element: f64,
     /// The share of time that goes with whole waves rather than with work.
     whole_waves: f64,
     /// To join the parts of a split tile, and for each element joined.
@@ -402,6 +412,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     start_ns: 900.0,
     tile_ns: 320.0,
     tile_ns_per_element: 0.004_746,
+    sums_ns_per_element: 0.025,
     whole_waves: 0.4535,
     join_ns: 3930.0,
     join_ns_per_element: 0.1085,
@@ -435,8 +446,22 @@ impl Plan {
             _ => &[Split::Reduced],
         };
         let split = *wanted.iter().find(|split| modes.contains(split))?;
-        let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out };
-        given.spec(shape, split, self.epilogue(view.out == Out::Direct))
+        let has_sums = view.prepared.conv.statistics.is_some();
+        let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
+        let spec = given.spec(shape, split, self.epilogue(view.out == Out::Direct))?;
+        let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
+        Some(Spec { has_sums: spec.has_sums && fits, ..spec })
+    }
+
+    /// The parts of sums over channels that a kernel forms.
+    fn sums(&self, spec: &Spec) -> Option<SumGrid> {
+        let [_, columns] = self.tiles(spec).0;
+        spec.has_sums.then(|| SumGrid {
+            parts: self.view.rows.div_ceil(64 * spec.blocks()),
+            matrices: self.view.matrices(),
+            columns: self.view.columns,
+            pitch: columns * spec.tiles_of_cluster()[1] * spec.tile_n,
+        })
     }
 
     /// Rows and columns of tiles as clusters count them, and the clusters that are resident at a time.
@@ -531,7 +556,8 @@ impl Plan {
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
+        let sums_ns_per_element = if spec.has_sums { c.sums_ns_per_element } else { 0.0 };
+        let tile_ns = c.tile_ns + (c.tile_ns_per_element + sums_ns_per_element) * tile_m * tile_n;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
         let main_ns = self.view.mean_steps(spec.depth()) * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
@@ -551,9 +577,16 @@ impl Plan {
         let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
         // The shorter of the two is not wholly hidden behind the longer.
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        // Sums over channels read the result once more, a sector for each of its elements.
-        let elements = self.view.product.m as f64 * self.view.product.n as f64 * self.view.product.batch_count() as f64;
-        let sums_us = self.view.prepared.conv.statistics.map_or(0.0, |_| 5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3));
+        let sums_us = match (self.sums(&spec), &self.view.prepared.conv.statistics) {
+            (Some(sums), _) => sums.estimate_us(&self.arch),
+            // Sums that are not formed on the way out read the result once more, a sector for each of its elements.
+            (None, Some(_)) => {
+                let product = &self.view.product;
+                let elements = product.m as f64 * product.n as f64 * product.batch_count() as f64;
+                5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3)
+            }
+            (None, None) => 0.0,
+        };
         Some(both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us)
     }
 
@@ -613,6 +646,7 @@ impl Candidate for Plan {
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
         args.extend(schedule.args(spec.split != Split::No));
+        let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));
         let add = if let Some(parts) = reduced {
@@ -623,6 +657,7 @@ impl Candidate for Plan {
         } else {
             args.extend(epilogue_args);
             args.extend(view.way_args(&spec, &chunk));
+            args.extend(sums.iter().flat_map(|(sums, scratch)| sums.args(*scratch)));
             None
         };
         if spec.split == Split::Joined {
@@ -637,8 +672,11 @@ impl Candidate for Plan {
             kernel: reference(spec),
         }));
         program.steps.extend(add.map(Step::Launch));
-        if let Some(statistics) = &view.prepared.conv.statistics {
-            statistics::steps(&view.prepared.conv, statistics, &mut program);
+        let to = |sum: Channels| (Address::buffer(sum.slot.0 as usize), sum.stride * sum.dtype.bytes() as u64);
+        match (&view.prepared.conv.statistics, sums) {
+            (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, [wanted.sum, wanted.sum_of_squares].map(to), &mut program),
+            (Some(wanted), None) => statistics::steps(&view.prepared.conv, wanted, &mut program),
+            (None, _) => {}
         }
         view.prepared.bind(&mut program, &places);
         Ok(program)

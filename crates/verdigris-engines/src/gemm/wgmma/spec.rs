@@ -256,6 +256,7 @@ impl Spec {
             warpgroups: self.consumers,
             barrier: FIRST_BARRIER,
             epilogue: self.epilogue.clone(),
+            has_sums: false,
         }
     }
 

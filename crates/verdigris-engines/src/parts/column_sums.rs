@@ -1,0 +1,375 @@
+//! Sums and sums of squares of a result's columns, formed on its way out: what batch norm needs of a convolution, without reading it again.
+//!
+//! **What.** `sum[c] = Σ v`, `squares[c] = Σ v²` over the rows of the result, of its values as they are stored, in f32.
+//! **How.** Results pass through slabs of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows of every
+//! slab and adds them up; the threads that hold the same chunk share the sums out among them, so that what is kept from slab to slab is a few
+//! registers. Behind the last slab of a tile the first warp adds what the warpgroup's other warps hold, and stores a *part*: the sums of the rows
+//! that this warpgroup held. One more launch adds the parts of each column up, or two, where they are many.
+//! **Numbers.** The order of addition follows from the spec and the extents alone, so repeats agree bit for bit. An infinity or a NaN in a column
+//! reaches the sums of that column and no other.
+//! **Cost.** A few instructions an element, and 8 bytes a column for each part: at most a sixteenth of a 16-bit result.
+//!
+//! **Scratch.** Lines of parts, one for the rows of each warpgroup: the sums of all columns, then their squares' sums. Columns stand as tiles hold
+//! them, those of one matrix of the batch behind those of the one before.
+
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::tile::staging::SLAB_ROWS;
+use verdigris_tensor::DType;
+
+use super::compute;
+use crate::arch::Arch;
+
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+/// Lanes of a warp.
+const LANES: u32 = 32;
+/// Warps of a CTA of the adding launch; each takes every so many-th part.
+const WARPS: u32 = 8;
+/// Parts that are on their way at a time.
+const UNROLL: u32 = 8;
+/// Parts that one CTA adds up; more are cut into shares.
+const SHARE: u32 = 256;
+/// What a thread reads of a slab at once.
+const CHUNK_BYTES: u32 = 16;
+
+/// Whether sums can be formed of a result of this type as it leaves.
+pub(crate) fn takes(stored: DType) -> bool {
+    matches!(stored, DType::Bf16 | DType::F16 | DType::F32)
+}
+
+/// What shapes code of the sums of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SumsSpec {
+    /// The type in which results are stored.
+    pub(crate) stored: DType,
+    /// Columns of a tile.
+    pub(crate) tile_columns: u32,
+    /// Bytes of a slab's row.
+    pub(crate) row_bytes: u32,
+}
+
+impl SumsSpec {
+    fn columns_of_chunk(self) -> u32 {
+        CHUNK_BYTES / self.stored.bytes() as u32
+    }
+
+    fn chunks_of_row(self) -> u32 {
+        self.row_bytes / CHUNK_BYTES
+    }
+
+    fn slabs(self) -> u32 {
+        (self.tile_columns * self.stored.bytes() as u32).div_ceil(self.row_bytes)
+    }
+
+    /// Values that a thread keeps of each slab: sums and squares of a chunk's columns, shared out among the lanes of a warp that hold it.
+    fn kept(self) -> u32 {
+        2 * self.columns_of_chunk() * self.chunks_of_row() / LANES
+    }
+}
+
+/// The parameters of a kernel that forms sums, and what follows from its threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ColumnSums<'k> {
+    kernel: Kernel<'k>,
+    spec: SumsSpec,
+    parts: Pointer<'k>,
+    /// Columns of all matrices, and of one, as tiles hold them.
+    width: Val<'k, u32>,
+    pitch: Val<'k, u32>,
+}
+
+/// A tile's sums while it leaves: of each slab, the values that this thread keeps.
+pub(crate) struct TileSums<'s, 'k> {
+    sums: &'s ColumnSums<'k>,
+    thread: Val<'k, u32>,
+    kept: Vec<Vec<Var<'k, f32>>>,
+}
+
+impl<'k> ColumnSums<'k> {
+    /// Declares the parameters.
+    pub(crate) fn declare(k: Kernel<'k>, spec: SumsSpec) -> Self {
+        // What the other warps hold lies in one slab for a moment.
+        assert!(3 * LANES * 4 * spec.kept() * spec.slabs() <= SLAB_ROWS * spec.row_bytes, "{spec:?}: the sums of a tile fit into a slab");
+        ColumnSums {
+            kernel: k,
+            spec,
+            parts: k.output("sums_parts", 16),
+            width: k.scalar("sums_width"),
+            pitch: k.scalar("sums_pitch"),
+        }
+    }
+
+    /// Begins a tile.
+    pub(crate) fn begin(&self, thread: Val<'k, u32>) -> TileSums<'_, 'k> {
+        let k = self.kernel;
+        let slab = || (0..self.spec.kept()).map(|_| k.var(0.0f32)).collect();
+        TileSums { sums: self, thread, kept: (0..self.spec.slabs()).map(|_| slab()).collect() }
+    }
+}
+
+impl<'k> TileSums<'_, 'k> {
+    /// Adds the rows of slab `slab` of the tile. `read` gives the words of a chunk of a row, and whether that row is one of the result's.
+    pub(crate) fn add(&self, slab: u32, read: &dyn Fn(Val<'k, u32>, Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, bool>)) {
+        let (k, spec) = (self.sums.kernel, self.sums.spec);
+        let (in_row, columns) = (spec.chunks_of_row(), spec.columns_of_chunk() as usize);
+        let at_once = WARPGROUP / in_row;
+        let chunk = self.thread & (in_row - 1);
+        let first_row = self.thread >> in_row.trailing_zeros();
+        let mut values: Vec<Val<'k, f32>> = Vec::new();
+        for turn in 0..SLAB_ROWS / at_once {
+            let (words, inside) = read(first_row + turn * at_once, chunk);
+            let elements: Vec<Val<'k, f32>> = (words.into_iter())
+                .map(|word| k.select(inside, word, 0u32))
+                .flat_map(|word| match spec.stored {
+                    DType::F32 => vec![word.bitcast::<f32>()],
+                    stored => compute::widen_pair(k, stored, word).to_vec(),
+                })
+                .collect();
+            if turn == 0 {
+                values = elements.iter().copied().chain(elements.iter().map(|&value| value * value)).collect();
+                continue;
+            }
+            for (column, value) in elements.into_iter().enumerate() {
+                values[column] = values[column] + value;
+                values[columns + column] = k.fma(value, value, values[columns + column]);
+            }
+        }
+        // Lanes that hold the same chunk: each keeps half of the values and adds to them what the other has of these.
+        let mut lanes = in_row;
+        while lanes < LANES {
+            let upper = (self.thread & lanes).ne(0u32);
+            let (low, high) = values.split_at(values.len() / 2);
+            let halves = low.iter().zip(high).map(|(&low, &high)| {
+                let (own, other) = (k.select(upper, high, low), k.select(upper, low, high));
+                own + k.shfl_bfly(other, lanes)
+            });
+            values = halves.collect();
+            lanes *= 2;
+        }
+        self.kept[slab as usize].iter().zip(values).for_each(|(kept, value)| kept.set(*kept + value));
+    }
+
+    /// Stores the part that the warpgroup's rows are: `place` is its line, the tile's matrix and its first column. `slab` is a slab's address that no
+    /// one reads or writes; `sync` brings the warpgroup together. Until it has come together once more, the slab is in use.
+    pub(crate) fn store(&self, place: [Val<'k, u32>; 3], wanted: Val<'k, bool>, slab: Val<'k, u32>, sync: &dyn Fn()) {
+        let (k, sums, spec) = (self.sums.kernel, self.sums, self.sums.spec);
+        let (warp, lane) = (self.thread >> 5, self.thread & (LANES - 1));
+        let bytes = 4 * spec.kept();
+        let at = |warp: Val<'k, u32>| slab + (warp * (spec.slabs() * LANES) + lane) * bytes;
+        let values = |of: &[Var<'k, f32>]| of.iter().map(|value| value.get()).collect::<Vec<_>>();
+        k.when(warp.gt(0u32), || {
+            for (index, kept) in self.kept.iter().enumerate() {
+                k.st_shared_vector(at(warp - 1), index as i64 * i64::from(LANES * bytes), &values(kept));
+            }
+        });
+        sync();
+        k.when(warp.eq(0u32) & wanted, || {
+            let [line, matrix, column] = place;
+            let chunk = lane & (spec.chunks_of_row() - 1);
+            // Half of the values for each bit of the lane beyond those that say the chunk: first sums or squares, then which columns.
+            let first = spec.chunks_of_row();
+            let kind = (lane & first).ne(0u32);
+            let mut in_chunk = k.constant(0u32);
+            let (mut bit, mut half) = (2 * first, spec.columns_of_chunk() / 2);
+            while bit < LANES {
+                in_chunk = in_chunk + k.select((lane & bit).ne(0u32), half, 0u32);
+                (bit, half) = (2 * bit, half / 2);
+            }
+            let in_tile = chunk * spec.columns_of_chunk() + in_chunk;
+            let column = matrix * sums.pitch + column + in_tile + k.select(kind, sums.width, 0u32);
+            let to = sums.parts.moved(line.widen() * sums.width.mul_wide(8u32)).at(column, 4);
+            let per_slab = spec.row_bytes / spec.stored.bytes() as u32;
+            for (index, kept) in self.kept.iter().enumerate() {
+                let total = |column: usize| {
+                    (0..3).map(|other| (other, column)).fold(kept[column].get(), |total, (other, column)| {
+                        let offset = (other * spec.slabs() + index as u32) * LANES * bytes + 4 * column as u32;
+                        total + k.ld_shared::<f32>(slab + lane * bytes, i64::from(offset))
+                    })
+                };
+                let totals: Vec<Val<'k, f32>> = (0..kept.len()).map(total).collect();
+                let first = index as u32 * per_slab;
+                let store = || k.st_global_vector(to, i64::from(4 * first), &totals, Cache::Default);
+                // A tile may end inside of its last slab.
+                if spec.tile_columns - first < per_slab { k.when((in_tile + first).lt(spec.tile_columns), store) } else { store() }
+            }
+        });
+    }
+}
+
+/// The parts of a result's sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SumGrid {
+    /// Lines of parts.
+    pub(crate) parts: u32,
+    /// Matrices of the batch, columns of each, and as tiles hold them.
+    pub(crate) matrices: u32,
+    pub(crate) columns: u32,
+    pub(crate) pitch: u32,
+}
+
+/// Where the sums of each column go: an address, and the bytes from one to the next.
+type Targets = [(Address, u64); 2];
+
+impl SumGrid {
+    fn width(&self) -> u32 {
+        self.matrices * self.pitch
+    }
+
+    /// Bytes of the parts.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        u64::from(self.parts) * self.line_bytes()
+    }
+
+    fn line_bytes(&self) -> u64 {
+        8 * u64::from(self.matrices) * u64::from(self.pitch)
+    }
+
+    /// Shares that the first of two adding launches makes of the parts; 1 where one launch is enough.
+    fn shares(&self) -> u32 {
+        if self.parts > SHARE { self.parts.div_ceil(SHARE) } else { 1 }
+    }
+
+    /// The arguments of [`ColumnSums::declare`].
+    pub(crate) fn args(&self, scratch: Address) -> Vec<Arg> {
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        vec![Arg::Pointer(scratch), number(self.width()), number(self.pitch)]
+    }
+
+    /// Microseconds for what follows the kernel that forms the parts.
+    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+        let launches = if self.shares() > 1 { 2.0 } else { 1.0 };
+        2.5 * launches + 2.0 * self.scratch_bytes() as f64 / (arch.memory_gb_per_s * 1e3)
+    }
+
+    /// Adds the launches that add the parts in `scratch` up. `to` is where sums and sums of squares go.
+    pub(crate) fn steps(&self, scratch: Address, to: Targets, program: &mut Program) {
+        let shares = self.shares();
+        if shares == 1 {
+            program.steps.push(Step::Launch(self.launch(scratch, self.columns, 1, to.map(|(at, stride)| (at, stride, 0)))));
+            return;
+        }
+        let sums = SumGrid { parts: shares, ..*self };
+        let shared = program.add_scratch("shares of sums", sums.scratch_bytes());
+        let squares = Address { offset_bytes: shared.offset_bytes + u64::from(self.width()) * 4, ..shared };
+        let between = [shared, squares].map(|at| (at, 4, self.line_bytes()));
+        program.steps.push(Step::Launch(self.launch(scratch, self.pitch, shares, between)));
+        sums.steps(shared, to, program);
+    }
+
+    /// One adding launch: `spread` columns from one matrix's first result to the next one's.
+    fn launch(&self, parts: Address, spread: u32, shares: u32, to: [(Address, u64, u64); 2]) -> Launch {
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        let blocks = self.width().div_ceil(LANES);
+        let mut args = vec![Arg::Pointer(parts), number(self.parts), number(self.parts.div_ceil(shares)), number(self.width())];
+        args.extend([Arg::Divisor(blocks), Arg::Divisor(self.pitch), number(self.columns), number(spread)]);
+        for (at, stride_bytes, share_bytes) in to {
+            args.extend([Arg::Pointer(at), Arg::Scalar(Ty::U64, stride_bytes), Arg::Scalar(Ty::U64, share_bytes)]);
+        }
+        Launch { kernel: kernel(), grid: [blocks * shares, 1, 1], residency: Residency::Any, overlap: true, args }
+    }
+}
+
+/// The kernel that adds parts up.
+pub(crate) fn kernel() -> KernelRef {
+    KernelRef::new("column_sums_add".to_owned(), adding)
+}
+
+fn adding() -> KernelBody {
+    let header = Header { name: "column_sums_add".to_owned(), target: Target::Sm90, threads: WARPS * LANES, ..Header::default() };
+    build(header, add)
+}
+
+fn add(k: Kernel<'_>) {
+    let parts = k.input("parts", 16);
+    let [count, share, width] = ["parts_of_a_column", "parts_of_a_share", "width"].map(|name| k.scalar::<u32>(name));
+    let [blocks, pitch] = ["column_blocks", "pitch"].map(|name| k.divisor(name));
+    let [columns, spread] = ["columns", "spread"].map(|name| k.scalar::<u32>(name));
+    let to = [["sum", "sum_bytes", "sum_share_bytes"], ["squares", "squares_bytes", "squares_share_bytes"]]
+        .map(|[name, stride, share]| (k.output(name, 4), k.scalar::<u64>(stride), k.scalar::<u64>(share)));
+    k.griddep_wait();
+    k.griddep_launch();
+
+    let (warp, lane) = (k.thread() >> 5, k.thread() & (LANES - 1));
+    let (cta_share, block) = blocks.split(k.cta());
+    let column = block * LANES + lane;
+    let (matrix, of_matrix) = pitch.split(column);
+    let inside = column.lt(width) & of_matrix.lt(columns);
+    let begin = cta_share * share;
+    let own = ((begin + share).min(count).max(begin) - begin + (WARPS - 1) - warp) >> WARPS.trailing_zeros();
+
+    let totals = [k.var(0.0f32), k.var(0.0f32)];
+    let line_bytes = width.mul_wide(8u32);
+    let squares_bytes = width.mul_wide(4u32);
+    k.when(inside, || {
+        let first = parts.moved((begin + warp).widen() * line_bytes).at(column, 4);
+        k.range_unrolled(own, UNROLL, |turn| {
+            let at = first + (turn * WARPS).widen() * line_bytes;
+            for (total, at) in totals.iter().zip([at, at + squares_bytes]) {
+                total.set(*total + k.ld_global::<f32>(at, 0));
+            }
+        });
+    });
+    let slots = k.shared("sums of warps", 8 * WARPS * LANES, 16).address();
+    k.st_shared_vector(slots + k.thread() * 8, 0, &totals.map(|total| total.get()));
+    k.bar_sync();
+    k.when(inside & warp.eq(0u32), || {
+        for other in 1..WARPS {
+            let values = k.ld_shared_vector::<f32>(slots + lane * 8, i64::from(8 * LANES * other), 2);
+            totals.iter().zip(values).for_each(|(total, value)| total.set(*total + value));
+        }
+        for (total, (at, stride, share)) in totals.iter().zip(to) {
+            let at = at.address() + (matrix * spread + of_matrix).widen() * stride + cta_share.widen() * share;
+            k.st_global(at, 0, total.get());
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_kir::interp::{self, Kernels, Memory, Options};
+
+    /// Parts of whole numbers, one or two launches, against plain sums; what no tile holds is never written, and what no sum is never touched.
+    #[test]
+    fn parts_of_every_number_add_up() {
+        for (number, parts) in [1u32, 7, 8, 9, 255, 256, 257, 600].into_iter().enumerate() {
+            let grid = SumGrid { parts, matrices: 2, columns: 40, pitch: 64 };
+            let (width, columns) = (grid.width() as usize, grid.columns as usize);
+            let value = |line: usize, kind: usize, column: usize| ((line * 31 + kind * 17 + column * 7) % 64) as f32 - 20.0;
+            let mut lines = vec![f32::NAN; parts as usize * 2 * width];
+            let mut totals = [vec![0.0f32; 2 * columns], vec![0.0f32; 2 * columns]];
+            for (line, kind) in (0..parts as usize).flat_map(|line| [(line, 0), (line, 1)]) {
+                for (matrix, column) in (0..2).flat_map(|matrix| (0..columns).map(move |column| (matrix, column))) {
+                    let value = value(line, kind, matrix * 64 + column);
+                    lines[(2 * line + kind) * width + matrix * 64 + column] = value;
+                    totals[kind][matrix * columns + column] += value;
+                }
+            }
+            let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+            // Sums stand every third element, sums of squares side by side.
+            let strides = [3usize, 1];
+            let spread = |kind: usize| {
+                let mut all = vec![-7.0f32; 2 * columns * strides[kind] + 8];
+                totals[kind].iter().enumerate().for_each(|(i, &total)| all[i * strides[kind]] = total);
+                all
+            };
+            let mut memory = Memory::new();
+            memory.add(&bytes(&lines));
+            strides.iter().for_each(|stride| {
+                memory.add(&bytes(&vec![-7.0f32; 2 * columns * stride + 8]));
+            });
+            let mut program = Program { buffer_alignment_bytes: vec![16, 4, 4], ..Program::default() };
+            grid.steps(Address::buffer(0), [(Address::buffer(1), 12), (Address::buffer(2), 4)], &mut program);
+            assert_eq!(program.launches().count(), if parts > SHARE { 2 } else { 1 });
+            if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(number as u64)) {
+                panic!("{parts} parts: {findings}");
+            }
+            for kind in 0..2 {
+                assert_eq!(memory.to_vec(1 + kind), bytes(&spread(kind)), "{parts} parts, {}", ["sums", "squares"][kind]);
+            }
+        }
+    }
+}
