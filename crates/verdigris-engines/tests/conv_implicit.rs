@@ -14,6 +14,7 @@ use verdigris_graph::{
 };
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
+use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify;
 use verdigris_reference::data::Random;
@@ -592,17 +593,14 @@ fn refusals_name_what_was_seen() {
     assert_eq!(refused(&bytes).0, Reason::DType);
 }
 
-#[test]
-fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
-    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+/// Verifies kernels, and assembles them where the assembler is at hand.
+fn assembles_without_spills(kernels: impl IntoIterator<Item = KernelRef>) {
     let ptxas = std::env::var_os("VERDIGRIS_PTXAS");
     if ptxas.is_none() {
         eprintln!("not assembled: VERDIGRIS_PTXAS is not set");
     }
-    let catalog = engine.catalog(Target::Sm90a);
-    assert!(catalog.len() <= 300, "{} kernels", catalog.len());
     let mut faults = Vec::new();
-    for kernel in catalog {
+    for kernel in kernels {
         let verified = match verify::verify(kernel.build()) {
             Ok(verified) => verified,
             Err(faults) => panic!("{}: {faults}", kernel.name()),
@@ -619,4 +617,35 @@ fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
         }
     }
     assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let catalog = engine.catalog(Target::Sm90a);
+    assert!(catalog.len() <= 300, "{} kernels", catalog.len());
+    assembles_without_spills(catalog);
+}
+
+#[test]
+fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
+    let mut kernels = std::collections::BTreeMap::new();
+    for (operands, result) in [(DType::Bf16, DType::Bf16), (DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::F32)] {
+        for (direction, spatial) in [(Direction::Fprop, 2), (Direction::Dgrad, 2), (Direction::Fprop, 3)] {
+            let mut extents = plane(direction, [64, 320, 320], [28, 28], [3, 3], [1, 1]);
+            if spatial == 3 {
+                (extents.input[0], extents.filter[0]) = (8, 3);
+            }
+            let problem = summed(ConvProblem::packed(extents, operands, result).expect("a valid problem"));
+            let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
+            for knobs in candidate.knobs().settings() {
+                let program = candidate.program(knobs).expect("a listed setting has a program");
+                let formed = program.launches().filter(|launch| launch.kernel.name().contains("sums"));
+                kernels.extend(formed.map(|launch| (launch.kernel.name().to_owned(), launch.kernel.clone())));
+            }
+        }
+    }
+    assert!(kernels.len() > 50, "{} kernels", kernels.len());
+    assembles_without_spills(kernels.into_values());
 }

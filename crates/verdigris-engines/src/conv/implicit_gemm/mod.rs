@@ -317,7 +317,10 @@ impl Given {
         let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong } = *shape;
         let Given { kind, spatial, a, b, promote, out, has_sums } = self;
         let stored_here = out == Out::Tma && split != Split::Reduced && !epilogue.exact;
-        let has_sums = has_sums && stored_here && column_sums::takes(epilogue.d.dtype);
+        let d = epilogue.d.dtype;
+        // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
+        let registers_fit = d.bytes() == 2 || tile_m * tile_n <= 128 * 128 * consumers;
+        let has_sums = has_sums && stored_here && registers_fit && column_sums::takes(d);
         let stages = 2;
         Spec { kind, spatial, a, b, tile_m, tile_n, stages, consumers, pingpong, cluster, shared, split, promote, out, epilogue, has_sums }
             .fitted()
