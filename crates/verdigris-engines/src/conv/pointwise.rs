@@ -9,13 +9,14 @@
 //! | dgrad | y: pixels by channels | w: channels of y by those of x | x |
 //! | wgrad | y: channels by pixels | x: pixels by channels | w |
 //!
-//! Groups are a batch.
+//! Groups are a batch. Sums over channels are formed of the stored result.
 
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Problem, Tensor};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
 use super::chain::over_matrices;
+use super::direct::statistics;
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 
@@ -39,7 +40,7 @@ impl Engine for Pointwise {
         let mut refusals = Vec::new();
         for engine in self.products {
             match engine.accept(&product, arch) {
-                Ok(candidate) => return Ok(Box::new(Product(candidate))),
+                Ok(product) => return Ok(Box::new(Product { product, conv: conv.clone(), arch: arch.clone() })),
                 Err(refusal) => refusals.push(refusal),
             }
         }
@@ -54,24 +55,39 @@ impl Engine for Pointwise {
     }
 }
 
-/// The candidate for the product.
-struct Product(Box<dyn Candidate>);
+/// The candidate for the product, and the convolution, whose sums over channels are formed of what the product stored.
+struct Product {
+    product: Box<dyn Candidate>,
+    conv: ConvProblem,
+    arch: Arch,
+}
 
 impl Candidate for Product {
     fn knobs(&self) -> KnobSpace {
-        self.0.knobs()
+        self.product.knobs()
     }
 
     fn notes(&self, knobs: &Knobs) -> Notes {
-        self.0.notes(knobs)
+        self.product.notes(knobs)
     }
 
     fn cost(&self, knobs: &Knobs) -> Cost {
-        self.0.cost(knobs)
+        let cost = self.product.cost(knobs);
+        Cost { us: cost.us + statistics::estimate_us(&self.conv, &self.arch), ..cost }
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        self.0.program(knobs)
+        let mut program = self.product.program(knobs)?;
+        if let Some(sums) = &self.conv.statistics {
+            statistics::steps(&self.conv, sums, &mut program);
+            for sum in [sums.sum, sums.sum_of_squares] {
+                let slot = sum.slot.0 as usize;
+                let slots = program.buffer_alignment_bytes.len().max(slot + 1);
+                program.buffer_alignment_bytes.resize(slots, 1);
+                program.buffer_alignment_bytes[slot] = sum.dtype.bytes() as u64;
+            }
+        }
+        Ok(program)
     }
 }
 
@@ -86,9 +102,9 @@ fn product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
         ),
     )?;
     ID.require(
-        conv.prologue.is_empty() && conv.statistics.is_none(),
+        conv.prologue.is_empty(),
         Reason::Epilogue,
-        format_args!("{} steps on the activations, sums over channels: {}; takes neither", conv.prologue.len(), conv.statistics.is_some()),
+        format_args!("{} steps on the activations; takes them as they are stored", conv.prologue.len()),
     )?;
     let groups = conv.groups.max(1);
     let batch = if groups > 1 { vec![groups] } else { vec![] };

@@ -11,10 +11,12 @@
 //!
 //! **Scratch.** Lines of parts, one for the rows of each warpgroup: the sums of all columns, then their squares' sums. Columns stand as tiles hold
 //! them, those of one matrix of the batch behind those of the one before.
+//!
+//! Kernels whose results leave otherwise form no sums; [`of_lines`] forms the same of a result that lies in memory, which it reads again.
 
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::ir::{Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
 use verdigris_kir::tile::staging::SLAB_ROWS;
 use verdigris_tensor::DType;
@@ -93,13 +95,7 @@ impl<'k> ColumnSums<'k> {
     pub(crate) fn declare(k: Kernel<'k>, spec: SumsSpec) -> Self {
         // What the other warps hold lies in one slab for a moment.
         assert!(3 * LANES * 4 * spec.kept() * spec.slabs() <= SLAB_ROWS * spec.row_bytes, "{spec:?}: the sums of a tile fit into a slab");
-        ColumnSums {
-            kernel: k,
-            spec,
-            parts: k.output("sums_parts", 16),
-            width: k.scalar("sums_width"),
-            pitch: k.scalar("sums_pitch"),
-        }
+        ColumnSums { kernel: k, spec, parts: k.output("sums_parts", 16), width: k.scalar("sums_width"), pitch: k.scalar("sums_pitch") }
     }
 
     /// Begins a tile.
@@ -208,10 +204,12 @@ pub(crate) struct SumGrid {
     pub(crate) matrices: u32,
     pub(crate) columns: u32,
     pub(crate) pitch: u32,
+    /// The adding launch may begin while what forms the parts still runs, on compute capability 9.0 and later.
+    pub(crate) overlaps: bool,
 }
 
-/// Where the sums of each column go: an address, and the bytes from one to the next.
-type Targets = [(Address, u64); 2];
+/// Where the sums of each column go, then those of their squares: an address, and the bytes from one to the next.
+pub(crate) type Targets = [(Address, u64); 2];
 
 impl SumGrid {
     fn width(&self) -> u32 {
@@ -253,44 +251,118 @@ impl SumGrid {
         }
         let sums = SumGrid { parts: shares, ..*self };
         let shared = program.add_scratch("shares of sums", sums.scratch_bytes());
-        let squares = Address { offset_bytes: shared.offset_bytes + u64::from(self.width()) * 4, ..shared };
-        let between = [shared, squares].map(|at| (at, 4, self.line_bytes()));
-        program.steps.push(Step::Launch(self.launch(scratch, self.pitch, shares, between)));
+        program.steps.push(Step::Launch(self.launch(scratch, self.pitch, shares, sums.between(shared))));
         sums.steps(shared, to, program);
+    }
+
+    /// Where a launch puts the sums of its shares, of which these are the parts.
+    fn between(&self, shared: Address) -> [(Address, u64, u64); 2] {
+        let squares = Address { offset_bytes: shared.offset_bytes + u64::from(self.width()) * 4, ..shared };
+        [shared, squares].map(|at| (at, 4, self.line_bytes()))
     }
 
     /// One adding launch: `spread` columns from one matrix's first result to the next one's.
     fn launch(&self, parts: Address, spread: u32, shares: u32, to: [(Address, u64, u64); 2]) -> Launch {
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let blocks = self.width().div_ceil(LANES);
-        let mut args = vec![Arg::Pointer(parts), number(self.parts), number(self.parts.div_ceil(shares)), number(self.width())];
-        args.extend([Arg::Divisor(blocks), Arg::Divisor(self.pitch), number(self.columns), number(spread)]);
-        for (at, stride_bytes, share_bytes) in to {
-            args.extend([Arg::Pointer(at), Arg::Scalar(Ty::U64, stride_bytes), Arg::Scalar(Ty::U64, share_bytes)]);
-        }
-        Launch { kernel: kernel(), grid: [blocks * shares, 1, 1], residency: Residency::Any, overlap: true, args }
+        let adds = Adds { source: Source::Parts, overlaps: self.overlaps };
+        let line_bytes = self.line_bytes();
+        adds.launch(parts, [self.parts, shares], line_bytes, [self.width(), self.pitch, self.columns, spread], to)
     }
 }
 
-/// The kernel that adds parts up.
+/// Adds the launches that sum up the columns of `count` lines in memory. Elements of a line are neighbours.
+pub(crate) fn of_lines(lines: Address, stored: DType, [count, columns]: [u32; 2], line_bytes: u64, to: Targets, program: &mut Program) {
+    let adds = Adds { source: Source::Lines(stored), overlaps: false };
+    let of_columns = [columns; 4];
+    let shares = count.div_ceil(SHARE).clamp(1, SHARE);
+    if shares == 1 {
+        program.steps.push(Step::Launch(adds.launch(lines, [count, 1], line_bytes, of_columns, to.map(|(at, stride)| (at, stride, 0)))));
+        return;
+    }
+    let sums = SumGrid { parts: shares, matrices: 1, columns, pitch: columns, overlaps: false };
+    let shared = program.add_scratch("shares of sums", sums.scratch_bytes());
+    program.steps.push(Step::Launch(adds.launch(lines, [count, shares], line_bytes, of_columns, sums.between(shared))));
+    sums.steps(shared, to, program);
+}
+
+/// What an adding kernel reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// Lines of sums, then of their squares' sums.
+    Parts,
+    /// Lines of elements of a type.
+    Lines(DType),
+}
+
+/// What shapes an adding kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Adds {
+    source: Source,
+    overlaps: bool,
+}
+
+/// The kernel that adds up what kernels form on the way out.
 pub(crate) fn kernel() -> KernelRef {
-    KernelRef::new("column_sums_add".to_owned(), adding)
+    Adds { source: Source::Parts, overlaps: true }.kernel()
 }
 
-fn adding() -> KernelBody {
-    let header = Header { name: "column_sums_add".to_owned(), target: Target::Sm90, threads: WARPS * LANES, ..Header::default() };
-    build(header, add)
+impl Adds {
+    fn name(self) -> String {
+        let what = match self.source {
+            Source::Parts => "parts".to_owned(),
+            Source::Lines(stored) => stored.to_string(),
+        };
+        format!("column_sums_of_{what}{}", if self.overlaps { "_overlapped" } else { "" })
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || {
+            let target = match (self.source, self.overlaps) {
+                (_, true) => Target::Sm90,
+                (Source::Parts, false) => compute::target_of(DType::F32),
+                (Source::Lines(stored), false) => compute::target_of(stored),
+            };
+            build(Header { name: self.name(), target, threads: WARPS * LANES, ..Header::default() }, |k| add(k, self))
+        })
+    }
+
+    /// The launch over `count` lines in so many shares, of a width in columns, with so many from one matrix to the next and of one, and `spread` from
+    /// one matrix's first result to the next one's.
+    fn launch(
+        self,
+        lines: Address,
+        [count, shares]: [u32; 2],
+        line_bytes: u64,
+        [width, pitch, columns, spread]: [u32; 4],
+        to: [(Address, u64, u64); 2],
+    ) -> Launch {
+        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
+        let long = |n: u64| Arg::Scalar(Ty::U64, n);
+        let blocks = width.div_ceil(LANES);
+        let mut args = vec![Arg::Pointer(lines), number(count), number(count.div_ceil(shares)), long(line_bytes), number(width)];
+        args.extend([Arg::Divisor(blocks), Arg::Divisor(pitch), number(columns), number(spread)]);
+        for (at, stride_bytes, share_bytes) in to {
+            args.extend([Arg::Pointer(at), long(stride_bytes), long(share_bytes)]);
+        }
+        Launch { kernel: self.kernel(), grid: [blocks * shares, 1, 1], residency: Residency::Any, overlap: self.overlaps, args }
+    }
 }
 
-fn add(k: Kernel<'_>) {
-    let parts = k.input("parts", 16);
-    let [count, share, width] = ["parts_of_a_column", "parts_of_a_share", "width"].map(|name| k.scalar::<u32>(name));
+fn add(k: Kernel<'_>, adds: Adds) {
+    let element_bytes = match adds.source {
+        Source::Parts => 4,
+        Source::Lines(stored) => stored.bytes() as u32,
+    };
+    let lines = k.input("lines", element_bytes);
+    let [count, share] = ["lines_in_all", "lines_of_a_share"].map(|name| k.scalar::<u32>(name));
+    let (line_bytes, width) = (k.scalar::<u64>("line_bytes"), k.scalar::<u32>("width"));
     let [blocks, pitch] = ["column_blocks", "pitch"].map(|name| k.divisor(name));
     let [columns, spread] = ["columns", "spread"].map(|name| k.scalar::<u32>(name));
     let to = [["sum", "sum_bytes", "sum_share_bytes"], ["squares", "squares_bytes", "squares_share_bytes"]]
         .map(|[name, stride, share]| (k.output(name, 4), k.scalar::<u64>(stride), k.scalar::<u64>(share)));
-    k.griddep_wait();
-    k.griddep_launch();
+    if adds.overlaps {
+        k.griddep_wait();
+        k.griddep_launch();
+    }
 
     let (warp, lane) = (k.thread() >> 5, k.thread() & (LANES - 1));
     let (cta_share, block) = blocks.split(k.cta());
@@ -301,14 +373,22 @@ fn add(k: Kernel<'_>) {
     let own = ((begin + share).min(count).max(begin) - begin + (WARPS - 1) - warp) >> WARPS.trailing_zeros();
 
     let totals = [k.var(0.0f32), k.var(0.0f32)];
-    let line_bytes = width.mul_wide(8u32);
     let squares_bytes = width.mul_wide(4u32);
     k.when(inside, || {
-        let first = parts.moved((begin + warp).widen() * line_bytes).at(column, 4);
+        let first = lines.moved((begin + warp).widen() * line_bytes).at(column, element_bytes);
         k.range_unrolled(own, UNROLL, |turn| {
             let at = first + (turn * WARPS).widen() * line_bytes;
-            for (total, at) in totals.iter().zip([at, at + squares_bytes]) {
-                total.set(*total + k.ld_global::<f32>(at, 0));
+            match adds.source {
+                Source::Parts => {
+                    for (total, at) in totals.iter().zip([at, at + squares_bytes]) {
+                        total.set(*total + k.ld_global::<f32>(at, 0));
+                    }
+                }
+                Source::Lines(stored) => {
+                    let value = compute::load::<f32>(k, stored, at, 0);
+                    totals[0].set(totals[0] + value);
+                    totals[1].set(k.fma(value, value, totals[1].get()));
+                }
             }
         });
     });
@@ -336,7 +416,7 @@ mod tests {
     #[test]
     fn parts_of_every_number_add_up() {
         for (number, parts) in [1u32, 7, 8, 9, 255, 256, 257, 600].into_iter().enumerate() {
-            let grid = SumGrid { parts, matrices: 2, columns: 40, pitch: 64 };
+            let grid = SumGrid { parts, matrices: 2, columns: 40, pitch: 64, overlaps: parts % 2 == 1 };
             let (width, columns) = (grid.width() as usize, grid.columns as usize);
             let value = |line: usize, kind: usize, column: usize| ((line * 31 + kind * 17 + column * 7) % 64) as f32 - 20.0;
             let mut lines = vec![f32::NAN; parts as usize * 2 * width];
@@ -369,6 +449,39 @@ mod tests {
             }
             for kind in 0..2 {
                 assert_eq!(memory.to_vec(1 + kind), bytes(&spread(kind)), "{parts} parts, {}", ["sums", "squares"][kind]);
+            }
+        }
+    }
+    /// Lines of a pitch of their own, of every type that is stored, in one launch and in two.
+    #[test]
+    fn columns_of_lines_add_up() {
+        for (stored, count) in [(DType::Bf16, 1u32), (DType::F16, 37), (DType::F32, 256), (DType::Bf16, 700), (DType::E4m3, 300)] {
+            let (columns, pitch) = (45usize, 48usize);
+            let value = |line: usize, column: usize| ((line * 5 + column * 3) % 9) as f64 - 4.0;
+            let element = stored.bytes();
+            let mut lines = vec![0x7f; count as usize * pitch * element];
+            let mut totals = [vec![0.0f32; columns], vec![0.0f32; columns]];
+            for (line, column) in (0..count as usize).flat_map(|line| (0..columns).map(move |column| (line, column))) {
+                let value = value(line, column);
+                verdigris_tensor::num::write_element(stored, value, &mut lines[(line * pitch + column) * element..][..element]).unwrap();
+                totals[0][column] += value as f32;
+                totals[1][column] += (value * value) as f32;
+            }
+            let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+            let mut memory = Memory::new();
+            memory.add(&lines);
+            (0..2).for_each(|_| {
+                memory.add(&[0xA5; 4 * 45]);
+            });
+            let mut program = Program { buffer_alignment_bytes: vec![4; 3], ..Program::default() };
+            let to = [1, 2].map(|slot| (Address::buffer(slot), 4));
+            of_lines(Address::buffer(0), stored, [count, columns as u32], (pitch * element) as u64, to, &mut program);
+            assert_eq!(program.launches().count(), if count > SHARE { 2 } else { 1 });
+            if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(u64::from(count))) {
+                panic!("{count} lines of {stored}: {findings}");
+            }
+            for kind in 0..2 {
+                assert_eq!(memory.to_vec(1 + kind), bytes(&totals[kind]), "{count} lines of {stored}, {}", ["sums", "squares"][kind]);
             }
         }
     }

@@ -325,8 +325,8 @@ impl Cut {
         let read = self.places.pixels(spec) as f64 + if is_filter { f64::from(spec.output_pixels()) } else { 0.0 };
         let l2_us = read * f64::from(spec.pixel_bytes()) * steps * ctas / (5.2e6 * sms / 132.0);
         let memory_us = (p.traffic_bytes() + parts_bytes) / (reached * self.arch.memory_gb_per_s * 1e3);
-        let launches = 1.0 + f64::from(u8::from(is_filter)) + f64::from(u8::from(p.statistics.is_some()));
-        (compute_us.powi(3) + memory_us.powi(3) + l2_us.powi(3)).cbrt() + 3.0 * launches
+        let launches = 1.0 + f64::from(u8::from(is_filter));
+        (compute_us.powi(3) + memory_us.powi(3) + l2_us.powi(3)).cbrt() + 3.0 * launches + statistics::estimate_us(p, &self.arch)
     }
 
     fn alignments(&self) -> Vec<u64> {

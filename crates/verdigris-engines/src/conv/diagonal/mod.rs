@@ -321,8 +321,7 @@ impl Accepted {
             Kind::Filter => 3.0 + 2.0 * (setting.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
             Kind::Pixels => 0.0,
         };
-        let sums = if p.statistics.is_some() { 5.0 } else { 0.0 };
-        both + fetch + parts + sums + 3.0
+        both + fetch + parts + statistics::estimate_us(p, &self.arch) + 3.0
     }
 
     fn alignments(&self) -> Vec<u64> {

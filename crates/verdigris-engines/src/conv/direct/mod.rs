@@ -413,10 +413,11 @@ impl Accepted {
         } else {
             2.0 * parts * extents.m as f64 * extents.n as f64 * extents.groups as f64 * self.spec.sum_bytes() as f64
         };
-        let launches = 1.0 + f64::from(u8::from(setting.parts > 0)) + f64::from(u8::from(p.statistics.is_some()));
+        let launches = 1.0 + f64::from(u8::from(setting.parts > 0));
         compute_us.max(p.traffic_bytes() / (self.arch.memory_gb_per_s * 1e3))
             + sums_bytes / (self.arch.memory_gb_per_s * 1e3)
             + 3.0 * launches
+            + statistics::estimate_us(p, &self.arch)
     }
 
     fn knobs_of(setting: Setting) -> Knobs {

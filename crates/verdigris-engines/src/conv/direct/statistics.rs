@@ -1,4 +1,4 @@
-//! Sums over the channels of a stored result: one CTA a channel, in a fixed order.
+//! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`crate::parts::column_sums`], else one CTA a channel.
 
 use verdigris_graph::{ConvProblem, Statistics};
 use verdigris_kir::face::{Header, Kernel, Val, build};
@@ -6,6 +6,8 @@ use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency
 use verdigris_tensor::DType;
 
 use super::{THREADS, divisor, double_word, tensor_args, word};
+use crate::arch::Arch;
+use crate::parts::column_sums::{self, Targets};
 use crate::parts::compute::{self, Compute};
 
 /// The kernel that sums up elements of a type.
@@ -17,13 +19,42 @@ fn kernel(stored: DType, double: bool) -> KernelRef {
     })
 }
 
-/// Adds the launch. Of no pixels, the sums are 0.
+/// Where the sums go.
+pub(in crate::conv) fn targets(statistics: &Statistics) -> Targets {
+    [statistics.sum, statistics.sum_of_squares].map(|sum| (Address::buffer(sum.slot.0 as usize), sum.stride * sum.dtype.bytes() as u64))
+}
+
+/// The distance of the lines of channels that a result is, where it is that; sums in f64 are formed otherwise.
+fn line_elements(p: &ConvProblem) -> Option<u64> {
+    let result = p.result();
+    let lies_in_lines = result.strides[1] == 1 && p.precision.epilogue() != DType::F64;
+    lies_in_lines.then(|| result.pixel_stride(p.result_extents())).flatten()
+}
+
+/// Microseconds that the launches take; 0 where no sums are asked for.
+pub(in crate::conv) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
+    if p.statistics.is_none() {
+        return 0.0;
+    }
+    let elements: f64 = p.result_extents().iter().map(|&extent| extent as f64).product();
+    // Across lines, a sector is read for each element.
+    let element_bytes = if line_elements(p).is_some() || p.result().strides[4] == 1 { p.result().dtype.bytes() as f64 } else { 32.0 };
+    6.0 + elements * element_bytes / (0.8 * arch.memory_gb_per_s * 1e3)
+}
+
+/// Adds the launches. Of no pixels, the sums are 0.
 pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
     let [n, channels, d, h, w] = p.result_extents();
     if channels == 0 {
         return;
     }
     let result = p.result();
+    if let Some(stride) = line_elements(p) {
+        let (lines, bytes) = (Address::buffer(result.slot.0 as usize), stride * result.dtype.bytes() as u64);
+        let counts = [n * d * h * w, channels].map(|count| count as u32);
+        column_sums::of_lines(lines, result.dtype, counts, bytes, targets(statistics), program);
+        return;
+    }
     let mut args = vec![word(n * d * h * w), divisor(d), divisor(h), divisor(w)];
     args.extend(tensor_args(result));
     for sum in [&statistics.sum, &statistics.sum_of_squares] {

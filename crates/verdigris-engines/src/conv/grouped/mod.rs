@@ -310,8 +310,7 @@ impl Accepted {
         let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
         // The shorter ones are not wholly hidden behind the longest.
         let both = (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt();
-        let sums = if self.problem.statistics.is_some() { 5.0 } else { 0.0 };
-        both + 3.0 + sums
+        both + 3.0 + statistics::estimate_us(&self.problem, &self.arch)
     }
 
     fn alignments(&self) -> Vec<u64> {

@@ -455,7 +455,7 @@ impl Plan {
         let busy_ns = rounds * (c.start_ns + kept_bytes / c.cta_bytes_per_ns + waves * turn_ns + way_ns);
         let memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
         let memory_ns = self.view.conv.traffic_bytes() / (c.memory_bytes_per_ns * memory);
-        (busy_ns.powi(3) + memory_ns.powi(3)).cbrt() * 1e-3 + c.launch_us
+        (busy_ns.powi(3) + memory_ns.powi(3)).cbrt() * 1e-3 + c.launch_us + statistics::estimate_us(&self.view.conv, &self.arch)
     }
 
     fn settings(&self) -> Vec<Setting> {

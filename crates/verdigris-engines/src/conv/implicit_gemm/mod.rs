@@ -16,6 +16,9 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
 //! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
 //! stands beyond them is multiplied by zeros of the filter.
+//! Sums over channels are formed of the stored values in f32, on the way out where results leave through a map: y is not read again. Where parts
+//! of a split depth are added up by a launch of their own, where rows are scattered, or beside 160 accumulators of 32-bit results, the stored result
+//! is read once more.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
 mod feed;
@@ -28,10 +31,9 @@ mod view;
 
 use kernel::{Kind, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
-use verdigris_graph::problem::Channels;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Address, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{KernelRef, Launch, Program, Residency, Step};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
@@ -464,6 +466,7 @@ impl Plan {
             matrices: self.view.matrices(),
             columns: self.view.columns,
             pitch: columns * spec.tiles_of_cluster()[1] * spec.tile_n,
+            overlaps: true,
         })
     }
 
@@ -580,15 +583,9 @@ impl Plan {
         let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
         // The shorter of the two is not wholly hidden behind the longer.
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        let sums_us = match (self.sums(&spec), &self.view.prepared.conv.statistics) {
-            (Some(sums), _) => sums.estimate_us(&self.arch),
-            // Sums that are not formed on the way out read the result once more, a sector for each of its elements.
-            (None, Some(_)) => {
-                let product = &self.view.product;
-                let elements = product.m as f64 * product.n as f64 * product.batch_count() as f64;
-                5.0 + 32.0 * elements / (self.arch.memory_gb_per_s * 1e3)
-            }
-            (None, None) => 0.0,
+        let sums_us = match self.sums(&spec) {
+            Some(sums) => sums.estimate_us(&self.arch),
+            None => statistics::estimate_us(&self.view.prepared.conv, &self.arch),
         };
         Some(both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us)
     }
@@ -675,9 +672,8 @@ impl Candidate for Plan {
             kernel: reference(spec),
         }));
         program.steps.extend(add.map(Step::Launch));
-        let to = |sum: Channels| (Address::buffer(sum.slot.0 as usize), sum.stride * sum.dtype.bytes() as u64);
         match (&view.prepared.conv.statistics, sums) {
-            (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, [wanted.sum, wanted.sum_of_squares].map(to), &mut program),
+            (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, statistics::targets(wanted), &mut program),
             (Some(wanted), None) => statistics::steps(&view.prepared.conv, wanted, &mut program),
             (None, _) => {}
         }

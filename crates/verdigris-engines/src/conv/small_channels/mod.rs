@@ -93,7 +93,8 @@ impl Engine for SmallChannels {
             Direction::Wgrad => Box::new(wgrad::Wgrad::new(p, operands, epilogue.clone(), arch)),
             Direction::Dgrad => Box::new(dgrad::Dgrad::new(p, operands, epilogue.clone(), arch)),
         };
-        let settings = plan.settings();
+        let sums_us = statistics::estimate_us(p, arch);
+        let settings: Vec<(Knobs, f64)> = plan.settings().into_iter().map(|(knobs, us)| (knobs, us + sums_us)).collect();
         ID.require(!settings.is_empty(), Reason::SharedMemory, format_args!("a filter of {:?} over {} channels", p.filter, p.c))?;
         Ok(Box::new(Accepted { problem: p.clone(), operands, epilogue, plan, settings }))
     }
