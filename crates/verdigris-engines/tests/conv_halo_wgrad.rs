@@ -130,7 +130,7 @@ fn what_is_not_taken_is_refused_by_its_reason() {
     let extents = wgrad([2, 64, 64], [9, 9], [3, 3], [1, 1]);
     assert_eq!(refused(bf16(ConvExtents { direction: Direction::Fprop, ..extents })), Reason::Problem);
     assert_eq!(refused(bf16(ConvExtents { strides: [1, 1, 2], ..extents })), Reason::Extent);
-    assert_eq!(refused(bf16(ConvExtents { groups: 2, ..extents })), Reason::Extent);
+    assert_eq!(refused(bf16(ConvExtents { groups: 64, ..extents })), Reason::Extent);
     assert_eq!(refused(bf16(ConvExtents { filter: [1, 1, 1], pads: [0; 3], ..extents })), Reason::Extent);
     assert_eq!(refused(bf16(ConvExtents { k: 68, ..extents })), Reason::Layout);
     assert_eq!(refused(ConvProblem::packed(extents, DType::F32, DType::F32).expect("a valid problem")), Reason::DType);
@@ -166,6 +166,12 @@ fn plain_problems_name_kernels_of_the_catalog_alone() {
             extents.input[dim] = (extents.filter[dim] - 1) * extents.dilations[dim] + 1 + random.below(90);
             extents.pads[dim] = random.below(4);
         }
+        let groups = [1, 1, 2, 4, 8][random.below(5) as usize];
+        extents.groups = if (extents.c / groups).is_multiple_of(2) && extents.k.is_multiple_of(groups) && extents.c.is_multiple_of(groups) {
+            groups
+        } else {
+            1
+        };
         let operands = if random.below(2) == 0 { DType::Bf16 } else { DType::F16 };
         let problem = ConvProblem::packed(extents, operands, operands).expect("a valid problem");
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
@@ -179,4 +185,49 @@ fn plain_problems_name_kernels_of_the_catalog_alone() {
         }
     }
     assert!(taken > 200, "{taken}");
+}
+
+/// Groups that fill a tile's diagonal, fill it in part, are larger than it, have unlike numbers of channels on their sides; and bundles that reach
+/// beyond the last group.
+#[test]
+fn groups_are_blocks_along_the_diagonal_that_clusters_add_up() {
+    for (number, (groups, c, k)) in
+        [(4, 32, 32), (9, 16, 16), (16, 8, 8), (12, 2, 6), (3, 24, 40), (5, 8, 16), (2, 96, 80), (2, 64, 64), (7, 40, 8)].into_iter().enumerate()
+    {
+        let extents = ConvExtents { groups, ..wgrad([2, c * groups, k * groups], [6, 9], [3, 3], [1, 1]) };
+        run(&bf16(extents), 200 + number as u64, &of_each_shape(1));
+    }
+}
+
+#[test]
+fn clusters_of_every_size_share_the_pixels() {
+    let extents = ConvExtents { groups: 2, ..wgrad([9, 64, 64], [7, 7], [3, 3], [1, 1]) };
+    for parts in [1, 2, 4, 8] {
+        let seen = RefCell::new(HashSet::new());
+        let each = |_: usize, knobs: &Knobs| knobs.value("parts") == Some(parts) && seen.borrow_mut().insert(knobs.value("shape"));
+        run(&bf16(extents), 220 + u64::from(parts), &each);
+    }
+}
+
+#[test]
+fn groups_of_an_odd_number_of_channels_are_stored_one_by_one() {
+    let extents = ConvExtents { groups: 8, ..wgrad([2, 24, 40], [6, 9], [3, 3], [1, 1]) };
+    let mut problem = bf16(extents);
+    let engine = verdigris_engines::engine(ENGINE).expect("the engine is registered");
+    let refusal = engine.accept(&Problem::Conv(problem.clone()), &small()).err().map(|refusal| refusal.reason);
+    assert_eq!(refusal, Some(Reason::Layout), "the catalog's kernels store pairs");
+    let old = Tensor { slot: Slot(3), dtype: DType::F32, ..problem.result().clone() };
+    problem.epilogue = vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: old, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
+    run(&problem.canonical().expect("a valid problem"), 230, &of_each_shape(1));
+}
+
+#[test]
+fn filters_of_groups_that_run_backwards_over_one_and_three_dims() {
+    let mut problem = bf16(ConvExtents { groups: 4, ..wgrad([2, 64, 64], [5, 9], [2, 3], [1, 1]) });
+    problem.flip = true;
+    run(&problem, 240, &of_each_shape(1));
+    let space = ConvExtents { input: [4, 5, 9], filter: [3, 3, 3], pads: [1; 3], groups: 3, ..wgrad([2, 48, 96], [1, 1], [1, 1], [0, 0]) };
+    run(&bf16(space), 241, &of_each_shape(1));
+    let line = ConvExtents { dilations: [1, 1, 5], groups: 4, ..wgrad([2, 64, 64], [1, 70], [1, 3], [0, 5]) };
+    run(&bf16(line), 242, &of_each_shape(1));
 }

@@ -50,6 +50,8 @@ pub(super) struct Spec {
     pub(super) filter: Major,
     /// Columns of a tile.
     pub(super) tile_n: u32,
+    /// Groups of a tile: a share each of its channels and of its columns. More than one where filters are kept.
+    pub(super) groups: u32,
     /// Blocks of a tile that one consumer multiplies.
     pub(super) blocks: u32,
     /// Stages of the ring through which filters come; none where they are kept.
@@ -63,6 +65,9 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = if self.filter == Major::Depth { 'k' } else { 'r' };
         write!(f, "conv_halo_{}_{letter}_c{}_{}x{}_", self.dtype, self.channels, self.blocks, self.tile_n)?;
+        if self.groups > 1 {
+            write!(f, "by{}_", self.groups)?;
+        }
         if self.is_kept() {
             f.write_str("kept")?;
         } else {
@@ -97,11 +102,21 @@ impl Spec {
         SlabTile { channels: self.channels, ty: self.map_type() }
     }
 
-    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many slabs as these need.
+    /// A group's columns of a tile, and its channels of a slab's pixel.
+    pub(super) fn group_columns(&self) -> u32 {
+        self.tile_n / self.groups
+    }
+
+    pub(super) fn group_channels(&self) -> u32 {
+        self.channels / self.groups
+    }
+
+    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many slabs as these need. Those of several groups
+    /// stand one below the other.
     pub(super) fn filter_tile(&self) -> SlabTile {
         let line = match self.filter {
-            Major::Depth => self.channels,
-            Major::Rows => [64, 32].into_iter().find(|line| self.tile_n.is_multiple_of(*line)).unwrap_or(16),
+            Major::Depth => self.group_channels(),
+            Major::Rows => [64, 32].into_iter().find(|line| self.group_columns().is_multiple_of(*line)).unwrap_or(16),
         };
         SlabTile { channels: line, ty: self.map_type() }
     }
@@ -113,7 +128,7 @@ impl Spec {
 
     /// Bytes of a tap's filter for one block of channels.
     pub(super) fn filter_bytes(&self) -> u32 {
-        self.tile_n * self.channels * self.map_type().bytes()
+        self.tile_n * self.group_channels() * self.map_type().bytes()
     }
 
     /// Instruction steps of one tap of a block of channels.
@@ -149,7 +164,7 @@ impl Spec {
 
     fn shape(&self) -> WgmmaShape {
         let ty = if self.dtype == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
-        WgmmaShape { transpose_b: self.filter == Major::Rows, ..wgmma_shape(self.tile_n, ty, ty, MatrixType::F32) }
+        WgmmaShape { transpose_b: self.filter == Major::Rows, ..wgmma_shape(self.group_columns(), ty, ty, MatrixType::F32) }
     }
 
     /// Builds the kernel.
@@ -163,8 +178,12 @@ impl Spec {
 struct Walk<'k> {
     pixels: TensorMap<'k>,
     filter: TensorMap<'k>,
-    /// Tiles of columns; a CTA keeps to one.
+    /// Tiles of columns over all groups; a CTA keeps to one.
     column_tiles: Divisor<'k>,
+    /// Those of a group, or of as many groups as a tile has; and the step from there to the next: in the channels that are read, in the
+    /// result's columns, in the filter's depth and columns.
+    group_tiles: Divisor<'k>,
+    group_steps: [Val<'k, u32>; 4],
     /// CTAs that walk over the boxes of one tile of columns, and these boxes.
     workers: Val<'k, u32>,
     boxes: Val<'k, u32>,
@@ -209,6 +228,8 @@ impl<'k> Walk<'k> {
             pixels: k.tensor_map("pixels", spec.pixels().map(RANK)),
             filter: k.tensor_map("filter", spec.filter_map()),
             column_tiles: k.divisor("column_tiles"),
+            group_tiles: k.divisor("group_tiles"),
+            group_steps: ["group_channels", "group_columns", "group_filter_depth", "group_filter_columns"].map(|name| k.scalar(name)),
             workers: k.scalar("workers"),
             boxes: k.scalar("boxes"),
             counts: ["boxes_w", "boxes_h", "boxes_d"].map(|name| k.divisor(name)),
@@ -288,20 +309,22 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
 
     let zero = k.constant(0u32);
     let (first_box, column_tile) = walk.column_tiles.split(k.special(Special::CtaX));
-    let first_column = column_tile * spec.tile_n;
+    let (group, tile) = walk.group_tiles.split(column_tile);
+    let [first_channel, first_result, first_depth, first_of_filter] = walk.group_steps.map(|step| group * step);
+    let [first_column, filter_column] = [first_result, first_of_filter].map(|first| first + tile * spec.tile_n);
     let slab_at = |stage: Val<'k, u32>| arena.address() + walk.slabs_at_bytes + stage * walk.slab_pitch_bytes;
 
     let load_filter = |slot: Val<'k, u32>, block: Val<'k, u32>, tap: Val<'k, u32>, barrier| {
         let position = (walk.first_position + tap * walk.position_step).signed();
-        let channel = block * spec.channels;
+        let channel = first_depth + block * spec.channels;
         match spec.filter {
             Major::Depth => {
-                filter.load(slot, &walk.filter, channel, &[first_column.signed(), position], barrier, LoadOptions::default());
+                filter.load(slot, &walk.filter, channel, &[filter_column.signed(), position], barrier, LoadOptions::default());
             }
             Major::Rows => {
-                for part in 0..spec.tile_n / filter.channels {
+                for part in 0..spec.group_columns() / filter.channels {
                     let slot = slot + part * spec.channels * filter.row_bytes();
-                    let column = first_column + part * filter.channels;
+                    let column = filter_column + part * filter.channels;
                     filter.load(slot, &walk.filter, column, &[channel.signed(), position], barrier, LoadOptions::default());
                 }
             }
@@ -326,7 +349,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 corner.push(place[3].signed());
                 k.range(walk.channel_blocks, |block| {
                     let full = slab.acquire(walk.slab_bytes);
-                    let channel = block * spec.channels;
+                    let channel = first_channel + block * spec.channels;
                     pixels.load(slab_at(slab.stage()), &walk.pixels, channel, &corner, full, LoadOptions::default());
                     slab.advance();
                     let Some(ring) = ring else { return };
@@ -353,10 +376,13 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         let a_high = pixels.descriptor_high(walk.run_pitch);
         let b_high = filter.descriptor_high(k.constant(8));
         let b_start = filter.descriptor_base(arena.address(), spec.filter, spec.channels * filter.row_bytes());
+        // A group has its own steps of the depth, and its own columns.
+        let steps_of_group = spec.steps() / spec.groups;
         let b_step = |step: u32| match spec.filter {
-            Major::Depth => filter.advance(step),
+            Major::Depth => step / steps_of_group * spec.group_columns() * filter.pixel_advance() + filter.advance(step % steps_of_group),
             Major::Rows => 16 * step * filter.pixel_advance(),
         };
+        let registers = (spec.group_columns() / 2) as usize;
         let slab = slabs.cursor();
         let ring = filters.map(|filters| filters.cursor());
         let [previous_slab, previous_filter] = ["previous_slab", "previous_filter"].map(|name| k.var_named(name, 0u32));
@@ -393,8 +419,9 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                             let b_descriptor = k.join32(b_low + b_step(step), b_high);
                             for (start, sum) in block_starts.iter().zip(&sums) {
                                 let a_descriptor = k.join32(shift + *start + pixels.advance(step), a_high);
-                                let adds = if step == 0 { add.get() } else { k.constant(true) };
-                                k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a_descriptor), b_descriptor, adds);
+                                let adds = if step % steps_of_group == 0 { add.get() } else { k.constant(true) };
+                                let own = &sum.registers()[(step / steps_of_group) as usize * registers..][..registers];
+                                k.wgmma(spec.shape(), own, WgmmaA::Shared(a_descriptor), b_descriptor, adds);
                             }
                         }
                         k.wgmma_commit();

@@ -55,16 +55,22 @@ struct Shape {
     tile_n: u32,
     /// Stages of the filters' ring; none where they are kept.
     stages: u32,
+    /// Groups of a tile.
+    groups: u32,
     /// Whether there are kernels for f16 too.
     halves: bool,
 }
 
 const fn kept(channels: u32, blocks: u32, tile_n: u32, halves: bool) -> Shape {
-    Shape { channels, blocks, tile_n, stages: 0, halves }
+    Shape { channels, blocks, tile_n, stages: 0, groups: 1, halves }
 }
 
 const fn streamed(channels: u32, blocks: u32, tile_n: u32, stages: u32, halves: bool) -> Shape {
-    Shape { channels, blocks, tile_n, stages, halves }
+    Shape { channels, blocks, tile_n, stages, groups: 1, halves }
+}
+
+const fn grouped(channels: u32, blocks: u32, tile_n: u32, groups: u32) -> Shape {
+    Shape { channels, blocks, tile_n, stages: 0, groups, halves: true }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -91,6 +97,10 @@ const SHAPES: &[Shape] = &[
     streamed(64, 2, 80, 4, false),
     streamed(64, 2, 144, 4, false),
     kept(64, 1, 64, false),
+    grouped(64, 4, 64, 2),
+    grouped(64, 4, 64, 4),
+    grouped(64, 2, 64, 2),
+    grouped(64, 2, 64, 4),
 ];
 
 /// The most boxes that are offered of a tile.
@@ -143,8 +153,8 @@ fn reference(spec: Spec) -> KernelRef {
 
 impl Shape {
     fn spec(&self, dtype: DType, filter: Major, epilogue: EpilogueSpec) -> Spec {
-        let Shape { channels, blocks, tile_n, stages, .. } = *self;
-        Spec { dtype, channels, filter, tile_n, blocks, stages, epilogue }
+        let Shape { channels, blocks, tile_n, stages, groups, .. } = *self;
+        Spec { dtype, channels, filter, tile_n, groups, blocks, stages, epilogue }
     }
 }
 
@@ -165,7 +175,12 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
 /// Which sizes are taken.
 fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
     ID.require(!conv.is_empty() && conv.gemm_extents().k > 0, Reason::Extent, "an extent of 0")?;
-    ID.require(conv.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", conv.groups))?;
+    let (c, k) = (conv.c / conv.groups, conv.k / conv.groups);
+    ID.require(
+        conv.groups == 1 || c.is_multiple_of(16) && k.is_multiple_of(16),
+        Reason::Extent,
+        format_args!("{} groups of {c} and {k} channels; taken are several groups of multiples of 16", conv.groups),
+    )?;
     ID.require(conv.strides == [1; 3], Reason::Extent, format_args!("strides {:?}, taken is 1", conv.strides))?;
     let taps = conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
     ID.require((2..=MOST_TAPS).contains(&taps), Reason::Extent, format_args!("{taps} taps, taken are 2 to {MOST_TAPS}"))?;
@@ -200,9 +215,18 @@ struct View {
     major: Major,
     /// The epilogue and D, as those of a product whose rows are pixels.
     product: GemmProblem,
-    /// Channels that are read, and that are written.
+    /// Channels of a group that are read, and that are written.
     depth: u64,
     columns: u64,
+}
+
+/// How a tile stands to the groups of a problem.
+struct Columns {
+    /// Tiles of a group (or of a tile's groups), and over all groups.
+    group_tiles: u64,
+    tiles: u64,
+    /// Groups that a tile's columns are of.
+    groups: u64,
 }
 
 impl View {
@@ -230,9 +254,11 @@ impl View {
         )?;
         let (depth, columns) = if forward { (conv.c, conv.k) } else { (conv.k, conv.c) };
         let product = product(conv, columns)?;
+        let (groups, all_columns) = (conv.groups, columns);
+        let (depth, columns) = (depth / groups, columns / groups);
         let d = &product.d;
         ID.require(
-            matches!(d.dtype.bytes(), 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns),
+            matches!(d.dtype.bytes(), 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, all_columns),
             Reason::Layout,
             format_args!(
                 "a result of {} with strides {:?}; its pixels must be lines at multiples of 16 bytes",
@@ -265,7 +291,7 @@ impl View {
         let [width, height, depth] = self.dense.source;
         MapSpec {
             decl: tile.boxed(&slab.map(|extent| extent as u32)),
-            dims: vec![self.depth, width, height, depth, self.dense.images],
+            dims: vec![self.depth * self.conv.groups, width, height, depth, self.dense.images],
             strides_bytes: [4, 3, 2, 0].map(|dim| tensor.strides[dim] * bytes).to_vec(),
             element_strides: vec![1; 5],
             lower_corner: vec![],
@@ -279,7 +305,12 @@ impl View {
         let bytes = self.filter.dtype.bytes() as u64;
         let leading = self.filter.leading_dimension().unwrap_or(1) * bytes;
         let tap = self.filter.batch_strides.first().map_or(leading, |stride| stride * bytes);
-        let (inner, outer) = if self.major == Major::Depth { (self.depth, self.columns) } else { (self.columns, self.depth) };
+        // Filters of all groups follow each other along the channels of y.
+        let [depth, columns] = match self.conv.direction {
+            Direction::Fprop => [self.depth, self.columns * self.conv.groups],
+            _ => [self.depth * self.conv.groups, self.columns],
+        };
+        let (inner, outer) = if self.major == Major::Depth { (depth, columns) } else { (columns, depth) };
         MapSpec {
             decl: spec.filter_map(),
             dims: vec![inner, outer, self.dense.taps()],
@@ -400,13 +431,29 @@ impl Plan {
         Some(shape.spec(dtype, self.view.major, self.epilogue()))
     }
 
+    /// Nothing where the tile does not fit the groups.
+    fn columns(&self, spec: &Spec) -> Option<Columns> {
+        let View { conv, depth, columns, .. } = &self.view;
+        let groups = u64::from(spec.groups);
+        let fits = match (conv.groups, groups) {
+            (1, 1) => true,
+            // A tile writes whole columns: what lies beyond a group's is another one's.
+            (_, 1) => columns.is_multiple_of(u64::from(spec.tile_n)),
+            (all, _) => {
+                all > 1 && *depth == u64::from(spec.group_channels()) && *columns == u64::from(spec.group_columns())
+            }
+        };
+        let group_tiles = if groups > 1 { 1 } else { columns.div_ceil(u64::from(spec.tile_n)) };
+        fits.then(|| Columns { group_tiles, tiles: group_tiles * conv.groups.div_ceil(groups), groups })
+    }
+
     fn channel_blocks(&self, spec: &Spec) -> u64 {
-        self.view.depth.div_ceil(u64::from(spec.channels))
+        (self.view.depth * u64::from(spec.groups)).div_ceil(u64::from(spec.channels))
     }
 
     /// Instruction steps of the last block of channels.
     fn last_steps(&self, spec: &Spec) -> u64 {
-        (self.view.depth - (self.channel_blocks(spec) - 1) * u64::from(spec.channels)).div_ceil(16)
+        (self.view.depth * u64::from(spec.groups) - (self.channel_blocks(spec) - 1) * u64::from(spec.channels)).div_ceil(16)
     }
 
     /// Taps' filters that are kept.
@@ -426,7 +473,7 @@ impl Plan {
 
     /// Tiles of columns, CTAs for each of them, and boxes.
     fn layout(&self, spec: &Spec, cut: &Cut) -> [u64; 3] {
-        let columns = self.view.columns.div_ceil(u64::from(spec.tile_n));
+        let columns = self.columns(spec).map_or(1, |columns| columns.tiles);
         let boxes = cut.counts(&self.view.dense).iter().product::<u64>();
         let workers = (u64::from(self.arch.sm_count) / columns).clamp(1, boxes);
         [columns, workers, boxes]
@@ -438,7 +485,8 @@ impl Plan {
         let (taps, channel_blocks) = (self.view.dense.taps() as f64, self.channel_blocks(spec) as f64);
         let n = f64::from(spec.tile_n);
         let blocks = f64::from(spec.tile_blocks());
-        let step_cycles = (n / 2.0).max(16.0 + n / 4.0);
+        let of_group = f64::from(spec.group_columns());
+        let step_cycles = (of_group / 2.0).max(16.0 + of_group / 4.0);
         let steps = (self.channel_blocks(spec) - 1) * u64::from(spec.steps()) + self.last_steps(spec);
         let math_ns = blocks * taps * steps as f64 * step_cycles / c.cycles_per_ns;
         let stages = if spec.is_kept() { 0.0 } else { taps * channel_blocks };
@@ -461,7 +509,7 @@ impl Plan {
     fn settings(&self) -> Vec<Setting> {
         let mut settings = Vec::new();
         for shape in 0..SHAPES.len() as u32 {
-            let Some(spec) = self.spec(shape) else { continue };
+            let Some(spec) = self.spec(shape).filter(|spec| self.columns(spec).is_some()) else { continue };
             let cuts = cuts(&self.view.dense, u64::from(spec.tile_blocks()));
             let fitting = cuts.into_iter().filter(|cut| self.fits(&spec, cut));
             let mut of_shape: Vec<Setting> = fitting.map(|cut| Setting { shape, us: self.estimate(&spec, &cut), cut }).collect();
@@ -478,6 +526,9 @@ impl Plan {
         let number = |n: u64| Arg::Scalar(Ty::U32, n & 0xffff_ffff);
         let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
         let [columns, workers, boxes] = self.layout(spec, cut);
+        let (group_tiles, groups) = self.columns(spec).map_or((1, 1), |columns| (columns.group_tiles, columns.groups));
+        let (channels, result) = (self.view.depth * groups, self.view.columns * groups);
+        let of_filter = if conv.direction == Direction::Fprop { [0, result] } else { [channels, 0] };
         let advance = i64::from(spec.pixels().pixel_advance());
         let slab_bytes = Self::slab_bytes(spec, cut);
         let alignment = u64::from(SlabTile::ALIGNMENT_BYTES);
@@ -488,6 +539,11 @@ impl Plan {
             Arg::TensorMap(slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
             Arg::TensorMap(slot(&conv.w), self.view.filter_map(spec)),
             Arg::Divisor(columns as u32),
+            Arg::Divisor(group_tiles as u32),
+            number(channels),
+            number(result),
+            number(of_filter[0]),
+            number(of_filter[1]),
             number(workers),
             number(boxes),
         ];
@@ -533,7 +589,7 @@ impl Candidate for Plan {
         let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
         let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs).ok_or_else(unknown)?;
         let spec = self.spec(setting.shape).ok_or_else(unknown)?;
-        let View { product, conv, columns, .. } = &self.view;
+        let View { product, conv, .. } = &self.view;
         let chunk = Chunk::all(&product.batch).into_iter().next().ok_or_else(unknown)?;
         let mut program = Program { buffer_alignment_bytes: self.view.alignments(&spec.epilogue), ..Program::default() };
         let mut args = self.walk_args(&spec, &setting.cut);
@@ -541,7 +597,7 @@ impl Candidate for Plan {
         args.extend(spec.epilogue.args(product, &chunk, 0, 0));
         let d = &product.d;
         let leading = d.row_stride * d.dtype.bytes() as u64;
-        let extents = [product.m as u32, *columns as u32, 1];
+        let extents = [product.m as u32, product.n as u32, 1];
         args.extend(spec.way().args(Address::buffer(d.slot.0 as usize), extents, leading, chunk.strides_bytes(d)));
         let [column_tiles, workers, _] = self.layout(&spec, &setting.cut);
         program.steps.push(Step::Launch(Launch {

@@ -15,10 +15,11 @@ use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, position};
+use super::joined::{JoinSpec, Joined, Taps};
 use crate::parts::add_parts::{PartTile, Parts};
 
 /// Threads of a warpgroup.
-const WARPGROUP: u32 = 128;
+pub(super) const WARPGROUP: u32 = 128;
 /// Warpgroups that multiply.
 pub(super) const CONSUMERS: u32 = 3;
 /// Channels of dy that a CTA takes: the rows of one instruction.
@@ -34,7 +35,7 @@ const UNIT_BYTES: u32 = 16;
 const UNROLL: u32 = 4;
 
 /// Everything that shapes the kernel; extents, filters, dilations, paddings and boxes are arguments.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Spec {
     /// Of x and dy: bf16 or f16.
     pub(super) dtype: DType,
@@ -44,14 +45,27 @@ pub(super) struct Spec {
     pub(super) taps: u32,
     pub(super) units: u32,
     pub(super) stages: u32,
+    /// The CTAs that share a tile's pixels add up their sums; otherwise these go to scratch, for a launch of its own.
+    pub(super) join: Option<JoinSpec>,
 }
 
 impl fmt::Display for Spec {
-    /// `conv_halo_filter_bf16_64x32_t3x9_s3`: channels of y and x, taps of a unit and units of the CTA, stages.
+    /// `conv_halo_filter_bf16_64x32_t3x9_s3`: channels of y and x, taps of a unit and units of the CTA, stages; `_x8_bf16p` behind it are the
+    /// CTAs of a cluster and the epilogue.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { dtype, channels, taps, stages, .. } = self;
-        write!(f, "conv_halo_filter_{dtype}_{ROWS}x{channels}_t{taps}x{}_s{stages}", self.units_of_cta())
+        write!(f, "conv_halo_filter_{dtype}_{ROWS}x{channels}_t{taps}x{}_s{stages}", self.units_of_cta())?;
+        match &self.join {
+            Some(join) => write!(f, "_x{}_{}", join.ctas, join.epilogue.name()),
+            None => Ok(()),
+        }
     }
+}
+
+/// Where sums go.
+enum Ending<'a, 'k> {
+    Parts(Parts<'k>),
+    Joined(Joined<'a, 'k>),
 }
 
 impl Spec {
@@ -106,7 +120,8 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let threads = WARPGROUP * (1 + CONSUMERS);
-        let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, ..Header::default() };
+        let cluster = self.join.as_ref().map_or(1, |join| join.ctas);
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster };
         build(header, |k| sum_products(k, self))
     }
 }
@@ -163,12 +178,12 @@ impl Task<'_> {
         self.ctas_of_part() * self.parts
     }
 
-    /// Arguments in the order in which [`sum_products`] declares them.
-    pub(super) fn args(self, spec: &Spec, flip: bool, parts: Vec<Arg>) -> Vec<Arg> {
+    /// Arguments in the order in which [`sum_products`] declares them, at last those of its ending.
+    pub(super) fn args(&self, spec: &Spec, flip: bool, ending: Vec<Arg>) -> Vec<Arg> {
         let (counts, groups) = (self.counts(), self.cover.groups.len() as u32);
         let (grid_of_part, [_, columns]) = (self.ctas_of_part(), self.tiles);
         let boxes: u32 = counts.iter().product();
-        let mut args: Vec<Arg> = self.maps.into_iter().map(|(address, map)| Arg::TensorMap(address, map)).collect();
+        let mut args: Vec<Arg> = self.maps.iter().cloned().map(|(address, map)| Arg::TensorMap(address, map)).collect();
         args.extend([grid_of_part, groups, columns].map(Arg::Divisor));
         args.extend([boxes / self.parts, boxes % self.parts].map(number));
         args.extend(counts[..BOX_AXES].iter().map(|&count| Arg::Divisor(count)));
@@ -185,7 +200,7 @@ impl Task<'_> {
         let step = self.cover.tap_step(self.axes) as u32;
         args.extend([self.pixels.tap_pixels(self.axes, along) as u32, if flip { step.wrapping_neg() } else { step }].map(number));
         args.push(Arg::Pointer(self.taps));
-        args.extend(parts);
+        args.extend(ending);
         args
     }
 }
@@ -216,7 +231,10 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (of_box, of_slab) = (Steps::declare(k, dy), Steps::declare(k, x));
     let (tap_pixels, tap_step) = (k.scalar::<u32>("tap_pixels"), k.scalar::<u32>("tap_step"));
     let taps = k.input("taps", 16);
-    let parts = Parts::declare(k, spec.part_tile());
+    let ending = match &spec.join {
+        None => Ending::Parts(Parts::declare(k, spec.part_tile())),
+        Some(join) => Ending::Joined(Joined::declare(k, spec, join)),
+    };
 
     let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
     let ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
@@ -229,10 +247,19 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_wait();
     k.griddep_launch();
 
-    // CTAs of one share of the boxes stand side by side, so that what they read is in L2.
-    let (part, tile) = grid_of_part.split(k.cta());
+    // CTAs of one share of the boxes stand side by side, so that what they read is in L2; those of one tile, where they are a cluster.
+    let (part, tile) = match &spec.join {
+        None => grid_of_part.split(k.cta()),
+        Some(JoinSpec { ctas: 1, .. }) => (k.constant(0), k.cta()),
+        Some(join) => (k.cluster_rank(), k.cta() >> join.ctas.ilog2()),
+    };
     let (tile, group) = groups.split(tile);
     let (row, column) = columns.split(tile);
+    let own = match &ending {
+        Ending::Parts(_) => None,
+        Ending::Joined(joined) => Some(joined.channels([row, column])),
+    };
+    let [first_row, first_column] = own.map_or([row * ROWS, column * spec.channels], |own| own.first);
     let first_box = part * least_boxes + part.min(more_boxes);
     let own_boxes = least_boxes + k.select(part.lt(more_boxes), 1u32, 0u32);
     let group_bytes = GROUP_BYTES + UNIT_BYTES * spec.units_of_cta();
@@ -256,8 +283,8 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
                 of_x.push(rest.signed());
                 let full = cursor.acquire(loaded_bytes);
                 let slot = slots.address() + cursor.stage() * spec.stage_bytes();
-                dy.load(slot, &dy_map, row * ROWS, &of_dy, full, Default::default());
-                x.load(slot + slab_at, &x_map, column * spec.channels, &of_x, full, Default::default());
+                dy.load(slot, &dy_map, first_row, &of_dy, full, Default::default());
+                x.load(slot + slab_at, &x_map, first_column, &of_x, full, Default::default());
                 cursor.advance();
             });
         });
@@ -313,14 +340,23 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
         });
         k.wgmma_wait(0);
 
-        let registers = (spec.channels / 2) as usize;
-        for (unit, sum) in sums.iter().enumerate() {
-            let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
-            for (tap, own) in sum.registers().chunks(registers).enumerate() {
-                let tap = tap as u32;
-                k.when(kept_from.le(tap), || {
-                    parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
-                });
+        match &ending {
+            Ending::Parts(parts) => {
+                let registers = (spec.channels / 2) as usize;
+                for (unit, sum) in sums.iter().enumerate() {
+                    let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
+                    for (tap, own) in sum.registers().chunks(registers).enumerate() {
+                        let tap = tap as u32;
+                        k.when(kept_from.le(tap), || {
+                            parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
+                        });
+                    }
+                }
+            }
+            Ending::Joined(joined) => {
+                let channels = own.unwrap_or_else(|| unreachable!("channels of a joined tile"));
+                let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
+                joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
             }
         }
     };

@@ -24,15 +24,17 @@
 //! **Source:** own; slabs of pixels that all taps share are those of direct convolutions on any cache.
 
 mod geometry;
+mod joined;
 mod kernel;
 
 use std::rc::Rc;
 
 use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
+use joined::{Bundles, JoinSpec};
 use kernel::{CONSUMERS, ROWS, Spec, Task};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::{MapDecl, Target};
-use verdigris_kir::program::{Address, Base, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::program::{Address, Arg, Base, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
 use verdigris_tensor::DType;
 
 use super::chain::product;
@@ -56,10 +58,16 @@ struct Shape {
     taps: u32,
     units: u32,
     stages: u32,
+    /// Whether the CTAs of a cluster share the pixels of a tile, and add up their sums themselves.
+    joined: bool,
 }
 
 const fn shape(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
-    Shape { channels, taps, units, stages }
+    Shape { channels, taps, units, stages, joined: false }
+}
+
+const fn joined(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
+    Shape { channels, taps, units, stages, joined: true }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -73,7 +81,14 @@ const SHAPES: &[Shape] = &[
     shape(32, 3, 2, 3),
     shape(32, 5, 1, 4),
     shape(32, 1, 3, 4),
+    joined(64, 3, 1, 3),
+    joined(32, 3, 1, 4),
+    joined(64, 1, 1, 4),
+    joined(32, 1, 1, 5),
 ];
+
+/// CTAs of the clusters that add up sums.
+const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
 
 /// Operands, and their usual results; others, and fused chains, are made when asked for.
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
@@ -102,19 +117,28 @@ impl Engine for HaloWgrad {
         require_operands(conv)?;
         require_layout(conv)?;
         require_extents(conv)?;
-        let product = as_product(conv)?;
-        let epilogue = EpilogueSpec::of(&product);
+        // Several groups are no product.
+        let product = if conv.groups == 1 { Some(as_product(conv)?) } else { None };
+        let joined = EpilogueSpec::of_conv(conv);
+        let epilogue = product.as_ref().map_or_else(|| joined.clone(), EpilogueSpec::of);
         ID.require(
-            epilogue.pairs || !epilogue.is_plain(),
+            has_kernels(&epilogue),
             Reason::Layout,
             format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
         )?;
-        let mut plan = Plan { arch: arch.clone(), product, orders: orders(conv), conv: conv.clone(), settings: Vec::new() };
+        let mut plan = Plan { arch: arch.clone(), product, joined, orders: orders(conv), conv: conv.clone(), settings: Vec::new() };
         plan.settings = plan.found();
         ID.require(
             !plan.settings.is_empty(),
             Reason::SharedMemory,
-            format_args!("no slab of a filter of {:?} with dilations {:?} has room", conv.filter, conv.dilations),
+            format_args!(
+                "no slab of a filter of {:?} with dilations {:?} has room, for {} groups of {} and {} channels",
+                conv.filter,
+                conv.dilations,
+                conv.groups,
+                conv.c / conv.groups,
+                conv.k / conv.groups
+            ),
         )?;
         Ok(Box::new(plan))
     }
@@ -123,13 +147,21 @@ impl Engine for HaloWgrad {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let kernels = TYPES.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| shape.spec(dtype).kernel()));
+        let in_pairs = |dtype| EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
+        let clusters = |shape: &Shape| if shape.joined { &CLUSTERS[..] } else { &CLUSTERS[..1] };
+        let kernels = TYPES.into_iter().flat_map(|dtype| {
+            SHAPES.iter().flat_map(move |shape| clusters(shape).iter().map(move |&ctas| shape.spec(dtype, ctas, &in_pairs(dtype)).kernel()))
+        });
         let adds = TYPES.into_iter().flat_map(|dtype| {
-            let epilogue = EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
-            [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+            [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel())
         });
         kernels.chain(adds).collect()
     }
+}
+
+/// The plain results of the catalog are stored in pairs; what is fused is made when asked for.
+fn has_kernels(epilogue: &EpilogueSpec) -> bool {
+    epilogue.pairs || !epilogue.is_plain()
 }
 
 /// What this engine multiplies.
@@ -168,7 +200,11 @@ fn require_layout(conv: &ConvProblem) -> Result<(), Refusal> {
 }
 
 fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
-    ID.require(conv.groups == 1, Reason::Extent, format_args!("{} groups, taken is one", conv.groups))?;
+    ID.require(
+        conv.groups == 1 || conv.c > conv.groups || conv.k > conv.groups,
+        Reason::Extent,
+        format_args!("{} groups of one channel, which `conv.depthwise` takes", conv.groups),
+    )?;
     ID.require(conv.strides == [1; 3], Reason::Extent, format_args!("strides {:?}; takes 1", conv.strides))?;
     let extents = conv.gemm_extents();
     ID.require(
@@ -207,9 +243,11 @@ fn as_product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
 }
 
 impl Shape {
-    fn spec(&self, dtype: DType) -> Spec {
-        let Shape { channels, taps, units, stages } = *self;
-        Spec { dtype, channels, taps, units, stages }
+    /// The spec for clusters of `ctas`, where it has any, with `epilogue` behind their sums.
+    fn spec(&self, dtype: DType, ctas: u32, epilogue: &EpilogueSpec) -> Spec {
+        let Shape { channels, taps, units, stages, joined } = *self;
+        let join = joined.then(|| JoinSpec { ctas, epilogue: epilogue.clone() });
+        Spec { dtype, channels, taps, units, stages, join }
     }
 }
 
@@ -251,7 +289,9 @@ struct Plan {
     arch: Arch,
     conv: ConvProblem,
     orders: Vec<[Axis; AXES]>,
-    product: GemmProblem,
+    /// The result of a single group, as the launch that adds parts up knows it; and the epilogue where clusters do.
+    product: Option<GemmProblem>,
+    joined: EpilogueSpec,
     settings: Vec<(Setting, f64)>,
 }
 
@@ -273,6 +313,8 @@ struct Coefficients {
     launch_us: f64,
     add_launch_us: f64,
     parts_bytes_per_ns: f64,
+    /// The cluster's barriers, and the way of the first vectors through its network.
+    join_ns: f64,
 }
 
 const COEFFICIENTS: Coefficients = Coefficients {
@@ -286,6 +328,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     launch_us: 1.5,
     add_launch_us: 2.5,
     parts_bytes_per_ns: 3500.0,
+    join_ns: 700.0,
 };
 
 /// A setting worked out.
@@ -296,6 +339,8 @@ struct Layout {
     pixels: PixelBox,
     /// Tiles of channels of y and of x.
     tiles: [u32; 2],
+    /// The groups that make these tiles, where clusters add up their sums.
+    bundles: Option<Bundles>,
     boxes: u64,
     grid: PartGrid,
     parts: u32,
@@ -308,8 +353,10 @@ impl Layout {
 }
 
 impl Plan {
-    fn spec(&self, shape: u32) -> Option<Spec> {
-        Some(SHAPES.get(shape as usize)?.spec(self.conv.x.dtype))
+    /// The spec of a shape for so many CTAs that share the pixels.
+    fn spec(&self, shape: u32, parts: u32) -> Option<Spec> {
+        let shape = SHAPES.get(shape as usize).filter(|shape| if shape.joined { has_kernels(&self.joined) } else { self.product.is_some() })?;
+        (!shape.joined || CLUSTERS.contains(&parts)).then(|| shape.spec(self.conv.x.dtype, parts, &self.joined))
     }
 
     fn cover(&self, spec: &Spec, order: u32, axis: u32) -> Option<Rc<Cover>> {
@@ -319,7 +366,7 @@ impl Plan {
 
     /// Nothing where the setting does not fit the problem or the chip.
     fn layout(&self, setting: Setting) -> Option<Layout> {
-        let spec = self.spec(setting.shape)?;
+        let spec = self.spec(setting.shape, setting.parts)?;
         let cover = self.cover(&spec, setting.order, setting.axis)?;
         let pixels = PixelBox::new(setting.extents, cover.halo)?;
         self.laid_out(spec, setting.order, cover, pixels, setting.parts)
@@ -332,21 +379,26 @@ impl Plan {
             return None;
         }
         let boxes = pixels.counts(&axes).iter().fold(1u64, |all, &count| all.saturating_mul(count));
-        let tiles = [self.conv.k.div_ceil(u64::from(ROWS)), self.conv.c.div_ceil(u64::from(spec.channels))].map(|tiles| tiles as u32);
+        let bundles = match spec.join {
+            Some(_) => Some(Bundles::new(&self.conv, spec.channels)?),
+            None => None,
+        };
+        let dense = [self.conv.k.div_ceil(u64::from(ROWS)), self.conv.c.div_ceil(u64::from(spec.channels))];
+        let tiles = bundles.map_or(dense, |bundles| bundles.grid());
+        if tiles.iter().any(|&tiles| tiles >= COUNT_LIMIT) {
+            return None;
+        }
+        let tiles = tiles.map(|tiles| tiles as u32);
         let grid = PartGrid {
             tile: spec.part_tile(),
             tile_rows: tiles[0],
             tile_columns: tiles[1],
-            matrices: self.product.batch_count() as u32,
+            matrices: self.conv.filter.iter().product::<u64>() as u32,
             parts,
         };
-        let layout = Layout { spec, axes, cover, pixels, tiles, boxes, grid, parts };
-        let fits = u64::from(parts) <= boxes
-            && boxes < COUNT_LIMIT
-            && layout.ctas() < COUNT_LIMIT
-            && layout.grid.fits()
-            && layout.grid.scratch_bytes() <= MOST_PARTS_BYTES;
-        fits.then_some(layout)
+        let layout = Layout { spec, axes, cover, pixels, tiles, bundles, boxes, grid, parts };
+        let room = layout.bundles.is_some() || layout.grid.fits() && layout.grid.scratch_bytes() <= MOST_PARTS_BYTES;
+        (u64::from(parts) <= boxes && boxes < COUNT_LIMIT && layout.ctas() < COUNT_LIMIT && room).then_some(layout)
     }
 
     fn estimate(&self, layout: &Layout) -> f64 {
@@ -370,6 +422,12 @@ impl Plan {
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
         let memory_ns = self.conv.traffic_bytes() / (c.memory_bytes_per_ns * share_of_memory);
         let both_ns = (work_ns.powi(3) + memory_ns.powi(3)).cbrt();
+        if layout.bundles.is_some() {
+            // Each CTA puts its sums into shared memory and reads its share of everyone's.
+            let sums_bytes = 256.0 * f64::from(spec.units_of_cta()) * columns;
+            let join_ns = c.join_ns + 2.0 * sums_bytes / c.cta_bytes_per_ns;
+            return (both_ns + waves * join_ns) * 1e-3 + c.launch_us;
+        }
         let parts_ns = 2.0 * layout.grid.scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
         (both_ns + parts_ns) * 1e-3 + c.launch_us + c.add_launch_us
     }
@@ -378,7 +436,7 @@ impl Plan {
     fn found(&self) -> Vec<(Setting, f64)> {
         let mut settings: Vec<(Setting, f64)> = Vec::new();
         for shape in 0..SHAPES.len() as u32 {
-            let Some(spec) = self.spec(shape) else { continue };
+            let Some(spec) = self.spec(shape, 1) else { continue };
             let mut of_shape: Vec<(Setting, f64)> = Vec::new();
             for order in 0..self.orders.len() as u32 {
                 let covers = (0..geometry::BOX_AXES as u32).filter_map(|axis| Some((axis, self.cover(&spec, order, axis)?)));
@@ -387,7 +445,7 @@ impl Plan {
                 let Some((axis, cover)) = covers.min_by_key(|(_, cover)| size(cover)) else { continue };
                 for pixels in boxes(&self.orders[order as usize], cover.halo, BOX_PIXELS) {
                     of_shape.extend(self.shares(&spec, order, &cover, &pixels).into_iter().filter_map(|parts| {
-                        let layout = self.laid_out(spec, order, cover.clone(), pixels, parts)?;
+                        let layout = self.laid_out(self.spec(shape, parts)?, order, cover.clone(), pixels, parts)?;
                         Some((Setting { shape, order, axis, extents: pixels.extents, parts }, self.estimate(&layout)))
                     }));
                 }
@@ -409,9 +467,12 @@ impl Plan {
         settings
     }
 
-    /// Into how many shares the boxes of a tile are worth cutting: those of whole waves.
+    /// Into how many shares the boxes of a tile are worth cutting: those of whole waves; or any cluster's.
     fn shares(&self, spec: &Spec, order: u32, cover: &Rc<Cover>, pixels: &PixelBox) -> Vec<u32> {
-        let Some(layout) = self.laid_out(*spec, order, cover.clone(), *pixels, 1) else { return Vec::new() };
+        if spec.join.is_some() {
+            return CLUSTERS.to_vec();
+        }
+        let Some(layout) = self.laid_out(spec.clone(), order, cover.clone(), *pixels, 1) else { return Vec::new() };
         let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / layout.ctas()).clamp(1, layout.boxes) as u32;
         let mut shares: Vec<u32> = (1..=MOST_WAVES).map(wave).collect();
         shares.dedup();
@@ -460,20 +521,18 @@ impl Candidate for Plan {
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
         let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
         let setting = Setting::read(knobs).ok_or_else(unknown)?;
-        let Layout { spec, axes, cover, pixels, tiles, grid, parts, .. } = self.layout(setting).ok_or_else(unknown)?;
-        let chunk = Chunk::all(&self.product.batch).into_iter().next().ok_or_else(unknown)?;
-        let (conv, epilogue) = (&self.conv, EpilogueSpec::of(&self.product));
+        let Layout { spec, axes, cover, pixels, tiles, bundles, grid, parts, .. } = self.layout(setting).ok_or_else(unknown)?;
+        let conv = &self.conv;
 
         let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
         let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain([(conv.x.slot, 16), (conv.y.slot, 16)]) {
+        for (slot, bytes) in elements.chain(self.joined.conv_alignments(conv)).chain([(conv.x.slot, 16), (conv.y.slot, 16)]) {
             let alignment: &mut u64 = &mut alignments[slot.0 as usize];
             *alignment = bytes.max(*alignment);
         }
         let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
         program.constants.push(Task::table(&axes, &cover, &pixels, conv.flip));
         let taps = Address { base: Base::Constant(0), offset_bytes: 0 };
-        let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
 
         let boxed = |extents: [u32; 3]| [extents[0], extents[1], extents[2], 1];
         let dy_map =
@@ -489,15 +548,30 @@ impl Candidate for Plan {
             tiles,
             parts,
         };
-        program.steps.push(Step::Launch(Launch {
-            grid: [task.grid(), 1, 1],
-            residency: Residency::Any,
-            overlap: true,
-            args: task.args(&spec, conv.flip, grid.parts_args(scratch)),
-            kernel: spec.kernel(),
-        }));
+        let launch = |ending: Vec<Arg>| {
+            Step::Launch(Launch {
+                grid: [task.grid(), 1, 1],
+                residency: Residency::Any,
+                overlap: true,
+                args: task.args(&spec, conv.flip, ending),
+                kernel: spec.clone().kernel(),
+            })
+        };
+        if let Some((join, bundles)) = spec.join.as_ref().zip(bundles) {
+            program.steps.push(launch(join.args(conv, &spec, &bundles)));
+            return Ok(program);
+        }
+        let product = self.product.as_ref().ok_or_else(unknown)?;
+        let chunk = Chunk::all(&product.batch).into_iter().next().ok_or_else(unknown)?;
+        let epilogue = EpilogueSpec::of(product);
+        for (slot, bytes) in epilogue.alignments(product) {
+            let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
+        program.steps.push(launch(grid.parts_args(scratch)));
         let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(&self.product, &chunk, 0, 0));
+        epilogue_args.extend(epilogue.args(product, &chunk, 0, 0));
         let slices = if parts >= SLICES { SLICES } else { 1 };
         let adds = AddSpec { integer: false, slices, epilogue };
         program.steps.push(Step::Launch(grid.launch(adds, scratch, epilogue_args, [conv.k as u32, conv.c as u32])));

@@ -1,0 +1,234 @@
+//! The way out of a launch that adds its parts up itself: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
+//!
+//! **What.** `dw[k, t, c] = epilogue(Σ part_rank[k, t, c])` over ranks 0, 1, …, so the result does not depend on who was first.
+//! **When it wins.** Where a launch of its own for the parts would take as long as the products: few pixels, as many filters as fill the chip.
+//! **Cost.** Every sum that belongs to a filter crosses the cluster's network once. No scratch, no second launch.
+//!
+//! **Groups.** A tile of channels of y by channels of x is a *bundle* of whole groups, or a part of one group. Of a bundle's sums only the blocks
+//! along the diagonal, channels of one group each, belong to filters; the others are formed, for that costs nothing, and never read.
+
+use verdigris_graph::ConvProblem;
+use verdigris_kir::face::{Divisor, Kernel, Val};
+use verdigris_kir::ir::Ty;
+use verdigris_kir::program::Arg;
+use verdigris_kir::tile::fragment::Fragment;
+
+use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
+use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+
+/// The named barrier of all who multiply.
+const BARRIER: u32 = 1;
+
+/// What shapes this way out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct JoinSpec {
+    /// CTAs of a cluster: a power of two, up to the 8 that every chip places.
+    pub(super) ctas: u32,
+    /// What stands between sums and the result, which it stores.
+    pub(super) epilogue: EpilogueSpec,
+}
+
+/// How the groups of a problem are taken together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Bundles {
+    /// Bundles of the problem.
+    pub(super) count: u64,
+    /// Channels of y and of x of a bundle, and of one of its groups.
+    pub(super) bundle: [u64; 2],
+    pub(super) group: [u64; 2],
+    /// Tiles of a bundle's channels of y and of x; more than one where a group is larger than a tile.
+    pub(super) tiles: [u64; 2],
+}
+
+impl Bundles {
+    /// The bundles for tiles of so many channels of x. Tiles begin at multiples of 16 bytes, as the copy engine wants them: nothing where none
+    /// of these holds whole groups.
+    pub(super) fn new(conv: &ConvProblem, channels: u32) -> Option<Bundles> {
+        let group = [conv.k / conv.groups, conv.c / conv.groups];
+        let tile = [u64::from(ROWS), u64::from(channels)];
+        let fitting = (tile[0] / group[0]).min(tile[1] / group[1]);
+        // Groups that make whole chunks of eight channels on both sides: a power of two.
+        let chunk = group.map(|channels| 8 >> channels.trailing_zeros().min(3)).into_iter().max().unwrap_or(1);
+        let fitting = match conv.groups {
+            1 => 1,
+            _ if chunk == 1 => fitting.max(1),
+            _ => fitting / chunk * chunk,
+        };
+        if fitting == 0 {
+            return None;
+        }
+        let fitting = fitting.min(conv.groups);
+        let bundle = group.map(|channels| channels * fitting);
+        let tiles = [0, 1].map(|side| bundle[side].div_ceil(tile[side]));
+        Some(Bundles { count: conv.groups.div_ceil(fitting), bundle, group, tiles })
+    }
+
+    /// Rows of tiles over all bundles, and columns of one bundle.
+    pub(super) fn grid(&self) -> [u64; 2] {
+        [self.count * self.tiles[0], self.tiles[1]]
+    }
+
+}
+
+impl JoinSpec {
+    /// The arguments of [`Joined::declare`].
+    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> Vec<Arg> {
+        let number = |n: u64| Arg::Scalar(Ty::U32, n);
+        let divisor = |n: u64| Arg::Divisor(n as u32);
+        let mut args = vec![divisor(bundles.tiles[0]), number(bundles.bundle[0]), number(bundles.bundle[1]), number(conv.k)];
+        args.extend([divisor(bundles.group[0]), number(bundles.group[1]), Arg::Divisor(spec.columns() / 8)]);
+        args.extend(conv.filter[1..].iter().map(|&taps| divisor(taps)));
+        args.extend(self.epilogue.conv_args(conv));
+        args
+    }
+}
+
+/// The parameters of the way out.
+pub(super) struct Joined<'a, 'k> {
+    kernel: Kernel<'k>,
+    spec: &'a Spec,
+    join: &'a JoinSpec,
+    /// Rows of tiles of a bundle.
+    tile_rows: Divisor<'k>,
+    bundle: [Val<'k, u32>; 2],
+    /// Channels of y.
+    outputs: Val<'k, u32>,
+    group_rows: Divisor<'k>,
+    group_columns: Val<'k, u32>,
+    /// Blocks of eight columns of a unit.
+    unit_blocks: Divisor<'k>,
+    /// Height and width.
+    filter: [Divisor<'k>; 2],
+    epilogue: Epilogue<'k, f32>,
+}
+
+/// Which channels a CTA multiplies.
+#[derive(Clone, Copy)]
+pub(super) struct Channels<'k> {
+    /// The first of y and of x.
+    pub(super) first: [Val<'k, u32>; 2],
+    /// The same within the bundle.
+    of_bundle: [Val<'k, u32>; 2],
+}
+
+/// The taps of a CTA: its units in the table of taps, and the step from one tap of a unit to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Taps<'k> {
+    pub(super) units: Val<'k, u64>,
+    pub(super) unit_bytes: u32,
+    pub(super) step: Val<'k, u32>,
+}
+
+impl<'a, 'k> Joined<'a, 'k> {
+    pub(super) fn declare(k: Kernel<'k>, spec: &'a Spec, join: &'a JoinSpec) -> Self {
+        let tile_rows = k.divisor("bundle_tile_rows");
+        let bundle = ["bundle_rows", "bundle_columns"].map(|name| k.scalar(name));
+        Joined {
+            kernel: k,
+            spec,
+            join,
+            tile_rows,
+            bundle,
+            outputs: k.scalar("outputs"),
+            group_rows: k.divisor("outputs_of_group"),
+            group_columns: k.scalar("inputs_of_group"),
+            unit_blocks: k.divisor("blocks_of_unit"),
+            filter: ["filter_height", "filter_width"].map(|name| k.divisor(name)),
+            epilogue: join.epilogue.declare_conv(k),
+        }
+    }
+
+    /// The channels of a tile.
+    pub(super) fn channels(&self, [row, column]: [Val<'k, u32>; 2]) -> Channels<'k> {
+        let (bundle, tile_row) = self.tile_rows.split(row);
+        let of_bundle = [tile_row * ROWS, column * self.spec.channels];
+        Channels { first: [0, 1].map(|side| bundle * self.bundle[side] + of_bundle[side]), of_bundle }
+    }
+
+    /// Adds up what the cluster's CTAs have and stores it, by all who multiply; `sums` may take the place of what they multiplied.
+    pub(super) fn write(
+        &self,
+        sums: &[Fragment<'k, f32>],
+        slots: Val<'k, u32>,
+        channels: Channels<'k>,
+        taps: Taps<'k>,
+        [warpgroup, thread]: [Val<'k, u32>; 2],
+    ) {
+        let (k, spec, ctas) = (self.kernel, self.spec, self.join.ctas);
+        let meet = || if ctas > 1 { k.cluster_sync() } else { k.barrier_sync(BARRIER, CONSUMERS * WARPGROUP) };
+        // Of a unit's sums, four registers of a thread are one vector: two columns of two rows, eight below each other.
+        let vectors_bytes = 16 * WARPGROUP;
+        let unit_bytes = spec.columns() / 8 * vectors_bytes;
+        // Nobody reads the slabs any more.
+        k.barrier_sync(BARRIER, CONSUMERS * WARPGROUP);
+        let own = slots + warpgroup * (spec.units * unit_bytes) + thread * 16;
+        for (unit, sum) in (0u32..).zip(sums) {
+            for (i, vector) in (0u32..).zip(sum.registers().chunks(4)) {
+                let values: Vec<Val<'k, f32>> = vector.iter().map(|register| register.get()).collect();
+                k.st_shared_vector(own, i64::from(unit * unit_bytes + i * vectors_bytes), &values);
+            }
+        }
+        meet();
+
+        // Every thread of the cluster adds up vectors as they lie there.
+        let rank = if ctas > 1 { k.cluster_rank() } else { k.constant(0) };
+        let peers: Vec<Val<'k, u32>> = (0..ctas).map(|peer| if ctas > 1 { k.mapa(slots, peer) } else { slots }).collect();
+        let threads = CONSUMERS * WARPGROUP;
+        let first = rank * threads + warpgroup * WARPGROUP + thread;
+        let vectors = spec.units_of_cta() * (spec.columns() / 8) * WARPGROUP;
+        k.range_step(first, vectors, ctas * threads, |vector| {
+            let holder = vector & (WARPGROUP - 1);
+            let (unit, block) = self.unit_blocks.split(vector >> WARPGROUP.ilog2());
+            let blocks_of_tap = (spec.channels / 8).ilog2();
+            let (tap, block) = (block >> blocks_of_tap, block & (spec.channels / 8 - 1));
+            let column = channels.of_bundle[1] + block * 8 + Fragment::<f32>::column(holder);
+            let rows = [0u32, 8].map(|half| {
+                let row = Fragment::<f32>::row(holder) + half;
+                let of_bundle = channels.of_bundle[0] + row;
+                let (group, _) = self.group_rows.split(of_bundle);
+                let output = channels.first[0] + row;
+                // Channels of x counted in the row's group; those before it wrap around.
+                (output, of_bundle.lt(self.bundle[0]) & output.lt(self.outputs), column - group * self.group_columns)
+            });
+            let entry = taps.units + (unit * taps.unit_bytes).widen();
+            let is_kept = k.ld_global::<u32>(entry, 8).le(tap);
+            let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.group_columns);
+            // Where pairs may be stored, groups begin and end at even channels.
+            let any = belongs(0, 0) | belongs(1, 0);
+            let any = if self.join.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
+            k.when(is_kept & any, || {
+                let load = |peer: &Val<'k, u32>| match ctas {
+                    1 => k.ld_shared_vector::<f32>(*peer + vector * 16, 0, 4),
+                    _ => k.ld_cluster_vector::<f32>(*peer + vector * 16, 0, 4),
+                };
+                let parts: Vec<Vec<Val<'k, f32>>> = peers.iter().map(load).collect();
+                let whole: [Val<'k, f32>; 4] =
+                    std::array::from_fn(|i| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]));
+                let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
+                let (rest, w) = self.filter[1].split(position);
+                let (d, h) = self.filter[0].split(rest);
+                for half in 0..2 {
+                    let (output, _, channel) = rows[half];
+                    let values = [whole[2 * half], whole[2 * half + 1]];
+                    if self.join.epilogue.pairs {
+                        k.when(belongs(half, 0), || {
+                            let at = self.epilogue.at_pixel([output, d, h, w], channel);
+                            at.store_pair(at.apply_pair(values, 0), 0);
+                        });
+                        continue;
+                    }
+                    for (odd, value) in (0u32..).zip(values) {
+                        k.when(belongs(half, odd), || {
+                            let at = self.epilogue.at_pixel([output, d, h, w], channel + odd);
+                            at.store(at.apply(value, 0), 0);
+                        });
+                    }
+                }
+            });
+        });
+        if ctas > 1 {
+            // A peer may still read what this CTA has.
+            k.cluster_sync();
+        }
+    }
+}
