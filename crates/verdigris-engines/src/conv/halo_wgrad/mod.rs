@@ -1,13 +1,14 @@
-//! `conv.halo_wgrad`: filter gradients of dense convolutions, whose pixels are loaded once for all taps of a filter.
+//! `conv.halo_wgrad`: filter gradients of convolutions, of groups too, whose pixels are loaded once for all taps of a filter.
 //!
 //! **What.** `dw[k, t, c] = Σ dy[p, k] · x[p + t, c]` over the pixels `p` of y, in one to three spatial dims, bf16 and f16, channels last, strides of 1,
-//! any dilations and padding, every epilogue.
+//! any dilations and padding, any groups whose channels come by whole chunks of 8, every epilogue.
 //!
 //! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the slab of x that the box reads: the box with its halo.
 //! Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is nothing but
 //! another first pixel of the slab ([`verdigris_kir::tile::slab`]). Taps that lie side by side are columns of one instruction. The sums of all the
 //! taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second launch adds up what the CTAs
-//! formed. What a box has outside of the image is zero in dy, what a slab has outside is the padding.
+//! formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves ([`joined`]); so are groups, side by side on the
+//! diagonal of a tile. What a box has outside of the image is zero in dy, what a slab has outside is the padding.
 //!
 //! | | |
 //! |---|---|
@@ -416,7 +417,14 @@ impl Plan {
             .max(loaded_bytes / c.cta_bytes_per_ns)
             .max(loaded_bytes * busy / c.l2_bytes_per_ns)
             + c.box_ns;
-        let waves = (ctas / sms).ceil();
+        let waves = match layout.bundles {
+            None => (ctas / sms).ceil(),
+            Some(_) => {
+                // Measured, a few clusters less are resident than an empty chip has room for.
+                let room = self.arch.resident_clusters_of(layout.parts);
+                (ctas / f64::from(layout.parts) / f64::from((room - room / 16).max(1))).ceil()
+            }
+        };
         let work_ns = waves * (c.start_ns + layout.boxes.div_ceil(u64::from(layout.parts)) as f64 * box_ns);
         // Halos are read again by the boxes beside them, for the most part out of L2.
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
