@@ -192,7 +192,9 @@ fn plain_problems_name_kernels_of_the_catalog_alone() {
 #[test]
 fn groups_are_blocks_along_the_diagonal_that_clusters_add_up() {
     for (number, (groups, c, k)) in
-        [(4, 32, 32), (9, 16, 16), (16, 8, 8), (12, 2, 6), (3, 24, 40), (5, 8, 16), (2, 96, 80), (2, 64, 64), (7, 40, 8)].into_iter().enumerate()
+        [(4, 32, 32), (9, 16, 16), (16, 8, 8), (12, 2, 6), (3, 24, 40), (5, 8, 16), (2, 96, 80), (2, 64, 64), (7, 40, 8)]
+            .into_iter()
+            .enumerate()
     {
         let extents = ConvExtents { groups, ..wgrad([2, c * groups, k * groups], [6, 9], [3, 3], [1, 1]) };
         run(&bf16(extents), 200 + number as u64, &of_each_shape(1));

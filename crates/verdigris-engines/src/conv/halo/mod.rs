@@ -440,9 +440,7 @@ impl Plan {
             (1, 1) => true,
             // A tile writes whole columns: what lies beyond a group's is another one's.
             (_, 1) => columns.is_multiple_of(u64::from(spec.tile_n)),
-            (all, _) => {
-                all > 1 && *depth == u64::from(spec.group_channels()) && *columns == u64::from(spec.group_columns())
-            }
+            (all, _) => all > 1 && *depth == u64::from(spec.group_channels()) && *columns == u64::from(spec.group_columns()),
         };
         let group_tiles = if groups > 1 { 1 } else { columns.div_ceil(u64::from(spec.tile_n)) };
         fits.then(|| Columns { group_tiles, tiles: group_tiles * conv.groups.div_ceil(groups), groups })

@@ -67,7 +67,6 @@ impl Bundles {
     pub(super) fn grid(&self) -> [u64; 2] {
         [self.count * self.tiles[0], self.tiles[1]]
     }
-
 }
 
 impl JoinSpec {
@@ -202,8 +201,7 @@ impl<'a, 'k> Joined<'a, 'k> {
                     _ => k.ld_cluster_vector::<f32>(*peer + vector * 16, 0, 4),
                 };
                 let parts: Vec<Vec<Val<'k, f32>>> = peers.iter().map(load).collect();
-                let whole: [Val<'k, f32>; 4] =
-                    std::array::from_fn(|i| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]));
+                let whole: [Val<'k, f32>; 4] = std::array::from_fn(|i| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]));
                 let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
                 let (rest, w) = self.filter[1].split(position);
                 let (d, h) = self.filter[0].split(rest);

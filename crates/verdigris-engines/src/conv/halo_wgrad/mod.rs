@@ -153,9 +153,9 @@ impl Engine for HaloWgrad {
         let kernels = TYPES.into_iter().flat_map(|dtype| {
             SHAPES.iter().flat_map(move |shape| clusters(shape).iter().map(move |&ctas| shape.spec(dtype, ctas, &in_pairs(dtype)).kernel()))
         });
-        let adds = TYPES.into_iter().flat_map(|dtype| {
-            [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel())
-        });
+        let adds = TYPES
+            .into_iter()
+            .flat_map(|dtype| [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel()));
         kernels.chain(adds).collect()
     }
 }
@@ -356,7 +356,8 @@ impl Layout {
 impl Plan {
     /// The spec of a shape for so many CTAs that share the pixels.
     fn spec(&self, shape: u32, parts: u32) -> Option<Spec> {
-        let shape = SHAPES.get(shape as usize).filter(|shape| if shape.joined { has_kernels(&self.joined) } else { self.product.is_some() })?;
+        let shape =
+            SHAPES.get(shape as usize).filter(|shape| if shape.joined { has_kernels(&self.joined) } else { self.product.is_some() })?;
         (!shape.joined || CLUSTERS.contains(&parts)).then(|| shape.spec(self.conv.x.dtype, parts, &self.joined))
     }
 
