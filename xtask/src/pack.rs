@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use object::{Object, ObjectSection};
 use verdigris_cuda::{Code, CompileOptions, Entry, KernelFacts, Pack, PackHead};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
@@ -70,7 +71,7 @@ fn entries(toolchain: &Toolchain, memory: &Memory, chip: Target, kernels: &[Kern
     for (outcome, facts) in ptxas::assemble_all(toolchain, Some(memory), &assemblies, jobs)?.into_iter().zip(facts) {
         match outcome.cubin {
             Some(cubin) if outcome.failures.is_empty() => {
-                entries.push((outcome.name, Entry { facts, findings: Some(Vec::new()), code: Code::Cubin(cubin) }));
+                entries.push((outcome.name, Entry { facts, findings: Some(Vec::new()), code: Code::Cubin(without_ptx(cubin)?) }));
             }
             _ => complaints.push(format!("{} ({}): {}", outcome.name, outcome.target, outcome.failures.join("; "))),
         }
@@ -79,6 +80,18 @@ fn entries(toolchain: &Toolchain, memory: &Memory, chip: Target, kernels: &[Kern
         bail!("{} kernels cannot be packed\n{}", complaints.len(), complaints.join("\n"));
     }
     Ok(entries)
+}
+
+/// The cubin with zeros in place of the PTX text that the assembler puts beside the lines of source, and of the map from instructions to
+/// lines of that text: two thirds of a cubin, which only a profiler's view of PTX reads. Sections stay where they are, and zeros pack to nothing.
+fn without_ptx(mut cubin: Vec<u8>) -> Result<Vec<u8>> {
+    let file = object::read::elf::ElfFile64::<object::Endianness>::parse(&*cubin).context("reading a cubin")?;
+    let texts = [".nv_debug_ptx_txt", ".nv_debug_line_sass"].into_iter().filter_map(|name| file.section_by_name(name)?.file_range());
+    for (start, bytes) in texts.collect::<Vec<_>>() {
+        let section = usize::try_from(start)?..usize::try_from(start + bytes)?;
+        cubin.get_mut(section).context("a section beyond the end of a cubin")?.fill(0);
+    }
+    Ok(cubin)
 }
 
 #[cfg(test)]
@@ -122,5 +135,8 @@ mod tests {
         assert_eq!((entry.facts.threads, entry.facts.parameters.len()), (64, 1));
         let Code::Cubin(cubin) = entry.code else { panic!("{:?}", entry.code) };
         assert!(cubin.starts_with(b"\x7fELF"));
+        let names = |text: &str| cubin.windows(text.len()).any(|window| window == text.as_bytes());
+        assert!(!names("st.global"), "the PTX is still there");
+        assert!(names("pack.rs"), "the lines of source are lost");
     }
 }

@@ -94,7 +94,7 @@ fn describe(device: &Device, config: &Config) -> Value {
         "memory_bytes": p.memory_bytes,
         "l2_bytes": p.l2_bytes,
         "shared_memory_per_cta_bytes": p.shared_memory_per_cta_bytes,
-        "sm_clock_mhz": p.sm_clock_khz / 1000,
+        "sm_clock_mhz": device.clocks().map_or(Value::Null, |clocks| json!(clocks.sm_khz / 1000)),
         "ptx_isa": p.ptx_isa.to_string(),
         "cooperative_launch": p.cooperative_launch,
         "memory_pools": p.memory_pools,

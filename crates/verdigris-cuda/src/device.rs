@@ -10,6 +10,15 @@ use verdigris_kir::ptx::Isa;
 use crate::driver::Driver;
 use crate::error::{Doing, Error};
 
+/// The highest clocks of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Clocks {
+    /// Of the multiprocessors.
+    pub sm_khz: u32,
+    /// Of the memory; 0 where the driver no longer tells.
+    pub memory_khz: u32,
+}
+
 /// What a device is, as data: everything that a decision about kernels may depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -37,10 +46,6 @@ pub struct DeviceProperties {
     pub memory_bytes: u64,
     /// Width of the memory bus.
     pub memory_bus_bits: u32,
-    /// Highest multiprocessor clock.
-    pub sm_clock_khz: u32,
-    /// Highest memory clock; 0 where the driver no longer tells.
-    pub memory_clock_khz: u32,
     /// Most CTAs along x, y and z of a grid.
     pub max_grid: [u32; 3],
     /// Whether a grid may be launched that synchronizes as a whole.
@@ -126,15 +131,18 @@ impl Driver {
         self.describe(raw, ordinal)
     }
 
+    fn attribute(&self, raw: sys::CUdevice, attribute: Attribute, ordinal: u32) -> Result<u32, Error> {
+        let mut value: c_int = 0;
+        // SAFETY: `value` outlives the call; `raw` is a device of this driver.
+        unsafe { self.api().cuDeviceGetAttribute(&mut value, attribute, raw) }
+            .doing(|| format!("asking for the properties of device {ordinal}"))?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
     fn describe(&self, raw: sys::CUdevice, ordinal: u32) -> Result<Device, Error> {
         let api = self.api();
         let doing = || format!("asking for the properties of device {ordinal}");
-        let attribute = |attribute: Attribute| -> Result<u32, Error> {
-            let mut value: c_int = 0;
-            // SAFETY: `value` outlives the call; `raw` is a device of this driver.
-            unsafe { api.cuDeviceGetAttribute(&mut value, attribute, raw) }.doing(doing)?;
-            Ok(u32::try_from(value).unwrap_or(0))
-        };
+        let attribute = |attribute: Attribute| self.attribute(raw, attribute, ordinal);
         let mut name = [0_u8; 256];
         // SAFETY: the buffer holds as many bytes as the call is told.
         unsafe { api.cuDeviceGetName(name.as_mut_ptr().cast(), 256, raw) }.doing(doing)?;
@@ -162,8 +170,6 @@ impl Driver {
             l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
             memory_bytes: memory_bytes as u64,
             memory_bus_bits: attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
-            sm_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
-            memory_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
             max_grid: [
                 attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
                 attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
@@ -194,6 +200,18 @@ impl Device {
     /// What the device is.
     pub fn properties(&self) -> &DeviceProperties {
         &self.properties
+    }
+
+    /// Its highest clocks. Asked for apart from the other properties, since drivers take half a millisecond for each.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn clocks(&self) -> Result<Clocks, Error> {
+        let attribute = |attribute: Attribute| self.driver.attribute(self.raw, attribute, self.ordinal);
+        Ok(Clocks {
+            sm_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+            memory_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+        })
     }
 
     /// Its number, counted from 0 in the driver's order.

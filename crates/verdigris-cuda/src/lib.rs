@@ -36,7 +36,7 @@ pub mod tensor_map;
 mod tests;
 
 pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
-pub use device::{Context, ContextGuard, Device, DeviceProperties};
+pub use device::{Clocks, Context, ContextGuard, Device, DeviceProperties};
 pub use driver::{DRIVER_LIBRARIES, Driver};
 pub use entry::{Code, Entry};
 pub use error::{Error, MINIMUM_DRIVER_VERSION};

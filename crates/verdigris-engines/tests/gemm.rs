@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use harness::{Outcome, verify, verify_where};
+use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
 use verdigris_kir::interp::Kernels;
@@ -24,8 +25,10 @@ fn all_cases_on(name: &str) -> BTreeMap<&'static str, usize> {
     let mut refused = BTreeMap::new();
     let mut failures = Vec::new();
     let mut taken = 0;
-    for (number, case) in cases().iter().enumerate() {
-        match verify(engine, case, &arch, &kernels, number as u64) {
+    let cases = cases();
+    let outcomes = cases.par_iter().enumerate().map(|(number, case)| verify(engine, case, &arch, &kernels, number as u64));
+    for outcome in outcomes.collect::<Vec<_>>() {
+        match outcome {
             Ok(Outcome::Refused(refusal)) => *refused.entry(refusal.reason.name()).or_insert(0) += 1,
             Ok(Outcome::Passed) => taken += 1,
             Err(failure) => failures.push(failure),
@@ -56,7 +59,7 @@ fn parts_are_added_up_by_a_launch_of_their_own() {
     for (id, sms) in [("bf16-deep-batch", 36), ("bf16-deep-anywhere", 12), ("bf16-deepest", 20)] {
         let of_group: Vec<Case> = cases().into_iter().filter(|case| case.id.contains(id)).collect();
         assert!(!of_group.is_empty(), "{id}");
-        for (number, case) in of_group.iter().enumerate() {
+        of_group.par_iter().enumerate().for_each(|(number, case)| {
             let arch = Arch::virtual_device(sms);
             let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
             let in_parts = |knobs: &Knobs| knobs.value("parts").is_some();
@@ -64,6 +67,6 @@ fn parts_are_added_up_by_a_launch_of_their_own() {
             assert!(settings >= 4, "{}: {settings} settings add parts up later", case.id);
             let outcome = verify_where(engine, case, &arch, &kernels, number as u64, in_parts);
             assert!(matches!(outcome, Ok(Outcome::Passed)), "{:?}", outcome.err());
-        }
+        });
     }
 }

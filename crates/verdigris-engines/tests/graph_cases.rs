@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
 use verdigris_engines::engines;
@@ -32,6 +33,16 @@ struct Tally {
 }
 
 impl Tally {
+    /// Of both.
+    fn and(mut self, other: Tally) -> Tally {
+        self.runs += other.runs;
+        other.taken.into_iter().for_each(|(engine, count)| *self.taken.entry(engine).or_default() += count);
+        other.refused.into_iter().for_each(|(why, count)| *self.refused.entry(why).or_default() += count);
+        self.wrong.extend(other.wrong);
+        self.slow.extend(other.slow);
+        self
+    }
+
     /// Prints the counts; fails if something was wrong.
     fn conclude(mut self, what: &str) {
         self.slow.sort();
@@ -114,13 +125,15 @@ fn family(name: &str) {
     let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../cases/{name}.toml"));
     let cases = load_file(&path).expect("the corpus loads");
-    let mut tally = Tally::default();
-    for (number, case) in cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)) {
+    let cases: Vec<_> = cases.iter().enumerate().filter(|(_, case)| !case.device_only && case.id.contains(&filter)).collect();
+    let tallies = cases.into_par_iter().map(|(number, case)| {
+        let mut tally = Tally::default();
         if let Some(fault) = harness.fault(&case.graph, case, number, Some(&mut tally)) {
             tally.wrong.push(format!("{}: {fault}", case.id));
         }
-    }
-    tally.conclude(name);
+        tally
+    });
+    tallies.reduce(Tally::default, Tally::and).conclude(name);
 }
 
 #[test]
@@ -158,14 +171,16 @@ fn random_graphs() {
     let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
     let first = number("VERDIGRIS_FUZZ_SEED").unwrap_or(0);
     let harness = Harness::new();
-    let mut tally = Tally::default();
-    for seed in first..first + number("VERDIGRIS_FUZZ_GRAPHS").unwrap_or(300) {
+    let seeds = first..first + number("VERDIGRIS_FUZZ_GRAPHS").unwrap_or(300);
+    let tallies = seeds.into_par_iter().map(|seed| {
+        let mut tally = Tally::default();
         let case = fuzz::graph(seed);
         if let Some(first) = harness.fault(&case.graph, &case, seed as usize, Some(&mut tally)) {
             let smallest = fuzz::shrink(&case.graph, |graph| harness.fault(graph, &case, seed as usize, None).is_some());
             let fault = harness.fault(&smallest, &case, seed as usize, None).unwrap_or(first);
             tally.wrong.push(format!("seed {seed}, {:?}: {fault}\n{}", case.distribution, json::graph_to_json(&smallest)));
         }
-    }
-    tally.conclude("random graphs");
+        tally
+    });
+    tallies.reduce(Tally::default, Tally::and).conclude("random graphs");
 }

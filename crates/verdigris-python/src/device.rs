@@ -204,8 +204,9 @@ impl Device {
         dict.set_item("l2_bytes", p.l2_bytes)?;
         dict.set_item("memory_bytes", p.memory_bytes)?;
         dict.set_item("memory_bus_bits", p.memory_bus_bits)?;
-        dict.set_item("sm_clock_khz", p.sm_clock_khz)?;
-        dict.set_item("memory_clock_khz", p.memory_clock_khz)?;
+        let clocks = gpu.handle.context().device().clocks().map_err(cuda)?;
+        dict.set_item("sm_clock_khz", clocks.sm_khz)?;
+        dict.set_item("memory_clock_khz", clocks.memory_khz)?;
         dict.set_item("driver_version", p.driver_version)?;
         dict.set_item("ptx_isa", p.ptx_isa.to_string())?;
         dict.set_item("kernel_cache", gpu.handle.cache_trouble().map_or("usable".to_owned(), ToString::to_string))?;

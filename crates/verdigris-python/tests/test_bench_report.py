@@ -164,6 +164,22 @@ def test_a_part_of_the_rows_cannot_pass_but_can_fail():
     assert bars.standing(fprop, [row("a", 1.5), row("b", 1.5)], every).must is True
 
 
+def test_a_wrong_peer_gives_way_to_a_right_one_and_no_right_peer_leaves_no_ratio():
+    fprop = bar("dense conv fprop")
+    wrong = {"fault": "element 3 is 1, not 2"}
+    second = row("b", us=100.0, ratio_best=1.4, sides={"instant": {"us": 100.0}, "pytorch": wrong, "cublaslt": {"us": 140.0}})
+    alone = row("c", us=100.0, sides={"instant": {"us": 100.0}, "pytorch": wrong, "cublaslt": wrong})
+    every = [row("a"), row("b"), row("c")]
+    whole = bars.standing(fprop, [row("a", 1.4), second, alone], every)
+    assert (whole.measured, whole.unopposed, whole.wrong, whole.must) == (2, 1, 0, True)
+    assert whole.exceptions == ", 1 of which every peer is wrong" and whole.worst == 1.4
+    assert bars.standing(fprop, [row("a", 1.4), {**second, "ratio_best": 0.7}, alone], every).must is False
+    ours_too = {**alone, **wrong}
+    assert bars.standing(fprop, [row("a", 1.4), second, ours_too], every).must is False, "a row that is wrong here stays one"
+    unmeasured = row("c", sides={"pytorch": {"us": 1.0}})
+    assert bars.standing(fprop, [row("a", 1.4), second, unmeasured], every).must is None
+
+
 def test_a_bar_is_met_in_two_leases():
     assert bars.word([True, True]) == "met"
     assert bars.word([False, True]) == "passed once"

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use verdigris_cuda::{
-    CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Origin, Pack, PackError, Pool,
+    Clocks, CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Origin, Pack, PackError, Pool,
     PoolOptions, Stream,
 };
 use verdigris_engines::arch::Arch;
@@ -113,7 +113,8 @@ impl Handle {
             Err(error) => (PlanCache::in_memory(), Some(error)),
         };
         let plans_trouble = Mutex::new(plans_trouble);
-        let (arch, kernels, behind) = (arch_of(context.properties()), Mutex::default(), Mutex::default());
+        let clocks = || context.device().clocks();
+        let (arch, kernels, behind) = (arch_of(context.properties(), clocks)?, Mutex::default(), Mutex::default());
         Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, behind })
     }
 
@@ -331,10 +332,34 @@ fn check_sources(pack: &Pack, expected: [u8; 32]) -> Result<(), PackError> {
 
 /// What engines may know of a device. Limits are the device's own; rates are those that long runs hold, scaled from chips that were
 /// measured by SMs, clock and bus, and serve to rank engines, never to judge them.
-pub fn arch_of(properties: &DeviceProperties) -> Arch {
+///
+/// `clocks` is asked only of chips that were not measured.
+///
+/// # Errors
+/// Those of `clocks`.
+pub fn arch_of<E>(properties: &DeviceProperties, clocks: impl FnOnce() -> Result<Clocks, E>) -> Result<Arch, E> {
     let known = Arch::h200();
     let sms = f64::from(properties.sm_count);
     let (major, minor) = properties.compute_capability;
+    let clusters = if major >= 9 {
+        known.resident_clusters.map(|count| (f64::from(count) * sms / f64::from(known.sm_count)) as u32)
+    } else {
+        [properties.sm_count, 0, 0, 0, 0]
+    };
+    let described = Arch {
+        name: properties.name.clone(),
+        capability: properties.compute_capability,
+        isa: (properties.ptx_isa.major, properties.ptx_isa.minor),
+        sm_count: properties.sm_count,
+        shared_bytes_per_cta: properties.shared_memory_per_cta_bytes,
+        shared_bytes_per_sm: properties.shared_memory_per_sm_bytes,
+        l2_bytes: properties.l2_bytes,
+        resident_clusters: clusters,
+        ..known
+    };
+    if properties.name.contains("H200") && properties.sm_count == known.sm_count {
+        return Ok(described);
+    }
     // Dense bf16 multiply-adds a clock and SM, by NVIDIA's tuning guides; two operations each.
     let tensor_per_clock = match (major, minor) {
         (8, 0) | (8, 7) => 1024.0,
@@ -347,31 +372,18 @@ pub fn arch_of(properties: &DeviceProperties) -> Arch {
         (9, 0) => (128.0, 64.0),
         _ => (128.0, 2.0),
     };
-    let clock_ghz = f64::from(properties.sm_clock_khz) * 1e-6;
+    let Clocks { sm_khz, memory_khz } = clocks()?;
     // Under load a chip runs below its highest clock, most of all on tensor cores.
-    let tflops = |per_clock: f64, held: f64| 2.0 * per_clock * sms * clock_ghz * held * 1e-3;
+    let tflops = |per_clock: f64, held: f64| 2.0 * per_clock * sms * f64::from(sm_khz) * 1e-6 * held * 1e-3;
     // Two transfers a clock; of the bus's rate nine tenths reach a kernel. Newer drivers do not tell the clock.
-    let bus_gb_per_s = f64::from(properties.memory_clock_khz) * 1e-6 * 2.0 * f64::from(properties.memory_bus_bits) / 8.0 * 0.9;
-    let is_known = properties.name.contains("H200") && properties.sm_count == known.sm_count;
-    let clusters = if major >= 9 {
-        known.resident_clusters.map(|count| (f64::from(count) * sms / f64::from(known.sm_count)) as u32)
-    } else {
-        [properties.sm_count, 0, 0, 0, 0]
-    };
-    Arch {
-        name: properties.name.clone(),
-        capability: properties.compute_capability,
-        isa: (properties.ptx_isa.major, properties.ptx_isa.minor),
-        sm_count: properties.sm_count,
-        shared_bytes_per_cta: properties.shared_memory_per_cta_bytes,
-        shared_bytes_per_sm: properties.shared_memory_per_sm_bytes,
-        l2_bytes: properties.l2_bytes,
-        resident_clusters: clusters,
-        memory_gb_per_s: if is_known || bus_gb_per_s == 0.0 { known.memory_gb_per_s } else { bus_gb_per_s },
-        tensor_bf16_tflops: if is_known { known.tensor_bf16_tflops } else { tflops(tensor_per_clock, 0.8) },
-        fma_f32_tflops: if is_known { known.fma_f32_tflops } else { tflops(fma_per_clock, 0.9) },
-        fma_f64_tflops: if is_known { known.fma_f64_tflops } else { tflops(f64_per_clock, 0.9) },
-    }
+    let bus_gb_per_s = f64::from(memory_khz) * 1e-6 * 2.0 * f64::from(properties.memory_bus_bits) / 8.0 * 0.9;
+    Ok(Arch {
+        memory_gb_per_s: if memory_khz == 0 { described.memory_gb_per_s } else { bus_gb_per_s },
+        tensor_bf16_tflops: tflops(tensor_per_clock, 0.8),
+        fma_f32_tflops: tflops(fma_per_clock, 0.9),
+        fma_f64_tflops: tflops(f64_per_clock, 0.9),
+        ..described
+    })
 }
 
 #[cfg(test)]
@@ -393,8 +405,6 @@ mod tests {
             l2_bytes: 60 << 20,
             memory_bytes: 141 << 30,
             memory_bus_bits: 6144,
-            sm_clock_khz: 1_980_000,
-            memory_clock_khz: 3_201_000,
             max_grid: [i32::MAX as u32, 65_535, 65_535],
             cooperative_launch: true,
             memory_pools: true,
@@ -405,7 +415,10 @@ mod tests {
 
     #[test]
     fn the_measured_chip_is_itself_and_others_are_in_proportion() {
-        assert_eq!(arch_of(&h200()), Arch::h200());
+        let arch_of = |properties: &DeviceProperties| {
+            arch_of::<()>(properties, || Ok(Clocks { sm_khz: 1_980_000, memory_khz: 3_201_000 })).expect("clocks are told")
+        };
+        assert_eq!(super::arch_of(&h200(), || Err("asked for what is known")), Ok(Arch::h200()));
         let half = arch_of(&DeviceProperties { name: "NVIDIA H100 PCIe".to_owned(), sm_count: 66, memory_bus_bits: 5120, ..h200() });
         assert_eq!(half.resident_clusters, [66, 33, 16, 8, 3]);
         assert!((350.0..500.0).contains(&half.tensor_bf16_tflops), "{half:?}");

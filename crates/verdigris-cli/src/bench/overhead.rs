@@ -95,6 +95,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     // Left behind, the folder would be no harm: it is in the system's folder for such.
     let _ = std::fs::remove_dir_all(&folder);
     rows.add("a kernel from the disk cache", &loaded?, "ms", Some(5.0));
+    if let Some(Ok(pack)) = handle.pack() {
+        let of_pack =
+            || Loader { cache: Arc::new(ModuleCache::new(handle.context(), None).with_pack(pack.path())), ..handle.loader().clone() };
+        let loaded = (0..20).map(|_| timed(&of_pack())).collect::<Result<Vec<f64>>>()?;
+        rows.add("a kernel from the pack, which is opened anew", &loaded, "ms", Some(2.0));
+    }
 
     execute(&handle, &problem, arguments.executions, &mut rows)?;
     let new_modules = sizes(&handle, arguments, &mut rows)?;

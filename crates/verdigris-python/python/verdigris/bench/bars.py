@@ -18,6 +18,19 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def _instant_of_tuned(row: dict) -> Optional[float]:
+    return row["ratio_instant"] / row["ratio"] if row.get("ratio") and row.get("ratio_instant") else None
+
+
+#: What a bar may ask of a row: the ratio (to the fastest right peer where the one asked for is wrong), the share of the copy bandwidth, or how near
+#: the choice by estimate comes to the one by measurement.
+VALUES = {
+    "ratio": lambda row: row.get("ratio") or row.get("ratio_best"),
+    "of_copy": lambda row: row.get("of_copy"),
+    "instant_of_tuned": _instant_of_tuned,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Bar:
     """One bar: which rows count, and (geometric mean, worst) that must be and that we aim at."""
@@ -25,7 +38,7 @@ class Bar:
     name: str
     suite: str
     fields: Dict[str, list]
-    of_copy: bool
+    value: str
     least_bytes: int
     must: Optional[Tuple[float, float]]
     aim: Tuple[float, float]
@@ -38,14 +51,16 @@ class Bar:
 
     def values(self, rows: Iterable[dict]) -> List[Tuple[float, float, dict]]:
         """(value, spread, row) of all rows that count and have a value."""
-        field = "of_copy" if self.of_copy else "ratio"
-        spread = "spread" if self.of_copy else "ratio_spread"
-        return [(row[field], row.get(spread) or 0.0, row) for row in rows if self.counts(row) and row.get(field)]
+        spread = "spread" if self.value == "of_copy" else "ratio_spread"
+        found = ((VALUES[self.value](row), row) for row in rows if self.counts(row))
+        return [(value, row.get(spread) or 0.0, row) for value, row in found if value]
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """Where a bar stands in one lease: rows measured and rows that there are, mean, worst, and whether must and aim are passed.
+    """Where a bar stands in one lease: rows with a value and rows that there are, mean, worst, and whether must and aim are passed.
+
+    ``wrong`` rows are wrong or refused on our side; ``unopposed`` ones are right there and timed, and wrong on every peer's.
 
     None: not asked, or not to be told before all rows are measured.
     """
@@ -53,21 +68,28 @@ class Standing:
     measured: int
     expected: int
     wrong: int
+    unopposed: int
     mean: float
     worst: float
     worst_row: Optional[dict]
     must: Optional[bool]
     aim: Optional[bool]
 
+    @property
+    def exceptions(self) -> str:
+        """What is to be said of rows without a value, beginning with a comma; empty where there are none."""
+        wrong = f", {self.wrong} wrong or refused" if self.wrong else ""
+        return wrong + (f", {self.unopposed} of which every peer is wrong" if self.unopposed else "")
+
 
 def load(path: Path = Path(__file__).with_name("bars.toml")) -> List[Bar]:
     """The bars, in the order of the file."""
     found = []
     for bar in _table(path)["bar"]:
-        known = {"name", "suite", "must", "aim", "of_copy", "least_bytes"}
+        known = {"name", "suite", "must", "aim", "value", "least_bytes"}
         fields = {name: value for name, value in bar.items() if name not in known}
         must = tuple(bar["must"]) if "must" in bar else None
-        found.append(Bar(bar["name"], bar["suite"], fields, bar.get("of_copy", False), bar.get("least_bytes", 0), must, tuple(bar["aim"])))
+        found.append(Bar(bar["name"], bar["suite"], fields, bar.get("value", "ratio"), bar.get("least_bytes", 0), must, tuple(bar["aim"])))
     return found
 
 
@@ -76,8 +98,15 @@ def _passes(value: float, asked: float, spread: float) -> bool:
     return value >= asked - allowance
 
 
+def _are_wrong(row: dict) -> bool:
+    """Whether peers answered and none was right."""
+    theirs = [side for name, side in row.get("sides", {}).items() if name not in ("measured", "instant")]
+    return any("fault" in side for side in theirs) and all("fault" in side or "refused" in side for side in theirs)
+
+
 def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Optional[Standing]:
-    """Where a bar stands by these rows; None where none of them counts. A wrong or refused row fails a bar: it has no ratio, and is no pass.
+    """Where a bar stands by these rows; None where none of them counts. A row that is wrong or refused on our side fails a bar: it has no
+    ratio, and is no pass. One that is right here and wrong on every peer's side has nothing to be compared with, and does not count.
 
     ``every`` are the rows of the lists (see ``problems.identity``). A part of them may fail a bar by its worst row, but cannot pass it.
     """
@@ -86,11 +115,12 @@ def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Opti
         return None
     wrong = sum(1 for row in mine if row.get("fault") or row.get("refused"))
     values = bar.values(mine)
+    unopposed = sum(1 for row in mine if row.get("us") and not bar.values([row]) and _are_wrong(row))
     expected = max(sum(1 for row in every if bar.counts(row)), len(mine))
-    is_whole = len(values) + wrong >= expected
+    is_whole = len(values) + wrong + unopposed >= expected
     if not values:
         fails = False if wrong else None
-        return Standing(0, expected, wrong, math.nan, math.nan, None, fails if bar.must else None, fails)
+        return Standing(0, expected, wrong, unopposed, math.nan, math.nan, None, fails if bar.must else None, fails)
     mean = geometric_mean(value for value, _, _ in values)
     worst, spread, row = min(values, key=lambda entry: entry[0])
     typical = sorted(spread for _, spread, _ in values)[len(values) // 2]
@@ -100,7 +130,7 @@ def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Opti
             return False
         return _passes(mean, asked[0], typical) if is_whole else None
 
-    return Standing(len(values), expected, wrong, mean, worst, row, passes(bar.must) if bar.must else None, passes(bar.aim))
+    return Standing(len(values), expected, wrong, unopposed, mean, worst, row, passes(bar.must) if bar.must else None, passes(bar.aim))
 
 
 def by_lease(runs: Iterable[Run], suite: str) -> "Dict[str, List[dict]]":

@@ -24,7 +24,8 @@ the column *instant* is the plan chosen by estimate. `python -m verdigris.bench 
   and stands below.
 - **In turns.** Blocks of each side follow each other in rotating order; a ratio is the median of ratios of neighbouring blocks, a spread its
   interquartile range. Operands rotate through more memory than twice the L2. Where a side is shorter than 50 µs, all are replayed as CUDA graphs.
-- **A bar is met** when it passes in two separate leases of a machine; passed in one alone it says so. A row that is wrong or refused fails its bar.
+- **A bar is met** when it passes in two separate leases of a machine; passed in one alone it says so. A row that is wrong or refused fails its bar. Where the
+  first peer's answer is wrong, the fastest right peer takes its place; where no peer is right, the row is counted and has no ratio.
 - Rates differ by 15 % between chips of one type, so ratios compare across runs and rates do not.
 """
 
@@ -81,8 +82,7 @@ def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
         stands = {lease: one for lease, one in stands.items() if one is not None}
         must = f"{bar.must[0]:g} / {bar.must[1]:g}" if bar.must else "–"
         seen = [
-            f"{names[lease]}: {number(one.mean)} / {number(one.worst)} ({one.measured} of {one.expected} rows"
-            + (f", {one.wrong} wrong or refused)" if one.wrong else ")")
+            f"{names[lease]}: {number(one.mean)} / {number(one.worst)} ({one.measured} of {one.expected} rows{one.exceptions})"
             for lease, one in stands.items()
         ]
         verdict = bars.word([one.must for one in stands.values()]) if bar.must else "–"

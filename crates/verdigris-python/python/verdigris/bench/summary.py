@@ -104,7 +104,7 @@ def bar_lines(rows: Sequence[dict], suite: str) -> List[List[str]]:
             continue
         must = bar.must or (math.nan, math.nan)
         verdict = "–" if stands.must is None else "yes" if stands.must else "no"
-        rows_text = f"{stands.measured}" + (f", {stands.wrong} wrong or refused" if stands.wrong else "")
+        rows_text = f"{stands.measured}{stands.exceptions}"
         lines.append(
             [
                 bar.name,

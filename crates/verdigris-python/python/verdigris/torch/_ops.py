@@ -19,6 +19,7 @@ from .._errors import UnsupportedError
 from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
+_namespace = torch.ops.verdigris
 _CODES = {name: code for code, name in enumerate(_native.functions())}
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _is_compiling = torch.compiler.is_compiling
@@ -56,12 +57,15 @@ def _register_fake(name, fake):
 def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    The function's `again` computes a part of a gradient under the policy of the forward call, `op` is the dispatcher's.
+    The function's `again` computes a part of a gradient under the policy of the forward call.
     """
     code = _CODES[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
-    op = getattr(torch.ops.verdigris, name).default
+
+    def op(*inputs):
+        # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
+        return getattr(_namespace, name).default(*inputs)
 
     def below_autograd(*inputs):
         output = _plain(code, None, *inputs)
@@ -132,7 +136,7 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
             _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
     _library.impl(name, autograd, "Autograd")
     _register_fake(name, fake)
-    call.again, call.op = again, op
+    call.again = again
     return call
 
 

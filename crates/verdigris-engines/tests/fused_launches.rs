@@ -1,0 +1,129 @@
+//! Launches that graphs fuse and no catalog holds: they verify, assemble, and may store in the place of what they read.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use verdigris_engines::arch::Arch;
+use verdigris_engines::engines;
+use verdigris_graph::pattern::partition;
+use verdigris_graph::{ChainStep, GraphBuilder, HostScalar, Problem, Real, ReductionOp, Slot, Uid, UnaryOp};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::ptx::{Isa, print};
+use verdigris_tensor::{DType, Layout};
+
+/// What is wrong with a kernel: it is verified, and assembled where there is an assembler.
+fn fault_of(kernel: &KernelRef) -> Option<String> {
+    let verified = verdigris_kir::verify::verify(kernel.build()).unwrap_or_else(|faults| panic!("{}: {faults}", kernel.name()));
+    let ptxas = std::env::var_os("VERDIGRIS_PTXAS")?;
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let source = std::env::temp_dir().join(format!("kernel-{}-{number}.ptx", std::process::id()));
+    std::fs::write(&source, print(&verified, Isa::V9_0)).expect("a writable temporary folder");
+    let output = std::process::Command::new(ptxas).args(["-v", "-arch=sm_80", "-o", "/dev/null"]).arg(&source).output();
+    let output = output.expect("ptxas runs");
+    let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let _ = std::fs::remove_file(source);
+    let clean = output.status.success() && !["(C75", "(C76", "warning"].iter().any(|word| words.contains(word));
+    let fits = words.contains(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads");
+    (!clean || !fits).then(|| format!("{}: {words}", kernel.name()))
+}
+
+fn rows(dims: &[u64]) -> Layout {
+    Layout::row_major(dims).expect("a small layout")
+}
+
+/// The only part of a graph.
+fn only_part(g: GraphBuilder) -> Problem {
+    let mut parts = partition(&g.finish().expect("valid")).expect("cut").parts;
+    assert_eq!(parts.len(), 1, "one launch");
+    parts.remove(0).problem
+}
+
+/// The kernels of what is fused into one launch, which stand in no catalog.
+#[test]
+fn fused_launches_assemble_without_spills() {
+    let mut problems = Vec::new();
+    for dtype in [DType::F16, DType::F32] {
+        for (dims, axes) in [(&[64, 4096][..], &[0, 1][..]), (&[4096, 64], &[0]), (&[512, 64], &[1])] {
+            let mut g = GraphBuilder::new("unscale");
+            let gradient = g.tensor("gradient", dtype, rows(dims));
+            let factor = g.host_scalar("factor", DType::F32);
+            let unscaled = g.scale("unscale", gradient, HostScalar::Bound(factor)).expect("fits");
+            let finite = g.unary("finite", UnaryOp::IsFinite, unscaled).expect("fits");
+            let all = g.reduction("all", ReductionOp::Min, finite, axes).expect("fits");
+            g.store(unscaled, "unscaled", DType::F32).expect("stores");
+            g.store(all, "all_finite", DType::F32).expect("stores");
+            problems.push(only_part(g));
+        }
+    }
+    for dtype in [DType::I8, DType::Bf16, DType::F32, DType::F64] {
+        let mut g = GraphBuilder::new("concat");
+        let inputs: Vec<Uid> = (1..9).map(|i| g.tensor("x", dtype, rows(&[6, 16 * i, 9, 8]))).collect();
+        let y = g.concat("y", &inputs, 1).expect("fits");
+        g.store(y, "y", dtype).expect("stores");
+        problems.push(only_part(g));
+    }
+    let mut faults = Vec::new();
+    for problem in &problems {
+        let candidates = engines().filter_map(|engine| engine.accept(problem, &Arch::virtual_device(4)).ok());
+        for candidate in candidates {
+            for knobs in candidate.knobs().settings() {
+                let program = candidate.program(knobs).expect("a setting of its own");
+                faults.extend(program.launches().filter_map(|launch| fault_of(&launch.kernel)));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn a_reduction_may_store_in_the_place_of_what_it_reads() {
+    let kernels = Kernels::new();
+    let arch = Arch::virtual_device(4);
+    for (dims, axes) in [([33, 65], &[0, 1][..]), ([33, 65], &[1]), ([257, 40], &[0]), ([2, 5000], &[1]), ([2, 5000], &[0])] {
+        let mut g = GraphBuilder::new("in place");
+        let x = g.tensor("x", DType::F32, rows(&dims));
+        let half = g.scale("half", x, HostScalar::Fixed(Real(0.5))).expect("fits");
+        let greatest = g.reduction("greatest", ReductionOp::Max, half, axes).expect("fits");
+        g.store(half, "half", DType::F32).expect("stores");
+        g.store(greatest, "greatest", DType::F32).expect("stores");
+        let Problem::Reduce(mut problem) = only_part(g) else { panic!("a reduction") };
+        for step in &mut problem.before.steps {
+            if let ChainStep::Store { to, .. } = step {
+                to.slot = Slot(0);
+            }
+        }
+        let mut problem = problem.canonical().expect("the same elements");
+        problem.number_slots();
+
+        let elements = (dims[0] * dims[1]) as usize;
+        let values: Vec<f32> = (0..elements).map(|i| ((i * 7919) % 10007) as f32 - 5000.0).collect();
+        let halves: Vec<f32> = values.iter().map(|value| value * 0.5).collect();
+        let kept = |i: usize| {
+            let (row, column) = (i / dims[1] as usize, i % dims[1] as usize);
+            if axes.len() == 2 {
+                0
+            } else if axes[0] == 0 {
+                column
+            } else {
+                row
+            }
+        };
+        let mut greatest = vec![f32::NEG_INFINITY; (0..elements).map(kept).max().unwrap_or(0) + 1];
+        halves.iter().enumerate().for_each(|(i, &half)| greatest[kept(i)] = half.max(greatest[kept(i)]));
+
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let problem = Problem::Reduce(problem);
+        let candidate = verdigris_engines::engine("reduce.simt").expect("registered").accept(&problem, &arch).expect("takes it");
+        for (number, knobs) in candidate.knobs().settings().iter().enumerate() {
+            let mut memory = Memory::new();
+            memory.add(&bytes(&values));
+            memory.add(&vec![0xa5; 4 * greatest.len()]);
+            let program = candidate.program(knobs).expect("a setting of its own");
+            let options = Options { sms: arch.sm_count, ..Options::schedule(number as u64) };
+            interp::run(&program, &kernels, &mut memory, &options)
+                .unwrap_or_else(|findings| panic!("{dims:?} {axes:?} {knobs}: {findings}"));
+            assert!(memory.to_vec(0) == bytes(&halves) && memory.to_vec(1) == bytes(&greatest), "{dims:?} {axes:?} {knobs}");
+        }
+    }
+}
