@@ -9,6 +9,7 @@ pub mod compute;
 pub(crate) mod conv_epilogue;
 pub(crate) mod element;
 pub mod epilogue;
+pub(crate) mod formats;
 pub(crate) mod join;
 pub(crate) mod lanes;
 pub mod math;

@@ -74,7 +74,12 @@ impl Spec {
 
 /// Every repacking kernel.
 pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
-    [1, 2, 4].into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose }.kernel()))
+    catalog_of([1, 2, 4])
+}
+
+/// Those for elements of so many bytes.
+pub(crate) fn catalog_of<const N: usize>(bytes: [u32; N]) -> impl Iterator<Item = KernelRef> {
+    bytes.into_iter().flat_map(|bytes| [false, true].map(|transpose| Spec { bytes, transpose }.kernel()))
 }
 
 /// A copy to be made of one operand, and what the operand is then.

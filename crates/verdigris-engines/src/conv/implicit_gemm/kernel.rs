@@ -10,7 +10,7 @@ use std::fmt;
 
 use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::ir::{KernelBody, MapDecl, Target};
 use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
@@ -24,6 +24,7 @@ use super::turned;
 use crate::parts::add_parts::{PartTile, Parts};
 use crate::parts::batch::BatchIndex;
 use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::formats::{map_type, matrix_type};
 use crate::parts::join::{Join, Part};
 use crate::parts::way_out::{Out, Sum, Tile, WaySpec};
 
@@ -128,27 +129,6 @@ impl fmt::Display for Spec {
             Split::Joined => write!(f, "_split_{}", self.epilogue.name()),
             Split::Reduced => write!(f, "_parts"),
         }
-    }
-}
-
-fn matrix_type(dtype: DType) -> MatrixType {
-    match dtype {
-        DType::Bf16 => MatrixType::Bf16,
-        DType::F16 => MatrixType::F16,
-        DType::E4m3 => MatrixType::E4m3,
-        DType::E5m2 => MatrixType::E5m2,
-        DType::I8 => MatrixType::S8,
-        DType::U8 => MatrixType::U8,
-        _ => MatrixType::Tf32,
-    }
-}
-
-fn map_type(dtype: DType) -> MapType {
-    match dtype {
-        DType::Bf16 => MapType::Bf16,
-        DType::F16 => MapType::F16,
-        DType::F32 => MapType::Tf32,
-        _ => MapType::U8,
     }
 }
 

@@ -117,7 +117,7 @@ impl Engine for Unfolded {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain(repack::catalog()).chain((self.sums)()).collect()
+        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain(repack::catalog_of([2, 4])).chain((self.sums)()).collect()
     }
 }
 

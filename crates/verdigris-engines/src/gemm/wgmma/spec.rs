@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::inst::{MatrixType, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::wgmma_shape;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
@@ -17,6 +17,7 @@ use super::sums::Keep;
 use crate::parts::add_parts::PartTile;
 use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::formats::{map_type, matrix_type};
 pub(super) use crate::parts::way_out::Out;
 use crate::parts::way_out::WaySpec;
 
@@ -131,29 +132,6 @@ impl fmt::Display for Spec {
             }
         }
         write!(f, "_{}", self.epilogue.name())
-    }
-}
-
-fn matrix_type(dtype: DType) -> MatrixType {
-    match dtype {
-        DType::Bf16 => MatrixType::Bf16,
-        DType::F16 => MatrixType::F16,
-        DType::E4m3 => MatrixType::E4m3,
-        DType::E5m2 => MatrixType::E5m2,
-        DType::I8 => MatrixType::S8,
-        DType::U8 => MatrixType::U8,
-        _ => MatrixType::Tf32,
-    }
-}
-
-/// The element format of a tensor map over elements of this type.
-pub(super) fn map_type(dtype: DType) -> MapType {
-    match dtype {
-        DType::Bf16 => MapType::Bf16,
-        DType::F16 => MapType::F16,
-        DType::F32 => MapType::Tf32,
-        DType::I32 => MapType::S32,
-        _ => MapType::U8,
     }
 }
 
