@@ -2,7 +2,9 @@
 
 use verdigris_graph::ops::conv::{Conv, ConvDirection, ConvMode};
 use verdigris_graph::pattern::{Partition, partition};
-use verdigris_graph::{BinaryOp, ConvProblem, EpilogueStep, Graph, GraphBuilder, Precision, Problem, Uid, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, ConvProblem, EpilogueStep, Graph, GraphBuilder, HostScalar, Precision, Problem, Real, ReductionOp, Uid, UnaryOp,
+};
 use verdigris_tensor::{DType, Layout};
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
@@ -153,5 +155,70 @@ fn a_virtual_transpose_is_a_way_to_see_activations() -> TestResult {
     assert_eq!(kinds(&partition), ["conv"]);
     assert_eq!(partition.parts[0].bindings, [x, w, y]);
     assert!(conv(&partition).x.is_channels_last());
+    Ok(())
+}
+
+/// What a batch norm in training asks of a convolution: the result, the sums of its values and of their squares, and what is made of these.
+struct Normalized {
+    graph: Graph,
+    uids: [Uid; 6],
+}
+
+fn normalized(result: Layout, filter: u64, axes: &[u32], more: bool) -> Result<Normalized, verdigris_graph::Error> {
+    let mut g = GraphBuilder::new("conv and batch norm");
+    let x = g.tensor("x", DType::Bf16, nhwc(&[2, 16, 9, 7]));
+    let w = g.tensor("w", DType::Bf16, nhwc(&[24, 16, filter, filter]));
+    let bias = g.tensor("bias", DType::F32, vector(&[24, 1, 1]));
+    let pads = vec![filter / 2; 2];
+    let conv = Conv { pads_before: pads.clone(), pads_after: pads, ..Conv::new(ConvDirection::Fprop, x, w, Uid(-1), 2, Precision::Fp32) };
+    let y = g.conv_fprop("conv", conv)?;
+    let y = g.binary("bias", BinaryOp::Add, y, bias)?;
+    if more {
+        g.store_as(y, "y", DType::Bf16, result.clone())?;
+    } else {
+        g.round_to(y, DType::Bf16)?;
+    }
+    let sum = g.reduction("sum", ReductionOp::Add, y, axes)?;
+    let square = g.binary("square", BinaryOp::Mul, y, y)?;
+    let squares = g.reduction("squares", ReductionOp::Add, square, axes)?;
+    let mean = g.scale("mean", sum, HostScalar::Fixed(Real(1.0 / 126.0)))?;
+    g.store(mean, "mean", DType::F32)?;
+    g.store(squares, "squares", DType::F32)?;
+    if more {
+        let centred = g.binary("centre", BinaryOp::Sub, y, mean)?;
+        g.store_as(centred, "centred", DType::Bf16, nhwc(&[2, 24, 9, 7]))?;
+    }
+    let mut graph = g.finish()?;
+    graph.tensors.iter_mut().filter(|tensor| tensor.uid == y).for_each(|tensor| tensor.layout = result.clone());
+    Ok(Normalized { graph, uids: [x, w, bias, y, sum, squares] })
+}
+
+#[test]
+fn sums_for_a_batch_norm_belong_to_the_convolution() -> TestResult {
+    let last = nhwc(&[2, 24, 9, 7]);
+    let Normalized { graph, uids } = normalized(last.clone(), 3, &[0, 2, 3], true)?;
+    let all = partition(&graph)?;
+    assert_eq!(kinds(&all)[0], "conv");
+    assert!(!kinds(&all).contains(&"reduce"), "{:?}", kinds(&all));
+    assert_eq!(all.parts[0].bindings, uids);
+    let problem = conv(&all);
+    assert_eq!(words(&problem.epilogue), ["add"]);
+    let statistics = problem.statistics.expect("sums over channels");
+    assert_eq!(
+        [statistics.sum, statistics.sum_of_squares].map(|sum| (sum.slot.0, sum.dtype, sum.stride)),
+        [(4, DType::F32, 1), (5, DType::F32, 1)]
+    );
+    // The sum is nobody's output: what is made of it reads it from memory.
+    assert_eq!(all.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [uids[4]]);
+    // A filter of one element stays a convolution, which its sums are part of.
+    assert_eq!(kinds(&partition(&normalized(last.clone(), 1, &[0, 2, 3], true)?.graph)?)[0], "conv");
+
+    let apart = |layout: Layout, axes: &[u32], more: bool| -> Result<bool, Box<dyn std::error::Error>> {
+        let all = partition(&normalized(layout, 3, axes, more)?.graph)?;
+        Ok(conv(&all).statistics.is_none() && kinds(&all).iter().filter(|kind| **kind == "reduce").count() == 2)
+    };
+    assert!(apart(last.clone(), &[0, 2], true)?, "sums over some dims are not those over channels");
+    assert!(apart(vector(&[2, 24, 9, 7]), &[0, 2, 3], true)?, "a result whose channels lie apart is summed up by a reduction");
+    assert!(apart(last, &[0, 2, 3], false)?, "sums are of what is stored");
     Ok(())
 }

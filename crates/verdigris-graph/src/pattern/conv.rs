@@ -4,7 +4,8 @@ use crate::error::Error;
 use crate::op::Op;
 use crate::ops::conv::{Conv, ConvDirection, ConvMode};
 use crate::ops::pointwise::Pointwise;
-use crate::problem::{Channels, ConvProblem, EpilogueStep, Problem, Tensor};
+use crate::ops::reduction::Reduction;
+use crate::problem::{Channels, ConvProblem, EpilogueStep, Problem, Statistics, Tensor};
 use crate::tensor::{TensorDesc, Uid};
 
 use super::Subgraph;
@@ -100,13 +101,22 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, conv: &Conv, members: &[usize]
         }
     }
 
+    // Sums over channels, and the op that squares for one of them.
+    let sums: Vec<&Reduction> =
+        members.iter().filter_map(|&op| if let Op::Reduction(sum) = &cut.graph.nodes[op].op { Some(sum) } else { None }).collect();
+    let squares = |op: usize| sums.iter().any(|sum| sum.x == cut.graph.nodes[op].op.output());
+    let ends_with = |op: usize| {
+        matches!(cut.graph.nodes[op].op, Op::Reduction(_)) || sums.len() == 2 && reads_twice(&cut.graph.nodes[op].op) && squares(op)
+    };
+
     let result = cut.tensor(conv.output())?;
     let dims = result.layout.dims();
     let mut epilogue = Vec::new();
     let mut current = result;
     // A plain sum of the accumulator's type is that type's value already.
     let mut is_rounded = current.dtype == conv.precision.accumulator();
-    for &member in members.iter().filter(|&&member| member != anchor && before.iter().all(|(writer, ..)| *writer != member)) {
+    let is_step = |member: usize| member != anchor && !ends_with(member) && before.iter().all(|(writer, ..)| *writer != member);
+    for &member in members.iter().filter(|&&member| is_step(member)) {
         let node = &cut.graph.nodes[member];
         if !is_rounded {
             epilogue.push(EpilogueStep::Round { dtype: current.dtype });
@@ -131,6 +141,15 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, conv: &Conv, members: &[usize]
         is_rounded = false;
     }
     let last = place(&mut slots, current, dims)?;
+    let mut channels = |sum: &Reduction| {
+        let sum = cut.tensor(sum.y)?;
+        Ok::<Channels, Error>(Channels { slot: slots.slot(sum.uid), dtype: sum.dtype, stride: sum.layout.strides()[1].max(1) })
+    };
+    let (of_values, of_squares): (Vec<&Reduction>, Vec<&Reduction>) = sums.iter().partition(|sum| sum.x == current.uid);
+    let statistics = match (of_values.first(), of_squares.first()) {
+        (Some(sum), Some(squares)) => Some(Statistics { sum: channels(sum)?, sum_of_squares: channels(squares)? }),
+        _ => None,
+    };
     let (x, w, y) = match conv.direction {
         ConvDirection::Fprop => (x, w, last),
         ConvDirection::Dgrad => (last, w, y),
@@ -160,7 +179,7 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, conv: &Conv, members: &[usize]
         y,
         prologue,
         epilogue,
-        statistics: None,
+        statistics,
     }
     .canonical()?;
     let (problem, old) = match problem.cut_as_gemm() {
@@ -175,6 +194,11 @@ pub(super) fn lower(cut: &Cut<'_>, anchor: usize, conv: &Conv, members: &[usize]
     };
     let bindings = old.into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem, bindings })
+}
+
+/// Whether an op has one operand twice, as a square.
+fn reads_twice(op: &Op) -> bool {
+    matches!(op, Op::Pointwise(Pointwise::Binary { x, z, .. }) if x == z)
 }
 
 /// Three spatial numbers from up to three: `fill` in front.

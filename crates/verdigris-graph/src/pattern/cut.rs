@@ -7,9 +7,10 @@ use verdigris_tensor::DType;
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::op::Op;
-use crate::ops::conv::Conv;
+use crate::ops::conv::{Conv, ConvDirection};
 use crate::ops::movement::Movement;
-use crate::ops::pointwise::Pointwise;
+use crate::ops::pointwise::{BinaryOp, Pointwise};
+use crate::ops::reduction::ReductionOp;
 use crate::tensor::{TensorDesc, Uid};
 
 use super::seen::{Seen, sources};
@@ -197,6 +198,10 @@ impl<'g> Cut<'g> {
     /// Gathers what stands before and behind each anchor.
     pub(super) fn grow_anchors(&mut self) -> Result<(), Error> {
         for anchor in 0..self.graph.nodes.len() {
+            // Sums that a convolution forms belong to it.
+            if self.part[anchor] != anchor {
+                continue;
+            }
             match &self.graph.nodes[anchor].op {
                 Op::Matmul(matmul) => {
                     let computed = matmul.precision.epilogue();
@@ -205,7 +210,8 @@ impl<'g> Cut<'g> {
                 Op::Conv(conv) => {
                     let computed = conv.precision.epilogue();
                     self.gather_prologue(anchor, conv)?;
-                    self.follow(anchor, conv.output(), |cut, pointwise, _| cut.in_epilogue(pointwise, computed))?;
+                    let result = self.follow(anchor, conv.output(), |cut, pointwise, _| cut.in_epilogue(pointwise, computed))?;
+                    self.take_statistics(anchor, conv, result)?;
                 }
                 Op::Reduction(reduction) => {
                     self.gather_before(anchor, reduction.x)?;
@@ -233,11 +239,11 @@ impl<'g> Cut<'g> {
         has_it && (computed == DType::F64 || Pointwise::compute_dtype(types) == computed)
     }
 
-    /// Takes the chain of ops behind `current`.
-    fn follow(&mut self, anchor: usize, mut current: Uid, fits: impl Fn(&Self, &Pointwise, Uid) -> bool) -> Result<(), Error> {
+    /// Takes the chain of ops behind `current`; the tensor at its end.
+    fn follow(&mut self, anchor: usize, mut current: Uid, fits: impl Fn(&Self, &Pointwise, Uid) -> bool) -> Result<Uid, Error> {
         loop {
-            let [reader] = *self.readers(current) else { return Ok(()) };
-            let Op::Pointwise(pointwise) = &self.graph.nodes[reader].op else { return Ok(()) };
+            let [reader] = *self.readers(current) else { return Ok(current) };
+            let Op::Pointwise(pointwise) = &self.graph.nodes[reader].op else { return Ok(current) };
             let operands = pointwise.operands();
             let once = operands.iter().filter(|&&uid| uid == current).count() == 1;
             // What another part computes lies in memory then; join sees to it that it can be computed before.
@@ -251,10 +257,51 @@ impl<'g> Cut<'g> {
                 && self.is_alone(reader)
                 && self.join(reader, anchor))
             {
-                return Ok(());
+                return Ok(current);
             }
             current = pointwise.output();
         }
+    }
+
+    /// Takes the sums that a batch norm needs of a convolution's result: of its values and of their squares, over all but its channels, where both
+    /// are asked for. The result lies in memory, in lines of channels: what lies otherwise is summed up by a reduction.
+    fn take_statistics(&mut self, anchor: usize, conv: &Conv, result: Uid) -> Result<(), Error> {
+        let tensor = self.tensor(result)?;
+        let (computed, layout) = (conv.precision.epilogue(), &tensor.layout);
+        let axes: Vec<u32> = (0..layout.dims().len() as u32).filter(|&axis| axis != 1).collect();
+        let is_stored = |dtype| matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
+        let lies_in_lines = |uid: Uid| self.see(uid).is_ok_and(|seen| seen.strides[1] == 1 || seen.dims[1] == 1);
+        let fits = conv.direction != ConvDirection::Wgrad && is_stored(tensor.dtype) && !layout.dims().contains(&0);
+        if !(fits && layout.strides()[1] == 1 && lies_in_lines(super::conv::activations(conv))) {
+            return Ok(());
+        }
+        let is_sum = |op: usize, x: Uid| match &self.graph.nodes[op].op {
+            Op::Reduction(sum) => {
+                let types = [x, sum.y].map(|uid| self.tensors.get(&uid).map(|tensor| tensor.dtype));
+                let in_type = types[0].is_some_and(|dtype| Pointwise::compute_dtype([dtype]) == computed);
+                sum.f == ReductionOp::Add && sum.axes == axes && in_type && types[1] == Some(computed) && self.is_alone(op)
+            }
+            _ => false,
+        };
+        let sum = self.readers(result).iter().copied().find(|&op| is_sum(op, result));
+        let squared = |op: usize| {
+            let Op::Pointwise(Pointwise::Binary { f: BinaryOp::Mul, x, z, y }) = &self.graph.nodes[op].op else { return None };
+            let square = self.tensors.get(y).filter(|square| square.is_virtual && square.dtype == computed)?;
+            let same = (*x, *z) == (result, result) && square.layout.dims() == layout.dims() && self.is_alone(op);
+            let [reader] = *self.readers(*y) else { return None };
+            (same && is_sum(reader, *y)).then_some([op, reader])
+        };
+        let squares = self.readers(result).iter().find_map(|&op| squared(op));
+        let (Some(sum), Some([square, sum_of_squares])) = (sum, squares) else { return Ok(()) };
+        let ours = [sum, square, sum_of_squares];
+        if tensor.is_virtual && self.readers(result).iter().all(|reader| ours.contains(reader)) {
+            return Ok(());
+        }
+        let before = self.part.clone();
+        if !ours.into_iter().all(|op| self.join(op, anchor)) {
+            self.part = before;
+        }
+        Ok(())
     }
 
     /// The op that writes a tensor.
