@@ -24,6 +24,7 @@
 //! { binary = { f = "add", dtype = "f32", per = "channel" } },   # per: channel, element, tensor, image, position; v_is_right = false
 //! { scale = 0.5 }, { scale = "bound" }, { round = "bf16" }, { store = "bf16" },
 //! { reduce = "add" },                                # a second output: the value reduced over all dims but 1
+//! { reduce_square = "add" },                         # likewise the value's square
 //! ```
 //!
 //! **`conv.toml`**: `shapes = ["n2 c64 i9x9 k64 f3x3 p1 s2 d1 g1"]`: images, channels of x, its spatial extents, channels of y, filter
@@ -228,6 +229,7 @@ enum Step {
     Round(DType),
     Store(DType),
     Reduce(ReductionOp),
+    ReduceSquare(ReductionOp),
 }
 
 /// How a second operand is broadcast to a first of dims `[n, c, spatial…]`.
@@ -329,11 +331,19 @@ impl<'a> Draft<'a> {
                     self.store(v, "stored", *dtype, word, dims)?;
                     continue;
                 }
-                Step::Reduce(f) => {
+                Step::Reduce(f) | Step::ReduceSquare(f) => {
+                    let squares = matches!(step, Step::ReduceSquare(_));
+                    let value = if squares {
+                        let square = self.builder.binary(&format!("{name} square"), BinaryOp::Mul, v, v);
+                        self.ok(square)?
+                    } else {
+                        v
+                    };
                     let axes: Vec<u32> = (0..dims.len() as u32).filter(|&axis| axis != 1).collect();
-                    let reduced = self.builder.reduction(&name, *f, v, &axes);
+                    let reduced = self.builder.reduction(&name, *f, value, &axes);
                     let reduced = self.ok(reduced)?;
-                    self.store(reduced, "reduced", DType::F32, "row", &Per::Channel.dims(dims))?;
+                    let stored = if squares { "reduced squares" } else { "reduced" };
+                    self.store(reduced, stored, DType::F32, "row", &Per::Channel.dims(dims))?;
                     continue;
                 }
             };
