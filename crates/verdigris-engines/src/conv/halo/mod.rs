@@ -25,14 +25,14 @@ mod kernel;
 use boxes::{Cut, Dense, PixelBox, cuts};
 use kernel::Spec;
 use verdigris_graph::problem::Order;
-use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Tensor};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::{Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
-use super::chain::over_matrices;
+use super::chain::product;
 use super::direct::statistics;
 use super::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::arch::Arch;
@@ -254,7 +254,8 @@ impl View {
             ),
         )?;
         let (depth, columns) = if forward { (conv.c, conv.k) } else { (conv.k, conv.c) };
-        let product = product(conv, columns)?;
+        let extents = conv.gemm_extents();
+        let product = product(ID, conv, [extents.m, columns, extents.k], vec![], |tensor| tensor.as_matrix(conv.result_extents()))?;
         let (groups, all_columns) = (conv.groups, columns);
         let (depth, columns) = (depth / groups, columns / groups);
         let d = &product.d;
@@ -323,38 +324,6 @@ impl View {
             l2: L2Promotion::B256,
         }
     }
-}
-
-/// The epilogue and the result as those of a product of pixels by columns. Its operands' slots are the problem's; A and B stand for their types.
-fn product(conv: &ConvProblem, columns: u64) -> Result<GemmProblem, Refusal> {
-    let place = |tensor: &Tensor| {
-        tensor.as_matrix(conv.result_extents()).ok_or_else(|| {
-            ID.refusal(
-                Reason::Layout,
-                format_args!("a result or operand with strides {:?}; its pixels must have a single one", tensor.strides),
-            )
-        })
-    };
-    let [(_, a, _), (_, b, _)] = conv.operands();
-    let extents = conv.gemm_extents();
-    let packed = |tensor: &Tensor, columns: u64| Matrix::row_major(tensor.slot, tensor.dtype, columns);
-    Ok(GemmProblem {
-        batch: vec![],
-        m: extents.m,
-        n: columns,
-        k: extents.k,
-        precision: conv.precision,
-        determinism: conv.determinism,
-        a: packed(a, extents.k),
-        b: packed(b, columns),
-        c: None,
-        scale_a: None,
-        scale_b: None,
-        alpha: HostScalar::ONE,
-        beta: HostScalar::ZERO,
-        epilogue: over_matrices(&conv.epilogue, place)?,
-        d: place(conv.result())?,
-    })
 }
 
 /// A tile and a box for it, with the estimate.
