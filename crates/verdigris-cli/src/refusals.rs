@@ -34,6 +34,8 @@ struct Row {
     refusals: BTreeMap<&'static str, u64>,
     /// The chip that was asked about.
     arch: String,
+    /// The program's version, and the hash of the sources of its kernels.
+    version: &'static str,
     source: &'static str,
     date: String,
 }
@@ -116,6 +118,7 @@ fn rows(problems: &[Problem], engines: &[&'static dyn Engine]) -> Vec<Row> {
             rate: if asked == 0 { 0.0 } else { (asked - taken) as f64 / asked as f64 },
             refusals,
             arch: arch.name.clone(),
+            version: env!("CARGO_PKG_VERSION"),
             source: verdigris_engines::SOURCE_HASH,
             date: date.clone(),
         }
@@ -126,6 +129,23 @@ fn rows(problems: &[Problem], engines: &[&'static dyn Engine]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The record that is kept is of the engines that there are, each with counts that add up.
+    #[test]
+    fn the_record_is_of_every_engine() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RECORD);
+        let record = std::fs::read_to_string(&path).expect("the record, written by `verdigris verify --refusals`");
+        let rows: Vec<serde_json::Value> = record.lines().map(|line| serde_json::from_str(line).expect("a row")).collect();
+        let recorded: Vec<&str> = rows.iter().map(|row| row["engine"].as_str().expect("a name")).collect();
+        let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
+        assert_eq!(recorded, known, "`verdigris verify --refusals` writes {RECORD} anew");
+        for row in &rows {
+            let count = |of: &serde_json::Value| of.as_u64().expect("a count");
+            let refused: u64 = row["refusals"].as_object().expect("reasons").values().map(count).sum();
+            assert_eq!(count(&row["taken"]) + refused, count(&row["asked"]), "{row}");
+            assert!(row["date"].is_string() && row["source"].is_string() && row["version"].is_string(), "{row}");
+        }
+    }
 
     #[test]
     fn every_problem_of_the_corpus_is_taken_by_somebody_and_counts_add_up() {
