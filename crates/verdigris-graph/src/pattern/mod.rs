@@ -5,7 +5,8 @@
 //! - **A matmul or a convolution** takes the chain of pointwise ops behind it, as long as its epilogue has them. The chain follows the value
 //!   from op to op while it is read by exactly one pointwise op whose other operands lie in memory; a stored tensor in the middle of the
 //!   chain becomes an auxiliary output. A convolution also takes the ops that prepare its activations, if nobody else reads what they make:
-//!   functions of one operand, or of one beside a vector over channels. One with a filter of one element is a product where strides allow.
+//!   functions of one operand, or of one beside a vector over channels. Where its result lies in lines of channels, it takes the sums of the result
+//!   and of its square over all but the channels, which a batch norm asks for. One with a filter of one element is a product where strides allow.
 //! - **A reduction** takes the pointwise ops whose results nobody else reads before it, and a chain behind it. Of those whose results lie in memory
 //!   as well it takes such as lie there as what they are made of does: they are stored on the way.
 //! - **Softmax, cross-entropy and pooling** stand alone.
