@@ -408,41 +408,52 @@ impl<'k> GatherFeed<'k> {
         };
         let (base, image) = self.walk.base(row);
         let (taps_before, slabs_before) = self.slabs.split(work.first_step);
-        let slab = k.var_named("slab", slabs_before);
         let entry = k.var_named("tap", self.taps.at(first_tap + taps_before, TAP_BYTES));
-        // The tap in hand: offsets, position, and how many images further.
+        // The tap that is next: offsets, position, and how many images further.
         let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default);
-        let tap: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
+        let next: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
         let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
         let filter_column = column + group * self.group_columns;
         let columns = self.columns.rows(column - slots.b_part);
         let bytes = self.columns.bytes(columns) + a_tile.bytes();
-        k.range(steps, |_| {
-            let full = slots.ring.acquire(bytes);
-            let stage = slots.ring.stage();
-            let channel = slab * spec.depth();
-            let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
-            let offsets = Offsets { plane: tap[0].get(), depth: tap[1].get() }.list(spec.spatial);
-            pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image + tap[3].get(), &offsets, full, slots.a_options);
-            self.columns.load(
-                slots.b + stage * b_tile.bytes(),
-                slots.b_part,
-                columns,
-                &self.filter,
-                filter_column,
-                channel + group_depth,
-                tap[2].get(),
-                full,
-                slots.b_options,
-            );
-            slots.ring.advance();
-            slab.set(slab + 1);
-            k.when(slab.eq(self.slabs.value()), || {
-                slab.set(0);
+        let steps_left = k.var_named("steps_left", steps);
+        let first_slab = k.var_named("slab", slabs_before);
+        k.while_(
+            || steps_left.gt(0),
+            || {
+                let tap: Vec<Val<'k, u32>> = next.iter().map(|word| word.get()).collect();
+                let offsets = Offsets { plane: tap[0], depth: tap[1] }.list(spec.spatial);
+                let (position, image) = (tap[2], image + tap[3]);
+                // What follows is read under this tap's slabs: a step of small tiles is shorter than the way to memory. In three dims the loads of
+                // a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
-                tap.iter().zip(read()).for_each(|(word, next)| word.set(next));
-            });
-        });
+                let behind = (spec.spatial < 3 || spec.cluster == 1).then(read);
+                let slabs = (self.slabs.value() - first_slab).min(steps_left);
+                let channel = k.var_named("channel", first_slab * spec.depth());
+                k.range(slabs, |_| {
+                    let full = slots.ring.acquire(bytes);
+                    let stage = slots.ring.stage();
+                    let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
+                    pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, slots.a_options);
+                    self.columns.load(
+                        slots.b + stage * b_tile.bytes(),
+                        slots.b_part,
+                        columns,
+                        &self.filter,
+                        filter_column,
+                        channel + group_depth,
+                        position,
+                        full,
+                        slots.b_options,
+                    );
+                    slots.ring.advance();
+                    channel.set(channel + spec.depth());
+                });
+                steps_left.set(steps_left - slabs);
+                first_slab.set(0);
+                next.iter().zip(behind.unwrap_or_else(read)).for_each(|(word, read)| word.set(read));
+            },
+        );
     }
 }
 

@@ -101,6 +101,8 @@ const SHAPES: &[Shape] = &[
     in_turn(128, 128, 2),
     shape(256, 160, 2, 1, Shared::B),
     shape(256, 160, 2, 2, Shared::B),
+    shape(128, 192, 2, 2, Shared::A),
+    shape(128, 128, 2, 2, Shared::A),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -114,6 +116,12 @@ const LEAST: usize = 12;
 /// Those for channels that come in 320s, of which tiles of whole slabs waste a sixth. A filter that lies along its columns is loaded
 /// in whole slabs; kernels that join parts would spill.
 const FIFTHS: &[usize] = &[20, 21];
+/// Those for filter gradients whose taps come in threes: fewer tiles draw dy, and a cluster draws it once.
+const THREES: &[usize] = &[6, 22];
+/// The one whose clusters draw pixels once, for few pixels of many channels, which wait for L2.
+const PAIR: usize = 23;
+/// The one of 192 rows, of which a volume may have as many tiles as the chip has SMs.
+const TALL: usize = 16;
 /// The one of tiles in turn that serves f16 too.
 const TURNS: usize = 18;
 
@@ -155,10 +163,15 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         }
         (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
         (Shelf::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
+        (Shelf::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[No, Reduced],
         (_, Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
         (_, Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
         (_, Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
         (_, Kind::Gather { classes: true, .. }, ..) => &[],
+        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if shape == PAIR => &[Reduced],
+        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == PAIR => &[No, Reduced],
+        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == TALL => &[No],
+        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if few => &[Joined, Reduced],
         (_, Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Joined, Reduced],
         (_, Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Joined],
         (_, Kind::Gather { .. }, 2, _) if usual => &[Joined],
@@ -170,6 +183,7 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
         (_, Kind::Filter, 2, _) if few => &[No, Reduced],
         (_, Kind::Filter, 2, _) if usual => &[Reduced],
+        (Shelf::Usual, Kind::Filter, 3, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         (_, Kind::Filter, 3, _) if few => &[No, Reduced],
         (_, Kind::Filter, 1, _) if one => &[No, Reduced],
         _ => &[],
@@ -378,11 +392,11 @@ struct Layout {
     reduced: Option<PartGrid>,
 }
 
-/// What the estimate is made of; those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
+/// What the estimate is made of; most are those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
 struct Coefficients {
     /// Tensor core cycles in a nanosecond, under load.
     cycles_per_ns: f64,
-    /// What one CTA draws from L2, and what all do.
+    /// What one CTA draws from L2 (64 bytes a cycle reach an SM), and what all do.
     cta_bytes_per_ns: f64,
     l2_bytes_per_ns: f64,
     /// The same of a filter's gradient, whose CTAs read pixels far from each other's.
@@ -410,7 +424,7 @@ struct Coefficients {
 
 const COEFFICIENTS: Coefficients = Coefficients {
     cycles_per_ns: 1.471,
-    cta_bytes_per_ns: 158.9,
+    cta_bytes_per_ns: 125.0,
     l2_bytes_per_ns: 12_090.0,
     apart_bytes_per_ns: 10_000.0,
     step_ns: 5.0,
@@ -602,7 +616,11 @@ impl Plan {
                 }
             }
         }
-        settings.sort_by_cached_key(|setting| (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64);
+        // Of equals, the one that draws less from L2: where the tensor cores are the limit, the estimate does not tell them apart.
+        let drawn = |setting: Setting| {
+            self.spec(setting).map(|spec| ((spec.loaded(Shared::A) + spec.loaded(Shared::B)) << 12) / (spec.tile_m + spec.tile_n))
+        };
+        settings.sort_by_cached_key(|&setting| ((self.estimate(setting).unwrap_or(f64::MAX) * 1e3) as u64, drawn(setting)));
         settings
     }
 }
