@@ -163,7 +163,7 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         }
         (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
         (Shelf::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
-        (Shelf::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[No, Reduced],
+        (Shelf::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         (_, Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves) => &[No],
         (_, Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
         (_, Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
@@ -183,7 +183,6 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
         (_, Kind::Filter, 2, _) if few => &[No, Reduced],
         (_, Kind::Filter, 2, _) if usual => &[Reduced],
-        (Shelf::Usual, Kind::Filter, 3, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         (_, Kind::Filter, 3, _) if few => &[No, Reduced],
         (_, Kind::Filter, 1, _) if one => &[No, Reduced],
         _ => &[],
