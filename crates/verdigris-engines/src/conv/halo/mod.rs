@@ -70,8 +70,8 @@ const fn streamed(channels: u32, blocks: u32, tile_n: u32, stages: u32, halves: 
     Shape { channels, blocks, tile_n, stages, groups: 1, halves }
 }
 
-const fn grouped(channels: u32, blocks: u32, tile_n: u32, groups: u32) -> Shape {
-    Shape { channels, blocks, tile_n, stages: 0, groups, halves: true }
+const fn grouped(blocks: u32, groups: u32, halves: bool) -> Shape {
+    Shape { channels: 64, blocks, tile_n: 64, stages: 0, groups, halves }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -98,10 +98,10 @@ const SHAPES: &[Shape] = &[
     streamed(64, 2, 80, 4, false),
     streamed(64, 2, 144, 4, false),
     kept(64, 1, 64, false),
-    grouped(64, 4, 64, 2),
-    grouped(64, 4, 64, 4),
-    grouped(64, 2, 64, 2),
-    grouped(64, 2, 64, 4),
+    grouped(4, 2, true),
+    grouped(4, 4, true),
+    grouped(2, 2, false),
+    grouped(2, 4, false),
 ];
 
 /// The most boxes that are offered of a tile.
