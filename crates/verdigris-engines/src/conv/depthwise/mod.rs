@@ -135,6 +135,7 @@ fn blocks(kind: Kind, stride: Stride, copying: Copying) -> &'static [Block] {
         }
         (_, Stride::One, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [7, 7], true)],
         (_, Stride::One, Copying::Elements) => &[(Plain, [7, 7], true)],
+        (_, Stride::Two, Copying::Vectors(16)) => &[(Plain, [3, 3], false), (Plain, [5, 5], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Vectors(_)) => &[(Plain, [3, 3], false), (Plain, [5, 5], true)],
         (_, Stride::Two, Copying::Elements) => &[(Plain, [5, 5], true)],
         // Taps and outputs are even together, so larger filters are cut at even taps.
@@ -280,8 +281,10 @@ impl Cut {
         ID.require(channels < COUNT_LIMIT, Reason::Extent, format_args!("{channels} channels by taps, taken below 2^30"))
     }
 
+    /// Microseconds: the longer of what instructions and memory take; the numbers are fitted to what an H200 was seen to take.
     fn us(&self, waves: u64) -> f64 {
         let (spec, p) = (&self.spec, &self.problem);
+        let is_filter = spec.kind == Kind::Filter;
         let [rows, columns] = spec.outputs();
         let outputs = f64::from(rows * columns);
         let lines: f64 = spec.thread_lines().iter().map(|&lines| f64::from(lines)).product();
@@ -291,42 +294,33 @@ impl Cut {
         let filter = &self.view.problem.filter;
         // Of a ragged block, the taps that there are, and a branch around each.
         let taps = match spec.ragged {
-            true => 1.2 * (filter[1] * filter[2]) as f64 / self.view.blocks(spec.block).iter().product::<u64>() as f64,
+            true => 1.25 * (filter[1] * filter[2]) as f64 / self.view.blocks(spec.block).iter().product::<u64>() as f64,
             false => f64::from(spec.taps()),
         };
         let products = share * outputs * taps * channels;
         let copied = self.places.pixels(spec) as f64 * f64::from(spec.pixel_bytes()) / f64::from(spec.threads());
         let copies = match spec.copying {
-            Copying::Vectors(bytes) => 11.0 / f64::from(bytes),
+            Copying::Vectors(bytes) => 44.0 / f64::from(bytes),
             Copying::Elements => 25.0 / spec.dtype.bytes() as f64,
         };
-        let is_filter = spec.kind == Kind::Filter;
-        let kept = if is_filter { copied * 0.5 * copies + (1.0 + channels) * outputs } else { 5.0 * outputs };
-        let each = products + lines * (1.0 + channels) + f64::from(spec.taps()) + copied * copies + 100.0;
+        let kept = if is_filter { 4.0 * outputs * copies + (1.0 + channels) * outputs } else { 14.0 * outputs };
+        let each = products + lines * (1.0 + channels) + f64::from(spec.taps()) + copied * copies + 150.0;
+        // Nothing covers the wait for a tile that is alone in shared memory.
+        let each = if spec.stages() == 1 { 1.2 * each } else { each };
         let items = self.items_of_cta(waves) as f64;
         let steps = if is_filter { items } else { items * self.slabs() as f64 };
         let ctas = self.columns() as f64 * self.parts(waves) as f64;
         let sms = f64::from(self.arch.sm_count);
-        let slots = sms * f64::from(spec.ctas_of_sm());
-        let rounds = (ctas / slots).ceil();
-        // Warps that take turns: an SM starts four instructions a cycle and was seen to get through 2.9 of those that follow vectors, and a warp
-        // alone waits for most of its own.
+        let rounds = (ctas / (sms * f64::from(spec.ctas_of_sm()))).ceil();
+        // Warps that take turns; one alone waits for most of its own instructions.
         let turns = (ctas / sms).ceil().min(f64::from(spec.ctas_of_sm())) * f64::from(spec.threads()) / 128.0;
-        let pace = if matches!(spec.copying, Copying::Vectors(_)) { 1.4 } else { 1.0 };
-        let compute_us = pace * rounds * turns.max(1.3) * (steps * each + kept * items) / 1.6e3;
+        let around = if is_filter { 1500.0 } else { 570.0 };
+        let compute_us = rounds * turns.max(2.4) * (steps * each + kept * items + around) / 1.6e3;
         let parts_bytes = if is_filter { 2.0 * self.parts(waves) as f64 * self.part_bytes() as f64 } else { 0.0 };
-        // Of its bandwidth, memory gives less to what asks for half a line of L2 at a time.
-        let reached = match (spec.team, spec.kind) {
-            (Team::Wide, _) => 0.85,
-            (_, Kind::Pixels) => 0.75,
-            (_, Kind::Filter) => 0.65,
-        };
-        // What tiles read from L2, their neighbours and blocks of taps one by one included.
-        let read = self.places.pixels(spec) as f64 + if is_filter { f64::from(spec.output_pixels()) } else { 0.0 };
-        let l2_us = read * f64::from(spec.pixel_bytes()) * steps * ctas / (5.2e6 * sms / 132.0);
+        // Memory gives less to what asks for half a line of L2 at a time.
+        let reached = if spec.team == Team::Wide { 1.08 } else { 0.82 };
         let memory_us = (p.traffic_bytes() + parts_bytes) / (reached * self.arch.memory_gb_per_s * 1e3);
-        let launches = 1.0 + f64::from(u8::from(is_filter));
-        (compute_us.powi(3) + memory_us.powi(3) + l2_us.powi(3)).cbrt() + 3.0 * launches + statistics::estimate_us(p, &self.arch)
+        (compute_us.powi(5) + memory_us.powi(5)).powf(0.2) + 1.5 + statistics::estimate_us(p, &self.arch)
     }
 
     fn alignments(&self) -> Vec<u64> {

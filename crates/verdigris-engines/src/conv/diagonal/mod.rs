@@ -313,7 +313,7 @@ impl Accepted {
         let pixels = f64::from((rows * columns + height * width) * spec.shape.images);
         let l2_us = pixels * setting.tile_count() as f64 * p.c as f64 * 2.0 / (5.2e6 * share);
         // Few channels of a pixel at a time: shorter bursts.
-        let rate = if spec.channels == 64 || p.c == 32 { 0.85 } else { 0.75 };
+        let rate = if spec.channels == 64 || p.c == 32 { 1.0 } else { 0.88 };
         let memory_us = p.traffic_bytes() / (rate * self.arch.memory_gb_per_s * 1e3);
         let both = (busy_us.powi(4) + l2_us.powi(4) + memory_us.powi(4)).powf(0.25);
         let fetch = 1.0 + 0.03 * taps;
@@ -321,7 +321,7 @@ impl Accepted {
             Kind::Filter => 3.0 + 2.0 * (setting.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
             Kind::Pixels => 0.0,
         };
-        both + fetch + parts + statistics::estimate_us(p, &self.arch) + 3.0
+        both + fetch + parts + statistics::estimate_us(p, &self.arch) + 1.0
     }
 
     fn alignments(&self) -> Vec<u64> {
