@@ -329,7 +329,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     launch_us: 1.5,
     add_launch_us: 2.5,
     parts_bytes_per_ns: 3500.0,
-    join_ns: 700.0,
+    join_ns: 200.0,
 };
 
 /// A setting worked out.
@@ -434,7 +434,7 @@ impl Plan {
         if layout.bundles.is_some() {
             // Each CTA puts its sums into shared memory and reads its share of everyone's.
             let sums_bytes = 256.0 * f64::from(spec.units_of_cta()) * columns;
-            let join_ns = c.join_ns + 2.0 * sums_bytes / c.cta_bytes_per_ns;
+            let join_ns = c.join_ns + sums_bytes / c.cta_bytes_per_ns;
             return (both_ns + waves * join_ns) * 1e-3 + c.launch_us;
         }
         let parts_ns = 2.0 * layout.grid.scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
