@@ -27,10 +27,12 @@ use crate::arch::Arch;
 const WARPGROUP: u32 = 128;
 /// Threads of a CTA of the adding launch.
 const THREADS: u32 = 256;
-/// Parts that are on their way at a time.
-const UNROLL: u32 = 4;
+/// Parts that a thread has on their way at a time.
+const UNROLL: u32 = 8;
 /// The most threads that share the parts of four elements.
 const MOST_SLICES: u32 = 8;
+/// Vectors of four elements that are enough threads to draw all that L2 gives, one each: [`UNROLL`] loads of as many are 4 MB under way.
+const MANY_VECTORS: u64 = 1 << 15;
 
 /// What the estimate is made of: parts on their way through L2, a load's way, a launch.
 const PARTS_BYTES_PER_NS: f64 = 4000.0;
@@ -107,7 +109,7 @@ impl PartGrid {
 
     /// Threads that share the parts of four elements: one where elements are many or parts few.
     pub(crate) fn slices(&self) -> u32 {
-        if self.parts >= 2 * MOST_SLICES { MOST_SLICES } else { 1 }
+        if self.parts >= 2 * MOST_SLICES && self.vectors() < MANY_VECTORS { MOST_SLICES } else { 1 }
     }
 
     /// What parts cost beside the product itself: their way to scratch and back, and the launch.
@@ -245,9 +247,16 @@ fn add<'k, T: Sum>(k: Kernel<'k>, spec: &AddSpec) {
         let first = parts.moved((sum * count + slice).widen() * part_bytes.widen()).at(vector * WARPGROUP + thread, 16);
         let turns = if spec.slices == 1 { count } else { (count + (spec.slices - 1) - slice) >> spec.slices.trailing_zeros() };
         let step = part_bytes.widen() * u64::from(spec.slices);
-        k.range_unrolled(turns, UNROLL, |turn| {
-            let values = k.ld_global_vector::<T>(first + turn.widen() * step, 0, 4, Cache::Default);
-            sums.iter().zip(values).for_each(|(sum, value)| sum.set(*sum + value));
+        let last = turns - 1;
+        k.range_step(0, turns, UNROLL, |turn| {
+            // All on their way before the first is added, also where fewer are left: the last one stands for those.
+            let loads = (0..UNROLL).map(|ahead| {
+                let turn = turn + ahead;
+                (turn.le(last), k.ld_global_vector::<T>(first + turn.min(last).widen() * step, 0, 4, Cache::Default))
+            });
+            for (there, values) in loads.collect::<Vec<_>>() {
+                sums.iter().zip(values).for_each(|(sum, value)| sum.set(k.select(there, *sum + value, *sum)));
+            }
         });
     };
 

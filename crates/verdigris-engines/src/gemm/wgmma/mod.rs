@@ -8,6 +8,7 @@
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
 mod ending;
+mod estimate;
 mod flight;
 mod kernel;
 mod operands;
@@ -112,9 +113,10 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
 /// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
 /// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: consumers
-/// in turn win by 1 to 2 % on products of short depth and many tiles (7000x2048x2048), clusters of more than 64×32 by 3 % on a few. Splits win
-/// where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where the parts of a tile become many, a launch of its
-/// own adds them up; of these kernels there is one for all ways out.
+/// in turn win by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on few rows: they halve the
+/// work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where
+/// the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for all ways out. Clusters that share B win
+/// there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four lose (79 µs).
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Shared::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Shared::A, 0, 0),
@@ -124,7 +126,7 @@ const SHAPES: &[Shape] = &[
     shape(256, 128, 2, 1, Shared::B, 0, 0),
     shape(128, 192, 2, 2, Shared::B, 0, 0),
     shape(128, 192, 2, 1, Shared::B, WORDS, HALVES),
-    shape(128, 128, 2, 2, Shared::B, 0, 0),
+    in_parts(shape(128, 128, 2, 2, Shared::B, 0, 0)),
     in_parts(splitting(shape(128, 128, 2, 1, Shared::B, HALVES | WORDS | LINES | ELEMENTS, 0))),
     shape(128, 64, 2, 1, Shared::B, WORDS | LINES, 0),
     in_parts(shape(64, 256, 1, 1, Shared::B, 0, 0)),
@@ -133,7 +135,7 @@ const SHAPES: &[Shape] = &[
     shape(64, 32, 1, 1, Shared::B, WORDS, HALVES | LINES),
     shape(64, 16, 1, 1, Shared::B, 0, HALVES | LINES),
     in_parts(splitting(shape(128, 32, 2, 1, Shared::B, WORDS, HALVES | LINES))),
-    shape(128, 16, 2, 1, Shared::B, 0, HALVES),
+    shape(128, 16, 2, 1, Shared::B, 0, 0),
     shape(128, 160, 2, 1, Shared::B, HALVES | WORDS, 0),
     shape(128, 96, 2, 1, Shared::B, WORDS, HALVES),
     shape(128, 224, 2, 1, Shared::B, 0, HALVES),
@@ -143,7 +145,7 @@ const SHAPES: &[Shape] = &[
     in_turn(128, 128, 1, HALVES, 0),
     in_turn(128, 128, 2, 0, 0),
     deep(64, 32, 1, 2, 0, HALVES),
-    deep(64, 64, 1, 2, 0, 0),
+    deep(64, 64, 1, 2, 0, HALVES),
     deep(64, 64, 1, 4, 0, 0),
     // Leaves room for two stages only.
     deep(128, 64, 2, 4, 0, 0),
@@ -401,6 +403,8 @@ impl Given {
             (Out::Direct | Out::Scattered, _) => ELEMENTS,
         };
         let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
+        // A few columns are most often those of activations, whose depth is contiguous.
+        let offered = offered && (shape.cluster_split == 1 || spec.b_major == Axis::Depth);
         // What a warpgroup holds of a tile.
         let share = spec.tile_m * spec.tile_n / if spec.pingpong { 1 } else { spec.consumers };
         // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
@@ -508,42 +512,6 @@ impl Setting {
     }
 }
 
-/// What the estimate was fitted to: some 12,000 settings of 89 bf16 problems, timed on H200s (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`).
-/// On 95 later ones, with the ways of today (`2026-11-21-gemm-sweep-clusters.jsonl`), choosing by it costs 0.8 % in the geometric mean, 9 % at worst.
-struct Coefficients {
-    /// Tensor core cycles in a nanosecond, under load.
-    cycles_per_ns: f64,
-    /// What one CTA draws from L2.
-    cta_bytes_per_ns: f64,
-    /// What all draw from L2.
-    l2_bytes_per_ns: f64,
-    /// And where most of that comes from device memory, as where depth is great and tiles are few. Not fitted: below the other, so that of two tiles
-    /// the one that reads its operands less often is taken.
-    l2_stream_bytes_per_ns: f64,
-    /// Beside each step of depth.
-    step_ns: f64,
-    /// Before the first step.
-    start_ns: f64,
-    /// Beside each tile: the way out, and the first loads of the next.
-    tile_ns: f64,
-    /// And for each of its elements.
-    tile_ns_per_element: f64,
-    /// The share of time that goes with whole waves rather than with work.
-    whole_waves: f64,
-    /// To join the parts of a split tile.
-    join_ns: f64,
-    /// And for each element of the first three parts.
-    join_ns_per_element: f64,
-    /// And of those behind them: 132 parts of 128×128 took 118 µs, by what they left of the time of `res2a_2a-wgrad`.
-    join_ns_per_further_element: f64,
-    /// Device memory.
-    memory_bytes_per_ns: f64,
-    /// CTAs that it takes to draw all of that.
-    memory_ctas: f64,
-    /// A launch.
-    launch_us: f64,
-}
-
 /// The most scratch for parts that are added up later.
 const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// The most such parts, in waves of CTAs.
@@ -552,24 +520,6 @@ const MOST_WAVES: u32 = 2;
 const LEAST_PARTS: u32 = 5;
 /// The least steps of depth of such a part, so that its ring fills.
 const LEAST_STEPS: u32 = 4;
-
-const COEFFICIENTS: Coefficients = Coefficients {
-    cycles_per_ns: 1.471,
-    cta_bytes_per_ns: 158.9,
-    l2_bytes_per_ns: 12_090.0,
-    l2_stream_bytes_per_ns: 9_000.0,
-    step_ns: 3.683,
-    start_ns: 842.7,
-    tile_ns: 293.5,
-    tile_ns_per_element: 0.004_746,
-    whole_waves: 0.4535,
-    join_ns: 3930.0,
-    join_ns_per_element: 0.1085,
-    join_ns_per_further_element: 0.055,
-    memory_bytes_per_ns: 3501.0,
-    memory_ctas: 21.81,
-    launch_us: 1.327,
-};
 
 impl Plan {
     fn view(&self, setting: Setting) -> &View {
@@ -624,14 +574,24 @@ impl Plan {
         EpilogueSpec { d: OperandSpec { walk, ..whole.d }, pairs, ..whole }
     }
 
+    /// Rows and columns of tiles, as clusters take them.
+    fn tiles(&self, setting: Setting, spec: &Spec) -> [u32; 2] {
+        let view = self.view(setting);
+        let across = |operand: Shared| if spec.shared == operand { 1 } else { spec.cluster };
+        [(view.m, spec.tile_m, Shared::A), (view.n, spec.tile_n, Shared::B)]
+            .map(|(extent, tile, operand)| extent.div_ceil(tile).div_ceil(across(operand)))
+    }
+
     /// The tiles and their parts; nothing where they are not added up later.
     fn part_grid(&self, setting: Setting, spec: &Spec) -> Option<PartGrid> {
-        let view = self.view(setting);
+        let [rows, columns] = self.tiles(setting, spec);
+        let [tile_rows, tile_columns] =
+            if spec.shared == Shared::B { [rows * spec.cluster, columns] } else { [rows, columns * spec.cluster] };
         (spec.split == Split::Reduced).then(|| PartGrid {
             tile: spec.part_tile(),
-            tile_rows: view.m.div_ceil(spec.tile_m),
-            tile_columns: view.n.div_ceil(spec.tile_n),
-            matrices: view.batch,
+            tile_rows,
+            tile_columns,
+            matrices: self.view(setting).batch,
             parts: setting.parts,
         })
     }
@@ -639,13 +599,7 @@ impl Plan {
     /// Work and workers, or nothing where tiles are too many to count.
     fn schedule(&self, setting: Setting, spec: &Spec) -> Option<(ScheduleArgs, u32)> {
         let view = self.view(setting);
-        let (mut rows, mut columns) = (view.m.div_ceil(spec.tile_m), view.n.div_ceil(spec.tile_n));
-        if spec.cluster > 1 {
-            match spec.shared {
-                Shared::B => rows = rows.div_ceil(spec.cluster),
-                Shared::A => columns = columns.div_ceil(spec.cluster),
-            }
-        }
+        let [rows, columns] = self.tiles(setting, spec);
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
@@ -671,59 +625,13 @@ impl Plan {
         Some((args, workers.min(busy.max(tiles - split_tiles)).max(1)))
     }
 
-    fn estimate(&self, setting: Setting) -> Option<f64> {
-        let spec = self.spec(setting)?;
-        let (schedule, grid) = self.schedule(setting, &spec)?;
-        let c = &COEFFICIENTS;
-        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
-        // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
-        let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
-        let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
-        let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
-        let workers = self.arch.resident_clusters_of(spec.ctas()).max(1);
-        let ctas = f64::from(grid.min(workers) * spec.ctas());
-        let l2_bytes_per_ns = if spec.split == Split::Reduced { c.l2_stream_bytes_per_ns } else { c.l2_bytes_per_ns };
-        let step_ns =
-            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / l2_bytes_per_ns) + c.step_ns;
-        // Waves that are not full cost less than whole ones: the chip clocks higher.
-        let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(grid.max(1));
-        let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
-        let mut busy_ns = c.start_ns + waves * (f64::from(schedule.steps.div_ceil(spec.cluster_split)) * step_ns + tile_ns);
-        let mut launches_us = c.launch_us;
-        if let Some(parts) = self.part_grid(setting, &spec) {
-            let turns = f64::from(grid) / f64::from(workers);
-            let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
-            launches_us += parts.estimate_us(&self.arch);
-        } else if schedule.split_tiles > 0 {
-            let parts = f64::from(schedule.most_parts());
-            let element_ns = c.join_ns_per_element * parts.min(3.0) + c.join_ns_per_further_element * (parts - 3.0).max(0.0);
-            busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + element_ns * tile_m * tile_n;
-            launches_us += 1.0;
-        }
-        // What a kernel that could split costs a whole product, and the exchange within a cluster.
-        if spec.cluster_split > 1 {
-            busy_ns *= 1.04;
-        } else if spec.split == Split::Joined && schedule.split_tiles == 0 {
-            busy_ns *= 1.02;
-        }
-        let traffic_bytes = super::traffic_bytes(&self.view(setting).problem);
-        let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
-        let memory_ns = traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
-        // The shorter of the two is not wholly hidden behind the longer.
-        let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        let repack_us: f64 = self.repacks.iter().flatten().map(|repack| repack.estimate_us(&self.arch)).sum();
-        Some(both_ns * 1e-3 + launches_us + repack_us)
-    }
-
     /// The settings of a shape whose parts are added up later: whole waves of parts.
     fn in_parts(&self, shape: u32, turned: bool) -> Vec<Setting> {
         let setting = Setting { shape, turned, split: 0, parts: 1, group: 8, along_columns: false };
         let Some(spec) = self.spec(setting) else { return Vec::new() };
         let view = self.view(setting);
-        let tiles = u64::from(view.m.div_ceil(spec.tile_m)) * u64::from(view.n.div_ceil(spec.tile_n)) * u64::from(view.batch);
-        let (steps, workers) = (view.k.div_ceil(spec.depth()), u64::from(self.arch.resident_clusters_of(1)));
+        let tiles = self.tiles(setting, &spec).into_iter().chain([view.batch]).map(u64::from).product::<u64>();
+        let (steps, workers) = (view.k.div_ceil(spec.depth()), u64::from(self.arch.resident_clusters_of(spec.ctas())));
         let mut parts: Vec<u32> = (1..=u64::from(MOST_WAVES))
             .map(|waves| (workers * waves / tiles).min(u64::from(steps / LEAST_STEPS)) as u32)
             .filter(|&parts| parts >= LEAST_PARTS)
