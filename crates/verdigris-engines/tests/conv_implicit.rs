@@ -251,14 +251,23 @@ fn summed(mut problem: ConvProblem) -> ConvProblem {
     problem.canonical().expect("a valid problem")
 }
 
+/// Runs it with sums formed on the way out, and of the stored result.
+fn run_summed(problem: ConvProblem, seed: u64, shapes_tried: &'static [u32]) {
+    for formed in [1, 0] {
+        let wanted = shapes(shapes_tried, 1);
+        let pick = |number: usize, knobs: &Knobs| knobs.value("sums") == Some(formed) && wanted(number, knobs);
+        check(&summed(problem.clone()), &small(), &Kernels::new(), seed, &pick);
+    }
+}
+
 #[test]
 fn sums_over_channels() {
     for direction in [Direction::Fprop, Direction::Dgrad] {
         let mut problem = bf16(plane(direction, [2, 72, 48], [5, 6], [3, 3], [1, 1]));
-        run(&summed(problem.clone()), 95, &[8], 1);
+        run_summed(problem.clone(), 95, &[8]);
         // Rows beyond the result's last hold what the chain makes of nothing: 2.
         problem.epilogue = vec![EpilogueStep::Unary(UnaryOp::Clamp { lower: Real(2.0), upper: Real(40.0) })];
-        run(&summed(problem), 96, &[0, 8, 12], 1);
+        run_summed(problem, 96, &[0, 8, 12]);
     }
     // Strided rows of a data gradient leave elsewhere, and are read again.
     let strided = ConvExtents { strides: [1, 2, 1], ..plane(Direction::Dgrad, [2, 72, 48], [7, 6], [3, 3], [1, 1]) };
@@ -268,18 +277,22 @@ fn sums_over_channels() {
 #[test]
 fn sums_over_channels_out_of_every_tile() {
     let extents = plane(Direction::Fprop, [3, 72, 264], [9, 10], [3, 3], [1, 1]);
-    let every: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
-    run(&summed(bf16(extents)), 98, every, 1);
+    let every: &'static [u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
+    let formed = |knobs: &Knobs| knobs.value("sums") == Some(1);
+    let tiles = shapes(every, 1);
+    check(&summed(bf16(extents)), &small(), &Kernels::new(), 98, &|number, knobs| formed(knobs) && tiles(number, knobs));
     for (operands, result) in [(DType::F16, DType::F16), (DType::Bf16, DType::F32), (DType::F32, DType::F32), (DType::E4m3, DType::Bf16)] {
-        run(&summed(ConvProblem::packed(extents, operands, result).expect("a valid problem")), 99, &[0, 8, 12], 1);
+        run_summed(ConvProblem::packed(extents, operands, result).expect("a valid problem"), 99, &[0, 8, 12]);
     }
     // Groups are matrices beside each other; and depths that are split.
     let grouped = ConvExtents { groups: 2, c: 128, k: 144, ..extents };
-    run(&summed(bf16(grouped)), 100, &[8, 12], 1);
+    run_summed(bf16(grouped), 100, &[8, 12]);
     let deep = summed(bf16(ConvExtents { c: 264, ..plane(Direction::Fprop, [2, 264, 136], [6, 7], [3, 3], [1, 1]) }));
     for split in 1..=3 {
         let wanted = shapes(&[0, 8], 1);
-        check(&deep, &small(), &Kernels::new(), 101, &|number, knobs| knobs.value("split") == Some(split) && wanted(number, knobs));
+        check(&deep, &small(), &Kernels::new(), 101, &|number, knobs| {
+            knobs.value("split") == Some(split) && formed(knobs) && wanted(number, knobs)
+        });
     }
 }
 
@@ -289,15 +302,14 @@ fn sums_over_channels_read_nothing_again_where_results_leave_whole() {
     let problem = summed(bf16(plane(Direction::Fprop, [64, 128, 128], [56, 56], [3, 3], [1, 1])));
     let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
     let mut formed = 0;
-    for (number, knobs) in candidate.knobs().settings().iter().enumerate() {
+    for knobs in candidate.knobs().settings() {
         let program = candidate.program(knobs).expect("a listed setting has a program");
         let names: Vec<&str> = program.launches().map(|launch| launch.kernel.name()).collect();
-        let forms = names.iter().any(|name| name.contains("_sums_"));
-        let reads_again = names.iter().any(|name| name.contains("statistics"));
-        assert!(forms != reads_again, "{knobs}: {names:?}");
+        let forms = names.iter().any(|name| name.starts_with("conv_gather") && name.contains("_sums_"));
+        let reads_again = names.iter().any(|name| name.starts_with("column_sums_of_bf16"));
+        assert!(forms != reads_again && forms == (knobs.value("sums") == Some(1)), "{knobs}: {names:?}");
         // Parts that a launch of its own adds up are no results yet.
-        assert_eq!(reads_again, names.iter().any(|name| name.starts_with("add_parts")), "{knobs}: {names:?}");
-        assert!(number > 0 || forms, "the first choice reads the result again: {names:?}");
+        assert!(!(forms && names.iter().any(|name| name.starts_with("add_parts"))), "{knobs}: {names:?}");
         formed += usize::from(forms);
     }
     assert!(formed > 10, "{formed}");

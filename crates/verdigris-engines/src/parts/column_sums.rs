@@ -29,11 +29,11 @@ const WARPGROUP: u32 = 128;
 /// Lanes of a warp.
 const LANES: u32 = 32;
 /// Warps of a CTA of the adding launch; each takes every so many-th part.
-const WARPS: u32 = 8;
+const WARPS: u32 = 32;
 /// Parts that are on their way at a time.
-const UNROLL: u32 = 8;
+const UNROLL: u32 = 4;
 /// Parts that one CTA adds up; more are cut into shares.
-const SHARE: u32 = 256;
+const SHARE: u32 = 1024;
 /// What a thread reads of a slab at once.
 const CHUNK_BYTES: u32 = 16;
 
@@ -415,7 +415,7 @@ mod tests {
     /// Parts of whole numbers, one or two launches, against plain sums; what no tile holds is never written, and what no sum is never touched.
     #[test]
     fn parts_of_every_number_add_up() {
-        for (number, parts) in [1u32, 7, 8, 9, 255, 256, 257, 600].into_iter().enumerate() {
+        for (number, parts) in [1u32, 31, 32, 33, 1023, 1024, 1025, 2600].into_iter().enumerate() {
             let grid = SumGrid { parts, matrices: 2, columns: 40, pitch: 64, overlaps: parts % 2 == 1 };
             let (width, columns) = (grid.width() as usize, grid.columns as usize);
             let value = |line: usize, kind: usize, column: usize| ((line * 31 + kind * 17 + column * 7) % 64) as f32 - 20.0;
@@ -455,7 +455,7 @@ mod tests {
     /// Lines of a pitch of their own, of every type that is stored, in one launch and in two.
     #[test]
     fn columns_of_lines_add_up() {
-        for (stored, count) in [(DType::Bf16, 1u32), (DType::F16, 37), (DType::F32, 256), (DType::Bf16, 700), (DType::E4m3, 300)] {
+        for (stored, count) in [(DType::Bf16, 1u32), (DType::F16, 37), (DType::F32, 1024), (DType::Bf16, 2500), (DType::E4m3, 1100)] {
             let (columns, pitch) = (45usize, 48usize);
             let value = |line: usize, column: usize| ((line * 5 + column * 3) % 9) as f64 - 4.0;
             let element = stored.bytes();

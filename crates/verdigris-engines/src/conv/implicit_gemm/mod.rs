@@ -16,9 +16,9 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
 //! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
 //! stands beyond them is multiplied by zeros of the filter.
-//! Sums over channels are formed of the stored values in f32, on the way out where results leave through a map: y is not read again. Where parts
-//! of a split depth are added up by a launch of their own, where rows are scattered, or beside 160 accumulators of 32-bit results, the stored result
-//! is read once more.
+//! Sums over channels are formed of the stored values in f32, either on the way out (knob `sums`), so that y is not read again, or of the stored
+//! result: the clock says which is quicker, for what a CTA does on its way out it does not multiply meanwhile. Where parts of a split depth are
+//! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
 mod feed;
@@ -358,11 +358,14 @@ struct Setting {
     split: u32,
     group: u32,
     along_columns: bool,
+    /// Whether sums over channels are formed on the way out, and not of the stored result; nothing where none are asked for.
+    sums: Option<bool>,
 }
 
 impl Setting {
     fn knobs(&self) -> Knobs {
-        Knobs::new([("shape", self.shape), ("split", self.split), ("group", self.group), ("along", u32::from(self.along_columns))])
+        let knobs = [("shape", self.shape), ("split", self.split), ("group", self.group), ("along", u32::from(self.along_columns))];
+        Knobs::new(knobs.into_iter().chain(self.sums.map(|formed| ("sums", u32::from(formed)))))
     }
 
     fn read(knobs: &Knobs) -> Option<Setting> {
@@ -371,6 +374,7 @@ impl Setting {
             split: knobs.value("split")?,
             group: knobs.value("group")?,
             along_columns: knobs.value("along")? == 1,
+            sums: knobs.value("sums").map(|formed| formed == 1),
         })
     }
 }
@@ -430,7 +434,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     start_ns: 900.0,
     tile_ns: 320.0,
     tile_ns_per_element: 0.004_746,
-    sums_ns_per_element: 0.025,
+    sums_ns_per_element: 0.18,
     whole_waves: 0.4535,
     join_ns: 3930.0,
     join_ns_per_element: 0.1085,
@@ -464,7 +468,7 @@ impl Plan {
             _ => &[Split::Reduced],
         };
         let split = *wanted.iter().find(|split| modes.contains(split))?;
-        let has_sums = view.prepared.conv.statistics.is_some();
+        let has_sums = setting.sums == Some(true);
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
         let spec = given.spec(shape, split, self.epilogue(view.out == Out::Direct))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
@@ -537,7 +541,7 @@ impl Plan {
     /// The splits that are worth a trial with a shape.
     fn splits(&self, shape: u32) -> Vec<u32> {
         let mut splits = vec![0, 1, 2, 3];
-        let setting = Setting { shape, split: 4, group: 8, along_columns: false };
+        let setting = Setting { shape, split: 4, group: 8, along_columns: false, sums: None };
         let Some(spec) = self.spec(setting) else { return splits };
         let ([rows, columns], workers) = self.tiles(&spec);
         let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices());
@@ -575,12 +579,13 @@ impl Plan {
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let sums_ns_per_element = if spec.has_sums { c.sums_ns_per_element } else { 0.0 };
-        let tile_ns = c.tile_ns + (c.tile_ns_per_element + sums_ns_per_element) * tile_m * tile_n;
+        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
         let main_ns = self.view.mean_steps(spec.depth()) * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
-        let mut busy_ns = c.start_ns + waves * turn_ns;
+        // Sums were seen to delay tiles taken in turn, too.
+        let sums_ns = if spec.has_sums { c.sums_ns_per_element * tile_m * tile_n } else { 0.0 };
+        let mut busy_ns = c.start_ns + waves * (turn_ns + sums_ns);
         let mut launches_us = c.launch_us;
         if let Some(parts) = reduced {
             let turns = f64::from(grid) / f64::from(clusters);
@@ -605,11 +610,13 @@ impl Plan {
 
     fn settings(&self) -> Vec<Setting> {
         let mut settings = Vec::new();
+        let sums: &[Option<bool>] = if self.view.prepared.conv.statistics.is_some() { &[Some(true), Some(false)] } else { &[None] };
         for shape in 0..SHAPES.len() as u32 {
             for split in self.splits(shape) {
-                for along_columns in [false, true] {
-                    let setting = Setting { shape, split, group: 8, along_columns };
-                    if self.spec(setting).is_some_and(|spec| self.layout(setting, &spec).is_some()) {
+                for (along_columns, &sums) in [false, true].into_iter().flat_map(|along| sums.iter().map(move |sums| (along, sums))) {
+                    let setting = Setting { shape, split, group: 8, along_columns, sums };
+                    let suits = |spec: Spec| spec.has_sums == (sums == Some(true)) && self.layout(setting, &spec).is_some();
+                    if self.spec(setting).is_some_and(suits) {
                         settings.push(setting);
                     }
                 }
