@@ -183,6 +183,7 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
         (_, Kind::Filter, 2, _) if few => &[No, Reduced],
         (_, Kind::Filter, 2, _) if usual => &[Reduced],
+        (Shelf::Usual, Kind::Filter, 3, DType::Bf16) if shape == THREES[0] => &[Reduced],
         (_, Kind::Filter, 3, _) if few => &[No, Reduced],
         (_, Kind::Filter, 1, _) if one => &[No, Reduced],
         _ => &[],
