@@ -56,11 +56,15 @@ class Samples:
 
 @dataclasses.dataclass
 class Side:
-    """One side of a comparison: ``launch(i)`` starts one launch on copy ``i`` of the operands. ``rough_us`` is filled in by :func:`rough`."""
+    """One side of a comparison: ``launch(i)`` starts one launch on copy ``i`` of the operands.
+
+    A timer's ``rough`` fills in about how long a launch takes, and how long the host takes to start it.
+    """
 
     name: str
     launch: Callable[[int], object]
     rough_us: float = 0.0
+    host_us: float = 0.0
 
 
 class CudaTimer:
@@ -76,11 +80,13 @@ class CudaTimer:
 
     def rough(self, side: Side, launches: int = 4) -> None:
         """About how long a launch takes: the best of some, one alone where it is long. Whatever there is to compile and choose was so before."""
-        side.rough_us = math.inf
+        side.rough_us = side.host_us = math.inf
         for _ in range(launches):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
+            begun = time.perf_counter()
             side.launch(0)
+            side.host_us = min(side.host_us, (time.perf_counter() - begun) * 1e6)
             end.record()
             end.synchronize()
             side.rough_us = max(min(side.rough_us, start.elapsed_time(end) * 1e3), 1.0)
@@ -88,9 +94,9 @@ class CudaTimer:
                 break
 
     def blocks(self, sides: Sequence[Side], launches: Sequence[int], copies: int) -> "tuple[List[Callable[[], None]], bool]":
-        """A block of launches of each side, and whether they are graphs."""
+        """A block of launches of each side, and whether they are graphs: where launches are short, or a slow host makes them seem long."""
         self.trouble = None
-        if min(side.rough_us for side in sides) < self.graph_below_us:
+        if any(side.rough_us < max(self.graph_below_us, 3 * side.host_us) for side in sides):
             try:
                 return [self._captured(side, count, copies) for side, count in zip(sides, launches)], True
             except Exception as error:  # a door's own errors among them
