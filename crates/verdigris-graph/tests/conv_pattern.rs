@@ -174,7 +174,7 @@ fn normalized(result: Layout, filter: u64, axes: &[u32], more: bool) -> Result<N
     let y = g.conv_fprop("conv", conv)?;
     let y = g.binary("bias", BinaryOp::Add, y, bias)?;
     if more {
-        g.store_as(y, "y", DType::Bf16, result.clone())?;
+        g.store_as(y, "y", DType::Bf16, result)?;
     } else {
         g.round_to(y, DType::Bf16)?;
     }
@@ -189,14 +189,14 @@ fn normalized(result: Layout, filter: u64, axes: &[u32], more: bool) -> Result<N
         g.store_as(centred, "centred", DType::Bf16, nhwc(&[2, 24, 9, 7]))?;
     }
     let mut graph = g.finish()?;
-    graph.tensors.iter_mut().filter(|tensor| tensor.uid == y).for_each(|tensor| tensor.layout = result.clone());
+    graph.tensors.iter_mut().filter(|tensor| tensor.uid == y).for_each(|tensor| tensor.layout = result);
     Ok(Normalized { graph, uids: [x, w, bias, y, sum, squares] })
 }
 
 #[test]
 fn sums_for_a_batch_norm_belong_to_the_convolution() -> TestResult {
     let last = nhwc(&[2, 24, 9, 7]);
-    let Normalized { graph, uids } = normalized(last.clone(), 3, &[0, 2, 3], true)?;
+    let Normalized { graph, uids } = normalized(last, 3, &[0, 2, 3], true)?;
     let all = partition(&graph)?;
     assert_eq!(kinds(&all)[0], "conv");
     assert!(!kinds(&all).contains(&"reduce"), "{:?}", kinds(&all));
@@ -211,13 +211,13 @@ fn sums_for_a_batch_norm_belong_to_the_convolution() -> TestResult {
     // The sum is nobody's output: what is made of it reads it from memory.
     assert_eq!(all.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [uids[4]]);
     // A filter of one element stays a convolution, which its sums are part of.
-    assert_eq!(kinds(&partition(&normalized(last.clone(), 1, &[0, 2, 3], true)?.graph)?)[0], "conv");
+    assert_eq!(kinds(&partition(&normalized(last, 1, &[0, 2, 3], true)?.graph)?)[0], "conv");
 
     let apart = |layout: Layout, axes: &[u32], more: bool| -> Result<bool, Box<dyn std::error::Error>> {
         let all = partition(&normalized(layout, 3, axes, more)?.graph)?;
         Ok(conv(&all).statistics.is_none() && kinds(&all).iter().filter(|kind| **kind == "reduce").count() == 2)
     };
-    assert!(apart(last.clone(), &[0, 2], true)?, "sums over some dims are not those over channels");
+    assert!(apart(last, &[0, 2], true)?, "sums over some dims are not those over channels");
     assert!(apart(vector(&[2, 24, 9, 7]), &[0, 2, 3], true)?, "a result whose channels lie apart is summed up by a reduction");
     assert!(apart(last, &[0, 2, 3], false)?, "sums are of what is stored");
     Ok(())

@@ -106,9 +106,12 @@ impl<'k> ColumnSums<'k> {
     }
 }
 
+/// Of a row and a chunk of it: the chunk's words, and whether the row is one of the result's.
+pub(crate) type ReadChunk<'a, 'k> = dyn Fn(Val<'k, u32>, Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, bool>) + 'a;
+
 impl<'k> TileSums<'_, 'k> {
-    /// Adds the rows of slab `slab` of the tile. `read` gives the words of a chunk of a row, and whether that row is one of the result's.
-    pub(crate) fn add(&self, slab: u32, read: &dyn Fn(Val<'k, u32>, Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, bool>)) {
+    /// Adds the rows of slab `slab` of the tile.
+    pub(crate) fn add(&self, slab: u32, read: &ReadChunk<'_, 'k>) {
         let (k, spec) = (self.sums.kernel, self.sums.spec);
         let (in_row, columns) = (spec.chunks_of_row(), spec.columns_of_chunk() as usize);
         let at_once = WARPGROUP / in_row;

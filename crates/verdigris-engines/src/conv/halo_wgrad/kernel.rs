@@ -65,7 +65,7 @@ impl fmt::Display for Spec {
 /// Where sums go.
 enum Ending<'a, 'k> {
     Parts(Parts<'k>),
-    Joined(Joined<'a, 'k>),
+    Joined(Box<Joined<'a, 'k>>),
 }
 
 impl Spec {
@@ -233,7 +233,7 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let taps = k.input("taps", 16);
     let ending = match &spec.join {
         None => Ending::Parts(Parts::declare(k, spec.part_tile())),
-        Some(join) => Ending::Joined(Joined::declare(k, spec, join)),
+        Some(join) => Ending::Joined(Box::new(Joined::declare(k, spec, join))),
     };
 
     let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
