@@ -174,6 +174,8 @@ def test_a_wrong_peer_gives_way_to_a_right_one_and_no_right_peer_leaves_no_ratio
     assert (whole.measured, whole.unopposed, whole.wrong, whole.must) == (2, 1, 0, True)
     assert whole.exceptions == ", 1 of which every peer is wrong" and whole.worst == 1.4
     assert bars.standing(fprop, [row("a", 1.4), {**second, "ratio_best": 0.7}, alone], every).must is False
+    instant = bars.VALUES["instant_of_tuned"]
+    assert instant({**alone, "us": 80.0}) == 0.8 and instant(row("a", 1.4)) == pytest.approx(0.9) and instant(row("c")) is None
     ours_too = {**alone, **wrong}
     assert bars.standing(fprop, [row("a", 1.4), second, ours_too], every).must is False, "a row that is wrong here stays one"
     unmeasured = row("c", sides={"pytorch": {"us": 1.0}})

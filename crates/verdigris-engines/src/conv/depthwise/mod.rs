@@ -18,8 +18,8 @@
 //! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps also
 //! 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
 //!
-//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole slabs: what reads and writes the tensors once is bound by memory up to about 30 taps, by multiplications
-//! beyond that.
+//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole slabs: what reads and writes the
+//! tensors once is bound by memory up to about 30 taps, by multiplications beyond that.
 //!
 //! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit, and
 //! f32 operands are not rounded where tf32 would be allowed. Zeros take the place of what is outside: of the pixels around x, which an infinite tap

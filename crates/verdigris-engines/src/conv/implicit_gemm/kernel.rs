@@ -1,8 +1,8 @@
 //! The Hopper convolution kernel: the copy engine gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
 //! of a product do.
 //!
-//! The main loop of tiles that are turned on the chip is in [`super::turned`]. One page, top to bottom: the spec, parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer
-//! loads is in [`super::feed`], the rest of the way in [`crate::parts`].
+//! The main loop of tiles that are turned on the chip is in [`super::turned`]. One page, top to bottom: the spec, parameters and shared memory,
+//! the producer, the consumers' main loop, the roles. What the producer loads is in [`super::feed`], the rest of the way in [`crate::parts`].
 //!
 //! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
 

@@ -19,7 +19,11 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def _instant_of_tuned(row: dict) -> Optional[float]:
-    return row["ratio_instant"] / row["ratio"] if row.get("ratio") and row.get("ratio_instant") else None
+    if row.get("ratio") and row.get("ratio_instant"):
+        return row["ratio_instant"] / row["ratio"]
+    # No peer is needed to compare two of our own times.
+    instant = row.get("sides", {}).get("instant", {}).get("us")
+    return row["us"] / instant if instant and row.get("us") else None
 
 
 #: What a bar may ask of a row: the ratio (to the fastest right peer where the one asked for is wrong), the share of the copy bandwidth, or how near
