@@ -16,7 +16,7 @@ use verdigris_kir::program::KernelRef;
 
 use crate::cases::{self, Content, Prepared};
 use crate::table::{self, Align, alarm};
-use crate::{Verdict, check_graphs, conformance, device};
+use crate::{Verdict, check_graphs, classes, conformance, device, planted, sanitizers};
 
 /// Further executions of a deterministic way.
 const REPEATS: usize = 10;
@@ -38,6 +38,12 @@ enum Family {
     Fuzz(check_graphs::FuzzArguments),
     /// Every instruction, against the interpreter, on the same inputs.
     Conformance(conformance::Arguments),
+    /// One case for each class of kernels that the engines have.
+    Classes(classes::Arguments),
+    /// The classes under the tools of compute-sanitizer, each of which must first find what is planted for it.
+    Sanitizers(sanitizers::Arguments),
+    /// A kernel with one fault, for the tool that must find it.
+    Planted(planted::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -69,6 +75,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         Family::Graphs(arguments) => check_graphs::graphs(arguments),
         Family::Fuzz(arguments) => check_graphs::fuzz(arguments),
         Family::Conformance(arguments) => conformance::run(arguments),
+        Family::Classes(arguments) => classes::run(arguments),
+        Family::Sanitizers(arguments) => sanitizers::run(arguments),
+        Family::Planted(arguments) => planted::run(arguments),
     }
 }
 
@@ -191,7 +200,7 @@ fn compile(handle: &Handle, works: &[(usize, Ranked)]) -> HashMap<String, String
 }
 
 /// Runs a way on the device; what is wrong with its results.
-fn execute(handle: &Handle, prepared: &Prepared, way: &Ranked) -> Result<Option<String>> {
+pub(crate) fn execute(handle: &Handle, prepared: &Prepared, way: &Ranked) -> Result<Option<String>> {
     let (pool, stream) = (handle.pool(), handle.stream());
     let plan = handle.prepare(&prepared.case.problem, way)?;
     let contents = prepared.contents();

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use verdigris::{Binding, Config, Handle, Policy};
+use verdigris::{Binding, Config, Handle, Mode, Policy};
 use verdigris_cuda::DeviceBuffer;
 use verdigris_graph::{Graph, Uid, json};
 use verdigris_reference::fuzz;
@@ -80,14 +80,14 @@ pub(crate) fn load(filter: &str) -> Result<Vec<GraphCase>> {
 }
 
 /// Who runs the graphs.
-enum Executor {
+pub(crate) enum Executor {
     Cpu,
     Gpu(Box<Handle>),
 }
 
 impl Executor {
     /// The device of that name; `None` where the machine has no GPU, which was said.
-    fn open(command: &str, name: &str, json: bool) -> Result<Option<Executor>> {
+    pub(crate) fn open(command: &str, name: &str, json: bool) -> Result<Option<Executor>> {
         let config = Config::from_environment()?;
         let number = match name.split_once(':') {
             None if name == "cpu" => return Ok(Some(Executor::Cpu)),
@@ -98,7 +98,7 @@ impl Executor {
         Ok(device::open(command, &Config { device: number, ..config }, json)?.map(|handle| Executor::Gpu(Box::new(handle))))
     }
 
-    fn execute(&self, graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>) -> Result<()> {
+    fn execute(&self, graph: &Graph, mode: &Mode, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>) -> Result<()> {
         match self {
             Executor::Cpu => {
                 let prepared = verdigris_cpu::Prepared::new(graph)?;
@@ -116,7 +116,7 @@ impl Executor {
                 Ok(())
             }
             Executor::Gpu(handle) => {
-                let plan = handle.plan_graph(graph, &Policy { remember: false, ..Policy::default() })?;
+                let plan = handle.plan_graph(graph, &Policy { remember: false, mode: mode.clone(), ..Policy::default() })?;
                 let (pool, stream) = (handle.pool(), handle.stream());
                 let mut buffers: BTreeMap<Uid, DeviceBuffer> = BTreeMap::new();
                 for (&uid, bytes) in inputs.buffers.iter().chain(outputs.iter()) {
@@ -145,11 +145,11 @@ impl Executor {
         }
     }
 
-    /// What is wrong with a graph on this device, a panic included.
-    fn judge(&self, graph: &Graph, case: &GraphCase) -> Result<Judged, String> {
+    /// What is wrong with a graph on this device, a panic included. The CPU has nothing to choose by the mode.
+    pub(crate) fn judge(&self, graph: &Graph, case: &GraphCase, mode: &Mode) -> Result<Judged, String> {
         let selection = if case.device_only { Selection::Sample { count: SAMPLE_ELEMENTS, seed: case.seed } } else { Selection::All };
         let execute = |graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>| {
-            self.execute(graph, inputs, outputs).map_err(|error| format!("{error:#}"))
+            self.execute(graph, mode, inputs, outputs).map_err(|error| format!("{error:#}"))
         };
         catch_unwind(AssertUnwindSafe(|| judge(graph, case.distribution, case.seed, selection, execute)))
             .unwrap_or_else(|_| Err("a panic".to_owned()))
@@ -184,7 +184,7 @@ fn check(
     for case in cases {
         progress.set_message(case.id.clone());
         runs += 1;
-        match executor.judge(&case.graph, &case) {
+        match executor.judge(&case.graph, &case, &Mode::Instant) {
             Ok(judged) => {
                 elements += judged.elements;
                 unjudged += judged.unjudged;
@@ -194,8 +194,8 @@ fn check(
                 bail!("{}: {what}; the context is lost, {} more were not run", case.id, progress.length().unwrap_or(0) - runs);
             }
             Err(what) if shrinks => {
-                let smallest = fuzz::shrink(&case.graph, |graph| executor.judge(graph, &case).is_err());
-                let what = executor.judge(&smallest, &case).err().unwrap_or(what);
+                let smallest = fuzz::shrink(&case.graph, |graph| executor.judge(graph, &case, &Mode::Instant).is_err());
+                let what = executor.judge(&smallest, &case, &Mode::Instant).err().unwrap_or(what);
                 faults.push((format!("{} ({:?})", case.id, case.distribution), format!("{what}\n{}", json::graph_to_json(&smallest))));
             }
             Err(what) => faults.push((case.id.clone(), what)),

@@ -5,8 +5,8 @@
 //! It does so on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
 //! and holds results that are noted as deterministic to the same bits under each.
 //!
-//! Graphs run part by part (`verify_graphs.rs`); `--resume` does not remember them. A run of all cases also leads to every kernel of the catalogs
-//! (`verify_catalog.rs`).
+//! Graphs run part by part (`verify_graphs.rs`). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
+//! that alone, which is how every kernel is run under many schedules.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::OpenOptions;
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use verdigris::Ranked;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs};
+use verdigris_engines::interpret::Variant;
 use verdigris_graph::Determinism;
 use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
@@ -53,6 +54,9 @@ pub(crate) struct Arguments {
     /// Schedules of each run; default 1, with `--all` 3 of products.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: Option<u64>,
+    /// Only what leads to each kernel of the catalogs.
+    #[arg(long, conflicts_with_all = ["filter", "all", "cases", "refusals"])]
+    catalog: bool,
     /// Only this engine.
     #[arg(long)]
     engine: Option<String>,
@@ -114,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.refusals {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }
-    let (cases, graphs) = corpus(arguments)?;
+    let (cases, graphs) = if arguments.catalog { (Vec::new(), Vec::new()) } else { corpus(arguments)? };
     if !arguments.json {
         say!(
             "seed {seed}, {} cases and {} graphs, engines {}",
@@ -148,6 +152,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut memory = arguments.resume.as_deref().map(Journal::open).transpose()?;
     let done = memory.as_mut().map(|journal| std::mem::take(&mut journal.passed)).unwrap_or_default();
     let journal = Mutex::new(memory);
+    let keep = |id: &str| {
+        let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Err(error)) = journal.as_mut().map(|journal| journal.add(id)) {
+            eprintln!("{error:#}");
+        }
+    };
 
     let decoded = Kernels::new();
     let progress = ProgressBar::new(works.len() as u64);
@@ -159,12 +169,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         .map(|(number, work)| {
             let prepared = &prepared[work.case];
             let id = format!("{} {} {} {}", prepared.case.id, work.engine.id(), work.knobs, work.seed);
-            let outcome = if done.contains(&id) { Outcome::remembered() } else { execute(prepared, work, &decoded, schedules) };
+            let entry = format!("{id} × {schedules}");
+            let outcome = if done.contains(&entry) { remember(prepared, work) } else { execute(prepared, work, &decoded, schedules) };
             if outcome.fault.is_none() && !outcome.remembered {
-                let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(Err(error)) = journal.as_mut().map(|journal| journal.add(&id)) {
-                    progress.suspend(|| eprintln!("{error:#}"));
-                }
+                keep(&entry);
             }
             // All faults are printed at the end; somebody who watches sees them as they come.
             if let Some(message) = &outcome.fault
@@ -194,7 +202,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
     let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, arguments.all, seed, &mut planned);
     jobs.extend(catalog.graphs);
-    let of_graphs = verify_graphs::run(&jobs, arguments.schedules.unwrap_or(1)).join(known);
+    let all_jobs = jobs.len();
+    let schedules_of_graphs = arguments.schedules.unwrap_or(1);
+    let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules_of_graphs}", job.id());
+    jobs.retain(|job| {
+        let is_done = done.contains(&entry(job));
+        if is_done {
+            interpreted.extend(job.variants.iter().flat_map(Variant::kernels).map(str::to_owned));
+        }
+        !is_done
+    });
+    remembered += (all_jobs - jobs.len()) as u64;
+    let of_graphs = verify_graphs::run(&jobs, schedules_of_graphs, &|job| keep(&entry(job))).join(known);
     faults.extend(of_graphs.faults);
     interpreted.extend(of_graphs.kernels);
     let reached = catalogued.intersection(&interpreted).count();
@@ -392,10 +411,11 @@ pub(crate) struct Outcome {
     remembered: bool,
 }
 
-impl Outcome {
-    fn remembered() -> Outcome {
-        Outcome { fault: None, kernels: Vec::new(), took: Duration::ZERO, remembered: true }
-    }
+/// What an earlier run found good.
+fn remember(prepared: &Prepared, work: &Work) -> Outcome {
+    let way = cases::way(work.engine, &prepared.case.problem, &Arch::virtual_device(work.sms), &work.knobs);
+    let kernels = way.iter().flat_map(|way| way.program.launches()).map(|launch| launch.kernel.name().to_owned()).collect();
+    Outcome { fault: None, kernels, took: Duration::ZERO, remembered: true }
 }
 
 pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, schedules: u64) -> Outcome {

@@ -84,7 +84,8 @@ impl Plan {
     }
 }
 
-enum Problem {
+/// A problem of a catalog.
+pub(crate) enum Problem {
     Product(Box<Case>),
     Graph(GraphCase),
 }
@@ -101,7 +102,13 @@ pub(crate) fn plan(engines: &[&'static dyn Engine], seed: u64) -> Result<Plan> {
     Ok(plans.into_iter().fold(Plan::default(), Plan::join))
 }
 
-fn problems(engine: &str) -> Result<Vec<Problem>> {
+/// The problems that were made for an engine, or for the engines of its family.
+pub(crate) fn own_problems(engine: &str) -> Result<Vec<Problem>> {
+    Ok(own_problems_and_families(engine)?.0)
+}
+
+/// The problems of an engine, and the families of cases that they are like.
+fn own_problems_and_families(engine: &str) -> Result<(Vec<Problem>, BTreeSet<&'static str>)> {
     let mut list = Vec::new();
     let family_of_engine = engine.split('.').next().unwrap_or_default();
     // An engine's own come first, for they are sized to its tiles.
@@ -120,6 +127,11 @@ fn problems(engine: &str) -> Result<Vec<Problem>> {
             list.extend(graph_cases::load(family, text).with_context(told)?.into_iter().map(rename));
         }
     }
+    Ok((list, families))
+}
+
+fn problems(engine: &str) -> Result<Vec<Problem>> {
+    let (mut list, families) = own_problems_and_families(engine)?;
     // What is left may be led to by cases that were made for other reasons.
     let of_family = |case: &GraphCase| !case.device_only && families.iter().any(|family| case.id.starts_with(&format!("{family}/")));
     list.extend(check_graphs::load("")?.into_iter().filter(of_family).map(Problem::Graph));
@@ -195,6 +207,7 @@ fn of_graph(
 mod tests {
     use super::*;
     use crate::cases::Prepared;
+    use crate::classes::{self, Run};
     use crate::verify::{Work, execute};
     use verdigris_kir::interp::Kernels;
 
@@ -211,94 +224,15 @@ mod tests {
         }
     }
 
-    /// The words of a kernel's name in front of types and numbers, and whether sums go on elsewhere.
-    fn class(kernel: &str) -> String {
-        let mut words = Vec::new();
-        for word in kernel.split('_') {
-            let letters = word.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
-            // A type or a size has one or two letters before its first digit.
-            if letters.len() == word.len() || letters.len() > 2 {
-                words.push(letters);
-            }
-            if letters.len() < word.len() {
-                break;
-            }
-        }
-        words.extend(["split", "parts", "part"].into_iter().find(|way| kernel.split('_').any(|word| word == *way)));
-        words.join("_")
-    }
-
-    /// A product or a graph on an engine.
-    enum Run {
-        Product(Box<Product>),
-        Graph(Job<'static>),
-    }
-
-    /// For each class of kernels of the catalogs one run that launches such a kernel, of the smallest case that does.
-    fn smallest_of_each_class(engines: &[&'static dyn Engine]) -> (Vec<Run>, BTreeSet<String>) {
-        let catalogued: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
-        let mut wanted: BTreeSet<String> = catalogued.iter().map(|kernel| class(kernel)).collect();
-        let mut take = |kernels: &mut dyn Iterator<Item = &str>| {
-            let classes: BTreeSet<String> = kernels.filter(|kernel| catalogued.contains(*kernel)).map(class).collect();
-            classes.iter().filter(|class| wanted.remove(*class)).count() > 0
-        };
-        let arch = Arch::virtual_device(4);
-        let mut runs = Vec::new();
-        let mut products = crate::cases::load(None, None, "").expect("the cases are read");
-        products.sort_by_key(|case| if let verdigris_graph::Problem::Gemm(gemm) = &case.problem { gemm.flops() as u64 } else { 0 });
-        let mut graphs = crate::check_graphs::load("").expect("the cases are read");
-        graphs.retain(|case| !case.device_only);
-        graphs.sort_by_key(|case| case.graph.tensors.iter().map(|tensor| tensor.layout.span_elements()).sum::<u64>());
-        for case in products {
-            for &engine in engines {
-                let Ok(candidate) = engine.accept(&case.problem, &arch) else { continue };
-                for knobs in candidate.knobs().settings() {
-                    let Ok(program) = candidate.program(knobs) else { continue };
-                    if take(&mut program.launches().map(|launch| launch.kernel.name())) {
-                        let product = Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count };
-                        runs.push(Run::Product(Box::new(product)));
-                    }
-                }
-            }
-        }
-        for case in graphs {
-            let parts = Parts::all(&case.graph, &arch, engines).expect("a case is cut");
-            for (part, ways) in parts.ways.iter().enumerate() {
-                for (number, way) in ways.iter().enumerate() {
-                    if take(&mut way.kernels()) {
-                        let variants = vec![parts.variant_with(part, number)];
-                        runs.push(Run::Graph(Job { case: Cow::Owned(case.clone()), variants, sms: arch.sm_count, seed: 0 }));
-                    }
-                }
-            }
-        }
-        // What needs more depth or another type than the cases have.
-        let rest = plan(engines, 0).expect("the problems are read");
-        for product in rest.products {
-            let candidate = product.engine.accept(&product.case.problem, &Arch::virtual_device(product.sms)).expect("was accepted");
-            let program = candidate.program(&product.knobs).expect("was made");
-            if take(&mut program.launches().map(|launch| launch.kernel.name())) {
-                runs.push(Run::Product(Box::new(product)));
-            }
-        }
-        for job in rest.graphs {
-            for variant in &job.variants {
-                if take(&mut variant.kernels()) {
-                    runs.push(Run::Graph(Job { case: job.case.clone(), variants: vec![variant.clone()], sms: job.sms, seed: 0 }));
-                }
-            }
-        }
-        (runs, wanted)
-    }
-
     #[test]
     fn one_kernel_of_each_class_is_right_under_twenty_schedules() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
-        let (runs, missing) = smallest_of_each_class(&engines);
+        let devices: Vec<Arch> = [4, 2, 3, 5, 6, 8, 12, 16].map(Arch::virtual_device).into();
+        let (chosen, missing) = classes::representatives(&engines, &devices, &[]).expect("the cases are read");
         assert!(missing.is_empty(), "no case launches a kernel of the classes {missing:?}");
         let decoded = Kernels::new();
-        let faults: Vec<String> = (runs.par_iter())
-            .flat_map_iter(|run| match run {
+        let faults: Vec<String> = (chosen.par_iter())
+            .flat_map_iter(|one| match &one.run {
                 Run::Product(product) => {
                     let prepared = Prepared::new(product.case.clone()).expect("prepares");
                     let work = Work { case: 0, engine: product.engine, knobs: product.knobs.clone(), seed: 0, sms: product.sms };
@@ -308,25 +242,12 @@ mod tests {
                         .into_iter()
                         .collect()
                 }
-                Run::Graph(job) => {
-                    let outcome = verify_graphs::run(std::slice::from_ref(job), 20);
+                Run::Graph(job, _) => {
+                    let outcome = verify_graphs::run(std::slice::from_ref(job), 20, &|_| {});
                     outcome.faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>()
                 }
             })
             .collect();
         assert!(faults.is_empty(), "{}", faults.join("\n"));
-    }
-
-    #[test]
-    fn a_class_is_what_stands_before_types_and_sizes() {
-        for (kernel, wanted) in [
-            ("gemm_simt_f32_f32_ieee_128x128x16_d", "gemm_simt"),
-            ("gemm_repack_copy_b16", "gemm_repack_copy"),
-            ("conv_gather2_bf16_bf16_t_128x128_s4_c2_split_d", "conv_gather_split"),
-            ("reduce_add_row32_k1r1_part", "reduce_add_row_part"),
-            ("pool_max_sss_ndhwc_f32_f32", "pool_max_sss_ndhwc"),
-        ] {
-            assert_eq!(class(kernel), wanted);
-        }
     }
 }

@@ -137,8 +137,16 @@ pub(crate) fn sms(seed: u64) -> u32 {
     2 + (seed % 5) as u32
 }
 
-/// Runs what was chosen, each variant under so many schedules.
-pub(crate) fn run(jobs: &[Job<'_>], schedules: u64) -> Outcome {
+impl Job<'_> {
+    /// What tells this job from every other.
+    pub(crate) fn id(&self) -> String {
+        let variants: Vec<String> = self.variants.iter().map(Variant::to_string).collect();
+        format!("{} {} {} {}", self.case.id, self.sms, self.seed, variants.join("; "))
+    }
+}
+
+/// Runs what was chosen, each variant under so many schedules, and hands on each job that passed.
+pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) + Sync)) -> Outcome {
     let kernels = Kernels::new();
     let progress = ProgressBar::new(jobs.len() as u64);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} graphs {elapsed} eta {eta}");
@@ -153,6 +161,9 @@ pub(crate) fn run(jobs: &[Job<'_>], schedules: u64) -> Outcome {
         };
         let named = |(engine, message)| Fault { case: job.case.id.clone(), engine, knobs: String::new(), seed: job.seed, message };
         outcome.faults.extend(fault.map(named));
+        if outcome.faults.is_empty() {
+            passed(job);
+        }
         progress.inc(1);
         outcome
     };
@@ -193,7 +204,7 @@ mod tests {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         let cases = crate::check_graphs::load("pointwise/scale/").expect("reads");
         let (jobs, known) = plan(&cases, &engines, true, 3, &mut HashSet::new());
-        let outcome = run(&jobs, 1).join(known);
+        let outcome = run(&jobs, 1, &|_| {}).join(known);
         assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
         assert!(outcome.runs as usize >= cases.len() && !cases.is_empty());
         assert!(outcome.taken.values().sum::<u64>() as usize >= cases.len());
