@@ -20,6 +20,7 @@ mod demo;
 mod device;
 mod doctor;
 mod inspect;
+mod journal;
 mod planted;
 mod problem;
 mod refusals;

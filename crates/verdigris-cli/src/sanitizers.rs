@@ -99,8 +99,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
     let (chosen, missing) = classes::representatives(&engines, std::slice::from_ref(handle.arch()), &arguments.classes)?;
 
-    let works: Vec<(Tool, Option<&Representative>)> =
-        (tools.iter().map(|&tool| (tool, None))).chain(tools.iter().flat_map(|&tool| chosen.iter().map(move |one| (tool, Some(one))))).collect();
+    let works: Vec<(Tool, Option<&Representative>)> = (tools.iter().map(|&tool| (tool, None)))
+        .chain(tools.iter().flat_map(|&tool| chosen.iter().map(move |one| (tool, Some(one)))))
+        .collect();
     let progress = ProgressBar::new(works.len() as u64);
     progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} eta {eta} {msg}")?);
     let program = std::env::current_exe().context("the path of this program")?;
@@ -152,8 +153,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         let suite = "sanitizers";
         let (tool, machine, driver) = (tool.name(), machine.as_str(), driver.as_str());
         let (versions, date) = (versions.as_str(), date.as_str());
-        let row =
-            Row { suite, class, tool, problem, engine, knobs, asynchronous, outcome, count, report, explanation, machine, driver, versions, date };
+        let row = Row {
+            suite,
+            class,
+            tool,
+            problem,
+            engine,
+            knobs,
+            asynchronous,
+            outcome,
+            count,
+            report,
+            explanation,
+            machine,
+            driver,
+            versions,
+            date,
+        };
         lines.push(serde_json::to_string(&row)?);
     }
     if arguments.record.as_deref().is_none_or(|path| path.as_os_str() != "none") {

@@ -9,17 +9,15 @@
 //! that alone, which is how every kernel is run under many schedules.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs::OpenOptions;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use verdigris::Ranked;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs};
@@ -33,6 +31,7 @@ use verdigris_reference::cases::{Bounds, Case};
 use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
 use crate::cases::{self, Content, Prepared};
+use crate::journal::Journal;
 use crate::table::{self, Align, alarm};
 use crate::{Verdict, check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
 
@@ -97,13 +96,6 @@ pub(crate) struct Fault {
     pub(crate) message: String,
 }
 
-/// A line of the file of what has passed.
-#[derive(Serialize, Deserialize)]
-struct Passed {
-    source: String,
-    id: String,
-}
-
 /// Carries out `verify`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let begun = Instant::now();
@@ -149,15 +141,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     let schedules = arguments.schedules.unwrap_or(if arguments.all { SCHEDULES } else { 1 });
-    let mut memory = arguments.resume.as_deref().map(Journal::open).transpose()?;
-    let done = memory.as_mut().map(|journal| std::mem::take(&mut journal.passed)).unwrap_or_default();
-    let journal = Mutex::new(memory);
-    let keep = |id: &str| {
-        let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Err(error)) = journal.as_mut().map(|journal| journal.add(id)) {
-            eprintln!("{error:#}");
-        }
-    };
+    let journal = Journal::open(arguments.resume.as_deref())?;
 
     let decoded = Kernels::new();
     let progress = ProgressBar::new(works.len() as u64);
@@ -170,10 +154,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             let prepared = &prepared[work.case];
             let id = format!("{} {} {} {}", prepared.case.id, work.engine.id(), work.knobs, work.seed);
             let entry = format!("{id} × {schedules}");
-            let outcome = if done.contains(&entry) { remember(prepared, work) } else { execute(prepared, work, &decoded, schedules) };
-            if outcome.fault.is_none() && !outcome.remembered {
-                keep(&entry);
-            }
+            let outcome = match arguments.resume.as_ref().and_then(|_| way(prepared, work).ok()) {
+                Some(way) if journal.has(&entry, [&way.program]) => remember(&way),
+                way => {
+                    let outcome = execute(prepared, work, &decoded, schedules);
+                    if let Some(way) = way.filter(|_| outcome.fault.is_none()) {
+                        journal.keep(&entry, [&way.program]);
+                    }
+                    outcome
+                }
+            };
             // All faults are printed at the end; somebody who watches sees them as they come.
             if let Some(message) = &outcome.fault
                 && std::io::stderr().is_terminal()
@@ -206,14 +196,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let schedules_of_graphs = arguments.schedules.unwrap_or(1);
     let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules_of_graphs}", job.id());
     jobs.retain(|job| {
-        let is_done = done.contains(&entry(job));
+        let is_done = journal.has(&entry(job), job.programs());
         if is_done {
             interpreted.extend(job.variants.iter().flat_map(Variant::kernels).map(str::to_owned));
         }
         !is_done
     });
     remembered += (all_jobs - jobs.len()) as u64;
-    let of_graphs = verify_graphs::run(&jobs, schedules_of_graphs, &|job| keep(&entry(job))).join(known);
+    let of_graphs = verify_graphs::run(&jobs, schedules_of_graphs, &|job| journal.keep(&entry(job), job.programs())).join(known);
     faults.extend(of_graphs.faults);
     interpreted.extend(of_graphs.kernels);
     let reached = catalogued.intersection(&interpreted).count();
@@ -412,10 +402,17 @@ pub(crate) struct Outcome {
 }
 
 /// What an earlier run found good.
-fn remember(prepared: &Prepared, work: &Work) -> Outcome {
-    let way = cases::way(work.engine, &prepared.case.problem, &Arch::virtual_device(work.sms), &work.knobs);
-    let kernels = way.iter().flat_map(|way| way.program.launches()).map(|launch| launch.kernel.name().to_owned()).collect();
+fn remember(way: &Ranked) -> Outcome {
+    let kernels = way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect();
     Outcome { fault: None, kernels, took: Duration::ZERO, remembered: true }
+}
+
+/// The engine's way by the setting, or why there is none.
+fn way(prepared: &Prepared, work: &Work) -> Result<Ranked, String> {
+    cases::way(work.engine, &prepared.case.problem, &Arch::virtual_device(work.sms), &work.knobs).map_err(|refusal| {
+        let why = refusal.map_or_else(|| "without a word".to_owned(), |refusal| refusal.to_string());
+        format!("there is no such way: {why}")
+    })
 }
 
 pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, schedules: u64) -> Outcome {
@@ -424,12 +421,9 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
     // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
     let ran = catch_unwind(AssertUnwindSafe(|| -> Result<Option<String>> {
         let arch = Arch::virtual_device(work.sms);
-        let way = match cases::way(work.engine, &prepared.case.problem, &arch, &work.knobs) {
+        let way = match way(prepared, work) {
             Ok(way) => way,
-            Err(refusal) => {
-                let why = refusal.map_or_else(|| "without a word".to_owned(), |refusal| refusal.to_string());
-                return Ok(Some(format!("there is no such way: {why}")));
-            }
+            Err(why) => return Ok(Some(why)),
         };
         kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
         let mut first: Option<Vec<Vec<u8>>> = None;
@@ -501,35 +495,6 @@ fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, deco
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let words = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", words.unwrap_or("no message"))
-}
-
-/// The file of what has passed; lines of other sources do not count.
-struct Journal {
-    file: std::fs::File,
-    path: PathBuf,
-    passed: HashSet<String>,
-}
-
-impl Journal {
-    fn open(path: &Path) -> Result<Journal> {
-        let mut passed = HashSet::new();
-        if path.exists() {
-            let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-            // The last line of a run that was cut off may be half a line.
-            for line in text.lines().filter_map(|line| serde_json::from_str::<Passed>(line).ok()) {
-                if line.source == verdigris_engines::SOURCE_HASH {
-                    passed.insert(line.id);
-                }
-            }
-        }
-        let file = OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("opening {}", path.display()))?;
-        Ok(Journal { file, path: path.to_owned(), passed })
-    }
-
-    fn add(&mut self, id: &str) -> Result<()> {
-        let line = serde_json::to_string(&Passed { source: verdigris_engines::SOURCE_HASH.to_owned(), id: id.to_owned() })?;
-        writeln!(self.file, "{line}").with_context(|| format!("writing {}", self.path.display()))
-    }
 }
 
 fn report(

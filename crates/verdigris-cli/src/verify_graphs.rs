@@ -11,6 +11,7 @@ use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
 use verdigris_engines::interpret::{Parts, Variant};
 use verdigris_kir::interp::{Kernels, Options};
+use verdigris_kir::program::Program;
 use verdigris_reference::graph::Selection;
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_reference::judge::Trial;
@@ -142,6 +143,11 @@ impl Job<'_> {
     pub(crate) fn id(&self) -> String {
         let variants: Vec<String> = self.variants.iter().map(Variant::to_string).collect();
         format!("{} {} {} {}", self.case.id, self.sms, self.seed, variants.join("; "))
+    }
+
+    /// What is run.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.variants.iter().flat_map(|variant| &variant.ways).map(|way| &way.program)
     }
 }
 

@@ -189,6 +189,24 @@ fn padding_that_meets_an_infinite_weight_is_not_judged() {
 }
 
 #[test]
+fn filter_gradients_beside_an_infinity_are_not_judged() {
+    let expected = |first: f64| {
+        let mut g = GraphBuilder::new("conv");
+        let x = g.tensor("x", DType::F32, layout(&[1, 1, 3]));
+        let y = g.tensor("y", DType::F32, layout(&[1, 1, 2]));
+        let wgrad = Conv { pads_after: vec![1], ..Conv::new(ConvDirection::Wgrad, x, Uid(0), y, 1, Precision::Fp32) };
+        let w = g.conv_wgrad("conv", wgrad, &[1, 1, 3]).unwrap();
+        g.store(w, "w", DType::F32).unwrap();
+        run(&g.finish().unwrap(), &[(x, &[first, 2.0, 3.0]), (y, &[1.0, 1.0])])
+    };
+    // The last tap would meet the first pixel at an output that there is not: an engine may multiply it by a zero all the same.
+    let [first, second, last] = expected(f64::INFINITY)[0].values[..] else { panic!("three taps") };
+    assert_eq!((first.value, first.error), (f64::INFINITY, 0.0));
+    assert_eq!((second.error, last.error), (f64::INFINITY, f64::INFINITY));
+    assert_eq!(values(&expected(1.0)[0]), [3.0, 5.0, 3.0]);
+}
+
+#[test]
 fn reductions_by_hand() {
     let x = [1.0, -2.0, 0.0, 4.0, 0.5, -0.25];
     let over = |f| {

@@ -24,6 +24,17 @@ pub(crate) struct Convolved<'a> {
     filters: u64,
 }
 
+/// Whether an infinity or a NaN in an operand may reach elements that do not depend on it, beyond those whose windows meet padding: what
+/// `verdigris_graph::ops::conv` leaves to the engine.
+pub(crate) fn spreads(conv: &Conv) -> bool {
+    match conv.direction {
+        ConvDirection::Fprop => conv.groups > 1,
+        ConvDirection::Dgrad => conv.groups > 1 || conv.strides.iter().any(|&stride| stride > 1),
+        // Over the taps that do not meet it, where y has few channels.
+        ConvDirection::Wgrad => true,
+    }
+}
+
 /// The step of the last spatial dim.
 fn step_along_row(strides: &[u64]) -> u64 {
     strides.last().copied().unwrap_or(0)
@@ -45,6 +56,7 @@ impl<'a> Convolved<'a> {
             ConvDirection::Dgrad => (out, r, l),
             ConvDirection::Wgrad => (l, out, r),
         };
+        let is_finite = left.is_finite() && right.is_finite();
         let mut conv = conv.clone();
         for list in [&mut conv.pads_before, &mut conv.pads_after] {
             *list = three(list, 0).to_vec();
@@ -59,7 +71,7 @@ impl<'a> Convolved<'a> {
             images: x[0],
             channels: w[1],
             filters: w[0] / conv.groups,
-            is_finite: left.is_finite() && right.is_finite(),
+            is_finite,
             conv,
             left,
             right,
@@ -85,6 +97,22 @@ impl<'a> Convolved<'a> {
         let distance = (i + self.conv.pads_before[d]).checked_sub(f * self.conv.dilations[d])?;
         let o = distance / self.conv.strides[d];
         (distance.is_multiple_of(self.conv.strides[d]) && o < self.y[d]).then_some(o)
+    }
+
+    /// Whether element `i` of `x` meets tap `f` along dim `d` at a place between or beyond the outputs, and none of them.
+    fn meets_beyond(&self, d: usize, i: u64, f: u64) -> bool {
+        let distance = (i + self.conv.pads_before[d]) as i64 - (f * self.conv.dilations[d]) as i64;
+        distance % self.conv.strides[d] as i64 == 0 && self.meets(d, i, f).is_none()
+    }
+
+    /// In a wgrad: an engine that goes on behind the ends of `y` with zeros makes NaN of an infinity in `x`.
+    fn meet_zeros_beyond_y(&self, sum: &mut SumOfBounded, channel: u64, f: [u64; 3]) {
+        each(self.x, |i| {
+            let meets = |d: usize| self.meets(d, i[d], f[d]).is_some() || self.meets_beyond(d, i[d], f[d]);
+            if (0..3).all(meets) && (0..3).any(|d| self.meets_beyond(d, i[d], f[d])) {
+                (0..self.images).for_each(|image| sum.meet_padding(self.left.get(self.place(&self.left, image, channel, i))));
+            }
+        });
     }
 
     /// The outputs along the last dim, from the first on and before the end, that tap `f` lets meet elements of `x`.
@@ -213,6 +241,9 @@ impl Formula for Convolved<'_> {
                     self.add(&mut sum, end_met - first_met, x, y(first_met));
                     self.add(&mut sum, self.y[2] - end_met, None, y(end_met));
                 });
+                if !self.is_finite {
+                    self.meet_zeros_beyond_y(&mut sum, channel, f);
+                }
             }
         }
         sum.finish(self.conv.precision, self.left.dtype(), self.terms(), false)
