@@ -12,6 +12,9 @@ from .suites import SUITES, lists_folder
 from .suites import rows as rows_of
 from .summary import number, percent
 
+# How many leases the table of bars shows; the records hold all.
+SHOWN_LEASES = 3
+
 HEAD = """# Performance
 
 <!-- Rendered by `python -m verdigris.bench render` from bench/record. Change the records or the renderer, never this page. -->
@@ -87,9 +90,9 @@ def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
         ]
         verdict = bars.word([one.must for one in stands.values()]) if bar.must else "–"
         aim = bars.word([one.aim for one in stands.values()])
-        lines.append([bar.name, must, f"{bar.aim[0]:g} / {bar.aim[1]:g}", "<br>".join(seen) or "–", _strong(verdict), _strong(aim)])
+        lines.append([bar.name, must, f"{bar.aim[0]:g} / {bar.aim[1]:g}", _latest(seen), _strong(verdict), _strong(aim)])
     head = ["bar (bf16, channels-last unless said)", "must", "aim", "mean / worst", "must is", "aim is"]
-    text = "## Bars\n\nGeometric mean and worst row.\n\n" + _markdown(head, lines)
+    text = f"## Bars\n\nGeometric mean and worst row, in the last {SHOWN_LEASES} leases that measured them; verdicts are of all.\n\n" + _markdown(head, lines)
     return text + "\n\n" + _facts(runs, names)
 
 
@@ -101,9 +104,14 @@ def _facts(runs: Sequence[Run], names: Dict[str, str]) -> str:
             value = run.rows.get(fact.row, {}).get(fact.field)
             if isinstance(value, (int, float)):
                 values[run.lease] = value
-        seen = "<br>".join(f"{names[lease]}: {number(value)}" for lease, value in values.items())
-        lines.append([fact.name, fact.asked, seen or "–", _strong(bars.word([fact.passes(value) for value in values.values()]))])
+        seen = [f"{names[lease]}: {number(value)}" for lease, value in values.items()]
+        lines.append([fact.name, fact.asked, _latest(seen), _strong(bars.word([fact.passes(value) for value in values.values()]))])
     return _markdown(["whole programs", "must", "measured", "must is"], lines)
+
+
+def _latest(seen: Sequence[str]) -> str:
+    """What the last leases measured, a line each."""
+    return "<br>".join(seen[-SHOWN_LEASES:]) or "–"
 
 
 def _strong(verdict: str) -> str:
