@@ -1,27 +1,30 @@
 //! `C = A · B` on operands that are named by offset tables.
 //!
 //! Element `(i, k)` of an operand is `data[outer[i] + depth[k]]`. Strided matrices are of this form, and so are the pixels that a
-//! convolution gathers: image offset plus tap offset. So one routine packs them all, and no matrix of gathered pixels is ever stored.
+//! convolution gathers: image offset plus tap offset. So one routine serves them all, and no matrix of gathered pixels is ever stored.
 //!
-//! The product is formed in blocks: panels of A and of B are packed into contiguous scratch, and a register tile of
-//! [`TILE_ROWS`] × [`Real::TILE_COLUMNS`] runs along at most [`DEPTH`] of k. Each element of C is one chain of multiply-adds a block, and
-//! the blocks are added in ascending order of k. That order depends on the problem alone: not on the tile an element falls into, nor
-//! on how rows were given to threads.
+//! The product is formed in blocks: a register tile of [`TILE_ROWS`] rows and up to three panels of [`Real::TILE_COLUMNS`] runs along at
+//! most [`DEPTH`] of k. The tile reads panels that were packed into contiguous scratch, or an operand where it lies: rows of A that run
+//! along k, or columns of B that run beside each other. Each element of C is one chain of multiply-adds a block, and the blocks are added
+//! in ascending order of k. That order depends on the problem alone: not on the tile an element falls into, nor on how rows were given
+//! to threads.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Arch, NullaryFnOnce, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::real::Real;
 use crate::scratch::Scratch;
 
-/// Rows of the register tile.
-pub(crate) const TILE_ROWS: usize = 6;
-/// Steps of k between two additions into C: a panel of B of this depth (16 KiB) stays in the first-level cache.
-pub(crate) const DEPTH: usize = 256;
+/// Rows of the register tile, and of a panel of A.
+pub(crate) const TILE_ROWS: usize = 8;
+/// Steps of k between two additions into C: three panels of B of this depth (36 KiB) stay in a first-level cache of 48 KiB.
+pub(crate) const DEPTH: usize = 192;
 /// Rows of A packed at once: 96 KiB, for the second-level cache.
 const BLOCK_ROWS: usize = 16 * TILE_ROWS;
-/// Columns of B packed at once: 256 KiB.
-const BLOCK_COLUMNS: usize = 256;
+/// Columns of B packed at once, whole tiles of three panels: 180 KiB.
+const BLOCK_COLUMNS: usize = 240;
+/// Runs along k from this mean length on are read where they lie.
+const LONG_RUN: usize = 4;
 
 /// An operand where it lies.
 #[derive(Clone, Copy, Debug)]
@@ -69,70 +72,81 @@ pub(crate) fn pack_whole<T: Real>(gather: Gather<'_, T>, width: usize, panels: &
 
 /// Packs one block.
 fn pack<T: Real>(data: &[T], outer: &[usize], depth: &[usize], width: usize, panels: &mut [T]) {
-    // (place along the depth, offset, length) of each run of consecutive offsets.
-    let mut depth_runs: Vec<(usize, usize, usize)> = Vec::new();
-    for (i, &offset) in depth.iter().enumerate() {
-        match depth_runs.last_mut() {
-            Some((_, start, len)) if *start + *len == offset => *len += 1,
-            _ => depth_runs.push((i, offset, 1)),
-        }
+    // With widths known here, a line is a few instructions and no call.
+    match width {
+        4 => pack_lines::<T, 4>(data, outer, depth, panels),
+        8 => pack_lines::<T, 8>(data, outer, depth, panels),
+        _ => pack_lines::<T, 16>(data, outer, depth, panels),
     }
+}
+
+fn pack_lines<T: Real, const WIDTH: usize>(data: &[T], outer: &[usize], depth: &[usize], panels: &mut [T]) {
+    let depth_runs = runs(depth);
     let long_depth_runs = depth_runs.len() * 8 <= depth.len();
-    for (outer, panel) in outer.chunks(width).zip(panels.chunks_exact_mut(width * depth.len())) {
-        let whole = outer.len() == width;
-        if whole && is_run(outer) {
-            let first = outer[0];
-            for (k, line) in depth.iter().zip(panel.chunks_exact_mut(width)) {
-                line.copy_from_slice(&data[first + k..first + k + width]);
+    for (outer, panel) in outer.chunks(WIDTH).zip(panels.chunks_exact_mut(WIDTH * depth.len())) {
+        let lines = panel.as_chunks_mut::<WIDTH>().0;
+        if outer.len() < WIDTH {
+            lines.fill([T::default(); WIDTH]);
+        }
+        if outer.len() == WIDTH && is_run(outer) {
+            for (k, line) in depth.iter().zip(lines) {
+                line.copy_from_slice(&data[outer[0] + k..][..WIDTH]);
             }
         } else if long_depth_runs {
-            if !whole {
-                panel.fill(T::default());
-            }
-            for &(place, offset, len) in &depth_runs {
-                let lines = &mut panel[place * width..(place + len) * width];
+            for run in &depth_runs {
+                let lines = &mut lines[run.place..][..run.len];
                 for (i, &row) in outer.iter().enumerate() {
-                    let source = &data[row + offset..row + offset + len];
-                    for (line, &value) in lines.chunks_exact_mut(width).zip(source) {
+                    for (line, &value) in lines.iter_mut().zip(&data[row + run.offset..][..run.len]) {
                         line[i] = value;
                     }
                 }
             }
         } else {
-            pack_pieces(data, outer, depth, width, panel);
+            pack_pieces::<T, WIDTH>(data, &runs(outer), outer, depth, panel);
         }
     }
 }
 
 /// Packs one panel by the runs of consecutive offsets across it.
-fn pack_pieces<T: Real>(data: &[T], outer: &[usize], depth: &[usize], width: usize, panel: &mut [T]) {
-    // At most `width` pieces: (place in the line, offset, length).
-    let mut pieces = [(0usize, 0usize, 0usize); 16];
-    let mut count = 0;
-    for (i, &offset) in outer.iter().enumerate() {
-        match &mut pieces[..count] {
-            [.., (_, start, len)] if *start + *len == offset => *len += 1,
-            _ => {
-                pieces[count] = (i, offset, 1);
-                count += 1;
-            }
-        }
-    }
-    let gather = count * 2 > outer.len();
-    for (&k, line) in depth.iter().zip(panel.chunks_exact_mut(width)) {
+fn pack_pieces<T: Real, const WIDTH: usize>(data: &[T], pieces: &[Run], outer: &[usize], depth: &[usize], panel: &mut [T]) {
+    let gather = pieces.len() * 2 > outer.len();
+    for (i, &k) in depth.iter().enumerate() {
+        let line = &mut panel[i * WIDTH..];
         if gather {
             for (place, &offset) in line.iter_mut().zip(outer) {
                 *place = data[offset + k];
             }
-        } else {
-            for &(place, offset, len) in &pieces[..count] {
-                for (to, from) in line[place..place + len].iter_mut().zip(&data[offset + k..offset + k + len]) {
-                    *to = *from;
-                }
+            continue;
+        }
+        for piece in pieces {
+            let (to, from) = (&mut line[piece.place..], &data[piece.offset + k..]);
+            // A whole line costs less than a few of its elements. What is too much is written again: by the next piece or the next line.
+            match (to.first_chunk_mut::<WIDTH>(), from.first_chunk::<WIDTH>()) {
+                (Some(to), Some(from)) if outer.len() == WIDTH => *to = *from,
+                _ => to[..piece.len].copy_from_slice(&from[..piece.len]),
             }
         }
-        line[outer.len()..].fill(T::default());
     }
+}
+
+/// Consecutive offsets in a table.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Where in the table.
+    place: usize,
+    offset: usize,
+    len: usize,
+}
+
+fn runs(offsets: &[usize]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (place, &offset) in offsets.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if run.offset + run.len == offset => run.len += 1,
+            _ => runs.push(Run { place, offset, len: 1 }),
+        }
+    }
+    runs
 }
 
 fn is_run(offsets: &[usize]) -> bool {
@@ -166,43 +180,67 @@ pub(crate) fn gemm<T: Real>(
     }
     let width = T::TILE_COLUMNS;
     let arch = Arch::new();
-    let needs = |operand: &Operand<'_, T>, len: usize| if matches!(operand, Operand::Gather(_)) { len } else { 0 };
-    let block_depth = depth.min(DEPTH);
-    let mut a_scratch = T::pool(scratch).lend(needs(&a, packed_len(row_count.min(BLOCK_ROWS), block_depth, TILE_ROWS)));
-    let mut b_scratch = T::pool(scratch).lend(needs(&b, packed_len(column_count.min(BLOCK_COLUMNS), block_depth, width)));
-    // A sum of several blocks is formed where its rows lie close together: rows of C may be a power of two apart, and then all fall
-    // into the same few lines of the cache. The odd line between two rows keeps them apart here.
-    let stride = column_count.min(BLOCK_COLUMNS) + width;
-    let is_long = depth > DEPTH;
-    let mut sums = T::pool(scratch).lend(if is_long { row_count * stride } else { 0 });
-    let sum_rows: Vec<usize> = (0..if is_long { row_count } else { 0 }).map(|i| i * stride).collect();
-    let sum_columns: Vec<usize> = (0..stride).collect();
-    for first_column in (0..column_count).step_by(BLOCK_COLUMNS) {
-        let columns = &target.columns[first_column..column_count.min(first_column + BLOCK_COLUMNS)];
+    let b_panels = b.panels_in_place(width, row_count);
+    let a_in_place = match a {
+        Operand::Gather(gather) if b_panels.is_none() && runs(gather.depth).len() * LONG_RUN <= depth => Some(gather),
+        _ => None,
+    };
+    let needs = |operand: &Operand<'_, T>, in_place: bool, len: usize| match operand {
+        Operand::Gather(_) if !in_place => len,
+        _ => 0,
+    };
+    let a_len = packed_len(row_count.min(BLOCK_ROWS), depth.min(DEPTH), TILE_ROWS);
+    let b_len = packed_len(column_count.min(BLOCK_COLUMNS), depth.min(DEPTH), width);
+    let mut a_scratch = T::pool(scratch).lend(needs(&a, a_in_place.is_some(), a_len));
+    let mut b_scratch = T::pool(scratch).lend(needs(&b, b_panels.is_some(), b_len));
+    let is_in_place = b_panels.is_some();
+    let panels = b_panels.unwrap_or_else(|| {
+        (0..column_count).step_by(width).map(|place| Run { place, offset: 0, len: width.min(column_count - place) }).collect()
+    });
+    // Sums are formed where their rows lie close together: rows of C may be a power of two apart, and then all fall into the same few
+    // lines of the cache. The odd panel between two rows keeps them apart here.
+    let stride = panels.len().min(BLOCK_COLUMNS / width) * width + width;
+    let mut sums = T::pool(scratch).lend(row_count * stride);
+    for panels in panels.chunks(BLOCK_COLUMNS / width) {
+        let (first_column, last) = (panels[0].place, panels[panels.len() - 1]);
+        let columns = first_column..last.place + last.len;
         for first_k in (0..depth).step_by(DEPTH) {
             let k = first_k..depth.min(first_k + DEPTH);
-            let b_panels = b.block(first_column..first_column + columns.len(), k.clone(), width, &mut b_scratch);
+            let right = match b {
+                Operand::Gather(Gather { data, depth, .. }) if is_in_place => Right::InPlace { data, depth: &depth[k.clone()], panels },
+                _ => Right::Panels(b.block(columns.clone(), k.clone(), width, &mut b_scratch)),
+            };
+            let a_runs = a_in_place.map_or(Vec::new(), |gather| runs(&gather.depth[k.clone()]));
             for block in (0..row_count).step_by(BLOCK_ROWS) {
-                let block_end = row_count.min(block + BLOCK_ROWS);
-                let a_panels = a.block(first_row + block..first_row + block_end, k.clone(), TILE_ROWS, &mut a_scratch);
-                let (a, b, depth) = (a_panels, b_panels, k.len());
-                arch.dispatch(if is_long {
-                    let (rows, columns) = (&sum_rows[block..block_end], &sum_columns[..columns.len()]);
-                    Block { c: &mut sums, rows, columns, depth, a, b, add: first_k > 0 }
-                } else {
-                    Block { c: &mut *c, rows: &target.rows[block..block_end], columns, depth, a, b, add }
-                });
+                let rows = block..row_count.min(block + BLOCK_ROWS);
+                let left = match a_in_place {
+                    Some(Gather { data, outer, .. }) => {
+                        Left::InPlace { data, rows: &outer[first_row + rows.start..first_row + rows.end], runs: &a_runs }
+                    }
+                    None => Left::Panels(a.block(first_row + rows.start..first_row + rows.end, k.clone(), TILE_ROWS, &mut a_scratch)),
+                };
+                let sums = &mut sums[rows.start * stride..];
+                arch.dispatch(Block { sums, stride, rows: rows.len(), panels: panels.len(), depth: k.len(), left, right, add: first_k > 0 });
             }
         }
-        if is_long {
-            for (&row, sums) in target.rows.iter().zip(sums.chunks_exact(stride)) {
-                let row = &mut c[row..];
-                if !add && is_run(columns) {
-                    row[columns[0]..columns[0] + columns.len()].copy_from_slice(&sums[..columns.len()]);
-                    continue;
+        // Runs of columns that lie together in C and in the sums.
+        let mut pieces: Vec<(usize, Run)> = Vec::new();
+        for (i, panel) in panels.iter().enumerate() {
+            for run in runs(&target.columns[panel.place..][..panel.len]) {
+                let place = i * width + run.place;
+                match pieces.last_mut() {
+                    Some((_, last)) if last.place + last.len == place && last.offset + last.len == run.offset => last.len += run.len,
+                    _ => pieces.push((0, Run { place, ..run })),
                 }
-                for (&column, &sum) in columns.iter().zip(sums) {
-                    row[column] = if add { row[column] + sum } else { sum };
+            }
+        }
+        for (&row, sums) in target.rows.iter().zip(sums.chunks_exact(stride)) {
+            for (_, piece) in &pieces {
+                let (to, from) = (&mut c[row + piece.offset..][..piece.len], &sums[piece.place..][..piece.len]);
+                match (to, from) {
+                    (to, from) if add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
+                    ([to], [from]) => *to = *from,
+                    (to, from) => to.copy_from_slice(from),
                 }
             }
         }
@@ -224,16 +262,53 @@ impl<T: Real> Operand<'_, T> {
             }
         }
     }
+
+    /// Panels of columns that lie beside each other, if reading them in place costs less than packing them for `rows` rows.
+    fn panels_in_place(&self, width: usize, rows: usize) -> Option<Vec<Run>> {
+        let Operand::Gather(gather) = self else { return None };
+        let mut panels: Vec<Run> = Vec::new();
+        for run in runs(gather.outer) {
+            panels.extend((0..run.len).step_by(width).map(|first| Run {
+                place: run.place + first,
+                offset: run.offset + first,
+                len: width.min(run.len - first),
+            }));
+        }
+        // Packing an element costs about as much as twenty rows of a tile; what a panel lacks in columns costs all rows.
+        let empty = panels.len() * width - gather.outer.len();
+        if empty * rows > 20 * gather.outer.len() {
+            return None;
+        }
+        // A panel is read in whole vectors, which must not reach beyond the end.
+        let last = gather.outer.iter().max()? + gather.depth.iter().max()?;
+        (last + width <= gather.data.len()).then_some(panels)
+    }
 }
 
-/// One block of C from packed panels.
+/// Rows of A, for one block.
+#[derive(Clone, Copy)]
+enum Left<'a, T> {
+    Panels(&'a [T]),
+    InPlace { data: &'a [T], rows: &'a [usize], runs: &'a [Run] },
+}
+
+/// Columns of B, for one block.
+#[derive(Clone, Copy)]
+enum Right<'a, T> {
+    Panels(&'a [T]),
+    InPlace { data: &'a [T], depth: &'a [usize], panels: &'a [Run] },
+}
+
+/// One block of sums.
 struct Block<'a, T> {
-    c: &'a mut [T],
-    rows: &'a [usize],
-    columns: &'a [usize],
+    sums: &'a mut [T],
+    /// Elements from row to row of the sums.
+    stride: usize,
+    rows: usize,
+    panels: usize,
     depth: usize,
-    a: &'a [T],
-    b: &'a [T],
+    left: Left<'a, T>,
+    right: Right<'a, T>,
     add: bool,
 }
 
@@ -242,9 +317,9 @@ impl<T: Real> WithSimd for Block<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Vectors in a row of the tile.
+        // Vectors in a row of a panel.
         match T::TILE_COLUMNS * size_of::<T>() / size_of::<T::Vector<S>>() {
-            1 => self.tiles::<S, 1>(simd),
+            1 => self.wide_tiles::<S>(simd),
             2 => self.tiles::<S, 2>(simd),
             4 => self.tiles::<S, 4>(simd),
             8 => self.tiles::<S, 8>(simd),
@@ -253,54 +328,265 @@ impl<T: Real> WithSimd for Block<'_, T> {
     }
 }
 
-impl<T: Real> Block<'_, T> {
+/// Half a panel of A: as many rows as sixteen registers hold, and what few rows need no more than.
+const HALF: usize = TILE_ROWS / 2;
+
+impl<'a, T: Real> Block<'a, T> {
+    /// Where a panel's row is one vector, there are 32 of them: 24 hold sums.
     #[inline(always)]
-    fn tiles<S: Simd, const VECTORS: usize>(self, simd: S) {
+    fn wide_tiles<S: Simd>(mut self, simd: S) {
+        let mut panel = 0;
+        while panel < self.panels {
+            let count = match self.panels - panel {
+                4 => 2,
+                rest => rest.min(3),
+            };
+            for row in (0..self.rows).step_by(TILE_ROWS) {
+                match (count, self.rows - row > HALF) {
+                    (1, true) => self.tile::<S, 1, 1, TILE_ROWS>(simd, row, panel),
+                    (2, true) => self.tile::<S, 1, 2, TILE_ROWS>(simd, row, panel),
+                    (_, true) => self.tile::<S, 1, 3, TILE_ROWS>(simd, row, panel),
+                    (1, false) => self.tile::<S, 1, 1, HALF>(simd, row, panel),
+                    (2, false) => self.tile::<S, 1, 2, HALF>(simd, row, panel),
+                    (_, false) => self.tile::<S, 1, 3, HALF>(simd, row, panel),
+                }
+            }
+            panel += count;
+        }
+    }
+
+    #[inline(always)]
+    fn tiles<S: Simd, const VECTORS: usize>(mut self, simd: S) {
+        for panel in 0..self.panels {
+            for row in (0..self.rows).step_by(HALF) {
+                self.tile::<S, VECTORS, 1, HALF>(simd, row, panel);
+            }
+        }
+    }
+
+    /// The tile at `row` and `panel`. Not inlined: beside other kernels in one function, its sums would not all be kept in registers.
+    #[inline(never)]
+    fn tile<S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(&mut self, simd: S, row: usize, panel: usize) {
         let width = T::TILE_COLUMNS;
-        for (b, columns) in self.b.chunks_exact(width * self.depth).zip(self.columns.chunks(width)) {
-            let b = T::vectors::<S>(b).as_chunks::<VECTORS>().0;
-            let run = columns.len() == width && columns[width - 1] == columns[0] + width - 1 && columns.windows(2).all(|c| c[0] < c[1]);
-            for (tile, a) in self.a.chunks_exact(TILE_ROWS * self.depth).enumerate() {
-                let sums = tile_product::<T, S, VECTORS>(simd, a.as_chunks::<TILE_ROWS>().0, b);
-                for (&row, sums) in self.rows[tile * TILE_ROWS..].iter().zip(&sums) {
-                    let row = &mut self.c[row..];
-                    if run {
-                        let row = T::vectors_mut::<S>(&mut row[columns[0]..columns[0] + width]);
-                        if self.add {
-                            for (place, &sum) in row.iter_mut().zip(sums) {
-                                *place = T::add_vectors(simd, *place, sum);
-                            }
-                        } else {
-                            row.copy_from_slice(sums);
-                        }
-                    } else {
-                        let sums: &[T] = bytemuck::cast_slice(sums);
-                        for (&column, &sum) in columns.iter().zip(sums) {
-                            let place = &mut row[column];
-                            *place = if self.add { *place + sum } else { sum };
-                        }
-                    }
+        let depth = self.depth;
+        let place = Place {
+            lines: &mut self.sums[row * self.stride + panel * width..],
+            stride: self.stride,
+            rows: ROWS.min(self.rows - row),
+            add: self.add,
+        };
+        let packed_rows = |a: &'a [T]| {
+            let panel = &a[row / TILE_ROWS * TILE_ROWS * depth..][..TILE_ROWS * depth];
+            (panel.as_chunks().0, row % TILE_ROWS)
+        };
+        let packed_columns = |b: &'a [T]| {
+            let mut columns: [&[T]; PANELS] = [&[]; PANELS];
+            for (p, columns) in columns.iter_mut().enumerate() {
+                *columns = &b[(panel + p) * width * depth..][..width * depth];
+            }
+            columns
+        };
+        match (self.left, self.right) {
+            (Left::Panels(a), Right::Panels(b)) => {
+                let (a, first) = packed_rows(a);
+                let b = packed_columns(b);
+                simd.vectorize(PackedTile::<T, S, VECTORS, PANELS, ROWS> { simd, a, first, b, place });
+            }
+            (Left::Panels(a), Right::InPlace { data, depth, panels }) => {
+                let (a, first) = packed_rows(a);
+                let mut columns = [0; PANELS];
+                for (column, panel) in columns.iter_mut().zip(&panels[panel..]) {
+                    *column = panel.offset;
+                }
+                simd.vectorize(ColumnsTile::<T, S, VECTORS, PANELS, ROWS> { simd, a, first, data, depth, columns, place });
+            }
+            (Left::InPlace { data, rows, runs }, Right::Panels(b)) => {
+                let mut first = [0; ROWS];
+                for (i, first) in first.iter_mut().enumerate() {
+                    // Beyond the last row it is read again; those sums are left.
+                    *first = rows[(row + i).min(rows.len() - 1)];
+                }
+                let b = packed_columns(b);
+                simd.vectorize(RowsTile::<T, S, VECTORS, PANELS, ROWS> { simd, data, rows: first, runs, b, place });
+            }
+            // The choice of what is read in place leaves one side packed.
+            (Left::InPlace { .. }, Right::InPlace { .. }) => {}
+        }
+    }
+}
+
+/// Where a tile's sums go.
+struct Place<'a, T> {
+    lines: &'a mut [T],
+    stride: usize,
+    rows: usize,
+    add: bool,
+}
+
+/// The sums of a tile, in registers.
+type Sums<V, const VECTORS: usize, const PANELS: usize, const ROWS: usize> = [[[V; VECTORS]; PANELS]; ROWS];
+
+impl<T: Real> Place<'_, T> {
+    #[inline(always)]
+    fn put<S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(
+        self,
+        simd: S,
+        sums: Sums<T::Vector<S>, VECTORS, PANELS, ROWS>,
+    ) {
+        for (line, sums) in self.lines.chunks_mut(self.stride).zip(&sums).take(self.rows) {
+            let line = T::vectors_mut::<S>(&mut line[..PANELS * T::TILE_COLUMNS]).as_chunks_mut::<VECTORS>().0;
+            for (line, sums) in line.iter_mut().zip(sums) {
+                for (place, &sum) in line.iter_mut().zip(sums) {
+                    *place = if self.add { T::add_vectors(simd, *place, sum) } else { sum };
                 }
             }
         }
     }
 }
 
-/// The register tile: every step of k broadcasts six elements of A against a row of B.
+/// One step of k: elements of A against a row of B.
 #[inline(always)]
-fn tile_product<T: Real, S: Simd, const VECTORS: usize>(
+fn step<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(
     simd: S,
-    a: &[[T; TILE_ROWS]],
-    b: &[[T::Vector<S>; VECTORS]],
-) -> [[T::Vector<S>; VECTORS]; TILE_ROWS] {
-    let mut sums = [[T::splat(simd, T::default()); VECTORS]; TILE_ROWS];
-    for (a, b) in a.iter().zip(b) {
-        for i in 0..TILE_ROWS {
-            let a = T::splat(simd, a[i]);
+    sums: &mut Sums<T::Vector<S>, VECTORS, PANELS, ROWS>,
+    a: [T; ROWS],
+    b: [[T::Vector<S>; VECTORS]; PANELS],
+) {
+    for i in 0..ROWS {
+        let a = T::splat(simd, a[i]);
+        for p in 0..PANELS {
             for j in 0..VECTORS {
-                sums[i][j] = T::multiply_add(simd, a, b[j], sums[i][j]);
+                sums[i][p][j] = T::multiply_add(simd, a, b[p][j], sums[i][p][j]);
             }
         }
     }
-    sums
+}
+
+/// A tile of two packed operands.
+struct PackedTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
+    simd: S,
+    a: &'a [[T; TILE_ROWS]],
+    /// The first row in the panel.
+    first: usize,
+    b: [&'a [T]; PANELS],
+    place: Place<'a, T>,
+}
+
+impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
+    for PackedTile<'_, T, S, VECTORS, PANELS, ROWS>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let simd = self.simd;
+        let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
+        let mut panels: [&[[T::Vector<S>; VECTORS]]; PANELS] = [&[]; PANELS];
+        for p in 0..PANELS {
+            panels[p] = &T::vectors::<S>(self.b[p]).as_chunks().0[..self.a.len()];
+        }
+        for k in 0..self.a.len() {
+            let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
+            for p in 0..PANELS {
+                b[p] = panels[p][k];
+            }
+            step(simd, &mut sums, some_rows(&self.a[k], self.first), b);
+        }
+        self.place.put(simd, sums);
+    }
+}
+
+/// A tile of packed rows and of columns where they lie.
+struct ColumnsTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
+    simd: S,
+    a: &'a [[T; TILE_ROWS]],
+    first: usize,
+    data: &'a [T],
+    depth: &'a [usize],
+    /// Offset of each panel.
+    columns: [usize; PANELS],
+    place: Place<'a, T>,
+}
+
+impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
+    for ColumnsTile<'_, T, S, VECTORS, PANELS, ROWS>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let simd = self.simd;
+        let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
+        for (a, &k) in self.a.iter().zip(self.depth) {
+            let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
+            for p in 0..PANELS {
+                let line = &self.data[self.columns[p] + k..][..T::TILE_COLUMNS];
+                b[p] = T::vectors::<S>(line).as_chunks().0[0];
+            }
+            step(simd, &mut sums, some_rows(a, self.first), b);
+        }
+        self.place.put(simd, sums);
+    }
+}
+
+/// A tile of rows where they lie and of packed columns.
+struct RowsTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
+    simd: S,
+    data: &'a [T],
+    /// Offset of each row.
+    rows: [usize; ROWS],
+    runs: &'a [Run],
+    b: [&'a [T]; PANELS],
+    place: Place<'a, T>,
+}
+
+impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
+    for RowsTile<'_, T, S, VECTORS, PANELS, ROWS>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let simd = self.simd;
+        let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
+        for run in self.runs {
+            let mut rows: [&[T]; ROWS] = [&[]; ROWS];
+            for i in 0..ROWS {
+                rows[i] = &self.data[self.rows[i] + run.offset..][..run.len];
+            }
+            let mut panels: [&[[T::Vector<S>; VECTORS]]; PANELS] = [&[]; PANELS];
+            for p in 0..PANELS {
+                panels[p] = &T::vectors::<S>(self.b[p]).as_chunks().0[run.place..][..run.len];
+            }
+            for k in 0..run.len {
+                let mut a = [T::default(); ROWS];
+                for i in 0..ROWS {
+                    a[i] = rows[i][k];
+                }
+                let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
+                for p in 0..PANELS {
+                    b[p] = panels[p][k];
+                }
+                step(simd, &mut sums, a, b);
+            }
+        }
+        self.place.put(simd, sums);
+    }
+}
+
+#[inline(always)]
+fn zeros<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(
+    simd: S,
+) -> Sums<T::Vector<S>, VECTORS, PANELS, ROWS> {
+    [[[T::splat(simd, T::default()); VECTORS]; PANELS]; ROWS]
+}
+
+/// The rows of a tile, from a panel's.
+#[inline(always)]
+fn some_rows<T: Real, const ROWS: usize>(panel: &[T; TILE_ROWS], first: usize) -> [T; ROWS] {
+    let mut rows = [T::default(); ROWS];
+    for i in 0..ROWS {
+        rows[i] = if ROWS == TILE_ROWS { panel[i] } else { panel[(first + i) % TILE_ROWS] };
+    }
+    rows
 }

@@ -4,6 +4,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+/// Where buffers start: a vector of 512 bits then lies in one line of the cache.
+const LINE_BYTES: usize = 64;
+
 /// Buffers of one type that are lent and come back.
 #[derive(Debug, Default)]
 pub(crate) struct Pool<T> {
@@ -27,7 +30,7 @@ impl Scratch {
 }
 
 impl<T: Copy + Default> Pool<T> {
-    /// A buffer of `len` elements whose values are left over from earlier uses.
+    /// A buffer of `len` elements, at the start of a line of the cache, whose values are left over from earlier uses.
     pub(crate) fn lend(&self, len: usize) -> Lent<'_, T> {
         // The free buffer that fits best, else the largest, so that few grow.
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,11 +40,18 @@ impl<T: Copy + Default> Pool<T> {
         });
         let mut buffer = best.map(|(i, _)| i).map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
-        buffer.resize(len, T::default());
+        let slack = (LINE_BYTES / size_of::<T>()).saturating_sub(1);
+        if buffer.len() < len + slack {
+            buffer.resize(len + slack, T::default());
+        }
+        let start = match buffer.as_ptr().align_offset(LINE_BYTES) {
+            offset if offset <= slack => offset,
+            _ => 0,
+        };
         let bytes = len * size_of::<T>();
         let lent = self.lent_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak_bytes.fetch_max(lent, Ordering::Relaxed);
-        Lent { pool: self, buffer }
+        Lent { pool: self, buffer, start, len }
     }
 }
 
@@ -56,26 +66,28 @@ impl<T> Pool<T> {
 pub(crate) struct Lent<'p, T> {
     pool: &'p Pool<T>,
     buffer: Vec<T>,
+    start: usize,
+    len: usize,
 }
 
 impl<T> Deref for Lent<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.buffer
+        &self.buffer[self.start..self.start + self.len]
     }
 }
 
 impl<T> DerefMut for Lent<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.buffer
+        &mut self.buffer[self.start..self.start + self.len]
     }
 }
 
 impl<T> Drop for Lent<'_, T> {
     fn drop(&mut self) {
         let buffer = std::mem::take(&mut self.buffer);
-        self.pool.lent_bytes.fetch_sub(buffer.len() * size_of::<T>(), Ordering::Relaxed);
+        self.pool.lent_bytes.fetch_sub(self.len * size_of::<T>(), Ordering::Relaxed);
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 }
