@@ -130,22 +130,27 @@ struct Source<'a, T> {
     before: [usize; 3],
     padded: [usize; 3],
     order: Order,
+    /// Where windows step along a line, its copy is sorted by the residue of the position modulo the step: then they read runs.
+    phases: usize,
 }
 
 impl<'a, T: Real> Source<'a, T> {
-    fn new(tensor: Tensor5<'a, T>, channels: usize, extent: [usize; 3], borders: [(usize, usize); 3]) -> Source<'a, T> {
-        Source {
-            tensor,
-            channels,
-            extent,
-            before: borders.map(|(before, _)| before),
-            padded: [0, 1, 2].map(|i| borders[i].0 + extent[i] + borders[i].1),
-            order: Order::of(tensor.strides),
-        }
+    /// `step` is how far all windows step along a line.
+    fn new(tensor: Tensor5<'a, T>, channels: usize, extent: [usize; 3], borders: [(usize, usize); 3], step: usize) -> Source<'a, T> {
+        let order = Order::of(tensor.strides);
+        let phases = if order == Order::ChannelsFirst { step } else { 1 };
+        let mut padded = [0, 1, 2].map(|i| borders[i].0 + extent[i] + borders[i].1);
+        padded[2] = padded[2].next_multiple_of(phases);
+        Source { tensor, channels, extent, before: borders.map(|(before, _)| before), padded, order, phases }
     }
 
     fn is_direct(&self) -> bool {
-        self.padded == self.extent
+        self.padded == self.extent && self.phases == 1
+    }
+
+    /// Offset of a position in a line.
+    fn along_line(&self, position: usize, stride: usize) -> usize {
+        (position % self.phases * (self.padded[2] / self.phases) + position / self.phases) * stride
     }
 
     /// Strides within what [`Source::images`] returns.
@@ -179,19 +184,21 @@ impl<'a, T: Real> Source<'a, T> {
         if inner_count == 0 {
             return;
         }
-        let corner = (0..3).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
+        let corner = (0..2).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
+        let line_start = self.before[2] * to_strides[4];
         for o in 0..outer_count {
             for d in 0..self.extent[0] {
                 for h in 0..self.extent[1] {
                     let from = image * from_strides[0] + o * from_strides[outer] + d * from_strides[2] + h * from_strides[3];
-                    let start = corner + o * to_strides[outer] + d * to_strides[2] + h * to_strides[3];
-                    let line = &mut to[start..start + inner_count];
-                    if from_strides[inner] == 1 {
-                        line.copy_from_slice(&self.tensor.data[from..from + inner_count]);
-                    } else {
-                        for (i, place) in line.iter_mut().enumerate() {
-                            *place = self.tensor.data[from + i * from_strides[inner]];
+                    let from = &self.tensor.data[from..][..(inner_count - 1) * from_strides[inner] + 1];
+                    let to = &mut to[corner + o * to_strides[outer] + d * to_strides[2] + h * to_strides[3]..];
+                    if self.phases > 1 {
+                        for first in 0..self.phases.min(inner_count) {
+                            let place = self.along_line(self.before[2] + first, 1);
+                            every(&from[first * from_strides[4]..], self.phases * from_strides[4], &mut to[place..]);
                         }
+                    } else {
+                        every(from, from_strides[inner], &mut to[line_start..][..inner_count]);
                     }
                 }
             }
@@ -203,12 +210,13 @@ impl<'a, T: Real> Source<'a, T> {
     fn taps(&self, axes: [&Axis; 3], channels: usize) -> Vec<(usize, usize, [usize; 3])> {
         let strides = self.strides();
         let mut taps = Vec::new();
-        let offset = |i: usize, tap: isize| (tap + self.before[i] as isize) as usize * strides[i + 2];
+        // Of all taps the sum is not negative, since `before` covers the least.
+        let position = |i: usize, tap: isize| (tap + self.before[i] as isize) as usize;
         for &(d, d_tap) in &axes[0].taps {
             for &(h, h_tap) in &axes[1].taps {
                 for &(w, w_tap) in &axes[2].taps {
-                    // Of all taps the sum is not negative, since `before` covers the least.
-                    taps.push((offset(0, d) + offset(1, h) + offset(2, w), [d_tap, h_tap, w_tap]));
+                    let line = position(0, d) * strides[2] + position(1, h) * strides[3];
+                    taps.push((line + self.along_line(position(2, w), strides[4]), [d_tap, h_tap, w_tap]));
                 }
             }
         }
@@ -222,7 +230,24 @@ impl<'a, T: Real> Source<'a, T> {
     /// Source offsets of the positions of a class in `images` images.
     fn pixels(&self, axes: [&Axis; 3], images: usize) -> Vec<usize> {
         let strides = self.strides();
-        positions(images, axes.map(|axis| (0, axis.source_step, axis.count)), [strides[0], strides[2], strides[3], strides[4]])
+        let mut dims = axes.map(|axis| (0, axis.source_step, axis.count));
+        dims[2].1 /= self.phases;
+        positions(images, dims, [strides[0], strides[2], strides[3], strides[4]])
+    }
+}
+
+/// Fills `to` with every `step`-th number of `from`, as many as there are.
+fn every<T: Copy>(from: &[T], step: usize, to: &mut [T]) {
+    match step {
+        1 => to[..from.len()].copy_from_slice(from),
+        2 => {
+            let (pairs, rest) = from.as_chunks::<2>();
+            to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = pair[0]);
+            if let [last] = rest {
+                to[pairs.len()] = *last;
+            }
+        }
+        _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| *to = *from),
     }
 }
 
@@ -311,7 +336,8 @@ fn gathered<T: Real>(
         return;
     }
     let borders = [0, 1, 2].map(|dim| border(axes[dim].iter(), source_extent[dim]));
-    let source = Source::new(source, g.groups * sides.source_channels, source_extent, borders);
+    let step = axes[2].iter().map(|axis| axis.source_step).min().unwrap_or(1);
+    let source = Source::new(source, g.groups * sides.source_channels, source_extent, borders, step);
     let filter_width = if order == Order::ChannelsFirst { TILE_ROWS } else { T::TILE_COLUMNS };
 
     let mut classes = Vec::new();
@@ -406,7 +432,8 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
         w.fill(T::default());
         return;
     }
-    let source = Source::new(x, g.groups * g.channels, g.extent, [0, 1, 2].map(|dim| border(std::iter::once(axes[dim]), g.extent[dim])));
+    let borders = [0, 1, 2].map(|dim| border(std::iter::once(axes[dim]), g.extent[dim]));
+    let source = Source::new(x, g.groups * g.channels, g.extent, borders, axes[2].source_step);
     // The sum is formed as [c, filter…][k]: a row of it is one tap, so that each thread gathers pixels that no other needs.
     let mut taps = source.taps(axes, g.channels);
     let filter_stride = [g.filter[1] * g.filter[2], g.filter[2], 1];
@@ -444,11 +471,15 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
             });
         });
     }
-    w.par_chunks_mut(taps_count).enumerate().for_each(|(k, w)| {
-        let (group, k) = (k / g.filters, k % g.filters);
-        let sums = &sums[group * taps_count * g.filters + k..];
-        for (w, sum) in w.iter_mut().zip(sums.iter().step_by(g.filters)) {
-            *w = *sum;
-        }
+    // Turned round a line of the cache at a time.
+    let turn = T::TILE_COLUMNS.min(g.filters);
+    w.par_chunks_mut(taps_count * g.filters).zip(sums.par_chunks(taps_count * g.filters)).for_each(|(w, sums)| {
+        w.par_chunks_mut(taps_count * turn).enumerate().for_each(|(block, w)| {
+            for (tap, sums) in sums.chunks_exact(g.filters).enumerate() {
+                for (w, sum) in w.chunks_exact_mut(taps_count).zip(&sums[block * turn..]) {
+                    w[tap] = *sum;
+                }
+            }
+        });
     });
 }
