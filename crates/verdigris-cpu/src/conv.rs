@@ -168,8 +168,11 @@ impl<'a, T: Real> Source<'a, T> {
             let start = (range.start * self.tensor.strides[0]).min(self.tensor.data.len());
             return Images::Direct(&self.tensor.data[start..]);
         }
-        let mut copy = T::pool(scratch).lend(range.len() * self.image_len());
-        copy.par_chunks_mut(self.image_len().max(1)).zip(range).for_each(|(copy, image)| self.copy(copy, image));
+        // Whole vectors are read of what lies beside the last pixels.
+        let len = range.len() * self.image_len();
+        let mut copy = T::pool(scratch).lend(len + T::TILE_COLUMNS);
+        copy[len..].fill(T::default());
+        copy[..len].par_chunks_mut(self.image_len().max(1)).zip(range).for_each(|(copy, image)| self.copy(copy, image));
         Images::Copied(copy)
     }
 
@@ -282,10 +285,13 @@ impl<T: Real> Images<'_, '_, T> {
 /// Elements of gathered pixels that several threads share: 4 MiB in f32, for the last-level cache.
 const SHARED_PANELS: usize = 1 << 20;
 
+/// Elements of the images whose sum a filter gradient is formed of at once: 16 MiB in f32.
+const SHARED_IMAGES: usize = 1 << 22;
+
 /// Images that are worked on at once, so that columns fill whole panels and every thread has work.
 fn images_at_once(batch: usize, pixels: usize) -> usize {
     let for_columns = 256usize.div_ceil(pixels.max(1));
-    let for_threads = batch.div_ceil(2 * rayon::current_num_threads());
+    let for_threads = batch.div_ceil(rayon::current_num_threads());
     for_columns.min(for_threads).clamp(1, batch.max(1))
 }
 
@@ -443,9 +449,12 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
     taps.sort_by_key(place);
     let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
     let mut sums = T::pool(scratch).lend(g.groups * taps_count * g.filters);
-    let rows_at_once = taps_count.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
+    let parts = (4 * rayon::current_num_threads()).div_ceil(g.groups);
+    let rows_at_once = taps_count.div_ceil(parts).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
 
-    let at_once = (4 * DEPTH).div_ceil(pixels).min(g.batch);
+    let image_len = source.image_len() + g.groups * g.filters * pixels;
+    let rounds = g.batch.div_ceil((SHARED_IMAGES / image_len).max((4 * DEPTH).div_ceil(pixels)));
+    let at_once = g.batch.div_ceil(rounds);
     let columns: Vec<usize> = (0..g.filters).collect();
     let y_outer: Vec<usize> = (0..g.filters).map(|k| k * y.strides[1]).collect();
     for first in (0..g.batch).step_by(at_once) {
@@ -471,15 +480,22 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
             });
         });
     }
-    // Turned round a line of the cache at a time.
-    let turn = T::TILE_COLUMNS.min(g.filters);
     w.par_chunks_mut(taps_count * g.filters).zip(sums.par_chunks(taps_count * g.filters)).for_each(|(w, sums)| {
-        w.par_chunks_mut(taps_count * turn).enumerate().for_each(|(block, w)| {
-            for (tap, sums) in sums.chunks_exact(g.filters).enumerate() {
-                for (w, sum) in w.chunks_exact_mut(taps_count).zip(&sums[block * turn..]) {
-                    w[tap] = *sum;
-                }
-            }
-        });
+        w.par_chunks_mut(taps_count * TURN).enumerate().for_each(|(block, w)| turn(&sums[block * TURN..], g.filters, w, taps_count));
     });
+}
+
+/// Edge of the squares that a matrix is turned round in: whole lines of the cache are read and written.
+const TURN: usize = 16;
+
+/// Lines of `to`, each of `len` elements, from columns of `from`, whose lines are `stride` apart.
+fn turn<T: Real>(from: &[T], stride: usize, to: &mut [T], len: usize) {
+    for first in (0..len).step_by(TURN) {
+        for (column, line) in to.chunks_exact_mut(len).enumerate() {
+            let line = &mut line[first..len.min(first + TURN)];
+            for (place, from) in line.iter_mut().zip(from[first * stride + column..].iter().step_by(stride)) {
+                *place = *from;
+            }
+        }
+    }
 }

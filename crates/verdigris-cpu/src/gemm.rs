@@ -220,7 +220,16 @@ pub(crate) fn gemm<T: Real>(
                     None => Left::Panels(a.block(first_row + rows.start..first_row + rows.end, k.clone(), TILE_ROWS, &mut a_scratch)),
                 };
                 let sums = &mut sums[rows.start * stride..];
-                arch.dispatch(Block { sums, stride, rows: rows.len(), panels: panels.len(), depth: k.len(), left, right, add: first_k > 0 });
+                arch.dispatch(Block {
+                    sums,
+                    stride,
+                    rows: rows.len(),
+                    panels: panels.len(),
+                    depth: k.len(),
+                    left,
+                    right,
+                    add: first_k > 0,
+                });
             }
         }
         // Runs of columns that lie together in C and in the sums.
@@ -280,7 +289,7 @@ impl<T: Real> Operand<'_, T> {
             return None;
         }
         // A panel is read in whole vectors, which must not reach beyond the end.
-        let last = gather.outer.iter().max()? + gather.depth.iter().max()?;
+        let last = panels.iter().map(|panel| panel.offset).max()? + gather.depth.iter().max()?;
         (last + width <= gather.data.len()).then_some(panels)
     }
 }
