@@ -198,7 +198,8 @@ impl<'a, T: Real> Source<'a, T> {
                     if self.phases > 1 {
                         for first in 0..self.phases.min(inner_count) {
                             let place = self.along_line(self.before[2] + first, 1);
-                            every(&from[first * from_strides[4]..], self.phases * from_strides[4], &mut to[place..]);
+                            let count = (inner_count - first).div_ceil(self.phases);
+                            every(&from[first * from_strides[4]..], self.phases * from_strides[4], &mut to[place..][..count]);
                         }
                     } else {
                         every(from, from_strides[inner], &mut to[line_start..][..inner_count]);
@@ -239,15 +240,16 @@ impl<'a, T: Real> Source<'a, T> {
     }
 }
 
-/// Fills `to` with every `step`-th number of `from`, as many as there are.
+/// Fills `to` with every `step`-th number of `from`.
 fn every<T: Copy>(from: &[T], step: usize, to: &mut [T]) {
     match step {
-        1 => to[..from.len()].copy_from_slice(from),
+        0 => to.fill(from[0]),
+        1 => to.copy_from_slice(&from[..to.len()]),
         2 => {
             let (pairs, rest) = from.as_chunks::<2>();
             to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = pair[0]);
-            if let [last] = rest {
-                to[pairs.len()] = *last;
+            if let ([last], Some(to)) = (rest, to.get_mut(pairs.len())) {
+                *to = *last;
             }
         }
         _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| *to = *from),
