@@ -574,6 +574,61 @@ fn large_sums_do_not_depend_on_threads() {
     assert!([2, 3, 5].into_iter().all(|threads| run_on(threads) == one));
 }
 
+/// Sizes that fill whole register tiles, several blocks of the depth and of the columns, in both orders of the channels; the random ones
+/// above stay below that.
+#[test]
+fn convolutions_of_many_tiles() {
+    // n, c, k, extent, filter, stride, pad, dilation, groups
+    let sizes: [[u64; 11]; 9] = [
+        [2, 20, 70, 9, 50, 3, 3, 1, 1, 1, 1],
+        [2, 70, 20, 11, 33, 3, 3, 1, 1, 2, 1],
+        [3, 40, 51, 14, 14, 3, 3, 2, 1, 1, 1],
+        [5, 30, 100, 7, 7, 3, 3, 1, 1, 1, 1],
+        [3, 200, 50, 10, 10, 1, 1, 1, 0, 1, 1],
+        [2, 3, 20, 31, 30, 7, 7, 2, 3, 1, 1],
+        [1, 7, 66, 40, 41, 5, 4, 3, 2, 1, 1],
+        [2, 32, 32, 12, 28, 3, 3, 1, 1, 1, 4],
+        [1, 1, 5, 1, 300, 1, 9, 1, 4, 1, 1],
+    ];
+    let pools = [1, 3].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
+    let orders: [&[usize]; 2] = [&[0, 1, 2, 3], &[0, 2, 3, 1]];
+    for (i, [n, c, k, h, w, r, s, stride, pad, dilation, groups]) in sizes.into_iter().enumerate() {
+        for (direction, order) in ConvDirection::ALL.into_iter().flat_map(|direction| orders.map(|order| (direction, order))) {
+            for (dtype, precision) in [(DType::F32, Precision::Fp32), (DType::F64, Precision::F64)] {
+                let mut g = GraphBuilder::new("conv");
+                let mut conv = Conv::new(direction, Uid(0), Uid(0), Uid(0), 2, precision);
+                (conv.strides, conv.dilations) = (vec![stride; 2], vec![dilation; 2]);
+                // A line of one row is not padded across it.
+                let pads = if h == 1 { vec![0, pad] } else { vec![pad; 2] };
+                (conv.pads_before, conv.pads_after, conv.groups) = (pads.clone(), pads, groups);
+                let out = [(h, r), (w, s)].into_iter().enumerate().map(|(dim, (extent, filter))| conv.out_extent(dim, extent, filter));
+                let out: Vec<u64> = out.map(Option::unwrap).collect();
+                let (x_dims, w_dims, y_dims) = ([n, c, h, w], [k, c / groups, r, s], [n, k, out[0], out[1]]);
+                let mut tensor = |name: &str, dims: &[u64]| g.tensor(name, dtype, Layout::with_order(dims, order).unwrap());
+                let (result, dims) = match direction {
+                    ConvDirection::Fprop => {
+                        (conv.x, conv.w) = (tensor("x", &x_dims), tensor("w", &w_dims));
+                        (g.conv_fprop("conv", conv).unwrap(), y_dims)
+                    }
+                    ConvDirection::Dgrad => {
+                        (conv.y, conv.w) = (tensor("y", &y_dims), tensor("w", &w_dims));
+                        (g.conv_dgrad("conv", conv, &x_dims).unwrap(), x_dims)
+                    }
+                    ConvDirection::Wgrad => {
+                        (conv.x, conv.y) = (tensor("x", &x_dims), tensor("y", &y_dims));
+                        (g.conv_wgrad("conv", conv, &w_dims).unwrap(), w_dims)
+                    }
+                };
+                g.store_as(result, "result", dtype, Layout::with_order(&dims, order).unwrap()).unwrap();
+                let graph = g.finish().unwrap();
+                let [one, three] = pools.each_ref().map(|pool| pool.install(|| run(&graph, Distribution::Normal, i as u64)).unwrap());
+                assert!(one.1.is_empty(), "{i} {direction:?} {order:?} {dtype:?}: {:?}", one.1);
+                assert!(one.0 == three.0, "{i} {direction:?} {order:?} {dtype:?}: threads change bits");
+            }
+        }
+    }
+}
+
 #[test]
 fn wrong_bindings_are_told() {
     let mut g = GraphBuilder::new("relu");
