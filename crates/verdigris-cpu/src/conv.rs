@@ -287,6 +287,9 @@ impl<T: Real> Images<'_, '_, T> {
 /// Elements of gathered pixels that several threads share: 4 MiB in f32, for the last-level cache.
 const SHARED_PANELS: usize = 1 << 20;
 
+/// Elements of sums that one task forms at once: 512 KiB in f32, for the second-level cache.
+const SUMS: usize = 1 << 17;
+
 /// Elements of the images whose sum a filter gradient is formed of at once: 16 MiB in f32.
 const SHARED_IMAGES: usize = 1 << 22;
 
@@ -450,9 +453,8 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
     };
     taps.sort_by_key(place);
     let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
-    let mut sums = T::pool(scratch).lend(g.groups * taps_count * g.filters);
     let parts = (4 * rayon::current_num_threads()).div_ceil(g.groups);
-    let rows_at_once = taps_count.div_ceil(parts).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
+    let rows_at_once = taps_count.div_ceil(parts).min(SUMS / g.filters).next_multiple_of(TILE_ROWS).max(4 * TILE_ROWS);
 
     let image_len = source.image_len() + g.groups * g.filters * pixels;
     let rounds = g.batch.div_ceil((SHARED_IMAGES / image_len).max((4 * DEPTH).div_ceil(pixels)));
@@ -470,33 +472,42 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
             let data = &y.data[first * y.strides[0] + group * g.filters * y.strides[1]..];
             pack_whole(Gather { data, outer: &y_outer, depth: &y_depth }, T::TILE_COLUMNS, panels);
         });
-        let (gradients, images, outer, depth, columns) = (&gradients, &images, &outer, &depth, &columns);
-        sums.par_chunks_mut(taps_count * g.filters).enumerate().for_each(|(group, sums)| {
+        // What one task forms: some taps of every filter of a group.
+        let mut results: Vec<Vec<&mut [T]>> = Vec::new();
+        for group in w.chunks_mut(taps_count * g.filters) {
+            let mut parts: Vec<Vec<&mut [T]>> = (0..taps_count.div_ceil(rows_at_once)).map(|_| Vec::with_capacity(g.filters)).collect();
+            for filter in group.chunks_mut(taps_count) {
+                parts.iter_mut().zip(filter.chunks_mut(rows_at_once)).for_each(|(part, taps)| part.push(taps));
+            }
+            results.extend(parts);
+        }
+        let parts = taps_count.div_ceil(rows_at_once);
+        results.par_iter_mut().enumerate().for_each(|(task, result)| {
+            let (group, part) = (task / parts, task % parts);
             let data = &images.data()[group * g.channels * source.strides()[1]..];
             let gradients = Operand::Packed { panels: &gradients[group * len..][..len], outer: g.filters };
-            sums.par_chunks_mut(rows_at_once * g.filters).enumerate().for_each(|(part, sums)| {
-                let rows: Vec<usize> = (0..sums.len() / g.filters).map(|i| i * g.filters).collect();
-                let outer = &outer[part * rows_at_once..][..rows.len()];
-                let taps = Operand::Gather(Gather { data, outer, depth });
-                gemm(scratch, sums, Target { rows: &rows, columns }, (taps, 0), gradients, depth.len(), first > 0);
-            });
+            let rows: Vec<usize> = (0..result[0].len()).map(|i| i * g.filters).collect();
+            let taps = Operand::Gather(Gather { data, outer: &outer[part * rows_at_once..][..rows.len()], depth: &depth });
+            let mut sums = T::pool(scratch).lend(rows.len() * g.filters);
+            gemm(scratch, &mut sums, Target { rows: &rows, columns: &columns }, (taps, 0), gradients, depth.len(), false);
+            turn(&sums, g.filters, result, first > 0);
         });
     }
-    w.par_chunks_mut(taps_count * g.filters).zip(sums.par_chunks(taps_count * g.filters)).for_each(|(w, sums)| {
-        w.par_chunks_mut(taps_count * TURN).enumerate().for_each(|(block, w)| turn(&sums[block * TURN..], g.filters, w, taps_count));
-    });
 }
 
 /// Edge of the squares that a matrix is turned round in: whole lines of the cache are read and written.
 const TURN: usize = 16;
 
-/// Lines of `to`, each of `len` elements, from columns of `from`, whose lines are `stride` apart.
-fn turn<T: Real>(from: &[T], stride: usize, to: &mut [T], len: usize) {
-    for first in (0..len).step_by(TURN) {
-        for (column, line) in to.chunks_exact_mut(len).enumerate() {
-            let line = &mut line[first..len.min(first + TURN)];
-            for (place, from) in line.iter_mut().zip(from[first * stride + column..].iter().step_by(stride)) {
-                *place = *from;
+/// Writes lines `to`, or adds to them, from the columns of `from`, whose lines are `stride` apart.
+fn turn<T: Real>(from: &[T], stride: usize, to: &mut [&mut [T]], add: bool) {
+    for (block, lines) in to.chunks_mut(TURN).enumerate() {
+        for first in (0..lines[0].len()).step_by(TURN) {
+            for (i, line) in lines.iter_mut().enumerate() {
+                let end = line.len().min(first + TURN);
+                let column = from[first * stride + block * TURN + i..].iter().step_by(stride);
+                for (place, &value) in line[first..end].iter_mut().zip(column) {
+                    *place = if add { *place + value } else { value };
+                }
             }
         }
     }

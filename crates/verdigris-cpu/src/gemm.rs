@@ -233,18 +233,18 @@ pub(crate) fn gemm<T: Real>(
             }
         }
         // Runs of columns that lie together in C and in the sums.
-        let mut pieces: Vec<(usize, Run)> = Vec::new();
+        let mut pieces: Vec<Run> = Vec::new();
         for (i, panel) in panels.iter().enumerate() {
-            for run in runs(&target.columns[panel.place..][..panel.len]) {
-                let place = i * width + run.place;
+            for (j, &offset) in target.columns[panel.place..][..panel.len].iter().enumerate() {
+                let place = i * width + j;
                 match pieces.last_mut() {
-                    Some((_, last)) if last.place + last.len == place && last.offset + last.len == run.offset => last.len += run.len,
-                    _ => pieces.push((0, Run { place, ..run })),
+                    Some(last) if last.place + last.len == place && last.offset + last.len == offset => last.len += 1,
+                    _ => pieces.push(Run { place, offset, len: 1 }),
                 }
             }
         }
         for (&row, sums) in target.rows.iter().zip(sums.chunks_exact(stride)) {
-            for (_, piece) in &pieces {
+            for piece in &pieces {
                 let (to, from) = (&mut c[row + piece.offset..][..piece.len], &sums[piece.place..][..piece.len]);
                 match (to, from) {
                     (to, from) if add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
