@@ -59,7 +59,7 @@ pub(crate) fn packed_len(outer: usize, depth: usize, width: usize) -> usize {
     outer.next_multiple_of(width) * depth
 }
 
-/// Packs a whole operand, over all threads: for each block of [`DEPTH`], for each panel of `width`, `[k][width]`, zeros beyond the edge.
+/// Packs a whole operand, over all threads: for each block of [`DEPTH`], for each panel of `width`, `[k][width]`, anything beyond the edge.
 pub(crate) fn pack_whole<T: Real>(gather: Gather<'_, T>, width: usize, panels: &mut [T]) {
     let block_len = gather.outer.len().next_multiple_of(width) * DEPTH;
     if gather.outer.is_empty() || gather.depth.is_empty() {
@@ -74,18 +74,20 @@ pub(crate) fn pack_whole<T: Real>(gather: Gather<'_, T>, width: usize, panels: &
 fn pack<T: Real>(data: &[T], outer: &[usize], depth: &[usize], width: usize, panels: &mut [T]) {
     // With widths known here, a line is a few instructions and no call.
     match width {
-        4 => pack_lines::<T, 4>(data, outer, depth, panels),
         8 => pack_lines::<T, 8>(data, outer, depth, panels),
         _ => pack_lines::<T, 16>(data, outer, depth, panels),
     }
 }
+
+/// Rows that are packed together where they run along k; every width is a multiple of it.
+const EIGHT: usize = 8;
 
 fn pack_lines<T: Real, const WIDTH: usize>(data: &[T], outer: &[usize], depth: &[usize], panels: &mut [T]) {
     let depth_runs = runs(depth);
     let long_depth_runs = depth_runs.len() * 8 <= depth.len();
     for (outer, panel) in outer.chunks(WIDTH).zip(panels.chunks_exact_mut(WIDTH * depth.len())) {
         let lines = panel.as_chunks_mut::<WIDTH>().0;
-        if outer.len() < WIDTH {
+        if outer.len() < WIDTH && !(long_depth_runs && outer.len() + EIGHT > WIDTH) {
             lines.fill([T::default(); WIDTH]);
         }
         if outer.len() == WIDTH && is_run(outer) {
@@ -93,11 +95,16 @@ fn pack_lines<T: Real, const WIDTH: usize>(data: &[T], outer: &[usize], depth: &
                 line.copy_from_slice(&data[outer[0] + k..][..WIDTH]);
             }
         } else if long_depth_runs {
-            for run in &depth_runs {
-                let lines = &mut lines[run.place..][..run.len];
-                for (i, &row) in outer.iter().enumerate() {
-                    for (line, &value) in lines.iter_mut().zip(&data[row + run.offset..][..run.len]) {
-                        line[i] = value;
+            for (eight, outer) in outer.chunks(EIGHT).enumerate() {
+                for run in &depth_runs {
+                    // Beyond the edge the last one is read again.
+                    let row = |i: usize| &data[outer[i.min(outer.len() - 1)] + run.offset..][..run.len];
+                    let rows: [&[T]; EIGHT] = std::array::from_fn(row);
+                    for (k, line) in lines[run.place..][..run.len].iter_mut().enumerate() {
+                        let line = &mut line.as_chunks_mut::<EIGHT>().0[eight];
+                        for i in 0..EIGHT {
+                            line[i] = rows[i][k];
+                        }
                     }
                 }
             }
