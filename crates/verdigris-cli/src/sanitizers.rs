@@ -282,10 +282,8 @@ fn tail(text: &str) -> String {
 
 /// The tool on the path, else in the newest of the usual folders.
 fn installed() -> Option<PathBuf> {
-    let on_path = std::env::var_os("PATH").and_then(|paths| {
-        let found = std::env::split_paths(&paths).map(|folder| folder.join("compute-sanitizer")).find(|path| path.is_file());
-        found
-    });
+    let by_name = PathBuf::from("compute-sanitizer");
+    let on_path = Command::new(&by_name).arg("--version").output().is_ok().then_some(by_name);
     let usual = || {
         let mut folders: Vec<PathBuf> = std::fs::read_dir("/usr/local").ok()?.flatten().map(|entry| entry.path()).collect();
         folders.sort();
