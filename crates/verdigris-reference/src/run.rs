@@ -161,11 +161,19 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
         }
 
         let (a_base, b_base) = (gemm.a.offset(&batch, row, 0), gemm.b.offset(&batch, 0, column));
-        let sum = sum_of_products(
-            k,
-            |i| a.at(a_base + i * gemm.a.column_stride) * scale_a.at(&batch, row, i),
-            |i| b.at(b_base + i * gemm.b.row_stride) * scale_b.at(&batch, column, i),
-        );
+        let (a_step, b_step) = (gemm.a.column_stride, gemm.b.row_stride);
+        let sum = match (a.decoded(), b.decoded(), &scale_a, &scale_b) {
+            // What nearly every problem is.
+            (Some(a), Some(b), Factors::One, Factors::One) => {
+                let number = |values: &[f64], offset: u64| values.get(offset as usize).copied().unwrap_or(f64::NAN);
+                sum_of_products(k, |i| number(a, a_base + i * a_step), |i| number(b, b_base + i * b_step))
+            }
+            _ => sum_of_products(
+                k,
+                |i| a.at(a_base + i * a_step) * scale_a.at(&batch, row, i),
+                |i| b.at(b_base + i * b_step) * scale_b.at(&batch, column, i),
+            ),
+        };
         let mut v = tolerance::of_sum(gemm.precision, gemm.a.dtype, k, is_scaled, sum);
         if gemm.precision == Precision::I32 {
             v = integer_sum(sum, gemm.is_exact_integer());

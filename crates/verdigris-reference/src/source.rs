@@ -149,6 +149,14 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// All elements by their offsets, if they are numbers at hand and exact.
+    pub(crate) fn exact(&self) -> Option<&[f64]> {
+        match &self.held {
+            Held::Dense { values, errors } if errors.is_empty() => Some(values),
+            _ => None,
+        }
+    }
+
     /// The element at an offset, as arithmetic in `compute` reads it: f32 does not hold every integer.
     #[inline]
     pub(crate) fn read(&self, offset: u64, compute: DType) -> Bounded {

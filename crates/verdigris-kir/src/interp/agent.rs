@@ -5,7 +5,7 @@ use super::alu;
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::memory::PAGE;
-use super::shadow::{Access, UNIT, flag};
+use super::shadow::{Access, Memo, UNIT, flag};
 use super::state::{Culprit, Fault, Machine, Unit, Warp};
 use super::tensor;
 use super::threads::Place;
@@ -361,6 +361,7 @@ impl Machine<'_> {
             launch: self.grids[owner.grid].first_actor,
             global,
             in_order: false,
+            memo: Memo::default(),
         }
     }
 

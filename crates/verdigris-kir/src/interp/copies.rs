@@ -1,6 +1,7 @@
 //! The instructions that give async units work, and those that wait for it.
 
 use super::agent::{Move, PLAIN, PeerSource, Style, Work};
+use super::alu::Lanes;
 use super::decode::Instruction;
 use super::finding::FindingKind;
 use super::machine::MAP_MAGIC;
@@ -74,8 +75,8 @@ impl Machine<'_> {
     }
 
     pub(crate) fn cp_async_arrive(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, no_increment: bool) -> Result<Flow, Fault> {
-        let base = self.need(warp, inst.ins[0], exec, inst.loc, "is the address of an mbarrier")?;
-        let offset = warp.lanes(inst.ins[1]);
+        let base = *self.need(warp, inst.ins[0], exec, inst.loc, "is the address of an mbarrier")?;
+        let offset = *warp.lanes(inst.ins[1]);
         let after: Vec<u64> = warp.cp.ops.iter().filter(|op| op.lanes & exec != 0).map(|op| op.id).collect();
         let epoch = warp.cp.epoch();
         // What comes later in this group is not covered by the arrival.
@@ -103,6 +104,10 @@ impl Machine<'_> {
     }
 
     // ---- bulk copies -----------------------------------------------------------------------------------------------
+
+    fn copy_operands(&self, warp: &Warp, inst: &Instruction, exec: u32) -> Result<Vec<Lanes>, Fault> {
+        inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy").copied()).collect()
+    }
 
     fn multiple_of(&self, at: Culprit, what: &str, value: u64, of: u64) -> Result<(), Fault> {
         if value.is_multiple_of(of) {
@@ -168,9 +173,7 @@ impl Machine<'_> {
     }
 
     pub(crate) fn bulk_load(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, multicast: bool) -> Result<Flow, Fault> {
-        let operands: Result<Vec<_>, Fault> =
-            inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy")).collect();
-        let operands = operands?;
+        let operands = self.copy_operands(warp, inst, exec)?;
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let value = |index: usize| operands[index][lane];
@@ -197,9 +200,7 @@ impl Machine<'_> {
         exec: u32,
         reduce: Option<(BulkReduce, Ty)>,
     ) -> Result<Flow, Fault> {
-        let operands: Result<Vec<_>, Fault> =
-            inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy")).collect();
-        let operands = operands?;
+        let operands = self.copy_operands(warp, inst, exec)?;
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let (to, from, bytes) = (operands[0][lane], operands[1][lane], operands[2][lane] as u32);
@@ -223,9 +224,7 @@ impl Machine<'_> {
     }
 
     pub(crate) fn bulk_to_peer(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32) -> Result<Flow, Fault> {
-        let operands: Result<Vec<_>, Fault> =
-            inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy")).collect();
-        let operands = operands?;
+        let operands = self.copy_operands(warp, inst, exec)?;
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let (to, from, bytes, barrier) = (operands[0][lane], operands[1][lane], operands[2][lane] as u32, operands[3][lane]);
@@ -272,10 +271,10 @@ impl Machine<'_> {
         ty: Ty,
         reduce: Option<Atomic>,
     ) -> Result<Flow, Fault> {
-        let to = self.need(warp, inst.ins[0], exec, inst.loc, "is an address")?;
-        let barrier = self.need(warp, inst.ins[1], exec, inst.loc, "is the address of an mbarrier")?;
+        let to = *self.need(warp, inst.ins[0], exec, inst.loc, "is an address")?;
+        let barrier = *self.need(warp, inst.ins[1], exec, inst.loc, "is the address of an mbarrier")?;
         let values: Result<Vec<_>, Fault> =
-            inst.ins[2..].iter().map(|source| self.need(warp, *source, exec, inst.loc, "is stored")).collect();
+            inst.ins[2..].iter().map(|source| self.need(warp, *source, exec, inst.loc, "is stored").copied()).collect();
         let values = values?;
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
@@ -441,9 +440,7 @@ impl Machine<'_> {
         im2col: bool,
         multicast: bool,
     ) -> Result<Flow, Fault> {
-        let operands: Result<Vec<_>, Fault> =
-            inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy")).collect();
-        let operands = operands?;
+        let operands = self.copy_operands(warp, inst, exec)?;
         let rank = rank as usize;
         let offsets_at = 2 + rank;
         let barrier_at = offsets_at + if im2col { rank - 2 } else { 0 };
@@ -510,9 +507,7 @@ impl Machine<'_> {
         im2col: bool,
         reduce: Option<BulkReduce>,
     ) -> Result<Flow, Fault> {
-        let operands: Result<Vec<_>, Fault> =
-            inst.ins.iter().map(|source| self.need(warp, *source, exec, inst.loc, "steers a copy")).collect();
-        let operands = operands?;
+        let operands = self.copy_operands(warp, inst, exec)?;
         let rank = rank as usize;
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));

@@ -1,15 +1,18 @@
 //! A kernel in flat form: one row of steps with the places where lanes part and meet again. Made once for each kernel.
 
+use super::alu::Lanes;
 use crate::inst::Op;
 use crate::ir::{Block, KernelBody, Operand, Role, Stmt};
 use crate::verify::Verified;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// An operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     Reg(u32),
-    Constant(u64),
+    /// Which of [`Decoded::constants`].
+    Constant(u32),
 }
 
 /// One instruction.
@@ -74,24 +77,29 @@ pub(crate) enum Flat {
 pub(crate) struct Decoded {
     pub(crate) body: Arc<Verified<KernelBody>>,
     pub(crate) steps: Vec<Flat>,
+    /// The constants that stand in its instructions, each spread over the lanes: an instruction reads them as it reads registers.
+    pub(crate) constants: Vec<Lanes>,
     /// Mbarriers that it declares.
     pub(crate) barriers: u32,
 }
 
 impl Decoded {
     pub(crate) fn new(body: Arc<Verified<KernelBody>>) -> Self {
-        let mut flat = Flattener { body: &body, steps: Vec::new() };
+        let mut flat = Flattener { body: &body, steps: Vec::new(), constants: Vec::new(), places: HashMap::new() };
         flat.block(&body.body);
         flat.steps.push(Flat::Exit);
-        let steps = flat.steps;
+        let (steps, constants) = (flat.steps, flat.constants);
         let barriers = body.barriers.iter().map(|decl| decl.count).sum();
-        Decoded { body, steps, barriers }
+        Decoded { body, steps, constants, barriers }
     }
 }
 
 struct Flattener<'a> {
     body: &'a KernelBody,
     steps: Vec<Flat>,
+    constants: Vec<Lanes>,
+    /// Where each constant stands.
+    places: HashMap<u64, u32>,
 }
 
 impl Flattener<'_> {
@@ -99,13 +107,21 @@ impl Flattener<'_> {
         self.steps.len() as u32
     }
 
-    fn source(&self, operand: Operand) -> Source {
+    fn source(&mut self, operand: Operand) -> Source {
         match operand {
             Operand::Reg(reg) => Source::Reg(reg.0),
-            Operand::Imm(bits) => Source::Constant(bits),
+            Operand::Imm(bits) => self.constant(bits),
             // The verifier has checked the index.
-            Operand::Late(index) => Source::Constant(self.body.late.get(index as usize).copied().unwrap_or(0)),
+            Operand::Late(index) => self.constant(self.body.late.get(index as usize).copied().unwrap_or(0)),
         }
+    }
+
+    fn constant(&mut self, bits: u64) -> Source {
+        let constants = &mut self.constants;
+        Source::Constant(*self.places.entry(bits).or_insert_with(|| {
+            constants.push([bits; 32]);
+            constants.len() as u32 - 1
+        }))
     }
 
     fn block(&mut self, block: &Block) {

@@ -72,6 +72,7 @@ pub(crate) fn run(program: &Program, kernels: &Kernels, memory: &mut Memory, opt
         noise: options.float_noise.then(|| Noise::new(options.seed ^ 0x5DEE_CE66)),
         options: options.clone(),
         readers: Readers::default(),
+        results: Box::new([[0; 32]; 8]),
         grids: Vec::new(),
         ctas: Vec::new(),
         cluster_barriers: HashMap::new(),
@@ -312,6 +313,7 @@ impl Machine<'_> {
                 let full = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
                 let count = body.registers.len();
                 all.push(Some(Box::new(Warp {
+                    decoded: Arc::clone(&decoded),
                     index: warp,
                     cta,
                     actor: actor + warp,

@@ -122,12 +122,43 @@ fn element(ty: MatrixType, bits: u32) -> f32 {
     }
 }
 
+/// Runs `$body` with `$bits` the size of an element of type `$ty` and `$element` its conversion, both constant for the usual types: the
+/// compiler folds them into the loops over an operand.
+macro_rules! with_element {
+    ($ty:expr, $bits:ident, $element:ident => $body:expr) => {{
+        macro_rules! constant {
+            ($name:ident) => {{
+                let $bits: u32 = MatrixType::$name.bits();
+                let $element = |bits: u32| element(MatrixType::$name, bits);
+                $body
+            }};
+        }
+        match $ty {
+            MatrixType::F16 => constant!(F16),
+            MatrixType::Bf16 => constant!(Bf16),
+            MatrixType::Tf32 => constant!(Tf32),
+            MatrixType::E4m3 => constant!(E4m3),
+            MatrixType::E5m2 => constant!(E5m2),
+            MatrixType::S8 => constant!(S8),
+            ty => {
+                let $bits = ty.bits();
+                let $element = |bits: u32| element(ty, bits);
+                $body
+            }
+        }
+    }};
+}
+use with_element;
+
 fn is_integer(ty: MatrixType) -> bool {
     matches!(ty, MatrixType::S8 | MatrixType::U8 | MatrixType::S4 | MatrixType::U4 | MatrixType::B1)
 }
 
 /// `d[m][n] += a[m][k] · b[k][n]` in f32, by ascending k, `n` columns wide. Rows of `a` are `depth` long.
 fn accumulate(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
+    if n == 8 {
+        return accumulate_narrow(d, a, b, depth);
+    }
     for (row, a_row) in d.chunks_exact_mut(n).zip(a.chunks_exact(depth)) {
         let mut quads = a_row.chunks_exact(4);
         let mut b_rows = b.chunks_exact(4 * n);
@@ -140,6 +171,20 @@ fn accumulate(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
                 *d = (((*d + a0 * b0) + a1 * b1) + a2 * b2) + a3 * b3;
             }
         }
+    }
+}
+
+/// The same for the eight columns of `mma`: a row of sums stays in registers.
+fn accumulate_narrow(d: &mut [f32], a: &[f32], b: &[f32], depth: usize) {
+    let (b_rows, _) = b.as_chunks::<8>();
+    for (row, a_row) in d.as_chunks_mut::<8>().0.iter_mut().zip(a.chunks_exact(depth)) {
+        let mut sums = *row;
+        for (a, b_row) in a_row.iter().zip(b_rows) {
+            for (sum, b) in sums.iter_mut().zip(b_row) {
+                *sum += a * b;
+            }
+        }
+        *row = sums;
     }
 }
 

@@ -305,7 +305,7 @@ impl Machine<'_> {
     pub(crate) fn mbarrier_arrive(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, kind: Arrival) -> Result<Flow, Fault> {
         let cluster =
             matches!(inst.op, Op::MbarrierArrive { space: Space::Cluster, .. } | Op::MbarrierArriveExpect { space: Space::Cluster, .. });
-        let operand = self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
+        let operand = *self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
         let cp = self.cp_unit(warp);
         for (cta, offset, lanes) in self.by_barrier(warp, inst, exec, cluster)? {
             let view = warp.release(lanes, cp);
@@ -333,7 +333,7 @@ impl Machine<'_> {
     }
 
     pub(crate) fn mbarrier_arrive_token(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32) -> Result<Flow, Fault> {
-        let operand = self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
+        let operand = *self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
         let cp = self.cp_unit(warp);
         let mut tokens = [0; 32];
         for (cta, offset, lanes) in self.by_barrier(warp, inst, exec, false)? {
@@ -351,7 +351,7 @@ impl Machine<'_> {
     /// `expect_tx` (sign 1) or `complete_tx` (sign −1) by threads.
     pub(crate) fn mbarrier_bytes(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, sign: i64) -> Result<Flow, Fault> {
         let cluster = matches!(inst.op, Op::MbarrierExpect { space: Space::Cluster } | Op::MbarrierComplete { space: Space::Cluster });
-        let operand = self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
+        let operand = *self.need(warp, inst.ins[2], exec, inst.loc, "is counted by an mbarrier")?;
         for (cta, offset, lanes) in self.by_barrier(warp, inst, exec, cluster)? {
             for lane in each(lanes) {
                 let at = culprit(warp, inst.loc, Some(lane as u32));
@@ -406,7 +406,7 @@ impl Machine<'_> {
     }
 
     pub(crate) fn mbarrier_test(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, token: bool) -> Result<Flow, Fault> {
-        let operand = self.need(warp, inst.ins[2], exec, inst.loc, "is the phase that is asked for")?;
+        let operand = *self.need(warp, inst.ins[2], exec, inst.loc, "is the phase that is asked for")?;
         let mut out = [0; 32];
         for (cta, offset, lanes) in self.by_barrier(warp, inst, exec, false)? {
             let barrier = &self.ctas[cta].mbarriers[&offset];

@@ -4,6 +4,7 @@
 //! touched, so that addresses past 2³¹ cost nothing. Each byte knows whether it was ever written.
 
 use super::shadow::{Access, Cell, Conflict, Readers};
+use super::warp::each;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
@@ -246,6 +247,14 @@ impl Memory {
         }
     }
 
+    /// The buffer that holds all of `from..end`, and where in it they begin.
+    pub(crate) fn slot_of(&self, from: u64, end: u64) -> Option<(usize, u64)> {
+        let slot = ((from >> BUFFER_SHIFT) as usize).wrapping_sub(1);
+        let offset = from & ((1 << BUFFER_SHIFT) - 1);
+        let buffer = self.buffers.get(slot)?;
+        (offset + (end - from) <= buffer.bytes).then_some((slot, offset))
+    }
+
     /// The piece of memory from `offset` to the end of its page.
     pub(crate) fn piece(&mut self, slot: usize, offset: u64) -> (Piece<'_>, usize) {
         let page = self.buffers[slot].page((offset / PAGE as u64) as usize);
@@ -312,11 +321,44 @@ impl Piece<'_> {
         lane: u8,
     ) -> Result<bool, Conflict> {
         let mut written = true;
+        if (start | len).is_multiple_of(4) {
+            let words = start / 4..(start + len) / 4;
+            for (cell, valid) in self.cells[words.clone()].iter_mut().zip(&self.valid[words]) {
+                access.read(cell, readers, 0xF, lane)?;
+                written &= *valid == 0xF;
+            }
+            return Ok(written);
+        }
         for (word, mask) in words(start, len) {
             access.read(&mut self.cells[word], readers, mask, lane)?;
             written &= self.valid[word] & mask == mask;
         }
         Ok(written)
+    }
+
+    /// Checks reads of the same whole words by the lanes of `lanes`; true if all bytes were written, and else the lane that is wrong.
+    pub(crate) fn check_read_by(
+        &mut self,
+        readers: &mut Readers,
+        start: usize,
+        len: usize,
+        access: &Access<'_>,
+        lanes: u32,
+    ) -> Result<bool, (usize, Conflict)> {
+        let (first, last) = (lanes.trailing_zeros(), 31 - lanes.leading_zeros());
+        let words = start / 4..(start + len) / 4;
+        let cells = &mut self.cells[words.clone()];
+        if first != last && !cells.iter().all(|cell| access.is_alike_for_lanes(cell)) {
+            let mut written = true;
+            for lane in each(lanes) {
+                written &= self.check_read(readers, start, len, access, lane as u8).map_err(|conflict| (lane, conflict))?;
+            }
+            return Ok(written);
+        }
+        for cell in cells {
+            access.read_by_lanes(cell, readers, first as u8, last as u8).map_err(|conflict| (first as usize, conflict))?;
+        }
+        Ok(self.valid[words].iter().all(|&valid| valid == 0xF))
     }
 
     /// Checks a write against the history.
@@ -328,6 +370,12 @@ impl Piece<'_> {
         access: &Access<'_>,
         lane: u8,
     ) -> Result<(), Conflict> {
+        if (start | len).is_multiple_of(4) {
+            for cell in &mut self.cells[start / 4..(start + len) / 4] {
+                access.write(cell, readers, 0xF, lane)?;
+            }
+            return Ok(());
+        }
         for (word, mask) in words(start, len) {
             access.write(&mut self.cells[word], readers, mask, lane)?;
         }
@@ -336,6 +384,10 @@ impl Piece<'_> {
 
     /// Marks bytes as written.
     pub(crate) fn mark(&mut self, start: usize, len: usize) {
+        if (start | len).is_multiple_of(4) {
+            self.valid[start / 4..(start + len) / 4].fill(0xF);
+            return;
+        }
         for (word, mask) in words(start, len) {
             self.valid[word] |= mask;
         }

@@ -63,12 +63,14 @@ mod machine;
 pub mod matrix;
 mod mbarrier;
 mod memory;
+mod reach;
 mod report;
 mod shadow;
 mod state;
 mod sync;
 pub mod tensor;
 mod threads;
+mod traffic;
 mod warp;
 mod wgmma;
 

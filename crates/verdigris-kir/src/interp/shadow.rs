@@ -1,7 +1,11 @@
 //! Shadow cells: who last wrote and who read each four bytes, with the lane of every byte, so that two accesses that nothing orders are seen
 //! whatever the schedule was.
+//!
+//! Nearly every check ends in the same few comparisons: the cell's last write is known to all lanes, and its last read is by the same warp or
+//! is known too. These come first and are made inline; what they leave open goes the long way.
 
 use super::clock::Clock;
+use std::cell;
 
 /// No access.
 pub(crate) const NO_ACTOR: u32 = u32::MAX;
@@ -60,7 +64,8 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    fn push(&mut self, cell: &mut Cell, stamp: Stamp) {
+    /// `hint` is where in their lists the actor has stood so far.
+    fn push(&mut self, cell: &mut Cell, stamp: Stamp, hint: &cell::Cell<usize>) {
         if cell.more == 0 {
             cell.more = match self.free.pop() {
                 Some(at) => at,
@@ -71,8 +76,16 @@ impl Readers {
             };
         }
         let list = &mut self.lists[cell.more as usize - 1];
-        match list.iter_mut().find(|old| old.actor == stamp.actor) {
-            Some(old) => *old = stamp,
+        if let Some(old) = list.get_mut(hint.get())
+            && old.actor == stamp.actor
+        {
+            *old = stamp;
+            return;
+        }
+        let at = list.iter().position(|old| old.actor == stamp.actor);
+        hint.set(at.unwrap_or(list.len()));
+        match at {
+            Some(at) => list[at] = stamp,
             None => list.push(stamp),
         }
     }
@@ -106,6 +119,18 @@ pub(crate) struct Access<'a> {
     pub(crate) global: bool,
     /// The actor does one thing after the other, as a thread does. Copies of one unit run beside each other until they are waited for.
     pub(crate) in_order: bool,
+    pub(crate) memo: Memo,
+}
+
+/// What an access has looked up in its clock so far: the cells that one access covers were mostly touched by one actor.
+#[derive(Default)]
+pub(crate) struct Memo {
+    /// An actor with the epoch up to which all its lanes are known; epoch 0 knows nothing.
+    seen: cell::Cell<(u32, u32)>,
+    /// The same for the writes that it fenced for async units.
+    fenced: cell::Cell<(u32, u32)>,
+    /// Where in the lists of readers the actor stood last.
+    place: cell::Cell<usize>,
 }
 
 /// Why an access is wrong.
@@ -146,12 +171,32 @@ impl Access<'_> {
         }
     }
 
-    /// The first byte of `mask` at which `stamp` is not ordered before this access.
-    fn unordered(&self, stamp: &Stamp, mask: u8, lane: u8) -> Option<usize> {
-        if stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
-            return None;
+    /// Up to which epoch all lanes of an actor are known.
+    #[inline]
+    fn seen(&self, actor: u32) -> u32 {
+        let (last, epoch) = self.memo.seen.get();
+        if last == actor && epoch != 0 {
+            return epoch;
         }
-        if self.clock.get(stamp.actor).seen.all >= stamp.epoch || self.both_atomic(stamp) {
+        let epoch = self.clock.get(actor).seen.all;
+        self.memo.seen.set((actor, epoch));
+        epoch
+    }
+
+    /// Whether all that `stamp` stands for is ordered before this access, as far as whole warps are concerned.
+    #[inline]
+    fn ordered(&self, stamp: &Stamp) -> bool {
+        stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon || self.seen(stamp.actor) >= stamp.epoch
+    }
+
+    /// The first byte of `mask` at which `stamp` is not ordered before this access.
+    #[inline]
+    fn unordered(&self, stamp: &Stamp, mask: u8, lane: u8) -> Option<usize> {
+        if self.ordered(stamp) { None } else { self.unordered_lanes(stamp, mask, lane) }
+    }
+
+    fn unordered_lanes(&self, stamp: &Stamp, mask: u8, lane: u8) -> Option<usize> {
+        if self.both_atomic(stamp) {
             return None;
         }
         (0..4).find(|&byte| {
@@ -164,6 +209,7 @@ impl Access<'_> {
         })
     }
 
+    #[inline]
     fn race(&self, stamp: &Stamp, mask: u8, lane: u8, other_writes: bool) -> Result<(), Conflict> {
         match self.unordered(stamp, mask, lane) {
             None => Ok(()),
@@ -172,12 +218,18 @@ impl Access<'_> {
     }
 
     /// An async read of bytes that a thread wrote needs the writer's proxy fence.
+    #[inline]
     fn proxy(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
         if self.flags & flag::ASYNC == 0 || stamp.flags & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
             return Ok(());
         }
+        let (last, epoch) = self.memo.fenced.get();
+        if last == stamp.actor && epoch >= stamp.epoch {
+            return Ok(());
+        }
         let known = self.clock.get(stamp.actor);
         let span = if self.global { &known.fenced_global } else { &known.fenced_shared };
+        self.memo.fenced.set((stamp.actor, span.all));
         if span.all >= stamp.epoch {
             return Ok(());
         }
@@ -190,17 +242,21 @@ impl Access<'_> {
         Ok(())
     }
 
+    #[inline]
     fn stamp(&self, mask: u8, lane: u8) -> Stamp {
-        let mut lanes = [NO_LANE; 4];
-        for (byte, slot) in lanes.iter_mut().enumerate() {
-            if mask >> byte & 1 == 1 {
-                *slot = lane;
+        let mut lanes = [lane; 4];
+        if mask != 0xF {
+            for (byte, slot) in lanes.iter_mut().enumerate() {
+                if mask >> byte & 1 == 0 {
+                    *slot = NO_LANE;
+                }
             }
         }
         Stamp { actor: self.actor, epoch: self.epoch, loc: self.loc, flags: self.flags, lanes }
     }
 
     /// Checks and remembers a read of the bytes of `mask` by `lane`.
+    #[inline]
     pub(crate) fn read(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
         if cell.write.actor != NO_ACTOR {
             self.race(&cell.write, mask, lane, true)?;
@@ -211,8 +267,7 @@ impl Access<'_> {
         }
         let old = &mut cell.read;
         if old.actor == self.actor && old.flags == self.flags {
-            let synced = self.clock.get(self.actor).seen.all >= old.epoch;
-            if synced {
+            if self.seen(self.actor) >= old.epoch {
                 *old = self.stamp(mask, lane);
             } else {
                 for byte in 0..4 {
@@ -232,17 +287,46 @@ impl Access<'_> {
             *old = self.stamp(mask, lane);
         } else {
             let stamp = self.stamp(mask, lane);
-            readers.push(cell, stamp);
+            readers.push(cell, stamp, &self.memo.place);
         }
         Ok(())
     }
 
+    /// Whether a read of the cell is right, and leaves the same behind, whichever lane makes it: then several may be done at once.
+    #[inline]
+    pub(crate) fn is_alike_for_lanes(&self, cell: &Cell) -> bool {
+        let (write, read) = (&cell.write, &cell.read);
+        let written = write.actor == NO_ACTOR
+            || self.ordered(write) && self.flags & flag::ASYNC == 0 && (self.flags & flag::NON_COHERENT == 0 || write.actor < self.launch);
+        let own = read.actor == self.actor;
+        let alike = if own { read.flags == self.flags } else { self.extra.is_none() && read.actor != self.cp.0 };
+        written && (alike || self.ordered(read))
+    }
+
+    /// Remembers a read of the whole cell by several lanes, where it [is alike](Self::is_alike_for_lanes) for them: what `read` leaves
+    /// behind after each of them, `last` at the end.
+    #[inline]
+    pub(crate) fn read_by_lanes(&self, cell: &mut Cell, readers: &mut Readers, first: u8, last: u8) -> Result<(), Conflict> {
+        self.read(cell, readers, 0xF, first)?;
+        if last == first {
+            return Ok(());
+        }
+        if cell.read.actor == self.actor {
+            cell.read.lanes = [MANY_LANES; 4];
+            return Ok(());
+        }
+        self.read(cell, readers, 0xF, last)
+    }
+
     /// Checks and remembers a write of the bytes of `mask` by `lane`.
+    #[inline]
     pub(crate) fn write(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
         self.race(&cell.write, mask, lane, true)?;
         if cell.read.actor != NO_ACTOR {
             self.race(&cell.read, mask, lane, false)?;
-            self.non_coherent_read(&cell.read, mask)?;
+            if cell.read.flags & flag::NON_COHERENT != 0 {
+                self.non_coherent_read(&cell.read, mask)?;
+            }
         }
         if cell.more != 0 {
             for stamp in &readers.lists[cell.more as usize - 1] {
@@ -251,7 +335,9 @@ impl Access<'_> {
             }
         }
         if mask == 0xF {
-            readers.clear(cell);
+            if cell.more != 0 {
+                readers.clear(cell);
+            }
             cell.read = EMPTY;
         } else {
             for byte in 0..4 {
@@ -261,7 +347,7 @@ impl Access<'_> {
             }
         }
         let old = &mut cell.write;
-        if old.actor == self.actor && old.epoch == self.epoch && old.flags == self.flags {
+        if mask != 0xF && old.actor == self.actor && old.epoch == self.epoch && old.flags == self.flags {
             for byte in 0..4 {
                 if mask >> byte & 1 == 1 {
                     old.lanes[byte] = lane;

@@ -9,7 +9,7 @@ use super::finding::{Finding, FindingKind, Position};
 use super::mbarrier::Mbarrier;
 use super::memory::{Memory, Shared};
 use super::report::Counters;
-use super::shadow::{Access, Readers};
+use super::shadow::{Access, Memo, Readers};
 use super::wgmma::{Flights, WarpgroupState};
 use crate::ir::Loc;
 use crate::program::MapSpec;
@@ -191,6 +191,7 @@ pub(crate) enum Wait {
 }
 
 pub(crate) struct Warp {
+    pub(crate) decoded: Arc<Decoded>,
     pub(crate) index: u32,
     pub(crate) cta: usize,
     pub(crate) actor: u32,
@@ -238,6 +239,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) rng: Rng,
     pub(crate) noise: Option<Noise>,
     pub(crate) readers: Readers,
+    /// The results of the instruction that runs, on their way into registers: up to eight, of which only the lanes that take part count.
+    pub(crate) results: Box<[Lanes; 8]>,
     pub(crate) grids: Vec<Grid>,
     pub(crate) ctas: Vec<Cta>,
     pub(crate) cluster_barriers: HashMap<usize, ClusterBarrier>,
@@ -266,6 +269,13 @@ pub(crate) struct Culprit {
     pub(crate) warp: Option<u32>,
     pub(crate) lane: Option<u32>,
     pub(crate) loc: u32,
+}
+
+impl Cta {
+    /// Whether a live mbarrier stands in the bytes `from..end` of its shared memory.
+    pub(crate) fn has_barrier(&self, from: u32, end: u32) -> bool {
+        !self.mbarriers.is_empty() && self.mbarriers.range(from.saturating_sub(7)..end).next().is_some()
+    }
 }
 
 impl Machine<'_> {
@@ -394,6 +404,7 @@ impl Warp {
             launch,
             global,
             in_order: true,
+            memo: Memo::default(),
         }
     }
 }

@@ -1,12 +1,15 @@
-//! Loads, stores and atomics by threads, and the fragment moves and products of one warp.
+//! Loads, stores and atomics by threads, and the fragment moves and products of one warp. What is usual about a weak access is done in
+//! [`super::reach`]; here lane by lane, with every rule.
 
 use super::alu::{self, Lanes};
 use super::decode::{Instruction, Source};
 use super::finding::FindingKind;
 use super::matrix;
 use super::memory::{Memory, SHARED_BASE};
+use super::reach::Reach;
 use super::shadow::{Conflict, ConflictKind, flag};
 use super::state::{Culprit, Fault, Machine, Unit, Warp};
+use super::traffic::{sectors, wavefronts};
 use super::warp::{Flow, culprit, each};
 use crate::inst::{Atomic, Cache, Fence, MmaShape, Order, Scope, Space};
 use crate::ir::Ty;
@@ -30,41 +33,16 @@ pub(crate) fn order_flags(order: Order) -> u8 {
     }
 }
 
-/// Distinct 32-byte sectors of accesses.
-fn sectors(addresses: &[u64], bytes: u64) -> u64 {
-    let mut all: Vec<u64> = addresses.iter().flat_map(|&address| address / 32..=(address + bytes - 1) / 32).collect();
-    all.sort_unstable();
-    all.dedup();
-    all.len() as u64
-}
-
-/// Turns that the banks need, and the least possible: lanes go 32, 16 or 8 at a time by width; equal words are served together.
-fn wavefronts(addresses: &[(usize, u32)], bytes: u32) -> (u64, u64) {
-    let group_lanes = match bytes {
-        0..=4 => 32,
-        5..=8 => 16,
-        _ => 8,
-    };
-    let (mut turns, mut least) = (0, 0);
-    for group in 0..32 / group_lanes {
-        let mut words: Vec<u32> = addresses
-            .iter()
-            .filter(|(lane, _)| lane / group_lanes == group)
-            .flat_map(|&(_, address)| address / 4..(address + bytes).div_ceil(4))
-            .collect();
-        if words.is_empty() {
-            continue;
+/// The shared addresses of an access by lane, and the lanes.
+fn shared_addresses(places: &[(usize, Place)]) -> ([u32; 32], u32) {
+    let (mut addresses, mut lanes) = ([0; 32], 0);
+    for &(lane, place) in places {
+        if let Place::Shared { offset, .. } = place {
+            addresses[lane] = offset;
+            lanes |= 1 << lane;
         }
-        words.sort_unstable();
-        words.dedup();
-        let mut banks = [0u64; 32];
-        for word in words {
-            banks[word as usize % 32] += 1;
-        }
-        turns += banks.into_iter().max().unwrap_or(0);
-        least += 1;
     }
-    (turns, least)
+    (addresses, lanes)
 }
 
 impl Machine<'_> {
@@ -218,26 +196,24 @@ impl Machine<'_> {
         let launch = self.grids[self.ctas[warp.cta].grid].launch;
         let total = u64::from(bytes) * places.len() as u64;
         if let Some((_, Place::Shared { .. })) = places.first() {
-            let addresses: Vec<(usize, u32)> = places
-                .iter()
-                .filter_map(|&(lane, place)| if let Place::Shared { offset, .. } = place { Some((lane, offset)) } else { None })
-                .collect();
-            let (turns, least) = wavefronts(&addresses, bytes);
+            let (addresses, lanes) = shared_addresses(places);
+            let (turns, least) = wavefronts(&addresses, lanes, bytes);
             let counters = self.counters(warp.cta);
             counters.shared_requests += 1;
             counters.shared_wavefronts += turns;
             counters.bank_conflicts += turns - least;
             return;
         }
-        let mut addresses = Vec::with_capacity(32);
+        let (mut addresses, mut lanes) = ([0; 32], 0);
         let mut fresh = 0;
-        for &(_, place) in places {
+        for &(lane, place) in places {
             if let Place::Global { slot, offset } = place {
-                addresses.push(Memory::base(slot) + offset);
+                addresses[lane] = Memory::base(slot) + offset;
+                lanes |= 1 << lane;
                 fresh += self.memory.touch(slot, offset, bytes as usize, store, launch);
             }
         }
-        let touched = sectors(&addresses, u64::from(bytes));
+        let touched = sectors(&addresses, lanes, u64::from(bytes));
         let counters = self.counters(warp.cta);
         if store {
             counters.global_store_bytes += total;
@@ -252,7 +228,7 @@ impl Machine<'_> {
         }
     }
 
-    fn launch_actor(&self, cta: usize) -> u32 {
+    pub(crate) fn launch_actor(&self, cta: usize) -> u32 {
         self.grids[self.ctas[cta].grid].first_actor
     }
 
@@ -291,7 +267,7 @@ impl Machine<'_> {
         checked.map_err(|conflict| self.conflict(culprit(warp, loc, Some(lane as u32)), "this thread", place, conflict, true))
     }
 
-    fn sync_key(place: Place) -> (u64, u32) {
+    pub(crate) fn sync_key(place: Place) -> (u64, u32) {
         match place {
             Place::Global { slot, offset } => (Memory::base(slot) + offset, u32::MAX),
             Place::Shared { cta, offset } => (u64::from(offset), cta as u32),
@@ -342,12 +318,17 @@ impl Machine<'_> {
         byte: Option<bool>,
     ) -> Result<Flow, Fault> {
         let bytes = element * u32::from(count);
-        let places = self.places(warp, inst, exec, space, bytes, "loaded")?;
-        self.count_access(warp, &places, bytes, false);
         let mut flags = order_flags(order);
         if matches!(cache, Cache::NonCoherent | Cache::NonCoherentNoAllocate) {
             flags |= flag::NON_COHERENT;
         }
+        if order == Order::Weak
+            && let Some(reach) = self.reach(warp, inst, exec, space, bytes)
+        {
+            return self.load_reach(warp, inst, &reach, element, flags, byte);
+        }
+        let places = self.places(warp, inst, exec, space, bytes, "loaded")?;
+        self.count_access(warp, &places, bytes, false);
         let mut outs = [[0u64; 32]; 8];
         let mut poison = [0u32; 8];
         let mut seen = 0u64;
@@ -398,6 +379,14 @@ impl Machine<'_> {
         order: Order,
     ) -> Result<Flow, Fault> {
         let bytes = element * u32::from(count);
+        let is_written = inst.ins[2..].iter().all(|source| warp.poison_of(*source) & exec == 0);
+        if order == Order::Weak
+            && is_written
+            && let Some(reach) = self.reach(warp, inst, exec, space, bytes)
+        {
+            self.count_reach(warp, &reach, true);
+            return self.store_reach(warp, inst, &reach, element);
+        }
         let places = self.places(warp, inst, exec, space, bytes, "stored")?;
         self.count_access(warp, &places, bytes, true);
         for source in &inst.ins[2..] {
@@ -410,10 +399,7 @@ impl Machine<'_> {
         for &(lane, place) in &places {
             let mut data = [0u8; 16];
             for (at, source) in inst.ins[2..].iter().enumerate() {
-                let value = match source {
-                    Source::Reg(reg) => warp.registers[*reg as usize][lane],
-                    Source::Constant(bits) => *bits,
-                };
+                let value = warp.lanes(*source)[lane];
                 let from = at * element as usize;
                 data[from..from + element as usize].copy_from_slice(&value.to_le_bytes()[..element as usize]);
             }
@@ -463,7 +449,7 @@ impl Machine<'_> {
         let flags = order_flags(order).max(flag::ATOMIC_GPU * u8::from(order == Order::Weak));
         let turn = self.rng.below(places.len());
         places.rotate_left(turn);
-        let operands: Vec<Lanes> = inst.ins[2..].iter().map(|source| warp.lanes(*source)).collect();
+        let operands: Vec<Lanes> = inst.ins[2..].iter().map(|source| *warp.lanes(*source)).collect();
         let mut old_values = [0u64; 32];
         let mut poison = 0;
         let mut seen = 0u64;
@@ -557,11 +543,8 @@ impl Machine<'_> {
         self.converged(warp, inst, exec)?;
         let lanes = ((1u64 << (8 * u32::from(count))) - 1) as u32;
         let places = self.places(warp, inst, lanes, Space::Shared, 16, verb)?;
-        let addresses: Vec<(usize, u32)> = places
-            .iter()
-            .filter_map(|&(lane, place)| if let Place::Shared { offset, .. } = place { Some((lane, offset)) } else { None })
-            .collect();
-        let (turns, least) = wavefronts(&addresses, 16);
+        let (addresses, lanes) = shared_addresses(&places);
+        let (turns, least) = wavefronts(&addresses, lanes, 16);
         let counters = self.counters(warp.cta);
         counters.shared_requests += 1;
         counters.shared_wavefronts += turns;
@@ -569,7 +552,26 @@ impl Machine<'_> {
         Ok(places.into_iter().map(|(_, place)| place).collect())
     }
 
+    /// Where the rows reach, if nothing about it is unusual.
+    fn matrix_reach(&self, warp: &Warp, inst: &Instruction, exec: u32, count: u8) -> Option<Reach> {
+        let lanes = ((1u64 << (8 * u32::from(count))) - 1) as u32;
+        if exec == warp.full { self.reach(warp, inst, lanes, Space::Shared, 16) } else { None }
+    }
+
     pub(crate) fn ldmatrix(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, count: u8, transpose: bool) -> Result<Flow, Fault> {
+        if let Some(reach) = self.matrix_reach(warp, inst, exec, count) {
+            self.count_reach(warp, &reach, false);
+            let mut rows = [[0u8; 16]; 32];
+            let holes = self.read_rows(warp, inst.loc, &reach, &mut rows)?;
+            for (index, data) in rows.chunks_exact(8).enumerate().take(count as usize) {
+                let holes = each(holes >> (8 * index) & 0xFF);
+                let poison = holes.fold(0, |lanes, row| lanes | if transpose { u32::MAX } else { 0xF << (4 * row) });
+                if let (Some(reg), Ok(data)) = (inst.outs[index], data.try_into()) {
+                    warp.set(reg, exec, &matrix::ldmatrix(data, transpose), poison, inst.loc + 1);
+                }
+            }
+            return Ok(Flow::Next);
+        }
         let rows = self.matrix_rows(warp, inst, exec, count, "loaded")?;
         for index in 0..count as usize {
             let mut data = [[0u8; 16]; 8];
@@ -589,6 +591,16 @@ impl Machine<'_> {
     }
 
     pub(crate) fn stmatrix(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, count: u8, transpose: bool) -> Result<Flow, Fault> {
+        let is_written = inst.ins[2..].iter().all(|source| warp.poison_of(*source) & exec == 0);
+        if is_written && let Some(reach) = self.matrix_reach(warp, inst, exec, count) {
+            self.count_reach(warp, &reach, true);
+            let mut rows = [[0u8; 16]; 32];
+            for (index, data) in rows.chunks_exact_mut(8).enumerate().take(count as usize) {
+                data.copy_from_slice(&matrix::stmatrix(warp.lanes(inst.ins[2 + index]), transpose));
+            }
+            self.write_rows(warp, inst.loc, &reach, &rows)?;
+            return Ok(Flow::Next);
+        }
         let rows = self.matrix_rows(warp, inst, exec, count, "stored")?;
         for index in 0..count as usize {
             let value = self.need(warp, inst.ins[2 + index], exec, inst.loc, "is stored")?;
@@ -606,9 +618,8 @@ impl Machine<'_> {
         for source in &inst.ins {
             ins.push(self.need(warp, *source, exec, inst.loc, "goes into a matrix product")?);
         }
-        let refs: Vec<&Lanes> = ins.iter().collect();
         let mut outs = vec![[0u64; 32]; inst.outs.len()];
-        matrix::mma(shape, &refs, &mut outs)
+        matrix::mma(shape, &ins, &mut outs)
             .map_err(|error| self.finding(FindingKind::IllegalOperand, culprit(warp, inst.loc, None), None, error.to_string()))?;
         for (reg, out) in inst.outs.iter().zip(&outs) {
             if let Some(reg) = reg {
@@ -671,7 +682,7 @@ impl Machine<'_> {
             }
             Fence::TensormapAcquire(_) => {
                 let address = self.need(warp, inst.ins[0], exec, inst.loc, "is the address of a tensor map")?;
-                self.acquire_maps(warp, inst.loc, exec, &address)?;
+                self.acquire_maps(warp, inst.loc, exec, address)?;
                 if let Some(pending) = warp.fence_acquire.take() {
                     warp.acquire(exec, &pending);
                 }

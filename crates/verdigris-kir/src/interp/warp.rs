@@ -10,6 +10,9 @@ use crate::ir::Ty;
 /// Marks an origin of poison that is a register which nothing wrote; others are one more than the line of a load.
 const FROM_REGISTER: u32 = 1 << 31;
 
+/// What stands where an instruction has no operand.
+static NO_LANES: Lanes = [0; 32];
+
 /// What a step leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
@@ -20,10 +23,11 @@ pub(crate) enum Flow {
 }
 
 impl Warp {
-    pub(crate) fn lanes(&self, source: Source) -> Lanes {
+    #[inline]
+    pub(crate) fn lanes(&self, source: Source) -> &Lanes {
         match source {
-            Source::Reg(reg) => self.registers[reg as usize],
-            Source::Constant(bits) => [bits; 32],
+            Source::Reg(reg) => &self.registers[reg as usize],
+            Source::Constant(index) => &self.decoded.constants[index as usize],
         }
     }
 
@@ -254,7 +258,7 @@ impl Machine<'_> {
     }
 
     /// An operand that must be written in all lanes that use it.
-    pub(crate) fn need(&self, warp: &Warp, source: Source, exec: u32, loc: u32, matters: &str) -> Result<Lanes, Fault> {
+    pub(crate) fn need<'w>(&self, warp: &'w Warp, source: Source, exec: u32, loc: u32, matters: &str) -> Result<&'w Lanes, Fault> {
         let bad = warp.poison_of(source) & exec;
         if bad != 0 {
             return Err(self.unwritten(warp, source, loc, bad, matters));
@@ -335,9 +339,9 @@ impl Machine<'_> {
     }
 
     fn pure(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32) -> Result<Flow, Fault> {
-        let mut value = [0u64; 32];
         match &inst.op {
             Op::SpecialRegister { register } => {
+                let mut value = [0u64; 32];
                 for (lane, slot) in value.iter_mut().enumerate() {
                     *slot = self.special(warp, *register, lane as u32);
                 }
@@ -364,6 +368,7 @@ impl Machine<'_> {
                 let address = self.need(warp, inst.ins[0], exec, inst.loc, "is mapped to another CTA")?;
                 let rank = self.need(warp, inst.ins[1], exec, inst.loc, "is the rank of another CTA")?;
                 let ctas = self.ctas[warp.cta].peers.len() as u64;
+                let mut value = [0u64; 32];
                 for lane in each(exec) {
                     if rank[lane] >= ctas {
                         let message = format!("mapa to rank {} in a cluster of {ctas} CTAs: the address is undefined", rank[lane]);
@@ -375,29 +380,20 @@ impl Machine<'_> {
             }
             _ => {}
         }
-        // At most five operands; constants are spread over the lanes first.
-        let mut spread = [[0u64; 32]; 5];
-        for (slot, source) in spread.iter_mut().zip(&inst.ins) {
-            if let Source::Constant(bits) = source {
-                *slot = [*bits; 32];
-            }
-        }
         let mut poison = 0;
         let mut origin = 0;
         let mut wrapped = 0;
-        let mut ins: [&Lanes; 5] = [&spread[0]; 5];
-        for (at, source) in inst.ins.iter().enumerate() {
-            match source {
-                Source::Reg(reg) => {
-                    let reg = *reg as usize;
-                    ins[at] = &warp.registers[reg];
-                    if warp.poison[reg] != 0 {
-                        poison |= warp.poison[reg];
-                        origin = warp.origin_of(*source);
-                    }
-                    wrapped |= warp.wrapped[reg];
+        // At most five operands.
+        let mut ins: [&Lanes; 5] = [&NO_LANES; 5];
+        for (slot, source) in ins.iter_mut().zip(&inst.ins) {
+            *slot = warp.lanes(*source);
+            if let Source::Reg(reg) = source {
+                let reg = *reg as usize;
+                if warp.poison[reg] != 0 {
+                    poison |= warp.poison[reg];
+                    origin = warp.origin_of(*source);
                 }
-                Source::Constant(_) => ins[at] = &spread[at],
+                wrapped |= warp.wrapped[reg];
             }
         }
         if poison & exec != 0 && matches!(inst.op, Op::Selp { .. }) {
@@ -405,9 +401,8 @@ impl Machine<'_> {
             let on = holds(ins[2]);
             poison = p | (a & on) | (b & !on);
         }
-        let mut outs = [[0u64; 32]; 2];
         let count = inst.outs.len().min(2);
-        let wraps = match alu::eval(&inst.op, &ins[..inst.ins.len().min(5)], exec, &mut outs[..count], self.noise.as_mut()) {
+        let wraps = match alu::eval(&inst.op, &ins[..inst.ins.len().min(5)], exec, &mut self.results[..count], self.noise.as_mut()) {
             Ok(wraps) => wraps,
             Err(error) => {
                 return Err(self.finding(FindingKind::IllegalOperand, culprit(warp, inst.loc, None), None, error.to_string()));
@@ -419,7 +414,7 @@ impl Machine<'_> {
             Op::Mov { .. } | Op::Cvt { .. } | Op::IMulWide { .. } | Op::IMadWide { .. } | Op::IAdd { ty: Ty::U64 | Ty::S64 } => wrapped,
             _ => 0,
         };
-        for (reg, out) in inst.outs.iter().zip(&outs) {
+        for (reg, out) in inst.outs.iter().zip(&self.results[..count]) {
             if let Some(reg) = reg {
                 warp.set(*reg, exec, out, poison, origin);
                 warp.wrapped[*reg as usize] |= tainted & exec;
@@ -506,7 +501,7 @@ impl Machine<'_> {
             Op::Movmatrix {} => {
                 self.converged(warp, inst, exec)?;
                 let value = self.need(warp, inst.ins[0], exec, inst.loc, "is moved across the warp")?;
-                Ok(self.put(warp, inst, exec, &super::matrix::movmatrix(&value)))
+                Ok(self.put(warp, inst, exec, &super::matrix::movmatrix(value)))
             }
             Op::Mma { shape } => self.mma(warp, inst, exec, shape),
             Op::Wgmma { shape } => self.wgmma(warp, inst, shape),
@@ -532,7 +527,7 @@ impl Machine<'_> {
                 None => Flow::Block,
             }),
             Op::CtaCount {} | Op::CtaVote { .. } => {
-                let votes = holds(&self.need(warp, inst.ins[0], exec, inst.loc, "is counted over the CTA")?) & warp.full;
+                let votes = holds(self.need(warp, inst.ins[0], exec, inst.loc, "is counted over the CTA")?) & warp.full;
                 let Some((count, threads)) = self.barrier_sync(warp, inst.loc, 0, 0, Some(votes.count_ones()))? else {
                     return Ok(Flow::Block);
                 };
@@ -598,11 +593,11 @@ impl Machine<'_> {
                 let members = self.members(warp, inst, exec, inst.ins[1])?;
                 let value = self.need(warp, inst.ins[0], exec, inst.loc, "is combined over the warp")?;
                 let out = match &inst.op {
-                    Op::VoteAcross { mode } => [u64::from(alu::warp::vote(*mode, &value, members)); 32],
-                    Op::Ballot {} => [u64::from(alu::warp::ballot(&value, members)); 32],
-                    Op::MatchAny { ty } => alu::warp::match_any(&value, *ty, members),
-                    Op::MatchAll { ty } => [u64::from(alu::warp::match_all(&value, *ty, members)); 32],
-                    Op::ReduxAcross { op, ty } => [u64::from(alu::warp::redux(*op, *ty, &value, members).unwrap_or(0)); 32],
+                    Op::VoteAcross { mode } => [u64::from(alu::warp::vote(*mode, value, members)); 32],
+                    Op::Ballot {} => [u64::from(alu::warp::ballot(value, members)); 32],
+                    Op::MatchAny { ty } => alu::warp::match_any(value, *ty, members),
+                    Op::MatchAll { ty } => [u64::from(alu::warp::match_all(value, *ty, members)); 32],
+                    Op::ReduxAcross { op, ty } => [u64::from(alu::warp::redux(*op, *ty, value, members).unwrap_or(0)); 32],
                     _ => [0; 32],
                 };
                 Ok(self.put(warp, inst, exec, &out))

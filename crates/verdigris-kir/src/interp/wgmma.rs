@@ -8,7 +8,7 @@ use super::clock::Clock;
 use super::decode::{Instruction, Source};
 use super::finding::FindingKind;
 use super::matrix;
-use super::shadow::{Access, ConflictKind, UNIT, flag};
+use super::shadow::{Access, ConflictKind, Memo, UNIT, flag};
 use super::state::{Culprit, Fault, Machine, Unit, Wait, Warp};
 use super::threads::Place;
 use super::warp::{Flow, culprit};
@@ -144,9 +144,14 @@ impl Machine<'_> {
             }
         }
         // A product in flight on other accumulators that overlap only in part is not the same accumulator.
-        for open in &warp.wgmma.open {
-            let overlaps = open.accumulators.iter().any(|reg| accumulators.contains(reg));
-            if overlaps && open.accumulators != accumulators {
+        let range = |list: &[u32]| (list.iter().copied().min(), list.iter().copied().max());
+        let (low, high) = range(&accumulators);
+        for open in warp.wgmma.open.iter().filter(|open| open.accumulators != accumulators) {
+            let (open_low, open_high) = range(&open.accumulators);
+            if open_low > high || low > open_high {
+                continue;
+            }
+            if open.accumulators.iter().any(|reg| accumulators.contains(reg)) {
                 return Err(self.accumulator_as_operand(warp, accumulators[0], inst.loc));
             }
         }
@@ -261,7 +266,7 @@ impl Machine<'_> {
             Source3::Registers(sources) => {
                 let values: [[Lanes; 4]; 4] = std::array::from_fn(|warp| {
                     let warp = self.ctas[cta].warps[group * 4 + warp].as_ref();
-                    std::array::from_fn(|index| warp.map_or([0; 32], |warp| warp.lanes(sources[index])))
+                    std::array::from_fn(|index| warp.map_or([0; 32], |warp| *warp.lanes(sources[index])))
                 });
                 let refs: [[&Lanes; 4]; 4] = std::array::from_fn(|warp| std::array::from_fn(|index| &values[warp][index]));
                 matrix::read_a_registers(&shape, &refs).map_err(|error| illegal(self, error))?
@@ -269,7 +274,7 @@ impl Machine<'_> {
         };
         if let Some((source, selector)) = product.metadata {
             let words: [Lanes; 4] =
-                std::array::from_fn(|warp| self.ctas[cta].warps[group * 4 + warp].as_ref().map_or([0; 32], |warp| warp.lanes(source)));
+                std::array::from_fn(|warp| self.ctas[cta].warps[group * 4 + warp].as_ref().map_or([0; 32], |warp| *warp.lanes(source)));
             let words: [&Lanes; 4] = std::array::from_fn(|warp| &words[warp]);
             matrix::place_sparse(&shape, &mut a, &words, selector).map_err(|error| illegal(self, error))?;
         }
@@ -314,6 +319,7 @@ impl Machine<'_> {
             launch,
             global: false,
             in_order: true,
+            memo: Memo::default(),
         };
         let mut piece = owner.shared.piece();
         for &chunk in chunks {

@@ -39,6 +39,14 @@ impl<'a> Elements<'a> {
         Elements::Decoded(chunks.filter_map(|chunk| num::read_element(dtype, chunk)).collect())
     }
 
+    /// All elements, if they were converted ahead.
+    pub fn decoded(&self) -> Option<&[f64]> {
+        match self {
+            Elements::Decoded(values) => Some(values),
+            Elements::Raw(..) => None,
+        }
+    }
+
     /// The element `offset` elements from the first; NaN past the end, which [`crate::run::run`] rules out beforehand.
     #[inline]
     pub fn at(&self, offset: u64) -> f64 {
@@ -87,6 +95,17 @@ impl SumOfBounded {
         if a.error != 0.0 || b.error != 0.0 {
             self.error += pass(a.error, b.value.abs()) + pass(b.error, a.value.abs() + a.error);
         }
+    }
+
+    /// Adds products of exact numbers, in order.
+    #[inline]
+    pub(crate) fn add_exact(&mut self, products: impl Iterator<Item = f64>) {
+        let mut sum = self.sum;
+        for product in products {
+            sum.value += product;
+            sum.magnitude += product.abs();
+        }
+        self.sum = sum;
     }
 
     /// Adds a product of something with padding: nothing, but if that something is no number, nothing can be said of the sum.

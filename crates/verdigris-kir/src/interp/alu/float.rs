@@ -191,7 +191,7 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                 let nearest = rounding == Round::Nearest;
                 map3(out, active, ins[0], ins[1], ins[2], |a, b, c| {
                     let (a, b, c) = (f32_in(a, ftz), f32_in(b, ftz), f32_in(c, ftz));
-                    let result = if nearest { a.mul_add(b, c) } else { fma_f32_directed(a, b, c, rounding) };
+                    let result = if nearest { exact::fma_f32(a, b, c) } else { fma_f32_directed(a, b, c, rounding) };
                     f32_out(result, ftz, saturate)
                 });
             }

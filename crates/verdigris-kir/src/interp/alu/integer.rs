@@ -14,7 +14,8 @@ fn wide_product(a: u64, b: u64, bits: u32, signed: bool) -> u128 {
     }
 }
 
-/// An arithmetic result with its wrap mask: `exact` gives the mathematical value, which no 32-bit operation takes beyond `i128`.
+/// An arithmetic result with its wrap mask: `exact` gives the mathematical value of a 32-bit operation, modulo 2⁶⁴. That is exact enough:
+/// no such value differs from one of 32 bits by a multiple of 2⁶⁴.
 #[inline(always)]
 fn arithmetic(
     out: &mut Lanes,
@@ -22,7 +23,7 @@ fn arithmetic(
     ty: Ty,
     ins: &[&Lanes],
     fast: impl Fn(u64, u64, u64) -> u64,
-    exact: impl Fn(i64, i64, i64) -> i128,
+    exact: impl Fn(i64, i64, i64) -> i64,
 ) -> u32 {
     let bits = ty.bits();
     let mask = width_mask(bits);
@@ -34,12 +35,12 @@ fn arithmetic(
             let (a, b, c) = (ins[0][i], ins[1][i], c[i]);
             out[i] = fast(a, b, c) & mask;
             let value = exact(i64::from(a as i32), i64::from(b as i32), i64::from(c as i32));
-            wrapped |= u32::from(value != i128::from(out[i] as i32)) << i;
+            wrapped |= u32::from(value != i64::from(out[i] as i32)) << i;
         }),
         (32, false) => for_lanes(active, |i| {
             let (a, b, c) = (ins[0][i] & mask, ins[1][i] & mask, c[i] & mask);
             out[i] = fast(a, b, c) & mask;
-            wrapped |= u32::from(exact(a as i64, b as i64, c as i64) != i128::from(out[i])) << i;
+            wrapped |= u32::from(exact(a as i64, b as i64, c as i64) != out[i] as i64) << i;
         }),
         _ => for_lanes(active, |i| out[i] = fast(ins[0][i], ins[1][i], c[i]) & mask),
     }
@@ -50,13 +51,13 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> 
     let out = &mut outs[0];
     match op {
         Op::IAdd { ty } => {
-            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_add(b), |a, b, _| i128::from(a) + i128::from(b)));
+            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_add(b), |a, b, _| a.wrapping_add(b)));
         }
         Op::ISub { ty } => {
-            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_sub(b), |a, b, _| i128::from(a) - i128::from(b)));
+            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_sub(b), |a, b, _| a.wrapping_sub(b)));
         }
         Op::IMulLo { ty } => {
-            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_mul(b), |a, b, _| i128::from(a) * i128::from(b)));
+            return Ok(arithmetic(out, active, *ty, ins, |a, b, _| a.wrapping_mul(b), |a, b, _| a.wrapping_mul(b)));
         }
         Op::IMadLo { ty } => {
             return Ok(arithmetic(
@@ -65,7 +66,7 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> 
                 *ty,
                 ins,
                 |a, b, c| a.wrapping_mul(b).wrapping_add(c),
-                |a, b, c| i128::from(a) * i128::from(b) + i128::from(c),
+                |a, b, c| a.wrapping_mul(b).wrapping_add(c),
             ));
         }
         Op::IMulHi { ty } => {

@@ -6,6 +6,7 @@
 use super::super::alu::Lanes;
 
 /// Row (M) and depth (K) of element `index` of A register `register`. Also the A registers of `wgmma`, with rows from the warp's first.
+#[inline(always)]
 pub const fn a_element(bits: u32, m: u32, register: u32, lane: u32, index: u32) -> (u32, u32) {
     let per_register = if bits >= 32 { 1 } else { 32 / bits };
     let (group, place) = (lane / 4, lane % 4);
@@ -15,6 +16,7 @@ pub const fn a_element(bits: u32, m: u32, register: u32, lane: u32, index: u32) 
 }
 
 /// Depth (K) and column (N) of element `index` of B register `register`.
+#[inline(always)]
 pub const fn b_element(bits: u32, register: u32, lane: u32, index: u32) -> (u32, u32) {
     let per_register = if bits >= 32 { 1 } else { 32 / bits };
     ((lane % 4) * per_register + index + register * 4 * per_register, lane / 4)
@@ -22,6 +24,7 @@ pub const fn b_element(bits: u32, register: u32, lane: u32, index: u32) -> (u32,
 
 /// Row and column of accumulator element `index` of a lane, counted over its registers (an f16x2 register holds elements 2r and 2r + 1):
 /// `mma` with 16 rows, and each warp of a `wgmma` with its 16 rows. With 8 rows (`m == 8`) only elements 0 and 1 exist.
+#[inline(always)]
 pub const fn accumulator_element(lane: u32, index: u32) -> (u32, u32) {
     (lane / 4 + 8 * (index / 2 % 2), 8 * (index / 4) + 2 * (lane % 4) + index % 2)
 }

@@ -2,7 +2,7 @@
 
 use super::super::alu::{Lanes, exact};
 use super::{
-    MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, b_element, element, is_integer, sparse,
+    MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, b_element, element, is_integer, sparse, with_element,
 };
 use crate::inst::{MatrixType, MmaShape, Round};
 use verdigris_tensor::num::{Format, f32_to_f16};
@@ -42,17 +42,16 @@ pub fn mma(shape: &MmaShape, ins: &[&Lanes], outs: &mut [Lanes]) -> Result<(), M
     }
     let (m, n, k) = (shape.m as usize, shape.n as usize, shape.k as usize);
     let (mut b, mut d) = (vec![0f32; k * n], vec![0f32; m * n]);
-    let bits = shape.a.bits();
     let stored = if shape.sparse { k / 2 } else { k };
     let mut a = vec![0f32; m * stored];
-    for (register, lanes) in a_regs.iter().enumerate() {
+    with_element!(shape.a, bits, convert => for (register, lanes) in a_regs.iter().enumerate() {
         for (lane, &word) in lanes.iter().enumerate() {
             for index in 0..32 / bits {
                 let (row, depth) = a_element(bits, shape.m, register as u32, lane as u32, index);
-                a[row as usize * stored + depth as usize] = element(shape.a, (word as u32) >> (index * bits));
+                a[row as usize * stored + depth as usize] = convert((word as u32) >> (index * bits));
             }
         }
-    }
+    });
     let columns = if shape.sparse {
         let (Some(metadata), Some(selector)) = (ins.get(a_count + b_count + d_count), ins.get(a_count + b_count + d_count + 1)) else {
             return Err(MatrixError::Unsupported { what: "mma.sp: metadata or selector is missing" });
@@ -65,14 +64,14 @@ pub fn mma(shape: &MmaShape, ins: &[&Lanes], outs: &mut [Lanes]) -> Result<(), M
         Some(columns) => accumulate_sparse(d, &a, columns, b, stored, n),
         None => accumulate(d, &a, b, k, n),
     };
-    for (register, lanes) in b_regs.iter().enumerate() {
+    with_element!(shape.b, bits, convert => for (register, lanes) in b_regs.iter().enumerate() {
         for (lane, &word) in lanes.iter().enumerate() {
             for index in 0..32 / bits {
                 let (depth, column) = b_element(bits, register as u32, lane as u32, index);
-                b[depth as usize * n + column as usize] = element(shape.b, (word as u32) >> (index * bits));
+                b[depth as usize * n + column as usize] = convert((word as u32) >> (index * bits));
             }
         }
-    }
+    });
     let place = |lane: usize, index: usize| {
         let (row, column) = accumulator_element(lane as u32, index as u32);
         row as usize * n + column as usize

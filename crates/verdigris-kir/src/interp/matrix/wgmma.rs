@@ -8,7 +8,7 @@ use super::super::alu::Lanes;
 use super::mma::canonical;
 use super::{
     Descriptor, Major, MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, element, is_integer,
-    operand_chunks, sparse,
+    operand_chunks, sparse, with_element,
 };
 use crate::inst::{MatrixType, WgmmaShape};
 use verdigris_tensor::num::{Format, f32_to_f16};
@@ -69,7 +69,7 @@ fn check(shape: &WgmmaShape) -> Result<(), MatrixError> {
     Ok(())
 }
 
-/// Reads an operand of `rows` rows; `store(row, k)` gives the place of an element in the result.
+/// Reads an operand of `rows` rows; the steps say how far the elements of neighbouring rows and depths lie apart in the result.
 fn read(
     ty: MatrixType,
     descriptor: u64,
@@ -77,7 +77,7 @@ fn read(
     (rows, depth): (usize, usize),
     transpose: bool,
     negate: bool,
-    store: impl Fn(usize, usize) -> usize,
+    (row_step, k_step): (usize, usize),
 ) -> Result<Operand, MatrixError> {
     let descriptor = Descriptor::decode(descriptor)?;
     let major = if transpose { Major::Mn } else { Major::K };
@@ -86,23 +86,22 @@ fn read(
     let chunks = operand_chunks(&descriptor, major, rows as u32, (depth * bits / 8) as u32, shared_bytes)?;
     let mut values = vec![0f32; rows * depth];
     let sign = if negate { -1.0 } else { 1.0 };
-    let width = bits / 8;
-    let per_chunk = 16 / width;
-    let chunks_along_k = depth / per_chunk;
-    let mut spread = |index: usize, bytes: &[u8]| {
-        for (i, word) in bytes.chunks_exact(width).enumerate() {
-            let code = word.iter().rev().fold(0u32, |code, &byte| (code << 8) | u32::from(byte));
-            let (row, k) = match major {
-                Major::K => (index / chunks_along_k, (index % chunks_along_k) * per_chunk + i),
-                Major::Mn => ((index % (rows / 8)) * 8 + i, index / (rows / 8)),
+    with_element!(ty, bits, convert => {
+        let width = bits as usize / 8;
+        let per_chunk = 16 / width;
+        let chunks_along_k = depth / per_chunk;
+        for (index, &address) in chunks.iter().enumerate() {
+            let (first, step) = match major {
+                Major::K => (index / chunks_along_k * row_step + index % chunks_along_k * per_chunk * k_step, k_step),
+                Major::Mn => (index % (rows / 8) * 8 * row_step + index / (rows / 8) * k_step, row_step),
             };
-            values[store(row, k)] = sign * element(ty, code);
+            let from = address as usize;
+            for (i, word) in shared[from..from + 16].chunks_exact(width).enumerate() {
+                let code = word.iter().rev().fold(0u32, |code, &byte| (code << 8) | u32::from(byte));
+                values[first + i * step] = sign * convert(code);
+            }
         }
-    };
-    for (index, &address) in chunks.iter().enumerate() {
-        let from = address as usize;
-        spread(index, &shared[from..from + 16]);
-    }
+    });
     Ok(Operand { values, columns: Vec::new(), chunks })
 }
 
@@ -128,32 +127,32 @@ pub fn place_sparse(shape: &WgmmaShape, a: &mut Operand, metadata: &[&Lanes; 4],
 pub fn read_a(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
     check(shape)?;
     let depth = stored_depth(shape);
-    read(shape.a, descriptor, shared, (64, depth), shape.transpose_a, shape.negate_a, |row, k| row * depth + k)
+    read(shape.a, descriptor, shared, (64, depth), shape.transpose_a, shape.negate_a, (depth, 1))
 }
 
 /// Operand B, `n` columns, from the CTA's shared memory, of which `shared` is all.
 pub fn read_b(shape: &WgmmaShape, descriptor: u64, shared: &[u8]) -> Result<Operand, MatrixError> {
     check(shape)?;
     let n = shape.n as usize;
-    read(shape.b, descriptor, shared, (n, shape.k() as usize), shape.transpose_b, shape.negate_b, |row, k| k * n + row)
+    read(shape.b, descriptor, shared, (n, shape.k() as usize), shape.transpose_b, shape.negate_b, (1, n))
 }
 
 /// Operand A from the four registers of each of the four warps.
 pub fn read_a_registers(shape: &WgmmaShape, registers: &[[&Lanes; 4]; 4]) -> Result<Operand, MatrixError> {
     check(shape)?;
-    let (bits, depth) = (shape.a.bits(), stored_depth(shape));
+    let depth = stored_depth(shape);
     let sign = if shape.negate_a { -1.0 } else { 1.0 };
     let mut values = vec![0f32; 64 * depth];
-    for (warp, registers) in registers.iter().enumerate() {
+    with_element!(shape.a, bits, convert => for (warp, registers) in registers.iter().enumerate() {
         for (register, lanes) in registers.iter().enumerate() {
             for (lane, &word) in lanes.iter().enumerate() {
                 for index in 0..32 / bits {
                     let (row, k) = a_element(bits, 16, register as u32, lane as u32, index);
-                    values[(16 * warp + row as usize) * depth + k as usize] = sign * element(shape.a, (word as u32) >> (index * bits));
+                    values[(16 * warp + row as usize) * depth + k as usize] = sign * convert((word as u32) >> (index * bits));
                 }
             }
         }
-    }
+    });
     Ok(Operand { values, columns: Vec::new(), chunks: Vec::new() })
 }
 
@@ -184,15 +183,18 @@ impl Accumulator {
     pub fn load(&mut self, warp: usize, register: usize, lanes: &Lanes) {
         let (row, column) = accumulator_element(0, if self.ty == MatrixType::F16 { 2 * register } else { register } as u32);
         let first = (16 * warp + row as usize) * self.n + column as usize;
-        for (lane, &word) in lanes.iter().enumerate() {
-            let at = first + lane / 4 * self.n + 2 * (lane % 4);
+        for (row, words) in lanes.chunks_exact(4).enumerate() {
+            let line = first + row * self.n..first + row * self.n + 7;
             match self.ty {
                 MatrixType::F16 => {
-                    self.floats[at] = Format::F16.decode_f32(word as u32 & 0xffff);
-                    self.floats[at + 1] = Format::F16.decode_f32((word >> 16) as u32 & 0xffff);
+                    let pairs = self.floats[line.start..line.end + 1].chunks_exact_mut(2);
+                    for (pair, &word) in pairs.zip(words) {
+                        pair[0] = Format::F16.decode_f32(word as u32 & 0xffff);
+                        pair[1] = Format::F16.decode_f32((word >> 16) as u32 & 0xffff);
+                    }
                 }
-                MatrixType::S32 => self.integers[at] = word as u32 as i32,
-                _ => self.floats[at] = f32::from_bits(word as u32),
+                MatrixType::S32 => self.integers[line].iter_mut().step_by(2).zip(words).for_each(|(to, &word)| *to = word as u32 as i32),
+                _ => self.floats[line].iter_mut().step_by(2).zip(words).for_each(|(to, &word)| *to = f32::from_bits(word as u32)),
             }
         }
     }
@@ -201,22 +203,26 @@ impl Accumulator {
     pub fn store(&self, warp: usize, register: usize) -> Lanes {
         let mut lanes = [0; 32];
         match self.ty {
-            MatrixType::F16 => self.spread(warp, 2 * register, |at, lane| {
+            MatrixType::F16 => {
                 let half = |value: f32| u64::from(f32_to_f16(value));
-                lanes[lane] = half(self.floats[at]) | half(self.floats[at + 1]) << 16;
-            }),
-            MatrixType::S32 => self.spread(warp, register, |at, lane| lanes[lane] = u64::from(self.integers[at] as u32)),
-            _ => self.spread(warp, register, |at, lane| lanes[lane] = canonical(self.floats[at])),
+                self.gather(&self.floats, warp, 2 * register, 8, &mut lanes, |pair| half(pair[0]) | half(pair[1]) << 16);
+            }
+            MatrixType::S32 => self.gather(&self.integers, warp, register, 7, &mut lanes, |of| u64::from(of[0] as u32)),
+            _ => self.gather(&self.floats, warp, register, 7, &mut lanes, |of| canonical(of[0])),
         }
         lanes
     }
 
-    /// Calls `visit` with the place in the matrix of accumulator element `index` of each lane, and the lane: eight rows of four lanes.
-    fn spread(&self, warp: usize, index: usize, mut visit: impl FnMut(usize, usize)) {
+    /// Accumulator element `index` of each lane, and what stands behind it: eight rows of four lanes, which reach over `reach` elements.
+    #[inline(always)]
+    fn gather<T>(&self, of: &[T], warp: usize, index: usize, reach: usize, lanes: &mut Lanes, word: impl Fn(&[T]) -> u64) {
         let (row, column) = accumulator_element(0, index as u32);
         let first = (16 * warp + row as usize) * self.n + column as usize;
-        for lane in 0..32 {
-            visit(first + lane / 4 * self.n + 2 * (lane % 4), lane);
+        for (row, lanes) in lanes.chunks_exact_mut(4).enumerate() {
+            let line = &of[first + row * self.n..first + row * self.n + reach];
+            for (lane, pair) in lanes.iter_mut().zip(line.chunks(2)) {
+                *lane = word(pair);
+            }
         }
     }
 }
