@@ -374,7 +374,7 @@ impl Machine<'_> {
     fn map_taken_over(&mut self, warp: &Warp, at: Culprit, address: u64, place: (usize, u64)) -> Result<(), Fault> {
         let Some(stamp) = self.map_writer(warp, place) else { return Ok(()) };
         let (writer, _) = self.describe(stamp.actor);
-        let line = self.line(writer.unwrap_or(at.cta), stamp.loc);
+        let line = self.line(writer.unwrap_or(at.cta), stamp.loc());
         let name = self.place_name(Place::Global { slot: place.0, offset: place.1 }, 0);
         if self.map_releases.get(&stamp.actor).is_none_or(|&epoch| epoch < stamp.epoch) {
             let message = format!(

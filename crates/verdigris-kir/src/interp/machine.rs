@@ -5,10 +5,10 @@ use super::alu::Noise;
 use super::clock::Clock;
 use super::decode::Flat;
 use super::finding::{Finding, FindingKind, Findings};
-use super::memory::{Memory, PARAM_BASE, Shared};
+use super::memory::{Memory, PARAM_BASE};
 use super::report::{Counters, Report};
 use super::shadow::Readers;
-use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, Wait, Warp};
+use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, Spare, Wait, Warp};
 use super::wgmma::{Flights, WarpgroupState};
 use super::{AsyncPolicy, Kernels, Options};
 use crate::ir::{ParamKind, Ty};
@@ -73,6 +73,7 @@ pub(crate) fn run(program: &Program, kernels: &Kernels, memory: &mut Memory, opt
         options: options.clone(),
         readers: Readers::default(),
         results: Box::new([[0; 32]; 8]),
+        spare: Spare::default(),
         grids: Vec::new(),
         ctas: Vec::new(),
         cluster_barriers: HashMap::new(),
@@ -321,7 +322,7 @@ impl Machine<'_> {
                     active: full,
                     full,
                     frames: Vec::new(),
-                    registers: vec![[0; 32]; count],
+                    registers: self.spare.registers(count),
                     poison: vec![u32::MAX; count],
                     origin: vec![0; count],
                     wrapped: vec![0; count],
@@ -356,7 +357,7 @@ impl Machine<'_> {
                 sm,
                 actors,
                 actor,
-                shared: Shared::new(body.shared_bytes),
+                shared: self.spare.shared(body.shared_bytes),
                 warps: all,
                 running: warps,
                 barriers: (0..CTA_BARRIERS).map(|_| CtaBarrier { clock: clock(), done: clock(), ..CtaBarrier::default() }).collect(),
@@ -468,9 +469,9 @@ impl Machine<'_> {
         let grid = owner.grid;
         let peers = owner.peers.clone();
         let triggered = std::mem::replace(&mut owner.triggered, true);
-        owner.shared = Shared::default();
+        self.spare.shared.push(std::mem::take(&mut owner.shared));
         for warp in owner.warps.iter_mut().flatten() {
-            warp.registers = Vec::new();
+            self.spare.registers.push(std::mem::take(&mut warp.registers));
         }
         let grid_state = &mut self.grids[grid];
         grid_state.triggered += u32::from(!triggered);

@@ -417,9 +417,15 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(bytes: u32) -> Self {
+    /// For the next CTA: `bytes` bytes that nothing has touched.
+    pub(crate) fn renew(&mut self, bytes: u32) {
         let words = (SHARED_BASE + bytes).div_ceil(4) as usize;
-        Shared { data: vec![0x5A; words * 4], valid: vec![0; words], cells: vec![Cell::default(); words] }
+        self.data.clear();
+        self.data.resize(words * 4, 0x5A);
+        self.valid.clear();
+        self.valid.resize(words, 0);
+        self.cells.clear();
+        self.cells.resize(words, Cell::default());
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -33,13 +33,25 @@ pub(crate) mod flag {
 pub(crate) struct Stamp {
     pub(crate) actor: u32,
     pub(crate) epoch: u32,
-    pub(crate) loc: u32,
-    pub(crate) flags: u8,
+    /// The line above, the attributes in the lowest [`FLAG_BITS`]: sixteen bytes in all, of which a machine moves many.
+    what: u32,
     /// The lane that touched each byte.
     pub(crate) lanes: [u8; 4],
 }
 
-const EMPTY: Stamp = Stamp { actor: NO_ACTOR, epoch: 0, loc: 0, flags: 0, lanes: [NO_LANE; 4] };
+const FLAG_BITS: u32 = 4;
+
+const EMPTY: Stamp = Stamp { actor: NO_ACTOR, epoch: 0, what: 0, lanes: [NO_LANE; 4] };
+
+impl Stamp {
+    pub(crate) fn loc(&self) -> u32 {
+        self.what >> FLAG_BITS
+    }
+
+    fn flags(&self) -> u8 {
+        self.what as u8 & ((1 << FLAG_BITS) - 1)
+    }
+}
 
 /// The history of four bytes.
 #[derive(Clone, Copy, Debug)]
@@ -162,7 +174,7 @@ impl Access<'_> {
 
     fn both_atomic(&self, stamp: &Stamp) -> bool {
         let mine = self.flags & flag::ATOMIC;
-        let theirs = stamp.flags & flag::ATOMIC;
+        let theirs = stamp.flags() & flag::ATOMIC;
         match mine.min(theirs) {
             0 => false,
             flag::ATOMIC_CTA => self.cta.contains(&stamp.actor),
@@ -220,7 +232,7 @@ impl Access<'_> {
     /// An async read of bytes that a thread wrote needs the writer's proxy fence.
     #[inline]
     fn proxy(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
-        if self.flags & flag::ASYNC == 0 || stamp.flags & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
+        if self.flags & flag::ASYNC == 0 || stamp.flags() & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
             return Ok(());
         }
         let (last, epoch) = self.memo.fenced.get();
@@ -242,6 +254,12 @@ impl Access<'_> {
         Ok(())
     }
 
+    /// The line and the attributes, as a stamp holds them.
+    #[inline]
+    fn what(&self) -> u32 {
+        self.loc << FLAG_BITS | u32::from(self.flags)
+    }
+
     #[inline]
     fn stamp(&self, mask: u8, lane: u8) -> Stamp {
         let mut lanes = [lane; 4];
@@ -252,7 +270,7 @@ impl Access<'_> {
                 }
             }
         }
-        Stamp { actor: self.actor, epoch: self.epoch, loc: self.loc, flags: self.flags, lanes }
+        Stamp { actor: self.actor, epoch: self.epoch, what: self.what(), lanes }
     }
 
     /// Checks and remembers a read of the bytes of `mask` by `lane`.
@@ -266,7 +284,7 @@ impl Access<'_> {
             }
         }
         let old = &mut cell.read;
-        if old.actor == self.actor && old.flags == self.flags {
+        if old.actor == self.actor && old.flags() == self.flags {
             if self.seen(self.actor) >= old.epoch {
                 *old = self.stamp(mask, lane);
             } else {
@@ -280,9 +298,9 @@ impl Access<'_> {
                     }
                 }
                 old.epoch = self.epoch;
-                old.loc = self.loc;
+                old.what = self.what();
             }
-        } else if old.actor == NO_ACTOR || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags & flag::ATOMIC
+        } else if old.actor == NO_ACTOR || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags() & flag::ATOMIC
         {
             *old = self.stamp(mask, lane);
         } else {
@@ -299,7 +317,7 @@ impl Access<'_> {
         let written = write.actor == NO_ACTOR
             || self.ordered(write) && self.flags & flag::ASYNC == 0 && (self.flags & flag::NON_COHERENT == 0 || write.actor < self.launch);
         let own = read.actor == self.actor;
-        let alike = if own { read.flags == self.flags } else { self.extra.is_none() && read.actor != self.cp.0 };
+        let alike = if own { read.flags() == self.flags } else { self.extra.is_none() && read.actor != self.cp.0 };
         written && (alike || self.ordered(read))
     }
 
@@ -324,7 +342,7 @@ impl Access<'_> {
         self.race(&cell.write, mask, lane, true)?;
         if cell.read.actor != NO_ACTOR {
             self.race(&cell.read, mask, lane, false)?;
-            if cell.read.flags & flag::NON_COHERENT != 0 {
+            if cell.read.flags() & flag::NON_COHERENT != 0 {
                 self.non_coherent_read(&cell.read, mask)?;
             }
         }
@@ -347,13 +365,13 @@ impl Access<'_> {
             }
         }
         let old = &mut cell.write;
-        if mask != 0xF && old.actor == self.actor && old.epoch == self.epoch && old.flags == self.flags {
+        if mask != 0xF && old.actor == self.actor && old.epoch == self.epoch && old.flags() == self.flags {
             for byte in 0..4 {
                 if mask >> byte & 1 == 1 {
                     old.lanes[byte] = lane;
                 }
             }
-            old.loc = self.loc;
+            old.what = self.what();
         } else {
             *old = self.stamp(mask, lane);
         }
@@ -362,7 +380,7 @@ impl Access<'_> {
 
     fn non_coherent_read(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
         let touches = (0..4).any(|byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
-        if touches && stamp.flags & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
+        if touches && stamp.flags() & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
             return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte: 0, other_writes: false });
         }
         Ok(())

@@ -232,6 +232,28 @@ pub(crate) struct Warp {
     pub(crate) wgmma: Flights,
 }
 
+/// Memory of CTAs that have ended, for those that come: it is large, and a run makes and loses many.
+#[derive(Default)]
+pub(crate) struct Spare {
+    pub(crate) shared: Vec<Shared>,
+    pub(crate) registers: Vec<Vec<Lanes>>,
+}
+
+impl Spare {
+    pub(crate) fn shared(&mut self, bytes: u32) -> Shared {
+        let mut shared = self.shared.pop().unwrap_or_default();
+        shared.renew(bytes);
+        shared
+    }
+
+    pub(crate) fn registers(&mut self, count: usize) -> Vec<Lanes> {
+        let mut registers = self.registers.pop().unwrap_or_default();
+        registers.clear();
+        registers.resize(count, [0; 32]);
+        registers
+    }
+}
+
 /// A run.
 pub(crate) struct Machine<'m> {
     pub(crate) memory: &'m mut Memory,
@@ -241,6 +263,7 @@ pub(crate) struct Machine<'m> {
     pub(crate) readers: Readers,
     /// The results of the instruction that runs, on their way into registers: up to eight, of which only the lanes that take part count.
     pub(crate) results: Box<[Lanes; 8]>,
+    pub(crate) spare: Spare,
     pub(crate) grids: Vec<Grid>,
     pub(crate) ctas: Vec<Cta>,
     pub(crate) cluster_barriers: HashMap<usize, ClusterBarrier>,

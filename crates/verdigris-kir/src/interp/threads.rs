@@ -68,7 +68,7 @@ impl Machine<'_> {
         let (other_cta, other) = self.describe(conflict.other.actor);
         let other_lane = conflict.other.lanes[conflict.byte];
         let other = if other_lane < 32 { format!("lane {other_lane} of {other}") } else { other };
-        let line = self.line(other_cta.unwrap_or(at.cta), conflict.other.loc);
+        let line = self.line(other_cta.unwrap_or(at.cta), conflict.other.loc());
         let name = self.place_name(place, conflict.byte);
         let did = if conflict.other_writes { "written" } else { "read" };
         let does = if writes { "writes" } else { "reads" };
