@@ -162,11 +162,11 @@ fn run_gemm(gemm: &GemmProblem, inputs: &Inputs, positions: Positions<'_>) -> Re
 
         let (a_base, b_base) = (gemm.a.offset(&batch, row, 0), gemm.b.offset(&batch, 0, column));
         let (a_step, b_step) = (gemm.a.column_stride, gemm.b.row_stride);
-        let sum = match (a.decoded(), b.decoded(), &scale_a, &scale_b) {
+        let sum = match (a.decoded(), b.decoded(), scale_a.whole(), scale_b.whole()) {
             // What nearly every problem is.
-            (Some(a), Some(b), Factors::One, Factors::One) => {
+            (Some(a), Some(b), Some(scale_a), Some(scale_b)) => {
                 let number = |values: &[f64], offset: u64| values.get(offset as usize).copied().unwrap_or(f64::NAN);
-                sum_of_products(k, |i| number(a, a_base + i * a_step), |i| number(b, b_base + i * b_step))
+                sum_of_products(k, |i| number(a, a_base + i * a_step) * scale_a, |i| number(b, b_base + i * b_step) * scale_b)
             }
             _ => sum_of_products(
                 k,
@@ -230,6 +230,15 @@ enum Factors<'a> {
 }
 
 impl Factors<'_> {
+    /// The factor, if it is one for all elements.
+    fn whole(&self) -> Option<f64> {
+        match self {
+            Factors::One => Some(1.0),
+            Factors::Tensor(factor) => Some(*factor),
+            Factors::Block { .. } => None,
+        }
+    }
+
     #[inline]
     fn at(&self, batch: &[u64], outer_index: u64, k_index: u64) -> f64 {
         match self {

@@ -117,6 +117,12 @@ const fn sign_extend(value: u64, bits: u32) -> i64 {
     ((value << up) as i64) >> up
 }
 
+/// Runs a loop over lanes with the widest vectors that the machine has. They change no result: each lane's operations stay as they are.
+#[inline(always)]
+pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
 #[inline(always)]
 fn for_lanes(active: u32, mut visit: impl FnMut(usize)) {
     if active == u32::MAX {

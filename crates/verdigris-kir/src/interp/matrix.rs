@@ -156,9 +156,11 @@ fn is_integer(ty: MatrixType) -> bool {
 
 /// `d[m][n] += a[m][k] · b[k][n]` in f32, by ascending k, `n` columns wide. Rows of `a` are `depth` long.
 fn accumulate(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
-    if n == 8 {
-        return accumulate_narrow(d, a, b, depth);
-    }
+    super::alu::wide(|| if n == 8 { accumulate_narrow(d, a, b, depth) } else { accumulate_rows(d, a, b, depth, n) });
+}
+
+#[inline(always)]
+fn accumulate_rows(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
     for (row, a_row) in d.chunks_exact_mut(n).zip(a.chunks_exact(depth)) {
         let mut quads = a_row.chunks_exact(4);
         let mut b_rows = b.chunks_exact(4 * n);
@@ -175,6 +177,7 @@ fn accumulate(d: &mut [f32], a: &[f32], b: &[f32], depth: usize, n: usize) {
 }
 
 /// The same for the eight columns of `mma`: a row of sums stays in registers.
+#[inline(always)]
 fn accumulate_narrow(d: &mut [f32], a: &[f32], b: &[f32], depth: usize) {
     let (b_rows, _) = b.as_chunks::<8>();
     for (row, a_row) in d.as_chunks_mut::<8>().0.iter_mut().zip(a.chunks_exact(depth)) {

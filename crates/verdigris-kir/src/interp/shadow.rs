@@ -232,7 +232,8 @@ impl Access<'_> {
     /// An async read of bytes that a thread wrote needs the writer's proxy fence.
     #[inline]
     fn proxy(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
-        if self.flags & flag::ASYNC == 0 || stamp.flags() & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon {
+        if self.flags & flag::ASYNC == 0 || stamp.flags() & flag::ASYNC != 0 || stamp.actor == NO_ACTOR || stamp.actor < self.clock.horizon
+        {
             return Ok(());
         }
         let (last, epoch) = self.memo.fenced.get();
@@ -300,7 +301,8 @@ impl Access<'_> {
                 old.epoch = self.epoch;
                 old.what = self.what();
             }
-        } else if old.actor == NO_ACTOR || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags() & flag::ATOMIC
+        } else if old.actor == NO_ACTOR
+            || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags() & flag::ATOMIC
         {
             *old = self.stamp(mask, lane);
         } else {
@@ -325,15 +327,12 @@ impl Access<'_> {
     /// behind after each of them, `last` at the end.
     #[inline]
     pub(crate) fn read_by_lanes(&self, cell: &mut Cell, readers: &mut Readers, first: u8, last: u8) -> Result<(), Conflict> {
-        self.read(cell, readers, 0xF, first)?;
-        if last == first {
-            return Ok(());
-        }
-        if cell.read.actor == self.actor {
+        self.read(cell, readers, 0xF, last)?;
+        // In a list of readers the last lane stands for all; in the cell itself they are told from one.
+        if last != first && cell.read.actor == self.actor && cell.read.flags() == self.flags {
             cell.read.lanes = [MANY_LANES; 4];
-            return Ok(());
         }
-        self.read(cell, readers, 0xF, last)
+        Ok(())
     }
 
     /// Checks and remembers a write of the bytes of `mask` by `lane`.

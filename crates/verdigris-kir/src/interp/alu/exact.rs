@@ -110,24 +110,6 @@ pub fn first_nan(operands: &[f64]) -> Option<f64> {
     operands.iter().find(|x| x.is_nan()).map(|x| f64::from_bits(x.to_bits() | 1 << 51))
 }
 
-/// `a · b + c` in f32 with one rounding, to nearest: what `f32::mul_add` gives, without a call for each lane.
-///
-/// The product is exact in f64. The sum is rounded there to odd (away from the even neighbour wherever it is not exact), which keeps what the
-/// rounding to f32 needs to know: f64 has more than two bits more than twice those of f32.
-#[inline(always)]
-pub fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
-    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
-    let sum = product + c;
-    let of_c = sum - product;
-    // Exactly what the rounding of `sum` took away.
-    let lost = (product - (sum - of_c)) + (c - of_c);
-    let bits = sum.to_bits();
-    let towards_zero = (lost.to_bits() ^ bits) >> 63;
-    let odd = bits.wrapping_add(1).wrapping_sub(2 * towards_zero);
-    let settle = lost != 0.0 && bits & 1 == 0 && sum.is_finite();
-    f64::from_bits(if settle { odd } else { bits }) as f32
-}
-
 /// `a · b + c` in f64 with one rounding.
 pub fn fma_f64(a: f64, b: f64, c: f64, round: Round) -> f64 {
     if let Some(nan) = first_nan(&[a, b, c]) {
@@ -184,32 +166,4 @@ pub fn add_f64(a: f64, b: f64, round: Round) -> f64 {
 pub fn mul_f64(a: f64, b: f64, round: Round) -> f64 {
     let zero = if a.is_sign_negative() != b.is_sign_negative() { -0.0 } else { 0.0 };
     fma_f64(a, b, zero, round)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_multiply_add_in_f32_rounds_once() {
-        // Numbers whose sums cancel, tie, overflow and fall below the normal range, beside random ones.
-        let edges = [0, 1, 0x7f_ffff, 0x80_0000, 0x3f80_0000, 0x3f80_0001, 0x3f7f_ffff, 0x7f7f_ffff, 0x7f80_0000, 0x7fc0_0000, 0x3380_0000];
-        let mut state = 1u64;
-        let mut word = || {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            let random = (state >> 33) as u32;
-            // Half of them near one another, so that their sums cancel.
-            let bits = match random % 4 {
-                0 => edges[random as usize / 4 % edges.len()] | random << 31,
-                1 => 0x3f80_0000 ^ (random << 8 & 0x80ff_ffff),
-                _ => (state >> 16) as u32,
-            };
-            f32::from_bits(bits)
-        };
-        for _ in 0..2_000_000 {
-            let (a, b, c) = (word(), word(), word());
-            let (ours, right) = (fma_f32(a, b, c), a.mul_add(b, c));
-            assert!(ours.to_bits() == right.to_bits() || ours.is_nan() && right.is_nan(), "{a:e} {b:e} {c:e}: {ours:e}, not {right:e}");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Floating-point arithmetic and comparison.
 
 use super::exact::{self, F64_INVALID, add_f64, direction, first_nan, fma_f64, mul_f64};
-use super::{EvalError, Lanes, Noise, approx, map1, map2, map3};
+use super::{EvalError, Lanes, Noise, approx, map1, map2, map3, wide};
 use crate::inst::{Cmp, Division, Op, Round};
 use crate::ir::Ty;
 use std::cmp::Ordering;
@@ -147,6 +147,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
                 Ty::F32 => {
                     let sign = if subtract { 1 << 31 } else { 0 };
                     let nearest = rounding == Round::Nearest;
+                    if nearest && !ftz && !saturate {
+                        wide(|| {
+                            map2(out, active, ins[0], ins[1], |a, b| f32_out(f32_in(a, false) + f32_in(b ^ sign, false), false, false))
+                        });
+                        return Ok(());
+                    }
                     map2(out, active, ins[0], ins[1], |a, b| {
                         let (a, b) = (f32_in(a, ftz), f32_in(b ^ sign, ftz));
                         f32_out(if nearest { a + b } else { fma_f32_directed(a, 1.0, b, rounding) }, ftz, saturate)
@@ -170,6 +176,10 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
         Op::FMul { ty, rounding, ftz, saturate } => match ty {
             Ty::F32 => {
                 let nearest = rounding == Round::Nearest;
+                if nearest && !ftz && !saturate {
+                    wide(|| map2(out, active, ins[0], ins[1], |a, b| f32_out(f32_in(a, false) * f32_in(b, false), false, false)));
+                    return Ok(());
+                }
                 map2(out, active, ins[0], ins[1], |a, b| {
                     let (a, b) = (f32_in(a, ftz), f32_in(b, ftz));
                     f32_out(if nearest { a * b } else { mul_f32_directed(a, b, rounding) }, ftz, saturate)
@@ -189,9 +199,15 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
         Op::Fma { ty, rounding, ftz, saturate, relu } => match ty {
             Ty::F32 => {
                 let nearest = rounding == Round::Nearest;
+                if nearest && !ftz && !saturate {
+                    // The vectors' own multiply-add rounds once, as a call for each lane would.
+                    let fma = |a, b, c| f32_out(f32_in(a, false).mul_add(f32_in(b, false), f32_in(c, false)), false, false);
+                    wide(|| map3(out, active, ins[0], ins[1], ins[2], fma));
+                    return Ok(());
+                }
                 map3(out, active, ins[0], ins[1], ins[2], |a, b, c| {
                     let (a, b, c) = (f32_in(a, ftz), f32_in(b, ftz), f32_in(c, ftz));
-                    let result = if nearest { exact::fma_f32(a, b, c) } else { fma_f32_directed(a, b, c, rounding) };
+                    let result = if nearest { a.mul_add(b, c) } else { fma_f32_directed(a, b, c, rounding) };
                     f32_out(result, ftz, saturate)
                 });
             }

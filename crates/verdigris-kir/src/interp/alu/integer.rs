@@ -1,6 +1,6 @@
 //! Integer and bit instructions.
 
-use super::{EvalError, Lanes, for_lanes, map1, map2, map3, sign_extend, width_mask};
+use super::{EvalError, Lanes, for_lanes, map1, map2, map3, sign_extend, wide, width_mask};
 use crate::inst::{Cmp, Op};
 use crate::ir::Ty;
 
@@ -48,6 +48,11 @@ fn arithmetic(
 }
 
 pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> Result<u32, EvalError> {
+    wide(|| eval_lanes(op, ins, active, outs))
+}
+
+#[inline(always)]
+fn eval_lanes(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes]) -> Result<u32, EvalError> {
     let out = &mut outs[0];
     match op {
         Op::IAdd { ty } => {

@@ -2,7 +2,8 @@
 
 use super::super::alu::{Lanes, exact};
 use super::{
-    MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, b_element, element, is_integer, sparse, with_element,
+    MatrixError, a_element, accumulate, accumulate_sparse, accumulator_element, add_integer, b_element, element, is_integer, sparse,
+    with_element,
 };
 use crate::inst::{MatrixType, MmaShape, Round};
 use verdigris_tensor::num::{Format, f32_to_f16};
