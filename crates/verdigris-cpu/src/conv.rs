@@ -8,7 +8,7 @@
 
 use rayon::prelude::*;
 
-use crate::gemm::{DEPTH, Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
+use crate::gemm::{DEPTH, Gather, Operand, Plan, TILE_ROWS, Target, gemm, pack_whole, packed_len};
 use crate::real::Real;
 use crate::scratch::{Lent, Scratch};
 
@@ -144,8 +144,13 @@ impl<'a, T: Real> Source<'a, T> {
         Source { tensor, channels, extent, before: borders.map(|(before, _)| before), padded, order, phases }
     }
 
+    /// Images that are always copied with channels last, where they lie otherwise.
+    fn channels_last(tensor: Tensor5<'a, T>, channels: usize, extent: [usize; 3], borders: [(usize, usize); 3]) -> Source<'a, T> {
+        Source { order: Order::ChannelsLast, ..Source::new(tensor, channels, extent, borders, 1) }
+    }
+
     fn is_direct(&self) -> bool {
-        self.padded == self.extent && self.phases == 1
+        self.padded == self.extent && self.phases == 1 && self.order == Order::of(self.tensor.strides)
     }
 
     /// Offset of a position in a line.
@@ -189,6 +194,16 @@ impl<'a, T: Real> Source<'a, T> {
         }
         let corner = (0..2).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
         let line_start = self.before[2] * to_strides[4];
+        if self.order == Order::ChannelsLast && from_strides[4] == 1 && self.channels > 1 {
+            for d in 0..self.extent[0] {
+                for h in 0..self.extent[1] {
+                    let from = &self.tensor.data[image * from_strides[0] + d * from_strides[2] + h * from_strides[3]..];
+                    let to = &mut to[corner + line_start + d * to_strides[2] + h * to_strides[3]..][..self.extent[2] * self.channels];
+                    turn_lines(from, from_strides[1], self.channels, to);
+                }
+            }
+            return;
+        }
         for o in 0..outer_count {
             for d in 0..self.extent[0] {
                 for h in 0..self.extent[1] {
@@ -253,6 +268,28 @@ fn every<T: Copy>(from: &[T], step: usize, to: &mut [T]) {
             }
         }
         _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| *to = *from),
+    }
+}
+
+/// Turns `count` lines, `stride` apart, into columns.
+fn turn_lines<T: Copy>(from: &[T], stride: usize, count: usize, to: &mut [T]) {
+    const EIGHT: usize = 8;
+    let len = to.len() / count;
+    for first in (0..count).step_by(EIGHT) {
+        if count - first < EIGHT {
+            for line in first..count {
+                let column = to[line..].iter_mut().step_by(count);
+                column.zip(&from[line * stride..]).for_each(|(to, from)| *to = *from);
+            }
+            continue;
+        }
+        let lines: [&[T]; EIGHT] = std::array::from_fn(|i| &from[(first + i) * stride..][..len]);
+        for (j, to) in to.chunks_exact_mut(count).enumerate() {
+            let to = &mut to[first..][..EIGHT];
+            for i in 0..EIGHT {
+                to[i] = lines[i][j];
+            }
+        }
     }
 }
 
@@ -389,7 +426,10 @@ fn gathered<T: Real>(
                 axes.map(|axis| (axis.first, axis.step, axis.count)),
                 [result_strides[0], result_strides[2], result_strides[3], result_strides[4]],
             );
-            for group in 0..g.groups {
+            let rows: Vec<usize> = (0..sides.result_channels).map(|k| k * result_strides[1]).collect();
+            let mut plan = None;
+            // The last one first: what its data are long enough for, those of all others are.
+            for group in (0..g.groups).rev() {
                 let len = packed_len(sides.result_channels, class.depth.len(), filter_width);
                 let filters = Operand::Packed { panels: &class.filters[group * len..][..len], outer: sides.result_channels };
                 let start = (group * sides.source_channels * source_strides[1]).min(images.data().len());
@@ -414,14 +454,16 @@ fn gathered<T: Real>(
                         }
                     }
                     Order::ChannelsFirst => {
-                        let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
-                        let rows: Vec<usize> = (0..sides.result_channels).map(channel).collect();
-                        gemm(scratch, result, Target { rows: &rows, columns: &to }, (filters, 0), gather, class.depth.len(), false);
+                        let pixels_of = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
+                        let result = &mut result[channel(0)..];
+                        let plan = plan.get_or_insert_with(|| Plan::new(&to, filters, pixels_of, rows.len(), class.depth.len()));
+                        plan.run(scratch, result, &rows, (filters, 0), pixels_of, false);
                     }
                     Order::ChannelsLast => {
-                        let gather = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
-                        let columns: Vec<usize> = (0..sides.result_channels).map(channel).collect();
-                        gemm(scratch, result, Target { rows: &to, columns: &columns }, (gather, 0), filters, class.depth.len(), false);
+                        let pixels_of = Operand::Gather(Gather { data, outer: &from, depth: &class.depth });
+                        let result = &mut result[channel(0)..];
+                        let plan = plan.get_or_insert_with(|| Plan::new(&rows, pixels_of, filters, to.len(), class.depth.len()));
+                        plan.run(scratch, result, &to, (pixels_of, 0), filters, false);
                     }
                 }
             }
@@ -444,6 +486,9 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
         return;
     }
     let borders = [0, 1, 2].map(|dim| border(std::iter::once(axes[dim]), g.extent[dim]));
+    if g.groups > 1 && 2 * g.filters <= T::TILE_COLUMNS && Order::of(x.strides) == Order::ChannelsFirst {
+        return wgrad_of_small_groups(scratch, g, axes, borders, (x, y), w);
+    }
     let source = Source::new(x, g.groups * g.channels, g.extent, borders, axes[2].source_step);
     // The sum is formed as [c, filter…][k]: a row of it is one tap, so that each thread gathers pixels that no other needs.
     let mut taps = source.taps(axes, g.channels);
@@ -493,6 +538,41 @@ pub(crate) fn wgrad<T: Real>(scratch: &Scratch, g: &Geometry, x: Tensor5<'_, T>,
             turn(&sums, g.filters, result, first > 0);
         });
     }
+}
+
+/// [`wgrad`] of groups that are too small to fill vectors with their filters. The images of a group are copied with channels last: then the
+/// taps along a line of the window lie together, and vectors are filled with them.
+fn wgrad_of_small_groups<T: Real>(
+    scratch: &Scratch,
+    g: &Geometry,
+    axes: [&Axis; 3],
+    borders: [(usize, usize); 3],
+    (x, y): (Tensor5<'_, T>, Tensor5<'_, T>),
+    w: &mut [T],
+) {
+    let window: usize = g.filter.iter().product();
+    let at_once = (4 * DEPTH).div_ceil(g.out.iter().product()).max(8).min(g.batch);
+    let rows: Vec<usize> = (0..g.filters).map(|k| k * g.channels * window).collect();
+    let y_outer: Vec<usize> = (0..g.filters).map(|k| k * y.strides[1]).collect();
+    w.par_chunks_mut(g.filters * g.channels * window).enumerate().for_each(|(group, w)| {
+        let tensor = Tensor5 { data: &x.data[group * g.channels * x.strides[1]..], ..x };
+        let source = Source::channels_last(tensor, g.channels, g.extent, borders);
+        let taps = source.taps(axes, g.channels);
+        let outer: Vec<usize> = taps.iter().map(|&(offset, ..)| offset).collect();
+        let columns: Vec<usize> =
+            taps.iter().map(|&(_, c, [d, h, w])| ((c * g.filter[0] + d) * g.filter[1] + h) * g.filter[2] + w).collect();
+        for first in (0..g.batch).step_by(at_once) {
+            let count = at_once.min(g.batch - first);
+            let images = source.images(scratch, first..first + count);
+            let depth = source.pixels(axes, count);
+            let y_depth = positions(count, g.out.map(|out| (0, 1, out)), [y.strides[0], y.strides[2], y.strides[3], y.strides[4]]);
+            let gradients =
+                Gather { data: &y.data[first * y.strides[0] + group * g.filters * y.strides[1]..], outer: &y_outer, depth: &y_depth };
+            let pixels_of = Operand::Gather(Gather { data: images.data(), outer: &outer, depth: &depth });
+            let target = Target { rows: &rows, columns: &columns };
+            gemm(scratch, w, target, (Operand::Gather(gradients), 0), pixels_of, depth.len(), first > 0);
+        }
+    });
 }
 
 /// Edge of the squares that a matrix is turned round in: whole lines of the cache are read and written.

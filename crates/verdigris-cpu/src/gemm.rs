@@ -171,92 +171,125 @@ pub(crate) fn gemm<T: Real>(
     depth: usize,
     add: bool,
 ) {
-    let (row_count, column_count) = (target.rows.len(), target.columns.len());
-    if row_count == 0 || column_count == 0 {
-        return;
-    }
-    if depth == 0 {
-        if !add {
-            for row in target.rows {
-                for column in target.columns {
-                    c[row + column] = T::default();
-                }
-            }
-        }
-        return;
-    }
-    let width = T::TILE_COLUMNS;
-    let arch = Arch::new();
-    let b_panels = b.panels_in_place(width, row_count);
-    let a_in_place = match a {
-        Operand::Gather(gather) if b_panels.is_none() && runs(gather.depth).len() * LONG_RUN <= depth => Some(gather),
-        _ => None,
-    };
-    let needs = |operand: &Operand<'_, T>, in_place: bool, len: usize| match operand {
-        Operand::Gather(_) if !in_place => len,
-        _ => 0,
-    };
-    let a_len = packed_len(row_count.min(BLOCK_ROWS), depth.min(DEPTH), TILE_ROWS);
-    let b_len = packed_len(column_count.min(BLOCK_COLUMNS), depth.min(DEPTH), width);
-    let mut a_scratch = T::pool(scratch).lend(needs(&a, a_in_place.is_some(), a_len));
-    let mut b_scratch = T::pool(scratch).lend(needs(&b, b_panels.is_some(), b_len));
-    let is_in_place = b_panels.is_some();
-    let panels = b_panels.unwrap_or_else(|| {
-        (0..column_count).step_by(width).map(|place| Run { place, offset: 0, len: width.min(column_count - place) }).collect()
-    });
-    // Sums are formed where their rows lie close together: rows of C may be a power of two apart, and then all fall into the same few
-    // lines of the cache. The odd panel between two rows keeps them apart here.
-    let stride = panels.len().min(BLOCK_COLUMNS / width) * width + width;
-    let mut sums = T::pool(scratch).lend(row_count * stride);
-    for panels in panels.chunks(BLOCK_COLUMNS / width) {
-        let (first_column, last) = (panels[0].place, panels[panels.len() - 1]);
-        let columns = first_column..last.place + last.len;
-        for first_k in (0..depth).step_by(DEPTH) {
-            let k = first_k..depth.min(first_k + DEPTH);
-            let right = match b {
-                Operand::Gather(Gather { data, depth, .. }) if is_in_place => Right::InPlace { data, depth: &depth[k.clone()], panels },
-                _ => Right::Panels(b.block(columns.clone(), k.clone(), width, &mut b_scratch)),
-            };
-            let a_runs = a_in_place.map_or(Vec::new(), |gather| runs(&gather.depth[k.clone()]));
-            for block in (0..row_count).step_by(BLOCK_ROWS) {
-                let rows = block..row_count.min(block + BLOCK_ROWS);
-                let left = match a_in_place {
-                    Some(Gather { data, outer, .. }) => {
-                        Left::InPlace { data, rows: &outer[first_row + rows.start..first_row + rows.end], runs: &a_runs }
+    let plan = Plan::new(target.columns, a, b, target.rows.len(), depth);
+    plan.run(scratch, c, target.rows, (a, first_row), b, add);
+}
+
+/// How products of operands with the same offsets are formed: found once, where many of them follow.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    columns: &'a [usize],
+    depth: usize,
+    /// Panels of B with their first offsets, and whether they are read where they lie.
+    panels: Vec<Run>,
+    b_in_place: bool,
+    /// Runs along k of each block of the depth, if A is read where it lies.
+    a_runs: Option<Vec<Vec<Run>>>,
+    /// Runs of columns that lie together in C and in the sums, for each block of columns.
+    pieces: Vec<Vec<Run>>,
+}
+
+impl<'a> Plan<'a> {
+    /// For about `rows` rows. What data follow that of `b` in a later product must be as long.
+    pub(crate) fn new<T: Real>(columns: &'a [usize], a: Operand<'_, T>, b: Operand<'_, T>, rows: usize, depth: usize) -> Plan<'a> {
+        let width = T::TILE_COLUMNS;
+        let in_place = b.panels_in_place(width, rows);
+        let b_in_place = in_place.is_some();
+        let panels = in_place.unwrap_or_else(|| {
+            (0..columns.len()).step_by(width).map(|place| Run { place, offset: 0, len: width.min(columns.len() - place) }).collect()
+        });
+        let a_runs = match a {
+            Operand::Gather(gather) => Some(gather.depth.chunks(DEPTH).map(runs).collect()),
+            Operand::Packed { .. } => None,
+        };
+        let a_runs = a_runs.filter(|blocks: &Vec<Vec<Run>>| blocks.iter().map(Vec::len).sum::<usize>() * LONG_RUN <= depth);
+        let pieces = panels.chunks(BLOCK_COLUMNS / width).map(|panels| {
+            let mut pieces: Vec<Run> = Vec::new();
+            for (i, panel) in panels.iter().enumerate() {
+                for (j, &offset) in columns[panel.place..][..panel.len].iter().enumerate() {
+                    let place = i * width + j;
+                    match pieces.last_mut() {
+                        Some(last) if last.place + last.len == place && last.offset + last.len == offset => last.len += 1,
+                        _ => pieces.push(Run { place, offset, len: 1 }),
                     }
-                    None => Left::Panels(a.block(first_row + rows.start..first_row + rows.end, k.clone(), TILE_ROWS, &mut a_scratch)),
-                };
-                let sums = &mut sums[rows.start * stride..];
-                arch.dispatch(Block {
-                    sums,
-                    stride,
-                    rows: rows.len(),
-                    panels: panels.len(),
-                    depth: k.len(),
-                    left,
-                    right,
-                    add: first_k > 0,
-                });
-            }
-        }
-        // Runs of columns that lie together in C and in the sums.
-        let mut pieces: Vec<Run> = Vec::new();
-        for (i, panel) in panels.iter().enumerate() {
-            for (j, &offset) in target.columns[panel.place..][..panel.len].iter().enumerate() {
-                let place = i * width + j;
-                match pieces.last_mut() {
-                    Some(last) if last.place + last.len == place && last.offset + last.len == offset => last.len += 1,
-                    _ => pieces.push(Run { place, offset, len: 1 }),
                 }
             }
+            pieces
+        });
+        Plan { columns, depth, pieces: pieces.collect(), panels, b_in_place, a_runs }
+    }
+
+    /// As [`gemm`], with `a` and `b` of the same offsets as those planned for.
+    pub(crate) fn run<T: Real>(
+        &self,
+        scratch: &Scratch,
+        c: &mut [T],
+        target_rows: &[usize],
+        (a, first_row): (Operand<'_, T>, usize),
+        b: Operand<'_, T>,
+        add: bool,
+    ) {
+        let (row_count, column_count, depth) = (target_rows.len(), self.columns.len(), self.depth);
+        if row_count == 0 || column_count == 0 {
+            return;
         }
-        for (&row, sums) in target.rows.iter().zip(sums.chunks_exact(stride)) {
-            for piece in &pieces {
-                let (to, from) = (&mut c[row + piece.offset..][..piece.len], &sums[piece.place..][..piece.len]);
-                match (to, from) {
-                    (to, from) if add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
-                    ([to], [from]) => *to = *from,
-                    (to, from) => to.copy_from_slice(from),
+        if depth == 0 {
+            if !add {
+                for row in target_rows {
+                    for column in self.columns {
+                        c[row + column] = T::default();
+                    }
+                }
+            }
+            return;
+        }
+        let width = T::TILE_COLUMNS;
+        let arch = Arch::new();
+        let needs = |operand: &Operand<'_, T>, in_place: bool, len: usize| match operand {
+            Operand::Gather(_) if !in_place => len,
+            _ => 0,
+        };
+        let a_len = packed_len(row_count.min(BLOCK_ROWS), depth.min(DEPTH), TILE_ROWS);
+        let b_len = packed_len(column_count.min(BLOCK_COLUMNS), depth.min(DEPTH), width);
+        let mut a_scratch = T::pool(scratch).lend(needs(&a, self.a_runs.is_some(), a_len));
+        let mut b_scratch = T::pool(scratch).lend(needs(&b, self.b_in_place, b_len));
+        // Sums are formed where their rows lie close together: rows of C may be a power of two apart, and then all fall into the same few
+        // lines of the cache. The odd panel between two rows keeps them apart here.
+        let stride = self.panels.len().min(BLOCK_COLUMNS / width) * width + width;
+        let mut sums = T::pool(scratch).lend(row_count * stride);
+        for (panels, pieces) in self.panels.chunks(BLOCK_COLUMNS / width).zip(&self.pieces) {
+            let (first_column, last) = (panels[0].place, panels[panels.len() - 1]);
+            let columns = first_column..last.place + last.len;
+            for (block_k, first_k) in (0..depth).step_by(DEPTH).enumerate() {
+                let k = first_k..depth.min(first_k + DEPTH);
+                let right = match b {
+                    Operand::Gather(Gather { data, depth, .. }) if self.b_in_place => {
+                        Right::InPlace { data, depth: &depth[k.clone()], panels }
+                    }
+                    _ => Right::Panels(b.block(columns.clone(), k.clone(), width, &mut b_scratch)),
+                };
+                for block in (0..row_count).step_by(BLOCK_ROWS) {
+                    let rows = block..row_count.min(block + BLOCK_ROWS);
+                    let a_rows = first_row + rows.start..first_row + rows.end;
+                    let left = match (&self.a_runs, a) {
+                        (Some(runs), Operand::Gather(Gather { data, outer, .. })) => {
+                            Left::InPlace { data, rows: &outer[a_rows], runs: &runs[block_k] }
+                        }
+                        _ => Left::Panels(a.block(a_rows, k.clone(), TILE_ROWS, &mut a_scratch)),
+                    };
+                    let sums = &mut sums[rows.start * stride..];
+                    let (rows, panels) = (rows.len(), panels.len());
+                    arch.dispatch(Block { sums, stride, rows, panels, depth: k.len(), left, right, add: first_k > 0 });
+                }
+            }
+            for (&row, sums) in target_rows.iter().zip(sums.chunks_exact(stride)) {
+                for piece in pieces {
+                    let (to, from) = (&mut c[row + piece.offset..][..piece.len], &sums[piece.place..][..piece.len]);
+                    match (to, from) {
+                        (to, from) if add => to.iter_mut().zip(from).for_each(|(to, from)| *to += *from),
+                        ([to], [from]) => *to = *from,
+                        (to, from) => to.copy_from_slice(from),
+                    }
                 }
             }
         }
@@ -384,49 +417,53 @@ impl<'a, T: Real> Block<'a, T> {
     #[inline(never)]
     fn tile<S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(&mut self, simd: S, row: usize, panel: usize) {
         let width = T::TILE_COLUMNS;
-        let depth = self.depth;
+        let (left, depth) = (self.left, self.depth);
         let place = Place {
             lines: &mut self.sums[row * self.stride + panel * width..],
             stride: self.stride,
             rows: ROWS.min(self.rows - row),
             add: self.add,
         };
-        let packed_rows = |a: &'a [T]| {
-            let panel = &a[row / TILE_ROWS * TILE_ROWS * depth..][..TILE_ROWS * depth];
-            (panel.as_chunks().0, row % TILE_ROWS)
-        };
-        let packed_columns = |b: &'a [T]| {
-            let mut columns: [&[T]; PANELS] = [&[]; PANELS];
-            for (p, columns) in columns.iter_mut().enumerate() {
-                *columns = &b[(panel + p) * width * depth..][..width * depth];
-            }
-            columns
-        };
-        match (self.left, self.right) {
-            (Left::Panels(a), Right::Panels(b)) => {
-                let (a, first) = packed_rows(a);
-                let b = packed_columns(b);
-                simd.vectorize(PackedTile::<T, S, VECTORS, PANELS, ROWS> { simd, a, first, b, place });
-            }
-            (Left::Panels(a), Right::InPlace { data, depth, panels }) => {
-                let (a, first) = packed_rows(a);
-                let mut columns = [0; PANELS];
-                for (column, panel) in columns.iter_mut().zip(&panels[panel..]) {
-                    *column = panel.offset;
+        match self.right {
+            Right::Panels(b) => {
+                let mut panels: [&[[T::Vector<S>; VECTORS]]; PANELS] = [&[]; PANELS];
+                for (p, place) in panels.iter_mut().enumerate() {
+                    *place = T::vectors::<S>(&b[(panel + p) * width * depth..][..width * depth]).as_chunks().0;
                 }
-                simd.vectorize(ColumnsTile::<T, S, VECTORS, PANELS, ROWS> { simd, a, first, data, depth, columns, place });
+                Self::tile_of::<S, _, VECTORS, PANELS, ROWS>(left, depth, simd, row, PackedColumns { panels }, place);
             }
-            (Left::InPlace { data, rows, runs }, Right::Panels(b)) => {
+            Right::InPlace { data, depth: offsets, panels } => {
+                let mut first = [0; PANELS];
+                for (place, panel) in first.iter_mut().zip(&panels[panel..]) {
+                    *place = panel.offset;
+                }
+                Self::tile_of::<S, _, VECTORS, PANELS, ROWS>(left, depth, simd, row, ColumnsInPlace { data, depth: offsets, first }, place);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn tile_of<S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: usize, const PANELS: usize, const ROWS: usize>(
+        left: Left<'a, T>,
+        depth: usize,
+        simd: S,
+        row: usize,
+        b: B,
+        place: Place<'_, T>,
+    ) {
+        match left {
+            Left::Panels(a) => {
+                let a = a[row / TILE_ROWS * TILE_ROWS * depth..][..TILE_ROWS * depth].as_chunks().0;
+                simd.vectorize(PackedTile::<T, S, B, VECTORS, PANELS, ROWS> { simd, a, first: row % TILE_ROWS, b, place });
+            }
+            Left::InPlace { data, rows, runs } => {
                 let mut first = [0; ROWS];
                 for (i, first) in first.iter_mut().enumerate() {
                     // Beyond the last row it is read again; those sums are left.
                     *first = rows[(row + i).min(rows.len() - 1)];
                 }
-                let b = packed_columns(b);
-                simd.vectorize(RowsTile::<T, S, VECTORS, PANELS, ROWS> { simd, data, rows: first, runs, b, place });
+                simd.vectorize(RowsTile::<T, S, B, VECTORS, PANELS, ROWS> { simd, data, rows: first, runs, b, place });
             }
-            // The choice of what is read in place leaves one side packed.
-            (Left::InPlace { .. }, Right::InPlace { .. }) => {}
         }
     }
 }
@@ -478,18 +515,71 @@ fn step<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS:
     }
 }
 
-/// A tile of two packed operands.
-struct PackedTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
+/// Columns of B in a tile.
+trait Columns<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize>: Copy {
+    /// Those of some steps of k.
+    fn of(self, k: std::ops::Range<usize>) -> Self;
+
+    /// Row `k` of panel `p`.
+    fn at(&self, k: usize, p: usize) -> [T::Vector<S>; VECTORS];
+}
+
+#[derive(Clone, Copy)]
+struct PackedColumns<'a, V, const VECTORS: usize, const PANELS: usize> {
+    panels: [&'a [[V; VECTORS]]; PANELS],
+}
+
+impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize> Columns<T, S, VECTORS, PANELS>
+    for PackedColumns<'_, T::Vector<S>, VECTORS, PANELS>
+{
+    #[inline(always)]
+    fn of(mut self, k: std::ops::Range<usize>) -> Self {
+        for p in 0..PANELS {
+            self.panels[p] = &self.panels[p][k.start..][..k.end - k.start];
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn at(&self, k: usize, p: usize) -> [T::Vector<S>; VECTORS] {
+        self.panels[p][k]
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ColumnsInPlace<'a, T, const PANELS: usize> {
+    data: &'a [T],
+    depth: &'a [usize],
+    /// Offset of each panel.
+    first: [usize; PANELS],
+}
+
+impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize> Columns<T, S, VECTORS, PANELS> for ColumnsInPlace<'_, T, PANELS> {
+    #[inline(always)]
+    fn of(mut self, k: std::ops::Range<usize>) -> Self {
+        self.depth = &self.depth[k.start..][..k.end - k.start];
+        self
+    }
+
+    #[inline(always)]
+    fn at(&self, k: usize, p: usize) -> [T::Vector<S>; VECTORS] {
+        let line = &self.data[self.first[p] + self.depth[k]..][..T::TILE_COLUMNS];
+        T::vectors::<S>(line).as_chunks().0[0]
+    }
+}
+
+/// A tile of packed rows.
+struct PackedTile<'a, T, S, B, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
     simd: S,
     a: &'a [[T; TILE_ROWS]],
     /// The first row in the panel.
     first: usize,
-    b: [&'a [T]; PANELS],
+    b: B,
     place: Place<'a, T>,
 }
 
-impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
-    for PackedTile<'_, T, S, VECTORS, PANELS, ROWS>
+impl<T: Real, S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
+    for PackedTile<'_, T, S, B, VECTORS, PANELS, ROWS>
 {
     type Output = ();
 
@@ -497,67 +587,28 @@ impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: us
     fn call(self) {
         let simd = self.simd;
         let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
-        let mut panels: [&[[T::Vector<S>; VECTORS]]; PANELS] = [&[]; PANELS];
-        for p in 0..PANELS {
-            panels[p] = &T::vectors::<S>(self.b[p]).as_chunks().0[..self.a.len()];
-        }
+        let b = self.b.of(0..self.a.len());
         for k in 0..self.a.len() {
-            let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
-            for p in 0..PANELS {
-                b[p] = panels[p][k];
-            }
+            let b = columns(simd, &b, k);
             step(simd, &mut sums, some_rows(&self.a[k], self.first), b);
         }
         self.place.put(simd, sums);
     }
 }
 
-/// A tile of packed rows and of columns where they lie.
-struct ColumnsTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
-    simd: S,
-    a: &'a [[T; TILE_ROWS]],
-    first: usize,
-    data: &'a [T],
-    depth: &'a [usize],
-    /// Offset of each panel.
-    columns: [usize; PANELS],
-    place: Place<'a, T>,
-}
-
-impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
-    for ColumnsTile<'_, T, S, VECTORS, PANELS, ROWS>
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let simd = self.simd;
-        let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
-        for (a, &k) in self.a.iter().zip(self.depth) {
-            let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
-            for p in 0..PANELS {
-                let line = &self.data[self.columns[p] + k..][..T::TILE_COLUMNS];
-                b[p] = T::vectors::<S>(line).as_chunks().0[0];
-            }
-            step(simd, &mut sums, some_rows(a, self.first), b);
-        }
-        self.place.put(simd, sums);
-    }
-}
-
-/// A tile of rows where they lie and of packed columns.
-struct RowsTile<'a, T, S, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
+/// A tile of rows where they lie.
+struct RowsTile<'a, T, S, B, const VECTORS: usize, const PANELS: usize, const ROWS: usize> {
     simd: S,
     data: &'a [T],
     /// Offset of each row.
     rows: [usize; ROWS],
     runs: &'a [Run],
-    b: [&'a [T]; PANELS],
+    b: B,
     place: Place<'a, T>,
 }
 
-impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
-    for RowsTile<'_, T, S, VECTORS, PANELS, ROWS>
+impl<T: Real, S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: usize, const PANELS: usize, const ROWS: usize> NullaryFnOnce
+    for RowsTile<'_, T, S, B, VECTORS, PANELS, ROWS>
 {
     type Output = ();
 
@@ -570,24 +621,32 @@ impl<T: Real, S: Simd, const VECTORS: usize, const PANELS: usize, const ROWS: us
             for i in 0..ROWS {
                 rows[i] = &self.data[self.rows[i] + run.offset..][..run.len];
             }
-            let mut panels: [&[[T::Vector<S>; VECTORS]]; PANELS] = [&[]; PANELS];
-            for p in 0..PANELS {
-                panels[p] = &T::vectors::<S>(self.b[p]).as_chunks().0[run.place..][..run.len];
-            }
+            let b = self.b.of(run.place..run.place + run.len);
             for k in 0..run.len {
+                let b = columns(simd, &b, k);
                 let mut a = [T::default(); ROWS];
                 for i in 0..ROWS {
                     a[i] = rows[i][k];
-                }
-                let mut b = [[T::splat(simd, T::default()); VECTORS]; PANELS];
-                for p in 0..PANELS {
-                    b[p] = panels[p][k];
                 }
                 step(simd, &mut sums, a, b);
             }
         }
         self.place.put(simd, sums);
     }
+}
+
+/// Row `k` of every panel.
+#[inline(always)]
+fn columns<T: Real, S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: usize, const PANELS: usize>(
+    simd: S,
+    b: &B,
+    k: usize,
+) -> [[T::Vector<S>; VECTORS]; PANELS] {
+    let mut columns = [[T::splat(simd, T::default()); VECTORS]; PANELS];
+    for p in 0..PANELS {
+        columns[p] = b.at(k, p);
+    }
+    columns
 }
 
 #[inline(always)]
