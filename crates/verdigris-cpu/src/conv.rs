@@ -194,7 +194,7 @@ impl<'a, T: Real> Source<'a, T> {
         }
         let corner = (0..2).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
         let line_start = self.before[2] * to_strides[4];
-        if self.order == Order::ChannelsLast && from_strides[4] == 1 && self.channels > 1 {
+        if self.order == Order::ChannelsLast && from_strides[4] == 1 {
             for d in 0..self.extent[0] {
                 for h in 0..self.extent[1] {
                     let from = &self.tensor.data[image * from_strides[0] + d * from_strides[2] + h * from_strides[3]..];

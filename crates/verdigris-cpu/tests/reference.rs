@@ -579,7 +579,7 @@ fn large_sums_do_not_depend_on_threads() {
 #[test]
 fn convolutions_of_many_tiles() {
     // n, c, k, extent, filter, stride, pad, dilation, groups
-    let sizes: [[u64; 11]; 11] = [
+    let sizes: [[u64; 11]; 12] = [
         [2, 20, 70, 9, 50, 3, 3, 1, 1, 1, 1],
         [2, 70, 20, 11, 33, 3, 3, 1, 1, 2, 1],
         [3, 40, 51, 14, 14, 3, 3, 2, 1, 1, 1],
@@ -591,6 +591,7 @@ fn convolutions_of_many_tiles() {
         [1, 1, 5, 1, 300, 1, 9, 1, 4, 1, 1],
         [9, 33, 9, 12, 13, 3, 4, 2, 1, 1, 3],
         [2, 18, 24, 20, 40, 3, 3, 1, 2, 2, 6],
+        [2, 12, 12, 14, 15, 3, 3, 1, 1, 1, 12],
     ];
     let pools = [1, 3].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
     let orders: [&[usize]; 2] = [&[0, 1, 2, 3], &[0, 2, 3, 1]];
