@@ -189,7 +189,7 @@ impl<'a, T: Real> Source<'a, T> {
             Order::ChannelsFirst => (1, 4, self.channels, self.extent[2]),
             Order::ChannelsLast => (4, 1, self.extent[2], self.channels),
         };
-        if inner_count == 0 {
+        if inner_count == 0 || outer_count == 0 {
             return;
         }
         let corner = (0..2).map(|i| self.before[i] * to_strides[i + 2]).sum::<usize>();
