@@ -78,7 +78,7 @@ pub(crate) struct PartGrid {
     pub(crate) parts: u32,
 }
 
-fn number(n: u32) -> Arg {
+pub(super) fn number(n: u32) -> Arg {
     Arg::Scalar(Ty::U32, u64::from(n))
 }
 

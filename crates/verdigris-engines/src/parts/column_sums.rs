@@ -21,6 +21,7 @@ use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency
 use verdigris_kir::tile::staging::SLAB_ROWS;
 use verdigris_tensor::DType;
 
+use super::add_parts::number;
 use super::compute;
 use crate::arch::Arch;
 
@@ -235,7 +236,6 @@ impl SumGrid {
 
     /// The arguments of [`ColumnSums::declare`].
     pub(crate) fn args(&self, scratch: Address) -> Vec<Arg> {
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
         vec![Arg::Pointer(scratch), number(self.width()), number(self.pitch)]
     }
 
@@ -338,7 +338,6 @@ impl Adds {
         [width, pitch, columns, spread]: [u32; 4],
         to: [(Address, u64, u64); 2],
     ) -> Launch {
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
         let long = |n: u64| Arg::Scalar(Ty::U64, n);
         let blocks = width.div_ceil(LANES);
         let mut args = vec![Arg::Pointer(lines), number(count), number(count.div_ceil(shares)), long(line_bytes), number(width)];
