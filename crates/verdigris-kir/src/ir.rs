@@ -441,7 +441,8 @@ pub struct MapDecl {
     pub rank: u32,
     /// Tiled: the box, innermost dimension first, `rank` numbers. Im2col: `[channels_per_pixel, pixels_per_column]`.
     ///
-    /// A kernel may leave the extents of a tiled box beyond the innermost to the launch: they stand as 0 ([`MapDecl::with_open_box`]).
+    /// A kernel may leave the extents of a box beyond the innermost, or how many pixels there are, to the launch: they stand as 0
+    /// ([`MapDecl::with_open_box`]).
     pub box_dims: Vec<u32>,
     /// Im2col mode.
     pub im2col: bool,
@@ -466,7 +467,7 @@ impl MapDecl {
 
     /// Whether the launch gives the box.
     pub fn has_open_box(&self) -> bool {
-        !self.im2col && self.rank > 1 && self.box_dims.len() > 1 && self.box_dims[1..].iter().all(|&extent| extent == 0)
+        self.rank > 1 && self.box_dims.len() > 1 && self.box_dims[1..].iter().all(|&extent| extent == 0)
     }
 
     /// Whether a kernel that is built for this may be given a map of `given`.
