@@ -664,3 +664,36 @@ fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
     assert!(kernels.len() > 50, "{} kernels", kernels.len());
     assembles_without_spills(kernels.into_values());
 }
+
+/// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end within a
+/// tile and within a block of it; filters along the depth and along the channels.
+#[test]
+fn few_pixels_lie_across() {
+    const SMALL: &[u32] = &[24];
+    const WIDE: &[u32] = &[25];
+    const ALL: &[u32] = &[24, 25, 26];
+    let problem = |direction, channels, image| {
+        let [c, k] = if direction == Direction::Fprop { [64, channels] } else { [channels, 64] };
+        bf16(plane(direction, [1, c, k], image, [3, 3], [1, 1]))
+    };
+    run(&problem(Direction::Fprop, 72, [7, 7]), 900, SMALL, 1);
+    run(&problem(Direction::Dgrad, 136, [7, 7]), 901, WIDE, 1);
+    run(&problem(Direction::Fprop, 136, [8, 13]), 902, WIDE, 1);
+    run(&problem(Direction::Fprop, 264, [7, 15]), 903, &[26], 1);
+    run(&problem(Direction::Dgrad, 264, [7, 15]), 904, SMALL, 1);
+    run(&problem(Direction::Fprop, 56, [1, 1]), 905, ALL, 1);
+    // Images end inside of tiles; strides, dilations and groups; a depth of as many steps as parts, and of more.
+    let base = plane(Direction::Fprop, [5, 128, 72], [5, 6], [1, 3], [0, 1]);
+    run(&bf16(base), 910, SMALL, 1);
+    run(&bf16(ConvExtents { strides: [1, 2, 2], ..base }), 911, SMALL, 1);
+    run(&bf16(ConvExtents { dilations: [1, 1, 2], pads: [0, 0, 2], ..base }), 912, WIDE, 1);
+    let groups = ConvExtents { groups: 2, ..plane(Direction::Dgrad, [3, 256, 128], [5, 6], [2, 2], [1, 0]) };
+    run(&bf16(groups), 913, SMALL, 1);
+    run(&bf16(plane(Direction::Fprop, [2, 256, 72], [3, 5], [1, 2], [0, 1])), 914, SMALL, 1);
+    // A chain behind the sums.
+    let mut problem = bf16(plane(Direction::Fprop, [2, 64, 72], [5, 7], [3, 3], [1, 1]));
+    let residual = Tensor { slot: Slot(3), ..problem.y.clone() };
+    problem.epilogue =
+        vec![EpilogueStep::Binary { f: BinaryOp::Add, operand: residual, v_is_right: false }, EpilogueStep::Unary(UnaryOp::Relu)];
+    run(&problem.canonical().expect("a valid problem"), 916, SMALL, 1);
+}

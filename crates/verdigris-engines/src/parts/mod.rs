@@ -4,6 +4,7 @@ pub(crate) mod add_parts;
 pub mod batch;
 pub(crate) mod chain;
 pub(crate) mod cluster_join;
+pub(crate) mod cluster_sums;
 pub(crate) mod column_sums;
 pub mod compute;
 pub(crate) mod conv_epilogue;

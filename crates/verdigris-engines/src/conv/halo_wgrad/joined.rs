@@ -14,6 +14,7 @@ use verdigris_kir::program::Arg;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
+use crate::parts::cluster_sums::Sharers;
 use crate::parts::epilogue::{Epilogue, EpilogueSpec};
 
 /// The named barrier of all who multiply.
@@ -153,29 +154,15 @@ impl<'a, 'k> Joined<'a, 'k> {
         taps: Taps<'k>,
         [warpgroup, thread]: [Val<'k, u32>; 2],
     ) {
-        let (k, spec, ctas) = (self.kernel, self.spec, self.join.ctas);
-        let meet = || if ctas > 1 { k.cluster_sync() } else { k.barrier_sync(BARRIER, CONSUMERS * WARPGROUP) };
-        // Of a unit's sums, four registers of a thread are one vector: two columns of two rows, eight below each other.
-        let vectors_bytes = 16 * WARPGROUP;
-        let unit_bytes = spec.columns() / 8 * vectors_bytes;
-        // Nobody reads the slabs any more.
-        k.barrier_sync(BARRIER, CONSUMERS * WARPGROUP);
-        let own = slots + warpgroup * (spec.units * unit_bytes) + thread * 16;
-        for (unit, sum) in (0u32..).zip(sums) {
-            for (i, vector) in (0u32..).zip(sum.registers().chunks(4)) {
-                let values: Vec<Val<'k, f32>> = vector.iter().map(|register| register.get()).collect();
-                k.st_shared_vector(own, i64::from(unit * unit_bytes + i * vectors_bytes), &values);
-            }
-        }
-        meet();
+        let (k, spec) = (self.kernel, self.spec);
+        let sharers = Sharers { ctas: self.join.ctas, warpgroups: CONSUMERS, barrier: BARRIER };
+        let shared = sharers.share(k, slots, sums, [warpgroup, thread]);
 
         // Every thread of the cluster adds up vectors as they lie there.
-        let rank = if ctas > 1 { k.cluster_rank() } else { k.constant(0) };
-        let peers: Vec<Val<'k, u32>> = (0..ctas).map(|peer| if ctas > 1 { k.mapa(slots, peer) } else { slots }).collect();
-        let threads = CONSUMERS * WARPGROUP;
-        let first = rank * threads + warpgroup * WARPGROUP + thread;
+        let threads = sharers.threads();
+        let first = sharers.rank(k) * threads + warpgroup * WARPGROUP + thread;
         let vectors = spec.units_of_cta() * (spec.columns() / 8) * WARPGROUP;
-        k.range_step(first, vectors, ctas * threads, |vector| {
+        k.range_step(first, vectors, sharers.ctas * threads, |vector| {
             let holder = vector & (WARPGROUP - 1);
             let (unit, block) = self.unit_blocks.split(vector >> WARPGROUP.ilog2());
             let blocks_of_tap = (spec.channels / 8).ilog2();
@@ -196,12 +183,7 @@ impl<'a, 'k> Joined<'a, 'k> {
             let any = belongs(0, 0) | belongs(1, 0);
             let any = if self.join.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
             k.when(is_kept & any, || {
-                let load = |peer: &Val<'k, u32>| match ctas {
-                    1 => k.ld_shared_vector::<f32>(*peer + vector * 16, 0, 4),
-                    _ => k.ld_cluster_vector::<f32>(*peer + vector * 16, 0, 4),
-                };
-                let parts: Vec<Vec<Val<'k, f32>>> = peers.iter().map(load).collect();
-                let whole: [Val<'k, f32>; 4] = std::array::from_fn(|i| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]));
+                let whole: [Val<'k, f32>; 4] = shared.whole(vector);
                 let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
                 let (rest, w) = self.filter[1].split(position);
                 let (d, h) = self.filter[0].split(rest);
@@ -224,9 +206,6 @@ impl<'a, 'k> Joined<'a, 'k> {
                 }
             });
         });
-        if ctas > 1 {
-            // A peer may still read what this CTA has.
-            k.cluster_sync();
-        }
+        sharers.part(k);
     }
 }

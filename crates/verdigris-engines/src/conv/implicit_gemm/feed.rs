@@ -175,6 +175,8 @@ struct GatherFeed<'k> {
     group_depth: Val<'k, u32>,
     /// What there is of the filter's columns.
     columns: Clip<'k>,
+    /// Where tiles lie across, the pixels of one.
+    across: Option<Clip<'k>>,
     scatter: Option<Scatter<'k>>,
 }
 
@@ -234,6 +236,7 @@ pub(super) struct GatherArgs<'a> {
     pub(super) group_columns: u32,
     pub(super) group_depth: u32,
     pub(super) columns: ClipArgs,
+    pub(super) across: Option<ClipArgs>,
     pub(super) groups: u32,
     pub(super) images: u32,
 }
@@ -267,6 +270,7 @@ impl GatherArgs<'_> {
         args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
         args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
         args.extend(self.columns.args());
+        args.extend(self.across.iter().flat_map(ClipArgs::args));
         if let Some((classes, tiles)) = self.classes {
             let last = self.gather.classes.len() as u32 - 1;
             args.extend([Arg::Pointer(classes), Arg::Divisor(tiles), number(last), Arg::Divisor(self.groups), number(self.images)]);
@@ -296,18 +300,20 @@ impl<'k> Feed<'k> {
     /// Declares the parameters.
     pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
         let spatial = spec.spatial;
-        let gathered = spec.gathered().map();
+        let gathered = spec.gathered_map();
+        let [of_pixels, of_filter] = spec.gathers().map(|operand| spec.clipped(operand));
         match spec.kind {
             Kind::Gather { classes, .. } => Feed::Gather(GatherFeed {
                 pixels: k.tensor_map("pixels", gathered),
-                filter: k.tensor_map("filter", spec.clipped(Shared::B).map()),
+                filter: k.tensor_map("filter", of_filter.map()),
                 walk: Walk::declare(k, spatial),
                 taps: k.input("taps", TAP_BYTES),
                 slabs: k.divisor("slabs"),
                 group_channels: k.scalar("group_channels"),
                 group_columns: k.scalar("group_columns"),
                 group_depth: k.scalar("group_depth"),
-                columns: Clip::declare(k, spec.clipped(Shared::B)),
+                columns: Clip::declare(k, of_filter),
+                across: spec.lies_across().then(|| Clip::declare(k, of_pixels)),
                 scatter: classes.then(|| Scatter {
                     table: k.input("classes", CLASS_BYTES),
                     class_tiles: k.divisor("class_tiles"),
@@ -349,11 +355,20 @@ impl<'k> Feed<'k> {
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
     pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
         let clips = match self {
+            Feed::Gather(feed) if spec.lies_across() => [Some(feed.columns), feed.across],
             Feed::Gather(feed) => [None, Some(feed.columns)],
             Feed::Filter(feed) => feed.clips.map_or([None; 2], |clips| clips.map(Some)),
         };
         for (clip, slots) in clips.into_iter().zip([a, b]) {
             clip.iter().for_each(|clip| clip.clear(slots, spec.stages, k.thread(), spec.threads()));
+        }
+    }
+
+    /// Columns from one tile to the next.
+    pub(super) fn tile_columns(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
+        match self {
+            Feed::Gather(GatherFeed { across: Some(pixels), .. }) => pixels.rows(k.constant(0)),
+            _ => k.constant(spec.tile_n),
         }
     }
 
@@ -397,7 +412,11 @@ impl<'k> Feed<'k> {
 
 impl<'k> GatherFeed<'k> {
     fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
-        let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
+        let (pixels, [pixel_tile, filter_tile]) = (spec.gathered(), spec.gathers().map(|operand| spec.tile(operand)));
+        // What is loaded of each, from which row on, where it goes, and how.
+        let [of_a, of_b] = [(row, slots.a, slots.a_part, slots.a_options), (column, slots.b, slots.b_part, slots.b_options)];
+        let [of_pixels, of_filter] = if spec.lies_across() { [of_b, of_a] } else { [of_a, of_b] };
+        let ((pixel, pixel_slots, pixel_part, pixel_options), (column, filter_slots, filter_part, filter_options)) = (of_pixels, of_filter);
         let (group, first_tap, steps) = match &self.scatter {
             None => (work.batch, k.constant(0), work.steps),
             Some(scatter) => {
@@ -406,7 +425,7 @@ impl<'k> GatherFeed<'k> {
                 (group, words[0], words[1] * self.slabs.value())
             }
         };
-        let (base, image) = self.walk.base(row);
+        let (base, image) = self.walk.base(pixel);
         let (taps_before, slabs_before) = self.slabs.split(work.first_step);
         let entry = k.var_named("tap", self.taps.at(first_tap + taps_before, TAP_BYTES));
         // The tap that is next: offsets, position, and how many images further.
@@ -414,8 +433,9 @@ impl<'k> GatherFeed<'k> {
         let next: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
         let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
         let filter_column = column + group * self.group_columns;
-        let columns = self.columns.rows(column - slots.b_part);
-        let bytes = self.columns.bytes(columns) + a_tile.bytes();
+        let columns = self.columns.rows(column - filter_part);
+        let pixel_bytes = self.across.map_or(k.constant(pixel_tile.bytes()), |tile| tile.bytes(tile.rows(k.constant(0))));
+        let bytes = self.columns.bytes(columns) + pixel_bytes;
         let steps_left = k.var_named("steps_left", steps);
         let first_slab = k.var_named("slab", slabs_before);
         k.while_(
@@ -433,18 +453,18 @@ impl<'k> GatherFeed<'k> {
                 k.range(slabs, |_| {
                     let full = slots.ring.acquire(bytes);
                     let stage = slots.ring.stage();
-                    let a_slot = slots.a + stage * a_tile.bytes() + slots.a_part * verdigris_kir::tile::operand::ROW_BYTES;
-                    pixels.load(a_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, slots.a_options);
+                    let pixel_slot = pixel_slots + stage * pixel_tile.bytes() + pixel_part * verdigris_kir::tile::operand::ROW_BYTES;
+                    pixels.load(pixel_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, pixel_options);
                     self.columns.load(
-                        slots.b + stage * b_tile.bytes(),
-                        slots.b_part,
+                        filter_slots + stage * filter_tile.bytes(),
+                        filter_part,
                         columns,
                         &self.filter,
                         filter_column,
                         channel + group_depth,
                         position,
                         full,
-                        slots.b_options,
+                        filter_options,
                     );
                     slots.ring.advance();
                     channel.set(channel + spec.depth());

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, WgmmaA, build};
+use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, Val, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, Target};
 use verdigris_kir::tile::clip::ClippedTile;
@@ -19,6 +19,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
+use super::across::{self, Across};
 use super::feed::{Feed, Slots};
 use super::turned;
 use crate::parts::add_parts::{PartTile, Parts};
@@ -71,6 +72,9 @@ pub(super) enum Split {
     Joined,
     /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
     Reduced,
+    /// So many CTAs, a power of two, are a cluster that takes one tile: each a part of its depth, and then a share of its results. Such tiles lie
+    /// across: rows are channels of the filter, columns are pixels, of which the launch says how many a tile has.
+    Clustered(u32),
 }
 
 /// Everything that shapes the kernel; extents, taps, strides, dilations and paddings are arguments.
@@ -128,6 +132,7 @@ impl fmt::Display for Spec {
             Split::No => write!(f, "_{}", self.epilogue.name()),
             Split::Joined => write!(f, "_split_{}", self.epilogue.name()),
             Split::Reduced => write!(f, "_parts"),
+            Split::Clustered(ctas) => write!(f, "_across{ctas}_{}", self.epilogue.name()),
         }
     }
 }
@@ -138,28 +143,73 @@ impl Spec {
         self.kind == Kind::Filter && self.a == DType::F32
     }
 
+    /// CTAs that take a part of each tile's depth; 1 where a cluster does not.
+    pub(super) fn depth_parts(&self) -> u32 {
+        if let Split::Clustered(ctas) = self.split { ctas } else { 1 }
+    }
+
+    /// Whether rows are channels and columns are pixels.
+    pub(super) fn lies_across(&self) -> bool {
+        matches!(self.split, Split::Clustered(_))
+    }
+
+    /// CTAs of a cluster.
+    pub(super) fn ctas(&self) -> u32 {
+        self.cluster * self.depth_parts()
+    }
+
+    /// Whether parts of a tile's depth are work of their own.
+    pub(super) fn splits_over_grid(&self) -> bool {
+        matches!(self.split, Split::Joined | Split::Reduced)
+    }
+
+    /// Where the gathered pixels and the filter stand, where these are what is multiplied.
+    pub(super) fn gathers(&self) -> [Shared; 2] {
+        if self.lies_across() { [Shared::B, Shared::A] } else { [Shared::A, Shared::B] }
+    }
+
     pub(super) fn a_tile(&self) -> OperandTile {
-        let major = if self.kind == Kind::Filter { Major::Rows } else { Major::Depth };
-        OperandTile { rows: self.tile_m, ty: map_type(self.a), major }
+        OperandTile { rows: self.tile_m, ty: map_type(self.a), major: self.major(Shared::A) }
     }
 
     pub(super) fn b_tile(&self) -> OperandTile {
-        let major = if let Kind::Gather { filter, .. } = self.kind { filter } else { Major::Rows };
-        OperandTile { rows: self.tile_n, ty: map_type(self.b), major }
+        OperandTile { rows: self.tile_n, ty: map_type(self.b), major: self.major(Shared::B) }
+    }
+
+    fn major(&self, operand: Shared) -> Major {
+        match self.kind {
+            Kind::Filter => Major::Rows,
+            Kind::Gather { filter, .. } => {
+                if self.gathers()[1] == operand {
+                    filter
+                } else {
+                    Major::Depth
+                }
+            }
+        }
+    }
+
+    pub(super) fn tile(&self, operand: Shared) -> OperandTile {
+        if operand == Shared::A { self.a_tile() } else { self.b_tile() }
     }
 
     /// Tiles of one operand, of which this CTA loads a share.
     pub(super) fn clipped(&self, operand: Shared) -> ClippedTile {
-        let tile = if operand == Shared::A { self.a_tile() } else { self.b_tile() };
-        ClippedTile { tile, loaded: self.loaded(operand) }
+        ClippedTile { tile: self.tile(operand), loaded: self.loaded(operand) }
     }
 
     /// The operand that is gathered, as one load brings it: all of a CTA's pixels, or as many as a stage is deep.
     pub(super) fn gathered(&self) -> Im2colTile {
         match self.kind {
-            Kind::Gather { .. } => Im2colTile { pixels: self.loaded(Shared::A), ty: map_type(self.a), spatial: self.spatial },
+            Kind::Gather { .. } => Im2colTile { pixels: self.loaded(self.gathers()[0]), ty: map_type(self.a), spatial: self.spatial },
             Kind::Filter => Im2colTile { pixels: self.depth(), ty: map_type(self.b), spatial: self.spatial },
         }
+    }
+
+    /// Its map; where tiles lie across, the launch says how many pixels one load brings.
+    pub(super) fn gathered_map(&self) -> MapDecl {
+        let map = self.gathered().map();
+        if self.lies_across() { map.with_open_box() } else { map }
     }
 
     /// The map of dy: slabs as a third dim where one load brings all of a tile.
@@ -227,7 +277,7 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     fn shared_bytes(&self) -> u32 {
-        let way = if self.split == Split::Reduced { 0 } else { self.way().shared_bytes() };
+        let way = if matches!(self.split, Split::Reduced | Split::Clustered(_)) { 0 } else { self.way().shared_bytes() };
         // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + 64
@@ -247,7 +297,7 @@ impl Spec {
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
         let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        let alone = !self.turns() || self.cluster == 1 && !self.pingpong;
+        let alone = !self.turns() && !self.lies_across() || self.cluster == 1 && !self.pingpong;
         if !(alone && slabs_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
@@ -255,7 +305,9 @@ impl Spec {
         while self.stages < 12 && (Spec { stages: self.stages + 1, ..self.clone() }).shared_bytes() <= SHARED_BYTES {
             self.stages += 1;
         }
-        Some(self)
+        // What a cluster adds up takes the place of A.
+        let sums_fit = !self.lies_across() || 4 * self.tile_n <= self.stages * ROW_BYTES;
+        sums_fit.then_some(self)
     }
 
     /// Registers of a producer's and of a consumer's thread.
@@ -282,7 +334,7 @@ impl Spec {
 
     /// Builds the kernel.
     pub(super) fn build(&self) -> KernelBody {
-        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.cluster };
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.ctas() };
         match (self.turns(), self.is_integer()) {
             (true, _) => build(header, |k| turned::convolve(k, self)),
             (_, true) => build(header, |k| convolve::<i32>(k, self)),
@@ -294,9 +346,10 @@ impl Spec {
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     let feed = Feed::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.split != Split::No);
+    let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
-    let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
+    let across = spec.lies_across().then(|| Across::declare(k, spec));
+    let ending = (parts.is_none() && across.is_none()).then(|| (BatchIndex::declare(k), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
@@ -313,12 +366,20 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_wait();
     k.griddep_launch();
 
-    let rank = if spec.cluster > 1 { k.cluster_rank() } else { k.constant(0) };
+    let rank = if spec.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
+    // Among the CTAs that take tiles of their own.
+    let peer = if spec.cluster > 1 { rank } else { k.constant(0) };
     let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
     let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
     // A cluster takes neighbouring tiles, along the side whose operand they do not share.
-    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + rank } else { work.row };
-    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + rank } else { work.column };
+    let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + peer } else { work.row };
+    let tile_column = |work: &Work<'k>| if spec.shared == Shared::A { work.column * spec.cluster + peer } else { work.column };
+
+    // The part of a tile's depth that this CTA takes, in the order of ranks.
+    let own_depth = |work: Work<'k>| {
+        let cut = |rank: Val<'k, u32>| (work.steps * rank) >> spec.depth_parts().ilog2();
+        if spec.depth_parts() == 1 { work } else { Work { first_step: cut(rank), steps: cut(rank + 1) - cut(rank), ..work } }
+    };
 
     let load = || {
         let slots = Slots {
@@ -332,8 +393,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         };
         k.when(k.elect(), || {
             schedule.for_each(|work| {
+                let work = own_depth(work);
                 let row = tile_row(&work) * spec.tile_m + slots.a_part;
-                let column = tile_column(&work) * spec.tile_n + slots.b_part;
+                let column = tile_column(&work) * feed.tile_columns(k, spec) + slots.b_part;
                 feed.load(k, spec, &work, row, column, &slots);
             });
         });
@@ -354,6 +416,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let add = k.var_named("add", k.thread().ge(0u32));
 
         let one_tile = |work: Work<'k>| {
+            let work = own_depth(work);
             let target = feed.target(k, &work);
             let clear = || results.iter().flat_map(|sum| sum.registers()).for_each(|register| register.set(T::ZERO));
             if spec.promote {
@@ -420,6 +483,12 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let place = [tile_row(&work), tile_column(&work), target.batch, work.part];
                 parts.keep(results.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
+            if let Some(across) = &across {
+                let pixels = feed.tile_columns(k, spec);
+                let (channel, pixel) = (work.row * spec.tile_m, work.column * pixels);
+                let place = across::Place { channel, pixel, pixels, batch: target.batch };
+                across.write(results, a_slots.address(), &place, [warpgroup, thread]);
+            }
             let Some((batch, way)) = &ending else { return };
             let tile = Tile {
                 row: tile_row(&work) * spec.tile_m + first_row,
@@ -436,7 +505,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             match &join {
                 None => write(),
                 Some(join) => {
-                    let owner = (work.tile * spec.cluster + rank) * spec.consumers + warpgroup;
+                    let owner = (work.tile * spec.cluster + peer) * spec.consumers + warpgroup;
                     let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                     k.when(last, write);
                 }

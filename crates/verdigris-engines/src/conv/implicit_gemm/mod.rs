@@ -10,6 +10,9 @@
 //! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
 //! | wgrad | channels of y | taps, channels of x | pixels of y |
 //!
+//! Of few pixels and great depth, rows and columns of fprop and dgrad change places ([`across`]): a tile of pixels then wastes no rows, and the CTAs of a
+//! cluster share its depth.
+//!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
 //! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
@@ -21,6 +24,7 @@
 //! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
+mod across;
 mod feed;
 mod geometry;
 mod kernel;
@@ -66,10 +70,17 @@ struct Shape {
     cluster: u32,
     shared: Shared,
     pingpong: bool,
+    /// CTAs of a cluster that take a part each of the depth of a tile that lies across; 1 for none.
+    depth_parts: u32,
 }
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false }
+    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false, depth_parts: 1 }
+}
+
+/// Tiles of channels by pixels, whose depth a cluster of `ctas` shares.
+const fn across(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
+    Shape { depth_parts: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
 }
 
 /// Two consumers that take tiles in turn.
@@ -103,6 +114,9 @@ const SHAPES: &[Shape] = &[
     shape(256, 160, 2, 2, Shared::B),
     shape(128, 192, 2, 2, Shared::A),
     shape(128, 128, 2, 2, Shared::A),
+    across(64, 104, 1, 4),
+    across(128, 104, 2, 4),
+    across(256, 104, 2, 8),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -142,12 +156,19 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
     let in_turn = SHAPES.get(shape).is_some_and(|shape| shape.pingpong);
+    let depth_parts = SHAPES.get(shape).map_or(1, |shape| shape.depth_parts);
     match (shelf, kind, spatial, operands) {
-        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if in_turn => &[No],
+        // Results leave as elements, aligned or not.
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if depth_parts == 4 => &[Split::Clustered(4)],
+        // A filter that lies along its columns comes in slabs: of 256 rows too many for a step.
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if depth_parts == 8 => &[Split::Clustered(8)],
+        _ if depth_parts > 1 => &[],
+        // Nothing of the sweep was quickest by the first one of tiles in turn.
+        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if in_turn && shape >= TURNS => &[No],
         (Shelf::Usual, Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
         _ if in_turn => &[],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if FIFTHS.contains(&shape) => &[No, Reduced],
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::F16) if FIFTHS.contains(&shape) => &[No],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::F16) if shape == FIFTHS[0] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Joined],
@@ -284,7 +305,7 @@ fn catalog_specs() -> Vec<Spec> {
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
                 let given = Given { kind, spatial, a: operands, b: operands, promote, out, has_sums: false };
                 for &split in modes(shelf, kind, spatial, operands, number) {
-                    specs.extend(given.spec(shape, split, plain(d, false)));
+                    specs.extend(given.spec(shape, split, plain(d, matches!(split, Split::Clustered(_)))));
                 }
             }
         }
@@ -330,8 +351,14 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong } = *shape;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, .. } = *shape;
         let Given { kind, spatial, a, b, promote, out, has_sums } = self;
+        let across = matches!(split, Split::Clustered(_));
+        // Pairs of channels leave at a time.
+        if across && !epilogue.pairs {
+            return None;
+        }
+        let out = if across { Out::Direct } else { out };
         let stored_here = out == Out::Tma && split != Split::Reduced && !epilogue.exact;
         let d = epilogue.d.dtype;
         // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
@@ -416,6 +443,12 @@ struct Coefficients {
     sums_ns_per_element: f64,
     /// The share of time that goes with whole waves rather than with work.
     whole_waves: f64,
+    /// What all draw from L2 where tiles lie across, as two rows of 288 pixels took it.
+    across_bytes_per_ns: f64,
+    /// For a cluster to add up the parts of a tile that lies across, and for each of its elements. Measured is half of the former: as much is what the
+    /// estimate of parts that a launch adds up says too much.
+    cluster_ns: f64,
+    cluster_ns_per_element: f64,
     /// To join the parts of a split tile, and for each element joined.
     join_ns: f64,
     join_ns_per_element: f64,
@@ -437,6 +470,9 @@ const COEFFICIENTS: Coefficients = Coefficients {
     tile_ns_per_element: 0.004_746,
     sums_ns_per_element: 0.18,
     whole_waves: 0.4535,
+    across_bytes_per_ns: 8_700.0,
+    cluster_ns: 3000.0,
+    cluster_ns_per_element: 0.1,
     join_ns: 3930.0,
     join_ns_per_element: 0.1085,
     memory_bytes_per_ns: 3501.0,
@@ -462,16 +498,16 @@ impl Plan {
             _ => Shelf::Usual,
         };
         let modes = modes(shelf, view.kind, view.spatial, view.a, setting.shape as usize);
-        // A kernel for split tiles serves whole ones too.
-        let wanted: &[Split] = match setting.split {
-            0 => &[Split::No, Split::Joined],
-            1..=3 => &[Split::Joined],
-            _ => &[Split::Reduced],
+        let suits = |split: &Split| match split {
+            Split::No | Split::Clustered(_) => setting.split == 0,
+            // A kernel for split tiles serves whole ones too.
+            Split::Joined => setting.split <= 3,
+            Split::Reduced => setting.split > 3,
         };
-        let split = *wanted.iter().find(|split| modes.contains(split))?;
+        let split = *modes.iter().find(|split| suits(split))?;
         let has_sums = setting.sums == Some(true);
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
-        let spec = given.spec(shape, split, self.epilogue(view.out == Out::Direct))?;
+        let spec = given.spec(shape, split, self.epilogue(view.out == Out::Direct || matches!(split, Split::Clustered(_))))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
         Some(Spec { has_sums: spec.has_sums && fits, ..spec })
     }
@@ -490,14 +526,14 @@ impl Plan {
 
     /// Rows and columns of tiles as clusters count them, and the clusters that are resident at a time.
     fn tiles(&self, spec: &Spec) -> ([u32; 2], u32) {
-        let (mut rows, mut columns) = (self.view.rows.div_ceil(spec.tile_m), self.view.columns.div_ceil(spec.tile_n));
+        let [mut rows, mut columns] = self.view.tiles(spec);
         if spec.cluster > 1 {
             match spec.shared {
                 Shared::B => rows = rows.div_ceil(spec.cluster),
                 Shared::A => columns = columns.div_ceil(spec.cluster),
             }
         }
-        ([rows, columns], self.arch.resident_clusters_of(spec.cluster).max(1))
+        ([rows, columns], self.arch.resident_clusters_of(spec.ctas()).max(1))
     }
 
     /// Nothing where the setting splits what cannot be split so.
@@ -507,6 +543,11 @@ impl Plan {
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows * columns * view.matrices();
         let steps = view.steps(spec.depth());
+        if spec.lies_across() {
+            // A cluster has one tile, and each of its CTAs some of the depth.
+            let schedule = ScheduleArgs::whole(raster, tiles, steps);
+            return (steps >= spec.depth_parts() && !setting.along_columns).then_some(Layout { schedule, grid: tiles, reduced: None });
+        }
         if setting.split == 0 {
             return Some(Layout { schedule: ScheduleArgs::whole(raster, tiles, steps), grid: workers.min(tiles), reduced: None });
         }
@@ -541,6 +582,9 @@ impl Plan {
 
     /// The splits that are worth a trial with a shape.
     fn splits(&self, shape: u32) -> Vec<u32> {
+        if SHAPES.get(shape as usize).is_some_and(|shape| shape.depth_parts > 1) {
+            return vec![0];
+        }
         let mut splits = vec![0, 1, 2, 3];
         let setting = Setting { shape, split: 4, group: 8, along_columns: false, sums: None };
         let Some(spec) = self.spec(setting) else { return splits };
@@ -571,18 +615,28 @@ impl Plan {
         // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
         let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
         let math_cycles = math_cycles.max(turning_cycles);
-        let loaded_bytes = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * 128.0;
-        let clusters = grid.min(self.tiles(&spec).1);
-        let ctas = f64::from(clusters * spec.cluster);
-        let l2_bytes_per_ns = if self.view.kind == Kind::Filter { c.apart_bytes_per_ns } else { c.l2_bytes_per_ns };
+        let loaded_columns = if spec.lies_across() { self.view.pixels_of_tile(&spec) } else { spec.loaded(Shared::B) };
+        let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
+        // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
+        let room = self.tiles(&spec).1;
+        let clusters = grid.min(if spec.lies_across() { room - room / 16 } else { room });
+        let ctas = f64::from(clusters * spec.ctas());
+        let l2_bytes_per_ns = match self.view.kind {
+            Kind::Filter => c.apart_bytes_per_ns,
+            Kind::Gather { .. } if spec.lies_across() => c.across_bytes_per_ns,
+            Kind::Gather { .. } => c.l2_bytes_per_ns,
+        };
         let step_ns =
             (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / l2_bytes_per_ns) + c.step_ns;
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n;
+        let joined_ns = if spec.lies_across() { c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(loaded_columns) } else { 0.0 };
+        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
-        let main_ns = self.view.mean_steps(spec.depth()) * step_ns;
+        let steps = self.view.mean_steps(spec.depth());
+        let steps = if spec.lies_across() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
+        let main_ns = steps * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
         // Sums were seen to delay tiles taken in turn, too.
         let sums_ns = if spec.has_sums { c.sums_ns_per_element * tile_m * tile_n } else { 0.0 };
@@ -670,7 +724,7 @@ impl Candidate for Plan {
         let ([rows, columns], _) = self.tiles(&spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        args.extend(schedule.args(spec.split != Split::No));
+        args.extend(schedule.args(spec.splits_over_grid()));
         let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));
@@ -690,7 +744,7 @@ impl Candidate for Plan {
             args.extend(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
         }
         program.steps.push(Step::Launch(Launch {
-            grid: [grid * spec.cluster, 1, 1],
+            grid: [grid * spec.ctas(), 1, 1],
             residency: Residency::Any,
             overlap: true,
             args,

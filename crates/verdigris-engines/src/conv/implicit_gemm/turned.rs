@@ -64,7 +64,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     // B as it is multiplied: rows of channels, 32 pixels each.
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
     let feed = Feed::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.split != Split::No);
+    let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));

@@ -204,6 +204,17 @@ impl View {
         self.group_depth.div_ceil(depth)
     }
 
+    /// Rows and columns of tiles.
+    pub(super) fn tiles(&self, spec: &Spec) -> [u32; 2] {
+        let [down, beside] = if spec.lies_across() { [self.columns, self.rows] } else { [self.rows, self.columns] };
+        [down.div_ceil(spec.tile_m), beside.div_ceil(spec.tile_n)]
+    }
+
+    /// Pixels of a tile that lies across: all tiles have as many, and the last of them hardly less.
+    pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
+        self.rows.div_ceil(self.rows.div_ceil(spec.tile_n))
+    }
+
     /// Steps of depth of a tile, the most of any class.
     pub(super) fn steps(&self, depth: u32) -> u32 {
         match self.kind {
@@ -254,7 +265,10 @@ impl View {
         let in_place = |slot: Slot| Address::buffer(slot.0 as usize);
         let activations = conv.activations();
         let all_images = conv.n * u64::from(self.prepared.terms);
-        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(spec.gathered().map(), activations, all_images));
+        let [of_pixels, of_filter] = spec.gathers();
+        let across = spec.lies_across().then(|| spec.clipped(of_pixels).args(self.pixels_of_tile(spec), 1));
+        let decl = across.map_or(spec.gathered_map(), |across| across.boxed(spec.gathered_map()));
+        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(decl, activations, all_images));
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
@@ -265,8 +279,9 @@ impl View {
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
                 let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
-                let columns = spec.clipped(Shared::B).args(self.columns, tile_columns);
-                let decl = columns.boxed(spec.clipped(Shared::B).map());
+                let filter_tiles = if of_filter == Shared::A { tile_rows } else { tile_columns };
+                let columns = spec.clipped(of_filter).args(self.columns, filter_tiles);
+                let decl = columns.boxed(spec.clipped(of_filter).map());
                 let filter = Arg::TensorMap(in_place(self.other.slot), matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]));
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
                 GatherArgs {
@@ -280,6 +295,7 @@ impl View {
                     group_columns,
                     group_depth,
                     columns,
+                    across,
                     groups,
                     images,
                 }
