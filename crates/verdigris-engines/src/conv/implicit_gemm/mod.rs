@@ -470,7 +470,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     tile_ns_per_element: 0.004_746,
     sums_ns_per_element: 0.18,
     whole_waves: 0.4535,
-    across_bytes_per_ns: 8_700.0,
+    across_bytes_per_ns: 9_300.0,
     cluster_ns: 3000.0,
     cluster_ns_per_element: 0.1,
     join_ns: 3930.0,
