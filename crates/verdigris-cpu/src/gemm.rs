@@ -618,15 +618,15 @@ impl<T: Real, S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: usize, 
         let mut sums = zeros::<T, S, VECTORS, PANELS, ROWS>(simd);
         for run in self.runs {
             let mut rows: [&[T]; ROWS] = [&[]; ROWS];
-            for i in 0..ROWS {
-                rows[i] = &self.data[self.rows[i] + run.offset..][..run.len];
+            for (row, first) in rows.iter_mut().zip(self.rows) {
+                *row = &self.data[first + run.offset..][..run.len];
             }
             let b = self.b.of(run.place..run.place + run.len);
             for k in 0..run.len {
                 let b = columns(simd, &b, k);
                 let mut a = [T::default(); ROWS];
-                for i in 0..ROWS {
-                    a[i] = rows[i][k];
+                for (a, row) in a.iter_mut().zip(rows) {
+                    *a = row[k];
                 }
                 step(simd, &mut sums, a, b);
             }
@@ -643,8 +643,8 @@ fn columns<T: Real, S: Simd, B: Columns<T, S, VECTORS, PANELS>, const VECTORS: u
     k: usize,
 ) -> [[T::Vector<S>; VECTORS]; PANELS] {
     let mut columns = [[T::splat(simd, T::default()); VECTORS]; PANELS];
-    for p in 0..PANELS {
-        columns[p] = b.at(k, p);
+    for (p, columns) in columns.iter_mut().enumerate() {
+        *columns = b.at(k, p);
     }
     columns
 }
