@@ -604,7 +604,7 @@ impl Machine<'_> {
         let rows = self.matrix_rows(warp, inst, exec, count, "stored")?;
         for index in 0..count as usize {
             let value = self.need(warp, inst.ins[2 + index], exec, inst.loc, "is stored")?;
-            let data = matrix::stmatrix(&value, transpose);
+            let data = matrix::stmatrix(value, transpose);
             for row in 0..8 {
                 self.write_lane(warp, inst.loc, 8 * index + row, rows[8 * index + row], &data[row], 0)?;
             }
