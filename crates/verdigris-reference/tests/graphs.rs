@@ -228,6 +228,21 @@ fn reductions_by_hand() {
 }
 
 #[test]
+fn a_norm_of_what_may_be_zero_may_be_more() {
+    let mut g = GraphBuilder::new("norm");
+    let x = g.tensor("x", DType::F32, layout(&[1]));
+    let near_x = g.unary("exp", UnaryOp::Exp, x).unwrap();
+    let zero = g.binary("sub", BinaryOp::Sub, near_x, near_x).unwrap();
+    let norm = g.reduction("norm", ReductionOp::Norm2, zero, &[0]).unwrap();
+    g.store(zero, "zero", DType::F32).unwrap();
+    g.store(norm, "norm", DType::F32).unwrap();
+    let expected = run(&g.finish().unwrap(), &[(x, &[1.5])]);
+    let (zero, norm) = (expected[0].values[0], expected[1].values[0]);
+    assert!(zero.value == 0.0 && zero.error > 0.0, "{zero:?}");
+    assert!(norm.value == 0.0 && norm.error >= 0.99 * zero.error, "{norm:?} of {zero:?}");
+}
+
+#[test]
 fn of_nothing() {
     for (f, want) in [
         (ReductionOp::Add, 0.0),

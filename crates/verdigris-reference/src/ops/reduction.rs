@@ -93,7 +93,9 @@ impl Formula for Reduced<'_> {
                 if sum.error == f64::INFINITY {
                     return Bounded { value, ..sum };
                 }
-                let reach = if sum.error == 0.0 { 0.0 } else { value - (sum.value - sum.error).max(0.0).sqrt() };
+                // A root is steep near 0: of a sum that may be 0, either side may be the farther one.
+                let (least, most) = ((sum.value - sum.error).max(0.0).sqrt(), (sum.value + sum.error).sqrt());
+                let reach = (value - least).max(most - value);
                 let own = if compute == DType::F64 { power_of_two(-48) } else { power_of_two(-21) } * value;
                 Bounded::new(value, if value.is_finite() { reach + own } else { sum.error }, compute)
             }
