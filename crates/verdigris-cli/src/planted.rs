@@ -78,10 +78,14 @@ fn execute(handle: &Handle, tool: Tool) -> Result<()> {
     Ok(())
 }
 
+/// The kernel with the tool's fault, as reports name it.
+pub(crate) fn kernel_name(tool: Tool) -> String {
+    format!("planted_{}", tool.name())
+}
+
 fn program(tool: Tool) -> Program {
-    let name = format!("planted_{}", tool.name());
     let launch = Launch {
-        kernel: KernelRef::new(name, move || kernel(tool)),
+        kernel: KernelRef::new(kernel_name(tool), move || kernel(tool)),
         grid: [1, 1, 1],
         residency: Residency::Any,
         overlap: false,
@@ -93,7 +97,7 @@ fn program(tool: Tool) -> Program {
 
 /// `y[i] = x[(i + 32) mod 64] + x[i]`, by way of shared memory, with the tool's fault.
 fn kernel(tool: Tool) -> KernelBody {
-    let header = Header { name: format!("planted_{}", tool.name()), target: Target::Sm80, threads: THREADS, ..Header::default() };
+    let header = Header { name: kernel_name(tool), target: Target::Sm80, threads: THREADS, ..Header::default() };
     build(header, |k| turn_round(k, tool))
 }
 
