@@ -6,7 +6,6 @@ use super::memory::{Memory, PAGE, Piece, SHARED_BASE};
 use super::shadow::Conflict;
 use super::state::{Cta, Fault, Machine, Warp};
 use super::threads::Place;
-use super::traffic::{sectors, wavefronts};
 use super::warp::{Flow, culprit, each};
 use crate::inst::Space;
 
@@ -146,11 +145,7 @@ impl Machine<'_> {
     pub(crate) fn count_reach(&mut self, warp: &Warp, reach: &Reach, store: bool) {
         let bytes = reach.bytes;
         let Within::Buffer(slot) = reach.within else {
-            let (turns, least) = wavefronts(&reach.at.map(|at| at as u32), reach.mask, bytes);
-            let counters = self.counters(warp.cta);
-            counters.shared_requests += 1;
-            counters.shared_wavefronts += turns;
-            counters.bank_conflicts += turns - least;
+            self.count_shared(warp, &reach.at.map(|at| at as u32), reach.mask, bytes);
             return;
         };
         let launch = self.grids[self.ctas[warp.cta].grid].launch;
@@ -158,20 +153,7 @@ impl Machine<'_> {
         for lane in each(reach.mask) {
             fresh += self.memory.touch(slot, reach.at[lane], bytes as usize, store, launch);
         }
-        let total = u64::from(bytes) * u64::from(reach.mask.count_ones());
-        let touched = sectors(&reach.at, reach.mask, u64::from(bytes));
-        let counters = self.counters(warp.cta);
-        if store {
-            counters.global_store_bytes += total;
-            counters.unique_store_bytes += fresh;
-            counters.store_requests += 1;
-            counters.store_sectors += touched;
-        } else {
-            counters.global_load_bytes += total;
-            counters.unique_load_bytes += fresh;
-            counters.load_requests += 1;
-            counters.load_sectors += touched;
-        }
+        self.count_global(warp, &reach.at, reach.mask, bytes, fresh, store);
     }
 
     /// A weak load of `count` elements a lane.

@@ -194,14 +194,9 @@ impl Machine<'_> {
 
     fn count_access(&mut self, warp: &Warp, places: &[(usize, Place)], bytes: u32, store: bool) {
         let launch = self.grids[self.ctas[warp.cta].grid].launch;
-        let total = u64::from(bytes) * places.len() as u64;
         if let Some((_, Place::Shared { .. })) = places.first() {
             let (addresses, lanes) = shared_addresses(places);
-            let (turns, least) = wavefronts(&addresses, lanes, bytes);
-            let counters = self.counters(warp.cta);
-            counters.shared_requests += 1;
-            counters.shared_wavefronts += turns;
-            counters.bank_conflicts += turns - least;
+            self.count_shared(warp, &addresses, lanes, bytes);
             return;
         }
         let (mut addresses, mut lanes) = ([0; 32], 0);
@@ -213,7 +208,22 @@ impl Machine<'_> {
                 fresh += self.memory.touch(slot, offset, bytes as usize, store, launch);
             }
         }
-        let touched = sectors(&addresses, lanes, u64::from(bytes));
+        self.count_global(warp, &addresses, lanes, bytes, fresh, store);
+    }
+
+    /// Counts an access of these lanes to shared memory, `bytes` each.
+    pub(crate) fn count_shared(&mut self, warp: &Warp, addresses: &[u32; 32], lanes: u32, bytes: u32) {
+        let (turns, least) = wavefronts(addresses, lanes, bytes);
+        let counters = self.counters(warp.cta);
+        counters.shared_requests += 1;
+        counters.shared_wavefronts += turns;
+        counters.bank_conflicts += turns - least;
+    }
+
+    /// Counts an access of these lanes to buffers, `bytes` each, of which `fresh` are touched for the first time.
+    pub(crate) fn count_global(&mut self, warp: &Warp, addresses: &[u64; 32], lanes: u32, bytes: u32, fresh: u64, store: bool) {
+        let total = u64::from(bytes) * u64::from(lanes.count_ones());
+        let touched = sectors(addresses, lanes, u64::from(bytes));
         let counters = self.counters(warp.cta);
         if store {
             counters.global_store_bytes += total;
