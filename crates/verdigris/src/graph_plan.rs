@@ -138,9 +138,10 @@ impl Bound {
                     tensors.len() - 1
                 });
                 for operand in operands.iter().filter(|operand| operand.slot.0 as usize == slot) {
-                    let bytes = u64::try_from(operand.layout.span_bytes(operand.dtype)).unwrap_or(u64::MAX);
                     let tensor = &mut tensors[place];
-                    tensor.bytes = tensor.bytes.max(bytes);
+                    // A part may touch but some elements, as each part of a long concatenation does; the caller binds the whole.
+                    let whole = graph.tensor(uid).map_or(0, |whole| whole.layout.span_bytes(whole.dtype));
+                    tensor.bytes = u64::try_from(whole.max(operand.span_bytes())).unwrap_or(u64::MAX).max(tensor.bytes);
                     tensor.alignment_bytes = tensor.alignment_bytes.max(operand.dtype.bytes() as u64);
                     tensor.least_alignment_bytes = tensor.alignment_bytes;
                     tensor.is_written |= operand.access == Access::Written;
@@ -277,7 +278,7 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
                 && described(output) == described(other)
                 && writes.iter().all(|(writer, written)| {
                     uses[other].iter().all(|(reader, read)| {
-                        let same = (read.dtype, &read.layout) == (written.dtype, &written.layout);
+                        let same = read.is_same_elements(written);
                         reader < writer || (reader == writer && same && read.access == Access::ReadInPlace)
                     })
                 });

@@ -178,7 +178,7 @@ fn slot_facts(problem: &Problem) -> Result<Vec<SlotFact>, Error> {
     let mut facts = vec![SlotFact::Buffer { bytes: 0 }; count];
     for operand in problem.buffers()? {
         if let SlotFact::Buffer { bytes: known } = &mut facts[operand.slot.0 as usize] {
-            *known = u64::try_from(operand.layout.span_bytes(operand.dtype)).unwrap_or(u64::MAX).max(*known);
+            *known = u64::try_from(operand.span_bytes()).unwrap_or(u64::MAX).max(*known);
         }
     }
     for slot in problem.scalars() {
@@ -197,8 +197,7 @@ fn sharing(problem: &Problem) -> Result<Vec<Sharing>, Error> {
             if other.slot == output.slot || (is_written(other.slot) && other.slot < output.slot) {
                 continue;
             }
-            let same = (other.dtype, &other.layout) == (output.dtype, &output.layout);
-            let same_elements = other.access == Access::ReadInPlace && !is_written(other.slot) && same;
+            let same_elements = other.access == Access::ReadInPlace && !is_written(other.slot) && other.is_same_elements(output);
             let pair = Sharing { output: output.slot.0 as usize, other: other.slot.0 as usize, same_elements };
             if !list.contains(&pair) {
                 list.push(pair);

@@ -195,8 +195,7 @@ impl Operands {
         let count = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         let mut needs: Vec<Option<(DType, u64, bool)>> = vec![None; count];
         for operand in problem.buffers()? {
-            let span_bytes = u64::try_from(operand.layout.span_bytes(operand.dtype)).unwrap_or(u64::MAX);
-            let bytes = operand.offset.saturating_mul(operand.dtype.bytes() as u64).saturating_add(span_bytes);
+            let bytes = u64::try_from(operand.span_bytes()).unwrap_or(u64::MAX);
             let need = needs[operand.slot.0 as usize].get_or_insert((operand.dtype, 0, false));
             need.1 = need.1.max(bytes);
             need.2 |= operand.access != Access::Written;

@@ -91,6 +91,21 @@ pub struct Operand {
     pub access: Access,
 }
 
+impl Operand {
+    /// Bytes from the start of the buffer to the end of the last element; 0 where there are no elements.
+    pub fn span_bytes(&self) -> u128 {
+        match self.layout.span_bytes(self.dtype) {
+            0 => 0,
+            bytes => u128::from(self.offset) * self.dtype.bytes() as u128 + bytes,
+        }
+    }
+
+    /// Whether two operands are the same elements, index by index, where their buffers begin at one address.
+    pub fn is_same_elements(&self, other: &Operand) -> bool {
+        (self.dtype, self.offset, &self.layout) == (other.dtype, other.offset, &other.layout)
+    }
+}
+
 impl Problem {
     /// The word for its kind, as it stands in serialized form.
     pub const fn kind(&self) -> &'static str {
