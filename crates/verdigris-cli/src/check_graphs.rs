@@ -67,7 +67,8 @@ pub(crate) struct FuzzArguments {
     json: bool,
 }
 
-/// The cases of all families whose id contains the filter, from cases/ in the current folder, else from the copy inside this program.
+/// The cases of all families and the crowded ones whose id contains the filter; families are read from cases/ in the current folder, else
+/// from the copy inside this program.
 pub(crate) fn load(filter: &str) -> Result<Vec<GraphCase>> {
     let mut list = Vec::new();
     for (family, text) in EMBEDDED {
@@ -75,6 +76,7 @@ pub(crate) fn load(filter: &str) -> Result<Vec<GraphCase>> {
         let cases = if beside.is_file() { graph_cases::load_file(&beside) } else { graph_cases::load(family, text) };
         list.extend(cases.with_context(|| format!("the cases of {}", beside.display()))?);
     }
+    list.extend(verdigris_reference::crowded::cases()?);
     list.retain(|case| case.id.contains(filter));
     Ok(list)
 }

@@ -9,6 +9,7 @@ use verdigris::{Binding, Config, Error, GraphPlan, Handle, Mode, Pin, Policy, St
 use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{BinaryOp, Conv, ConvDirection, Graph, GraphBuilder, HostScalar, Precision, ReductionOp, Uid, UnaryOp};
+use verdigris_reference::graph_cases::GraphCase;
 use verdigris_tensor::{DType, Layout};
 
 fn handle(config: &Config) -> Handle {
@@ -524,4 +525,24 @@ fn memory_that_is_not_there_is_an_error_and_nothing_leaks() {
     let outcome = plan.execute_from(handle.stream(), &bindings(&buffers), &nothing);
     assert_eq!(outcome.is_ok(), plan.least_workspace_bytes() == 0, "{outcome:?}");
     assert_eq!(fake::context_depth(), 0);
+}
+
+#[test]
+fn more_operands_than_a_kernel_takes_are_spread_over_several() {
+    let handle = handle(&Config::default());
+    for GraphCase { graph, .. } in verdigris_reference::crowded::cases().expect("valid graphs") {
+        let plan = handle.plan_graph(&graph, &Policy::default()).unwrap_or_else(|error| panic!("{}: {error}", graph.name));
+        assert!(plan.parts().count() > 1, "{}", graph.name);
+        // Parts of a concatenation write some of the result each; what is bound is the whole of it.
+        for bound in plan.tensors() {
+            let tensor = graph.tensor(bound.uid).expect("a tensor of the graph");
+            assert!(bound.is_scalar || u128::from(bound.bytes) == tensor.layout.span_bytes(tensor.dtype), "{}: {bound:?}", graph.name);
+        }
+        let buffers = buffers(&handle, &plan);
+        let executed = plan.execute_from(handle.stream(), &bindings(&buffers), handle.pool());
+        executed.unwrap_or_else(|error| panic!("{}: {error}", graph.name));
+    }
+    // What one kernel takes stays one.
+    let mlp = handle.plan_graph(&mlp(32), &Policy::default()).expect("plans");
+    assert_eq!(mlp.parts().count(), 2);
 }

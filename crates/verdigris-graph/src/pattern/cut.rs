@@ -15,10 +15,11 @@ use crate::tensor::{TensorDesc, Uid};
 
 use super::seen::{Seen, sources};
 
-/// The most buffers of one map: a kernel's parameters are limited, and what is larger gains nothing from being one.
-const MAP_BUFFERS: usize = 24;
-/// The most ops of one map.
-const MAP_OPS: usize = 96;
+/// The most tensors in memory, host scalars among them, of one part: a kernel's parameters are limited, and what is larger gains nothing
+/// from being one. A convolution's sums come on top.
+const PART_TENSORS: usize = 24;
+/// The most ops of one part.
+const PART_OPS: usize = 96;
 
 /// Whether an op has a problem of its own, to which others may come.
 pub(super) fn is_anchor(op: &Op) -> bool {
@@ -150,6 +151,24 @@ impl<'g> Cut<'g> {
         false
     }
 
+    /// As [`Cut::join`], unless the part would then have more than a kernel takes.
+    fn join_small(&mut self, op: usize, host: usize) -> bool {
+        let before = self.part.clone();
+        if self.join(op, host) && self.is_small(&self.members(self.part[host])) {
+            return true;
+        }
+        self.part = before;
+        false
+    }
+
+    /// Whether one part may have all these ops.
+    fn is_small(&self, ops: &[usize]) -> bool {
+        let nodes = ops.iter().map(|&i| &self.graph.nodes[i].op);
+        let uids: BTreeSet<Uid> = nodes.flat_map(|op| op.inputs().into_iter().chain(op.outputs())).collect();
+        let lie_in_memory = uids.iter().filter(|&&uid| self.in_memory(uid) || self.is_seen(uid)).count();
+        ops.len() <= PART_OPS && lie_in_memory <= PART_TENSORS
+    }
+
     /// The parts in an order in which each can run, earliest ops first; `None` if some wait for each other.
     fn order(&self) -> Option<Vec<usize>> {
         let mut waits: HashMap<usize, BTreeSet<usize>> = HashMap::new();
@@ -255,7 +274,7 @@ impl<'g> Cut<'g> {
                 && same_dims
                 && fits(self, pointwise, current)
                 && self.is_alone(reader)
-                && self.join(reader, anchor))
+                && self.join_small(reader, anchor))
             {
                 return Ok(current);
             }
@@ -329,7 +348,7 @@ impl<'g> Cut<'g> {
             && let Op::Pointwise(pointwise) = &self.graph.nodes[writer].op
             && self.in_epilogue(pointwise, computed)
             && let Some(before) = self.in_prologue(pointwise, dims)?
-            && self.join(writer, anchor)
+            && self.join_small(writer, anchor)
         {
             (current, reader) = (before.value, writer);
             // What is loaded from a view of other memory begins where its buffer does; and activations are stored as they are multiplied.
@@ -355,10 +374,9 @@ impl<'g> Cut<'g> {
             if tensor.layout.dims() == dims
                 && (only_here || self.may_store_before(tensor, pointwise, ours, &behind))
                 && self.is_alone(writer)
-                && self.members(ours) < MAP_OPS
             {
                 let whole = self.part.clone();
-                if self.join(writer, anchor) && (only_here || (!self.reads_itself(ours) && self.buffers_of(ours) <= MAP_BUFFERS)) {
+                if self.join_small(writer, anchor) && (only_here || !self.reads_itself(ours)) {
                     wanted.extend(pointwise.operands());
                 } else {
                     self.part = whole;
@@ -404,8 +422,8 @@ impl<'g> Cut<'g> {
         self.producer.get(&base).is_some_and(|&writer| self.part[writer] == self.part[op])
     }
 
-    fn members(&self, part: usize) -> usize {
-        self.part.iter().filter(|&&other| other == part).count()
+    fn members(&self, part: usize) -> Vec<usize> {
+        (0..self.part.len()).filter(|&op| self.part[op] == part).collect()
     }
 
     /// Gathers pointwise ops and copies over equal dims that hang together.
@@ -449,21 +467,11 @@ impl<'g> Cut<'g> {
         kind && !self.is_seen(node.output()) && no_anchor()
     }
 
-    /// Tensors that the ops of a part touch in memory.
-    fn buffers_of(&self, part: usize) -> usize {
-        let ops = (0..self.part.len()).filter(|&i| self.part[i] == part).map(|i| &self.graph.nodes[i].op);
-        let uids: BTreeSet<Uid> = ops.flat_map(|op| op.inputs().into_iter().chain(op.outputs())).collect();
-        uids.iter().filter(|&&uid| self.in_memory(uid) || self.is_seen(uid)).count()
-    }
-
     fn fit_together(&self, one: usize, other: usize) -> bool {
         let dims = |op: usize| self.tensors.get(&self.graph.nodes[op].op.output()).map(|tensor| tensor.layout.dims());
         let both: Vec<usize> =
             (0..self.part.len()).filter(|&i| self.part[i] == self.part[one] || self.part[i] == self.part[other]).collect();
-        let uids: BTreeSet<Uid> =
-            both.iter().flat_map(|&i| self.graph.nodes[i].op.inputs().into_iter().chain(self.graph.nodes[i].op.outputs())).collect();
-        let stored = |uid: &&Uid| self.in_memory(**uid) || self.is_seen(**uid);
-        dims(one) == dims(other) && both.len() <= MAP_OPS && uids.iter().filter(stored).count() <= MAP_BUFFERS
+        dims(one) == dims(other) && self.is_small(&both)
     }
 
     /// Whether an op of a part reads, from memory, what the part writes: a copy reads its source there, and another reads through a view.
