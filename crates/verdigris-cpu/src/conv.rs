@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::gemm::{DEPTH, Gather, Operand, Plan, TILE_ROWS, Target, gemm, pack_whole, packed_len};
 use crate::real::Real;
-use crate::scratch::{Lent, Scratch};
+use crate::scratch::{Lent, Scratch, out_of_memory};
 
 /// Sizes of a convolution, always with three spatial dims; missing ones lead and have extent 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -141,6 +141,11 @@ impl<'a, T: Real> Source<'a, T> {
         let phases = if order == Order::ChannelsFirst { step } else { 1 };
         let mut padded = [0, 1, 2].map(|i| borders[i].0 + extent[i] + borders[i].1);
         padded[2] = padded[2].next_multiple_of(phases);
+        // Before numbers of elements are multiplied any further: strides and padding far beyond the images leave every address space.
+        let image_bytes = [channels].iter().chain(&padded).fold(size_of::<T>() as u64, |bytes, &count| bytes.saturating_mul(count as u64));
+        if image_bytes > ADDRESSABLE_BYTES {
+            out_of_memory(image_bytes);
+        }
         Source { tensor, channels, extent, before: borders.map(|(before, _)| before), padded, order, phases }
     }
 
@@ -320,6 +325,9 @@ impl<T: Real> Images<'_, '_, T> {
         }
     }
 }
+
+/// More than any processor of today addresses.
+const ADDRESSABLE_BYTES: u64 = 1 << 57;
 
 /// Elements of gathered pixels that several threads share: 4 MiB in f32, for the last-level cache.
 const SHARED_PANELS: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What can be wrong with a request to the CPU device. Always the caller's fault, and always named.
+//! What can be wrong with a request to the CPU device. Always the caller's fault, but for memory that is not there, and always named.
 
 use verdigris_graph::Uid;
 
@@ -17,6 +17,12 @@ pub enum Error {
         need_bytes: u128,
         /// The most that can be addressed.
         limit_bytes: u64,
+    },
+    /// Memory that this machine does not give: for a temporary, or for what an op needs while it runs.
+    #[error("out of memory: {need_bytes} bytes cannot be had; give the graph smaller tensors, or cut it")]
+    OutOfMemory {
+        /// What was asked for at once.
+        need_bytes: u64,
     },
     /// A stored tensor without a buffer.
     #[error("tensor `{tensor}` ({uid}) is {role}, but no buffer is bound to it{hint}")]

@@ -5,6 +5,7 @@ use verdigris_tensor::{Layout, num};
 
 use crate::elements::{View, ViewMut, row_major};
 use crate::prepared::Context;
+use crate::scratch::made;
 
 pub(crate) fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {
     match op {
@@ -14,7 +15,7 @@ pub(crate) fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {
             if x.layout.is_row_major() {
                 copy(y, from, 0, x.bytes);
             } else {
-                let mut packed = vec![0u8; x.layout.elements() as usize * x.dtype.bytes()];
+                let mut packed: Vec<u8> = made(x.layout.elements() as usize * x.dtype.bytes());
                 let order = row_major(&x.layout);
                 copy(ViewMut { dtype: x.dtype, layout: order, bytes: &mut packed }, x.layout, 0, x.bytes);
                 copy(y, from, 0, &packed);

@@ -11,6 +11,7 @@ use crate::elements::{View, ViewMut, narrow, widen};
 use crate::functions;
 use crate::prepared::Context;
 use crate::real::Real;
+use crate::scratch::made;
 
 /// The longest chain: its registers stay within the second-level cache.
 pub(crate) const LONGEST: usize = 32;
@@ -119,7 +120,7 @@ fn run_in<T: Real + num_traits::Float>(nodes: &[Node], context: &Context<'_>, ou
     let in_place: Vec<bool> = outputs.iter().map(|(_, view)| crate::elements::same_places(&visited(&view.layout), &order)).collect();
     for ((_, view), &in_place) in outputs.iter().zip(&in_place) {
         if !in_place {
-            collected.push(vec![0u8; elements * view.dtype.bytes()]);
+            collected.push(made::<u8>(elements * view.dtype.bytes()));
         }
     }
     let mut next = collected.iter_mut();

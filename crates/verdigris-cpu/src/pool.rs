@@ -7,6 +7,7 @@ use verdigris_tensor::{DType, Layout};
 use crate::elements::{ViewMut, row_major};
 use crate::prepared::Context;
 use crate::real::Real;
+use crate::scratch::made;
 
 /// Where the windows of one dim lie.
 struct Windows {
@@ -15,6 +16,23 @@ struct Windows {
     /// For each output, its taps, those in padding included.
     taps: Vec<usize>,
     extent: usize,
+}
+
+/// The elements of `x` that window `o` meets along spatial dim `i` of `extent` elements, and how many taps it has, in padding or not.
+fn met(windows: &PoolWindows, i: usize, o: u64, extent: u64) -> (Vec<usize>, usize) {
+    match windows {
+        // Only the taps within: a window of much padding is walked no further than the tensor.
+        PoolWindows::Sliding { window, strides, dilations, pads_before, .. } => {
+            let (first, step) = (o * strides[i], dilations[i]);
+            let before = pads_before[i].saturating_sub(first).div_ceil(step);
+            let behind = (extent + pads_before[i]).saturating_sub(first).div_ceil(step).min(window[i]);
+            ((before..behind).map(|tap| (first + tap * step - pads_before[i]) as usize).collect(), window[i] as usize)
+        }
+        PoolWindows::Adaptive { .. } => {
+            let taps = windows.taps(i, o, extent);
+            (taps.iter().map(|&tap| tap as usize).collect(), taps.len())
+        }
+    }
 }
 
 /// The windows of three spatial dims; missing ones lead and have one position.
@@ -30,9 +48,8 @@ impl Grid {
                 return Windows { positions: vec![vec![0]], taps: vec![1], extent: 1 };
             };
             let extent = x.dims()[i + 2];
-            let taps: Vec<Vec<i64>> = (0..y.dims()[i + 2]).map(|o| windows.taps(i, o, extent)).collect();
-            let within = |taps: &Vec<i64>| taps.iter().filter(|&&tap| tap >= 0 && (tap as u64) < extent).map(|&tap| tap as usize).collect();
-            Windows { positions: taps.iter().map(within).collect(), taps: taps.iter().map(Vec::len).collect(), extent: extent as usize }
+            let (positions, taps) = (0..y.dims()[i + 2]).map(|o| met(windows, i, o, extent)).unzip();
+            Windows { positions, taps, extent: extent as usize }
         });
         Grid { dims }
     }
@@ -132,7 +149,7 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
         });
     });
     let Some(index) = index else { return };
-    let mut positions = vec![0i64; planes * y_len];
+    let mut positions: Vec<i64> = made(planes * y_len);
     positions.par_chunks_mut(y_len.max(1)).enumerate().for_each(|(i, positions)| {
         let x = plane(i);
         grid.for_each(|which, _, window| positions[which] = grid.greatest(x, window).map_or(-1, |(at, _)| at as i64));

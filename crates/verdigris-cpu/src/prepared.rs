@@ -12,7 +12,7 @@ use crate::bindings::Bindings;
 use crate::elements::{View, ViewMut};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, caught, grow};
 use crate::{contraction, movement, pointwise, pool, reduction, softmax};
 
 /// A graph that has been checked, cut into steps, and given places for its temporaries.
@@ -124,7 +124,7 @@ impl Prepared {
     /// Computes the outputs from the inputs.
     ///
     /// # Errors
-    /// Bindings that are missing, too short or name no tensor; then nothing is written.
+    /// Bindings that are missing, too short or name no tensor; then nothing is written. [`Error::OutOfMemory`]; then the outputs are undefined.
     pub fn run(&self, bindings: &mut Bindings<'_>) -> Result<RunReport, Error> {
         let scalars = bindings.scalars.clone();
         let mut cells = self.bind(bindings)?;
@@ -140,7 +140,7 @@ impl Prepared {
                 let mut cell = std::mem::replace(&mut cells[i], Cell::Absent);
                 if let Some(place) = self.places[i] {
                     let mut words = std::mem::take(&mut buffers[place]);
-                    words.resize(self.buffers[place], 0);
+                    grow(&mut words, self.buffers[place])?;
                     cell = Cell::Temporary(words);
                 }
                 written.push(cell);
@@ -150,7 +150,7 @@ impl Prepared {
                 (*uid, ViewMut { dtype: tensor.dtype, layout: tensor.layout, bytes: cell.bytes_mut() })
             });
             let context = Context { prepared: self, cells: &cells, scalars: &scalars, scratch: &self.scratch };
-            self.execute(step, &context, outputs.collect());
+            caught(|| self.execute(step, &context, outputs.collect()))?;
             for (uid, cell) in step.outputs.iter().zip(written) {
                 cells[self.index[uid]] = cell;
             }

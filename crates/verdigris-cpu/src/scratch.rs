@@ -1,11 +1,51 @@
 //! Memory that ops use between their first and their last instruction, kept from run to run.
 
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::error::Error;
+
 /// Where buffers start: a vector of 512 bits then lies in one line of the cache.
 const LINE_BYTES: usize = 64;
+
+/// Has a buffer hold `len` elements, those beyond its own being the type's default.
+pub(crate) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    let more = len.saturating_sub(buffer.len());
+    let need_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+    buffer.try_reserve_exact(more).map_err(|_| Error::OutOfMemory { need_bytes })?;
+    buffer.resize(len, T::default());
+    Ok(())
+}
+
+/// A buffer of `len` elements, within [`caught`].
+pub(crate) fn made<T: Clone + Default>(len: usize) -> Vec<T> {
+    // Asked for twice, for zeros that the system gives need no writing.
+    if Vec::<T>::new().try_reserve_exact(len).is_err() {
+        out_of_memory((len as u64).saturating_mul(size_of::<T>() as u64));
+    }
+    vec![T::default(); len]
+}
+
+/// Ends what [`caught`] computes: so many bytes cannot be had.
+pub(crate) fn out_of_memory(need_bytes: u64) -> ! {
+    unwind(Error::OutOfMemory { need_bytes })
+}
+
+/// Ops ask for memory deep within parallel loops, where there is no way back but to unwind, as far as [`caught`]. No panic: nothing is printed.
+fn unwind(error: Error) -> ! {
+    resume_unwind(Box::new(error))
+}
+
+/// What `compute` gives, or the error that memory was lacking.
+pub(crate) fn caught<R>(compute: impl FnOnce() -> R) -> Result<R, Error> {
+    // What `compute` leaves half done is thrown away or overwritten: its outputs, and buffers whose contents are undefined.
+    catch_unwind(AssertUnwindSafe(compute)).map_err(|payload| match payload.downcast::<Error>() {
+        Ok(error) => *error,
+        Err(panic) => resume_unwind(panic),
+    })
+}
 
 /// Buffers of one type that are lent and come back.
 #[derive(Debug, Default)]
@@ -42,7 +82,7 @@ impl<T: Copy + Default> Pool<T> {
         drop(free);
         let slack = (LINE_BYTES / size_of::<T>()).saturating_sub(1);
         if buffer.len() < len + slack {
-            buffer.resize(len + slack, T::default());
+            grow(&mut buffer, len.saturating_add(slack)).unwrap_or_else(|error| unwind(error));
         }
         let start = match buffer.as_ptr().align_offset(LINE_BYTES) {
             offset if offset <= slack => offset,

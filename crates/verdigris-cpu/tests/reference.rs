@@ -682,3 +682,64 @@ fn wrong_bindings_are_told() {
     prepared.run(Bindings::new().input(x, &input).output(y, &mut output).scalar(factor, 2.0)).unwrap();
     assert_eq!(output, [[0, 0, 0, 0x80u8]; 4].concat()[..]);
 }
+
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    let lacking = |build: &dyn Fn(&mut GraphBuilder, Uid) -> Result<Uid, verdigris_graph::Error>| {
+        let mut g = GraphBuilder::new("large");
+        let x = g.tensor("x", DType::F32, Layout::row_major(&[1, 1, 1]).expect("small"));
+        let y = build(&mut g, x).expect("fits");
+        g.store(y, "y", DType::F32).expect("stores");
+        let graph = g.finish().expect("valid");
+        let prepared = Prepared::new(&graph).expect("prepares");
+        let (x_bytes, mut y_bytes) = (1.0f32.to_le_bytes(), vec![0; 64]);
+        for _ in 0..2 {
+            let uid = |name: &str| graph.tensors.iter().find(|tensor| tensor.name == name).expect("named").uid;
+            let run = prepared.run(Bindings::new().input(uid("x"), &x_bytes).output(uid("y"), &mut y_bytes));
+            let Err(verdigris_cpu::Error::OutOfMemory { need_bytes }) = run else { panic!("{run:?}") };
+            assert!(need_bytes > 1 << 40, "{need_bytes}");
+        }
+    };
+    // A temporary.
+    lacking(&|g, x| {
+        let wide = g.broadcast("broadcast", x, &[1, 1, 1 << 46])?;
+        g.reduction("sum", ReductionOp::Add, wide, &[2])
+    });
+    // Images with their padding, within the loops of a convolution.
+    for (pad, dims) in [((1 << 31) - 1, 1), (1 << 30, 3)] {
+        lacking(&|g, x| {
+            let shape: Vec<u64> = std::iter::repeat_n(1, dims + 2).collect();
+            let x = g.reshape("image", x, &shape)?;
+            let mut channels = shape.clone();
+            channels[1] = 1 << 16;
+            let wide = g.broadcast("channels", x, &channels)?;
+            let mut conv = Conv::new(ConvDirection::Fprop, wide, wide, Uid(0), dims, Precision::Ieee);
+            (conv.pads_before, conv.pads_after, conv.strides) = (vec![pad; dims], vec![pad; dims], vec![pad; dims]);
+            let y = g.conv_fprop("convolution", conv)?;
+            let axes: Vec<u32> = (0..dims as u32 + 2).collect();
+            let sum = g.reduction("sum", ReductionOp::Add, y, &axes)?;
+            g.reshape("flat", sum, &[1, 1, 1])
+        });
+    }
+}
+
+#[test]
+fn windows_of_much_padding_take_no_longer_than_their_elements() {
+    let mut g = GraphBuilder::new("wide windows");
+    let x = g.tensor("x", DType::F32, Layout::row_major(&[1, 1, 4]).expect("small"));
+    let windows = PoolWindows::Sliding {
+        window: vec![(1 << 31) - 1],
+        strides: vec![1],
+        dilations: vec![1],
+        pads_before: vec![1 << 30],
+        pads_after: vec![1 << 30],
+    };
+    let y = g.pool("mean", PoolMode::Average { count_include_pad: false }, windows, x).expect("fits");
+    g.store(y, "y", DType::F32).expect("stores");
+    let graph = g.finish().expect("valid");
+    let prepared = Prepared::new(&graph).expect("prepares");
+    let x_bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 6.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut y_bytes = vec![0; 6 * 4];
+    prepared.run(Bindings::new().input(x, &x_bytes).output(y, &mut y_bytes)).expect("runs");
+    assert!(y_bytes.chunks_exact(4).all(|mean| mean == 3.0f32.to_le_bytes()), "{y_bytes:?}");
+}

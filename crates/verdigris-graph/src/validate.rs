@@ -16,6 +16,9 @@ use crate::op::HostScalar;
 use crate::ops::matmul::broadcast_dims;
 use crate::tensor::{TensorDesc, Uid};
 
+/// Strides, dilations, padding and windows are below this: the product of two of them is a position that 64 bits hold.
+pub(crate) const STEP_LIMIT: u64 = 1 << 31;
+
 /// Checks a graph against the rules at this module's head.
 ///
 /// # Errors

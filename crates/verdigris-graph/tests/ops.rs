@@ -622,3 +622,37 @@ fn movements_that_break_a_rule() {
     has(fault(&|g| tensor(g, "wide").layout = rows(&[2, 34, 3])), "dim 0 is 35, expected 34");
     has(fault(&|g| tensor(g, "wide").dtype = DType::F16), "a movement keeps the element type");
 }
+
+#[test]
+fn steps_beyond_what_positions_can_hold_are_refused() {
+    const LIMIT: u64 = 1 << 31;
+    let mut g = GraphBuilder::new("steps");
+    let x = g.tensor("x", DType::F32, rows(&[1, 1, 9]));
+    let w = g.tensor("w", DType::F32, rows(&[1, 1, 3]));
+    let conv = Conv::new(ConvDirection::Fprop, x, w, Uid(0), 1, Precision::Ieee);
+    let with = |change: &dyn Fn(&mut Conv)| {
+        let mut conv = conv.clone();
+        change(&mut conv);
+        conv
+    };
+    let said = |error: Result<Uid, Error>, attribute: &str| {
+        let text = error.expect_err(attribute).to_string();
+        assert!(text.contains(&format!("{attribute} = [2147483648]")) && text.contains("below 2^31"), "{text}");
+    };
+    said(g.conv_fprop("conv", with(&|conv| conv.strides = vec![LIMIT])), "strides");
+    said(g.conv_fprop("conv", with(&|conv| conv.pads_before = vec![LIMIT])), "pads_before");
+    said(g.conv_fprop("conv", with(&|conv| conv.pads_after = vec![LIMIT])), "pads_after");
+    said(g.conv_fprop("conv", with(&|conv| (conv.dilations, conv.pads_before) = (vec![LIMIT], vec![LIMIT - 1]))), "dilations");
+    g.conv_fprop("conv", with(&|conv| (conv.strides, conv.pads_before) = (vec![LIMIT - 1], vec![LIMIT - 1]))).expect("just within");
+    let windows = |window, dilation, pad| PoolWindows::Sliding {
+        window: vec![window],
+        strides: vec![1],
+        dilations: vec![dilation],
+        pads_before: vec![pad],
+        pads_after: vec![pad],
+    };
+    let mut pool = |windows| g.pool("pool", PoolMode::Max, windows, x);
+    said(pool(windows(LIMIT, 1, LIMIT / 2)), "window");
+    said(pool(windows(2, LIMIT, LIMIT - 1)), "dilations");
+    pool(windows(LIMIT - 1, 1, LIMIT / 2)).expect("just within");
+}

@@ -223,10 +223,7 @@ impl Tensor {
     fn empty(device: &Device, dtype: DType, layout: Layout) -> Result<Tensor, Error> {
         let needed_bytes = layout.span_bytes(dtype);
         let storage = match device.handle() {
-            None => {
-                let span = usize::try_from(needed_bytes).map_err(|_| Error::TensorBytes { given_bytes: 0, needed_bytes })?;
-                Storage::Host(vec![0; span])
-            }
+            None => Storage::Host(host_bytes(needed_bytes)?),
             Some(handle) => Storage::Memory(handle.pool().alloc(handle.stream(), u64::try_from(needed_bytes).unwrap_or(u64::MAX))?),
         };
         Ok(Tensor { storage: Arc::new(storage), device: device.clone(), dtype, layout })
@@ -311,6 +308,15 @@ impl Tensor {
         }
         Ok(())
     }
+}
+
+/// So many zeros in the memory of the host.
+fn host_bytes(needed_bytes: u128) -> Result<Vec<u8>, Error> {
+    let need_bytes = u64::try_from(needed_bytes).unwrap_or(u64::MAX);
+    let span = usize::try_from(need_bytes).unwrap_or(usize::MAX);
+    // Asked for twice, for zeros that the system gives need no writing.
+    Vec::<u8>::new().try_reserve_exact(span).map_err(|_| verdigris_cpu::Error::OutOfMemory { need_bytes })?;
+    Ok(vec![0; span])
 }
 
 pub(crate) fn row_major(dims: &[u64]) -> Result<Layout, Error> {
@@ -452,9 +458,7 @@ impl Ready {
         let start = Instant::now();
         let mut results: Vec<Vec<u8>> = Vec::new();
         for wanted in &self.outputs {
-            let needed_bytes = wanted.layout.span_bytes(wanted.dtype);
-            let span = usize::try_from(needed_bytes).map_err(|_| Error::TensorBytes { given_bytes: 0, needed_bytes })?;
-            results.push(vec![0; span]);
+            results.push(host_bytes(wanted.layout.span_bytes(wanted.dtype))?);
         }
         let mut bindings = verdigris_cpu::Bindings::new();
         for (wanted, tensor) in self.inputs.iter().zip(read) {

@@ -251,7 +251,12 @@ impl Error {
     /// Whether this says that memory is lacking, so that less may help.
     pub fn is_lack_of_memory(&self) -> bool {
         use verdigris_cuda::Error as Device;
-        matches!(self, Error::NoWorkspace { .. } | Error::Device(Device::OutOfMemory { .. } | Device::PoolLimit { .. }))
+        matches!(
+            self,
+            Error::NoWorkspace { .. }
+                | Error::Device(Device::OutOfMemory { .. } | Device::PoolLimit { .. })
+                | Error::Cpu(verdigris_cpu::Error::OutOfMemory { .. })
+        )
     }
 }
 

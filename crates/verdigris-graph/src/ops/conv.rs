@@ -13,7 +13,7 @@
 //! ```
 //!
 //! where `C = c / groups`, `g(k) = ⌊k / (k_total / groups)⌋`, elements of `x` outside of the tensor are 0 (and not read), and `f̂` is `f`
-//! for cross-correlation and `filter − 1 − f` for convolution. Padding may exceed the filter. Several sizes of `x` can give one `y`; in
+//! for cross-correlation and `filter − 1 − f` for convolution. Padding may exceed the filter. Strides, dilations and padding are below 2³¹. Several sizes of `x` can give one `y`; in
 //! dgrad `x` may be any of them, and elements that no output meets become 0. **Transposed convolution is dgrad**: its input is `y` here,
 //! its output is `x`.
 //!
@@ -32,7 +32,7 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::op::Role;
 use crate::tensor::{TensorDesc, Uid};
-use crate::validate::{attribute, data};
+use crate::validate::{STEP_LIMIT, attribute, data};
 
 /// Which of the three tensors is computed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -152,6 +152,12 @@ impl Conv {
         visit(Role::Output, output);
     }
 
+    /// The attributes that have an entry for each spatial dim, by name.
+    fn steps(&self) -> [(&'static str, &Vec<u64>); 4] {
+        let Conv { strides, dilations, pads_before, pads_after, .. } = self;
+        [("strides", strides), ("dilations", dilations), ("pads_before", pads_before), ("pads_after", pads_after)]
+    }
+
     /// The size of `y` along spatial dim `i` for an input of `extent` and a filter of `filter` taps; `None` where the dilated filter does
     /// not fit into the padded input or a number leaves 64 bits.
     pub fn out_extent(&self, i: usize, extent: u64, filter: u64) -> Option<u64> {
@@ -180,7 +186,7 @@ impl Conv {
         if !(1..=3).contains(&spatial) {
             return attribute(op, "strides", &self.strides, "a convolution has 1, 2 or 3 spatial dims, and one stride for each");
         }
-        for (name, list) in [("pads_before", &self.pads_before), ("pads_after", &self.pads_after), ("dilations", &self.dilations)] {
+        for (name, list) in self.steps() {
             if list.len() != spatial {
                 return attribute(op, name, list, "there is one entry for each spatial dim, as many as strides");
             }
@@ -190,6 +196,11 @@ impl Conv {
         }
         if self.dilations.contains(&0) {
             return attribute(op, "dilations", &self.dilations, "a dilation is at least 1");
+        }
+        for (name, list) in self.steps() {
+            if list.iter().any(|&value| value >= STEP_LIMIT) {
+                return attribute(op, name, list, "strides, dilations and padding are below 2^31");
+            }
         }
         if self.groups == 0 {
             return attribute(op, "groups", self.groups, "there is at least one group");

@@ -11,7 +11,7 @@
 //! average    y = Σ / count, count = the elements in the window, or with count_include_pad the taps of the window, padding and all
 //! ```
 //!
-//! Padding is smaller than the dilated window, so that no window lies outside as a whole; a dilated one can still meet no element. Its
+//! Windows, strides, dilations and padding are below 2³¹. Padding is smaller than the dilated window, so that no window lies outside as a whole; a dilated one can still meet no element. Its
 //! maximum is −∞ (the least value of an integer type) with index −1 and it passes no gradient; its average is 0.
 //!
 //! **The index** of a maximum is its flat position in the spatial dims of `x`, row-major (`h · W + w`), within its own `n` and `c`. The
@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::graph::Graph;
 use crate::op::Role;
 use crate::tensor::{TensorDesc, Uid};
-use crate::validate::{attribute, data, of_type, same_dims};
+use crate::validate::{STEP_LIMIT, attribute, data, of_type, same_dims};
 
 /// What is made of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -150,9 +150,14 @@ impl PoolWindows {
                         return attribute(op, name, list, "windows, strides and dilations are at least 1");
                     }
                 }
+                for (name, list) in lists.into_iter().chain([("window", window)]) {
+                    if list.iter().any(|&value| value >= STEP_LIMIT) {
+                        return attribute(op, name, list, "windows, strides, dilations and padding are below 2^31");
+                    }
+                }
                 for i in 0..spatial {
                     let extent = x_dims[i + 2];
-                    let reach = (window[i] - 1).saturating_mul(dilations[i]).saturating_add(1);
+                    let reach = (window[i] - 1) * dilations[i] + 1;
                     for (name, pad) in [("pads_before", pads_before[i]), ("pads_after", pads_after[i])] {
                         if pad >= reach {
                             return attribute(op, name, pad, "padding is smaller than the dilated window");
