@@ -15,6 +15,7 @@ use verdigris_cuda::DeviceBuffer;
 use verdigris_kir::program::KernelRef;
 
 use crate::cases::{self, Content, Prepared};
+use crate::problem::check_engine;
 use crate::table::{self, Align, alarm};
 use crate::{Verdict, check_graphs, classes, conformance, device, planted, sanitizers};
 
@@ -83,6 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
 
 fn gemm(arguments: &GemmArguments) -> Result<Verdict> {
     let cases = cases::load(Some("gemm"), arguments.cases.as_ref(), &arguments.filter)?;
+    check_engine(arguments.engine.as_deref())?;
     let config = Config::from_environment()?;
     let Some(handle) = device::open("check gemm", &config, arguments.json)? else {
         return Ok(Verdict::Good);

@@ -16,7 +16,7 @@ use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::text;
 use verdigris_kir::verify::{Verified, verify};
 
-use crate::problem::{ProblemArguments, knobs};
+use crate::problem::{ProblemArguments, check_engine, knobs};
 use crate::table::say_text;
 use crate::{Verdict, cases};
 
@@ -70,12 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         (None, Some(handle)) => handle.arch().clone(),
         (None, None) => Arch::h200(),
     };
-    if let Some(name) = &arguments.engine
-        && verdigris_engines::engine(name).is_none()
-    {
-        let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
-        bail!("there is no engine `{name}`; the engines are {}", known.join(", "));
-    }
+    check_engine(arguments.engine.as_deref())?;
     let settings = match (&arguments.knobs, arguments.all_knobs) {
         (Some(knobs), _) => Settings::Matching(knobs.clone()),
         (None, true) => Settings::All,

@@ -43,6 +43,17 @@ pub(crate) struct ProblemArguments {
     pub(crate) deterministic: bool,
 }
 
+/// Checks the name given by `--engine`, if one is given.
+pub(crate) fn check_engine(name: Option<&str>) -> Result<()> {
+    if let Some(name) = name
+        && verdigris_engines::engine(name).is_none()
+    {
+        let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
+        bail!("there is no engine `{name}`; the engines are {}", known.join(", "));
+    }
+    Ok(())
+}
+
 /// A problem, and what it is called in tables and records.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use verdigris::{Config, Device, Policy, Tensor};
 use verdigris_graph::{TensorDesc, json};
-use verdigris_tensor::{Layout, num};
+use verdigris_tensor::{DType, Layout, num};
 
 use crate::Verdict;
 use crate::table::{self, Align};
@@ -27,16 +27,23 @@ pub(crate) struct Arguments {
     /// Where to run: cpu or cuda:N.
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Ask for the same bits each time, whatever the graph says. The CPU always gives them.
+    #[arg(long)]
+    deterministic: bool,
     /// Show which engines were chosen and why, and what each part took.
     #[arg(long)]
     explain: bool,
+    /// Print what --explain shows as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     let path = arguments.graph.display();
     let text = std::fs::read_to_string(&arguments.graph).with_context(|| format!("reading {path}"))?;
     let graph = json::graph_from_json(&text).with_context(|| path.to_string())?;
-    let device = Device::open(&arguments.device, &Config::from_environment()?, Policy::default())?;
+    let policy = Policy { deterministic: arguments.deterministic, ..Policy::default() };
+    let device = Device::open(&arguments.device, &Config::from_environment()?, policy)?;
     let ready = device.prepare(&graph)?;
     let inputs = assigned(&arguments.inputs, ready.inputs(), "--in")?;
     let outputs = assigned(&arguments.outputs, ready.outputs(), "--out")?;
@@ -57,15 +64,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         let Some(result) = result else { continue };
         tensor_files::write(file, &wanted.name, &packed(wanted, &result.to_bytes()?)?)?;
     }
-    if arguments.explain {
+    if arguments.json {
+        let line = serde_json::json!({ "device": device.name(), "run": report, "explanation": ready.explain() });
+        say!("{line}");
+    } else if arguments.explain {
         say!("device     {}", device.name());
         say!("workspace  {} bytes\n", report.workspace_bytes);
         let head = [("part", Align::Left), ("engine", Align::Left), ("setting", Align::Left), ("µs", Align::Right)];
         let rows =
             report.parts.iter().map(|part| vec![part.name.clone(), part.engine.to_owned(), part.knobs.clone(), format!("{:.1}", part.us)]);
         table::print(&head, &rows.collect::<Vec<_>>());
-        if let Some(explanation) = ready.explain() {
-            say!("\n{}", serde_json::to_string_pretty(explanation)?);
+        match ready.explain() {
+            Some(explanation) => say!("\n{}", explanation.to_string().trim_end()),
+            None => say!("\nnothing was chosen: the CPU has one way for each op, and takes every graph"),
         }
     }
     Ok(Verdict::Good)
@@ -89,57 +100,73 @@ fn assigned<'a>(given: &'a [String], known: &'a [TensorDesc], option: &str) -> a
     Ok(all)
 }
 
-/// The bytes of a file's tensor as the graph's tensor holds them: moved to its strides; rounded if the file has f64 or f32 and the graph a
-/// narrower floating-point type.
+/// The bytes of a file's tensor as the graph's tensor holds them: moved to its strides, and converted between floating-point types, where
+/// narrower ones round, and between integer types, where every value is there in both.
 fn fitted(wanted: &TensorDesc, stored: &Stored) -> anyhow::Result<Vec<u8>> {
     let (have, need) = (stored.layout.dims(), wanted.layout.dims());
     ensure!(have == need, "tensor `{}` has dims {need:?}, the file {have:?}", wanted.name);
-    let rounds = stored.dtype.is_float() && wanted.dtype.is_float() && stored.dtype.bytes() >= wanted.dtype.bytes();
+    let (from, to) = (stored.dtype, wanted.dtype);
     ensure!(
-        stored.dtype == wanted.dtype || rounds,
-        "tensor `{}` is {}, the file {}; only floating-point types are rounded, to narrower ones",
-        wanted.name,
-        wanted.dtype,
-        stored.dtype
+        from == to || from.is_float() == to.is_float(),
+        "tensor `{}` is {to}, the file {from}; numbers are converted between floating-point types, and between integers",
+        wanted.name
     );
-    let mut bytes = vec![0; wanted.layout.span_elements() as usize * wanted.dtype.bytes()];
-    moved(stored.dtype, &stored.layout, &stored.bytes, wanted.dtype, &wanted.layout, &mut bytes);
+    let mut bytes = zeros(wanted.layout.span_bytes(to))?;
+    moved((from, &stored.layout, &stored.bytes), (to, &wanted.layout, &mut bytes)).with_context(|| format!("tensor `{}`", wanted.name))?;
     Ok(bytes)
 }
 
 /// A result, packed row-major.
 fn packed(wanted: &TensorDesc, bytes: &[u8]) -> anyhow::Result<Stored> {
     let layout = Layout::row_major(wanted.layout.dims())?;
-    let mut to = vec![0; layout.span_elements() as usize * wanted.dtype.bytes()];
-    moved(wanted.dtype, &wanted.layout, bytes, wanted.dtype, &layout, &mut to);
+    let mut to = zeros(layout.span_bytes(wanted.dtype))?;
+    moved((wanted.dtype, &wanted.layout, bytes), (wanted.dtype, &layout, &mut to))?;
     Ok(Stored { dtype: wanted.dtype, layout, bytes: to })
 }
 
-fn moved(
-    from_dtype: verdigris_tensor::DType,
-    from: &Layout,
-    source: &[u8],
-    dtype: verdigris_tensor::DType,
-    to: &Layout,
-    target: &mut [u8],
-) {
-    for position in 0..from.elements() {
-        let (Some(a), Some(b)) = (from.offset_of_position(position), to.offset_of_position(position)) else { continue };
-        let source = &source[a as usize * from_dtype.bytes()..];
-        let target = &mut target[b as usize * dtype.bytes()..];
-        if from_dtype == dtype {
-            target[..dtype.bytes()].copy_from_slice(&source[..dtype.bytes()]);
-        } else {
+fn zeros(count: u128) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(count)?).with_context(|| format!("a tensor of {count} bytes"))?;
+    bytes.resize(usize::try_from(count)?, 0);
+    Ok(bytes)
+}
+
+/// Each element from its place in one layout to its place in the other.
+fn moved((from, layout, source): (DType, &Layout, &[u8]), (to, place, target): (DType, &Layout, &mut [u8])) -> anyhow::Result<()> {
+    for position in 0..layout.elements() {
+        let (Some(a), Some(b)) = (layout.offset_of_position(position), place.offset_of_position(position)) else { continue };
+        let source = &source[a as usize * from.bytes()..][..from.bytes()];
+        let target = &mut target[b as usize * to.bytes()..][..to.bytes()];
+        if from == to {
+            target.copy_from_slice(source);
+        } else if from.is_float() {
             // Both slices hold a whole element.
-            let _ = num::write_element(dtype, num::read_element(from_dtype, source).unwrap_or(f64::NAN), target);
+            let _ = num::write_element(to, num::read_element(from, source).unwrap_or(f64::NAN), target);
+        } else {
+            let value = integer(from, source);
+            ensure!(
+                to.integer_range().is_some_and(|(least, greatest)| (least..=greatest).contains(&value)),
+                "element {position} is {value}, which {to} does not hold"
+            );
+            target.copy_from_slice(&value.to_le_bytes()[..to.bytes()]);
         }
     }
+    Ok(())
+}
+
+/// An integer, little-endian.
+fn integer(dtype: DType, element: &[u8]) -> i64 {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    let unused_bits = 64 - 8 * element.len() as u32;
+    let is_signed = dtype.integer_range().is_some_and(|(least, _)| least < 0);
+    // Up to the top and back again: the sign fills what is left.
+    if is_signed { (i64::from_le_bytes(bytes) << unused_bits) >> unused_bits } else { i64::from_le_bytes(bytes) }
 }
 
 #[cfg(test)]
 mod tests {
     use verdigris_graph::{GraphBuilder, HostScalar, UnaryOp};
-    use verdigris_tensor::DType;
 
     use super::*;
 
@@ -163,7 +190,9 @@ mod tests {
             outputs: vec![format!("y={}", at("y.npy"))],
             scalars: vec!["factor=0.5".to_owned()],
             device: "cpu".to_owned(),
+            deterministic: true,
             explain: true,
+            json: false,
         };
         assert_eq!(run(&arguments).unwrap(), Verdict::Good);
         assert_eq!(tensor_files::read(&at("y.npy")).unwrap(), stored([0.5, 0.0, 1.5, 2.0]));
@@ -184,13 +213,31 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told() {
-        let tensor = TensorDesc::new(verdigris_graph::Uid(1), "x", DType::I32, Layout::row_major(&[2]).unwrap());
-        let stored = |dtype: DType, dims: &[u64]| {
-            let layout = Layout::row_major(dims).unwrap();
-            Stored { dtype, layout, bytes: vec![0; layout.span_elements() as usize * dtype.bytes()] }
+        let tensor = |dtype| TensorDesc::new(verdigris_graph::Uid(1), "x", dtype, Layout::row_major(&[2]).unwrap());
+        let stored = |dtype: DType, bytes: Vec<u8>| {
+            let dims = [(bytes.len() / dtype.bytes()) as u64];
+            Stored { dtype, layout: Layout::row_major(&dims).unwrap(), bytes }
         };
-        let told = |stored: &Stored| fitted(&tensor, stored).unwrap_err().to_string();
-        assert_eq!(told(&stored(DType::I32, &[3])), "tensor `x` has dims [2], the file [3]");
-        assert!(told(&stored(DType::F32, &[2])).starts_with("tensor `x` is i32, the file f32"));
+        let told = |dtype, stored: &Stored| format!("{:#}", fitted(&tensor(dtype), stored).unwrap_err());
+        assert_eq!(told(DType::I32, &stored(DType::I32, vec![0; 12])), "tensor `x` has dims [2], the file [3]");
+        assert!(told(DType::I32, &stored(DType::F32, vec![0; 8])).starts_with("tensor `x` is i32, the file f32"));
+        assert!(told(DType::F32, &stored(DType::I64, vec![0; 16])).starts_with("tensor `x` is f32, the file i64"));
+
+        // NumPy's own integers and halves are what labels and weights often come in.
+        let longs = |values: [i64; 2]| stored(DType::I64, values.iter().flat_map(|value| value.to_le_bytes()).collect());
+        let ints = |values: [i32; 2]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(fitted(&tensor(DType::I32), &longs([-7, 1 << 30])).unwrap(), ints([-7, 1 << 30]));
+        assert_eq!(told(DType::I32, &longs([0, 1 << 31])), "tensor `x`: element 1 is 2147483648, which i32 does not hold");
+        assert_eq!(told(DType::U8, &longs([-1, 0])), "tensor `x`: element 0 is -1, which u8 does not hold");
+        assert_eq!(fitted(&tensor(DType::I32), &stored(DType::I8, vec![0xfe, 0x7f])).unwrap(), ints([-2, 127]));
+        assert_eq!(fitted(&tensor(DType::I32), &stored(DType::U8, vec![0xfe, 0x7f])).unwrap(), ints([254, 127]));
+        let halves = stored(DType::F16, vec![0x00, 0x3c, 0x00, 0xc0]);
+        let floats: Vec<u8> = [1.0f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(fitted(&tensor(DType::F32), &halves).unwrap(), floats);
+
+        // Two elements, and more between them than there is memory.
+        let wide = TensorDesc::new(verdigris_graph::Uid(1), "x", DType::F32, Layout::new(&[2], &[1 << 46]).unwrap());
+        let error = fitted(&wide, &stored(DType::F32, floats)).unwrap_err().to_string();
+        assert!(error.contains("a tensor of 281474976710660 bytes"), "{error}");
     }
 }

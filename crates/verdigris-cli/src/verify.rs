@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -32,6 +32,7 @@ use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
 use crate::cases::{self, Content, Prepared};
 use crate::journal::Journal;
+use crate::problem::check_engine;
 use crate::table::{self, Align, alarm};
 use crate::{Verdict, check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
 
@@ -101,12 +102,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let begun = Instant::now();
     let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
     let seed = arguments.seed.unwrap_or(day);
+    check_engine(arguments.engine.as_deref())?;
     let engines: Vec<&'static dyn Engine> =
         verdigris_engines::engines().filter(|engine| arguments.engine.as_ref().is_none_or(|name| name == engine.id().name)).collect();
-    if engines.is_empty() {
-        let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
-        bail!("there is no engine `{}`; the engines are {}", arguments.engine.as_deref().unwrap_or(""), known.join(", "));
-    }
     if arguments.refusals {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }

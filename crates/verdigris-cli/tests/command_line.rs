@@ -42,6 +42,23 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
     assert!(refused(&["bench", "conv", "--instant", "--all-knobs"]).contains("cannot be used with"));
     assert!(refused(&["verify", "no such case"]).contains("no case has `no such case` in its id"));
     assert!(refused(&["verify", "--engine", "gemm.magic"]).contains("no engine `gemm.magic`; the engines are gemm."));
+    for words in [&["bench", "gemm"][..], &["bench", "conv"], &["check", "gemm"], &["inspect", "-m", "1", "-n", "1", "-k", "1"]] {
+        let said = refused(&[words, &["--engine", "conv.magic"]].concat());
+        assert!(said.contains("no engine `conv.magic`; the engines are gemm."), "{words:?}: {said}");
+    }
+    let conv = |filter: &[&str]| refused(&[&["bench", "conv", "-n", "1", "-c", "8", "-k", "8", "--input", "9x9"], filter].concat());
+    assert!(conv(&[]).contains("a problem needs all of -n, -c, -k, --input and --filter-size"));
+    assert!(conv(&["--filter-size", "3y3"]).contains("--filter-size 3y3"));
+    assert!(conv(&["--filter-size", "3x3x3"]).contains("filter = [3, 3, 3] over [9, 9]"));
+    assert!(conv(&["--filter-size", "3x3", "--groups", "3"]).contains("groups = 3"));
+    assert!(conv(&["--filter-size", "11x11"]).contains("the dilated filter is no larger than the padded input"));
+    assert!(refused(&["bench", "conv", "--direction", "up"]).contains("--direction up"));
+    assert!(refused(&["demo", "net", "--only", "layer 99"]).contains("no layer of the list has `layer 99`"));
+    assert!(refused(&["demo", "digits", "--device", "tpu"]).contains("there is no device `tpu`"));
+    // Before the training, and so at once.
+    assert!(
+        refused(&["demo", "digits", "--epochs", "10000", "--report", "/no/such/folder/page.html"]).contains("/no/such/folder/page.html")
+    );
     assert!(refused(&["inspect"]).contains("which problem?"));
     assert!(refused(&["inspect", "-m", "1", "-n", "1", "-k", "1", "--dtype", "q7"]).contains("`q7` is no element type"));
     assert!(refused(&["inspect", "-m", "1", "-n", "1", "-k", "1", "--precision", "exact"]).contains("`exact` is no precision policy"));
@@ -72,6 +89,99 @@ fn files_that_are_absent_or_damaged_are_named() {
     let problem = file("problem.json", "{\"gemm\": {");
     assert!(refused(&["inspect", "--file", &problem]).contains("problem.json"));
     std::fs::remove_dir_all(&folder).expect("removes its own folder");
+}
+
+/// `y = relu(x + z)`, of three elements; `change` alters its JSON.
+fn sum(change: impl Fn(&mut serde_json::Value)) -> String {
+    let tensor =
+        |uid: i64, name: &str| serde_json::json!({ "uid": uid, "name": name, "dtype": "f32", "layout": { "dims": [3], "strides": [1] } });
+    let mut hidden = tensor(4, "hidden");
+    hidden["virtual"] = true.into();
+    let mut graph = serde_json::json!({
+        "name": "sum",
+        "tensors": [tensor(1, "x"), tensor(2, "z"), tensor(3, "y"), hidden],
+        "nodes": [
+            { "name": "add", "op": { "pointwise": { "binary": { "f": "add", "x": 1, "z": 2, "y": 4 } } } },
+            { "name": "relu", "op": { "pointwise": { "unary": { "f": "relu", "x": 4, "y": 3 } } } },
+        ],
+    });
+    change(&mut graph);
+    graph.to_string()
+}
+
+/// Three numbers as NumPy saves them.
+fn npy(numbers: [f32; 3]) -> Vec<u8> {
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".to_vec();
+    file.resize(127, b' ');
+    file.push(b'\n');
+    file.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    file
+}
+
+#[test]
+fn a_graph_is_run_by_the_program_and_mistakes_in_it_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let file = |name: &str, bytes: &[u8]| {
+        std::fs::write(at(name), bytes).expect("writes");
+        at(name)
+    };
+    let (x, z) = (file("x.npy", &npy([1.0, -2.0, 3.0])), file("z.npy", &npy([0.5, 0.5, -4.0])));
+    let (x, z, y) = (format!("x={x}"), format!("z={z}"), format!("y={}", at("y.npy")));
+    let graph = file("sum.json", sum(|_| {}).as_bytes());
+    let words = ["run", &graph, "--in", &x, "--in", &z, "--out", &y];
+    let output = run(&[&words[..], &["--explain"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = stdout(&output);
+    assert!(text.contains("cpu.pointwise") && text.contains("the CPU has one way for each op"), "{text}");
+    let written = std::fs::read(at("y.npy")).expect("written");
+    assert_eq!(written[written.len() - 12..], [1.5f32, 0.0, 0.0].map(f32::to_le_bytes).concat());
+    let json: serde_json::Value = serde_json::from_str(&stdout(&run(&[&words[..], &["--json"]].concat()))).expect("one JSON object");
+    assert_eq!(json["run"]["parts"][0]["engine"], "cpu.pointwise");
+    assert!(stdout(&run(&words)).is_empty(), "nothing was asked to be shown");
+
+    // What is wrong with the request, by each kind; nothing panics, nothing is written.
+    std::fs::remove_file(at("y.npy")).expect("there");
+    let told = |change: &dyn Fn(&mut serde_json::Value)| {
+        let graph = file("bad.json", sum(change).as_bytes());
+        let said = refused(&["run", &graph, "--in", &x, "--in", &z, "--out", &y]);
+        assert!(said.lines().count() == 1 && said.contains("bad.json"), "{said}");
+        said
+    };
+    assert!(told(&|graph| graph["tensors"][1]["layout"]["dims"][0] = 4.into()).contains("op `add`, tensor `z`"));
+    assert!(told(&|graph| graph["tensors"][2]["layout"]["dims"][0] = 2.into()).contains("dim 0 is 2, expected 3"));
+    assert!(told(&|graph| graph["tensors"][0]["dtype"] = "f12".into()).contains("unknown variant `f12`"));
+    assert!(told(&|graph| graph["tensors"][0]["dtype"] = "tf32".into()).contains("element type tf32"));
+    assert!(told(&|graph| graph["nodes"][0]["op"] = serde_json::json!({ "attention": {} })).contains("unknown variant `attention`"));
+    assert!(told(&|graph| graph["nodes"][1]["op"]["pointwise"]["unary"]["x"] = 9.into()).contains("names tensor #9"));
+    assert!(told(&|graph| graph["tensors"][0]["layout"]["dims"][0] = (-1).into()).contains("`-1`"));
+    let whole = sum(|_| {});
+    for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
+        let graph = file("cut.json", &whole.as_bytes()[..cut]);
+        assert!(refused(&["run", &graph]).contains("cut.json: line 1"));
+    }
+    assert!(refused(&["run", &at("absent.json")]).contains("absent.json"));
+    assert!(refused(&["run", &graph, "--in", &x]).contains("tensor `z`"));
+    assert!(refused(&["run", &graph, "--device", "cpu:0"]).contains("there is no device `cpu:0`"));
+    let short = format!("z={}", file("short.npy", &npy([0.0; 3])[..130]));
+    assert!(refused(&["run", &graph, "--in", &x, "--in", &short]).contains("short.npy: dims [3] of f32 are 12 bytes, but there are 2"));
+    // A result that no machine has the memory for.
+    let large = serde_json::json!({
+        "name": "large",
+        "tensors": [
+            { "uid": 1, "name": "x", "dtype": "f32", "layout": { "dims": [3, 1], "strides": [1, 1] } },
+            { "uid": 2, "name": "y", "dtype": "f32", "layout": { "dims": [3, 1_u64 << 46], "strides": [1_u64 << 46, 1] } },
+        ],
+        "nodes": [{ "name": "repeat", "op": { "movement": { "broadcast": { "x": 1, "y": 2 } } } }],
+    });
+    let graph = file("large.json", large.to_string().as_bytes());
+    let column = String::from_utf8_lossy(&npy([0.0; 3])[10..80]).replace("(3,), }", "(3, 1), }");
+    let mut bytes = npy([1.0, 2.0, 3.0]);
+    bytes[10..10 + column.trim_end().len()].copy_from_slice(column.trim_end().as_bytes());
+    let column = format!("x={}", file("column.npy", &bytes));
+    let said = refused(&["run", &graph, "--in", &column, "--out", &y]);
+    assert!(said.contains("out of memory: 844424930131968 bytes cannot be had"), "{said}");
+    assert!(!Path::new(&at("y.npy")).exists());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use clap::{Subcommand, ValueEnum};
 use verdigris::Config;
 use verdigris_engines::engine::Knobs;
 
-use crate::problem::knobs;
+use crate::problem::{check_engine, knobs};
 use crate::selection::GemmSelection;
 use crate::{Verdict, device};
 
@@ -98,7 +98,7 @@ impl RunArguments {
         if !(self.seconds > 0.0 && self.seconds.is_finite()) {
             bail!("--seconds {}: more than 0", self.seconds);
         }
-        Ok(())
+        check_engine(self.engine.as_deref())
     }
 }
 

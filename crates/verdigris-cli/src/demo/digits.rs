@@ -1,6 +1,7 @@
 //! `verdigris demo digits`: trains the network of [`super::model`] on the digits of [`super::data`] and reports.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,10 @@ impl Outcome {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
+    if let Some(path) = &arguments.report {
+        // A page that cannot be written is told before the training that it is about.
+        OpenOptions::new().append(true).create(true).open(path).with_context(|| format!("writing {}", path.display()))?;
+    }
     let bar = ProgressBar::new(u64::from(arguments.epochs));
     bar.set_style(ProgressStyle::with_template("training {bar:32} {pos}/{len} epochs, {msg}, {eta} left")?);
     let setup = ProgressBar::new_spinner();
