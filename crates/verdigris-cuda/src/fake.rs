@@ -5,7 +5,7 @@
 //! Under the feature `fake` it serves the tests of other crates: [`context`] is all that they need to work as on a GPU, but for results.
 #![cfg_attr(not(test), allow(dead_code, reason = "parts of it serve this crate's own tests"))]
 
-use std::alloc::Layout;
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 
 use crate::device::Context;
 use crate::driver::{Api, Driver};
-use crate::memory::{Pool, PoolOptions};
+use crate::memory::{DeviceSlice, Pool, PoolOptions};
 use crate::stream::Stream;
 
 /// A launch as the driver saw it.
@@ -40,6 +40,71 @@ thread_local! {
     pub(crate) static WHOLE_TEXTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     /// Whether the stream counts as capturing on this thread.
     pub(crate) static CAPTURING: Cell<bool> = const { Cell::new(false) };
+    /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
+    static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
+}
+
+/// How often a thread asked for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Allocations {
+    /// Of the host; counted where a test program's allocator is [`CountingAllocator`].
+    pub host: u64,
+    /// Of the device.
+    pub device: u64,
+}
+
+/// How often this thread asked for memory since the last call. What the fake itself asks for while it takes calls down is not counted.
+pub fn allocations() -> Allocations {
+    ALLOCATIONS.take()
+}
+
+/// The system's allocator, counting. A test program that wants to know makes it its own by `#[global_allocator]`.
+#[derive(Debug, Clone, Copy)]
+pub struct CountingAllocator;
+
+fn count_host() {
+    // A thread that is ending counts no more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(Allocations { host: count.get().host + 1, ..count.get() }));
+}
+
+// SAFETY: all is the system's.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count_host();
+        // SAFETY: the caller's word.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count_host();
+        // SAFETY: the caller's word.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count_host();
+        // SAFETY: the caller's word.
+        unsafe { System.realloc(memory, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's word.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// Leaves out of the count what the fake's own notes take.
+fn uncounted<R>(note: impl FnOnce() -> R) -> R {
+    let before = ALLOCATIONS.get();
+    let result = note();
+    ALLOCATIONS.set(before);
+    result
+}
+
+/// A null pointer in the place of so many bytes, as a caller of another language may hand over. To be refused: there is no memory behind it.
+pub fn null(bytes: u64) -> DeviceSlice<'static> {
+    // SAFETY: none, and that is what it is for: tests see that it is refused before anybody uses it.
+    unsafe { DeviceSlice::from_raw(0, bytes) }
 }
 
 /// Nanoseconds.
@@ -146,7 +211,7 @@ extern "C" fn current(context: *mut sys::CUcontext) -> u32 {
 }
 
 extern "C" fn push(context: sys::CUcontext) -> u32 {
-    CONTEXTS.with_borrow_mut(|stack| stack.push(context.addr()));
+    uncounted(|| CONTEXTS.with_borrow_mut(|stack| stack.push(context.addr())));
     0
 }
 
@@ -202,6 +267,7 @@ extern "C" fn alloc(address: *mut u64, bytes: usize, _: sys::CUmemoryPool, _: sy
     if bytes == 0 {
         return 1;
     }
+    ALLOCATIONS.with(|count| count.set(Allocations { device: count.get().device + 1, ..count.get() }));
     if bytes >= TOO_MUCH {
         return 2;
     }
@@ -432,6 +498,11 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
     if !in_context() {
         return INVALID_CONTEXT;
     }
+    uncounted(|| take_down(config, parameters));
+    0
+}
+
+fn take_down(config: *const sys::CUlaunchConfig, parameters: *mut *mut c_void) {
     // SAFETY: the crate hands over a configuration, and a pointer for each parameter, of the size that the test told.
     let recorded = unsafe {
         let config = &*config;
@@ -449,7 +520,6 @@ extern "C" fn launch(config: *const sys::CUlaunchConfig, _: sys::CUfunction, par
     let ctas: u64 = recorded.grid.iter().map(|&extent| u64::from(extent)).product();
     CLOCK.fetch_add(1000 + 10 * ctas, Ordering::Relaxed);
     LAUNCHES.with_borrow_mut(|launches| launches.push(recorded));
-    0
 }
 
 /// Memory is its first device's.

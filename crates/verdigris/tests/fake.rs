@@ -145,9 +145,12 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
     let large = handle.pool().alloc(handle.stream(), 2 * needed_bytes).expect("allocates");
     let odd = large.slice().part(2, needed_bytes).expect("a part");
     assert!(matches!(refused(&replaced("w1", Binding::Buffer(odd))), BindingError::TensorAlignment { tensor, .. } if tensor == "w1"));
-    // A buffer without memory is a null pointer; a shorter one it would be, had the tensor any bytes.
+    // A buffer without memory is too short before it is a null pointer.
     let nothing = handle.pool().alloc(handle.stream(), 0).expect("allocates nothing");
     assert!(matches!(refused(&replaced("w1", Binding::Buffer(nothing.slice()))), BindingError::TensorLength { given_bytes: 0, .. }));
+    let error = refused(&replaced("w1", Binding::Buffer(fake::null(needed_bytes))));
+    assert_eq!(error, BindingError::Null { tensor: "w1".to_owned() });
+    assert_eq!(error.to_string(), "tensor `w1` is bound to a null pointer");
 
     // y may not lie on h, nor on w1; nor may h lie where x does, for x is read again by the second part.
     assert!(matches!(refused(&replaced("y", Binding::Buffer(slice("h")))), BindingError::TensorOverlap { .. }));
