@@ -64,6 +64,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         let Some(result) = result else { continue };
         tensor_files::write(file, &wanted.name, &packed(wanted, &result.to_bytes()?)?)?;
     }
+    if report.is_downgraded {
+        eprintln!("verdigris: memory, or the alignment of an address, did not do for the ways chosen; others ran, as told by --explain");
+    }
     if arguments.json {
         let line = serde_json::json!({ "device": device.name(), "run": report, "explanation": ready.explain() });
         say!("{line}");

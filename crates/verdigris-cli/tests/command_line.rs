@@ -185,6 +185,35 @@ fn a_graph_is_run_by_the_program_and_mistakes_in_it_are_told() {
 }
 
 #[test]
+fn the_graph_of_the_guide_runs() {
+    let guide = include_str!("../../../docs/run.md");
+    let example = guide.split_once("```json\n").and_then(|(_, rest)| rest.split_once("```")).expect("an example").0;
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    std::fs::write(at("graph.json"), example).expect("writes");
+    // All ones: a pixel in the middle meets 18 products, one at a corner 8; a bias of -10 leaves 8 and nothing.
+    let tensor = |name: &str, shape: &str, count: usize, value: f32| {
+        let mut head = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
+        head += &(" ".repeat(117 - head.len()) + "\n");
+        let mut bytes = [b"\x93NUMPY\x01\x00\x76\x00", head.as_bytes()].concat();
+        bytes.extend(value.to_le_bytes().repeat(count));
+        std::fs::write(at(&format!("{name}.npy")), bytes).expect("writes");
+        format!("{name}={}", at(&format!("{name}.npy")))
+    };
+    let x = tensor("x", "1, 2, 4, 4", 32, 1.0);
+    let w = tensor("w", "3, 2, 3, 3", 54, 1.0);
+    let bias = tensor("bias", "1, 3, 1, 1", 3, -10.0);
+    let y = format!("y={}", at("y.npy"));
+    let output = run(&["run", &at("graph.json"), "--in", &x, "--in", &w, "--in", &bias, "--out", &y]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let written = std::fs::read(at("y.npy")).expect("written");
+    let line = |edge: f32, middle: f32| [edge, middle, middle, edge];
+    let plane = [line(0.0, 2.0), line(2.0, 8.0), line(2.0, 8.0), line(0.0, 2.0)].concat();
+    let expected: Vec<u8> = [&plane[..]; 3].concat().iter().flat_map(|value| value.to_le_bytes()).collect();
+    assert_eq!(written[written.len() - expected.len()..], expected);
+}
+
+#[test]
 fn a_small_verify_ends_with_the_line_that_others_read() {
     let output = run(&["verify", "bf16-edge-k", "--engine", "gemm.simt", "--seed", "5"]);
     let text = stdout(&output);

@@ -350,6 +350,8 @@ pub struct RunReport {
     pub workspace_bytes: u64,
     /// The whole, in microseconds: on a GPU from the first part's start to the last one's end.
     pub us: f64,
+    /// Whether other ways ran than those chosen, for want of memory or of alignment.
+    pub is_downgraded: bool,
 }
 
 /// What one part of a run did.
@@ -483,7 +485,7 @@ impl Ready {
             us: us(step.time),
             workspace_bytes: step.workspace_bytes,
         });
-        let report = RunReport { parts: parts.collect(), workspace_bytes, us: us(start.elapsed()) };
+        let report = RunReport { parts: parts.collect(), workspace_bytes, us: us(start.elapsed()), is_downgraded: false };
         let tensors = self.outputs.iter().zip(results).map(|(wanted, bytes)| Tensor {
             storage: Arc::new(Storage::Host(bytes)),
             device: self.device.clone(),
@@ -500,7 +502,7 @@ impl Ready {
         scalars: &[(Uid, f64)],
         timed: bool,
     ) -> Result<(Vec<Tensor>, RunReport), Error> {
-        let mut report = RunReport { parts: Vec::new(), workspace_bytes: plan.workspace_bytes(), us: 0.0 };
+        let mut report = RunReport { parts: Vec::new(), workspace_bytes: plan.workspace_bytes(), us: 0.0, is_downgraded: false };
         // A GPU's plan is never without its device.
         let Some(handle) = self.device.handle() else { return Ok((Vec::new(), report)) };
         let outputs =
@@ -521,12 +523,12 @@ impl Ready {
             }
         }
         if timed {
-            let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes())?;
-            let times = plan.execute_timed(handle.stream(), &bindings, workspace.slice())?;
-            report.us = times.iter().sum();
-            let parts = plan.parts().zip(&plan.explain().parts).zip(times);
+            let timed = plan.execute_timed_from(handle.stream(), &bindings, handle.pool())?;
+            report.us = timed.parts.iter().map(|(_, us)| us).sum();
+            (report.workspace_bytes, report.is_downgraded) = (timed.workspace_bytes, timed.is_downgraded);
+            let parts = timed.parts.into_iter().zip(&plan.explain().parts);
             report.parts = parts
-                .map(|((part, why), us)| PartReport {
+                .map(|((part, us), why)| PartReport {
                     name: why.problem.clone(),
                     engine: part.engine().name,
                     knobs: part.knobs().to_string(),

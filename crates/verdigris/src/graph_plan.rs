@@ -40,6 +40,17 @@ pub struct GraphPlan {
     pub(crate) nothing: Arc<DeviceBuffer>,
 }
 
+/// What [`GraphPlan::execute_timed_from`] did.
+#[derive(Debug)]
+pub struct Timed<'p> {
+    /// In the order of the parts: the way that ran, and the microseconds that it took on the device.
+    pub parts: Vec<(&'p Plan, f64)>,
+    /// The workspace that these ways need.
+    pub workspace_bytes: u64,
+    /// Whether others ran than those chosen, for want of memory or of alignment.
+    pub is_downgraded: bool,
+}
+
 /// The plan with one set of ways.
 #[derive(Debug)]
 pub(crate) struct Rung {
@@ -423,35 +434,65 @@ impl GraphPlan {
     /// # Errors
     /// As [`GraphPlan::execute`], and the source's last one.
     pub fn execute_from(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], source: &dyn WorkspaceSource) -> Result<(), Error> {
+        self.lent(stream, bindings, source, &mut |rung, places, workspace| self.submit(rung, stream, bindings, places, workspace)).map(drop)
+    }
+
+    /// As [`GraphPlan::execute_from`], and waits; tells what each part took, and by which way it ran.
+    ///
+    /// # Errors
+    /// As [`GraphPlan::execute_from`].
+    pub fn execute_timed_from(
+        &self,
+        stream: &Stream,
+        bindings: &[(Uid, Binding<'_>)],
+        source: &dyn WorkspaceSource,
+    ) -> Result<Timed<'_>, Error> {
+        let mut events = Vec::new();
+        let rung = self.lent(stream, bindings, source, &mut |rung, places, workspace| {
+            events = self.submit_timed(rung, stream, bindings, places, workspace)?;
+            Ok(())
+        })?;
+        stream.synchronize()?;
+        let parts = rung.parts.iter().zip(times(&events)?).map(|(part, us)| (&*part.plan, us)).collect();
+        Ok(Timed { parts, workspace_bytes: rung.workspace_bytes, is_downgraded: !std::ptr::eq(rung, &self.rungs[0]) })
+    }
+
+    /// Has `work` submit the best ways that `source` has the workspace for, and the addresses the alignment: these ways. Others than the chosen
+    /// ones are counted.
+    fn lent<'p>(
+        &'p self,
+        stream: &Stream,
+        bindings: &[(Uid, Binding<'_>)],
+        source: &dyn WorkspaceSource,
+        work: &mut dyn FnMut(&Rung, &[u16; MAX_BOUND], DeviceSlice<'_>) -> Result<(), Error>,
+    ) -> Result<&'p Rung, Error> {
         let mut places = [0_u16; MAX_BOUND];
-        if let Some(loose) = self.bound.check(bindings, &mut places)? {
-            let rung = self.loose_for(stream, loose)?;
-            source.lend(stream, rung.workspace_bytes, &mut |workspace| {
-                check_workspace(rung, workspace)?;
-                self.submit(rung, stream, bindings, &places, workspace)
-            })?;
-            self.downgrades.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        for (number, rung) in self.rungs.iter().enumerate() {
+        let loose = self.bound.check(bindings, &mut places)?;
+        let rungs = match loose {
+            None => &self.rungs[..],
+            Some(loose) => std::slice::from_ref(self.loose_for(stream, loose)?),
+        };
+        for (number, rung) in rungs.iter().enumerate() {
             let mut is_lent = false;
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
                 is_lent = true;
                 check_workspace(rung, workspace)?;
-                self.submit(rung, stream, bindings, &places, workspace)
+                work(rung, &places, workspace)
             });
-            let is_last = number + 1 == self.rungs.len();
+            let is_last = number + 1 == rungs.len();
             match lent {
                 Err(error) if !is_lent && !is_last && error.is_lack_of_memory() && stream.capture_status()? == CaptureStatus::None => {}
-                lent => {
-                    if number > 0 && lent.is_ok() {
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    if number > 0 || loose.is_some() {
                         self.downgrades.fetch_add(1, Ordering::Relaxed);
                     }
-                    return lent;
+                    return Ok(rung);
                 }
             }
         }
-        Ok(())
+        // A plan has a way for each part: the first rung.
+        Ok(&self.rungs[0])
     }
 
     /// As [`GraphPlan::execute`] with the chosen ways (or those for less aligned addresses), and waits: the microseconds that each part took on the device.
@@ -465,17 +506,9 @@ impl GraphPlan {
             Some(loose) => self.loose_for(stream, loose)?,
         };
         check_workspace(rung, workspace)?;
-        let mut events = vec![Event::timing(stream.context())?];
-        events[0].record(stream)?;
-        for part in &rung.parts {
-            self.submit_part(part, stream, bindings, &places, workspace)?;
-            let event = Event::timing(stream.context())?;
-            event.record(stream)?;
-            events.push(event);
-        }
+        let events = self.submit_timed(rung, stream, bindings, &places, workspace)?;
         stream.synchronize()?;
-        let times = events.windows(2).map(|pair| pair[1].elapsed_us_since(&pair[0]));
-        Ok(times.collect::<Result<Vec<f64>, _>>()?)
+        times(&events)
     }
 
     /// The ways for addresses that are less aligned; not while the stream captures, where other ways would stay unnoticed.
@@ -520,6 +553,26 @@ impl GraphPlan {
         rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace))
     }
 
+    /// As [`GraphPlan::submit`], with an event before the first part and one behind each.
+    fn submit_timed(
+        &self,
+        rung: &Rung,
+        stream: &Stream,
+        bindings: &[(Uid, Binding<'_>)],
+        places: &[u16; MAX_BOUND],
+        workspace: DeviceSlice<'_>,
+    ) -> Result<Vec<Event>, Error> {
+        let mut events = vec![Event::timing(stream.context())?];
+        events[0].record(stream)?;
+        for part in &rung.parts {
+            self.submit_part(part, stream, bindings, places, workspace)?;
+            let event = Event::timing(stream.context())?;
+            event.record(stream)?;
+            events.push(event);
+        }
+        Ok(events)
+    }
+
     fn submit_part(
         &self,
         part: &Part,
@@ -543,6 +596,12 @@ impl GraphPlan {
         let (offset_bytes, bytes) = part.scratch;
         part.plan.submit(stream, &buffers[..slots], &scalars[..slots], workspace.part(offset_bytes, bytes)?)
     }
+}
+
+/// Microseconds from each event to the next; all are over.
+fn times(events: &[Event]) -> Result<Vec<f64>, Error> {
+    let times = events.windows(2).map(|pair| pair[1].elapsed_us_since(&pair[0]));
+    Ok(times.collect::<Result<Vec<f64>, _>>()?)
 }
 
 /// Whether a workspace is where it must be.

@@ -69,7 +69,7 @@ pub use config::Config;
 pub use device::{Device, Ready, Tensor};
 pub use error::Error;
 pub use explain::Explanation;
-pub use graph_plan::{BoundTensor, GraphPlan};
+pub use graph_plan::{BoundTensor, GraphPlan, Timed};
 pub use handle::{Chosen, Handle, KernelCounts};
 pub use plan::{Binding, Plan};
 pub use plan_cache::PlanCache;

@@ -436,6 +436,16 @@ fn less_workspace_is_met_by_other_ways_that_were_loaded_before() {
     let small = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(plan.least_workspace_bytes()), ..PoolOptions::default() });
     plan.execute_from(stream, &bound, &small.expect("a pool")).expect("executes otherwise");
     assert_eq!(plan.downgrades(), 3);
+    // Timed executions take the same ways, and tell which.
+    let whole = plan.execute_timed_from(stream, &bound, &workspace).expect("executes");
+    assert!(!whole.is_downgraded && whole.workspace_bytes == ladder[0] && whole.parts.len() == plan.parts().count());
+    assert_eq!(plan.downgrades(), 3);
+    let least = handle.pool().alloc(stream, plan.least_workspace_bytes()).expect("allocates");
+    let timed = plan.execute_timed_from(stream, &bound, &least).expect("executes otherwise");
+    assert!(timed.is_downgraded && timed.workspace_bytes == plan.least_workspace_bytes(), "{timed:?}");
+    let way = |plan: &verdigris::Plan| (plan.engine().name, plan.knobs().clone());
+    assert!(timed.parts.iter().zip(plan.parts()).any(|((ran, us), chosen)| way(ran) != way(chosen) && *us > 0.0), "{timed:?}");
+    assert_eq!(plan.downgrades(), 4);
     // While a stream captures, and for a pinned plan, less is an error.
     fake::set_capturing(true);
     let captured = plan.execute(stream, &bound, part(ladder[0] - 256));
