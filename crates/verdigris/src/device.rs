@@ -28,10 +28,11 @@ pub struct Device {
     inner: Arc<Inner>,
 }
 
+/// Fields go in this order: plans before what they run on.
 struct Inner {
-    kind: Kind,
-    policy: Policy,
     calls: Calls,
+    policy: Policy,
+    kind: Kind,
 }
 
 enum Kind {
@@ -143,6 +144,11 @@ impl Device {
     /// # Errors
     /// As [`Device::prepare`].
     pub fn prepare_watched(&self, graph: &Graph, watch: &mut dyn FnMut(Progress)) -> Result<Ready, Error> {
+        Ok(Ready { made: self.make(graph, watch)?, device: self.clone() })
+    }
+
+    /// As [`Device::prepare_watched`]; what it gives does not hold the device, so that the device may keep it.
+    pub(crate) fn make(&self, graph: &Graph, watch: &mut dyn FnMut(Progress)) -> Result<Made, Error> {
         let plan = match &self.inner.kind {
             // Sums on the CPU come out the same each time, so that no policy asks for more.
             Kind::Cpu => ReadyKind::Cpu(verdigris_cpu::Prepared::new(graph)?),
@@ -158,7 +164,7 @@ impl Device {
                 if tensor.by_value { scalars.push(tensor.clone()) } else { inputs.push(tensor.clone()) }
             }
         }
-        Ok(Ready { plan, device: self.clone(), inputs, outputs, scalars })
+        Ok(Made { plan, inputs, outputs, scalars })
     }
 }
 
@@ -329,8 +335,13 @@ pub(crate) fn layout_error(source: verdigris_tensor::LayoutError) -> Error {
 
 /// A graph made ready on a device.
 pub struct Ready {
-    plan: ReadyKind,
+    made: Made,
     device: Device,
+}
+
+/// A graph made ready, apart from the device that it is for.
+pub(crate) struct Made {
+    plan: ReadyKind,
     inputs: Vec<TensorDesc>,
     outputs: Vec<TensorDesc>,
     scalars: Vec<TensorDesc>,
@@ -372,17 +383,17 @@ pub struct PartReport {
 impl Ready {
     /// The tensors read, in the order of the graph's list.
     pub fn inputs(&self) -> &[TensorDesc] {
-        &self.inputs
+        &self.made.inputs
     }
 
     /// The tensors written, in the order of the graph's list: what [`Ready::run`] gives.
     pub fn outputs(&self) -> &[TensorDesc] {
-        &self.outputs
+        &self.made.outputs
     }
 
     /// The host scalars.
     pub fn scalars(&self) -> &[TensorDesc] {
-        &self.scalars
+        &self.made.scalars
     }
 
     /// The device.
@@ -392,7 +403,7 @@ impl Ready {
 
     /// How a GPU's plan was chosen; the CPU has one way for each op.
     pub fn explain(&self) -> Option<&Explanation> {
-        match &self.plan {
+        match &self.made.plan {
             ReadyKind::Cpu(_) => None,
             ReadyKind::Gpu(plan) => Some(plan.explain()),
         }
@@ -400,7 +411,7 @@ impl Ready {
 
     /// The engine of each part, with what it computes.
     pub fn engines(&self) -> Vec<(&'static str, String)> {
-        match &self.plan {
+        match &self.made.plan {
             ReadyKind::Cpu(prepared) => prepared.engines().map(|(engine, name)| (engine.id(), name)).collect(),
             ReadyKind::Gpu(plan) => {
                 plan.parts().zip(&plan.explain().parts).map(|(part, why)| (part.engine().name, why.problem.clone())).collect()
@@ -414,7 +425,7 @@ impl Ready {
     /// [`Error::Binding`] for a tensor that is missing or unknown, [`Error::TensorMismatch`], [`Error::ForeignDevice`], [`Error::Cpu`],
     /// [`Error::Device`].
     pub fn run(&self, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<Vec<Tensor>, Error> {
-        self.compute(inputs, scalars, false).map(|(outputs, _)| outputs)
+        self.made.compute(&self.device, inputs, scalars, false).map(|(outputs, _)| outputs)
     }
 
     /// As [`Ready::run`], and tells what each part took; waits until it is done.
@@ -422,15 +433,29 @@ impl Ready {
     /// # Errors
     /// As [`Ready::run`].
     pub fn run_reported(&self, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<(Vec<Tensor>, RunReport), Error> {
-        self.compute(inputs, scalars, true)
+        self.made.compute(&self.device, inputs, scalars, true)
+    }
+}
+
+impl Made {
+    /// The tensors written, in the order of the graph's list.
+    pub(crate) fn outputs(&self) -> &[TensorDesc] {
+        &self.outputs
     }
 
-    fn compute(&self, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)], timed: bool) -> Result<(Vec<Tensor>, RunReport), Error> {
+    /// Computes the outputs on the device that the graph was made ready for.
+    pub(crate) fn compute(
+        &self,
+        device: &Device,
+        inputs: &[(Uid, &Tensor)],
+        scalars: &[(Uid, f64)],
+        timed: bool,
+    ) -> Result<(Vec<Tensor>, RunReport), Error> {
         use crate::error::BindingError;
         let find = |wanted: &TensorDesc| -> Result<&Tensor, Error> {
             let missing = || BindingError::Missing { tensor: wanted.name.clone(), uid: wanted.uid };
             let (_, tensor) = inputs.iter().find(|(uid, _)| *uid == wanted.uid).ok_or_else(missing)?;
-            tensor.matches(wanted, &self.device)?;
+            tensor.matches(wanted, device)?;
             Ok(tensor)
         };
         let read = self.inputs.iter().map(find).collect::<Result<Vec<&Tensor>, Error>>()?;
@@ -446,13 +471,14 @@ impl Ready {
             return Err(BindingError::Unknown { uid }.into());
         }
         match &self.plan {
-            ReadyKind::Cpu(prepared) => self.compute_on_cpu(prepared, &read, scalars),
-            ReadyKind::Gpu(plan) => self.compute_on_gpu(plan, &read, scalars, timed),
+            ReadyKind::Cpu(prepared) => self.compute_on_cpu(device, prepared, &read, scalars),
+            ReadyKind::Gpu(plan) => self.compute_on_gpu(device, plan, &read, scalars, timed),
         }
     }
 
     fn compute_on_cpu(
         &self,
+        device: &Device,
         prepared: &verdigris_cpu::Prepared,
         read: &[&Tensor],
         scalars: &[(Uid, f64)],
@@ -488,7 +514,7 @@ impl Ready {
         let report = RunReport { parts: parts.collect(), workspace_bytes, us: us(start.elapsed()), is_downgraded: false };
         let tensors = self.outputs.iter().zip(results).map(|(wanted, bytes)| Tensor {
             storage: Arc::new(Storage::Host(bytes)),
-            device: self.device.clone(),
+            device: device.clone(),
             dtype: wanted.dtype,
             layout: wanted.layout,
         });
@@ -497,6 +523,7 @@ impl Ready {
 
     fn compute_on_gpu(
         &self,
+        device: &Device,
         plan: &GraphPlan,
         read: &[&Tensor],
         scalars: &[(Uid, f64)],
@@ -504,9 +531,9 @@ impl Ready {
     ) -> Result<(Vec<Tensor>, RunReport), Error> {
         let mut report = RunReport { parts: Vec::new(), workspace_bytes: plan.workspace_bytes(), us: 0.0, is_downgraded: false };
         // A GPU's plan is never without its device.
-        let Some(handle) = self.device.handle() else { return Ok((Vec::new(), report)) };
+        let Some(handle) = device.handle() else { return Ok((Vec::new(), report)) };
         let outputs =
-            self.outputs.iter().map(|wanted| Tensor::empty(&self.device, wanted.dtype, wanted.layout)).collect::<Result<Vec<_>, _>>()?;
+            self.outputs.iter().map(|wanted| Tensor::empty(device, wanted.dtype, wanted.layout)).collect::<Result<Vec<_>, _>>()?;
         let tensors = self.inputs.iter().zip(read.iter().copied()).chain(self.outputs.iter().zip(&outputs));
         let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::with_capacity(plan.tensors().len());
         for (wanted, tensor) in tensors {
@@ -540,5 +567,27 @@ impl Ready {
             plan.execute_from(handle.stream(), &bindings, handle.pool())?;
         }
         Ok((outputs, report))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::functional;
+
+    #[test]
+    fn a_device_goes_when_nobody_holds_it_any_more() {
+        for device in [
+            Device::cpu(),
+            Device::gpu(crate::Handle::on(&verdigris_cuda::fake::context(), &Config::default()).unwrap(), Policy::default()),
+        ] {
+            let watched = Arc::downgrade(&device.inner);
+            let x = Tensor::from_values(&device, DType::F32, &[2], &[-1.0, 1.0]).unwrap();
+            let y = functional::relu(&x).unwrap();
+            drop((device, x));
+            assert!(watched.upgrade().is_some(), "a tensor holds its device");
+            drop(y);
+            assert!(watched.upgrade().is_none(), "graphs that a device keeps for functions do not keep the device");
+        }
     }
 }

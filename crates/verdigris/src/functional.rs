@@ -28,7 +28,7 @@ use verdigris_graph::{
 };
 use verdigris_tensor::{DType, Layout};
 
-use crate::device::{Ready, Tensor, layout_error, row_major};
+use crate::device::{Made, Tensor, layout_error, row_major};
 use crate::error::Error;
 
 /// Attributes of a convolution over two spatial dims, `[height, width]`.
@@ -478,7 +478,7 @@ struct Key {
 
 /// A kept graph, and which of its tensors is which.
 struct Kept {
-    ready: Ready,
+    made: Made,
     inputs: Vec<Uid>,
     /// For each result, its place among the outputs.
     results: Vec<usize>,
@@ -571,10 +571,10 @@ fn call<'t>(
                 };
                 g.store_as(output.uid, "result", output.dtype.unwrap_or(output.like.dtype()), layout)?;
             }
-            let ready = device.prepare(&g.finish()?)?;
-            let place = |uid: &Uid| ready.outputs().iter().position(|tensor| tensor.uid == *uid);
+            let made = device.make(&g.finish()?, &mut |_| {})?;
+            let place = |uid: &Uid| made.outputs().iter().position(|tensor| tensor.uid == *uid);
             let results = results.iter().map(place).collect::<Option<Vec<usize>>>().ok_or(Error::NoResult)?;
-            let kept = Arc::new(Kept { ready, inputs: uids, results });
+            let kept = Arc::new(Kept { made, inputs: uids, results });
             if call != Call::Unkept {
                 device.calls().keep(key, Arc::clone(&kept));
             }
@@ -586,7 +586,7 @@ fn call<'t>(
         *place = Some((*uid, *tensor));
     }
     let bound: Vec<(Uid, &Tensor)> = bound.into_iter().flatten().collect();
-    let outputs = kept.ready.run(&bound, &[])?;
+    let (outputs, _) = kept.made.compute(&device, &bound, &[], false)?;
     Ok(kept.results.iter().map(|&place| outputs[place].clone()).collect())
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) deterministic: bool,
     /// How often every image is seen.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = EPOCHS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) epochs: u32,
     /// Write a page with the loss curve, the misread digits and the engines chosen.
     #[arg(long, value_name = "FILE")]
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
 }
 
 const BATCH: usize = 64;
+const EPOCHS: u32 = 20;
+/// What every training of [`EPOCHS`] reads at least, whatever its seed, precision and device.
+const LEAST_ACCURACY: f64 = 0.97;
 const RATE: f64 = 3.0e-3;
 
 /// What a training run came to.
@@ -131,7 +134,16 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         std::fs::write(path, page).with_context(|| format!("writing {}", path.display()))?;
         say!("\nreport: {}", path.display());
     }
-    Ok(Verdict::Good)
+    let verdict = judged(arguments.epochs, outcome.accuracy());
+    if verdict == Verdict::Bad {
+        say!("\nfewer than {:.1} % were read right after {} epochs: something is wrong", 100.0 * LEAST_ACCURACY, arguments.epochs);
+    }
+    Ok(verdict)
+}
+
+/// Whether a training went as trainings go, in every precision: a short one shows nothing.
+fn judged(epochs: u32, accuracy: f64) -> Verdict {
+    if epochs >= EPOCHS && accuracy < LEAST_ACCURACY { Verdict::Bad } else { Verdict::Good }
 }
 
 /// Trains. `setup` shows what is made ready before, `progress` hears of each epoch and its mean loss.
@@ -308,6 +320,13 @@ mod tests {
             let outcome = train(&arguments(numbers, 2), &ProgressBar::hidden(), &mut |_, _| {}).unwrap();
             assert!(outcome.accuracy() > 0.8, "{numbers:?}: {}", outcome.accuracy());
         }
+    }
+
+    #[test]
+    fn a_full_training_that_reads_too_few_is_a_fault() {
+        assert_eq!(judged(EPOCHS, 0.9911), Verdict::Good);
+        assert_eq!(judged(EPOCHS, LEAST_ACCURACY - 0.001), Verdict::Bad);
+        assert_eq!(judged(1, 0.5), Verdict::Good);
     }
 
     #[test]
