@@ -14,13 +14,15 @@ use crate::explain::Explanation;
 use crate::plan::{Binding, MAX_SLOTS, Plan};
 use crate::workspace::{Piece, WorkspaceSource, place};
 
-/// Most tensors that a graph's caller binds.
-pub const MAX_BOUND: usize = 1024;
+/// Most tensors that a graph's caller binds: they are counted in 16 bits.
+pub const MAX_BOUND: usize = 1 << 16;
+/// So many find their bindings on the stack; an execution of more allocates a list.
+const FEW_BOUND: usize = 1024;
 
 /// A graph on a device: several problems one after the other, with the memory between them in one workspace.
 ///
 /// It never changes: any number of threads may execute it at once, on any streams, each execution with a workspace of its own; a stream
-/// that captures records it. Executing allocates nothing, holds no lock and compiles nothing.
+/// that captures records it. Executing allocates nothing (but a list where more than 1024 tensors are bound), holds no lock and compiles nothing.
 ///
 /// **The ladder.** Where the chosen ways need scratch, ways with equal notes that need less are loaded beside them, down to the least
 /// workspace there is. An execution that is given less takes the first that fits, and counts it ([`GraphPlan::downgrades`]). A pinned plan
@@ -119,7 +121,26 @@ pub(crate) struct Bound {
     pairs: Vec<Pair>,
 }
 
+/// For each bound tensor, its place among the bindings that an execution is given.
+struct Places {
+    few: [u16; FEW_BOUND],
+    many: Vec<u16>,
+    count: usize,
+}
+
+impl Places {
+    fn for_all(&mut self) -> &mut [u16] {
+        if self.many.is_empty() { &mut self.few[..self.count] } else { &mut self.many }
+    }
+}
+
 impl Bound {
+    /// Room for the place of each tensor.
+    fn places(&self) -> Places {
+        let count = self.tensors.len();
+        Places { few: [0; FEW_BOUND], many: if count > FEW_BOUND { vec![0; count] } else { Vec::new() }, count }
+    }
+
     /// From the parts in order: every tensor that is no temporary, in the order of first use.
     pub(crate) fn new(graph: &Graph, parts: &[Subgraph], temporaries: &[TensorDesc]) -> Result<Bound, Error> {
         let mut tensors: Vec<BoundTensor> = Vec::new();
@@ -165,7 +186,7 @@ impl Bound {
                 op: graph.name.clone(),
                 attribute: "stored tensors",
                 value: tensors.len().to_string(),
-                rule: "a plan has at most 1024 tensors to bind; cut the graph",
+                rule: "a plan has at most 65536 tensors to bind; cut the graph",
             }
             .into());
         }
@@ -204,7 +225,7 @@ impl Bound {
     }
 
     /// Finds each tensor's binding and checks all of them. Gives the first tensor that is aligned for the loose ways alone.
-    fn check(&self, given: &[(Uid, Binding<'_>)], places: &mut [u16; MAX_BOUND]) -> Result<Option<Loose>, BindingError> {
+    fn check(&self, given: &[(Uid, Binding<'_>)], places: &mut [u16]) -> Result<Option<Loose>, BindingError> {
         let mut loose = None;
         for (i, tensor) in self.tensors.iter().enumerate() {
             // Callers that bind in the plan's own order are served at once.
@@ -246,11 +267,15 @@ impl Bound {
         if given.len() != self.tensors.len() {
             return Err(self.superfluous(given));
         }
+        let range = |place: usize| match given[usize::from(places[place])].1 {
+            Binding::Buffer(slice) => (slice.address(), u128::from(self.tensors[place].bytes)),
+            Binding::Scalar(_) => (0, 0),
+        };
+        // Pairs are as many as outputs times tensors: of very many tensors that all lie apart none is looked at.
+        if self.tensors.len() > FEW_BOUND && lie_apart((0..self.tensors.len()).map(range).collect()) {
+            return Ok(loose);
+        }
         for &Pair { output, other, may_share } in &self.pairs {
-            let range = |place: usize| match given[usize::from(places[place])].1 {
-                Binding::Buffer(slice) => (slice.address(), u128::from(self.tensors[place].bytes)),
-                Binding::Scalar(_) => (0, 0),
-            };
             let (a, b) = (range(output), range(other));
             if ranges_overlap(a, b) && !(may_share && a.0 == b.0) {
                 let name = |place: usize| self.tensors[place].name.clone();
@@ -389,12 +414,13 @@ impl GraphPlan {
     /// # Errors
     /// [`BindingError::Foreign`], and as the checks of [`GraphPlan::execute`].
     pub fn check_memory(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)]) -> Result<(), Error> {
-        let mut places = [0_u16; MAX_BOUND];
-        self.bound.check(bindings, &mut places)?;
+        let mut places = self.bound.places();
+        let places = places.for_all();
+        self.bound.check(bindings, places)?;
         let context = stream.context();
         let needed = context.device().ordinal();
-        for (tensor, place) in self.bound.tensors.iter().zip(places) {
-            let Binding::Buffer(slice) = bindings[usize::from(place)].1 else { continue };
+        for (tensor, place) in self.bound.tensors.iter().zip(&*places) {
+            let Binding::Buffer(slice) = bindings[usize::from(*place)].1 else { continue };
             if tensor.bytes == 0 {
                 continue;
             }
@@ -416,8 +442,9 @@ impl GraphPlan {
     /// # Errors
     /// [`Error::Binding`], [`Error::Device`]; after an error of the driver, earlier launches are already on the stream.
     pub fn execute(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<(), Error> {
-        let mut places = [0_u16; MAX_BOUND];
-        let rung = match self.bound.check(bindings, &mut places)? {
+        let mut places = self.bound.places();
+        let places = places.for_all();
+        let rung = match self.bound.check(bindings, places)? {
             None => self.rung_for(stream, workspace)?,
             Some(loose) => {
                 let rung = self.loose_for(stream, loose)?;
@@ -426,7 +453,7 @@ impl GraphPlan {
                 rung
             }
         };
-        self.submit(rung, stream, bindings, &places, workspace)
+        self.submit(rung, stream, bindings, places, workspace)
     }
 
     /// As [`GraphPlan::execute`], with a workspace from `source`: the best that can be had, down the ladder.
@@ -464,10 +491,11 @@ impl GraphPlan {
         stream: &Stream,
         bindings: &[(Uid, Binding<'_>)],
         source: &dyn WorkspaceSource,
-        work: &mut dyn FnMut(&Rung, &[u16; MAX_BOUND], DeviceSlice<'_>) -> Result<(), Error>,
+        work: &mut dyn FnMut(&Rung, &[u16], DeviceSlice<'_>) -> Result<(), Error>,
     ) -> Result<&'p Rung, Error> {
-        let mut places = [0_u16; MAX_BOUND];
-        let loose = self.bound.check(bindings, &mut places)?;
+        let mut places = self.bound.places();
+        let places = places.for_all();
+        let loose = self.bound.check(bindings, places)?;
         let rungs = match loose {
             None => &self.rungs[..],
             Some(loose) => std::slice::from_ref(self.loose_for(stream, loose)?),
@@ -477,7 +505,7 @@ impl GraphPlan {
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
                 is_lent = true;
                 check_workspace(rung, workspace)?;
-                work(rung, &places, workspace)
+                work(rung, places, workspace)
             });
             let is_last = number + 1 == rungs.len();
             match lent {
@@ -500,13 +528,14 @@ impl GraphPlan {
     /// # Errors
     /// As [`GraphPlan::execute`].
     pub fn execute_timed(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<Vec<f64>, Error> {
-        let mut places = [0_u16; MAX_BOUND];
-        let rung = match self.bound.check(bindings, &mut places)? {
+        let mut places = self.bound.places();
+        let places = places.for_all();
+        let rung = match self.bound.check(bindings, places)? {
             None => &self.rungs[0],
             Some(loose) => self.loose_for(stream, loose)?,
         };
         check_workspace(rung, workspace)?;
-        let events = self.submit_timed(rung, stream, bindings, &places, workspace)?;
+        let events = self.submit_timed(rung, stream, bindings, places, workspace)?;
         stream.synchronize()?;
         times(&events)
     }
@@ -547,7 +576,7 @@ impl GraphPlan {
         rung: &Rung,
         stream: &Stream,
         bindings: &[(Uid, Binding<'_>)],
-        places: &[u16; MAX_BOUND],
+        places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
         rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace))
@@ -559,7 +588,7 @@ impl GraphPlan {
         rung: &Rung,
         stream: &Stream,
         bindings: &[(Uid, Binding<'_>)],
-        places: &[u16; MAX_BOUND],
+        places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<Vec<Event>, Error> {
         let mut events = vec![Event::timing(stream.context())?];
@@ -578,7 +607,7 @@ impl GraphPlan {
         part: &Part,
         stream: &Stream,
         bindings: &[(Uid, Binding<'_>)],
-        places: &[u16; MAX_BOUND],
+        places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
         let mut buffers = [self.nothing.slice(); MAX_SLOTS];
@@ -596,6 +625,13 @@ impl GraphPlan {
         let (offset_bytes, bytes) = part.scratch;
         part.plan.submit(stream, &buffers[..slots], &scalars[..slots], workspace.part(offset_bytes, bytes)?)
     }
+}
+
+/// Whether no two (address, bytes) share a byte.
+fn lie_apart(mut ranges: Vec<(u64, u128)>) -> bool {
+    ranges.retain(|&(_, bytes)| bytes > 0);
+    ranges.sort_unstable();
+    ranges.windows(2).all(|pair| u128::from(pair[0].0) + pair[0].1 <= u128::from(pair[1].0))
 }
 
 /// Microseconds from each event to the next; all are over.

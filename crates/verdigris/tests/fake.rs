@@ -559,3 +559,40 @@ fn more_operands_than_a_kernel_takes_are_spread_over_several() {
     let mlp = handle.plan_graph(&mlp(32), &Policy::default()).expect("plans");
     assert_eq!(mlp.parts().count(), 2);
 }
+
+/// A step of SGD with momentum over many tensors of many sizes, in one graph.
+fn update(count: u64) -> Result<Graph, verdigris_graph::Error> {
+    let mut g = GraphBuilder::new("update");
+    let rate = g.host_scalar("rate", DType::F32);
+    for i in 0..count {
+        let mut input = |name: &str| g.tensor(&format!("{name}{i}"), DType::F32, rows(&[8 + i]));
+        let (w, m, dw) = (input("w"), input("m"), input("dw"));
+        let kept = g.scale("keep", m, HostScalar::Fixed(verdigris_graph::Real(0.9)))?;
+        let mean = g.binary("mean", BinaryOp::Add, kept, dw)?;
+        g.store(mean, &format!("mean{i}"), DType::F32)?;
+        let step = g.scale("step", mean, HostScalar::Bound(rate))?;
+        let moved = g.binary("move", BinaryOp::Sub, w, step)?;
+        g.store(moved, &format!("moved{i}"), DType::F32)?;
+    }
+    g.finish()
+}
+
+#[test]
+fn a_graph_of_more_than_a_thousand_tensors_is_planned_and_its_bindings_are_checked() {
+    let handle = handle(&Config::default());
+    let plan = handle.plan_graph(&update(210).expect("fits"), &Policy::default()).expect("plans");
+    assert_eq!((plan.parts().count(), plan.tensors().len()), (210, 1051));
+    let buffers = buffers(&handle, &plan);
+    let mut bound = bindings(&buffers);
+    fake::launch_count();
+    plan.execute_from(handle.stream(), &bound, handle.pool()).expect("executes");
+    assert_eq!(fake::launch_count(), 210);
+    let place = |name: &str| bound.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
+    let (moved, w, other) = (place("moved7"), place("w7"), place("w8"));
+    // In place is as good as apart; in the place of another is not.
+    bound[moved].1 = bound[w].1;
+    plan.execute_from(handle.stream(), &bound, handle.pool()).expect("executes in place");
+    bound[moved].1 = bound[other].1;
+    let error = plan.execute_from(handle.stream(), &bound, handle.pool()).expect_err("w8 is read later").to_string();
+    assert!(error.contains("output `moved7` and tensor `w8` share bytes"), "{error}");
+}
