@@ -121,6 +121,9 @@ pub(crate) struct Bound {
     pairs: Vec<Pair>,
 }
 
+/// Submits one set of ways, with the places of the tensors and a workspace.
+type Submit<'s> = dyn FnMut(&Rung, &[u16], DeviceSlice<'_>) -> Result<(), Error> + 's;
+
 /// For each bound tensor, its place among the bindings that an execution is given.
 struct Places {
     few: [u16; FEW_BOUND],
@@ -491,7 +494,7 @@ impl GraphPlan {
         stream: &Stream,
         bindings: &[(Uid, Binding<'_>)],
         source: &dyn WorkspaceSource,
-        work: &mut dyn FnMut(&Rung, &[u16], DeviceSlice<'_>) -> Result<(), Error>,
+        work: &mut Submit<'_>,
     ) -> Result<&'p Rung, Error> {
         let mut places = self.bound.places();
         let places = places.for_all();
