@@ -1,6 +1,6 @@
 //! The graph and its builder.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
@@ -491,13 +491,33 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// The graph, checked.
+    /// The graph, checked. A log-sum-exp or an index that was neither stored nor read is left out: its op has no need to write it.
     ///
     /// # Errors
     /// All that [`crate::validate::validate`] finds.
-    pub fn finish(self) -> Result<Graph, Error> {
+    pub fn finish(mut self) -> Result<Graph, Error> {
+        self.leave_out_unused();
         crate::validate::validate(&self.graph)?;
         Ok(self.graph)
+    }
+
+    fn leave_out_unused(&mut self) {
+        let Graph { tensors, nodes, .. } = &mut self.graph;
+        let read: HashSet<Uid> = nodes.iter().flat_map(|node| node.op.inputs()).collect();
+        for node in nodes {
+            let second = match &mut node.op {
+                Op::CrossEntropy(loss) => &mut loss.lse,
+                Op::Pool(pool) => &mut pool.index,
+                _ => continue,
+            };
+            if let Some(uid) = *second
+                && !read.contains(&uid)
+                && let Some(place) = tensors.iter().position(|tensor| tensor.uid == uid && tensor.is_virtual)
+            {
+                tensors.remove(place);
+                *second = None;
+            }
+        }
     }
 
     fn next_uid(&self) -> Uid {

@@ -656,3 +656,28 @@ fn steps_beyond_what_positions_can_hold_are_refused() {
     said(pool(windows(2, LIMIT, LIMIT - 1)), "dilations");
     pool(windows(LIMIT - 1, 1, LIMIT / 2)).expect("just within");
 }
+
+#[test]
+fn second_results_that_nobody_wants_are_left_out() -> TestResult {
+    let build = |keep: bool| -> Result<Graph, Error> {
+        let mut g = GraphBuilder::new("losses");
+        let x = g.tensor("x", DType::F32, rows(&[2, 3, 4]));
+        let labels = g.tensor("labels", DType::I32, rows(&[2, 1, 4]));
+        let spec = CrossEntropySpec::new(1, LossReduction::Mean);
+        let (loss, lse) = g.cross_entropy_with_lse("loss", spec, x, labels)?;
+        let (pooled, index) = g.max_pool_with_index("pool", PoolWindows::tiles(&[2]), x, DType::I32)?;
+        g.store(loss, "loss", DType::F32)?;
+        g.store(pooled, "pooled", DType::F32)?;
+        if keep {
+            g.store(lse, "lse", DType::F32)?;
+            g.store(index, "index", DType::I32)?;
+        }
+        g.finish()
+    };
+    let (less, whole) = (build(false)?, build(true)?);
+    assert_eq!((less.tensors.len(), whole.tensors.len()), (4, 6));
+    let outputs = |graph: &Graph| graph.nodes.iter().map(|node| node.op.outputs().len()).collect::<Vec<_>>();
+    assert_eq!((outputs(&less), outputs(&whole)), (vec![1, 1], vec![2, 2]));
+    assert_eq!(json::graph_from_json(&json::graph_to_json(&less))?, less);
+    Ok(())
+}

@@ -161,6 +161,16 @@ def test_errors_have_the_library_s_words():
             vd.Device("cuda:0")
 
 
+def test_a_second_result_may_be_left_alone():
+    g = vd.Graph("loss")
+    logits, labels = g.tensor("logits", "f32", (5, 10)), g.tensor("labels", "i32", (5, 1))
+    loss, _ = g.cross_entropy(logits, labels, axis=1)
+    g.store(loss, "loss", "f32")
+    out = np.empty((1, 1), "f4")
+    vd.Device("cpu").plan(g).execute({"logits": np.zeros((5, 10), "f4"), "labels": np.zeros((5, 1), "i4"), "loss": out})
+    assert abs(out[0, 0] - np.log(10)) < 1e-6
+
+
 def test_json_and_host_scalars():
     g = vd.Graph("scaled")
     x, factor = g.tensor("x", "f32", (3,)), g.host_scalar("factor")

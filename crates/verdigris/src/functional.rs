@@ -107,7 +107,7 @@ impl Pool2d {
 /// `a · b` over the last two dims; those before them are batch dims.
 ///
 /// # Errors
-/// Those of [`crate::Device::prepare`] and [`Ready::run`], as all functions here.
+/// Those of [`crate::Device::prepare`] and [`crate::Ready::run`], as all functions here.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor, Error> {
     let precision = usual(a, b)?;
     one(Call::Matmul(precision), &[a, b], |g, u| {
