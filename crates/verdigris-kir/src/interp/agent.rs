@@ -420,6 +420,10 @@ impl Machine<'_> {
                 return Err(self.finding(FindingKind::RemoteAfterExit, at, None, message));
             }
             self.check_barrier_memory(at, cta, offset, data.len() as u32, "overwritten by an async copy")?;
+            // Whoever has waited for the barrier that counts these bytes knows that they are there; somebody must before the CTA exits.
+            if cta != at.cta {
+                self.ctas[cta].visitors.insert(name.actor, (name.epoch, at.loc, name.lane));
+            }
         }
         let access = self.unit_access(at.cta, clock, name, at.loc, matches!(place, Place::Global { .. }));
         let mut done = 0;

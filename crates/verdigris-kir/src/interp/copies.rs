@@ -166,12 +166,6 @@ impl Machine<'_> {
         Ok((offset, targets))
     }
 
-    fn visit_all(&mut self, warp: &Warp, lane: usize, loc: u32, targets: &[(usize, u32)]) {
-        for &(cta, _) in targets {
-            self.visit(warp, cta, 1 << lane, loc);
-        }
-    }
-
     pub(crate) fn bulk_load(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, multicast: bool) -> Result<Flow, Fault> {
         let operands = self.copy_operands(warp, inst, exec)?;
         for lane in each(exec) {
@@ -186,7 +180,6 @@ impl Machine<'_> {
             let global = self.global_place(at, value(1), u64::from(bytes), "copied")?;
             let cp = self.unit(warp, Unit::CpAsync);
             let clock = warp.release(1 << lane, cp);
-            self.visit_all(warp, lane, inst.loc, &targets);
             let moves = Self::runs(shared, global, bytes);
             self.issue(warp, inst.loc, clock, Work::Load { moves, targets, style: PLAIN });
         }
@@ -257,7 +250,6 @@ impl Machine<'_> {
         }
         let cp = self.unit(warp, Unit::CpAsync);
         let clock = warp.release(1 << lane, cp);
-        self.visit(warp, to.0, 1 << lane, loc);
         self.issue(warp, loc, clock, Work::Peer { to, barrier, from, bytes, at: 0 });
         Ok(())
     }
@@ -461,7 +453,6 @@ impl Machine<'_> {
             let moves = self.moves(at, base, &segments, "loaded")?;
             let cp = self.unit(warp, Unit::CpAsync);
             let clock = warp.release(1 << lane, cp);
-            self.visit_all(warp, lane, inst.loc, &targets);
             let style = Style { ty: Some(spec.decl.ty), fill: spec.fill };
             self.issue(warp, inst.loc, clock, Work::Load { moves, targets, style });
         }

@@ -343,6 +343,7 @@ impl Machine<'_> {
                     cp_waited: 0,
                     bulk: Groups::default(),
                     cluster_arrived: None,
+                    cluster_turns: 0,
                     register_count: entry,
                     last_poll: None,
                     wgmma: Flights::default(),

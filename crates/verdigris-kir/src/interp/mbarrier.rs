@@ -31,6 +31,8 @@ pub(crate) struct Mbarrier {
     init: (u32, u32, u8, u32),
     /// The init was fenced for other CTAs and async units.
     visible: bool,
+    /// The turn of the cluster's barrier at which a fenced init was handed on without further order.
+    handed_on: Option<u32>,
     clock: Clock,
     done: Clock,
 }
@@ -86,7 +88,8 @@ impl Machine<'_> {
         let mine = at.lane.unwrap_or(0) as u8;
         let known = (actor == warp.actor && lane == mine)
             || warp.clock.knows(actor, epoch, lane)
-            || warp.extra.as_ref().is_some_and(|(mask, clock)| mask >> mine & 1 == 1 && clock.knows(actor, epoch, lane));
+            || warp.extra.as_ref().is_some_and(|(mask, clock)| mask >> mine & 1 == 1 && clock.knows(actor, epoch, lane))
+            || barrier.handed_on.is_some_and(|turn| warp.cluster_turns > turn);
         if !known {
             let line = self.line(cta, loc);
             let message = format!(
@@ -127,6 +130,15 @@ impl Machine<'_> {
         for barrier in self.ctas[warp.cta].mbarriers.values_mut() {
             if barrier.init.0 == warp.actor {
                 barrier.visible = true;
+            }
+        }
+    }
+
+    /// `fence.mbarrier_init` releases the inits before it, and nothing else, at the warp's next arrival at the cluster's barrier, the one of turn `turn`.
+    pub(crate) fn hand_on_mbarriers(&mut self, warp: &Warp, turn: u32) {
+        for barrier in self.ctas[warp.cta].mbarriers.values_mut() {
+            if barrier.init.0 == warp.actor && barrier.visible {
+                barrier.handed_on.get_or_insert(turn);
             }
         }
     }
@@ -179,6 +191,7 @@ impl Machine<'_> {
                 last_copy: None,
                 init: (warp.actor, warp.epoch, lane as u8, inst.loc),
                 visible: false,
+                handed_on: None,
                 clock: warp.clock.fresh(),
                 done: warp.clock.fresh(),
             };

@@ -225,6 +225,8 @@ pub(crate) struct Warp {
     pub(crate) cp_waited: u32,
     pub(crate) bulk: Groups,
     pub(crate) cluster_arrived: Option<u32>,
+    /// Turns of the cluster's barrier that the warp has waited for.
+    pub(crate) cluster_turns: u32,
     pub(crate) register_count: u32,
     /// The last value that each polled address showed, so that spinning is told from working.
     pub(crate) last_poll: Option<(u64, u64)>,

@@ -99,14 +99,21 @@ impl Machine<'_> {
         }
         let cp = self.ctas[warp.cta].actor + self.ctas[warp.cta].actors.unit(Unit::CpAsync, warp.index);
         let key = self.ctas[warp.cta].peers[0];
-        let view = if relaxed { warp.clock.fresh() } else { warp.release(warp.full, cp) };
+        // Of what is before a relaxed arrival, a fence alone hands on what was before it.
+        let view = match (relaxed, &warp.fence_release) {
+            (false, _) => warp.release(warp.full, cp),
+            (true, Some(view)) => view.clone(),
+            (true, None) => warp.clock.fresh(),
+        };
         let barrier = self.cluster_barriers.entry(key).or_default();
         if barrier.arrived == 0 {
             barrier.clock = warp.clock.fresh();
         }
         barrier.arrived += 1;
         barrier.clock.join(&view);
-        warp.cluster_arrived = Some(barrier.generation);
+        let turn = barrier.generation;
+        warp.cluster_arrived = Some(turn);
+        self.hand_on_mbarriers(warp, turn);
         self.cluster_settle(key);
         Ok(Flow::Next)
     }
@@ -138,6 +145,7 @@ impl Machine<'_> {
             warp.clock.join(&extra);
         }
         warp.clock.join(&barrier.done);
+        warp.cluster_turns = generation + 1;
         warp.cluster_arrived = None;
         warp.wait = Wait::Nothing;
         Ok(Flow::Next)

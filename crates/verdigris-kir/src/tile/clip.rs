@@ -7,6 +7,7 @@
 
 use super::operand::{Major, OperandTile, ROW_BYTES};
 use crate::face::{Kernel, LoadOptions, Mbarrier, TensorMap, Val};
+use crate::inst::{Fence, Scope};
 use crate::ir::{MapDecl, Ty};
 use crate::program::Arg;
 use std::panic::Location;
@@ -60,6 +61,11 @@ impl ClippedTile {
         let kept_bytes = (fewest.div_ceil(box_rows) * box_rows).min(self.tile.rows) * ROW_BYTES;
         ClipArgs { extent, box_rows, kept_bytes }
     }
+
+    /// For tiles that all have `extent` rows along the depth, of which each CTA loads an equal share in one box.
+    pub fn args_of_share(&self, extent: u32) -> ClipArgs {
+        ClipArgs { extent, box_rows: extent / (self.tile.rows / self.loaded), kept_bytes: extent * ROW_BYTES }
+    }
 }
 
 impl ClipArgs {
@@ -107,6 +113,10 @@ impl<'k> Clip<'k> {
                     k.range(stages, |stage| k.st_shared_vector(slots + stage * bytes + offset, 0, &[zero; 4]));
                 });
                 k.fence_proxy_async();
+                // A peer's copies may land beside what was cleared.
+                if k.cluster_ctas() > 1 {
+                    k.fence(Fence::AcqRel(Scope::Cluster));
+                }
             });
         });
     }
@@ -115,6 +125,11 @@ impl<'k> Clip<'k> {
     #[track_caller]
     pub fn rows(&self, first: Val<'k, u32>) -> Val<'k, u32> {
         first.kernel().scope(Location::caller(), || (self.extent - first.min(self.extent)).min(self.tile.tile.rows))
+    }
+
+    /// Rows of one box.
+    pub fn box_rows(&self) -> Val<'k, u32> {
+        self.box_rows
     }
 
     /// Bytes that arrive in each CTA for a tile of so many rows.

@@ -15,6 +15,8 @@ pub enum RingScope {
     Cta,
     /// A cluster: a stage is free when the drainers of every CTA have left it, since the copies are multicast.
     Cluster,
+    /// So many CTAs of neighbouring ranks, a power of two, from a multiple of it on: the same for those of a cluster that share copies.
+    Peers(u32),
 }
 
 /// A ring of stages.
@@ -25,6 +27,8 @@ pub struct Ring<'k> {
     empty: MbarrierArray<'k>,
     stages: u32,
     scope: RingScope,
+    /// The rank of the first CTA that shares the stages, where that is not 0.
+    first_peer: Option<Val<'k, u32>>,
 }
 
 impl<'k> Ring<'k> {
@@ -34,9 +38,12 @@ impl<'k> Ring<'k> {
         let full = k.mbarrier_array("full", stages);
         let empty = k.mbarrier_array("empty", stages);
         full.arrivals().set(1);
-        let ctas = if scope == RingScope::Cluster { k.cluster_ctas() } else { 1 };
-        empty.arrivals().set(u64::from(drainers * ctas));
-        Ring { kernel: k, full, empty, stages, scope }
+        empty.arrivals().set(u64::from(drainers * sharers(k, scope)));
+        let first_peer = match scope {
+            RingScope::Peers(ctas) if ctas < k.cluster_ctas() => Some(k.cluster_rank() & !(ctas - 1)),
+            _ => None,
+        };
+        Ring { kernel: k, full, empty, stages, scope, first_peer }
     }
 
     /// How many stages it has.
@@ -54,6 +61,11 @@ impl<'k> Ring<'k> {
         });
     }
 
+    /// CTAs that share its stages.
+    fn sharers(&self) -> u32 {
+        sharers(self.kernel, self.scope)
+    }
+
     /// A cursor at the first stage.
     #[track_caller]
     pub fn cursor(&self) -> Cursor<'k> {
@@ -62,15 +74,25 @@ impl<'k> Ring<'k> {
     }
 }
 
-/// Makes initialized mbarriers visible to everyone who uses them; every thread of the CTA (of the cluster) takes part.
+fn sharers(k: Kernel<'_>, scope: RingScope) -> u32 {
+    match scope {
+        RingScope::Cta => 1,
+        RingScope::Cluster => k.cluster_ctas(),
+        RingScope::Peers(ctas) => ctas,
+    }
+}
+
+/// Makes initialized mbarriers visible to everyone who uses them; every thread of the CTA (of the cluster) takes part. What else a CTA has written
+/// is seen in that CTA; peers see what was before a fence ([`crate::inst::Fence::AcqRel`]).
 #[track_caller]
 pub fn publish_barriers(k: Kernel<'_>) {
     k.scope(Location::caller(), || {
         k.fence(Fence::MbarrierInit);
+        k.bar_sync();
+        // The fence has handed the barriers on to peers: an arrival that releases everything would cost a fence over the device.
         if k.cluster_ctas() > 1 {
-            k.cluster_sync();
-        } else {
-            k.bar_sync();
+            k.cluster_arrive_relaxed();
+            k.cluster_wait();
         }
     });
 }
@@ -99,7 +121,7 @@ impl<'k> Cursor<'k> {
             let empty = self.ring.empty.at(self.stage);
             match self.ring.scope {
                 RingScope::Cta => empty.wait(self.phase ^ 1),
-                RingScope::Cluster => empty.wait_cluster(self.phase ^ 1),
+                RingScope::Cluster | RingScope::Peers(_) => empty.wait_cluster(self.phase ^ 1),
             }
             let full = self.ring.full.at(self.stage);
             full.arrive_expect_tx(bytes);
@@ -121,6 +143,20 @@ impl<'k> Cursor<'k> {
         });
     }
 
+    /// Filler: waits until all who share the stages have left everything that was loaded, so that none of them arrives here any more and the CTA may
+    /// exit. (A barrier of the cluster at the kernel's end would wait for every store of the CTA as well.)
+    #[track_caller]
+    pub fn drain(&self) {
+        let k = self.ring.kernel;
+        k.scope(Location::caller(), || {
+            for stage in 0..self.ring.stages {
+                // As the next turn of each stage would wait.
+                let parity = k.select(self.stage.gt(stage), self.phase, self.phase ^ 1);
+                self.ring.empty.at(stage).wait_cluster(parity);
+            }
+        });
+    }
+
     /// Drainer: waits until the stage is full.
     #[track_caller]
     pub fn wait(&self) {
@@ -129,14 +165,17 @@ impl<'k> Cursor<'k> {
     }
 
     /// Drainer: gives stage `stage` back. Every thread of the drainer calls it; `thread` is its index in the drainer, and thread `r` tells the
-    /// CTA of rank `r`.
+    /// CTA of rank `r` among those that share the stages.
     #[track_caller]
     pub fn release(&self, stage: impl AsVal<'k, u32>, thread: Val<'k, u32>) {
         let k = self.ring.kernel;
         let stage = stage.operand_val(k);
         k.scope(Location::caller(), || match self.ring.scope {
             RingScope::Cta => k.when(thread.eq(0), || self.ring.empty.at(stage).arrive()),
-            RingScope::Cluster => k.when(thread.lt(k.cluster_ctas()), || self.ring.empty.at(stage).peer(thread).arrive_read()),
+            RingScope::Cluster | RingScope::Peers(_) => k.when(thread.lt(self.ring.sharers()), || {
+                let peer = self.ring.first_peer.map_or(thread, |first| first + thread);
+                self.ring.empty.at(stage).peer(peer).arrive_read();
+            }),
         });
     }
 

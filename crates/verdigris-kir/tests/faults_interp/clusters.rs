@@ -2,11 +2,11 @@
 
 use crate::{Planted, Shows, caught, caught_sometimes, cluster, cta, plant, words};
 use verdigris_kir::face::{AsVal, LoadOptions, RemoteMbarrier, TensorMap, Val};
-use verdigris_kir::inst::{Atomic, Op};
+use verdigris_kir::inst::{Atomic, Fence, Op, Scope};
 use verdigris_kir::interp::FindingKind;
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
 use verdigris_kir::program::{Address, Arg, Fill, L2Promotion, MapSpec};
-use verdigris_kir::tile::ring::publish_barriers;
+use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 fn leads<'k>(p: Planted<'k>) -> Val<'k, bool> {
     p.k.thread().eq(0u32)
@@ -40,6 +40,46 @@ fn a_load_that_nothing_orders_before_the_peers_exit() {
         p.unless(|| k.cluster_sync());
         k.st_global(p.y.at(k.cta() * 32u32 + k.thread(), 4), 0, value);
     });
+}
+
+/// A ring whose stages are shared by all of a cluster, or by pairs of CTAs: who fills them does not wait until all have left them.
+fn a_stage_left_after_the_peers_exit(ctas: u32, scope: RingScope) {
+    caught(FindingKind::RemoteAfterExit, &["CTA"], cluster(ctas, 64), |p, lines| {
+        let k = p.k;
+        let ring = Ring::new(k, 2, 1, scope);
+        k.when(leads(p), || ring.init());
+        publish_barriers(k);
+        let fill = || {
+            let cursor = ring.cursor();
+            k.when(leads(p), || {
+                k.range(k.constant(3u32), |_| {
+                    cursor.acquire(0u32);
+                    cursor.advance();
+                });
+                p.unless(|| cursor.drain());
+            });
+        };
+        let leave = || {
+            let cursor = ring.cursor();
+            k.range(k.constant(3u32), |_| {
+                cursor.wait();
+                lines.here(line!() + 1);
+                cursor.release(cursor.stage(), k.thread() & 31u32);
+                cursor.advance();
+            });
+        };
+        k.when_else(k.thread().lt(32u32), fill, leave);
+    });
+}
+
+#[test]
+fn a_stage_of_the_clusters_ring_that_is_left_after_the_peers_exit() {
+    a_stage_left_after_the_peers_exit(2, RingScope::Cluster);
+}
+
+#[test]
+fn a_stage_of_a_pairs_ring_that_is_left_after_the_peers_exit() {
+    a_stage_left_after_the_peers_exit(4, RingScope::Peers(2));
 }
 
 #[test]
@@ -150,6 +190,7 @@ fn message(p: Planted<'_>, lines: &crate::Lines, wrong: Message) {
     let full = p.barriers("full", 1, 1);
     k.st_shared(tile.address() + k.thread() * 4u32, 0, k.constant(0u32));
     k.when(leads(p), || full.init());
+    k.fence(Fence::AcqRel(Scope::Cluster));
     publish_barriers(k);
     let extra = if wrong == Message::FewerBytesThanExpected { p.fault * 4u32 } else { p.fault * 0u32 };
     k.when(leads(p), || full.at(0u32).arrive_expect_tx(extra + 128u32));
@@ -209,6 +250,7 @@ fn sums_in_the_peers_memory() {
         k.when(leads(p), || {
             k.st_shared(sum.address(), 0, k.constant(5u32));
             full.init();
+            k.fence(Fence::AcqRel(Scope::Cluster));
         });
         publish_barriers(k);
         k.when(leads(p), || full.at(0u32).arrive_expect_tx(k.select(k.cluster_rank().eq(0u32), 256u32, 0u32)));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::face::MbarrierArray;
-use crate::inst::Fence;
+use crate::inst::{Fence, Scope};
 use crate::tile::ring::publish_barriers;
 
 const BYTES: u32 = 2048;
@@ -319,6 +319,85 @@ fn clusters_share_memory() {
     let plant = Plant::default();
     let body = to_peer(false, false, &plant);
     fails(&body, 2, &args(), memory, FindingKind::RemoteAfterExit, &plant);
+}
+
+/// What may be wrong where CTAs of a cluster send each other words without a barrier of the cluster behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Message {
+    Right,
+    /// The receiver leaves before it has the words.
+    NoWait,
+    /// The barriers were not fenced before they were handed on.
+    NoInitFence,
+    /// A word written in front of the relaxed arrival is read by the peer: the fence of the barriers hands on nothing else.
+    PlainWord,
+    /// The same behind a fence of its own.
+    FencedWord,
+}
+
+/// Each thread sends its peer in the other CTA a word, which completes on that CTA's mbarrier.
+fn message(fault: Message, plant: &Plant) -> KernelBody {
+    kernel(32, 2, |k| {
+        let _ = k.input("x", 16);
+        let y = k.output("y", 16);
+        let (inbox, plain) = (k.shared("inbox", 128, 16), k.shared("plain", 128, 16));
+        let full = barrier(k, "full", 1);
+        let (i, zero) = (k.thread(), k.constant(0u32));
+        let peer = k.cluster_rank() ^ 1u32;
+        k.when(i.eq(0u32), || full.init());
+        k.st_shared(plain.address() + i * 4u32, 0, i);
+        if fault == Message::FencedWord {
+            k.fence(Fence::AcqRel(Scope::Cluster));
+        }
+        if fault == Message::NoInitFence {
+            k.bar_sync();
+            k.cluster_arrive_relaxed();
+            k.cluster_wait();
+        } else {
+            publish_barriers(k);
+        }
+        if matches!(fault, Message::PlainWord | Message::FencedWord) {
+            plant!(plant);
+            let word = k.ld_cluster_vector::<u32>(k.mapa(plain.address() + i * 4u32, peer), 0, 1)[0];
+            k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
+            k.cluster_sync();
+            return;
+        }
+        k.when(i.eq(0u32), || full.at(zero).arrive_expect_tx(128u32));
+        let to = k.mapa(inbox.address() + i * 4u32, peer);
+        if fault == Message::NoInitFence {
+            plant!(plant);
+            let there = full.at(zero).peer(peer);
+            k.st_async(to, there, &[i + k.cluster_rank() * 100u32]);
+        } else {
+            plant!(plant);
+            k.st_async(to, full.at(zero).peer(peer), &[i + k.cluster_rank() * 100u32]);
+        }
+        if fault != Message::NoWait {
+            full.at(zero).wait_cluster(0u32);
+            let word = k.ld_shared::<u32>(inbox.address() + i * 4u32, 0);
+            k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
+        }
+    })
+}
+
+#[test]
+fn whoever_has_waited_for_its_words_may_leave() {
+    passes(&message(Message::Right, &Plant::default()), 2, &args(), memory, |memory, _| {
+        let want: Vec<u32> = (0..32).map(|i| i + 100).chain(0..32).collect();
+        assert_eq!(read_words(memory, 1)[..64], want[..]);
+    });
+    passes(&message(Message::FencedWord, &Plant::default()), 2, &args(), memory, |memory, _| {
+        let want: Vec<u32> = (0..32).chain(0..32).collect();
+        assert_eq!(read_words(memory, 1)[..64], want[..]);
+    });
+    for (fault, kind) in
+        [(Message::NoWait, FindingKind::AsyncAfterExit), (Message::NoInitFence, FindingKind::Race), (Message::PlainWord, FindingKind::Race)]
+    {
+        let plant = Plant::default();
+        let body = message(fault, &plant);
+        fails(&body, 2, &args(), memory, kind, &plant);
+    }
 }
 
 #[test]
