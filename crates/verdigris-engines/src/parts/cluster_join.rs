@@ -1,13 +1,14 @@
 //! Joins the parts of a sum that the CTAs of a cluster formed, through distributed shared memory.
 //!
-//! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, and adds up the slices that
-//! it receives and its own in the order of ranks: so each ends with the whole sum of its own columns, and the result does not depend on
-//! who was first. Neither scratch nor counters are needed.
+//! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, straight from registers, and
+//! adds up the slices that it receives and its own in the order of ranks: so each ends with the whole sum of its own columns, and the result does not
+//! depend on who was first. Neither scratch nor counters are needed, and nobody meets at a barrier of the cluster, which would cost a fence over
+//! the device: a thread receives what the same thread of each peer has sent.
 //!
 //! **What.** `sum[row, column] = Σ part_rank[row, column]` over ranks 0, 1, …, for columns `rank · columns / ctas ..` of the tile.
-//! **Cost.** Every part crosses the cluster's network once; shared memory for two turns of what is sent and of what is received.
+//! **Cost.** Every part crosses the cluster's network once; shared memory for what is received, of two turns where a CTA has many tiles.
 
-use verdigris_kir::face::{Kernel, SharedPiece, Val, Var};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::cluster::ClusterExchange;
 use verdigris_kir::tile::fragment::Fragment;
 
@@ -16,8 +17,12 @@ use super::way_out::Sum;
 /// What shapes the exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClusterJoinSpec {
-    /// CTAs of a cluster: a power of two.
+    /// CTAs that have parts of the same tile: a power of two.
     pub(crate) ctas: u32,
+    /// How far their ranks lie apart: so many tiles a cluster has.
+    pub(crate) apart: u32,
+    /// A CTA has one tile, and no more.
+    pub(crate) once: bool,
     /// Warpgroups of a CTA that take part.
     pub(crate) warpgroups: u32,
     /// Accumulators of 64 rows that each of them has.
@@ -45,13 +50,15 @@ impl ClusterJoinSpec {
 
     /// Shared memory, with its barriers.
     pub(crate) fn shared_bytes(&self) -> u32 {
-        4 * self.ctas * self.slice_bytes() + 32
+        let (ctas, bytes) = (self.ctas, self.slice_bytes());
+        if self.once { ClusterExchange::bytes_of_once(ctas, bytes) } else { ClusterExchange::bytes_of_turns(ctas, bytes) }
     }
 
     /// Declares the shared memory.
     pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> ClusterJoin<'k> {
-        let exchange = ClusterExchange::new(k, "slices of parts", self.slice_bytes());
-        ClusterJoin { kernel: k, spec: self, exchange, outbox: k.shared("slices to send", 2 * self.ctas * self.slice_bytes(), 16) }
+        let (name, bytes) = ("slices of parts", self.slice_bytes());
+        let exchange = if self.once { ClusterExchange::once(k, name, bytes, self.apart) } else { ClusterExchange::new(k, name, bytes) };
+        ClusterJoin { kernel: k, spec: self, exchange }
     }
 }
 
@@ -61,7 +68,6 @@ pub(crate) struct ClusterJoin<'k> {
     kernel: Kernel<'k>,
     spec: ClusterJoinSpec,
     exchange: ClusterExchange<'k>,
-    outbox: SharedPiece<'k>,
 }
 
 impl<'k> ClusterJoin<'k> {
@@ -70,44 +76,58 @@ impl<'k> ClusterJoin<'k> {
         self.exchange.init();
     }
 
+    /// The CTA's rank among those that have parts of the same tile.
+    pub(crate) fn rank(&self) -> Val<'k, u32> {
+        self.exchange.rank()
+    }
+
+    /// Behind the last tile, before the CTA exits: by one thread at least. A single turn leaves nothing to wait for.
+    pub(crate) fn drain(&self, turn: Var<'k, u32>) {
+        self.exchange.drain(turn.get());
+    }
+
     /// The whole sums of this CTA's columns, in `sums`; `parts` are this CTA's accumulators over all columns. All threads that take part call
     /// it, once a tile; `thread` is the index among them, and `turn` a variable that each begins at 0.
     pub(crate) fn sum<T: Sum>(&self, parts: &[Fragment<'k, T>], sums: &[Fragment<'k, T>], turn: Var<'k, u32>, thread: Val<'k, u32>) {
-        let ClusterJoinSpec { ctas, barrier, .. } = self.spec;
+        let ClusterJoinSpec { ctas, barrier, once, .. } = self.spec;
         let (k, threads, slice_bytes) = (self.kernel, self.spec.threads(), self.spec.slice_bytes());
         // A thread's own four words are one vector; those of all threads stand side by side.
-        let place = |index: usize| index as i64 * 16 * i64::from(threads);
+        let place = |index: usize| index as u32 * 16 * threads;
         let now = turn.get();
-        let outbox = self.outbox.address() + (now & 1) * (ctas * slice_bytes);
         self.exchange.acquire(now);
-        let rank = k.cluster_rank();
-        let kept = self.exchange.own(now);
-        let registers = (self.spec.slice_columns() / 2) as usize;
-        for slice in 0..ctas as usize {
-            let of_slice = parts.iter().flat_map(|part| part.registers()[slice * registers..(slice + 1) * registers].chunks(4));
-            // What this CTA keeps goes straight to where it will be read.
-            let to = k.select(rank.eq(slice as u32), kept, outbox + slice as u32 * slice_bytes) + thread * 16;
-            for (index, vector) in of_slice.enumerate() {
-                let values: Vec<Val<'k, T>> = vector.iter().map(|register| register.get()).collect();
-                k.st_shared_vector(to, place(index), &values);
-            }
-        }
-        k.fence_proxy_async();
-        k.barrier_sync(barrier, threads);
         k.when(thread.eq(0), || self.exchange.expect(now));
-        let to_peer = thread.lt(ctas) & thread.ne(rank);
-        k.when(to_peer, || self.exchange.send_bytes(now, thread, outbox + thread * slice_bytes));
-        let inbox = self.exchange.receive(now) + thread * 16;
-        for sender in 0..i64::from(ctas) {
+        let rank = self.rank();
+        let own = self.exchange.own(now) + thread * 16;
+        let registers = (self.spec.slice_columns() / 2) as usize;
+        for slice in 0..ctas {
+            let begins = slice as usize * registers;
+            let vectors = || {
+                let of_slice = parts.iter().flat_map(|part| part.registers()[begins..begins + registers].chunks(4));
+                of_slice.map(|vector| vector.iter().map(|register| register.get()).collect::<Vec<Val<'k, T>>>()).enumerate()
+            };
+            // What this CTA keeps goes straight to where it will be read.
+            k.when_else(
+                rank.eq(slice),
+                || vectors().for_each(|(index, values)| k.st_shared_vector(own, i64::from(place(index)), &values)),
+                || {
+                    let peer = self.exchange.peer(now, k.constant(slice));
+                    vectors().for_each(|(index, values)| peer.send(thread * 16 + place(index), &values));
+                },
+            );
+        }
+        let received = self.exchange.receive(now) + thread * 16;
+        for sender in 0..ctas {
             for (index, vector) in sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate() {
-                let values = k.ld_shared_vector::<T>(inbox, sender * i64::from(slice_bytes) + place(index), 4);
+                let values = k.ld_shared_vector::<T>(received, i64::from(sender * slice_bytes + place(index)), 4);
                 for (register, value) in vector.iter().zip(values) {
                     register.set(if sender == 0 { value } else { *register + value });
                 }
             }
         }
-        k.barrier_sync(barrier, threads);
-        self.exchange.release(now, thread);
+        if !once {
+            k.barrier_sync(barrier, threads);
+            self.exchange.release(now, thread);
+        }
         turn.set(now + 1);
     }
 }

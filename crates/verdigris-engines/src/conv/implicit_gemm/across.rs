@@ -1,29 +1,26 @@
-//! The way out of tiles that lie across: rows are channels of the filter, columns are pixels, and the CTAs of a cluster took a part of the depth each.
+//! The way out of tiles that lie across: rows are channels of the filter, columns are pixels, and CTAs of a cluster took a part of the depth each.
 //!
 //! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are neighbours.
 //! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to scratch, no
 //! second launch reads it.
-//! **Cost.** Each CTA reads its share of the tile's elements from all of the cluster: see [`crate::parts::cluster_sums`].
+//! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_join`].
 
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::kernel::{FIRST_BARRIER, Spec, WARPGROUP};
+use super::kernel::Spec;
 use crate::parts::batch::BatchIndex;
-use crate::parts::cluster_sums::Sharers;
+use crate::parts::cluster_join::ClusterJoin;
 use crate::parts::epilogue::Epilogue;
 use crate::parts::way_out::Sum;
-
-/// Vectors that a thread has on their way at a time, of all CTAs together.
-const ON_THEIR_WAY: u32 = 16;
 
 /// The parameters of the way out.
 pub(super) struct Across<'k> {
     kernel: Kernel<'k>,
-    sharers: Sharers,
-    /// 64-row blocks and 8-column blocks of a tile.
-    row_blocks: u32,
-    column_blocks: u32,
+    join: ClusterJoin<'k>,
+    /// Accumulators of a consumer, and the pixels of each that are this CTA's when the parts have come together.
+    blocks: u32,
+    slice: u32,
     batch: BatchIndex<'k>,
     epilogue: Epilogue<'k, f32>,
     /// Pixels, and channels of a group.
@@ -43,11 +40,12 @@ pub(super) struct Place<'k> {
 impl<'k> Across<'k> {
     /// Declares the parameters, in the order of those of a way out of elements.
     pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+        let join = spec.cluster_join();
         Across {
             kernel: k,
-            sharers: Sharers { ctas: spec.depth_parts(), warpgroups: spec.consumers, barrier: FIRST_BARRIER },
-            row_blocks: spec.tile_m / 64,
-            column_blocks: spec.tile_n / 8,
+            join: join.declare(k),
+            blocks: spec.blocks(),
+            slice: join.slice_columns(),
             batch: BatchIndex::declare(k),
             epilogue: spec.epilogue.declare(k),
             pixels: k.scalar("rows"),
@@ -55,44 +53,29 @@ impl<'k> Across<'k> {
         }
     }
 
-    /// Stores a tile's results, by all who multiply; `sums` may take the place of what they multiplied, from shared address `slots` on.
-    pub(super) fn write<T: Sum>(
-        &self,
-        sums: &[Fragment<'k, T>],
-        slots: Val<'k, u32>,
-        at: &Place<'k>,
-        [warpgroup, thread]: [Val<'k, u32>; 2],
-    ) {
-        let (k, sharers) = (self.kernel, self.sharers);
-        let shared = sharers.share(k, slots, sums, [warpgroup, thread]);
+    /// Initializes barriers: by one thread, before they are published.
+    pub(super) fn init(&self) {
+        self.join.init();
+    }
+
+    /// Stores a tile's results, by all who multiply: `first_row` is a consumer's first row of the tile, `thread` the index among all of them.
+    pub(super) fn write<T: Sum>(&self, parts: &[Fragment<'k, T>], at: &Place<'k>, [first_row, thread]: [Val<'k, u32>; 2]) {
+        let k = self.kernel;
+        let sums: Vec<Fragment<'k, T>> = (0..self.blocks).map(|_| Fragment::unset(k, self.slice)).collect();
+        self.join.sum(parts, &sums, k.var_named("turn", 0u32), thread);
         let matrix = self.epilogue.begin(self.batch.split(at.batch));
-        // Blocks of columns that hold pixels, each of all rows. Warps go through whole ones.
-        let wanted = ((at.pixels + 7) >> 3) * (self.row_blocks * WARPGROUP);
-        let first = sharers.rank(k) * sharers.threads() + warpgroup * WARPGROUP + thread;
-        let (stride, ahead) = (sharers.ctas * sharers.threads(), ON_THEIR_WAY / sharers.ctas);
-        k.range_step(first, wanted, stride * ahead, |index| {
-            let wholes = (0..ahead).map(|turn| {
-                let index = index + turn * stride;
-                // Where fewer are left, the thread's first stands for them.
-                let there = index.lt(wanted);
-                let index = k.select(there, index, first);
-                let block = index >> WARPGROUP.ilog2();
-                let [row_block, column_block] = [block & (self.row_blocks - 1), block >> self.row_blocks.ilog2()];
-                let holder = index & (WARPGROUP - 1);
-                let whole: [Val<'k, T>; 4] = shared.whole((row_block * self.column_blocks + column_block) * WARPGROUP + holder);
-                (
-                    there,
-                    [row_block * 64 + Fragment::<T>::row(holder), column_block * 8 + Fragment::<T>::column(holder)],
-                    whole.map(T::to_f32),
-                )
-            });
-            for (there, [row, column], whole) in wholes.collect::<Vec<_>>() {
-                // Of two neighbouring rows and columns, one lane takes one column and its neighbour the other: pairs of channels of a pixel.
-                let odd = (row & 1).ne(0u32);
+        // Of two neighbouring rows and columns, one lane takes one column and its neighbour the other: pairs of channels of a pixel.
+        let (row, column) = (Fragment::<T>::row(thread & 127), Fragment::<T>::column(thread & 127));
+        let odd = (row & 1).ne(0u32);
+        let first_pixel = self.join.rank() * self.slice + column + (row & 1);
+        for (block, sum) in (0u32..).zip(&sums) {
+            let channel = at.channel + first_row + row - (row & 1) + 64 * block;
+            for (vector, whole) in (0u32..).zip(sum.registers().chunks(4)) {
+                let whole: Vec<Val<'k, f32>> = whole.iter().map(|register| T::to_f32(register.get())).collect();
                 let got = [0, 2].map(|half| k.shfl_bfly(k.select(odd, whole[half], whole[half + 1]), 4));
-                let pixel_of_tile = column + (row & 1);
-                let (channel, pixel) = (at.channel + row - (row & 1), at.pixel + pixel_of_tile);
-                k.when(there & pixel_of_tile.lt(at.pixels) & pixel.lt(self.pixels), || {
+                let pixel_of_tile = first_pixel + 8 * vector;
+                let pixel = at.pixel + pixel_of_tile;
+                k.when(pixel_of_tile.lt(at.pixels) & pixel.lt(self.pixels), || {
                     let place = matrix.at(pixel, channel);
                     for half in [0, 1] {
                         let (below, own) = (8 * half as u32, [whole[2 * half], whole[2 * half + 1]]);
@@ -103,7 +86,6 @@ impl<'k> Across<'k> {
                     }
                 });
             }
-        });
-        sharers.part(k);
+        }
     }
 }

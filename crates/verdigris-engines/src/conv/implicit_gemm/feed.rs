@@ -372,6 +372,14 @@ impl<'k> Feed<'k> {
         }
     }
 
+    /// Columns of a tile that this CTA loads, where its peers load the others.
+    pub(super) fn columns_of_share(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
+        match self {
+            Feed::Gather(GatherFeed { across: Some(pixels), .. }) => pixels.box_rows(),
+            _ => k.constant(spec.loaded(Shared::B)),
+        }
+    }
+
     /// Whether there may be work without depth.
     pub(super) fn may_be_empty(&self) -> bool {
         matches!(self, Feed::Gather(GatherFeed { scatter: Some(_), .. }))

@@ -24,6 +24,7 @@ use super::feed::{Feed, Slots};
 use super::turned;
 use crate::parts::add_parts::{PartTile, Parts};
 use crate::parts::batch::BatchIndex;
+use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::formats::{map_type, matrix_type};
 use crate::parts::join::{Join, Part};
@@ -72,8 +73,8 @@ pub(super) enum Split {
     Joined,
     /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
     Reduced,
-    /// So many CTAs, a power of two, are a cluster that takes one tile: each a part of its depth, and then a share of its results. Such tiles lie
-    /// across: rows are channels of the filter, columns are pixels, of which the launch says how many a tile has.
+    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles lie across: rows
+    /// are channels of the filter, columns are pixels, of which the launch says how many a tile has.
     Clustered(u32),
 }
 
@@ -93,7 +94,7 @@ pub(super) struct Spec {
     pub(super) consumers: u32,
     /// The consumers take tiles in turn, a whole one each.
     pub(super) pingpong: bool,
-    /// CTAs of a cluster, and what they share.
+    /// Tiles of a cluster, and what they share.
     pub(super) cluster: u32,
     pub(super) shared: Shared,
     /// The depth of tiles may be split among CTAs.
@@ -143,7 +144,7 @@ impl Spec {
         self.kind == Kind::Filter && self.a == DType::F32
     }
 
-    /// CTAs that take a part of each tile's depth; 1 where a cluster does not.
+    /// CTAs that take a part of a tile's depth each; 1 where a cluster does not.
     pub(super) fn depth_parts(&self) -> u32 {
         if let Split::Clustered(ctas) = self.split { ctas } else { 1 }
     }
@@ -277,7 +278,11 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     fn shared_bytes(&self) -> u32 {
-        let way = if matches!(self.split, Split::Reduced | Split::Clustered(_)) { 0 } else { self.way().shared_bytes() };
+        let way = match self.split {
+            Split::Reduced => 0,
+            Split::Clustered(_) => self.cluster_join().shared_bytes(),
+            Split::No | Split::Joined => self.way().shared_bytes(),
+        };
         // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + 64
@@ -297,17 +302,31 @@ impl Spec {
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
         let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        let alone = !self.turns() && !self.lies_across() || self.cluster == 1 && !self.pingpong;
-        if !(alone && slabs_fit && registers_fit && whole_rows && loads_fit) {
+        let alone = !self.turns() || self.cluster == 1 && !self.pingpong;
+        // Where tiles lie across, CTAs may share pixels, in whole swizzle atoms.
+        let shares = !self.pingpong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
+        let lies = !self.lies_across() || shares && self.tile_n.is_multiple_of(8 * self.depth_parts());
+        if !(alone && lies && slabs_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
         self.stages = 2;
         while self.stages < 12 && (Spec { stages: self.stages + 1, ..self.clone() }).shared_bytes() <= SHARED_BYTES {
             self.stages += 1;
         }
-        // What a cluster adds up takes the place of A.
-        let sums_fit = !self.lies_across() || 4 * self.tile_n <= self.stages * ROW_BYTES;
-        sums_fit.then_some(self)
+        (self.shared_bytes() <= SHARED_BYTES).then_some(self)
+    }
+
+    /// How a cluster joins the parts of a tile that lies across.
+    pub(super) fn cluster_join(&self) -> ClusterJoinSpec {
+        ClusterJoinSpec {
+            ctas: self.depth_parts(),
+            apart: self.cluster,
+            once: true,
+            warpgroups: self.consumers,
+            blocks: self.blocks(),
+            columns: self.tile_n,
+            barrier: FIRST_BARRIER,
+        }
     }
 
     /// Registers of a producer's and of a consumer's thread.
@@ -354,10 +373,15 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
-    let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
+    let scope = match (spec.cluster, spec.depth_parts()) {
+        (1, _) => RingScope::Cta,
+        (_, 1) => RingScope::Cluster,
+        (peers, _) => RingScope::Peers(peers),
+    };
     let ring = Ring::new(k, spec.stages, spec.sharers(), scope);
     k.when(k.thread().eq(0), || {
         ring.init();
+        across.iter().for_each(Across::init);
         feed.maps().for_each(|map| k.prefetch_tensormap(map));
     });
     feed.clear(k, spec, a_slots.address(), b_slots.address());
@@ -367,9 +391,15 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_launch();
 
     let rank = if spec.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
-    // Among the CTAs that take tiles of their own.
-    let peer = if spec.cluster > 1 { rank } else { k.constant(0) };
-    let everyone = k.constant(((1u32 << spec.cluster) - 1) as u16);
+    // Which tile of the cluster's, and which part of its depth; neighbours share an operand.
+    let (peer, depth_rank) = match (spec.cluster, spec.depth_parts()) {
+        (1, _) => (k.constant(0), rank),
+        (_, 1) => (rank, k.constant(0)),
+        (peers, _) => (rank & (peers - 1), rank >> peers.ilog2()),
+    };
+    let peers = (1u32 << spec.cluster) - 1;
+    let everyone =
+        if spec.cluster > 1 && spec.depth_parts() > 1 { k.constant(peers).shl(rank - peer).low16() } else { k.constant(peers as u16) };
     let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
     // A cluster takes neighbouring tiles, along the side whose operand they do not share.
     let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + peer } else { work.row };
@@ -378,7 +408,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     // The part of a tile's depth that this CTA takes, in the order of ranks.
     let own_depth = |work: Work<'k>| {
         let cut = |rank: Val<'k, u32>| (work.steps * rank) >> spec.depth_parts().ilog2();
-        if spec.depth_parts() == 1 { work } else { Work { first_step: cut(rank), steps: cut(rank + 1) - cut(rank), ..work } }
+        let first = cut(depth_rank);
+        if spec.depth_parts() == 1 { work } else { Work { first_step: first, steps: cut(depth_rank + 1) - first, ..work } }
     };
 
     let load = || {
@@ -386,8 +417,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             ring: ring.cursor(),
             a: a_slots.address(),
             b: b_slots.address(),
-            a_part: if spec.loaded(Shared::A) < spec.tile_m { rank * spec.loaded(Shared::A) } else { k.constant(0) },
-            b_part: if spec.loaded(Shared::B) < spec.tile_n { rank * spec.loaded(Shared::B) } else { k.constant(0) },
+            a_part: if spec.loaded(Shared::A) < spec.tile_m { peer * spec.loaded(Shared::A) } else { k.constant(0) },
+            b_part: if spec.loaded(Shared::B) < spec.tile_n { peer * feed.columns_of_share(k, spec) } else { k.constant(0) },
             a_options: options(Shared::A),
             b_options: options(Shared::B),
         };
@@ -398,6 +429,10 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let column = tile_column(&work) * feed.tile_columns(k, spec) + slots.b_part;
                 feed.load(k, spec, &work, row, column, &slots);
             });
+            if spec.cluster > 1 {
+                // A peer may still arrive on this CTA's barriers.
+                slots.ring.drain();
+            }
         });
     };
 
@@ -485,9 +520,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             }
             if let Some(across) = &across {
                 let pixels = feed.tile_columns(k, spec);
-                let (channel, pixel) = (work.row * spec.tile_m, work.column * pixels);
+                let (channel, pixel) = (tile_row(&work) * spec.tile_m, work.column * pixels);
                 let place = across::Place { channel, pixel, pixels, batch: target.batch };
-                across.write(results, a_slots.address(), &place, [warpgroup, thread]);
+                across.write(results, &place, [first_row, k.thread() - WARPGROUP]);
             }
             let Some((batch, way)) = &ending else { return };
             let tile = Tile {
@@ -538,8 +573,4 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
         Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
     ]);
-    if spec.cluster > 1 {
-        // A peer may still arrive on this CTA's barriers.
-        k.cluster_sync();
-    }
 }

@@ -10,8 +10,8 @@
 //! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
 //! | wgrad | channels of y | taps, channels of x | pixels of y |
 //!
-//! Of few pixels and great depth, rows and columns of fprop and dgrad change places ([`across`]): a tile of pixels then wastes no rows, and the CTAs of a
-//! cluster share its depth.
+//! Of few pixels and great depth, rows and columns of fprop and dgrad change places ([`across`]): a tile of pixels then wastes no rows, CTAs of a
+//! cluster share its depth, and those with other channels of the same pixels load these once.
 //!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
 //! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written.
@@ -70,7 +70,7 @@ struct Shape {
     cluster: u32,
     shared: Shared,
     pingpong: bool,
-    /// CTAs of a cluster that take a part each of the depth of a tile that lies across; 1 for none.
+    /// CTAs that take a part each of the depth of a tile that lies across; 1 for none. A cluster has so many for each of its tiles.
     depth_parts: u32,
 }
 
@@ -78,9 +78,14 @@ const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: S
     Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false, depth_parts: 1 }
 }
 
-/// Tiles of channels by pixels, whose depth a cluster of `ctas` shares.
+/// Tiles of channels by pixels, whose depth `ctas` CTAs of a cluster share.
 const fn across(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
     Shape { depth_parts: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
+}
+
+/// The same of `tiles` tiles one below the other in a cluster, which share pixels.
+const fn across_by(tiles: u32, tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
+    Shape { cluster: tiles, ..across(tile_m, tile_n, consumers, ctas) }
 }
 
 /// Two consumers that take tiles in turn.
@@ -114,9 +119,14 @@ const SHAPES: &[Shape] = &[
     shape(256, 160, 2, 2, Shared::B),
     shape(128, 192, 2, 2, Shared::A),
     shape(128, 128, 2, 2, Shared::A),
+    // No longer offered: those below are quicker.
     across(64, 104, 1, 4),
     across(128, 104, 2, 4),
     across(256, 104, 2, 8),
+    across_by(2, 128, 96, 2, 4),
+    across_by(4, 128, 96, 2, 2),
+    across_by(2, 64, 96, 1, 4),
+    across(64, 128, 1, 4),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -136,6 +146,8 @@ const THREES: &[usize] = &[6, 22];
 const PAIR: usize = 23;
 /// The one of 192 rows, of which a volume may have as many tiles as the chip has SMs.
 const TALL: usize = 16;
+/// Those that lie across.
+const ACROSS: &[usize] = &[27, 28, 29, 30];
 /// The one of tiles in turn that serves f16 too.
 const TURNS: usize = 18;
 
@@ -159,15 +171,24 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     let depth_parts = SHAPES.get(shape).map_or(1, |shape| shape.depth_parts);
     match (shelf, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if depth_parts == 4 => &[Split::Clustered(4)],
-        // A filter that lies along its columns comes in slabs: of 256 rows too many for a step.
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if depth_parts == 8 => &[Split::Clustered(8)],
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if ACROSS.contains(&shape) => {
+            if depth_parts == 2 {
+                &[Split::Clustered(2)]
+            } else {
+                &[Split::Clustered(4)]
+            }
+        }
         _ if depth_parts > 1 => &[],
         // Nothing of the sweep was quickest by the first one of tiles in turn.
-        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if in_turn && shape >= TURNS => &[No],
-        (Shelf::Usual, Kind::Gather { .. }, 2, DType::F16) if shape == TURNS => &[No],
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if in_turn && shape >= TURNS => &[No],
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
+            if shape == TURNS =>
+        {
+            &[No]
+        }
         _ if in_turn => &[],
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if FIFTHS.contains(&shape) => &[No, Reduced],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::F16) if shape == FIFTHS[0] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
@@ -471,7 +492,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     sums_ns_per_element: 0.18,
     whole_waves: 0.4535,
     across_bytes_per_ns: 9_300.0,
-    cluster_ns: 3000.0,
+    cluster_ns: 2000.0,
     cluster_ns_per_element: 0.1,
     join_ns: 3930.0,
     join_ns_per_element: 0.1085,
@@ -615,7 +636,7 @@ impl Plan {
         // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
         let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
         let math_cycles = math_cycles.max(turning_cycles);
-        let loaded_columns = if spec.lies_across() { self.view.pixels_of_tile(&spec) } else { spec.loaded(Shared::B) };
+        let loaded_columns = if spec.lies_across() { self.view.pixels_of_tile(&spec) / spec.cluster } else { spec.loaded(Shared::B) };
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
         // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
         let room = self.tiles(&spec).1;
@@ -631,7 +652,11 @@ impl Plan {
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let joined_ns = if spec.lies_across() { c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(loaded_columns) } else { 0.0 };
+        let joined_ns = if spec.lies_across() {
+            c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(self.view.pixels_of_tile(&spec))
+        } else {
+            0.0
+        };
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
         let steps = self.view.mean_steps(spec.depth());
@@ -663,13 +688,19 @@ impl Plan {
         Some(both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us)
     }
 
+    /// Rows of tiles that are walked together. Where they lie across, tiles that read the same rows of the filter run side by side: L2 then answers
+    /// several of them at once.
+    fn group(shape: u32) -> u32 {
+        if SHAPES.get(shape as usize).is_some_and(|shape| shape.depth_parts > 1) { 1 } else { 8 }
+    }
+
     fn settings(&self) -> Vec<Setting> {
         let mut settings = Vec::new();
         let sums: &[Option<bool>] = if self.view.prepared.conv.statistics.is_some() { &[Some(true), Some(false)] } else { &[None] };
         for shape in 0..SHAPES.len() as u32 {
             for split in self.splits(shape) {
                 for (along_columns, &sums) in [false, true].into_iter().flat_map(|along| sums.iter().map(move |sums| (along, sums))) {
-                    let setting = Setting { shape, split, group: 8, along_columns, sums };
+                    let setting = Setting { shape, split, group: Plan::group(shape), along_columns, sums };
                     let suits = |spec: Spec| spec.has_sums == (sums == Some(true)) && self.layout(setting, &spec).is_some();
                     if self.spec(setting).is_some_and(suits) {
                         settings.push(setting);

@@ -105,9 +105,13 @@ impl<'k> Ending<'k> {
     }
 
     /// Before the kernel ends.
-    pub(super) fn finish(&self, thread: Val<'k, u32>) {
+    pub(super) fn finish<T>(&self, kept: &Kept<'k, T>, thread: Val<'k, u32>) {
         if let Some(way) = &self.way {
             way.finish(thread);
+        }
+        if let Joining::Cluster { join, .. } = &self.joining {
+            // A peer may still tell this CTA that it has taken its slice.
+            join.drain(kept.turn);
         }
     }
 }

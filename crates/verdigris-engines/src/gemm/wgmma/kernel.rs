@@ -58,6 +58,10 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                     cursor.advance();
                 });
             });
+            if spec.cluster > 1 {
+                // A peer may still arrive on this CTA's barriers.
+                cursor.drain();
+            }
         });
     };
 
@@ -102,7 +106,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             // The place not before the main loop, which has no register to spare for it.
             ending.take(&kept, sums.finish(), &work, place());
         });
-        ending.finish(own.thread);
+        ending.finish(&kept, own.thread);
     };
 
     let (few, many) = spec.registers();
@@ -111,8 +115,4 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
         Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
     ]);
-    if spec.ctas() > 1 {
-        // A peer may still arrive on this CTA's barriers.
-        k.cluster_sync();
-    }
 }

@@ -191,6 +191,8 @@ impl Spec {
     pub(super) fn cluster_join(&self) -> Option<ClusterJoinSpec> {
         (self.cluster_split > 1).then(|| ClusterJoinSpec {
             ctas: self.cluster_split,
+            apart: 1,
+            once: false,
             warpgroups: self.consumers,
             blocks: self.blocks(),
             columns: self.tile_n,
