@@ -665,13 +665,41 @@ fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
     assembles_without_spills(kernels.into_values());
 }
 
+/// Tiles of channels by pixels that have their depth to themselves: fewer pixels than a tile has, as many, one more; channels that end within a tile,
+/// and a cluster whose second tile has none; filters along the depth and along the channels; chains, whose operands are read the other way round.
+#[test]
+fn whole_depths_lie_across() {
+    const ACROSS: &[u32] = &[31];
+    let problem = |direction, channels, image| {
+        let [c, k] = if direction == Direction::Fprop { [64, channels] } else { [channels, 64] };
+        bf16(plane(direction, [1, c, k], image, [1, 3], [0, 1]))
+    };
+    run(&problem(Direction::Fprop, 72, [7, 7]), 920, ACROSS, 1);
+    run(&problem(Direction::Dgrad, 136, [12, 16]), 921, ACROSS, 1);
+    run(&problem(Direction::Fprop, 264, [1, 193]), 922, ACROSS, 1);
+    let base = plane(Direction::Fprop, [5, 128, 136], [5, 6], [1, 3], [0, 1]);
+    run(&bf16(ConvExtents { strides: [1, 2, 2], ..base }), 923, ACROSS, 1);
+    run(&bf16(ConvExtents { dilations: [1, 1, 2], pads: [0, 0, 2], ..base }), 924, ACROSS, 1);
+    let groups = ConvExtents { groups: 2, ..plane(Direction::Dgrad, [3, 256, 128], [5, 6], [2, 2], [1, 0]) };
+    run(&bf16(groups), 925, ACROSS, 1);
+    let mut problem = bf16(plane(Direction::Fprop, [2, 64, 136], [9, 12], [1, 3], [0, 1]));
+    let residual = Tensor { slot: Slot(3), ..problem.y.clone() };
+    let bias = Tensor { slot: Slot(4), dtype: DType::F32, strides: [0, 1, 0, 0, 0] };
+    problem.epilogue = vec![
+        EpilogueStep::Binary { f: BinaryOp::Add, operand: bias, v_is_right: false },
+        EpilogueStep::Binary { f: BinaryOp::Add, operand: residual, v_is_right: false },
+        EpilogueStep::Unary(UnaryOp::Relu),
+    ];
+    run(&problem.canonical().expect("a valid problem"), 926, ACROSS, 1);
+}
+
 /// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end within a
 /// tile and within a block of it; filters along the depth and along the channels.
 #[test]
 fn few_pixels_lie_across() {
-    const SMALL: &[u32] = &[24];
-    const WIDE: &[u32] = &[25];
-    const ALL: &[u32] = &[24, 25, 26];
+    const SMALL: &[u32] = &[29, 30];
+    const WIDE: &[u32] = &[27];
+    const ALL: &[u32] = &[27, 28, 29, 30];
     let problem = |direction, channels, image| {
         let [c, k] = if direction == Direction::Fprop { [64, channels] } else { [channels, 64] };
         bf16(plane(direction, [1, c, k], image, [3, 3], [1, 1]))
@@ -679,7 +707,8 @@ fn few_pixels_lie_across() {
     run(&problem(Direction::Fprop, 72, [7, 7]), 900, SMALL, 1);
     run(&problem(Direction::Dgrad, 136, [7, 7]), 901, WIDE, 1);
     run(&problem(Direction::Fprop, 136, [8, 13]), 902, WIDE, 1);
-    run(&problem(Direction::Fprop, 264, [7, 15]), 903, &[26], 1);
+    run(&problem(Direction::Fprop, 264, [7, 15]), 903, WIDE, 1);
+    run(&problem(Direction::Dgrad, 264, [7, 15]), 904, &[28], 1);
     run(&problem(Direction::Dgrad, 264, [7, 15]), 904, SMALL, 1);
     run(&problem(Direction::Fprop, 56, [1, 1]), 905, ALL, 1);
     // Images end inside of tiles; strides, dilations and groups; a depth of as many steps as parts, and of more.

@@ -34,7 +34,7 @@ fn along_rows_of_d(problem: &GemmProblem) -> GemmProblem {
 }
 
 /// The problem whose D is the transpose of this one's: `Dᵀ = epilogue(Bᵀ · Aᵀ)`. The same memory, read the other way round.
-fn transposed(problem: &GemmProblem) -> GemmProblem {
+pub(crate) fn transposed(problem: &GemmProblem) -> GemmProblem {
     let mut turned = problem.clone();
     (turned.m, turned.n) = (problem.n, problem.m);
     (turned.a, turned.b) = (problem.b.transposed(), problem.a.transposed());

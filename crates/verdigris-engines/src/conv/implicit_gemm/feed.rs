@@ -175,7 +175,7 @@ struct GatherFeed<'k> {
     group_depth: Val<'k, u32>,
     /// What there is of the filter's columns.
     columns: Clip<'k>,
-    /// Where tiles lie across, the pixels of one.
+    /// Where a cluster shares a depth, the pixels of a tile.
     across: Option<Clip<'k>>,
     scatter: Option<Scatter<'k>>,
 }
@@ -313,7 +313,7 @@ impl<'k> Feed<'k> {
                 group_columns: k.scalar("group_columns"),
                 group_depth: k.scalar("group_depth"),
                 columns: Clip::declare(k, of_filter),
-                across: spec.lies_across().then(|| Clip::declare(k, of_pixels)),
+                across: spec.shares_depth().then(|| Clip::declare(k, of_pixels)),
                 scatter: classes.then(|| Scatter {
                     table: k.input("classes", CLASS_BYTES),
                     class_tiles: k.divisor("class_tiles"),
@@ -355,7 +355,7 @@ impl<'k> Feed<'k> {
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
     pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
         let clips = match self {
-            Feed::Gather(feed) if spec.lies_across() => [Some(feed.columns), feed.across],
+            Feed::Gather(feed) if spec.across => [Some(feed.columns), feed.across],
             Feed::Gather(feed) => [None, Some(feed.columns)],
             Feed::Filter(feed) => feed.clips.map_or([None; 2], |clips| clips.map(Some)),
         };
@@ -423,7 +423,7 @@ impl<'k> GatherFeed<'k> {
         let (pixels, [pixel_tile, filter_tile]) = (spec.gathered(), spec.gathers().map(|operand| spec.tile(operand)));
         // What is loaded of each, from which row on, where it goes, and how.
         let [of_a, of_b] = [(row, slots.a, slots.a_part, slots.a_options), (column, slots.b, slots.b_part, slots.b_options)];
-        let [of_pixels, of_filter] = if spec.lies_across() { [of_b, of_a] } else { [of_a, of_b] };
+        let [of_pixels, of_filter] = if spec.across { [of_b, of_a] } else { [of_a, of_b] };
         let ((pixel, pixel_slots, pixel_part, pixel_options), (column, filter_slots, filter_part, filter_options)) = (of_pixels, of_filter);
         let (group, first_tap, steps) = match &self.scatter {
             None => (work.batch, k.constant(0), work.steps),

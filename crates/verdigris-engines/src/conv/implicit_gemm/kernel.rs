@@ -73,8 +73,8 @@ pub(super) enum Split {
     Joined,
     /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
     Reduced,
-    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles lie across: rows
-    /// are channels of the filter, columns are pixels, of which the launch says how many a tile has.
+    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles lie across, and
+    /// the launch says how many pixels one has.
     Clustered(u32),
 }
 
@@ -97,6 +97,8 @@ pub(super) struct Spec {
     /// Tiles of a cluster, and what they share.
     pub(super) cluster: u32,
     pub(super) shared: Shared,
+    /// Tiles lie across: rows are channels of the filter, columns are pixels.
+    pub(super) across: bool,
     /// The depth of tiles may be split among CTAs.
     pub(super) split: Split,
     /// fp8 sums are moved into f32 registers every 128 of depth.
@@ -124,7 +126,13 @@ impl fmt::Display for Spec {
             write!(f, "_x{}{}", self.cluster, if self.shared == Shared::B { 'b' } else { 'a' })?;
         }
         let rows = self.out == Out::Rows && self.split != Split::Reduced;
-        for (on, word) in [(self.pingpong, "_pingpong"), (self.promote, "_promote"), (rows, "_rows"), (self.has_sums, "_sums")] {
+        for (on, word) in [
+            (self.writes_transposed(), "_across"),
+            (self.pingpong, "_pingpong"),
+            (self.promote, "_promote"),
+            (rows, "_rows"),
+            (self.has_sums, "_sums"),
+        ] {
             if on {
                 f.write_str(word)?;
             }
@@ -149,8 +157,13 @@ impl Spec {
         if let Split::Clustered(ctas) = self.split { ctas } else { 1 }
     }
 
-    /// Whether rows are channels and columns are pixels.
-    pub(super) fn lies_across(&self) -> bool {
+    /// Whether results leave through the tile's transpose: rows of D are columns of the tile.
+    pub(super) fn writes_transposed(&self) -> bool {
+        self.across && !self.shares_depth()
+    }
+
+    /// Whether a cluster's CTAs join parts of a tile's depth.
+    pub(super) fn shares_depth(&self) -> bool {
         matches!(self.split, Split::Clustered(_))
     }
 
@@ -166,7 +179,7 @@ impl Spec {
 
     /// Where the gathered pixels and the filter stand, where these are what is multiplied.
     pub(super) fn gathers(&self) -> [Shared; 2] {
-        if self.lies_across() { [Shared::B, Shared::A] } else { [Shared::A, Shared::B] }
+        if self.across { [Shared::B, Shared::A] } else { [Shared::A, Shared::B] }
     }
 
     pub(super) fn a_tile(&self) -> OperandTile {
@@ -207,10 +220,10 @@ impl Spec {
         }
     }
 
-    /// Its map; where tiles lie across, the launch says how many pixels one load brings.
+    /// Its map; where a cluster shares a depth, the launch says how many pixels one load brings.
     pub(super) fn gathered_map(&self) -> MapDecl {
         let map = self.gathered().map();
-        if self.lies_across() { map.with_open_box() } else { map }
+        if self.shares_depth() { map.with_open_box() } else { map }
     }
 
     /// The map of dy: slabs as a third dim where one load brings all of a tile.
@@ -267,7 +280,7 @@ impl Spec {
     pub(super) fn way(&self) -> WaySpec {
         WaySpec {
             out: self.out,
-            transposed: false,
+            transposed: self.writes_transposed(),
             tile_columns: self.tile_n,
             warpgroups: self.consumers,
             barrier: FIRST_BARRIER,
@@ -297,15 +310,16 @@ impl Spec {
         let registers_fit = !self.promote || self.tile_m * self.tile_n / self.sharers() <= 64 * 128;
         // Whole slabs leave through shared memory.
         let d_bytes = self.epilogue.d.dtype.bytes() as u32;
-        let whole_rows =
-            !matches!(self.out, Out::Tma | Out::Scattered) || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+        let whole_rows = self.writes_transposed()
+            || !matches!(self.out, Out::Tma | Out::Scattered)
+            || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
         let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
         let alone = !self.turns() || self.cluster == 1 && !self.pingpong;
         // Where tiles lie across, CTAs may share pixels, in whole swizzle atoms.
         let shares = !self.pingpong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
-        let lies = !self.lies_across() || shares && self.tile_n.is_multiple_of(8 * self.depth_parts());
+        let lies = !self.across || shares && self.tile_n.is_multiple_of(8 * self.depth_parts());
         if !(alone && lies && slabs_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
@@ -367,7 +381,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let feed = Feed::declare(k, spec);
     let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
-    let across = spec.lies_across().then(|| Across::declare(k, spec));
+    let across = spec.shares_depth().then(|| Across::declare(k, spec));
     let ending = (parts.is_none() && across.is_none()).then(|| (BatchIndex::declare(k), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 

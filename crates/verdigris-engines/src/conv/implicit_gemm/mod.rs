@@ -35,7 +35,7 @@ mod view;
 
 use kernel::{Kind, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
-use verdigris_graph::{ConvProblem, Direction, Problem};
+use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program, Residency, Step};
 use verdigris_kir::tile::operand::Major;
@@ -70,17 +70,19 @@ struct Shape {
     cluster: u32,
     shared: Shared,
     pingpong: bool,
+    /// Rows are channels, columns are pixels.
+    across: bool,
     /// CTAs that take a part each of the depth of a tile that lies across; 1 for none. A cluster has so many for each of its tiles.
     depth_parts: u32,
 }
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false, depth_parts: 1 }
+    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false, across: false, depth_parts: 1 }
 }
 
 /// Tiles of channels by pixels, whose depth `ctas` CTAs of a cluster share.
 const fn across(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
-    Shape { depth_parts: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
+    Shape { across: true, depth_parts: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
 }
 
 /// The same of `tiles` tiles one below the other in a cluster, which share pixels.
@@ -127,6 +129,7 @@ const SHAPES: &[Shape] = &[
     across_by(4, 128, 96, 2, 2),
     across_by(2, 64, 96, 1, 4),
     across(64, 128, 1, 4),
+    across_by(2, 128, 192, 2, 1),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -146,8 +149,10 @@ const THREES: &[usize] = &[6, 22];
 const PAIR: usize = 23;
 /// The one of 192 rows, of which a volume may have as many tiles as the chip has SMs.
 const TALL: usize = 16;
-/// Those that lie across.
-const ACROSS: &[usize] = &[27, 28, 29, 30];
+/// The first of those that lie across which are still offered.
+const ACROSS: usize = 27;
+/// The one that lies across with a depth of its own: 192 pixels a tile make a whole wave of tiles where 256 channels a tile do not.
+const WIDE: usize = 31;
 /// The one of tiles in turn that serves f16 too.
 const TURNS: usize = 18;
 
@@ -171,14 +176,13 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     let depth_parts = SHAPES.get(shape).map_or(1, |shape| shape.depth_parts);
     match (shelf, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if ACROSS.contains(&shape) => {
-            if depth_parts == 2 {
-                &[Split::Clustered(2)]
-            } else {
-                &[Split::Clustered(4)]
-            }
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if depth_parts == 4 && shape >= ACROSS => {
+            &[Split::Clustered(4)]
         }
-        _ if depth_parts > 1 => &[],
+        // So many channels of few pixels are most often those of a data gradient.
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Rows }, 2, DType::Bf16) if depth_parts == 2 => &[Split::Clustered(2)],
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
+        _ if depth_parts > 1 || shape == WIDE => &[],
         // Nothing of the sweep was quickest by the first one of tiles in turn.
         (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if in_turn && shape >= TURNS => &[No],
         (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
@@ -189,7 +193,6 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         _ if in_turn => &[],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::F16) if shape == FIFTHS[0] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
         (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Joined],
@@ -372,22 +375,40 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, .. } = *shape;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, across, .. } = *shape;
         let Given { kind, spatial, a, b, promote, out, has_sums } = self;
-        let across = matches!(split, Split::Clustered(_));
-        // Pairs of channels leave at a time.
-        if across && !epilogue.pairs {
+        let shares_depth = matches!(split, Split::Clustered(_));
+        // Pairs of channels leave at a time, or whole lines of them.
+        if shares_depth && !epilogue.pairs || across && !shares_depth && out != Out::Tma {
             return None;
         }
-        let out = if across { Out::Direct } else { out };
-        let stored_here = out == Out::Tma && split != Split::Reduced && !epilogue.exact;
+        let out = if shares_depth { Out::Direct } else { out };
+        let stored_here = out == Out::Tma && !across && split != Split::Reduced && !epilogue.exact;
         let d = epilogue.d.dtype;
         // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
         let registers_fit = d.bytes() == 2 || tile_m * tile_n <= 128 * 128 * consumers;
         let has_sums = has_sums && stored_here && registers_fit && column_sums::takes(d);
         let stages = 2;
-        Spec { kind, spatial, a, b, tile_m, tile_n, stages, consumers, pingpong, cluster, shared, split, promote, out, epilogue, has_sums }
-            .fitted()
+        Spec {
+            kind,
+            spatial,
+            a,
+            b,
+            tile_m,
+            tile_n,
+            stages,
+            consumers,
+            pingpong,
+            cluster,
+            shared,
+            across,
+            split,
+            promote,
+            out,
+            epilogue,
+            has_sums,
+        }
+        .fitted()
     }
 }
 
@@ -502,12 +523,14 @@ const COEFFICIENTS: Coefficients = Coefficients {
 };
 
 impl Plan {
-    /// The epilogue, for a kernel that stores D element by element or leaves by other ways.
-    fn epilogue(&self, stores_d: bool) -> EpilogueSpec {
-        let whole = EpilogueSpec::of(&self.view.product);
+    /// The epilogue of a product, for a kernel that stores D element by element or leaves by other ways.
+    fn epilogue(product: &GemmProblem, stores_d: bool) -> EpilogueSpec {
+        let whole = EpilogueSpec::of(product);
         // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
-        let pairs = whole.pairs && self.view.columns.is_multiple_of(2) && (whole.reads_memory() || stores_d);
-        EpilogueSpec { stores_d, pairs, ..whole }
+        let pairs = whole.pairs && product.n.is_multiple_of(2) && (whole.reads_memory() || stores_d);
+        // Nor does it matter how D lies where others store it.
+        let d = if stores_d { whole.d } else { OperandSpec { walk: Walk::Row, ..whole.d } };
+        EpilogueSpec { stores_d, pairs, d, ..whole }
     }
 
     fn spec(&self, setting: Setting) -> Option<Spec> {
@@ -528,7 +551,9 @@ impl Plan {
         let split = *modes.iter().find(|split| suits(split))?;
         let has_sums = setting.sums == Some(true);
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
-        let spec = given.spec(shape, split, self.epilogue(view.out == Out::Direct || matches!(split, Split::Clustered(_))))?;
+        let shares_depth = matches!(split, Split::Clustered(_));
+        let product = if shape.across && !shares_depth { &view.transposed } else { &view.product };
+        let spec = given.spec(shape, split, Plan::epilogue(product, view.out == Out::Direct || shares_depth))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
         Some(Spec { has_sums: spec.has_sums && fits, ..spec })
     }
@@ -564,7 +589,7 @@ impl Plan {
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows * columns * view.matrices();
         let steps = view.steps(spec.depth());
-        if spec.lies_across() {
+        if spec.shares_depth() {
             // A cluster has one tile, and each of its CTAs some of the depth.
             let schedule = ScheduleArgs::whole(raster, tiles, steps);
             return (steps >= spec.depth_parts() && !setting.along_columns).then_some(Layout { schedule, grid: tiles, reduced: None });
@@ -636,15 +661,15 @@ impl Plan {
         // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
         let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
         let math_cycles = math_cycles.max(turning_cycles);
-        let loaded_columns = if spec.lies_across() { self.view.pixels_of_tile(&spec) / spec.cluster } else { spec.loaded(Shared::B) };
+        let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(&spec) / spec.cluster } else { spec.loaded(Shared::B) };
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
         // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
         let room = self.tiles(&spec).1;
-        let clusters = grid.min(if spec.lies_across() { room - room / 16 } else { room });
+        let clusters = grid.min(if spec.shares_depth() { room - room / 16 } else { room });
         let ctas = f64::from(clusters * spec.ctas());
         let l2_bytes_per_ns = match self.view.kind {
             Kind::Filter => c.apart_bytes_per_ns,
-            Kind::Gather { .. } if spec.lies_across() => c.across_bytes_per_ns,
+            Kind::Gather { .. } if spec.shares_depth() => c.across_bytes_per_ns,
             Kind::Gather { .. } => c.l2_bytes_per_ns,
         };
         let step_ns =
@@ -652,7 +677,7 @@ impl Plan {
         // Waves that are not full cost less than whole ones: the chip clocks higher.
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let joined_ns = if spec.lies_across() {
+        let joined_ns = if spec.shares_depth() {
             c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(self.view.pixels_of_tile(&spec))
         } else {
             0.0
@@ -660,7 +685,7 @@ impl Plan {
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
         let steps = self.view.mean_steps(spec.depth());
-        let steps = if spec.lies_across() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
+        let steps = if spec.shares_depth() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
         let main_ns = steps * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
         // Sums were seen to delay tiles taken in turn, too.
@@ -749,7 +774,7 @@ impl Candidate for Plan {
         let Layout { schedule, grid, reduced } = self.layout(setting, &spec).ok_or_else(unknown)?;
         let chunk = Chunk::all(&view.product.batch).into_iter().next().ok_or_else(unknown)?;
 
-        let epilogue = if reduced.is_some() { self.epilogue(true) } else { spec.epilogue.clone() };
+        let epilogue = if reduced.is_some() { Plan::epilogue(&view.product, true) } else { spec.epilogue.clone() };
         let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
         let places = view.prepared.copy_ahead(&mut program);
         let ([rows, columns], _) = self.tiles(&spec);
@@ -758,7 +783,7 @@ impl Candidate for Plan {
         args.extend(schedule.args(spec.splits_over_grid()));
         let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(&view.product, &chunk, 0, 0));
+        epilogue_args.extend(epilogue.args(view.product_of(&spec), &chunk, 0, 0));
         let add = if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.extend(parts.parts_args(scratch));

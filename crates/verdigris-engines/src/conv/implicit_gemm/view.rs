@@ -16,6 +16,7 @@ use super::kernel::{Kind, Shared, Spec, Split};
 use super::prepare::Prepared;
 use super::terms;
 use crate::engine::{Reason, Refusal};
+use crate::gemm::transposed;
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::way_out::{Out, is_mappable};
@@ -32,6 +33,8 @@ pub(super) struct View {
     pub(super) columns: u32,
     /// The epilogue and D, as those of a product: rows, columns, and a batch of groups (or taps).
     pub(super) product: GemmProblem,
+    /// The same read the other way round: channels by pixels.
+    pub(super) transposed: GemmProblem,
     /// The problem behind its copies.
     pub(super) prepared: Prepared,
     /// Bytes that must cross the memory bus beside the copies.
@@ -106,6 +109,7 @@ impl View {
             out: way_out(&product.d, prepared.line_end(&product.d, product.n), classes),
             rows,
             columns: narrow("the number of channels", columns)?,
+            transposed: transposed(&product),
             product,
             traffic_bytes: conv.traffic_bytes(),
             gather,
@@ -171,6 +175,7 @@ impl View {
             out: way_out(&product.d, prepared.line_end(&product.d, product.n), false),
             rows: narrow("the number of channels", group_k)?,
             columns: narrow("the number of columns", columns)?,
+            transposed: transposed(&product),
             product,
             traffic_bytes: conv.traffic_bytes(),
             gather,
@@ -206,7 +211,7 @@ impl View {
 
     /// Rows and columns of tiles.
     pub(super) fn tiles(&self, spec: &Spec) -> [u32; 2] {
-        let [down, beside] = if spec.lies_across() { [self.columns, self.rows] } else { [self.rows, self.columns] };
+        let [down, beside] = if spec.across { [self.columns, self.rows] } else { [self.rows, self.columns] };
         [down.div_ceil(spec.tile_m), beside.div_ceil(spec.tile_n)]
     }
 
@@ -215,6 +220,11 @@ impl View {
     pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
         let pixels = self.rows.div_ceil(self.rows.div_ceil(spec.tile_n));
         if spec.cluster > 1 { pixels.next_multiple_of(8 * spec.cluster) } else { pixels }
+    }
+
+    /// The product as the way out of a kernel sees it.
+    pub(super) fn product_of(&self, spec: &Spec) -> &GemmProblem {
+        if spec.writes_transposed() { &self.transposed } else { &self.product }
     }
 
     /// Steps of depth of a tile, the most of any class.
@@ -248,7 +258,7 @@ impl View {
         let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
         let mapped = !matches!(spec.out, Out::Direct | Out::Rows) && spec.split != Split::Reduced;
         let mapped = [Some((conv.activations().slot, 16)), Some((self.other.slot, 16)), mapped.then_some((self.product.d.slot, 16))];
-        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped.into_iter().flatten()) {
+        for (slot, bytes) in elements.chain(epilogue.alignments(self.product_of(spec))).chain(mapped.into_iter().flatten()) {
             let alignment: &mut u64 = &mut alignments[slot.0 as usize];
             *alignment = bytes.max(*alignment);
         }
@@ -268,7 +278,7 @@ impl View {
         let activations = conv.activations();
         let all_images = conv.n * u64::from(self.prepared.terms);
         let [of_pixels, of_filter] = spec.gathers();
-        let across = spec.lies_across().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
+        let across = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
         let decl = across.map_or(spec.gathered_map(), |across| across.boxed(spec.gathered_map()));
         let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(decl, activations, all_images));
         match self.kind {
@@ -286,7 +296,7 @@ impl View {
                 let decl = columns.boxed(spec.clipped(of_filter).map());
                 let filter = matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]);
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
-                let l2 = if spec.lies_across() { L2Promotion::B128 } else { filter.l2 };
+                let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
                 let filter = Arg::TensorMap(in_place(self.other.slot), MapSpec { l2, ..filter });
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
                 GatherArgs {
@@ -347,8 +357,8 @@ impl View {
         let d = &self.product.d;
         let leading = d.row_stride * d.dtype.bytes() as u64;
         let batch = self.product.batch_count() as u32;
-        let mut args =
-            spec.way().args(Address::buffer(d.slot.0 as usize), [self.rows, self.columns, batch], leading, chunk.strides_bytes(d));
+        let [rows, columns] = if spec.writes_transposed() { [self.columns, self.rows] } else { [self.rows, self.columns] };
+        let mut args = spec.way().args(Address::buffer(d.slot.0 as usize), [rows, columns, batch], leading, chunk.strides_bytes(d));
         // The map ends with the line, which in scratch is longer than its columns.
         if let Some(Arg::TensorMap(_, map)) = args.last_mut() {
             map.dims[0] = self.prepared.line_end(d, self.product.n);

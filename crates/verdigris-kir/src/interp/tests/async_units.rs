@@ -325,8 +325,6 @@ fn clusters_share_memory() {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Message {
     Right,
-    /// The receiver leaves before it has the words.
-    NoWait,
     /// The barriers were not fenced before they were handed on.
     NoInitFence,
     /// A word written in front of the relaxed arrival is read by the peer: the fence of the barriers hands on nothing else.
@@ -373,11 +371,9 @@ fn message(fault: Message, plant: &Plant) -> KernelBody {
             plant!(plant);
             k.st_async(to, full.at(zero).peer(peer), &[i + k.cluster_rank() * 100u32]);
         }
-        if fault != Message::NoWait {
-            full.at(zero).wait_cluster(0u32);
-            let word = k.ld_shared::<u32>(inbox.address() + i * 4u32, 0);
-            k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
-        }
+        full.at(zero).wait_cluster(0u32);
+        let word = k.ld_shared::<u32>(inbox.address() + i * 4u32, 0);
+        k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
     })
 }
 
@@ -391,9 +387,7 @@ fn whoever_has_waited_for_its_words_may_leave() {
         let want: Vec<u32> = (0..32).chain(0..32).collect();
         assert_eq!(read_words(memory, 1)[..64], want[..]);
     });
-    for (fault, kind) in
-        [(Message::NoWait, FindingKind::AsyncAfterExit), (Message::NoInitFence, FindingKind::Race), (Message::PlainWord, FindingKind::Race)]
-    {
+    for (fault, kind) in [(Message::NoInitFence, FindingKind::Race), (Message::PlainWord, FindingKind::Race)] {
         let plant = Plant::default();
         let body = message(fault, &plant);
         fails(&body, 2, &args(), memory, kind, &plant);
