@@ -5,12 +5,13 @@ mod mma;
 mod simt;
 mod wgmma;
 
-use verdigris_graph::{EpilogueStep, GemmProblem, Order, Problem, Slot};
+use verdigris_graph::{GemmProblem, Order, Problem, Slot};
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Arg, KernelRef, Launch, Residency, Step};
 
 use crate::engine::{Engine, EngineId, Reason, Refusal};
 use crate::parts::batch::Chunk;
+use crate::parts::transposed::transposed;
 
 /// The engines of this family. The table is all there is to registering one.
 pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma, &mma::Mma, &simt::Simt];
@@ -31,23 +32,6 @@ fn product(id: EngineId, problem: &Problem) -> Result<&GemmProblem, Refusal> {
 /// The problem with a D that is not column-major: a column-major D is the row-major D of the transposed problem.
 fn along_rows_of_d(problem: &GemmProblem) -> GemmProblem {
     if problem.d.order() == Order::ColumnMajor { transposed(problem) } else { problem.clone() }
-}
-
-/// The problem whose D is the transpose of this one's: `Dᵀ = epilogue(Bᵀ · Aᵀ)`. The same memory, read the other way round.
-pub(crate) fn transposed(problem: &GemmProblem) -> GemmProblem {
-    let mut turned = problem.clone();
-    (turned.m, turned.n) = (problem.n, problem.m);
-    (turned.a, turned.b) = (problem.b.transposed(), problem.a.transposed());
-    // Factors of both operands stand with outer blocks as rows already.
-    (turned.scale_a, turned.scale_b) = (problem.scale_b.clone(), problem.scale_a.clone());
-    turned.c = problem.c.as_ref().map(|c| c.transposed());
-    turned.d = problem.d.transposed();
-    for step in &mut turned.epilogue {
-        if let EpilogueStep::Binary { operand: matrix, .. } | EpilogueStep::Store { target: matrix } = step {
-            *matrix = matrix.transposed();
-        }
-    }
-    turned
 }
 
 /// Bytes that must cross the memory bus if each matrix does so once.

@@ -31,6 +31,7 @@ use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
 use crate::parts::compute::{self, Compute};
 use crate::parts::element::{Arithmetic, Element, RawVar};
 use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec};
+use crate::parts::transposed::transposed;
 
 const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
 
@@ -54,7 +55,7 @@ impl Engine for Simt {
         let problem = super::product(ID, problem)?;
         // Few rows are few columns of the transposed problem.
         let problem = match problem.m.min(problem.n) <= THIN_COLUMNS {
-            true if problem.m < problem.n => super::transposed(problem),
+            true if problem.m < problem.n => transposed(problem),
             true => problem.clone(),
             false => super::along_rows_of_d(problem),
         };

@@ -18,5 +18,6 @@ pub(crate) mod prologue;
 pub(crate) mod repack;
 mod row_staging;
 pub(crate) mod steps;
+pub(crate) mod transposed;
 pub(crate) mod unpack;
 pub(crate) mod way_out;

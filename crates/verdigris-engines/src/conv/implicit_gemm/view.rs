@@ -16,9 +16,9 @@ use super::kernel::{Kind, Shared, Spec, Split};
 use super::prepare::Prepared;
 use super::terms;
 use crate::engine::{Reason, Refusal};
-use crate::gemm::transposed;
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::transposed::transposed;
 use crate::parts::way_out::{Out, is_mappable};
 
 /// The problem in the kernel's terms.

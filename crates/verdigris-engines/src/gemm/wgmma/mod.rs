@@ -37,6 +37,7 @@ use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join;
 use crate::parts::repack::{self, Repack};
+use crate::parts::transposed::transposed;
 use crate::parts::way_out::is_mappable;
 
 /// The engine.
@@ -284,7 +285,7 @@ impl Engine for Wgmma {
         if let Some(repack) = &repacks[1] {
             gemm.b = repack.packed.transposed();
         }
-        let views = (View::new(gemm.clone(), false), View::new(super::transposed(&gemm), true));
+        let views = (View::new(gemm.clone(), false), View::new(transposed(&gemm), true));
         let (Some(straight), Some(turned)) = views else {
             let extents =
                 format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
