@@ -363,14 +363,8 @@ fn message(fault: Message, plant: &Plant) -> KernelBody {
         }
         k.when(i.eq(0u32), || full.at(zero).arrive_expect_tx(128u32));
         let to = k.mapa(inbox.address() + i * 4u32, peer);
-        if fault == Message::NoInitFence {
-            plant!(plant);
-            let there = full.at(zero).peer(peer);
-            k.st_async(to, there, &[i + k.cluster_rank() * 100u32]);
-        } else {
-            plant!(plant);
-            k.st_async(to, full.at(zero).peer(peer), &[i + k.cluster_rank() * 100u32]);
-        }
+        plant!(plant);
+        k.st_async(to, full.at(zero).peer(peer), &[i + k.cluster_rank() * 100u32]);
         full.at(zero).wait_cluster(0u32);
         let word = k.ld_shared::<u32>(inbox.address() + i * 4u32, 0);
         k.st_global(y.at(k.cta() * 32u32 + i, 4), 0, word);
