@@ -12,6 +12,7 @@
 //!
 //! Of few pixels and great depth, rows and columns of fprop and dgrad change places ([`across`]): a tile of pixels then wastes no rows, CTAs of a
 //! cluster share its depth, and those with other channels of the same pixels load these once.
+//! Of many pixels tiles lie across too, with their depth to themselves, where 192 pixels a tile make whole waves and 256 channels a tile do not.
 //!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
 //! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written.
