@@ -379,8 +379,9 @@ impl Given {
         let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, across, .. } = *shape;
         let Given { kind, spatial, a, b, promote, out, has_sums } = self;
         let shares_depth = matches!(split, Split::Clustered(_));
-        // Pairs of channels leave at a time, or whole lines of them.
-        if shares_depth && !epilogue.pairs || across && !shares_depth && out != Out::Tma {
+        // Pairs of channels leave at a time, or whole lines of them, which are transposed in halves.
+        let leaves = if shares_depth { epilogue.pairs } else { out == Out::Tma && epilogue.d.dtype.bytes() == 2 };
+        if across && !leaves {
             return None;
         }
         let out = if shares_depth { Out::Direct } else { out };
