@@ -691,6 +691,15 @@ fn whole_depths_lie_across() {
         EpilogueStep::Unary(UnaryOp::Relu),
     ];
     run(&problem.canonical().expect("a valid problem"), 926, ACROSS, 1);
+    // Slabs of the transpose hold halves: a result of four bytes would be staged over itself.
+    let engine = verdigris_engines::engine("conv.implicit_gemm").expect("it is registered");
+    let offers = |d: DType| {
+        let mut problem = bf16(plane(Direction::Fprop, [2, 64, 136], [9, 12], [1, 3], [0, 1]));
+        problem.y.dtype = d;
+        let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
+        candidate.knobs().settings().iter().any(|knobs| knobs.value("shape") == Some(ACROSS[0]))
+    };
+    assert!(offers(DType::Bf16) && !offers(DType::F32));
 }
 
 /// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end within a

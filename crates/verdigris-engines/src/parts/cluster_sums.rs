@@ -2,8 +2,8 @@
 //!
 //! **What.** `whole[v] = Σ part_rank[v]` over ranks 0, 1, …, for whichever vectors a thread asks, so the result does not depend on who was first.
 //! Four registers of a thread, two columns of two rows eight below each other, are one vector; those of a warpgroup's threads stand side by side.
-//! **When.** Once a launch, behind its last product: the sums may take the place of what was multiplied. (CTAs that go on to another tile exchange
-//! slices through [`super::cluster_join`].)
+//! **When.** Once a launch, behind its last product: the sums may take the place of what was multiplied. (Where a CTA wants
+//! a slice of whole columns, or goes on to another tile, see [`super::cluster_join`].)
 //! **Cost.** Every sum that is asked for crosses the cluster's network once, and the cluster meets twice.
 
 use verdigris_kir::face::{Kernel, Number, Val};
