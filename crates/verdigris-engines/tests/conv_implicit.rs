@@ -109,6 +109,33 @@ fn residues_without_taps_are_zero_and_pass_through_the_epilogue() {
     run(&problem.canonical().expect("a valid problem"), 8, &[8, 12], 1);
 }
 
+/// Classes without taps have no tiles: warps that do not multiply clear their rows beside the tiles of the others, in each way that tiles are taken.
+#[test]
+fn rows_without_taps_are_cleared_beside_tiles() {
+    const ALL: &[u32] = &[0, 1, 8, 9, 12, 18];
+    let sparse = |dims, image, filter, strides| {
+        let extents = plane(Direction::Dgrad, dims, image, filter, [0, 0]);
+        ConvExtents { strides, ..extents }
+    };
+    // Three of four classes; images, rows of tiles and columns of tiles end inside of tiles.
+    run(&placed(bf16(sparse([5, 136, 64], [15, 13], [1, 1], [1, 2, 2]))), 950, ALL, 1);
+    run(&placed(bf16(sparse([3, 264, 72], [7, 9], [1, 1], [1, 2, 2]))), 951, ALL, 1);
+    // Four classes with taps and five without, two and two; one of seven with taps.
+    run(&placed(bf16(sparse([2, 72, 64], [11, 8], [2, 2], [1, 3, 3]))), 952, ALL, 1);
+    run(&placed(bf16(sparse([2, 72, 64], [11, 8], [1, 2], [1, 2, 2]))), 953, ALL, 1);
+    run(&placed(bf16(sparse([2, 72, 64], [1, 29], [1, 1], [1, 1, 7]))), 954, ALL, 1);
+    // No class has taps.
+    let padded = ConvExtents { pads: [0, 1, 1], ..sparse([2, 72, 64], [1, 1], [1, 1], [1, 2, 2]) };
+    run(&placed(bf16(padded)), 955, ALL, 1);
+    // Groups, a third dim, and results of four bytes.
+    run(&placed(bf16(ConvExtents { groups: 3, ..sparse([2, 192, 192], [6, 5], [1, 1], [1, 2, 2]) })), 956, ALL, 1);
+    let space = ConvExtents { input: [3, 5, 4], ..sparse([2, 72, 64], [1, 1], [1, 1], [2, 2, 2]) };
+    run(&placed(bf16(space)), 957, ALL, 1);
+    let wide = |extents| ConvProblem::packed(extents, DType::Bf16, DType::F32).expect("a valid problem");
+    run(&placed(wide(sparse([2, 136, 64], [9, 8], [1, 1], [1, 2, 2]))), 958, ALL, 1);
+    run(&placed(wide(sparse([2, 264, 64], [9, 8], [1, 1], [1, 2, 2]))), 959, ALL, 1);
+}
+
 #[test]
 fn one_and_three_dimensions() {
     for direction in Direction::ALL {

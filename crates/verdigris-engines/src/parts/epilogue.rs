@@ -220,6 +220,11 @@ impl EpilogueSpec {
         self.steps.is_empty()
     }
 
+    /// Whether a sum of zero leaves as zero, whatever the operands hold: nothing but alpha is at work.
+    pub fn keeps_zero(&self) -> bool {
+        self.is_plain() && self.c.is_none() && !self.scale_a && !self.scale_b
+    }
+
     /// Whether applying it loads or stores elements, so that it may be applied inside of D only.
     pub fn reads_memory(&self) -> bool {
         self.c.is_some() || self.steps.iter().any(|step| matches!(step, StepSpec::Binary(..) | StepSpec::Store(_)))

@@ -232,6 +232,12 @@ struct Lines<'k> {
     batch: BatchStrides<'k>,
 }
 
+/// Lanes of a warp.
+const WARP: u32 = 32;
+/// Rows that a warp clears at a time.
+pub(crate) const CLEARED_ROWS: u32 = 16;
+/// The number of a row that D does not have.
+const NOWHERE: u32 = u32::MAX;
 /// What a thread stores at once under [`Out::Scattered`].
 const PIECE_BYTES: u32 = 16;
 /// Threads of a warpgroup.
@@ -387,6 +393,31 @@ impl<'k> Way<'k> {
         let line = tile.row >> rows.trailing_zeros();
         let together = || k.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
         totals.store([line, tile.batch, tile.column], tile.row.lt(self.rows), slab, &together);
+    }
+
+    /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the first
+    /// [`CLEARED_ROWS`] says of a row where it belongs, as [`PlaceRow`] does, for that takes longer to find than a row to write.
+    pub(crate) fn clear_rows(&self, column: Val<'k, u32>, indices: Indices<'k>, (row, inside): (Val<'k, u32>, Val<'k, bool>)) {
+        let Exit::Scattered { lines, .. } = &self.exit else { unreachable!("rows are cleared where each has a place of its own") };
+        let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);
+        let row = k.select(inside, row, NOWHERE);
+        let pieces = self.spec.tile_columns * bytes / PIECE_BYTES;
+        // Lanes that share a row, and the rows that a warp has at once.
+        let lanes = pieces.min(WARP);
+        let (own_row, own_piece) = (k.lane() >> lanes.ilog2(), k.lane() & (lanes - 1));
+        let own_column = column + own_piece * (PIECE_BYTES / bytes);
+        let first = lines.batch.matrix(lines.d, indices) + own_column.mul_wide(bytes);
+        let zeros: [Val<'k, u32>; 4] = std::array::from_fn(|_| k.constant(0));
+        for turn in (0..CLEARED_ROWS).step_by((WARP / lanes) as usize) {
+            let row = k.shfl_idx(row, own_row + turn);
+            let line = first + row.widen() * lines.stride_bytes;
+            for piece in (0..pieces).step_by(lanes as usize) {
+                let inside = (own_column + piece * (PIECE_BYTES / bytes)).lt(self.columns);
+                k.when(row.ne(NOWHERE) & inside, || {
+                    k.st_global_vector(line, i64::from(piece * PIECE_BYTES), &zeros, Cache::Default);
+                });
+            }
+        }
     }
 
     /// D's extents in rows and columns of the tile's space.

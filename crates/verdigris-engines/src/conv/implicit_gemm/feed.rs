@@ -5,7 +5,7 @@
 //! channel (in a filter's gradient). One entry beyond the last lets the producer read ahead; in a filter's gradient it adds so much that there is
 //! no such channel, and what is loaded is zero. Where operands are sums of terms, each product of terms has its own taps, which name the terms as
 //! further images and positions. Classes of rows stand in a second table, eight words each: first tap, taps, first position in the target by
-//! dimension, three words of nothing.
+//! dimension, three words of nothing. Those without taps stand last.
 
 use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, SharedPiece, TensorMap, Val};
 use verdigris_kir::inst::Cache;
@@ -17,6 +17,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::geometry::{Class, Gather, Tap};
 use super::kernel::{Kind, Shared, Spec};
+use crate::parts::way_out::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
 const CLASS_BYTES: u32 = 32;
@@ -132,9 +133,11 @@ impl<'k> RowMap<'_, 'k> {
 /// Parameters of classes of rows.
 struct Scatter<'k> {
     table: Pointer<'k>,
-    /// Tiles of one class, and the last class.
+    /// Tiles of one class, and the last class that has tiles.
     class_tiles: Divisor<'k>,
     last_class: Val<'k, u32>,
+    /// Where classes without taps have no tiles: how many there are of all.
+    all_classes: Option<Val<'k, u32>>,
     groups: Divisor<'k>,
     images: Val<'k, u32>,
     extents: Vec<Val<'k, u32>>,
@@ -229,8 +232,7 @@ pub(super) struct GatherArgs<'a> {
     pub(super) pixels: Arg,
     pub(super) filter: Arg,
     pub(super) taps: Address,
-    /// The table of classes, and the tiles of each.
-    pub(super) classes: Option<(Address, u32)>,
+    pub(super) classes: Option<ClassArgs>,
     pub(super) slabs: u32,
     pub(super) group_channels: u32,
     pub(super) group_columns: u32,
@@ -239,6 +241,16 @@ pub(super) struct GatherArgs<'a> {
     pub(super) across: Option<ClipArgs>,
     pub(super) groups: u32,
     pub(super) images: u32,
+}
+
+/// The numbers behind [`Scatter`].
+pub(super) struct ClassArgs {
+    pub(super) table: Address,
+    /// Classes that have tiles, and how many one has.
+    pub(super) tiled: u32,
+    pub(super) tiles: u32,
+    /// Where the others have none: how many there are of all.
+    pub(super) all: Option<u32>,
 }
 
 /// The numbers behind [`FilterFeed`].
@@ -271,9 +283,10 @@ impl GatherArgs<'_> {
         args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
         args.extend(self.columns.args());
         args.extend(self.across.iter().flat_map(ClipArgs::args));
-        if let Some((classes, tiles)) = self.classes {
-            let last = self.gather.classes.len() as u32 - 1;
-            args.extend([Arg::Pointer(classes), Arg::Divisor(tiles), number(last), Arg::Divisor(self.groups), number(self.images)]);
+        if let Some(ClassArgs { table, tiled, tiles, all }) = self.classes {
+            args.extend([Arg::Pointer(table), Arg::Divisor(tiles), number(tiled - 1)]);
+            args.extend(all.map(number));
+            args.extend([Arg::Divisor(self.groups), number(self.images)]);
             args.extend(self.gather.target.iter().chain(&self.gather.scatter).map(|&n| number(n as u32)));
         }
         args
@@ -318,6 +331,7 @@ impl<'k> Feed<'k> {
                     table: k.input("classes", CLASS_BYTES),
                     class_tiles: k.divisor("class_tiles"),
                     last_class: k.scalar("last_class"),
+                    all_classes: spec.clears().then(|| k.scalar("all_classes")),
                     groups: k.divisor("groups"),
                     images: k.scalar("images"),
                     extents: (0..spatial).map(|_| k.scalar("target_extent")).collect(),
@@ -391,14 +405,32 @@ impl<'k> Feed<'k> {
             return Target { steps: work.steps, batch: work.batch, rows: None };
         };
         let (class, group) = scatter.groups.split(work.batch);
-        let address = scatter.table.at(class, CLASS_BYTES);
-        let words = k.ld_global_vector::<u32>(address, 0, 4, Cache::Default);
-        let mut first = vec![words[2], words[3]];
-        if feed.walk.counts.len() == 3 {
-            first.push(k.ld_global::<u32>(address, 16));
-        }
-        let steps = k.uniform(words[1]) * feed.slabs.value();
-        Target { steps, batch: group, rows: Some(RowMap { feed, scatter, first }) }
+        let (taps, rows) = feed.class(k, scatter, class);
+        Target { steps: k.uniform(taps) * feed.slabs.value(), batch: group, rows: Some(rows) }
+    }
+
+    /// Gives to `clear` the places of rows of classes without taps, where such have no tiles: those that stand in their classes where the rows
+    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each class that has some take every so many-th of the others;
+    /// and each of `warps` warps takes some rows.
+    pub(super) fn clear_beside(
+        &self,
+        k: Kernel<'k>,
+        batch: Val<'k, u32>,
+        first_row: Val<'k, u32>,
+        rows_of_tile: u32,
+        [warp, warps]: [Val<'k, u32>; 2],
+        clear: impl Fn(Val<'k, u32>, (Val<'k, u32>, Val<'k, bool>)),
+    ) {
+        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return };
+        let Some(all_classes) = scatter.all_classes else { return };
+        let (class, group) = scatter.groups.split(batch);
+        let tiled = scatter.last_class + 1;
+        k.range_step(tiled + class, all_classes, tiled, |class| {
+            let (_, rows) = feed.class(k, scatter, class);
+            k.range_step(warp * CLEARED_ROWS, rows_of_tile, warps * CLEARED_ROWS, |row| {
+                clear(group, rows.place(k, first_row + row + (k.lane() & (CLEARED_ROWS - 1))));
+            });
+        });
     }
 
     /// Steps of depth of the tile at place `tile` of the walk over tiles; some number behind the last one.
@@ -419,6 +451,17 @@ impl<'k> Feed<'k> {
 }
 
 impl<'k> GatherFeed<'k> {
+    /// How many taps a class has, and where its rows belong.
+    fn class<'f>(&'f self, k: Kernel<'k>, scatter: &'f Scatter<'k>, class: Val<'k, u32>) -> (Val<'k, u32>, RowMap<'f, 'k>) {
+        let address = scatter.table.at(class, CLASS_BYTES);
+        let words = k.ld_global_vector::<u32>(address, 0, 4, Cache::Default);
+        let mut first = vec![words[2], words[3]];
+        if self.walk.counts.len() == 3 {
+            first.push(k.ld_global::<u32>(address, 16));
+        }
+        (words[1], RowMap { feed: self, scatter, first })
+    }
+
     fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
         let (pixels, [pixel_tile, filter_tile]) = (spec.gathered(), spec.gathers().map(|operand| spec.tile(operand)));
         // What is loaded of each, from which row on, where it goes, and how.

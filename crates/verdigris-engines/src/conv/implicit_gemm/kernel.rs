@@ -38,6 +38,10 @@ pub(super) const WARPGROUP: u32 = 128;
 pub(super) const FIRST_BARRIER: u32 = 1;
 /// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
 const TURN_BARRIER: u32 = 8;
+/// Warps of a CTA that clear rows for which nothing is multiplied: those beside the one that loads.
+const CLEARING: u32 = 3;
+/// Tiles by which they may be behind.
+const PACES: u32 = 2;
 /// Dynamic shared memory of a CTA on compute capability 9.0.
 const SHARED_BYTES: u32 = 232_448;
 
@@ -165,6 +169,12 @@ impl Spec {
     /// Whether a cluster's CTAs join parts of a tile's depth.
     pub(super) fn shares_depth(&self) -> bool {
         matches!(self.split, Split::Clustered(_))
+    }
+
+    /// Whether rows of classes without taps are no tiles: warps beside the one that loads store their zeros while others multiply.
+    pub(super) fn clears(&self) -> bool {
+        let stores_zeros = self.out == Out::Scattered && self.epilogue.keeps_zero() && self.tile_n.is_power_of_two();
+        matches!(self.kind, Kind::Gather { classes: true, .. }) && stores_zeros
     }
 
     /// CTAs of a cluster.
@@ -298,7 +308,8 @@ impl Spec {
         };
         // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + 64
+        let paces = if self.clears() { 16 * PACES } else { 0 };
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + paces + 64
     }
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
@@ -393,8 +404,11 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         (peers, _) => RingScope::Peers(peers),
     };
     let ring = Ring::new(k, spec.stages, spec.sharers(), scope);
+    // Nothing is filled here: turns let those who clear rows neither fall far behind those who multiply nor run ahead and take their bandwidth.
+    let paces = spec.clears().then(|| Ring::new(k, PACES, CLEARING, RingScope::Cta));
     k.when(k.thread().eq(0), || {
         ring.init();
+        paces.iter().for_each(Ring::init);
         across.iter().for_each(Across::init);
         feed.maps().for_each(|map| k.prefetch_tensormap(map));
     });
@@ -436,8 +450,13 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             a_options: options(Shared::A),
             b_options: options(Shared::B),
         };
+        let pace = paces.map(|paces| paces.cursor());
         k.when(k.elect(), || {
             schedule.for_each(|work| {
+                if let Some(pace) = &pace {
+                    pace.acquire(0);
+                    pace.advance();
+                }
                 let work = own_depth(work);
                 let row = tile_row(&work) * spec.tile_m + slots.a_part;
                 let column = tile_column(&work) * feed.tile_columns(k, spec) + slots.b_part;
@@ -581,8 +600,28 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         }
     };
 
+    // Rows that nothing is multiplied for, beside each tile.
+    let clear = || {
+        let Some(((batch, way), paces)) = ending.as_ref().zip(paces) else { return };
+        let cursor = paces.cursor();
+        let warps = [k.warp() - 1, k.constant(CLEARING)];
+        schedule.for_each(|work| {
+            cursor.wait();
+            let column = tile_column(&work) * spec.tile_n;
+            feed.clear_beside(k, work.batch, tile_row(&work) * spec.tile_m, spec.tile_m, warps, |group, place| {
+                way.clear_rows(column, batch.split(group), place);
+            });
+            cursor.release(cursor.stage(), k.lane());
+            cursor.advance();
+        });
+    };
+
     let (few, many) = spec.registers();
-    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    let load_warp = || {
+        let load = Role { name: "load", warps: 1, registers: None, body: &load };
+        let clear = Role { name: "clear", warps: CLEARING, registers: None, body: &clear };
+        if spec.clears() { k.warp_roles(&[load, clear]) } else { k.warp_roles(&[load]) }
+    };
     k.warp_roles(&[
         Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
         Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },

@@ -15,7 +15,8 @@
 //! Of many pixels tiles lie across too, with their depth to themselves, where 192 pixels a tile make whole waves and 256 channels a tile do not.
 //!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
-//! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written.
+//! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written, by warps that have
+//! nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
 //! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
@@ -565,7 +566,7 @@ impl Plan {
         let [_, columns] = self.tiles(spec).0;
         spec.has_sums.then(|| SumGrid {
             parts: self.view.rows.div_ceil(64 * spec.blocks()),
-            matrices: self.view.matrices(),
+            matrices: self.view.matrices(spec),
             columns: self.view.columns,
             pitch: columns * spec.tiles_of_cluster()[1] * spec.tile_n,
             overlaps: true,
@@ -589,7 +590,7 @@ impl Plan {
         let view = &self.view;
         let ([rows, columns], workers) = self.tiles(spec);
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
-        let tiles = rows * columns * view.matrices();
+        let tiles = rows * columns * view.matrices(spec);
         let steps = view.steps(spec.depth());
         if spec.shares_depth() {
             // A cluster has one tile, and each of its CTAs some of the depth.
@@ -637,7 +638,7 @@ impl Plan {
         let setting = Setting { shape, split: 4, group: 8, along_columns: false, sums: None };
         let Some(spec) = self.spec(setting) else { return splits };
         let ([rows, columns], workers) = self.tiles(&spec);
-        let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices());
+        let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices(&spec));
         let steps = self.view.steps(spec.depth());
         // Whole waves of parts, each part of some depth.
         for waves in 1..=4 {
@@ -686,7 +687,7 @@ impl Plan {
         };
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
-        let steps = self.view.mean_steps(spec.depth());
+        let steps = self.view.mean_steps(&spec);
         let steps = if spec.shares_depth() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
         let main_ns = steps * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };

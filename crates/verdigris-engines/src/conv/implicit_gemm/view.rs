@@ -10,7 +10,7 @@ use verdigris_tensor::DType;
 use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::feed::{FilterArgs, GatherArgs, class_table, tap_table};
+use super::feed::{ClassArgs, FilterArgs, GatherArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec, Split};
 use super::prepare::Prepared;
@@ -188,10 +188,17 @@ impl View {
         })
     }
 
+    /// Classes of rows that have tiles, which are the first: at least one.
+    fn tiled_classes(&self, spec: &Spec) -> u32 {
+        let classes = &self.gather.classes;
+        let with_taps = classes.iter().take_while(|class| !class.taps.is_empty()).count();
+        if spec.clears() { with_taps.max(1) as u32 } else { classes.len() as u32 }
+    }
+
     /// Matrices of tiles: groups, times classes of rows or taps.
-    pub(super) fn matrices(&self) -> u32 {
+    pub(super) fn matrices(&self, spec: &Spec) -> u32 {
         match self.kind {
-            Kind::Gather { .. } => (self.gather.classes.len() as u64 * self.prepared.conv.groups) as u32,
+            Kind::Gather { .. } => self.tiled_classes(spec) * self.prepared.conv.groups as u32,
             Kind::Filter => self.product.batch_count() as u32,
         }
     }
@@ -238,14 +245,14 @@ impl View {
         }
     }
 
-    /// The mean over classes.
-    pub(super) fn mean_steps(&self, depth: u32) -> f64 {
+    /// The mean over classes that have tiles.
+    pub(super) fn mean_steps(&self, spec: &Spec) -> f64 {
         match self.kind {
             Kind::Gather { .. } => {
                 let taps = self.gather.taps().count() * self.passes().len();
-                taps as f64 / self.gather.classes.len() as f64 * f64::from(self.slabs(depth))
+                taps as f64 / f64::from(self.tiled_classes(spec)) * f64::from(self.slabs(spec.depth()))
             }
-            Kind::Filter => f64::from(self.steps(depth)),
+            Kind::Filter => f64::from(self.steps(spec.depth())),
         }
     }
 
@@ -285,9 +292,13 @@ impl View {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
                 let taps = constant(tap_table(gather, &passes, [images, self.taps]));
-                let class_tiles = tiles / gather.classes.len() as u32;
-                let classes = matches!(self.kind, Kind::Gather { classes: true, .. })
-                    .then(|| (constant(class_table(&gather.classes, passes.len() as u32)), class_tiles));
+                let tiled = self.tiled_classes(spec);
+                let classes = matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| ClassArgs {
+                    table: constant(class_table(&gather.classes, passes.len() as u32)),
+                    tiled,
+                    tiles: tiles / tiled,
+                    all: spec.clears().then_some(gather.classes.len() as u32),
+                });
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
                 let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
