@@ -733,9 +733,9 @@ fn whole_depths_lie_across() {
 /// tile and within a block of it; filters along the depth and along the channels.
 #[test]
 fn few_pixels_lie_across() {
-    const SMALL: &[u32] = &[29, 30];
+    const SMALL: &[u32] = &[29, 30, 32];
     const WIDE: &[u32] = &[27];
-    const ALL: &[u32] = &[27, 28, 29, 30];
+    const ALL: &[u32] = &[27, 28, 29, 30, 32];
     let problem = |direction, channels, image| {
         let [c, k] = if direction == Direction::Fprop { [64, channels] } else { [channels, 64] };
         bf16(plane(direction, [1, c, k], image, [3, 3], [1, 1]))
