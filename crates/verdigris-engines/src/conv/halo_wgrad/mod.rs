@@ -421,9 +421,10 @@ impl Plan {
         let waves = match layout.bundles {
             None => (ctas / sms).ceil(),
             Some(_) => {
-                // Measured, a few clusters less are resident than an empty chip has room for.
+                // Measured, a few clusters less are resident than an empty chip has room for; of CTAs alone as many as it has room for.
                 let room = self.arch.resident_clusters_of(layout.parts);
-                (ctas / f64::from(layout.parts) / f64::from((room - room / 16).max(1))).ceil()
+                let room = if layout.parts > 1 { room - room / 16 } else { room };
+                (ctas / f64::from(layout.parts) / f64::from(room.max(1))).ceil()
             }
         };
         let work_ns = waves * (c.start_ns + layout.boxes.div_ceil(u64::from(layout.parts)) as f64 * box_ns);
