@@ -57,7 +57,7 @@ impl Spec {
     }
 
     fn build(self) -> KernelBody {
-        let header = Header { name: self.name(), target: Target::Sm80, threads: THREADS, ..Header::default() };
+        let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
         build(header, |k| if self.transpose { transpose(k, self) } else { copy(k, self) })
     }
 
@@ -231,7 +231,7 @@ impl Repack {
             (lines * u64::from(pieces)).div_ceil(u64::from(THREADS * CHUNKS))
         };
         let [y, z] = chunk.grid();
-        Launch { kernel: self.spec.kernel(), grid: [ctas as u32, y, z], residency: Residency::Any, overlap: false, args }
+        Launch { kernel: self.spec.kernel(), grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args }
     }
 }
 
@@ -391,6 +391,9 @@ struct Piece<'k> {
 fn copy<'k>(k: Kernel<'k>, spec: Spec) {
     let params = Params::declare(k, spec);
     let (fence_stride, fence_bytes) = (k.scalar::<u64>("fence_stride"), k.scalar::<u64>("fence_bytes"));
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let [source, packed] = params.matrices();
     let count = params.lines * params.pieces.value();
     let first = k.cta() * (THREADS * CHUNKS) + k.thread();
@@ -459,6 +462,9 @@ fn shifted<'k>(k: Kernel<'k>, spec: Spec, mut words: Vec<Val<'k, u32>>, first: V
 fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     let params = Params::declare(k, spec);
     let along_stride = k.scalar::<u64>("along_stride_bytes");
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let tile = k.shared("tile", TILE_LINES * TILE_PITCH_BYTES, 4).address();
     let [source, packed] = params.matrices();
     let (tile_line, tile_piece) = params.pieces.split(k.cta());

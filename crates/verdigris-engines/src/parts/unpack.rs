@@ -51,7 +51,7 @@ impl Spec {
     }
 
     fn build(self) -> KernelBody {
-        let header = Header { name: self.name(), target: Target::Sm80, threads: THREADS, ..Header::default() };
+        let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
         build(header, |k| if self.transpose { transpose(k, self) } else { spread(k, self) })
     }
 }
@@ -127,7 +127,7 @@ impl Unpack {
                 };
                 let [y, z] = chunk.grid();
                 let grid = [ctas as u32, y, z];
-                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: false, args });
+                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: true, args });
             }
         }
         launches
@@ -163,6 +163,9 @@ impl<'k> Params<'k> {
 
 fn spread<'k>(k: Kernel<'k>, spec: Spec) {
     let params = Params::declare(k, spec);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let count = params.lines * params.pieces.value();
     let first = k.cta() * (THREADS * UNROLL) + k.thread();
     // All loads stand before the first store, so that they are on their way together.
@@ -200,6 +203,9 @@ fn store<'k>(k: Kernel<'k>, spec: Spec, to: Val<'k, u64>, bits: Val<'k, u32>) {
 
 fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     let params = Params::declare(k, spec);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let tile = k.shared("tile", TILE_LINES * TILE_PITCH_BYTES, 4).address();
     let (tile_line, tile_piece) = params.pieces.split(k.cta());
     let tile_length = TILE_BYTES / spec.bytes;

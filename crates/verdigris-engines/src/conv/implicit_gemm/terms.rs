@@ -180,7 +180,7 @@ impl Terms {
                 let ctas = if across { lines.div_ceil(shared) * pieces } else { (lines * pieces).div_ceil(u64::from(THREADS * UNROLL)) };
                 let [y, z] = chunk.grid();
                 let kernel = self.spec.clone().kernel();
-                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: false, args });
+                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args });
             }
         }
         launches
@@ -272,6 +272,9 @@ fn terms<'k>(k: Kernel<'k>, spec: &Spec, values: [Val<'k, f32>; 2]) -> Vec<Vec<V
 
 fn along<'k>(k: Kernel<'k>, spec: &Spec) {
     let params = Params::declare(k, spec);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let count = params.lines * params.pieces.value();
     let first = k.cta() * (THREADS * UNROLL) + k.thread();
     let element = spec.from.bytes() as u32;
@@ -319,6 +322,9 @@ fn along<'k>(k: Kernel<'k>, spec: &Spec) {
 
 fn across<'k>(k: Kernel<'k>, spec: &Spec) {
     let params = Params::declare(k, spec);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
     let tile_bytes = TILE_LINES * TILE_PITCH_BYTES;
     let tiles = k.shared("tiles", spec.terms * tile_bytes, 4).address();
     let (tile_line, tile_piece) = params.pieces.split(k.cta());

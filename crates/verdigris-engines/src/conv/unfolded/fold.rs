@@ -12,7 +12,7 @@
 use verdigris_graph::{ConvProblem, Direction};
 use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Special;
-use verdigris_kir::ir::{KernelBody, Ty};
+use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 
 use super::columns::{Columns, Side};
@@ -41,7 +41,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.epilogue.target(), threads: THREADS, ..Header::default() };
+        let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
         build(header, |k| fold(k, self))
     }
 }
@@ -226,7 +226,7 @@ impl Fold {
             kernel: self.spec.clone().kernel(),
             grid: [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1],
             residency: Residency::Any,
-            overlap: false,
+            overlap: true,
             args,
         }
     }
@@ -331,6 +331,9 @@ fn fold<'k>(k: Kernel<'k>, spec: &Spec) {
     let channel_columns = k.scalar::<u32>("channel_columns");
     let [depth, height, width] = [DEPTH, HEIGHT, WIDTH].map(|names| AxisParams::declare(k, names));
     let epilogue = spec.epilogue.declare_conv::<f32>(k);
+    // What is in front of this launch may still run: nothing of it is touched above.
+    k.griddep_wait();
+    k.griddep_launch();
 
     let threads = k.constant(1u32).shl(thread_bits);
     let within = k.thread() & (threads - 1);
