@@ -160,19 +160,27 @@ pub struct ScheduleArgs {
     pub share: u32,
     /// Steps of a split tile as they are counted: `steps`, or more where shares do not divide it.
     pub counted_steps: u32,
+    /// Workers that follow each other take shares that are `apart` from each other, `abreast` of them before the shares between are taken. Where every
+    /// tile has as many shares, those of neighbouring tiles at the same depth: they read the same operands at the same time.
+    pub abreast: u32,
+    /// See `abreast`; 1 for shares in order.
+    pub apart: u32,
 }
+
+/// More workers than any launch has.
+const ALL_WORKERS: u32 = 1 << 30;
 
 impl ScheduleArgs {
     /// Whole tiles only.
     pub fn whole(raster: RasterArgs, tiles: u32, steps: u32) -> Self {
-        ScheduleArgs { raster, tiles, steps, split_tiles: 0, share: 1, counted_steps: steps }
+        ScheduleArgs { raster, tiles, steps, split_tiles: 0, share: 1, counted_steps: steps, abreast: ALL_WORKERS, apart: 1 }
     }
 
     /// Splits the depth of the first `split_tiles` tiles evenly over `workers`, at least `least` steps each.
     pub fn split(raster: RasterArgs, tiles: u32, steps: u32, split_tiles: u32, workers: u32, least: u32) -> Self {
         let total = u64::from(split_tiles) * u64::from(steps);
         let share = total.div_ceil(u64::from(workers.max(1))).max(u64::from(least.max(1))) as u32;
-        ScheduleArgs { raster, tiles, steps, split_tiles, share, counted_steps: steps }
+        ScheduleArgs { raster, tiles, steps, split_tiles, share, counted_steps: steps, abreast: ALL_WORKERS, apart: 1 }
     }
 
     /// Splits the depth of every tile into `parts` shares, a worker each: needs `tiles · parts` workers. The last share may be short;
@@ -186,6 +194,8 @@ impl ScheduleArgs {
             split_tiles: tiles,
             share,
             counted_steps: share * parts,
+            abreast: tiles,
+            apart: parts,
         })
     }
 
@@ -207,6 +217,7 @@ impl ScheduleArgs {
         args.extend([number(self.tiles), number(self.steps)]);
         if can_split {
             args.extend([number(self.split_tiles), Arg::Divisor(self.counted_steps.max(1)), Arg::Divisor(self.share)]);
+            args.extend([Arg::Divisor(self.abreast.max(1)), number(self.apart)]);
         }
         args
     }
@@ -218,14 +229,15 @@ impl<'k> Schedule<'k> {
     pub fn declare(k: Kernel<'k>, can_split: bool) -> Self {
         use crate::inst::Special;
         let clusters = k.cluster_ctas() > 1;
-        Schedule {
-            raster: Raster::declare(k),
-            tiles: k.scalar("tiles"),
-            steps: k.scalar("steps"),
-            split: can_split.then(|| Split { tiles: k.scalar("split_tiles"), steps: k.divisor("split_steps"), share: k.divisor("share") }),
-            worker: k.special(if clusters { Special::ClusterX } else { Special::CtaX }),
-            workers: k.special(if clusters { Special::ClustersX } else { Special::GridX }),
+        let (raster, tiles, steps) = (Raster::declare(k), k.scalar("tiles"), k.scalar("steps"));
+        let split = can_split.then(|| Split { tiles: k.scalar("split_tiles"), steps: k.divisor("split_steps"), share: k.divisor("share") });
+        let mut worker = k.special(if clusters { Special::ClusterX } else { Special::CtaX });
+        if can_split {
+            let (abreast, apart): (Divisor<'k>, Val<'k, u32>) = (k.divisor("abreast"), k.scalar("apart"));
+            let (between, place) = abreast.split(worker);
+            worker = place * apart + between;
         }
+        Schedule { raster, tiles, steps, split, worker, workers: k.special(if clusters { Special::ClustersX } else { Special::GridX }) }
     }
 
     /// Runs `body` for each piece of this worker's work, in order.
@@ -320,6 +332,11 @@ mod tests {
             for parts in 1..9u32 {
                 let Some(args) = ScheduleArgs::split_evenly(RasterArgs::new(3, 1, 1, false), 3, steps, parts) else { continue };
                 assert_eq!(args.most_parts(), parts);
+                // Every share has a worker.
+                let mut shares: Vec<u32> =
+                    (0..3 * parts).map(|worker| worker % args.abreast * args.apart + worker / args.abreast).collect();
+                shares.sort_unstable();
+                assert_eq!(shares, (0..3 * parts).collect::<Vec<_>>());
                 let covered: u32 = (0..parts).map(|p| steps.min((p + 1) * args.share) - p * args.share).sum();
                 assert_eq!((covered, (args.counted_steps + args.steps - 1) / args.share), (steps, 2 * parts - 1), "{steps} in {parts}");
             }
@@ -330,8 +347,7 @@ mod tests {
     fn the_most_parts_are_never_exceeded() {
         for steps in 1..40u32 {
             for share in 1..50u32 {
-                let args =
-                    ScheduleArgs { raster: RasterArgs::new(1, 9, 1, false), tiles: 9, steps, split_tiles: 9, share, counted_steps: steps };
+                let args = ScheduleArgs { share, split_tiles: 9, ..ScheduleArgs::whole(RasterArgs::new(1, 9, 1, false), 9, steps) };
                 let parts = (0..9).map(|t| (t * steps + steps - 1) / share - t * steps / share + 1).max().unwrap();
                 assert!(parts <= args.most_parts(), "steps {steps} share {share}: {parts} > {}", args.most_parts());
             }
