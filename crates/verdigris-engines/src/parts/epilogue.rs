@@ -220,7 +220,7 @@ impl EpilogueSpec {
         self.steps.is_empty()
     }
 
-    /// Whether a sum of zero leaves as zero, whatever the operands hold: nothing but alpha is at work.
+    /// Whether a sum of zero leaves as zero, whatever is in memory: nothing but alpha is at work, which convolutions have at 1.
     pub fn keeps_zero(&self) -> bool {
         self.is_plain() && self.c.is_none() && !self.scale_a && !self.scale_b
     }
