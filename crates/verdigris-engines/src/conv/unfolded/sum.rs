@@ -5,7 +5,7 @@
 
 use verdigris_graph::{ConvProblem, Slot};
 use verdigris_kir::face::{Header, Kernel, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
+use verdigris_kir::ir::{KernelBody, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 use verdigris_tensor::DType;
 
@@ -36,7 +36,7 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
+        let header = Header { name: self.name(), target: self.epilogue.target(), threads: THREADS, ..Header::default() };
         build(header, |k| sum(k, self))
     }
 }
@@ -123,7 +123,7 @@ impl Sum {
             kernel: self.spec.clone().kernel(),
             grid: [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1],
             residency: Residency::Any,
-            overlap: true,
+            overlap: false,
             args,
         }
     }
@@ -138,9 +138,6 @@ fn sum(k: Kernel<'_>, spec: &Spec) {
     let [channels, widths, heights, depths] = ["channels", "widths", "heights", "depths"].map(|name| k.divisor(name));
     let strides = ["k_stride", "depth_stride", "height_stride", "width_stride", "c_stride"].map(|name| k.scalar::<u32>(name));
     let epilogue = spec.epilogue.declare_conv::<f32>(k);
-    // What is in front of this launch may still run: nothing of it is touched above.
-    k.griddep_wait();
-    k.griddep_launch();
     let meeting = k.shared("sums", THREADS * 4, 16).address();
 
     // Threads of a CTA with elements of their own, and which of the threads of its element this one is.

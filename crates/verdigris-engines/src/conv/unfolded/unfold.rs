@@ -166,6 +166,14 @@ impl Unfold {
         (self.columns.len() as u64).next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
     }
 
+    /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, of which a CTA
+    /// that comes while another launch has the shared memory is left little (see [`super::fold`]).
+    fn reads_once(&self) -> bool {
+        let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(0);
+        let elements = self.extents.iter().fold(self.images.saturating_mul(channels), |all, &extent| all.saturating_mul(extent));
+        self.rows().saturating_mul(self.columns.len() as u64) <= elements
+    }
+
     /// The size of the matrix.
     pub(super) fn scratch_bytes(&self) -> u64 {
         self.rows().saturating_mul(self.pitch() * self.element_bytes())
@@ -232,7 +240,7 @@ impl Unfold {
             kernel: self.spec.kernel(),
             grid: [self.rows().div_ceil(u64::from(rows_at_once) * turns) as u32, columns_of_ctas, 1],
             residency: Residency::Any,
-            overlap: true,
+            overlap: self.reads_once(),
             args,
         }
     }
