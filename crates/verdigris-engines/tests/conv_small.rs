@@ -70,7 +70,7 @@ fn unfolded_under_its_settings() {
 }
 
 /// What is copied beside a product begins while the launch in front of it ends where no element is read twice, as those of patches, and waits
-/// elsewhere: a CTA that comes early keeps a small L1.
+/// elsewhere, where beginning early was measured to take longer.
 #[test]
 fn copies_begin_early_where_nothing_is_read_twice() {
     let engine = verdigris_engines::engine("conv.unfolded").expect("the engine is registered");

@@ -226,8 +226,9 @@ impl Fold {
             kernel: self.spec.clone().kernel(),
             grid: [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1],
             residency: Residency::Any,
-            // A CTA that comes while a product still has the shared memory is left a small L1 to the end, where products that several pixels
-            // meet should stay: measured, that makes folds of 5×5 taps twice as long, and those of patches a little shorter.
+            // Measured, folds of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
+            // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
+            // should stay.
             overlap: self.axes.iter().all(|axis| axis.turns == 1),
             args,
         }
@@ -333,9 +334,9 @@ fn fold<'k>(k: Kernel<'k>, spec: &Spec) {
     let channel_columns = k.scalar::<u32>("channel_columns");
     let [depth, height, width] = [DEPTH, HEIGHT, WIDTH].map(|names| AxisParams::declare(k, names));
     let epilogue = spec.epilogue.declare_conv::<f32>(k);
-    // What is in front of this launch may still run: nothing of it is touched above.
+    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
+    // earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
-    k.griddep_launch();
 
     let threads = k.constant(1u32).shl(thread_bits);
     let within = k.thread() & (threads - 1);

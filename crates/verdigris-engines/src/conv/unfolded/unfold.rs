@@ -166,8 +166,8 @@ impl Unfold {
         (self.columns.len() as u64).next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
     }
 
-    /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, of which a CTA
-    /// that comes while another launch has the shared memory is left little (see [`super::fold`]).
+    /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and do not begin
+    /// early (see [`super::fold::Fold::launch`]).
     fn reads_once(&self) -> bool {
         let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(0);
         let elements = self.extents.iter().fold(self.images.saturating_mul(channels), |all, &extent| all.saturating_mul(extent));
@@ -287,9 +287,9 @@ fn unfold<'k>(k: Kernel<'k>, spec: Spec) {
     let steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<u32>(name));
     let extents = ["depth", "height", "width"].map(|name| k.scalar::<u32>(name));
     let strides = ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar::<u64>(name));
-    // What is in front of this launch may still run: nothing of it is touched above.
+    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
+    // earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
-    k.griddep_launch();
 
     let (first_row, lane) = across.split(k.thread());
     let chunk = k.special(Special::CtaY) * across.value() + lane;
