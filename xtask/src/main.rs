@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a program for the terminal; its tables are its result")]
 
+mod canonical;
 mod catalog;
 mod kit;
 mod pack;
@@ -82,7 +83,7 @@ enum Action {
     },
     /// Tell which kernels differ from those of another revision; like `diff`, fails if any does.
     Replay {
-        /// A commit, branch or tag.
+        /// A commit, branch or tag; or a folder that `ptx` wrote, which saves the building of the other revision.
         revision: String,
     },
     /// Pack optimized programs and test runners for a machine without Rust.
@@ -184,7 +185,10 @@ fn run(action: Action) -> Result<bool> {
             Ok(true)
         }
         Action::Replay { revision } => {
-            let then = replay::kernels_at(&root, &revision)?;
+            let then = match Path::new(&revision) {
+                folder if folder.is_dir() => ptxas::read_folder(folder)?,
+                _ => replay::kernels_at(&root, &revision)?,
+            };
             let now = catalog::kernels()?;
             let changes = replay::compare(&then, &now);
             for change in &changes {

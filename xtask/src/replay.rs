@@ -1,7 +1,7 @@
 //! Which kernels a change alters: the text of every kernel of the catalog, now and at another revision.
 //!
-//! A refactoring should alter none, and a change to one engine only that engine's. Comments and line information are left out of the
-//! comparison, for moving a line is no change of the kernel.
+//! A refactoring should alter none, and a change to one engine only that engine's. Kernels are compared in their canonical form, for a line that
+//! moved or a parameter that has another name is no change of the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::canonical::canonical;
 use crate::ptxas::{self, Assembly};
 
 /// What became of one kernel.
@@ -44,7 +45,7 @@ impl fmt::Display for Change {
 /// Every difference between two sets of kernels, in order of name.
 pub(crate) fn compare(then: &[Assembly], now: &[Assembly]) -> Vec<Change> {
     let by_name = |assemblies: &[Assembly]| -> BTreeMap<String, Vec<String>> {
-        assemblies.iter().map(|assembly| (format!("{} ({})", assembly.name, assembly.target), essence(&assembly.ptx))).collect()
+        assemblies.iter().map(|assembly| (format!("{} ({})", assembly.name, assembly.target), canonical(&assembly.ptx))).collect()
     };
     let (then, now) = (by_name(then), by_name(now));
     let mut changes = Vec::new();
@@ -60,15 +61,6 @@ pub(crate) fn compare(then: &[Assembly], now: &[Assembly]) -> Vec<Change> {
     }
     changes.extend(now.keys().filter(|name| !then.contains_key(*name)).map(|name| Change::Added(name.clone())));
     changes
-}
-
-/// The lines that make the kernel: without comments, line information and blank lines.
-fn essence(ptx: &str) -> Vec<String> {
-    ptx.lines()
-        .map(|line| line.split("//").next().unwrap_or("").trim())
-        .filter(|line| !line.is_empty() && !line.starts_with(".loc") && !line.starts_with(".file"))
-        .map(str::to_string)
-        .collect()
 }
 
 /// Lines lost and gained, counted as multisets; lines that only changed places count on neither side.

@@ -525,7 +525,7 @@ mod tests {
 
     fn launch(args: Vec<Arg>) -> Launch {
         let kernel = KernelRef::new("k", || panic!("a cached kernel is not built"));
-        Launch { kernel, grid: [1; 3], residency: Residency::Any, overlap: false, args }
+        Launch { kernel, grid: [1; 3], residency: Residency::Any, overlap: false, args: args.into() }
     }
 
     fn map() -> MapSpec {

@@ -358,7 +358,13 @@ impl Candidate for Accepted {
             return Ok(program);
         }
         let mut launch = |kernel: KernelRef, ctas: u32, args: Vec<Arg>| {
-            program.steps.push(Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args }));
+            program.steps.push(Step::Launch(Launch {
+                kernel,
+                grid: [ctas, 1, 1],
+                residency: Residency::Any,
+                overlap: false,
+                args: args.into(),
+            }));
         };
         if vector == 0
             && let Some((turned, along)) = self.turned()

@@ -592,7 +592,7 @@ impl Candidate for Accepted {
                 grid: [region.points(1).div_ceil(THREADS), 1, 1],
                 residency: Residency::Any,
                 overlap: false,
-                args,
+                args: args.into(),
             }));
         }
         Ok(program)

@@ -587,7 +587,7 @@ impl Candidate for Accepted {
                     grid: [ctas, count_of_parts, 1],
                     residency: Residency::Any,
                     overlap: false,
-                    args,
+                    args: args.into(),
                 }));
                 part += u64::from(count_of_parts);
             }
@@ -603,7 +603,7 @@ impl Candidate for Accepted {
                     grid: [results.div_ceil(THREADS), 1, 1],
                     residency: Residency::Any,
                     overlap: false,
-                    args,
+                    args: args.into(),
                 }));
             }
         }

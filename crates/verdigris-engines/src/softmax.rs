@@ -624,7 +624,7 @@ impl Candidate for Accepted {
         let ignored = loss.and_then(|loss| loss.ignore_index).unwrap_or(0);
         let mean = loss.is_some_and(|loss| loss.reduction == LossReduction::Mean);
         let launch = |kernel: KernelRef, ctas: u32, args: Vec<Arg>| {
-            Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args })
+            Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
         };
         let losses = kept.then(|| program.add_scratch("losses", p.row_count() * bytes));
         let weights = kept.then(|| program.add_scratch("weights", p.row_count() * bytes));

@@ -15,6 +15,7 @@ mod inst_legal;
 pub mod inst_samples;
 pub mod interp;
 pub mod ir;
+pub mod params;
 pub mod probes;
 pub mod program;
 pub mod ptx;

@@ -4,6 +4,7 @@
 //! It knows nothing of a device: the same program runs on the interpreter and on a GPU.
 
 use crate::ir::{KernelBody, MapDecl, ParamKind, Ty};
+use crate::params::Arguments;
 use std::fmt;
 use std::sync::Arc;
 
@@ -158,7 +159,26 @@ pub struct Launch {
     /// May start before the launch in front of it ends; the kernel waits by `griddepcontrol.wait` (programmatic dependent launch).
     pub overlap: bool,
     /// Arguments in the order of the kernel's parameters.
-    pub args: Vec<Arg>,
+    pub args: Arguments,
+}
+
+impl Launch {
+    /// CTAs that do not wait for each other, and for the launch in front.
+    pub fn new(kernel: KernelRef, grid: [u32; 3], args: Arguments) -> Launch {
+        Launch { kernel, grid, residency: Residency::Any, overlap: false, args }
+    }
+
+    /// The same, and it may start before the launch in front of it ends ([`Launch::overlap`]).
+    #[must_use]
+    pub fn overlapping(self) -> Launch {
+        Launch { overlap: true, ..self }
+    }
+
+    /// The same, with all CTAs on the chip at once ([`Residency::All`]).
+    #[must_use]
+    pub fn resident(self) -> Launch {
+        Launch { residency: Residency::All, ..self }
+    }
 }
 
 /// One thing to do on the stream.
@@ -224,6 +244,19 @@ impl Program {
         Address::scratch(self.scratch.len() - 1)
     }
 
+    /// Adds a launch. What its kernel relies on of the addresses of buffers becomes what the program asks of their slots.
+    pub fn launch(&mut self, launch: Launch) {
+        for (slot, offset_bytes, alignment_bytes) in launch.args.buffers() {
+            // An address inside of a buffer is as aligned as its start only where the distance is; `Launch::check` refuses others.
+            if let Some(asked) = self.buffer_alignment_bytes.get_mut(slot)
+                && offset_bytes.is_multiple_of(u64::from(alignment_bytes))
+            {
+                *asked = (*asked).max(u64::from(alignment_bytes));
+            }
+        }
+        self.steps.push(Step::Launch(launch));
+    }
+
     /// Puts another place where the steps name a buffer: what one program leaves in a buffer of the caller's, a larger one keeps in scratch.
     pub fn place_buffer(&mut self, slot: usize, at: Address) {
         let settle = |address: &mut Address| {
@@ -233,11 +266,7 @@ impl Program {
         };
         for step in &mut self.steps {
             match step {
-                Step::Launch(launch) => launch.args.iter_mut().for_each(|arg| {
-                    if let Arg::Pointer(address) | Arg::TensorMap(address, _) = arg {
-                        settle(address);
-                    }
-                }),
+                Step::Launch(launch) => launch.args.addresses_mut().for_each(settle),
                 Step::Fill { at, .. } => settle(at),
                 Step::Copy { to, from, .. } => [to, from].into_iter().for_each(settle),
             }
@@ -276,6 +305,14 @@ impl Launch {
         let fail = |what: String| Err(Mismatch { kernel: body.name.clone(), what });
         if self.kernel.name() != body.name {
             return fail(format!("the program names it {}", self.kernel.name()));
+        }
+        if let Some(why) = self.args.refusal() {
+            return fail(why.to_owned());
+        }
+        for (index, (given, param)) in self.args.names().zip(&body.params).enumerate() {
+            if !given.is_empty() && given != param.name {
+                return fail(format!("argument {index} is given for {given}, the kernel's parameter is {}", param.name));
+            }
         }
         if self.args.len() != body.params.len() {
             return fail(format!("{} arguments given, {} parameters declared", self.args.len(), body.params.len()));

@@ -12,7 +12,7 @@ use verdigris_kir::tile::table::{self, ADDRESSES_OF_A_LAUNCH, AddressTable, MAPS
 fn launch(body: KernelBody, ctas: u32, args: Vec<Arg>) -> Step {
     let (name, body) = (body.name.clone(), Arc::new(body));
     let kernel = KernelRef::new(name, move || KernelBody::clone(&body));
-    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args })
+    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
 }
 
 /// The number that stands in element `element` of tensor `tensor`.

@@ -102,7 +102,7 @@ fn launches(
                 grid: [part.row_tiles * part.column_tiles, y, z],
                 residency: Residency::Any,
                 overlap: false,
-                args,
+                args: args.into(),
             }));
         }
     }

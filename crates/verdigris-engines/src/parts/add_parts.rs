@@ -134,7 +134,7 @@ impl PartGrid {
             grid: [self.vectors().div_ceil(u64::from(adds.vectors_of_cta())) as u32, 1, 1],
             residency: Residency::Any,
             overlap: true,
-            args,
+            args: args.into(),
             kernel: adds.kernel(),
         }
     }

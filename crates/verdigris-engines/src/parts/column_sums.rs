@@ -345,7 +345,13 @@ impl Adds {
         for (at, stride_bytes, share_bytes) in to {
             args.extend([Arg::Pointer(at), long(stride_bytes), long(share_bytes)]);
         }
-        Launch { kernel: self.kernel(), grid: [blocks * shares, 1, 1], residency: Residency::Any, overlap: self.overlaps, args }
+        Launch {
+            kernel: self.kernel(),
+            grid: [blocks * shares, 1, 1],
+            residency: Residency::Any,
+            overlap: self.overlaps,
+            args: args.into(),
+        }
     }
 }
 

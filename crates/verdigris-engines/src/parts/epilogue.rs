@@ -781,7 +781,7 @@ mod tests {
                 let body = kernel(&spec);
                 let args = spec.args(&problem, &Chunk::all(&[])[0], 0, 2);
                 let kernel = KernelRef::new(spec.name(), move || kernel(&spec));
-                let launch = Launch { kernel, grid: [1, 1, 1], residency: Residency::Any, overlap: false, args };
+                let launch = Launch { kernel, grid: [1, 1, 1], residency: Residency::Any, overlap: false, args: args.into() };
                 assert_eq!(launch.check(&body), Ok(()));
             }
         }

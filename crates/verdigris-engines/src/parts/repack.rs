@@ -231,7 +231,7 @@ impl Repack {
             (lines * u64::from(pieces)).div_ceil(u64::from(THREADS * CHUNKS))
         };
         let [y, z] = chunk.grid();
-        Launch { kernel: self.spec.kernel(), grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args }
+        Launch { kernel: self.spec.kernel(), grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args: args.into() }
     }
 }
 

@@ -127,7 +127,7 @@ impl Unpack {
                 };
                 let [y, z] = chunk.grid();
                 let grid = [ctas as u32, y, z];
-                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: true, args });
+                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: true, args: args.into() });
             }
         }
         launches

@@ -120,7 +120,7 @@ pub(super) fn probe_with(
     let kernel = KernelRef::new(name.clone(), move || build(header.clone(), &describe));
     let mut args: Vec<Arg> = (0..buffers.len()).map(|slot| Arg::Pointer(Address::buffer(slot))).collect();
     args.extend(more);
-    let launch = Launch { kernel, grid: [grid, 1, 1], residency, overlap: false, args };
+    let launch = Launch { kernel, grid: [grid, 1, 1], residency, overlap: false, args: args.into() };
     let program = Program { steps: vec![Step::Launch(launch)], buffer_alignment_bytes: vec![256; buffers.len()], ..Program::default() };
     Probe { name, program, buffers, checks, magnitudes: None }
 }

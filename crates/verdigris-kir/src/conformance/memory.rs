@@ -231,7 +231,7 @@ fn touches() -> Probe {
     });
     let lines = probe.program.add_scratch("lines", LANES as u64 * 128);
     if let Some(Step::Launch(launch)) = probe.program.steps.first_mut() {
-        launch.args.push(Arg::Pointer(lines));
+        launch.args.append(vec![Arg::Pointer(lines)].into());
     }
     probe
 }

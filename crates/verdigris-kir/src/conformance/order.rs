@@ -543,7 +543,7 @@ fn dependent_launches() -> Probe {
             })
         });
         let args = [from, to].map(|slot| Arg::Pointer(Address::buffer(slot))).to_vec();
-        Step::Launch(Launch { kernel, grid: [LANES as u32 / 128, 1, 1], residency: Residency::Any, overlap, args })
+        Step::Launch(Launch { kernel, grid: [LANES as u32 / 128, 1, 1], residency: Residency::Any, overlap, args: args.into() })
     };
     let steps =
         vec![launch("order/dependent-launches/first", false, 0, 1, false), launch("order/dependent-launches/second", true, 1, 2, true)];

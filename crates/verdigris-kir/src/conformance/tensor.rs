@@ -480,7 +480,7 @@ fn changed_map(space: Space) -> Probe {
     });
     let maps = probe.program.add_scratch("maps", 128 * 4);
     if let Some(Step::Launch(launch)) = probe.program.steps.first_mut() {
-        launch.args.push(Arg::Pointer(maps));
+        launch.args.append(vec![Arg::Pointer(maps)].into());
     }
     probe
 }

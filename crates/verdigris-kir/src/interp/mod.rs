@@ -203,7 +203,7 @@ pub fn run_kernel(
     let built = KernelBody::clone(&body);
     kernels.insert(body);
     let kernel = KernelRef::new(name, move || built.clone());
-    let launch = Launch { kernel, grid, residency: Residency::Any, overlap: false, args };
+    let launch = Launch { kernel, grid, residency: Residency::Any, overlap: false, args: args.into() };
     let program = Program { steps: vec![Step::Launch(launch)], ..Program::default() };
     run(&program, &kernels, memory, options)
 }

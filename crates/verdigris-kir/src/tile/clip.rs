@@ -8,8 +8,7 @@
 use super::operand::{Major, OperandTile, ROW_BYTES};
 use crate::face::{Kernel, LoadOptions, Mbarrier, TensorMap, Val};
 use crate::inst::{Fence, Scope};
-use crate::ir::{MapDecl, Ty};
-use crate::program::Arg;
+use crate::ir::MapDecl;
 use std::panic::Location;
 
 /// The most boxes that bring a tile whose rows run along the depth.
@@ -24,12 +23,14 @@ pub struct ClippedTile {
     pub loaded: u32,
 }
 
-/// What a launch knows of an operand: the arguments behind [`Clip`], and the box of its tensor map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClipArgs {
-    extent: u32,
-    box_rows: u32,
-    kept_bytes: u32,
+crate::parameters! {
+    /// The parameters of a [`Clip`].
+    #[derive(Clone, Copy)]
+    pub struct ClipValues / #[derive(Clone, Copy, Debug, PartialEq, Eq)] ClipArgs of () as _spec {
+        extent: u32,
+        box_rows: u32,
+        kept_bytes: u32,
+    }
 }
 
 impl ClippedTile {
@@ -77,27 +78,25 @@ impl ClipArgs {
         }
         decl
     }
-
-    /// Arguments in the order of [`Clip::declare`].
-    pub fn args(&self) -> Vec<Arg> {
-        [self.extent, self.box_rows, self.kept_bytes].map(|n| Arg::Scalar(Ty::U32, u64::from(n))).to_vec()
-    }
 }
 
 /// The kernel's side.
 #[derive(Clone, Copy)]
 pub struct Clip<'k> {
     tile: ClippedTile,
-    extent: Val<'k, u32>,
-    box_rows: Val<'k, u32>,
-    kept_bytes: Val<'k, u32>,
+    values: ClipValues<'k>,
 }
 
 impl<'k> Clip<'k> {
-    /// Declares the parameters of [`ClipArgs::args`].
+    /// Declares the parameters of [`ClipArgs`].
     #[track_caller]
     pub fn declare(k: Kernel<'k>, tile: ClippedTile) -> Self {
-        Clip { tile, extent: k.scalar("extent"), box_rows: k.scalar("box_rows"), kept_bytes: k.scalar("kept_bytes") }
+        Clip::new(tile, ClipValues::declare(k, &()))
+    }
+
+    /// Of parameters that a group declares.
+    pub fn new(tile: ClippedTile, values: ClipValues<'k>) -> Self {
+        Clip { tile, values }
     }
 
     /// Clears what no load writes in the tile's `stages` places from shared address `slots` on. By `threads` threads, of which this is number
@@ -107,9 +106,9 @@ impl<'k> Clip<'k> {
         let k = slots.kernel();
         k.scope(Location::caller(), || {
             let bytes = self.tile.tile.bytes();
-            k.when(self.kept_bytes.lt(bytes), || {
+            k.when(self.values.kept_bytes.lt(bytes), || {
                 let zero = k.constant(0u32);
-                k.range_step(self.kept_bytes + thread * 16u32, bytes, 16 * threads, |offset| {
+                k.range_step(self.values.kept_bytes + thread * 16u32, bytes, 16 * threads, |offset| {
                     k.range(stages, |stage| k.st_shared_vector(slots + stage * bytes + offset, 0, &[zero; 4]));
                 });
                 k.fence_proxy_async();
@@ -124,12 +123,12 @@ impl<'k> Clip<'k> {
     /// Rows that a tile has whose first row is `first`.
     #[track_caller]
     pub fn rows(&self, first: Val<'k, u32>) -> Val<'k, u32> {
-        first.kernel().scope(Location::caller(), || (self.extent - first.min(self.extent)).min(self.tile.tile.rows))
+        first.kernel().scope(Location::caller(), || (self.values.extent - first.min(self.values.extent)).min(self.tile.tile.rows))
     }
 
     /// Rows of one box.
     pub fn box_rows(&self) -> Val<'k, u32> {
-        self.box_rows
+        self.values.box_rows
     }
 
     /// Bytes that arrive in each CTA for a tile of so many rows.
@@ -144,8 +143,8 @@ impl<'k> Clip<'k> {
             Major::Depth => {
                 let most = self.tile.tile.rows / self.tile.loaded * MOST_BOXES;
                 let one = k.constant(1u32);
-                let boxes = (0..most).map(|number| k.select(rows.gt(self.box_rows * number), one, 0u32));
-                boxes.reduce(|sum, more| sum + more).unwrap_or(one) * self.box_rows * ROW_BYTES
+                let boxes = (0..most).map(|number| k.select(rows.gt(self.values.box_rows * number), one, 0u32));
+                boxes.reduce(|sum, more| sum + more).unwrap_or(one) * self.values.box_rows * ROW_BYTES
             }
         })
     }
@@ -179,7 +178,7 @@ impl<'k> Clip<'k> {
                 }
                 Major::Depth => {
                     for number in 0..MOST_BOXES {
-                        let beyond = self.box_rows * number;
+                        let beyond = self.values.box_rows * number;
                         let at = [depth.signed(), (row + beyond).signed(), batch.signed()];
                         k.when(own.gt(beyond) & beyond.lt(self.tile.loaded), || {
                             k.tma_load(slot + beyond * ROW_BYTES, map, &at, barrier, options);

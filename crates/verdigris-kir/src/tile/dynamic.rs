@@ -7,6 +7,7 @@
 use super::schedule::{Raster, RasterArgs, Work};
 use crate::face::{Kernel, MbarrierArray, Pointer, SharedPiece, Val, Var};
 use crate::inst::{Atomic, Order, Scope, Special};
+use crate::params::{Arguments, ReadWrite};
 use std::panic::Location;
 
 /// A schedule of whole tiles, handed out on demand.
@@ -34,20 +35,25 @@ pub struct DynamicArgs {
     pub steps: u32,
 }
 
+crate::parameters! {
+    /// What a launch gives for a [`Dynamic`] schedule.
+    struct Numbers / NumbersArgs of () as _spec {
+        raster: RasterArgs = (),
+        tiles: u32,
+        steps: u32,
+        next_tile: ReadWrite = 4,
+    }
+}
+
 impl DynamicArgs {
-    /// Arguments in the order of [`Dynamic::declare`]; `counter` is where a zeroed `u32` stands.
-    pub fn args(&self, counter: crate::program::Address) -> Vec<crate::program::Arg> {
-        use crate::ir::Ty;
-        use crate::program::Arg;
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let mut args = self.raster.args();
-        args.extend([number(self.tiles), number(self.steps), Arg::Pointer(counter)]);
-        args
+    /// The arguments; `counter` is where a zeroed `u32` stands.
+    pub fn bound(&self, counter: crate::program::Address) -> Arguments {
+        NumbersArgs { raster: self.raster, tiles: self.tiles, steps: self.steps, next_tile: counter }.bound(&())
     }
 }
 
 impl<'k> Dynamic<'k> {
-    /// Declares the parameters, in the order of [`DynamicArgs::args`], and a ring of `slots` tiles that `reading_warps` warps read: all warps
+    /// Declares the parameters, those of [`DynamicArgs`], and a ring of `slots` tiles that `reading_warps` warps read: all warps
     /// of all roles that call [`Dynamic::for_each`].
     #[track_caller]
     pub fn declare(k: Kernel<'k>, slots: u32, reading_warps: u32) -> Self {
@@ -56,12 +62,13 @@ impl<'k> Dynamic<'k> {
             let empty = k.mbarrier_array("tile read", slots);
             full.arrivals().set(1);
             empty.arrivals().set(u64::from(reading_warps));
+            let Numbers { raster, tiles, steps, next_tile } = Numbers::declare(k, &());
             Dynamic {
                 kernel: k,
-                raster: Raster::declare(k),
-                tiles: k.scalar("tiles"),
-                steps: k.scalar("steps"),
-                counter: k.in_out("next_tile", 4),
+                raster,
+                tiles,
+                steps,
+                counter: next_tile,
                 items: k.shared("tiles ahead", 4 * slots, 4),
                 full,
                 empty,

@@ -3,35 +3,27 @@
 //! Every role of a kernel iterates the same schedule, so producers and consumers agree on the work without talking. The kernel sees
 //! [`Work`]; how tiles are laid over the matrix (the raster) and how depth is split is settled here, by arguments, not by the spec.
 
-use crate::face::{Divisor, Kernel, Val, Var};
+use crate::face::{Kernel, Val, Var};
+use crate::params::{Arguments, Divide, Parameter};
 use std::panic::Location;
 
-/// How a grid of tiles is walked: in groups of rows of tiles, so that the operands of tiles under way at the same time fit in L2.
-#[derive(Clone, Copy, Debug)]
-pub struct Raster<'k> {
-    tiles_per_batch: Divisor<'k>,
-    tiles_per_group: Divisor<'k>,
-    group_rows: Divisor<'k>,
-    last_group_rows: Divisor<'k>,
-    last_group: Val<'k, u32>,
-    along_columns: Val<'k, u32>,
-}
-
-/// The numbers behind a [`Raster`], worked out on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RasterArgs {
-    /// Tiles of one matrix.
-    pub tiles_per_batch: u32,
-    /// Tiles of a full group.
-    pub tiles_per_group: u32,
-    /// Rows of tiles in a full group.
-    pub group_rows: u32,
-    /// Rows of tiles in the last group.
-    pub last_group_rows: u32,
-    /// Index of the last group.
-    pub last_group: u32,
-    /// 1 when groups are of columns instead of rows.
-    pub along_columns: u32,
+crate::parameters! {
+    /// How a grid of tiles is walked: in groups of rows of tiles, so that the operands of tiles under way at the same time fit in L2.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Raster / #[derive(Clone, Copy, Debug, PartialEq, Eq)] RasterArgs of () as _spec {
+        /// Tiles of one matrix.
+        pub tiles_per_batch: Divide,
+        /// Tiles of a full group.
+        pub tiles_per_group: Divide,
+        /// Rows of tiles in a full group.
+        pub group_rows: Divide,
+        /// Rows of tiles in the last group.
+        pub last_group_rows: Divide,
+        /// Index of the last group.
+        pub last_group: u32,
+        /// 1 when groups are of columns instead of rows.
+        pub along_columns: u32,
+    }
 }
 
 impl RasterArgs {
@@ -50,15 +42,6 @@ impl RasterArgs {
         }
     }
 
-    /// Arguments in the order of [`Raster::declare`].
-    pub fn args(&self) -> Vec<crate::program::Arg> {
-        use crate::ir::Ty;
-        use crate::program::Arg;
-        let mut args = [self.tiles_per_batch, self.tiles_per_group, self.group_rows, self.last_group_rows].map(Arg::Divisor).to_vec();
-        args.extend([self.last_group, self.along_columns].map(|n| Arg::Scalar(Ty::U32, u64::from(n))));
-        args
-    }
-
     /// The tile at place `index` of the walk: `(row, column, batch)`, by the same steps as on the device.
     pub fn tile(&self, index: u32) -> (u32, u32, u32) {
         let (batch, rest) = (index / self.tiles_per_batch, index % self.tiles_per_batch);
@@ -70,19 +53,6 @@ impl RasterArgs {
 }
 
 impl<'k> Raster<'k> {
-    /// Declares the parameters of a raster, in the order of [`RasterArgs`]: four divisors, two numbers.
-    #[track_caller]
-    pub fn declare(k: Kernel<'k>) -> Self {
-        Raster {
-            tiles_per_batch: k.divisor("tiles_per_batch"),
-            tiles_per_group: k.divisor("tiles_per_group"),
-            group_rows: k.divisor("group_rows"),
-            last_group_rows: k.divisor("last_group_rows"),
-            last_group: k.scalar("last_group"),
-            along_columns: k.scalar("along_columns"),
-        }
-    }
-
     /// The tile at place `index` of the walk: `(row, column, batch)`.
     #[track_caller]
     pub fn tile(&self, index: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
@@ -135,14 +105,28 @@ pub struct Schedule<'k> {
     workers: Val<'k, u32>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Split<'k> {
-    /// Tiles whose depth is split; they come first in the walk.
-    tiles: Val<'k, u32>,
-    /// Steps of depth of one tile, rounded up to whole shares where every tile is split evenly.
-    steps: Divisor<'k>,
-    /// Steps that one worker takes.
-    share: Divisor<'k>,
+crate::parameters! {
+    /// Tiles and their depth.
+    struct Tiles / TilesArgs of bool as can_split {
+        raster: RasterArgs = (),
+        tiles: u32,
+        steps: u32,
+        split: Option<SplitArgs> = can_split.then_some(()),
+    }
+}
+
+crate::parameters! {
+    #[derive(Clone, Copy, Debug)]
+    struct Split / SplitArgs of () as _spec {
+        /// Tiles whose depth is split; they come first in the walk.
+        split_tiles: u32,
+        /// Steps of depth of one tile, rounded up to whole shares where every tile is split evenly.
+        split_steps: Divide,
+        /// Steps that one worker takes.
+        share: Divide,
+        abreast: Divide,
+        apart: u32,
+    }
 }
 
 /// The numbers behind a [`Schedule`].
@@ -207,35 +191,46 @@ impl ScheduleArgs {
             (_, false) => (self.steps - 1).div_ceil(self.share) + 1,
         }
     }
+}
 
-    /// Arguments in the order of [`Schedule::declare`].
-    pub fn args(&self, can_split: bool) -> Vec<crate::program::Arg> {
-        use crate::ir::Ty;
-        use crate::program::Arg;
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let mut args = self.raster.args();
-        args.extend([number(self.tiles), number(self.steps)]);
-        if can_split {
-            args.extend([number(self.split_tiles), Arg::Divisor(self.counted_steps.max(1)), Arg::Divisor(self.share)]);
-            args.extend([Arg::Divisor(self.abreast.max(1)), number(self.apart)]);
-        }
-        args
+impl ScheduleArgs {
+    /// The arguments of a launch whose kernel declares its schedule with `can_split`.
+    pub fn bound(self, can_split: bool) -> Arguments {
+        let mut arguments = Arguments::new();
+        arguments.bind::<ScheduleArgs>("schedule", &can_split, self);
+        arguments
+    }
+}
+
+impl Parameter for ScheduleArgs {
+    /// Whether the depth of tiles may be split.
+    type Spec = bool;
+    type Value<'k> = Schedule<'k>;
+    type Argument = ScheduleArgs;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, _: &'static str, can_split: &bool) -> Schedule<'k> {
+        Schedule::declare(k, *can_split)
+    }
+
+    fn bind(schedule: ScheduleArgs, name: &'static str, can_split: &bool, to: &mut Arguments) {
+        let ScheduleArgs { raster, tiles, steps, split_tiles, share, counted_steps, abreast, apart } = schedule;
+        let split = can_split.then(|| SplitArgs { split_tiles, split_steps: counted_steps.max(1), share, abreast: abreast.max(1), apart });
+        TilesArgs::bind(TilesArgs { raster, tiles, steps, split }, name, can_split, to);
     }
 }
 
 impl<'k> Schedule<'k> {
-    /// Declares the parameters, in the order of [`ScheduleArgs::args`], and takes the worker's place from the cluster's (or CTA's) index.
+    /// Declares the parameters of [`ScheduleArgs`], and takes the worker's place from the cluster's (or CTA's) index.
     #[track_caller]
     pub fn declare(k: Kernel<'k>, can_split: bool) -> Self {
         use crate::inst::Special;
         let clusters = k.cluster_ctas() > 1;
-        let (raster, tiles, steps) = (Raster::declare(k), k.scalar("tiles"), k.scalar("steps"));
-        let split = can_split.then(|| Split { tiles: k.scalar("split_tiles"), steps: k.divisor("split_steps"), share: k.divisor("share") });
+        let Tiles { raster, tiles, steps, split } = Tiles::declare(k, &can_split);
         let mut worker = k.special(if clusters { Special::ClusterX } else { Special::CtaX });
-        if can_split {
-            let (abreast, apart): (Divisor<'k>, Val<'k, u32>) = (k.divisor("abreast"), k.scalar("apart"));
+        if let Some(Split { abreast, apart, .. }) = &split {
             let (between, place) = abreast.split(worker);
-            worker = place * apart + between;
+            worker = place * *apart + between;
         }
         Schedule { raster, tiles, steps, split, worker, workers: k.special(if clusters { Special::ClustersX } else { Special::GridX }) }
     }
@@ -281,16 +276,16 @@ impl<'k> Schedule<'k> {
 
     fn for_each_split(&self, split: &Split<'k>, body: &dyn Fn(Work<'k>)) {
         let k = self.tiles.kernel();
-        let counted = split.steps.value();
-        let total = split.tiles * counted;
+        let counted = split.split_steps.value();
+        let total = split.split_tiles * counted;
         let position: Var<'k, u32> = k.var_named("position", (self.worker * split.share.value()).min(total));
         let end = (position + split.share.value()).min(total);
-        let whole: Var<'k, u32> = k.var_named("tile", split.tiles + self.worker);
+        let whole: Var<'k, u32> = k.var_named("tile", split.split_tiles + self.worker);
         k.while_(
             || position.lt(end) | whole.lt(self.tiles),
             || {
                 let in_split = position.lt(end);
-                let (split_tile, split_step) = split.steps.split(position);
+                let (split_tile, split_step) = split.split_steps.split(position);
                 let tile = k.select(in_split, split_tile, whole);
                 let first_step = k.select(in_split, split_step, 0u32);
                 let taken = (counted - first_step).min(end - position);

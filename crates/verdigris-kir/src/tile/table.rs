@@ -7,8 +7,9 @@
 
 use crate::face::{AsVal, Header, Kernel, Pointer, TensorMap, build};
 use crate::inst::Scope;
-use crate::ir::{MapDecl, Target, Ty};
-use crate::program::{Address, Arg, KernelRef, Launch, MapSpec, Program, Residency, Step};
+use crate::ir::{MapDecl, Target};
+use crate::params::{Arguments, MapTemplate, ReadWrite, Write};
+use crate::program::{Address, KernelRef, Launch, MapSpec, Program, Residency, Step};
 use std::panic::Location;
 
 /// Addresses that one launch writes: 1 KiB of parameters.
@@ -24,15 +25,11 @@ const MAP_BYTES: u32 = 128;
 /// relies on of the addresses' alignment, the program declares itself ([`Program::buffer_alignment_bytes`]).
 pub fn add_addresses(program: &mut Program, name: &'static str, entries: &[Address]) -> Address {
     let table = program.add_scratch(name, u64::from(ADDRESS_BYTES) * entries.len() as u64);
-    let arg = |&entry: &Address| Arg::Pointer(entry);
-    write(
-        program,
-        table,
-        entries,
-        [ADDRESSES_OF_A_LAUNCH, ADDRESS_BYTES],
-        &KernelRef::new(ADDRESSES, || build(addresses_header(), addresses)),
-        arg,
-    );
+    let kernel = KernelRef::new(ADDRESSES, || build(addresses_header(), addresses));
+    write(program, entries, &kernel, |number, count, entry| {
+        let table = Address { offset_bytes: table.offset_bytes + u64::from(number * ADDRESS_BYTES), ..table };
+        AddressesArgs { table, count, entry }.bound(&())
+    });
     table
 }
 
@@ -44,24 +41,24 @@ pub fn add_tensor_maps(program: &mut Program, name: &'static str, decl: &MapDecl
         let decl = decl.clone();
         move || build(maps_header(&decl), |k| tensor_maps(k, &decl))
     });
-    let arg = |(at, spec): &(Address, MapSpec)| Arg::TensorMap(*at, spec.clone());
-    write(program, table, entries, [MAPS_OF_A_LAUNCH, MAP_BYTES], &kernel, arg);
+    write(program, entries, &kernel, |number, count, entry| {
+        let table = Address { offset_bytes: table.offset_bytes + u64::from(number * MAP_BYTES), ..table };
+        MapsArgs { table, count, entry }.bound(decl)
+    });
     table
 }
 
-/// The launches that write a table; what the last has no entry for is filled up with its last one and not written.
-fn write<E>(
+/// The launches that write a table, from `arguments(first, count, entries)`; what the last has no entry for is filled up with its last one and not
+/// written.
+fn write<E: Clone, const N: usize>(
     program: &mut Program,
-    table: Address,
     entries: &[E],
-    [of_a_launch, bytes]: [u32; 2],
     kernel: &KernelRef,
-    arg: impl Fn(&E) -> Arg,
+    arguments: impl Fn(u32, u32, [E; N]) -> Arguments,
 ) {
-    for (number, part) in entries.chunks(of_a_launch as usize).enumerate() {
-        let offset_bytes = table.offset_bytes + number as u64 * u64::from(of_a_launch * bytes);
-        let mut args = vec![Arg::Pointer(Address { offset_bytes, ..table }), Arg::Scalar(Ty::U32, part.len() as u64)];
-        args.extend((0..of_a_launch as usize).map(|entry| arg(&part[entry.min(part.len() - 1)])));
+    for (number, part) in entries.chunks(N).enumerate() {
+        let entries = std::array::from_fn(|entry| part[entry.min(part.len() - 1)].clone());
+        let args = arguments((number * N) as u32, part.len() as u32, entries);
         let kernel = kernel.clone();
         program.steps.push(Step::Launch(Launch { kernel, grid: [1; 3], residency: Residency::Any, overlap: false, args }));
     }
@@ -69,14 +66,22 @@ fn write<E>(
 
 const ADDRESSES: &str = "table_addresses";
 
+crate::parameters! {
+    /// A table of addresses, and its entries.
+    struct Addresses / AddressesArgs of () as _spec {
+        table: Write = ADDRESS_BYTES,
+        count: u32,
+        /// What a kernel does with an entry is not known here.
+        entry: [ReadWrite; ADDRESSES_OF_A_LAUNCH as usize] = 1,
+    }
+}
+
 /// One thread an entry.
 fn addresses(k: Kernel<'_>) {
-    let (table, count) = (k.output("table", ADDRESS_BYTES), k.scalar::<u32>("count"));
+    let Addresses { table, count, entry } = Addresses::declare(k, &());
     let thread = k.thread();
-    for number in 0..ADDRESSES_OF_A_LAUNCH {
-        // What a kernel does with the entry is not known here.
-        let entry = k.in_out("entry", 1).address();
-        k.when(thread.eq(number) & count.gt(number), || k.st_global(table.at(number, ADDRESS_BYTES), 0, entry));
+    for (number, entry) in (0..ADDRESSES_OF_A_LAUNCH).zip(entry) {
+        k.when(thread.eq(number) & count.gt(number), || k.st_global(table.at(number, ADDRESS_BYTES), 0, entry.address()));
     }
 }
 
@@ -91,12 +96,22 @@ fn maps_name(decl: &MapDecl) -> String {
     format!("table_maps_{ty:?}_{kind}{rank}_{}_{swizzle:?}_{access:?}", dims.join("x")).to_lowercase()
 }
 
-/// One warp: each map goes through shared memory, from where it is published for the copy engine.
+crate::parameters! {
+    /// A table of tensor maps, and its entries.
+    struct Maps / MapsArgs of MapDecl as decl {
+        table: ReadWrite = MAP_BYTES,
+        count: u32,
+        entry: [MapTemplate; MAPS_OF_A_LAUNCH as usize] = *decl,
+    }
+}
+
+/// One warp: each map goes through shared memory, from where it is published for TMA.
 fn tensor_maps(k: Kernel<'_>, decl: &MapDecl) {
-    let (table, count) = (k.in_out("table", MAP_BYTES), k.scalar::<u32>("count"));
-    let rooms: Vec<_> = (0..MAPS_OF_A_LAUNCH)
-        .map(|_| {
-            let (entry, room) = (k.tensor_map_template("entry", decl.clone()), k.shared("map", MAP_BYTES, MAP_BYTES));
+    let Maps { table, count, entry } = Maps::declare(k, decl);
+    let rooms: Vec<_> = entry
+        .into_iter()
+        .map(|entry| {
+            let room = k.shared("map", MAP_BYTES, MAP_BYTES);
             k.when(k.lane().eq(0), || k.tensormap_copy(room, &entry));
             room
         })

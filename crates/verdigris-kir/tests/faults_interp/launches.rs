@@ -16,7 +16,7 @@ fn kernel(name: &str, threads: u32, cluster: u32, describe: impl for<'k> FnOnce(
 fn launch(body: &KernelBody, ctas: u32, overlap: bool, residency: Residency, args: &[Arg]) -> Step {
     let made = body.clone();
     let kernel = KernelRef::new(body.name.clone(), move || made.clone());
-    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args: args.to_vec() })
+    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args: args.to_vec().into() })
 }
 
 fn pointer(slot: usize) -> Arg {

@@ -112,7 +112,7 @@ pub(crate) fn pointer(slot: usize) -> Arg {
 pub(crate) fn launch(body: KernelBody, grid: [u32; 3], residency: Residency, args: Vec<Arg>) -> Launch {
     let name = body.name.clone();
     let body = Arc::new(body);
-    Launch { kernel: KernelRef::new(name, move || KernelBody::clone(&body)), grid, residency, overlap: false, args }
+    Launch { kernel: KernelRef::new(name, move || KernelBody::clone(&body)), grid, residency, overlap: false, args: args.into() }
 }
 
 /// Runs launches under a schedule; findings fail the test.

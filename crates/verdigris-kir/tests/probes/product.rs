@@ -76,7 +76,7 @@ fn split_depth_joins_in_the_same_order_whatever_the_schedule() {
             let counters = memory.add_filled(u64::from(rows * columns * TILE.rows / 64 * 4), 0);
             let body = spec.build();
             let mut args = vec![problem.a_map(a, map_decl(&body, 0)), problem.b_map(b, map_decl(&body, 1))];
-            args.extend(schedule.args(true));
+            args.extend(schedule.bound(true));
             args.extend([pointer(d), number(problem.rows as u32), number(problem.columns as u32)]);
             args.extend([pointer(parts), pointer(counters), number(schedule.most_parts())]);
             run(&[launch(body, [workers, 1, 1], Residency::Any, args)], &kernels, &mut memory, &options);
@@ -103,7 +103,7 @@ fn tiles_on_demand_are_all_done_once() {
             let counter = memory.add(&u32_bytes(&[0]));
             let body = spec.build();
             let mut args = vec![problem.a_map(a, map_decl(&body, 0)), problem.b_map(b, map_decl(&body, 1))];
-            args.extend(schedule.args(Address::buffer(counter)));
+            args.extend(schedule.bound(Address::buffer(counter)));
             args.extend([pointer(d), number(problem.rows as u32), number(problem.columns as u32)]);
             run(&[launch(body, [workers, 1, 1], Residency::Any, args)], &kernels, &mut memory, &options);
             compare("d", &read_f32(&mut memory, d), &wanted);

@@ -357,7 +357,7 @@ impl Cut {
     }
 
     fn launch(kernel: KernelRef, ctas: u64, overlap: bool, args: Vec<Arg>) -> Step {
-        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap, args })
+        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap, args: args.into() })
     }
 
     /// The arguments that both products begin with.

@@ -410,7 +410,7 @@ impl Accepted {
 
 fn launch(setting: &Setting, args: Vec<Arg>) -> Step {
     let kernel = setting.spec.clone().kernel();
-    Step::Launch(Launch { kernel, grid: [setting.ctas() as u32, 1, 1], residency: Residency::Any, overlap: false, args })
+    Step::Launch(Launch { kernel, grid: [setting.ctas() as u32, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
 }
 
 fn signed(value: i64) -> Arg {

@@ -59,7 +59,7 @@ pub(super) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, g
             grid: [elements.div_ceil(u64::from(THREADS)) as u32, y, z],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
     }
 }

@@ -510,7 +510,13 @@ impl Candidate for Accepted {
 
 impl Accepted {
     fn launch(program: &mut Program, kernel: &KernelRef, grid: [u32; 3], args: Vec<Arg>) {
-        program.steps.push(Step::Launch(Launch { kernel: kernel.clone(), grid, residency: Residency::Any, overlap: false, args }));
+        program.steps.push(Step::Launch(Launch {
+            kernel: kernel.clone(),
+            grid,
+            residency: Residency::Any,
+            overlap: false,
+            args: args.into(),
+        }));
     }
 
     fn pixel_steps(&self, setting: Setting, program: &mut Program) {

@@ -66,7 +66,7 @@ pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: 
         grid: [channels as u32, 1, 1],
         residency: Residency::Any,
         overlap: false,
-        args,
+        args: args.into(),
     }));
 }
 

@@ -204,7 +204,7 @@ impl Candidate for Gradient {
             grid: [(self.columns(&spec) * count) as u32, 1, 1],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
         program.steps.push(Step::Launch(self.sum.launch(p, parts, count, part_bytes)));
         Ok(program)

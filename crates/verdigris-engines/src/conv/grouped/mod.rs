@@ -387,7 +387,7 @@ impl Candidate for Accepted {
             grid: [(slabs * classes * lanes) as u32, 1, 1],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, &mut program);

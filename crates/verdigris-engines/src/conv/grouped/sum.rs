@@ -48,7 +48,7 @@ impl Spec {
         args.extend(p.filter.map(divisor));
         args.extend(self.epilogue.conv_args(p));
         let grid = [elements.div_ceil(u64::from(THREADS / sharing)) as u32, 1, 1];
-        Launch { kernel: self.clone().kernel(), grid, residency: Residency::Any, overlap: false, args }
+        Launch { kernel: self.clone().kernel(), grid, residency: Residency::Any, overlap: false, args: args.into() }
     }
 }
 

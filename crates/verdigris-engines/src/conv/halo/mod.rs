@@ -572,7 +572,7 @@ impl Candidate for Plan {
             grid: [(column_tiles * workers) as u32, 1, 1],
             residency: Residency::Any,
             overlap: true,
-            args,
+            args: args.into(),
             kernel: reference(spec),
         }));
         if let Some(statistics) = &conv.statistics {

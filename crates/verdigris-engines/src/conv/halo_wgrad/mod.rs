@@ -563,7 +563,7 @@ impl Candidate for Plan {
                 grid: [task.grid(), 1, 1],
                 residency: Residency::Any,
                 overlap: true,
-                args: task.args(&spec, conv.flip, ending),
+                args: task.args(&spec, conv.flip, ending).into(),
                 kernel: spec.clone().kernel(),
             })
         };

@@ -281,8 +281,8 @@ impl GatherArgs<'_> {
         args.extend(Walk::args(self.gather));
         args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
         args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
-        args.extend(self.columns.args());
-        args.extend(self.across.iter().flat_map(ClipArgs::args));
+        args.extend(self.columns.bound(&()));
+        args.extend(self.across.iter().flat_map(|clip| clip.bound(&())));
         if let Some(ClassArgs { table, tiled, tiles, all }) = self.classes {
             args.extend([Arg::Pointer(table), Arg::Divisor(tiles), number(tiled - 1)]);
             args.extend(all.map(number));
@@ -304,7 +304,7 @@ impl FilterArgs<'_> {
         args.extend([self.group_rows, self.group_channels].map(number));
         let passes = self.passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x);
         args.extend([Arg::Divisor(self.pass_steps), number(passes), number(self.images)]);
-        args.extend(self.clips.iter().flatten().flat_map(ClipArgs::args));
+        args.extend(self.clips.iter().flatten().flat_map(|clip| clip.bound(&())));
         args
     }
 }

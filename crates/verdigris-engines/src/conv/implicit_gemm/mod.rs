@@ -788,7 +788,7 @@ impl Candidate for Plan {
         let ([rows, columns], _) = self.tiles(&spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        args.extend(schedule.args(spec.splits_over_grid()));
+        args.extend(schedule.bound(spec.splits_over_grid()));
         let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut epilogue_args = chunk.args();
         epilogue_args.extend(epilogue.args(view.product_of(&spec), &chunk, 0, 0));
@@ -811,7 +811,7 @@ impl Candidate for Plan {
             grid: [grid * spec.ctas(), 1, 1],
             residency: Residency::Any,
             overlap: true,
-            args,
+            args: args.into(),
             kernel: reference(spec),
         }));
         program.steps.extend(add.map(Step::Launch));

@@ -180,7 +180,7 @@ impl Terms {
                 let ctas = if across { lines.div_ceil(shared) * pieces } else { (lines * pieces).div_ceil(u64::from(THREADS * UNROLL)) };
                 let [y, z] = chunk.grid();
                 let kernel = self.spec.clone().kernel();
-                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args });
+                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args: args.into() });
             }
         }
         launches

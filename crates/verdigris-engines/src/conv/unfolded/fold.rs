@@ -230,7 +230,7 @@ impl Fold {
             // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
             // should stay.
             overlap: self.axes.iter().all(|axis| axis.turns == 1),
-            args,
+            args: args.into(),
         }
     }
 }

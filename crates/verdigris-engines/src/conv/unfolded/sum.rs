@@ -124,7 +124,7 @@ impl Sum {
             grid: [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }
     }
 }

@@ -241,7 +241,7 @@ impl Unfold {
             grid: [self.rows().div_ceil(u64::from(rows_at_once) * turns) as u32, columns_of_ctas, 1],
             residency: Residency::Any,
             overlap: self.reads_once(),
-            args,
+            args: args.into(),
         }
     }
 }

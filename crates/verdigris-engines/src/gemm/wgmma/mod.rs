@@ -25,7 +25,6 @@ use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
 use verdigris_kir::ir::{MapDecl, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
-use verdigris_kir::tile::clip::ClipArgs;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
@@ -758,8 +757,8 @@ impl Candidate for Plan {
             batched(&a),
             batched(&b),
         ];
-        args.extend([a_clip, b_clip].iter().flat_map(ClipArgs::args));
-        args.extend(schedule.args(spec.split != Split::No));
+        args.extend([a_clip, b_clip].iter().flat_map(|clip| clip.bound(&())));
+        args.extend(schedule.bound(spec.split != Split::No));
         args.extend(chunk.args());
         for scale in [&view.problem.scale_a, &view.problem.scale_b] {
             if let Some(Scale::Block { outer, k, factors }) = scale {
@@ -790,7 +789,7 @@ impl Candidate for Plan {
             grid: [grid * spec.ctas(), 1, 1],
             residency: Residency::Any,
             overlap: true,
-            args,
+            args: args.into(),
             kernel: reference(spec),
         }));
         program.steps.extend(adding.map(Step::Launch));

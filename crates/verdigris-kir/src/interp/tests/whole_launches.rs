@@ -33,7 +33,7 @@ fn reader(waits: bool, plant: &Plant) -> KernelBody {
 
 fn launch(body: KernelBody, ctas: u32, overlap: bool, residency: Residency, args: Vec<Arg>) -> Step {
     let kernel = KernelRef::new(body.name.clone(), move || body.clone());
-    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args })
+    Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args: args.into() })
 }
 
 fn pair(overlap: bool, waits: bool, plant: &Plant) -> Program {

@@ -268,7 +268,7 @@ impl Plan for Dgrad {
             grid: [ctas as u32, column_tiles as u32, 1],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
     }
 }

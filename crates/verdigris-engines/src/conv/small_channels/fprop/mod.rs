@@ -121,7 +121,7 @@ impl Plan for Fprop {
             grid: [ctas as u32, column_tiles as u32, 1],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
     }
 }

@@ -136,7 +136,7 @@ impl Plan for Wgrad {
             grid: [ctas as u32, slabs as u32, channel_tiles as u32],
             residency: Residency::Any,
             overlap: false,
-            args,
+            args: args.into(),
         }));
         let adds = reduce::Spec { epilogue: self.epilogue.clone() };
         let parts = reduce::Parts { address, count: ctas, part_bytes, slabs };

@@ -58,7 +58,7 @@ pub(super) fn launch(p: &ConvProblem, spec: &Spec, parts: &PartsSpec, patch: &Pa
     args.push(word(u64::from(p.flip)));
     args.extend(spec.epilogue.conv_args(p));
     let grid = [elements.div_ceil(32) as u32, 1, 1];
-    Launch { kernel: spec.clone().kernel(), grid, residency: Residency::Any, overlap: false, args }
+    Launch { kernel: spec.clone().kernel(), grid, residency: Residency::Any, overlap: false, args: args.into() }
 }
 
 fn add(k: Kernel<'_>, spec: &Spec) {
