@@ -55,10 +55,16 @@ pub trait Candidate {
     fn knobs(&self) -> KnobSpace;
 
     /// Numerical and behaviour notes under a setting of [`Candidate::knobs`].
-    fn notes(&self, knobs: &Knobs) -> Notes;
+    ///
+    /// # Errors
+    /// [`Reason::Knobs`] for a setting that is not listed.
+    fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal>;
 
     /// Estimated time under a setting of [`Candidate::knobs`].
-    fn cost(&self, knobs: &Knobs) -> Cost;
+    ///
+    /// # Errors
+    /// [`Reason::Knobs`] for a setting that is not listed.
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal>;
 
     /// Launches and scratch; the workspace size falls out of them.
     ///
@@ -144,6 +150,13 @@ pub struct Notes {
     pub reduced_sums: bool,
     /// Operands are split into parts of a narrower type, whose products are added up.
     pub split_operands: bool,
+}
+
+impl Notes {
+    /// Of exact products without tensor cores, added up in this type, with the same bits each time.
+    pub const fn of(accumulator: DType) -> Notes {
+        Notes { tensor_core: false, deterministic: true, down_convert: None, accumulator, reduced_sums: false, split_operands: false }
+    }
 }
 
 /// An estimate of time.

@@ -202,7 +202,8 @@ fn ways_of(
 ) -> Result<Vec<Way>, Refusal> {
     let candidate = engine.accept(problem, arch)?;
     let space = candidate.knobs();
-    let repeats = |knobs: &&Knobs| problem.determinism() == Determinism::Any || candidate.notes(knobs).deterministic;
+    let repeats =
+        |knobs: &&Knobs| problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic);
     let settings = choose(space.settings().iter().filter(repeats).cloned().collect());
     if settings.is_empty() {
         return Err(engine.id().refusal(crate::engine::Reason::Determinism, "no setting repeats bit for bit"));

@@ -4,6 +4,7 @@
 //! Engines know no device: [`arch::Arch`] is data.
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
 pub mod arch;
 pub mod conv;
 pub mod engine;

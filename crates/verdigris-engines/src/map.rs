@@ -332,20 +332,23 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
-        Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: None,
-            accumulator: if double { DType::F64 } else { DType::F32 },
-            reduced_sums: false,
-            split_operands: false,
-        }
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        let it = {
+            let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
+            Notes {
+                tensor_core: false,
+                deterministic: true,
+                down_convert: None,
+                accumulator: if double { DType::F64 } else { DType::F32 },
+                reduced_sums: false,
+                split_operands: false,
+            }
+        };
+        Ok(it)
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        Cost { us: self.us(knobs.value("vector").unwrap_or(1)), leaves_out: "L2 hits, the functions' arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        Ok(Cost { us: self.us(knobs.value("vector").unwrap_or(1)), leaves_out: "L2 hits, the functions' arithmetic" })
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

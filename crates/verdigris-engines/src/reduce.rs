@@ -505,20 +505,23 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: false,
             deterministic: true,
             down_convert: None,
             accumulator: self.problem.accumulator,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let setting = self.setting(knobs).unwrap_or(Setting { vector: 1, parts: 1 });
-        Cost { us: self.us(setting), leaves_out: "L2 hits, the functions' arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let setting = self.setting(knobs).unwrap_or(Setting { vector: 1, parts: 1 });
+            Cost { us: self.us(setting), leaves_out: "L2 hits, the functions' arithmetic" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -589,19 +589,19 @@ impl Candidate for Accepted {
         KnobSpace::new(Knobs::default(), [])
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: false,
             deterministic: true,
             down_convert: None,
             accumulator: self.problem.compute,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, _: &Knobs) -> Cost {
-        Cost { us: self.us(), leaves_out: "L2 hits, exponentials, the tail of few rows" }
+    fn cost(&self, _: &Knobs) -> Result<Cost, Refusal> {
+        Ok(Cost { us: self.us(), leaves_out: "L2 hits, exponentials, the tail of few rows" })
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -126,10 +126,9 @@ fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Lim
     }
     let mut refused = None;
     for knobs in wanted {
-        let notes = candidate.notes(knobs);
-        match allowed(id, &notes, problem, limits).and_then(|()| candidate.program(knobs)).and_then(|program| fits(id, program, limits)) {
-            Ok(program) => {
-                ranked.push(Ranked { engine: id, knobs: knobs.clone(), notes, cost: candidate.cost(knobs), program });
+        match way(id, candidate, knobs, problem, limits) {
+            Ok(way) => {
+                ranked.push(way);
                 if limits.settings == Settings::First {
                     break;
                 }
@@ -140,6 +139,13 @@ fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Lim
         }
     }
     refused
+}
+
+fn way(id: EngineId, candidate: &dyn Candidate, knobs: &Knobs, problem: &Problem, limits: &Limits) -> Result<Ranked, Refusal> {
+    let notes = candidate.notes(knobs)?;
+    allowed(id, &notes, problem, limits)?;
+    let program = fits(id, candidate.program(knobs)?, limits)?;
+    Ok(Ranked { engine: id, knobs: knobs.clone(), notes, cost: candidate.cost(knobs)?, program })
 }
 
 fn allowed(id: EngineId, notes: &Notes, problem: &Problem, limits: &Limits) -> Result<(), Refusal> {
@@ -230,18 +236,18 @@ mod tests {
         fn knobs(&self) -> KnobSpace {
             KnobSpace::new(Knobs::new([("way", 0)]), [1, 2].map(|way| Knobs::new([("way", way)])))
         }
-        fn notes(&self, knobs: &Knobs) -> Notes {
-            Notes {
+        fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
+            Ok(Notes {
                 tensor_core: false,
                 deterministic: knobs.value("way") != Some(1),
                 down_convert: None,
                 accumulator: DType::F32,
                 reduced_sums: false,
                 split_operands: false,
-            }
+            })
         }
-        fn cost(&self, knobs: &Knobs) -> Cost {
-            Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], leaves_out: "everything" }
+        fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+            Ok(Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], leaves_out: "everything" })
         }
         fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
             let mut program =

@@ -67,13 +67,13 @@ impl Candidate for Product {
         self.product.knobs()
     }
 
-    fn notes(&self, knobs: &Knobs) -> Notes {
+    fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
         self.product.notes(knobs)
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let cost = self.product.cost(knobs);
-        Cost { us: cost.us + statistics::estimate_us(&self.conv, &self.arch), ..cost }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let cost = self.product.cost(knobs)?;
+        Ok(Cost { us: cost.us + statistics::estimate_us(&self.conv, &self.arch), ..cost })
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -329,21 +329,27 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        let arithmetic = self.spec.arithmetic;
-        Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: (arithmetic.a == MatrixType::Tf32).then_some(DType::Tf32),
-            accumulator: if arithmetic.is_integer() { DType::I32 } else { DType::F32 },
-            reduced_sums: false,
-            split_operands: false,
-        }
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        let it = {
+            let arithmetic = self.spec.arithmetic;
+            Notes {
+                tensor_core: true,
+                deterministic: true,
+                down_convert: (arithmetic.a == MatrixType::Tf32).then_some(DType::Tf32),
+                accumulator: if arithmetic.is_integer() { DType::I32 } else { DType::F32 },
+                reduced_sums: false,
+                split_operands: false,
+            }
+        };
+        Ok(it)
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let tile = self.tile(knobs).unwrap_or(Tile::Small);
-        Cost { us: self.cost_of(tile), leaves_out: "L2 hits, the epilogue's arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let tile = self.tile(knobs).unwrap_or(Tile::Small);
+            Cost { us: self.cost_of(tile), leaves_out: "L2 hits, the epilogue's arithmetic" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

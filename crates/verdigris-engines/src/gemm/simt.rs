@@ -259,8 +259,8 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: false,
             deterministic: true,
             down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
@@ -271,12 +271,15 @@ impl Candidate for Accepted {
             },
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let tile = self.tile(knobs).unwrap_or(Tile::Small);
-        Cost { us: self.cost_of(tile), leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let tile = self.tile(knobs).unwrap_or(Tile::Small);
+            Cost { us: self.cost_of(tile), leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -413,20 +413,23 @@ impl Candidate for Accepted {
         KnobSpace::new(Accepted::knobs_of(self.settings[0]), all)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: false,
             deterministic: true,
             down_convert: None,
             accumulator: DType::F32,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let (cut, waves) = self.setting(knobs).unwrap_or((&self.cuts[0], Cut::WAVES[0]));
-        Cost { us: cut.us(waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let (cut, waves) = self.setting(knobs).unwrap_or((&self.cuts[0], Cut::WAVES[0]));
+            Cost { us: cut.us(waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -471,8 +471,8 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: false,
             deterministic: true,
             down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
@@ -483,12 +483,15 @@ impl Candidate for Accepted {
             },
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let setting = self.setting(knobs).unwrap_or(Setting { tile: Tile::Small, parts: 0 });
-        Cost { us: self.cost_of(setting), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let setting = self.setting(knobs).unwrap_or(Setting { tile: Tile::Small, parts: 0 });
+            Cost { us: self.cost_of(setting), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

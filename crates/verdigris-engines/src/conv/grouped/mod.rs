@@ -350,20 +350,23 @@ impl Candidate for Accepted {
         KnobSpace::new(settings.next().unwrap_or_default(), settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: true,
             deterministic: true,
             down_convert: None,
             accumulator: DType::F32,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
-        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
+            Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

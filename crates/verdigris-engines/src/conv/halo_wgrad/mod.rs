@@ -511,21 +511,24 @@ impl Candidate for Plan {
         KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: true,
             deterministic: true,
             down_convert: None,
             accumulator: DType::F32,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let layout = Setting::read(knobs).and_then(|setting| self.layout(setting));
-        let us = layout.map_or(f64::INFINITY, |layout| self.estimate(&layout));
-        Cost { us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let layout = Setting::read(knobs).and_then(|setting| self.layout(setting));
+            let us = layout.map_or(f64::INFINITY, |layout| self.estimate(&layout));
+            Cost { us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

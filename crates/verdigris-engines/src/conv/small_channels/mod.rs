@@ -190,20 +190,23 @@ impl Candidate for Accepted {
         KnobSpace::new(default, settings)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        Notes {
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        Ok(Notes {
             tensor_core: true,
             deterministic: true,
             down_convert: (self.operands == MatrixType::Tf32).then_some(DType::Tf32),
             accumulator: DType::F32,
             reduced_sums: false,
             split_operands: false,
-        }
+        })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let found = self.settings.iter().find(|(listed, _)| listed == knobs).or(self.settings.first());
-        Cost { us: found.map_or(f64::INFINITY, |(_, us)| *us), leaves_out: "L2 hits, the epilogue's arithmetic" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let found = self.settings.iter().find(|(listed, _)| listed == knobs).or(self.settings.first());
+            Cost { us: found.map_or(f64::INFINITY, |(_, us)| *us), leaves_out: "L2 hits, the epilogue's arithmetic" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -365,7 +365,7 @@ impl Way {
             Beside::Behind(fold) => fold.estimate_us(arch),
         };
         let filter_us = self.filter.as_ref().map_or(0.0, |copy| copy.estimate_us(arch));
-        self.product.cost(product).us + beside_us + filter_us
+        self.product.cost(product).map_or(f64::INFINITY, |cost| cost.us) + beside_us + filter_us
     }
 }
 
@@ -397,15 +397,18 @@ impl Candidate for Accepted {
         KnobSpace::new(settings.next().unwrap_or_default(), settings)
     }
 
-    fn notes(&self, knobs: &Knobs) -> Notes {
-        let product = self.way(knobs).map(|(way, product)| way.product.notes(&product));
-        let first = || self.ways[0].product.notes(&self.ways[0].settings[0]);
-        Notes { accumulator: DType::F32, ..product.unwrap_or_else(first) }
+    fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
+        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
+        let (way, product) = self.way(knobs).ok_or_else(unknown)?;
+        Ok(Notes { accumulator: DType::F32, ..way.product.notes(&product)? })
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let us = self.way(knobs).map_or(f64::INFINITY, |(way, product)| way.estimate_us(&product, &self.arch));
-        Cost { us, leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let us = self.way(knobs).map_or(f64::INFINITY, |(way, product)| way.estimate_us(&product, &self.arch));
+            Cost { us, leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -699,21 +699,27 @@ impl Candidate for Plan {
         KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
     }
 
-    fn notes(&self, _: &Knobs) -> Notes {
-        let operand = self.straight.problem.a.dtype;
-        Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: (operand == DType::F32).then_some(DType::Tf32),
-            accumulator: self.straight.problem.precision.accumulator(),
-            reduced_sums: operand.is_fp8() && !self.promote,
-            split_operands: false,
-        }
+    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
+        let it = {
+            let operand = self.straight.problem.a.dtype;
+            Notes {
+                tensor_core: true,
+                deterministic: true,
+                down_convert: (operand == DType::F32).then_some(DType::Tf32),
+                accumulator: self.straight.problem.precision.accumulator(),
+                reduced_sums: operand.is_fp8() && !self.promote,
+                split_operands: false,
+            }
+        };
+        Ok(it)
     }
 
-    fn cost(&self, knobs: &Knobs) -> Cost {
-        let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
-        Cost { us, leaves_out: "contention for L2, and the clock under the power limit" }
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        let it = {
+            let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
+            Cost { us, leaves_out: "contention for L2, and the clock under the power limit" }
+        };
+        Ok(it)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -1,0 +1,230 @@
+//! The skeleton that all engines share: an algorithm says what it can do, [`Listed`] makes an engine of it.
+//!
+//! An [`Algorithm`] accepts a problem, lists its configs, says what each is like and lowers one to a program. What every engine does alike stands here,
+//! once: configs are ranked by estimated time, the best first; one that is not listed is refused by name, or read by the name that it had in an
+//! earlier version; and only the config that is asked for is lowered.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use verdigris_graph::Problem;
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Program};
+
+use crate::arch::Arch;
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+
+/// One algorithm for one kind of problem; a value of it is a problem that it accepted, with all that was worked out once.
+pub trait Algorithm: Sized + 'static {
+    /// Stable for ever.
+    const ID: EngineId;
+
+    /// One way to run: a tile, a split, a box.
+    type Config: Clone;
+
+    /// Can it take the problem on such a machine? Reads as a list of requirements.
+    ///
+    /// # Errors
+    /// A [`Refusal`] that names the first requirement not met.
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal>;
+
+    /// Every legal config, in any order. Among configs of equal cost, the first is preferred. Not empty.
+    fn configs(&self) -> Vec<Self::Config>;
+
+    /// The config's name, as plan caches, records and `explain` speak it: stable for ever, and another for each of [`Algorithm::configs`].
+    fn knobs(config: &Self::Config) -> Knobs;
+
+    /// The name that a config of today had in an earlier version, in today's words; `None` for names that mean nothing any more.
+    fn renamed(_old: &Knobs) -> Option<Knobs> {
+        None
+    }
+
+    /// Numerical and behaviour notes.
+    fn notes(&self, config: &Self::Config) -> Notes;
+
+    /// Estimated time.
+    fn cost(&self, config: &Self::Config) -> Cost;
+
+    /// Launches and scratch.
+    ///
+    /// # Errors
+    /// A [`Refusal`] where the launches cannot be made after all, such as too many of them.
+    fn lower(&self, config: &Self::Config) -> Result<Program, Refusal>;
+
+    /// Every kernel that it may launch on chips of `target`, fused chains apart.
+    fn catalog(target: Target) -> Vec<KernelRef>;
+}
+
+/// The engine of an algorithm.
+pub struct Listed<A>(PhantomData<fn() -> A>);
+
+impl<A> Listed<A> {
+    /// The engine, for a family's table.
+    pub const fn new() -> Self {
+        Listed(PhantomData)
+    }
+}
+
+impl<A> Default for Listed<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<A: Algorithm> fmt::Debug for Listed<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listed({})", A::ID)
+    }
+}
+
+impl<A: Algorithm> Engine for Listed<A> {
+    fn id(&self) -> EngineId {
+        A::ID
+    }
+
+    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+        let accepted = A::accept(problem, arch)?;
+        let mut ranked: Vec<Ranked<A::Config>> = accepted
+            .configs()
+            .into_iter()
+            .map(|config| Ranked { knobs: A::knobs(&config), cost: accepted.cost(&config), config })
+            .collect();
+        // Stable: among equals, the algorithm's own preference.
+        ranked.sort_by(|one, other| one.cost.us.total_cmp(&other.cost.us));
+        A::ID.require(!ranked.is_empty(), Reason::Knobs, "no config fits")?;
+        Ok(Box::new(Accepted { accepted, ranked }))
+    }
+
+    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+        A::catalog(target)
+    }
+}
+
+struct Ranked<C> {
+    config: C,
+    knobs: Knobs,
+    cost: Cost,
+}
+
+struct Accepted<A: Algorithm> {
+    accepted: A,
+    /// The best by estimate first.
+    ranked: Vec<Ranked<A::Config>>,
+}
+
+impl<A: Algorithm> Accepted<A> {
+    fn find(&self, knobs: &Knobs) -> Result<&Ranked<A::Config>, Refusal> {
+        let listed = |knobs: &Knobs| self.ranked.iter().find(|ranked| ranked.knobs == *knobs);
+        listed(knobs).or_else(|| A::renamed(knobs).and_then(|today| listed(&today))).ok_or_else(|| {
+            let best = self.ranked.first().map_or_else(String::new, |best| format!("; the best by estimate is {}", best.knobs));
+            A::ID.refusal(Reason::Knobs, format_args!("{knobs} is no config of this problem{best}"))
+        })
+    }
+}
+
+impl<A: Algorithm> Candidate for Accepted<A> {
+    fn knobs(&self) -> KnobSpace {
+        let mut knobs = self.ranked.iter().map(|ranked| ranked.knobs.clone());
+        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
+        self.find(knobs).map(|ranked| self.accepted.notes(&ranked.config))
+    }
+
+    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
+        self.find(knobs).map(|ranked| ranked.cost)
+    }
+
+    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
+        self.find(knobs).and_then(|ranked| self.accepted.lower(&ranked.config))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::GemmProblem;
+    use verdigris_tensor::DType;
+
+    /// Configs 0, 1 and 2 take 3, 1 and 1 µs; 2 was called 7.
+    #[derive(Debug)]
+    struct Three;
+
+    impl Algorithm for Three {
+        const ID: EngineId = EngineId { name: "test.three", number: 1 };
+        type Config = u32;
+
+        fn accept(problem: &Problem, _: &Arch) -> Result<Self, Refusal> {
+            let Problem::Gemm(gemm) = problem else {
+                return Err(Self::ID.refusal(Reason::Problem, problem.kind()));
+            };
+            Self::ID.require(gemm.k > 1, Reason::Extent, format_args!("k = {}", gemm.k))?;
+            Ok(Three)
+        }
+
+        fn configs(&self) -> Vec<u32> {
+            vec![0, 2, 1]
+        }
+
+        fn knobs(config: &u32) -> Knobs {
+            Knobs::new([("way", *config)])
+        }
+
+        fn renamed(old: &Knobs) -> Option<Knobs> {
+            (old.value("way") == Some(7)).then(|| Knobs::new([("way", 2)]))
+        }
+
+        fn notes(&self, config: &u32) -> Notes {
+            Notes {
+                tensor_core: *config == 1,
+                deterministic: true,
+                down_convert: None,
+                accumulator: DType::F32,
+                reduced_sums: false,
+                split_operands: false,
+            }
+        }
+
+        fn cost(&self, config: &u32) -> Cost {
+            Cost { us: [3.0, 1.0, 1.0][*config as usize], leaves_out: "everything" }
+        }
+
+        fn lower(&self, config: &u32) -> Result<Program, Refusal> {
+            let mut program = Program::default();
+            program.add_scratch("sums", u64::from(*config));
+            Ok(program)
+        }
+
+        fn catalog(_: Target) -> Vec<KernelRef> {
+            Vec::new()
+        }
+    }
+
+    fn asked(k: u64) -> Result<Box<dyn Candidate>, Refusal> {
+        let gemm = GemmProblem::packed(8, 8, k, DType::F32, DType::F32).expect("a plain product");
+        Listed::<Three>::new().accept(&Problem::Gemm(gemm), &Arch::virtual_device(2))
+    }
+
+    #[test]
+    fn configs_are_ranked_once_and_the_first_of_equals_is_preferred() {
+        let candidate = asked(8).expect("accepted");
+        let ways: Vec<_> = candidate.knobs().settings().iter().filter_map(|knobs| knobs.value("way")).collect();
+        assert_eq!(ways, [2, 1, 0]);
+        assert_eq!(candidate.cost(&Knobs::new([("way", 0)])).map(|cost| cost.us), Ok(3.0));
+        assert_eq!(candidate.notes(&Knobs::new([("way", 1)])).map(|notes| notes.tensor_core), Ok(true));
+        assert_eq!(asked(1).map(|_| ()).expect_err("refused").reason, Reason::Extent);
+    }
+
+    #[test]
+    fn a_config_is_found_by_its_old_name_and_an_unknown_one_is_refused() {
+        let candidate = asked(8).expect("accepted");
+        let scratch = |way| candidate.program(&Knobs::new([("way", way)])).map(|program| program.scratch[0].bytes);
+        assert_eq!(scratch(2), Ok(2));
+        assert_eq!(scratch(7), Ok(2), "the name of an earlier version");
+        for refusal in [scratch(5).expect_err("unknown"), candidate.cost(&Knobs::new([("way", 5)])).expect_err("unknown")] {
+            assert_eq!(refusal.reason, Reason::Knobs);
+            assert_eq!(refusal.seen, "way=5 is no config of this problem; the best by estimate is way=2");
+        }
+    }
+}
