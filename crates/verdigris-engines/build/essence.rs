@@ -1,7 +1,7 @@
 //! What of a source file can shape a kernel's text: its tokens, without comments, white space and unit tests.
 
 /// The tokens of Rust source, parted by spaces, without comments, documentation and modules under `#[cfg(test)]`.
-pub fn essence(source: &str) -> String {
+pub(crate) fn essence(source: &str) -> String {
     without_tests(&tokens(source)).join(" ")
 }
 
