@@ -106,13 +106,23 @@ impl Graph {
 /// ```
 #[derive(Clone, Debug)]
 pub struct GraphBuilder {
-    graph: Graph,
+    pub(crate) graph: Graph,
+    /// The uid of the next tensor.
+    next: i64,
+}
+
+/// A builder that goes on with a graph: its tensors keep their uids, what is stored stays stored.
+impl From<Graph> for GraphBuilder {
+    fn from(graph: Graph) -> GraphBuilder {
+        let next = graph.tensors.iter().map(|tensor| tensor.uid.0).max().unwrap_or(0).saturating_add(1);
+        GraphBuilder { graph, next }
+    }
 }
 
 impl GraphBuilder {
     /// An empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any } }
+        GraphBuilder::from(Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any })
     }
 
     /// Asks that two executions agree bit for bit.
@@ -156,8 +166,7 @@ impl GraphBuilder {
     /// # Errors
     /// Dims that do not fit.
     pub fn matmul(&mut self, name: &str, a: Uid, b: Uid, precision: Precision) -> Result<Uid, Error> {
-        let d = self.next_uid();
-        self.matmul_with(name, Matmul::new(a, b, d, precision))
+        self.matmul_with(name, Matmul::new(a, b, Uid(0), precision))
     }
 
     /// A matmul with all its attributes; its `d` is replaced by a new virtual tensor, whose uid is returned.
@@ -520,8 +529,11 @@ impl GraphBuilder {
         }
     }
 
-    fn next_uid(&self) -> Uid {
-        Uid(self.graph.tensors.len() as i64 + 1)
+    fn next_uid(&mut self) -> Uid {
+        let uid = Uid(self.next);
+        // At the end of the range the next uid is one that is taken, which `finish` refuses.
+        self.next = self.next.saturating_add(1);
+        uid
     }
 
     fn push(&mut self, name: &str, op: Op) {

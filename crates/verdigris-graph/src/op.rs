@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::ops::conv::Conv;
 use crate::ops::matmul::Matmul;
@@ -109,6 +110,23 @@ impl Op {
             Op::CrossEntropy(loss) => loss.check(op, graph),
             Op::CrossEntropyBackward(loss) => loss.check(op, graph),
             Op::Movement(movement) => movement.check(op, graph),
+        }
+    }
+
+    /// The op's rule of differentiation: from the gradients of what it writes, those of what it reads.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        match self {
+            Op::Matmul(op) => op.differentiate(at),
+            Op::Pointwise(op) => op.differentiate(at),
+            Op::Conv(op) => op.differentiate(at),
+            Op::Reduction(op) => op.differentiate(at),
+            Op::Pool(op) => op.differentiate(at),
+            Op::PoolBackward(op) => op.differentiate(at),
+            Op::Softmax(op) => op.differentiate(at),
+            Op::SoftmaxBackward(op) => op.differentiate(at),
+            Op::CrossEntropy(op) => op.differentiate(at),
+            Op::CrossEntropyBackward(op) => op.differentiate(at),
+            Op::Movement(op) => op.differentiate(at),
         }
     }
 }

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use super::matmul::Precision;
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::Role;
 use crate::tensor::{TensorDesc, Uid};
@@ -242,6 +243,47 @@ impl Conv {
             });
         }
         Ok(dims)
+    }
+
+    /// Each direction is linear in both of its operands, and their gradients are the other two directions, with the gradient of what is
+    /// written in its place.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(gradient) = at.of(self.output()) else { return Ok(()) };
+        let [left, _] = self.operands();
+        let is_fp8 = at.tensor(left)?.dtype.is_fp8();
+        let precision = if is_fp8 && self.precision != Precision::Ieee { Precision::Fp32 } else { self.precision };
+        let dtype = Backward::operand_dtype(at.tensor(left)?.dtype);
+        let gradient = if self.operands().iter().any(|&uid| at.wants(uid)) { at.round(gradient, dtype)? } else { gradient };
+        let mut filled = Conv { precision, ..self.clone() };
+        match self.direction {
+            ConvDirection::Fprop => filled.y = gradient,
+            ConvDirection::Dgrad => filled.x = gradient,
+            ConvDirection::Wgrad => filled.w = gradient,
+        }
+        for direction in ConvDirection::ALL.into_iter().filter(|&direction| direction != self.direction) {
+            let of = Conv { direction, ..self.clone() }.output();
+            if !at.wants(of) {
+                continue;
+            }
+            let dims = at.dims(of)?;
+            let mut conv = filled.clone();
+            let given = match direction {
+                ConvDirection::Fprop => {
+                    (conv.x, conv.w) = (at.round(conv.x, dtype)?, at.round(conv.w, dtype)?);
+                    at.graph.conv_fprop(&at.named("y"), conv)?
+                }
+                ConvDirection::Dgrad => {
+                    (conv.y, conv.w) = (at.round(conv.y, dtype)?, at.round(conv.w, dtype)?);
+                    at.graph.conv_dgrad(&at.named("x"), conv, &dims)?
+                }
+                ConvDirection::Wgrad => {
+                    (conv.x, conv.y) = (at.round(conv.x, dtype)?, at.round(conv.y, dtype)?);
+                    at.graph.conv_wgrad(&at.named("w"), conv, &dims)?
+                }
+            };
+            at.give(of, given)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::{HostScalar, Role};
 use crate::tensor::{TensorDesc, Uid};
@@ -203,6 +204,54 @@ impl Matmul {
         Ok(dims)
     }
 
+    /// `dA = alpha · dD · Bᵀ`, `dB = alpha · Aᵀ · dD`, `dC = beta · dD`.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dd) = at.of(self.d) else { return Ok(()) };
+        if let Some(c) = self.c.filter(|&c| at.wants(c)) {
+            let dc = if self.beta == HostScalar::ONE { dd } else { at.graph.scale(&at.name, dd, self.beta)? };
+            at.give(c, dc)?;
+        }
+        if let Some(scale) = [self.scale_a, self.scale_b].into_iter().flatten().find(|scale| at.wants(scale.tensor)) {
+            return at.refuse(scale.tensor, "a factor of dequantization is no variable of the product");
+        }
+        if !(at.wants(self.a) || at.wants(self.b)) {
+            return Ok(());
+        }
+        if self.scale_a.is_some() || self.scale_b.is_some() {
+            let of = if at.wants(self.a) { self.a } else { self.b };
+            return at.refuse(of, "fp8 operands with factors of dequantization have no gradient; multiply what they were made from");
+        }
+        let is_fp8 = at.tensor(self.a)?.dtype.is_fp8();
+        let precision = if is_fp8 && self.precision != Precision::Ieee { Precision::Fp32 } else { self.precision };
+        let dtype = Backward::operand_dtype(at.tensor(self.a)?.dtype);
+        let dd = at.round(dd, dtype)?;
+        if at.wants(self.a) {
+            let b = at.round(self.b, dtype)?;
+            let turned = turned(at, b, "b")?;
+            let product = Matmul { alpha: self.alpha, ..Matmul::new(dd, turned, self.d, precision) };
+            let da = at.graph.matmul_with(&at.named("a"), product)?;
+            at.give(self.a, da)?;
+        }
+        if at.wants(self.b) {
+            let (a_dims, b_dims, d_dims) = (at.dims(self.a)?, at.dims(self.b)?, at.dims(self.d)?);
+            let mut a = at.round(self.a, dtype)?;
+            let mut dd = dd;
+            // A matrix that all of a batch share: the rows of the batch are rows of one product.
+            let batch = d_dims.len() - 2;
+            let is_shared = b_dims[..b_dims.len() - 2].iter().all(|&dim| dim == 1);
+            if is_shared && batch > 0 && a_dims[..a_dims.len() - 2] == d_dims[..batch] {
+                let rows = d_dims[..=batch].iter().product();
+                a = at.graph.reshape(&at.named("a_rows"), a, &[rows, a_dims[a_dims.len() - 1]])?;
+                dd = at.graph.reshape(&at.named("d_rows"), dd, &[rows, d_dims[batch + 1]])?;
+            }
+            let turned = turned(at, a, "a")?;
+            let product = Matmul { alpha: self.alpha, ..Matmul::new(turned, dd, self.d, precision) };
+            let db = at.graph.matmul_with(&at.named("b"), product)?;
+            at.give(self.b, db)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let a = data(graph, op, self.a)?;
         let b = data(graph, op, self.b)?;
@@ -226,6 +275,13 @@ impl Matmul {
         }
         Ok(())
     }
+}
+
+/// Matrices with rows and columns exchanged.
+fn turned(at: &mut Backward<'_>, x: Uid, operand: &str) -> Result<Uid, Error> {
+    let rank = at.tensor(x)?.layout.rank() as u32;
+    let permutation: Vec<u32> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    at.graph.transpose(&at.named(&format!("{operand}_t")), x, &permutation)
 }
 
 fn check_scale(graph: &Graph, op: &str, scale: OperandScale, operand: &TensorDesc, outer: u64, k: u64, batch: &[u64]) -> Result<(), Error> {

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::{Real, Role};
 use crate::tensor::{TensorDesc, Uid};
@@ -201,6 +202,55 @@ impl Movement {
         }))
     }
 
+    /// The way back: what was moved goes to where it came from, what was added is dropped, what was repeated is summed.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.output()) else { return Ok(()) };
+        let name = at.name.clone();
+        match self {
+            // Sums and dims are made right where a gradient is taken in.
+            Movement::Reshape { x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let dx = at.graph.reshape(&name, dy, &dims)?;
+                at.give(*x, dx)
+            }
+            Movement::Broadcast { x, .. } => at.give(*x, dy),
+            Movement::Transpose { permutation, x, .. } if at.wants(*x) => {
+                let mut inverse = vec![0; permutation.len()];
+                permutation.iter().enumerate().for_each(|(i, &dim)| inverse[dim as usize] = i as u32);
+                let dx = at.graph.transpose(&name, dy, &inverse)?;
+                at.give(*x, dx)
+            }
+            Movement::Slice { starts, steps, x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let spread = spread(at, dy, starts, steps, &dims)?;
+                let have = at.dims(spread)?;
+                let after: Vec<u64> = (0..dims.len()).map(|i| dims[i] - starts[i] - have[i]).collect();
+                let dx = if have == dims { spread } else { at.graph.pad(&name, spread, starts, &after, 0.0)? };
+                at.give(*x, dx)
+            }
+            Movement::Pad { before, x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let stops: Vec<u64> = before.iter().zip(&dims).map(|(start, dim)| start + dim).collect();
+                let dx = at.graph.slice(&name, dy, before, &stops, &vec![1; dims.len()])?;
+                at.give(*x, dx)
+            }
+            Movement::Concat { axis, xs, .. } => {
+                let along = *axis as usize;
+                let (mut starts, mut stops) = (vec![0; at.dims(dy)?.len()], at.dims(dy)?);
+                for &x in xs {
+                    stops[along] = starts[along] + at.dims(x)?[along];
+                    if at.wants(x) {
+                        let dx = at.graph.slice(&name, dy, &starts, &stops, &vec![1; starts.len()])?;
+                        at.give(x, dx)?;
+                    }
+                    starts[along] = stops[along];
+                }
+                Ok(())
+            }
+            Movement::Reshape { .. } | Movement::Transpose { .. } | Movement::Slice { .. } | Movement::Pad { .. } => Ok(()),
+        }
+    }
+
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let mut inputs = Vec::new();
         let mut copy = self.clone();
@@ -238,4 +288,26 @@ impl Movement {
             None => Ok(()),
         }
     }
+}
+
+/// Elements at their distance again: `steps − 1` zeros after each along each dim, as far as dims that begin at `starts` reach.
+fn spread(at: &mut Backward<'_>, x: Uid, starts: &[u64], steps: &[u64], dims: &[u64]) -> Result<Uid, Error> {
+    let have = at.dims(x)?;
+    let apart: Vec<u64> = (0..have.len()).map(|i| if have[i] > 1 { steps[i] } else { 1 }).collect();
+    if apart.iter().all(|&step| step == 1) {
+        return Ok(x);
+    }
+    let name = at.name.clone();
+    // [a, b] becomes [a, 1, b, 1], then [a, step, b, step], then [a · step, b · step].
+    let single: Vec<u64> = have.iter().flat_map(|&dim| [dim, 1]).collect();
+    let after: Vec<u64> = apart.iter().flat_map(|&step| [0, step - 1]).collect();
+    let whole: Vec<u64> = have.iter().zip(&apart).map(|(dim, step)| dim * step).collect();
+    let split = at.graph.reshape(&name, x, &single)?;
+    let padded = at.graph.pad(&name, split, &vec![0; single.len()], &after, 0.0)?;
+    let joined = at.graph.reshape(&name, padded, &whole)?;
+    let stops: Vec<u64> = (0..dims.len()).map(|i| whole[i].min(dims[i] - starts[i])).collect();
+    if stops == whole {
+        return Ok(joined);
+    }
+    at.graph.slice(&name, joined, &vec![0; dims.len()], &stops, &vec![1; dims.len()])
 }

@@ -14,6 +14,8 @@
 //! **Derivatives.** [`BinaryOp::Backward`] gives `dx = dy · f′(x)` for each activation. At a kink of `f` the derivative is the one of the
 //! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
 
+mod gradient;
+
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::Role;
 use crate::tensor::{TensorDesc, Uid};
@@ -203,6 +204,16 @@ impl Pool {
         }
     }
 
+    /// The backward op; it reads the index where the forward op writes one, else `x`.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.y).filter(|_| at.wants(self.x)) else { return Ok(()) };
+        let x = (self.mode == PoolMode::Max && self.index.is_none()).then_some(self.x);
+        let back = PoolBackward { mode: self.mode, windows: self.windows.clone(), dy, x, index: self.index, dx: self.x };
+        let dims = at.dims(self.x)?;
+        let dx = at.graph.pool_backward(&at.name, back, &dims)?;
+        at.give(self.x, dx)
+    }
+
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let x = data(graph, op, self.x)?;
         let dims = self.windows.infer(op, x)?;
@@ -266,6 +277,16 @@ impl PoolBackward {
             visit(Role::Input, input);
         }
         visit(Role::Output, &mut self.dx);
+    }
+
+    /// Average pooling is its own gradient's gradient. That of a maximum would gather elements, which no op does.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(gradient) = at.of(self.dx).filter(|_| at.wants(self.dy)) else { return Ok(()) };
+        if self.mode == PoolMode::Max {
+            return at.refuse(self.dy, "the gradient of max pooling has no gradient: it would gather elements, which no op does");
+        }
+        let ddy = at.graph.pool(&at.name, self.mode, self.windows.clone(), gradient)?;
+        at.give(self.dy, ddy)
     }
 
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {

@@ -27,8 +27,11 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
 use crate::op::{Real, Role};
+use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::ops::reduction::ReductionOp;
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, data, of_type, same_dims};
 
@@ -60,6 +63,14 @@ impl Softmax {
         visit(Role::Output, &mut self.y);
     }
 
+    /// The backward op, from the result.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.y).filter(|_| at.wants(self.x)) else { return Ok(()) };
+        let y = if at.is_exact(self.y, self.x)? { self.y } else { at.graph.softmax(&at.name, self.x, self.axis, self.log)? };
+        let dx = at.graph.softmax_backward(&at.name, y, dy, self.axis, self.log)?;
+        at.give(self.x, dx)
+    }
+
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let x = float(op, graph, self.x)?;
         axis(op, &x, self.axis)?;
@@ -88,6 +99,42 @@ impl SoftmaxBackward {
         visit(Role::Input, &mut self.y);
         visit(Role::Input, &mut self.dy);
         visit(Role::Output, &mut self.dx);
+    }
+
+    /// With `u` the gradient of `dx`: softmax `ddy = y · (u − Σ u · y)`, `d(y) = u · (dy − Σ dy · y) − dy · Σ u · y`; log-softmax
+    /// `ddy = u − Σ u · e^y`, `d(y) = −u · e^y · Σ dy`.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let (y, dy, Some(u)) = (self.y, self.dy, at.of(self.dx)) else { return Ok(()) };
+        let sum = |at: &mut Backward<'_>, x: Uid| at.graph.reduction(&at.name, ReductionOp::Add, x, &[self.axis]);
+        if self.log {
+            let exp = at.unary(UnaryOp::Exp, y)?;
+            let weighted = at.mul(u, exp)?;
+            if at.wants(dy) {
+                let total = sum(at, weighted)?;
+                let ddy = at.binary(BinaryOp::Sub, u, total)?;
+                at.give(dy, ddy)?;
+            }
+            if at.wants(y) {
+                let total = sum(at, dy)?;
+                let product = at.mul(weighted, total)?;
+                let given = at.unary(UnaryOp::Neg, product)?;
+                at.give(y, given)?;
+            }
+            return Ok(());
+        }
+        if at.wants(dy) {
+            let ddy = at.graph.softmax_backward(&at.name, y, u, self.axis, false)?;
+            at.give(dy, ddy)?;
+        }
+        if at.wants(y) {
+            let (own, other) = (at.mul(dy, y)?, at.mul(u, y)?);
+            let (own, other) = (sum(at, own)?, sum(at, other)?);
+            let centered = at.binary(BinaryOp::Sub, dy, own)?;
+            let (left, right) = (at.mul(u, centered)?, at.mul(dy, other)?);
+            let given = at.binary(BinaryOp::Sub, left, right)?;
+            at.give(y, given)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
@@ -206,6 +253,28 @@ impl CrossEntropy {
         }
     }
 
+    /// The backward op for the loss; `dx = dlse · e^(x − lse)` for the log-sum-exp.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let CrossEntropy { spec, logits, labels, loss, lse } = *self;
+        if !at.wants(logits) {
+            return Ok(());
+        }
+        if let Some(dloss) = at.of(loss) {
+            let back = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: logits };
+            let dlogits = at.graph.cross_entropy_backward(&at.name, back)?;
+            at.give(logits, dlogits)?;
+        }
+        if let Some(lse) = lse
+            && let Some(dlse) = at.of(lse)
+        {
+            let below = at.binary(BinaryOp::Sub, logits, lse)?;
+            let share = at.unary(UnaryOp::Exp, below)?;
+            let dlogits = at.mul(share, dlse)?;
+            at.give(logits, dlogits)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         self.spec.check(op, graph, self.logits, self.labels, self.loss, self.lse)
     }
@@ -239,6 +308,15 @@ impl CrossEntropyBackward {
             visit(Role::Input, lse);
         }
         visit(Role::Output, &mut self.dlogits);
+    }
+
+    /// Refused: the count of rows that a mean divides by is inside of the op.
+    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let inputs = [Some(self.logits), Some(self.dloss), self.lse];
+        match inputs.into_iter().flatten().find(|&uid| at.wants(uid)) {
+            Some(uid) => at.refuse(uid, "the gradient of cross-entropy has no gradient as an op; compose the loss from log-softmax"),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
