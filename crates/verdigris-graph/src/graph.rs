@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
-use crate::op::{HostScalar, Op, Real, Role};
+use crate::op::{HostScalar, Op, Operation, Real, Role};
 use crate::ops::conv::{Conv, ConvDirection};
 use crate::ops::matmul::{Matmul, Precision};
 use crate::ops::movement::Movement;
@@ -536,11 +536,11 @@ impl GraphBuilder {
         uid
     }
 
-    fn push(&mut self, name: &str, op: Op) {
+    pub(crate) fn push(&mut self, name: &str, op: Op) {
         self.graph.nodes.push(Node { name: name.to_owned(), op });
     }
 
-    fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
+    pub(crate) fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
         let layout = Layout::row_major(dims).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         let uid = self.next_uid();
         let tensor = TensorDesc::new(uid, name, dtype, layout);
@@ -549,7 +549,7 @@ impl GraphBuilder {
     }
 
     /// Type and dims of a pointwise result. It is f64 if an operand is, and f32 for all else, so that nothing is rounded on the way.
-    fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
+    pub(crate) fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
         let operands = operands.iter().map(|&uid| self.graph.tensor_of(op, uid)).collect::<Result<Vec<_>, Error>>()?;
         Ok((Pointwise::compute_dtype(operands.iter().map(|tensor| tensor.dtype)), Pointwise::infer(op, &operands)?))
     }

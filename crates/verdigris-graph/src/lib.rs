@@ -14,6 +14,7 @@ mod op;
 pub mod ops;
 pub mod pattern;
 pub mod problem;
+pub mod spec;
 mod tensor;
 pub mod validate;
 
@@ -21,13 +22,7 @@ pub use error::Error;
 pub use graph::{Graph, GraphBuilder, Node};
 pub use key::Key;
 pub use op::{HostScalar, Op, Real, Role};
-pub use ops::conv::{Conv, ConvDirection, ConvMode};
-pub use ops::matmul::{Matmul, OperandScale, Precision};
-pub use ops::movement::Movement;
-pub use ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
-pub use ops::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
-pub use ops::reduction::{Reduction, ReductionOp};
-pub use ops::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
+pub use ops::names::*;
 pub use problem::{
     Access, Chain, ChainStep, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem,
     Matrix, Operand, Order, PoolPass, PoolProblem, Problem, ReduceProblem, RowFunction, Scale, Slot, SoftmaxProblem, Statistics, Tensor,

@@ -14,7 +14,8 @@ use verdigris_tensor::DType;
 use crate::error::Error;
 use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{HostScalar, Role};
+use crate::op::{HostScalar, Operation, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{broadcasts_to, data, factor, same_dims};
 
@@ -153,23 +154,6 @@ impl Matmul {
         Matmul { a, b, c: None, d, alpha: HostScalar::ONE, beta: HostScalar::ZERO, precision, scale_a: None, scale_b: None }
     }
 
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        visit(Role::Input, &mut self.a);
-        visit(Role::Input, &mut self.b);
-        if let Some(c) = &mut self.c {
-            visit(Role::Input, c);
-        }
-        for scalar in [&mut self.alpha, &mut self.beta] {
-            if let HostScalar::Bound(uid) = scalar {
-                visit(Role::Input, uid);
-            }
-        }
-        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
-            visit(Role::Input, &mut scale.tensor);
-        }
-        visit(Role::Output, &mut self.d);
-    }
-
     /// The dims of `D`.
     ///
     /// # Errors
@@ -203,9 +187,87 @@ impl Matmul {
         dims.extend([a_matrix[0], b_matrix[1]]);
         Ok(dims)
     }
+}
+
+impl Operation for Matmul {
+    const SPEC: OpSpec = OpSpec {
+        name: "matmul",
+        summary: "The product of matrices, batched, with what is added to it.",
+        forms: &[Form {
+            name: "",
+            formula: "D[b…, m, n] = alpha · Σₖ (sA · A[b…, m, k]) · (sB · B[b…, k, n]) + beta · C[b…, m, n]",
+            operands: &[
+                OperandSpec::read("a", "`[b…, m, k]`, of a type that the precision takes"),
+                OperandSpec::read("b", "`[b…, k, n]`, of a type that the precision takes"),
+                OperandSpec::read("c", "`[b…, m, n]` or what broadcasts to it").optional(),
+                OperandSpec::read("scale_a", "`{tensor, block}`: f32 factors of an fp8 A, one or one for each block").optional(),
+                OperandSpec::read("scale_b", "the same for B").optional(),
+                OperandSpec::written("d", "`[b…, m, n]`"),
+            ],
+            attributes: &[
+                AttributeSpec::new("alpha", "`{fixed: number}` or `{bound: uid}` of a host scalar", "finite", r#"{"bound":0}"#),
+                AttributeSpec::new("beta", "as `alpha`", "finite; with 0, `C` is not read", r#"{"bound":0}"#),
+                AttributeSpec::new(
+                    "precision",
+                    "`f64 ieee fp32 tf32 f16 fp8_fast fp8_promoted i32`",
+                    "it takes the types of A and B",
+                    "\"i32\"",
+                ),
+            ],
+            shape: "batch dims broadcast from the right; `m` and `n` are those of A and B, whose `k` agree",
+            gradient: "`dA = alpha · dD · Bᵀ`, `dB = alpha · Aᵀ · dD`, `dC = beta · dD`; refused with `scale_a` or `scale_b`",
+            methods: &[Method::new(
+                "matmul",
+                "a: Uid, b: Uid, c: Uid | None = None, *, alpha: float | Uid | None = None, beta: float | Uid | None = None, \
+                 precision: str | None = None, scale_a: Uid | None = None, block_a: tuple[int, int] | None = None, \
+                 scale_b: Uid | None = None, block_b: tuple[int, int] | None = None, name: str = \"matmul\"",
+            )],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.a);
+        visit(Role::Input, &mut self.b);
+        if let Some(c) = &mut self.c {
+            visit(Role::Input, c);
+        }
+        for scalar in [&mut self.alpha, &mut self.beta] {
+            if let HostScalar::Bound(uid) = scalar {
+                visit(Role::Input, uid);
+            }
+        }
+        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
+            visit(Role::Input, &mut scale.tensor);
+        }
+        visit(Role::Output, &mut self.d);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let a = data(graph, op, self.a)?;
+        let b = data(graph, op, self.b)?;
+        let d = data(graph, op, self.d)?;
+        let dims = Matmul::infer(op, a, b)?;
+        same_dims(op, d, &dims, "D has the dims [b…, m, n]")?;
+        if let Some(rule) = self.precision.rule_broken_by(a.dtype, b.dtype) {
+            return Err(Error::DType { op: op.to_owned(), tensor: a.name.clone(), got: a.dtype, rule });
+        }
+        if let Some(c) = self.c {
+            broadcasts_to(op, data(graph, op, c)?, &dims, "C has the dims of D or broadcasts to them")?;
+        }
+        factor(graph, op, "alpha", self.alpha)?;
+        factor(graph, op, "beta", self.beta)?;
+        let (a_outer, b_outer, k) = (dims[dims.len() - 2], dims[dims.len() - 1], a.layout.dims()[a.layout.rank() - 1]);
+        let batch = &dims[..dims.len() - 2];
+        for (scale, outer, operand) in [(self.scale_a, a_outer, a), (self.scale_b, b_outer, b)] {
+            if let Some(scale) = scale {
+                check_scale(graph, op, scale, operand, outer, k, batch)?;
+            }
+        }
+        Ok(())
+    }
 
     /// `dA = alpha · dD · Bᵀ`, `dB = alpha · Aᵀ · dD`, `dC = beta · dD`.
-    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let Some(dd) = at.of(self.d) else { return Ok(()) };
         if let Some(c) = self.c.filter(|&c| at.wants(c)) {
             let dc = if self.beta == HostScalar::ONE { dd } else { at.graph.scale(&at.name, dd, self.beta)? };
@@ -248,30 +310,6 @@ impl Matmul {
             let product = Matmul { alpha: self.alpha, ..Matmul::new(turned, dd, self.d, precision) };
             let db = at.graph.matmul_with(&at.named("b"), product)?;
             at.give(self.b, db)?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
-        let a = data(graph, op, self.a)?;
-        let b = data(graph, op, self.b)?;
-        let d = data(graph, op, self.d)?;
-        let dims = Matmul::infer(op, a, b)?;
-        same_dims(op, d, &dims, "D has the dims [b…, m, n]")?;
-        if let Some(rule) = self.precision.rule_broken_by(a.dtype, b.dtype) {
-            return Err(Error::DType { op: op.to_owned(), tensor: a.name.clone(), got: a.dtype, rule });
-        }
-        if let Some(c) = self.c {
-            broadcasts_to(op, data(graph, op, c)?, &dims, "C has the dims of D or broadcasts to them")?;
-        }
-        factor(graph, op, "alpha", self.alpha)?;
-        factor(graph, op, "beta", self.beta)?;
-        let (a_outer, b_outer, k) = (dims[dims.len() - 2], dims[dims.len() - 1], a.layout.dims()[a.layout.rank() - 1]);
-        let batch = &dims[..dims.len() - 2];
-        for (scale, outer, operand) in [(self.scale_a, a_outer, a), (self.scale_b, b_outer, b)] {
-            if let Some(scale) = scale {
-                check_scale(graph, op, scale, operand, outer, k, batch)?;
-            }
         }
         Ok(())
     }

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{Real, Role};
+use crate::op::{Operation, Real, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, broadcasts_to, data, same_dims};
 
@@ -87,24 +88,6 @@ pub enum Movement {
 }
 
 impl Movement {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        let y = match self {
-            Movement::Concat { xs, y, .. } => {
-                xs.iter_mut().for_each(|x| visit(Role::Input, x));
-                y
-            }
-            Movement::Reshape { x, y }
-            | Movement::Transpose { x, y, .. }
-            | Movement::Slice { x, y, .. }
-            | Movement::Pad { x, y, .. }
-            | Movement::Broadcast { x, y } => {
-                visit(Role::Input, x);
-                y
-            }
-        };
-        visit(Role::Output, y);
-    }
-
     /// The name used in serialized form.
     pub const fn name(&self) -> &'static str {
         match self {
@@ -201,9 +184,145 @@ impl Movement {
             }
         }))
     }
+}
+
+impl Operation for Movement {
+    const SPEC: OpSpec = OpSpec {
+        name: "movement",
+        summary: "The same values in other places; the result has the type of what is moved.",
+        forms: &[
+            Form {
+                name: "reshape",
+                formula: "the elements in row-major order under other dims",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[],
+                shape: "those of `y`, which the caller gives; as many elements",
+                gradient: "`dy` under the dims of `x`",
+                methods: &[Method::new("reshape", r#"x: Uid, dims: Sequence[int], *, name: str = "reshape""#)],
+            },
+            Form {
+                name: "transpose",
+                formula: "dim j of y is dim permutation[j] of x",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[AttributeSpec::new("permutation", "list, one for each dim", "names each dim once", r#"[0, 0]"#)],
+                shape: "those of `x` in the order of the permutation",
+                gradient: "`dy` under the inverse permutation",
+                methods: &[Method::new("transpose", r#"x: Uid, permutation: Sequence[int], *, name: str = "transpose""#)],
+            },
+            Form {
+                name: "slice",
+                formula: "y[i] = x[start + i · step] along each dim",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[
+                    AttributeSpec::new("starts", "list, one for each dim", "not above the stop", r#"[11, 0]"#),
+                    AttributeSpec::new("stops", "list, one for each dim", "at most the extent", r#"[99, 5]"#),
+                    AttributeSpec::new("steps", "list, one for each dim", "at least 1", r#"[0, 1]"#),
+                ],
+                shape: "`⌈(stop − start) / step⌉` along each dim",
+                gradient: "`dy` with zeros between and around",
+                methods: &[Method::new(
+                    "slice",
+                    r#"x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice""#,
+                )],
+            },
+            Form {
+                name: "concat",
+                formula: "the inputs one behind the other along an axis",
+                operands: &[
+                    OperandSpec::read("xs", "of the type of `y`; dims equal but for the axis").several(),
+                    OperandSpec::written("y", "any stored type"),
+                ],
+                attributes: &[AttributeSpec::new("axis", "number", "below the number of dims", r#"9"#)],
+                shape: "the extents along the axis add up",
+                gradient: "the parts of `dy`",
+                methods: &[Method::new("concat", r#"xs: Sequence[Uid], axis: int, *, name: str = "concat""#)],
+            },
+            Form {
+                name: "pad",
+                formula: "x with elements of a value around it",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[
+                    AttributeSpec::new("before", "list, one for each dim", "one for each dim", r#"[1]"#),
+                    AttributeSpec::new("after", "list, one for each dim", "one for each dim", r#"[1]"#),
+                    AttributeSpec::new("value", "number", "finite", r#"null"#),
+                ],
+                shape: "`before + extent + after` along each dim",
+                gradient: "the part of `dy` without the border",
+                methods: &[Method::new(
+                    "pad",
+                    r#"x: Uid, before: Sequence[int], after: Sequence[int], value: float = 0.0, *, name: str = "pad""#,
+                )],
+            },
+            Form {
+                name: "broadcast",
+                formula: "x repeated along dims of 1 and new leading dims",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[],
+                shape: "those of `y`, which the caller gives; `x` broadcasts to them",
+                gradient: "`dy` summed over what was repeated",
+                methods: &[Method::new("broadcast", r#"x: Uid, dims: Sequence[int], *, name: str = "broadcast""#)],
+            },
+        ],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let y = match self {
+            Movement::Concat { xs, y, .. } => {
+                xs.iter_mut().for_each(|x| visit(Role::Input, x));
+                y
+            }
+            Movement::Reshape { x, y }
+            | Movement::Transpose { x, y, .. }
+            | Movement::Slice { x, y, .. }
+            | Movement::Pad { x, y, .. }
+            | Movement::Broadcast { x, y } => {
+                visit(Role::Input, x);
+                y
+            }
+        };
+        visit(Role::Output, y);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let mut inputs = Vec::new();
+        let mut copy = self.clone();
+        copy.visit(&mut |role, uid| {
+            if role == Role::Input {
+                inputs.push(*uid);
+            }
+        });
+        let inputs = inputs.into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
+        let y = data(graph, op, self.output())?;
+        let inferred = self.infer(op, &inputs)?;
+        for input in &inputs {
+            if input.dtype != y.dtype {
+                return Err(Error::DType {
+                    op: op.to_owned(),
+                    tensor: input.name.clone(),
+                    got: input.dtype,
+                    rule: "a movement keeps the element type of what it moves; the pointwise identity casts",
+                });
+            }
+        }
+        match inferred {
+            Some(dims) => same_dims(op, y, &dims, "y has the dims that the movement gives"),
+            None if matches!(self, Movement::Broadcast { .. }) => {
+                broadcasts_to(op, inputs[0], y.layout.dims(), "x broadcasts to the dims of y")
+            }
+            None if inputs[0].layout.elements() != y.layout.elements() => Err(Error::Mismatch {
+                op: op.to_owned(),
+                tensor: y.name.clone(),
+                quantity: "the number of elements".to_owned(),
+                got: y.layout.elements(),
+                want: inputs[0].layout.elements(),
+                rule: "a reshape keeps the number of elements",
+            }),
+            None => Ok(()),
+        }
+    }
 
     /// The way back: what was moved goes to where it came from, what was added is dropped, what was repeated is summed.
-    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let Some(dy) = at.of(self.output()) else { return Ok(()) };
         let name = at.name.clone();
         match self {
@@ -248,44 +367,6 @@ impl Movement {
                 Ok(())
             }
             Movement::Reshape { .. } | Movement::Transpose { .. } | Movement::Slice { .. } | Movement::Pad { .. } => Ok(()),
-        }
-    }
-
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
-        let mut inputs = Vec::new();
-        let mut copy = self.clone();
-        copy.visit(&mut |role, uid| {
-            if role == Role::Input {
-                inputs.push(*uid);
-            }
-        });
-        let inputs = inputs.into_iter().map(|uid| data(graph, op, uid)).collect::<Result<Vec<_>, Error>>()?;
-        let y = data(graph, op, self.output())?;
-        let inferred = self.infer(op, &inputs)?;
-        for input in &inputs {
-            if input.dtype != y.dtype {
-                return Err(Error::DType {
-                    op: op.to_owned(),
-                    tensor: input.name.clone(),
-                    got: input.dtype,
-                    rule: "a movement keeps the element type of what it moves; the pointwise identity casts",
-                });
-            }
-        }
-        match inferred {
-            Some(dims) => same_dims(op, y, &dims, "y has the dims that the movement gives"),
-            None if matches!(self, Movement::Broadcast { .. }) => {
-                broadcasts_to(op, inputs[0], y.layout.dims(), "x broadcasts to the dims of y")
-            }
-            None if inputs[0].layout.elements() != y.layout.elements() => Err(Error::Mismatch {
-                op: op.to_owned(),
-                tensor: y.name.clone(),
-                quantity: "the number of elements".to_owned(),
-                got: y.layout.elements(),
-                want: inputs[0].layout.elements(),
-                rule: "a reshape keeps the number of elements",
-            }),
-            None => Ok(()),
         }
     }
 }

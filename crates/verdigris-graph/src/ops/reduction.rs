@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::Role;
+use crate::op::{Operation, Role};
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, data, same_dims};
 
@@ -96,11 +97,6 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        visit(Role::Input, &mut self.x);
-        visit(Role::Output, &mut self.y);
-    }
-
     /// The dims of `y`.
     ///
     /// # Errors
@@ -115,9 +111,38 @@ impl Reduction {
         }
         Ok(dims)
     }
+}
+
+impl Operation for Reduction {
+    const SPEC: OpSpec = OpSpec {
+        name: "reduction",
+        summary: "A sum, product, extremum, mean or norm over axes.",
+        forms: &[Form {
+            name: "",
+            formula: "y[…, 0, …] = f over all indices of the axes of x[…]",
+            operands: &[OperandSpec::read("x", "any stored type"), OperandSpec::written("y", "any stored type")],
+            attributes: &[
+                AttributeSpec::new("f", "`add mul min max amax avg norm1 norm2 mul_no_zeros`", "", "\"median\""),
+                AttributeSpec::new("axes", "list", "at least one, ascending, axes of `x`", "[2, 0]"),
+            ],
+            shape: "those of `x` with 1 at each axis",
+            gradient: "`dy · ∂y/∂x`; extrema share among equals, a product gives the product of the others, a norm of 0 gives 0",
+            methods: &[Method::new("reduction", "f: str, x: Uid, axes: Sequence[int], *, name: str = \"reduce\"")],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.x);
+        visit(Role::Output, &mut self.y);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let dims = Reduction::infer(op, &self.axes, data(graph, op, self.x)?)?;
+        same_dims(op, data(graph, op, self.y)?, &dims, "a reduced axis has extent 1, the others are those of x")
+    }
 
     /// `∂y / ∂x` of each function; of a product it is the product of the others, also where some are 0.
-    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let (x, Some(dy)) = (self.x, at.of(self.y)) else { return Ok(()) };
         if !at.wants(x) {
             return Ok(());
@@ -180,10 +205,5 @@ impl Reduction {
             }
         };
         at.give(x, dx)
-    }
-
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
-        let dims = Reduction::infer(op, &self.axes, data(graph, op, self.x)?)?;
-        same_dims(op, data(graph, op, self.y)?, &dims, "a reduced axis has extent 1, the others are those of x")
     }
 }

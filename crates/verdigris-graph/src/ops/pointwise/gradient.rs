@@ -8,7 +8,7 @@ use crate::tensor::Uid;
 
 impl Pointwise {
     /// `dx = dy · ∂f / ∂x` for each operand.
-    pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+    pub(super) fn pass_back(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let Some(u) = at.of(self.output()) else { return Ok(()) };
         match *self {
             Pointwise::Unary { f, x, y } if at.wants(x) => match unary(at, f, x, y, u)? {
