@@ -82,7 +82,7 @@ fn judge(
             let step = 1e-5;
             let (above, below) = (moved(step), moved(-step));
             let (right, left) = ((above - at) / step, (at - below) / step);
-            let size = right.abs().max(left.abs()).max(analytic[gradient].iter().fold(0.0, |most, g| f64::max(most, g.abs()))).max(1e-3);
+            let size = right.abs().max(left.abs()).max(analytic[gradient].iter().fold(0.0, |most, g| f64::max(most, g.abs()))).max(1e-2);
             let slope = 0.5 * (right + left);
             let ours: f64 = analytic[gradient].iter().zip(&direction).map(|(g, v)| g * v).sum();
             // Two sides that differ by more than curvature does, or that are not there, or a change that is lost in the loss.
@@ -95,7 +95,7 @@ fn judge(
             judged.directions += 1;
             judged.worst = judged.worst.max(if off.is_nan() { f64::INFINITY } else { off });
             if judged.worst.is_infinite() && slope.is_finite() {
-                println!("{what}: {} is {ours}, differences say {slope}", forward.tensor(*x).unwrap().name);
+                eprintln!("{what}: {} is {ours}, differences say {slope}", forward.tensor(*x).unwrap().name);
             }
         }
     }
@@ -493,7 +493,7 @@ fn random_graphs() {
         kinks += judged.kinks;
         assert!(judged.worst < NEAR, "seed {seed}: off by {:e}\n{:#?}", judged.worst, built.forward.nodes);
     }
-    println!("{graphs} graphs, {directions} directions, {kinks} kinks");
+    eprintln!("{graphs} graphs, {directions} directions, {kinks} kinks");
     assert!(graphs > 300 && directions > 2 * kinks, "{graphs} graphs, {directions} directions, {kinks} kinks");
 }
 
