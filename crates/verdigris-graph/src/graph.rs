@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
-use crate::op::{HostScalar, Op, Real, Role};
+use crate::op::{HostScalar, Op, Operation, Real, Role};
 use crate::ops::conv::{Conv, ConvDirection};
 use crate::ops::matmul::{Matmul, Precision};
 use crate::ops::movement::Movement;
@@ -106,13 +106,23 @@ impl Graph {
 /// ```
 #[derive(Clone, Debug)]
 pub struct GraphBuilder {
-    graph: Graph,
+    pub(crate) graph: Graph,
+    /// The uid of the next tensor.
+    next: i64,
+}
+
+/// A builder that goes on with a graph: its tensors keep their uids, what is stored stays stored.
+impl From<Graph> for GraphBuilder {
+    fn from(graph: Graph) -> GraphBuilder {
+        let next = graph.tensors.iter().map(|tensor| tensor.uid.0).max().unwrap_or(0).saturating_add(1);
+        GraphBuilder { graph, next }
+    }
 }
 
 impl GraphBuilder {
     /// An empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any } }
+        GraphBuilder::from(Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any })
     }
 
     /// Asks that two executions agree bit for bit.
@@ -156,8 +166,7 @@ impl GraphBuilder {
     /// # Errors
     /// Dims that do not fit.
     pub fn matmul(&mut self, name: &str, a: Uid, b: Uid, precision: Precision) -> Result<Uid, Error> {
-        let d = self.next_uid();
-        self.matmul_with(name, Matmul::new(a, b, d, precision))
+        self.matmul_with(name, Matmul::new(a, b, Uid(0), precision))
     }
 
     /// A matmul with all its attributes; its `d` is replaced by a new virtual tensor, whose uid is returned.
@@ -520,15 +529,18 @@ impl GraphBuilder {
         }
     }
 
-    fn next_uid(&self) -> Uid {
-        Uid(self.graph.tensors.len() as i64 + 1)
+    fn next_uid(&mut self) -> Uid {
+        let uid = Uid(self.next);
+        // At the end of the range the next uid is one that is taken, which `finish` refuses.
+        self.next = self.next.saturating_add(1);
+        uid
     }
 
-    fn push(&mut self, name: &str, op: Op) {
+    pub(crate) fn push(&mut self, name: &str, op: Op) {
         self.graph.nodes.push(Node { name: name.to_owned(), op });
     }
 
-    fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
+    pub(crate) fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
         let layout = Layout::row_major(dims).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         let uid = self.next_uid();
         let tensor = TensorDesc::new(uid, name, dtype, layout);
@@ -537,7 +549,7 @@ impl GraphBuilder {
     }
 
     /// Type and dims of a pointwise result. It is f64 if an operand is, and f32 for all else, so that nothing is rounded on the way.
-    fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
+    pub(crate) fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
         let operands = operands.iter().map(|&uid| self.graph.tensor_of(op, uid)).collect::<Result<Vec<_>, Error>>()?;
         Ok((Pointwise::compute_dtype(operands.iter().map(|tensor| tensor.dtype)), Pointwise::infer(op, &operands)?))
     }
