@@ -30,6 +30,7 @@ pub mod fuzz;
 pub mod graph;
 pub mod graph_cases;
 pub mod judge;
+pub mod networks;
 pub mod ops;
 pub mod run;
 mod source;
