@@ -1,5 +1,6 @@
 //! The graph and its builder.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
@@ -46,9 +47,29 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The tensor of this uid.
+    /// The tensor of this uid. Found at once where uids rise along the list, as a builder gives them and as [`Graph::canonical`] does; in any
+    /// other order every tensor may be looked at.
     pub fn tensor(&self, uid: Uid) -> Option<&TensorDesc> {
-        self.tensors.iter().find(|tensor| tensor.uid == uid)
+        self.place(uid).map(|place| &self.tensors[place])
+    }
+
+    fn tensor_mut(&mut self, uid: Uid) -> Option<&mut TensorDesc> {
+        self.place(uid).map(|place| &mut self.tensors[place])
+    }
+
+    fn place(&self, uid: Uid) -> Option<usize> {
+        let found = self.tensors.binary_search_by_key(&uid, |tensor| tensor.uid).ok();
+        found.or_else(|| self.tensors.iter().position(|tensor| tensor.uid == uid))
+    }
+
+    /// The graph, or where uids do not rise along the list of tensors, one that differs in this alone.
+    pub(crate) fn with_tensors_in_order(&self) -> Cow<'_, Graph> {
+        if self.tensors.is_sorted_by_key(|tensor| tensor.uid) {
+            return Cow::Borrowed(self);
+        }
+        let mut graph = self.clone();
+        graph.tensors.sort_by_key(|tensor| tensor.uid);
+        Cow::Owned(graph)
     }
 
     /// The same graph under canonical names, and the uid that each tensor had: names are empty, uids count from 0 in the order in which
@@ -149,7 +170,7 @@ impl GraphBuilder {
     /// An unknown uid. The number is checked by [`GraphBuilder::finish`].
     pub fn align(&mut self, uid: Uid, alignment_bytes: u64) -> Result<(), Error> {
         let op = self.graph.name.clone();
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.alignment_bytes = Some(alignment_bytes);
         Ok(())
     }
@@ -462,7 +483,7 @@ impl GraphBuilder {
     /// An unknown uid. That the op which writes it can is checked by [`GraphBuilder::finish`].
     pub fn set_dtype(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
         let op = self.graph.name.clone();
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.dtype = dtype;
         Ok(())
     }
@@ -482,9 +503,7 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid. That the dims fit is checked by [`GraphBuilder::finish`].
     pub fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout) -> Result<(), Error> {
-        let tensor = (self.graph.tensors.iter_mut())
-            .find(|tensor| tensor.uid == uid)
-            .ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
         *tensor = TensorDesc { alignment_bytes: tensor.alignment_bytes, ..TensorDesc::new(uid, name, dtype, layout) };
         Ok(())
     }
@@ -494,8 +513,8 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid.
     pub fn round_to(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid);
-        let tensor = tensor.ok_or_else(|| Error::UnknownTensor { op: self.graph.name.clone(), uid })?;
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.dtype = dtype;
         Ok(())
     }
