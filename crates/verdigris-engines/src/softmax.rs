@@ -21,9 +21,9 @@ use verdigris_tensor::DType;
 
 use crate::arch::Arch;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{Region, load_raw, store_raw};
 use crate::parts::compute;
-use crate::parts::steps::{AnyVal, Chained, Raw};
+use crate::parts::space::Region;
+use crate::parts::steps::{AnyVal, Chained, Raw, load_raw, store_raw};
 use crate::parts::{lanes, math};
 
 const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
