@@ -13,13 +13,14 @@ pub(crate) mod pointwise;
 mod small_channels;
 pub(crate) mod unfolded;
 
+use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] = &[
     &implicit_gemm::ImplicitGemm,
     &halo_wgrad::HaloWgrad,
-    &halo::Halo,
+    &Listed::<halo::Halo>::new(),
     &small_channels::SmallChannels,
     &grouped::Grouped,
     &diagonal::Diagonal,
