@@ -19,7 +19,7 @@ use crate::engine::Engine;
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] = &[
     &implicit_gemm::ImplicitGemm,
-    &halo_wgrad::HaloWgrad,
+    &Listed::<halo_wgrad::HaloWgrad>::new(),
     &Listed::<halo::Halo>::new(),
     &small_channels::SmallChannels,
     &grouped::Grouped,

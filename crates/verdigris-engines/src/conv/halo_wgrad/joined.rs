@@ -8,9 +8,8 @@
 //! along the diagonal, channels of one group each, belong to filters; the others are formed, for that costs nothing, and never read.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::face::{Divisor, Kernel, Val};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::Arg;
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::params::{Arguments, Divide};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
@@ -70,16 +69,41 @@ impl Bundles {
     }
 }
 
+verdigris_kir::parameters! {
+    /// How channels of groups stand in a tile, and taps in the filter.
+    struct Layout / LayoutArguments of () as _spec {
+        /// Rows of tiles of a bundle.
+        tile_rows: Divide,
+        /// Channels of y and of x of a bundle.
+        bundle: [u32; 2],
+        /// Channels of y.
+        outputs: u32,
+        group_rows: Divide,
+        group_columns: u32,
+        /// Blocks of eight columns of a unit.
+        unit_blocks: Divide,
+        /// Height and width.
+        filter: [Divide; 2],
+    }
+}
+
 impl JoinSpec {
     /// The arguments of [`Joined::declare`].
-    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> Vec<Arg> {
-        let number = |n: u64| Arg::Scalar(Ty::U32, n);
-        let divisor = |n: u64| Arg::Divisor(n as u32);
-        let mut args = vec![divisor(bundles.tiles[0]), number(bundles.bundle[0]), number(bundles.bundle[1]), number(conv.k)];
-        args.extend([divisor(bundles.group[0]), number(bundles.group[1]), Arg::Divisor(spec.columns() / 8)]);
-        args.extend(conv.filter[1..].iter().map(|&taps| divisor(taps)));
-        args.extend(self.epilogue.conv_args(conv));
-        args
+    pub(super) fn arguments(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> Arguments {
+        let [_, height, width] = conv.filter.map(|taps| taps as u32);
+        let [group_rows, group_columns] = bundles.group.map(|channels| channels as u32);
+        let layout = LayoutArguments {
+            tile_rows: bundles.tiles[0] as u32,
+            bundle: bundles.bundle.map(|channels| channels as u32),
+            outputs: conv.k as u32,
+            group_rows,
+            group_columns,
+            unit_blocks: spec.columns() / 8,
+            filter: [height, width],
+        };
+        let mut arguments = layout.bound(&());
+        arguments.append(self.epilogue.conv_args(conv).into());
+        arguments
     }
 }
 
@@ -88,17 +112,7 @@ pub(super) struct Joined<'a, 'k> {
     kernel: Kernel<'k>,
     spec: &'a Spec,
     join: &'a JoinSpec,
-    /// Rows of tiles of a bundle.
-    tile_rows: Divisor<'k>,
-    bundle: [Val<'k, u32>; 2],
-    /// Channels of y.
-    outputs: Val<'k, u32>,
-    group_rows: Divisor<'k>,
-    group_columns: Val<'k, u32>,
-    /// Blocks of eight columns of a unit.
-    unit_blocks: Divisor<'k>,
-    /// Height and width.
-    filter: [Divisor<'k>; 2],
+    layout: Layout<'k>,
     epilogue: Epilogue<'k, f32>,
 }
 
@@ -121,28 +135,14 @@ pub(super) struct Taps<'k> {
 
 impl<'a, 'k> Joined<'a, 'k> {
     pub(super) fn declare(k: Kernel<'k>, spec: &'a Spec, join: &'a JoinSpec) -> Self {
-        let tile_rows = k.divisor("bundle_tile_rows");
-        let bundle = ["bundle_rows", "bundle_columns"].map(|name| k.scalar(name));
-        Joined {
-            kernel: k,
-            spec,
-            join,
-            tile_rows,
-            bundle,
-            outputs: k.scalar("outputs"),
-            group_rows: k.divisor("outputs_of_group"),
-            group_columns: k.scalar("inputs_of_group"),
-            unit_blocks: k.divisor("blocks_of_unit"),
-            filter: ["filter_height", "filter_width"].map(|name| k.divisor(name)),
-            epilogue: join.epilogue.declare_conv(k),
-        }
+        Joined { kernel: k, spec, join, layout: Layout::declare(k, &()), epilogue: join.epilogue.declare_conv(k) }
     }
 
     /// The channels of a tile.
     pub(super) fn channels(&self, [row, column]: [Val<'k, u32>; 2]) -> Channels<'k> {
-        let (bundle, tile_row) = self.tile_rows.split(row);
+        let (bundle, tile_row) = self.layout.tile_rows.split(row);
         let of_bundle = [tile_row * ROWS, column * self.spec.channels];
-        Channels { first: [0, 1].map(|side| bundle * self.bundle[side] + of_bundle[side]), of_bundle }
+        Channels { first: [0, 1].map(|side| bundle * self.layout.bundle[side] + of_bundle[side]), of_bundle }
     }
 
     /// Adds up what the cluster's CTAs have and stores it, by all who multiply; `sums` may take the place of what they multiplied.
@@ -164,29 +164,29 @@ impl<'a, 'k> Joined<'a, 'k> {
         let vectors = spec.units_of_cta() * (spec.columns() / 8) * WARPGROUP;
         k.range_step(first, vectors, sharers.ctas * threads, |vector| {
             let holder = vector & (WARPGROUP - 1);
-            let (unit, block) = self.unit_blocks.split(vector >> WARPGROUP.ilog2());
+            let (unit, block) = self.layout.unit_blocks.split(vector >> WARPGROUP.ilog2());
             let blocks_of_tap = (spec.channels / 8).ilog2();
             let (tap, block) = (block >> blocks_of_tap, block & (spec.channels / 8 - 1));
             let column = channels.of_bundle[1] + block * 8 + Fragment::<f32>::column(holder);
             let rows = [0u32, 8].map(|half| {
                 let row = Fragment::<f32>::row(holder) + half;
                 let of_bundle = channels.of_bundle[0] + row;
-                let (group, _) = self.group_rows.split(of_bundle);
+                let (group, _) = self.layout.group_rows.split(of_bundle);
                 let output = channels.first[0] + row;
                 // Channels of x counted in the row's group; those before it wrap around.
-                (output, of_bundle.lt(self.bundle[0]) & output.lt(self.outputs), column - group * self.group_columns)
+                (output, of_bundle.lt(self.layout.bundle[0]) & output.lt(self.layout.outputs), column - group * self.layout.group_columns)
             });
             let entry = taps.units + (unit * taps.unit_bytes).widen();
             let is_kept = k.ld_global::<u32>(entry, 8).le(tap);
-            let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.group_columns);
+            let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.layout.group_columns);
             // Where pairs may be stored, groups begin and end at even channels.
             let any = belongs(0, 0) | belongs(1, 0);
             let any = if self.join.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
             k.when(is_kept & any, || {
                 let whole: [Val<'k, f32>; 4] = shared.whole(vector);
                 let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
-                let (rest, w) = self.filter[1].split(position);
-                let (d, h) = self.filter[0].split(rest);
+                let (rest, w) = self.layout.filter[1].split(position);
+                let (d, h) = self.layout.filter[0].split(rest);
                 for half in 0..2 {
                     let (output, _, channel) = rows[half];
                     let values = [whole[2 * half], whole[2 * half + 1]];
