@@ -18,7 +18,7 @@ use crate::engine::Engine;
 
 /// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
 pub static ENGINES: &[&dyn Engine] = &[
-    &implicit_gemm::ImplicitGemm,
+    &Listed::<implicit_gemm::ImplicitGemm>::new(),
     &Listed::<halo_wgrad::HaloWgrad>::new(),
     &Listed::<halo::Halo>::new(),
     &small_channels::SmallChannels,

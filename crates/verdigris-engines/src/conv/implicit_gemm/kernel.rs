@@ -11,6 +11,7 @@ use std::fmt;
 use verdigris_kir::face::{AsVal, Header, Kernel, LoadOptions, Role, Val, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, Target};
+use verdigris_kir::params::Parameter;
 use verdigris_kir::tile::clip::ClippedTile;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
@@ -20,7 +21,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 use verdigris_tensor::DType;
 
 use super::across::{self, Across};
-use super::feed::{Feed, Slots};
+use super::feed::{FeedArguments, Slots};
 use super::turned;
 use crate::parts::add_parts::{PartTile, Parts};
 use crate::parts::batch::BatchIndex;
@@ -174,7 +175,12 @@ impl Spec {
     /// Whether rows of classes without taps are no tiles: warps beside the one that loads store their zeros while others multiply.
     pub(super) fn clears(&self) -> bool {
         let stores_zeros = self.out == Out::Scattered && self.epilogue.keeps_zero() && self.tile_n.is_power_of_two();
-        matches!(self.kind, Kind::Gather { classes: true, .. }) && stores_zeros
+        self.has_classes() && stores_zeros
+    }
+
+    /// Whether rows fall into classes with taps of their own.
+    pub(super) fn has_classes(&self) -> bool {
+        matches!(self.kind, Kind::Gather { classes: true, .. })
     }
 
     /// CTAs of a cluster.
@@ -389,7 +395,7 @@ impl Spec {
 
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let feed = Feed::declare(k, spec);
+    let feed = FeedArguments::declare(k, "feed", spec);
     let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let across = spec.shares_depth().then(|| Across::declare(k, spec));

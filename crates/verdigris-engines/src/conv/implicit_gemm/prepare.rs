@@ -8,7 +8,7 @@
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Matrix, Slot, Tensor};
-use verdigris_kir::program::{Address, Program, Step};
+use verdigris_kir::program::{Address, Program};
 use verdigris_tensor::DType;
 
 use super::super::lines::{filter_matrix, lies_in_lines, tap_stride};
@@ -269,7 +269,7 @@ impl Prepared {
                 Copy::Moved(repack) => repack.launches(from, scratch),
                 Copy::Terms(terms) => terms.launches(from, scratch),
             };
-            program.steps.extend(launches.into_iter().map(Step::Launch));
+            launches.into_iter().for_each(|launch| program.launch(launch));
             places.push((*to, scratch));
         }
         for (from, _, back) in &self.backs {
@@ -282,7 +282,7 @@ impl Prepared {
     pub(super) fn bind(&self, program: &mut Program, places: &[(Slot, Address)]) {
         for (from, to, back) in &self.backs {
             let launches = back.launches(Address::buffer(from.0 as usize), Address::buffer(to.0 as usize));
-            program.steps.extend(launches.into_iter().map(Step::Launch));
+            launches.into_iter().for_each(|launch| program.launch(launch));
         }
         for (slot, place) in places {
             program.place_buffer(slot.0 as usize, *place);

@@ -14,12 +14,13 @@
 
 use verdigris_kir::face::{Kernel, Role, Val, WgmmaA};
 use verdigris_kir::ir::MapType;
+use verdigris_kir::params::Parameter;
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::operand::{Major, OperandTile};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::feed::{Feed, Slots};
+use super::feed::{FeedArguments, Slots};
 use super::kernel::{FIRST_BARRIER, Spec, Split, WARPGROUP};
 use crate::parts::add_parts::Parts;
 use crate::parts::batch::BatchIndex;
@@ -63,7 +64,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     // B as it is multiplied: rows of channels, 32 pixels each.
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let feed = Feed::declare(k, spec);
+    let feed = FeedArguments::declare(k, "feed", spec);
     let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));

@@ -10,7 +10,7 @@ use verdigris_tensor::DType;
 use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::feed::{ClassArgs, FilterArgs, GatherArgs, class_table, tap_table};
+use super::feed::{FeedArguments, FilterArguments, GatherArguments, ScatterArguments, WalkArguments, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec, Split};
 use super::prepare::Prepared;
@@ -273,7 +273,7 @@ impl View {
     }
 
     /// The arguments of the loads of so many tiles, of rows and columns of tiles; adds tables to the program.
-    pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> Vec<Arg> {
+    pub(super) fn feed(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> FeedArguments {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
@@ -287,17 +287,23 @@ impl View {
         let [of_pixels, of_filter] = spec.gathers();
         let across = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
         let decl = across.map_or(spec.gathered_map(), |across| across.boxed(spec.gathered_map()));
-        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(decl, activations, all_images));
+        let pixels = (in_place(activations.slot), self.gathered_map(decl, activations, all_images));
+        let walk = WalkArguments::of(gather);
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
                 let taps = constant(tap_table(gather, &passes, [images, self.taps]));
                 let tiled = self.tiled_classes(spec);
-                let classes = matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| ClassArgs {
+                let numbers = |extents: &[u64]| extents.iter().map(|&n| n as u32).collect();
+                let scatter = spec.has_classes().then(|| ScatterArguments {
                     table: constant(class_table(&gather.classes, passes.len() as u32)),
-                    tiled,
-                    tiles: tiles / tiled,
-                    all: spec.clears().then_some(gather.classes.len() as u32),
+                    class_tiles: tiles / tiled,
+                    last_class: tiled - 1,
+                    all_classes: spec.clears().then_some(gather.classes.len() as u32),
+                    groups,
+                    images,
+                    extents: numbers(&gather.target),
+                    strides: numbers(&gather.scatter),
                 });
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
@@ -308,24 +314,20 @@ impl View {
                 let filter = matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]);
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
                 let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
-                let filter = Arg::TensorMap(in_place(self.other.slot), MapSpec { l2, ..filter });
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
-                GatherArgs {
-                    gather,
+                FeedArguments::Gather(GatherArguments {
                     pixels,
-                    filter,
+                    filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
+                    walk,
                     taps,
-                    classes,
                     slabs: self.slabs(spec.depth()),
                     group_channels: self.group_depth,
                     group_columns,
                     group_depth,
                     columns,
                     across,
-                    groups,
-                    images,
-                }
-                .args()
+                    scatter,
+                })
             }
             Kind::Filter => {
                 let taps = constant(tap_table(gather, &[[0, 0]], [0, 0]));
@@ -343,10 +345,10 @@ impl View {
                 let clips = (!spec.turns()).then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all slabs of a row of tiles belong to it.
                 let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
-                FilterArgs {
-                    gather,
-                    dy: Arg::TensorMap(in_place(self.other.slot), map),
+                FeedArguments::Filter(FilterArguments {
+                    dy: (in_place(self.other.slot), map),
                     pixels,
+                    walk,
                     taps,
                     tap_count: self.taps,
                     slabs: if self.tap_matrices { slabs_of_tiles } else { self.slabs(spec.depth()) },
@@ -354,11 +356,10 @@ impl View {
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
                     pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
-                    passes: &passes,
+                    passes: passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x),
                     images,
                     clips,
-                }
-                .args()
+                })
             }
         }
     }
