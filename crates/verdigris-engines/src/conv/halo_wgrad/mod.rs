@@ -523,11 +523,10 @@ impl Algorithm for HaloWgrad {
         let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
         args.append(grid.parts_args(scratch).into());
         program.launch(launch(args));
-        let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(product, &chunk, 0, 0));
+        let epilogue_args = epilogue.arguments(product, &chunk, 0, 0);
         let slices = if config.parts >= SLICES { SLICES } else { 1 };
         let adds = AddSpec { integer: false, slices, epilogue };
-        program.launch(grid.launch(adds, scratch, epilogue_args, [conv.k as u32, conv.c as u32]));
+        program.launch(grid.launch(adds, scratch, chunk.index(), epilogue_args, [conv.k as u32, conv.c as u32]));
         Ok(program)
     }
 

@@ -751,22 +751,22 @@ impl Algorithm for ImplicitGemm {
         args.bind::<FeedArguments>("feed", spec, view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program));
         args.bind::<ScheduleArgs>("schedule", &spec.splits_over_grid(), *schedule);
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
-        let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(view.product_of(spec), &chunk, 0, 0));
+        let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
         let add = if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.append(parts.parts_args(scratch).into());
             let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
-            Some(parts.launch(adds, scratch, epilogue_args, [view.rows, view.columns]))
+            Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]))
         } else {
-            args.append(epilogue_args.into());
+            args.append(chunk.args().into());
+            args.append(epilogue.args(view.product_of(spec), &chunk, 0, 0).into());
             args.append(view.way_args(spec, &chunk).into());
             sums.iter().for_each(|(sums, scratch)| args.append(sums.args(*scratch).into()));
             None
         };
         if spec.split == Split::Joined {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
-            args.append(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()).to_vec().into());
+            args.append(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()).into());
         }
         program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args).overlapping());
         add.into_iter().for_each(|add| program.launch(add));
