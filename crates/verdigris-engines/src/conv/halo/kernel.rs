@@ -18,9 +18,9 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
-use crate::parts::batch::BatchIndex;
+use crate::parts::batch::BatchIndexArgs;
 use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::way_out::{Out, Tile, WaySpec};
+use crate::parts::way_out::{Out, Tile, Way, WayArgs, WaySpec};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -177,7 +177,7 @@ impl Spec {
 
 verdigris_kir::parameters! {
     /// How pixels are cut into boxes, boxes into blocks, and where taps read. Dims stand with the width first, then height, depth, images.
-    pub(super) struct Walk / WalkArguments of Spec as spec {
+    pub(super) struct Walk / WalkArgs of Spec as spec {
         pub(super) pixels: Map = spec.pixels().map(RANK),
         pub(super) filter: Map = spec.filter_map(),
         /// Tiles of columns over all groups; a CTA keeps to one.
@@ -222,6 +222,15 @@ verdigris_kir::parameters! {
     }
 }
 
+verdigris_kir::parameters! {
+    /// All parameters of the kernel.
+    pub(super) struct Halo / HaloArgs of Spec as spec {
+        pub(super) walk: WalkArgs = *spec,
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) way: WayArgs = spec.way(),
+    }
+}
+
 /// A box: its first pixel, and image.
 type Place<'k> = [Val<'k, u32>; 4];
 
@@ -257,9 +266,8 @@ impl<'k> Walk<'k> {
 
 fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (pixels, filter) = (spec.pixels(), spec.filter_tile());
-    let walk = Walk::declare(k, spec);
-    let batch = BatchIndex::declare(k, &());
-    let way = spec.way().declare(k);
+    let Halo { walk, batch, way } = Halo::declare(k, spec);
+    let way = Way::new(k, way, spec.way());
 
     let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);
     let slabs = Ring::new(k, SLABS, spec.sharers(), RingScope::Cta);

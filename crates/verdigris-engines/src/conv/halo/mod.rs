@@ -23,7 +23,7 @@ mod boxes;
 mod kernel;
 
 use boxes::{Cut, Dense, PixelBox, cuts};
-use kernel::{Spec, WalkArguments};
+use kernel::{HaloArgs, Spec, WalkArgs};
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::Target;
@@ -34,13 +34,14 @@ use verdigris_tensor::DType;
 
 use super::chain::product;
 use super::direct::statistics;
+use super::empty_program;
 use super::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::way_out::is_mappable;
+use crate::parts::way_out::{WayArgs, is_mappable};
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 
@@ -234,20 +235,6 @@ impl View {
         Ok(View { dense: Dense::new(conv), filter, major, product, depth, columns, conv: conv.clone() })
     }
 
-    fn alignments(&self, epilogue: &EpilogueSpec) -> Vec<u64> {
-        let conv = &self.conv;
-        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
-        let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
-        let mapped = [conv.activations().slot, conv.w.slot, self.product.d.slot].map(|slot| (slot, 16));
-        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-
     /// The map of the pixels, with the box of a slab.
     fn pixels_map(&self, tile: SlabTile, slab: [u64; 4]) -> MapSpec {
         let tensor = self.conv.activations();
@@ -424,7 +411,7 @@ impl Halo {
     }
 
     /// The arguments of the kernel's walk.
-    fn walk(&self, config: &Config) -> WalkArguments {
+    fn walk(&self, config: &Config) -> WalkArgs {
         let View { dense, conv, .. } = &self.view;
         let Config { spec, columns, cut, .. } = config;
         let [workers, boxes] = self.layout(*columns, cut);
@@ -439,7 +426,7 @@ impl Halo {
         let number = |n: u64| n as u32;
         let but_images = |[width, height, depth, _]: [u64; 4]| [width, height, depth].map(number);
         let (first_position, position_step) = if dense.backwards { (number(dense.taps() - 1), u32::MAX) } else { (0, 1) };
-        WalkArguments {
+        WalkArgs {
             pixels: (slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
             filter: (slot(&conv.w), self.view.filter_map(spec)),
             column_tiles: number(columns.tiles),
@@ -523,18 +510,23 @@ impl Algorithm for Halo {
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let Config { spec, columns, cut, .. } = config;
         let View { product, conv, .. } = &self.view;
-        let mut program = Program { buffer_alignment_bytes: self.view.alignments(&spec.epilogue), ..Program::default() };
-        let mut args = self.walk(config).bound(spec);
         // A product without batch dims is one launch.
         let chunk = Chunk { first: vec![], extents: [1; 3] };
-        args.append(chunk.args().into());
-        args.append(spec.epilogue.args(product, &chunk, 0, 0).into());
         let d = &product.d;
-        let leading = d.row_stride * d.dtype.bytes() as u64;
+        let leading_bytes = d.row_stride * d.dtype.bytes() as u64;
         let extents = [product.m as u32, product.n as u32, 1];
-        args.append(spec.way().args(Address::buffer(d.slot.0 as usize), extents, leading, chunk.strides_bytes(d)).into());
+        let args = HaloArgs {
+            walk: self.walk(config),
+            batch: chunk.index(),
+            way: WayArgs {
+                epilogue: spec.epilogue.arguments(product, &chunk, 0, 0),
+                place: spec.way().place(Address::buffer(d.slot.0 as usize), extents, leading_bytes, chunk.strides_bytes(d)),
+                sums: None,
+            },
+        };
+        let mut program = empty_program(conv);
         let [workers, _] = self.layout(*columns, cut);
-        program.launch(Launch::new(reference(spec.clone()), [(columns.tiles * workers) as u32, 1, 1], args).overlapping());
+        program.launch(Launch::new(reference(spec.clone()), [(columns.tiles * workers) as u32, 1, 1], args.bound(spec)).overlapping());
         if let Some(statistics) = &conv.statistics {
             statistics::steps(conv, statistics, &mut program);
         }

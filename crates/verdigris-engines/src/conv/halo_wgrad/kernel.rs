@@ -16,8 +16,8 @@ use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, Stride, StrideValues, position};
-use super::joined::{JoinSpec, Joined, Taps};
-use crate::parts::add_parts::{PartTile, Parts};
+use super::joined::{JoinSpec, Joined, JoinedArgs, Taps};
+use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
@@ -61,12 +61,6 @@ impl fmt::Display for Spec {
             None => Ok(()),
         }
     }
-}
-
-/// Where sums go.
-enum Ending<'a, 'k> {
-    Parts(Parts<'k>),
-    Joined(Box<Joined<'a, 'k>>),
 }
 
 impl Spec {
@@ -148,7 +142,7 @@ pub(super) fn tap_table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, f
 
 verdigris_kir::parameters! {
     /// What a launch is told, but for where its sums go.
-    pub(super) struct Task / TaskArguments of Spec as spec {
+    pub(super) struct Task / TaskArgs of Spec as spec {
         pub(super) dy: Map = spec.dy().map(AXES as u32 + 1),
         pub(super) x: Map = spec.x().map(AXES as u32 + 1),
         /// CTAs of one share of the boxes; the groups of taps and the columns of tiles among these.
@@ -176,6 +170,15 @@ verdigris_kir::parameters! {
     }
 }
 
+verdigris_kir::parameters! {
+    /// All parameters of the kernel.
+    pub(super) struct HaloWgrad / HaloWgradArgs of Spec as spec {
+        pub(super) task: TaskArgs = *spec,
+        pub(super) parts: Option<PartsArgs> = spec.join.is_none().then_some(()),
+        pub(super) joined: Option<JoinedArgs> = spec.join.clone(),
+    }
+}
+
 /// How descriptors go through a tile, step by step.
 struct Steps<'k> {
     high: Val<'k, u32>,
@@ -191,13 +194,11 @@ impl<'k> Steps<'k> {
 
 fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (dy, x) = (spec.dy(), spec.x());
-    let task = Task::declare(k, spec);
+    let HaloWgrad { task, parts, joined } = HaloWgrad::declare(k, spec);
     let Task { dy: dy_map, x: x_map, ctas_of_part, groups, tile_columns, least_boxes, parts_of_one_more, counts, extents, .. } = task;
     let Task { slab_at_bytes: slab_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
-    let ending = match &spec.join {
-        None => Ending::Parts(Parts::declare(k, spec.part_tile())),
-        Some(join) => Ending::Joined(Box::new(Joined::declare(k, spec, join))),
-    };
+    let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
+    let joined = joined.zip(spec.join.as_ref()).map(|(values, join)| Joined { kernel: k, spec, join, values });
     let (of_box, of_slab) = (Steps::of(dy, task.of_box), Steps::of(x, task.of_slab));
 
     let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
@@ -219,10 +220,7 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     };
     let (tile, group) = groups.split(tile);
     let (row, column) = tile_columns.split(tile);
-    let own = match &ending {
-        Ending::Parts(_) => None,
-        Ending::Joined(joined) => Some(joined.channels([row, column])),
-    };
+    let own = joined.as_ref().map(|joined| joined.channels([row, column]));
     let [first_row, first_column] = own.map_or([row * ROWS, column * spec.channels], |own| own.first);
     let first_box = part * least_boxes + part.min(parts_of_one_more);
     let own_boxes = least_boxes + k.select(part.lt(parts_of_one_more), 1u32, 0u32);
@@ -304,24 +302,21 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
         });
         k.wgmma_wait(0);
 
-        match &ending {
-            Ending::Parts(parts) => {
-                let registers = (spec.channels / 2) as usize;
-                for (unit, sum) in sums.iter().enumerate() {
-                    let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
-                    for (tap, own) in sum.registers().chunks(registers).enumerate() {
-                        let tap = tap as u32;
-                        k.when(kept_from.le(tap), || {
-                            parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
-                        });
-                    }
+        if let Some(parts) = &parts {
+            let registers = (spec.channels / 2) as usize;
+            for (unit, sum) in sums.iter().enumerate() {
+                let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
+                for (tap, own) in sum.registers().chunks(registers).enumerate() {
+                    let tap = tap as u32;
+                    k.when(kept_from.le(tap), || {
+                        parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
+                    });
                 }
             }
-            Ending::Joined(joined) => {
-                let channels = own.unwrap_or_else(|| unreachable!("channels of a joined tile"));
-                let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
-                joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
-            }
+        }
+        if let Some((joined, channels)) = joined.as_ref().zip(own) {
+            let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
+            joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
         }
     };
 

@@ -32,13 +32,14 @@ use std::rc::Rc;
 
 use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
 use joined::{Bundles, JoinSpec};
-use kernel::{CONSUMERS, ROWS, Spec, TaskArguments, tap_table};
+use kernel::{CONSUMERS, HaloWgradArgs, ROWS, Spec, TaskArgs, tap_table};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, Base, KernelRef, L2Promotion, Launch, MapSpec, Program};
 use verdigris_tensor::DType;
 
 use super::chain::product;
+use super::empty_program;
 use super::lines::{lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -399,7 +400,7 @@ impl HaloWgrad {
     }
 
     /// The arguments of the kernel, whose table of taps stands at `taps`.
-    fn task(&self, config: &Config, axes: &[Axis; AXES], taps: Address) -> TaskArguments {
+    fn task(&self, config: &Config, axes: &[Axis; AXES], taps: Address) -> TaskArgs {
         let Config { spec, cover, pixels, tiles, parts, .. } = config;
         let conv = &self.conv;
         let boxed = |[width, height, depth]: [u32; 3]| [width, height, depth, 1];
@@ -411,7 +412,7 @@ impl HaloWgrad {
         let mut along = [0; geometry::BOX_AXES];
         along[cover.axis] = 1;
         let tap_step = cover.tap_step(axes) as u32;
-        TaskArguments {
+        TaskArgs {
             dy: (in_place(&conv.y), dy),
             x: (in_place(&conv.x), x),
             ctas_of_part: (config.ctas() / u64::from(*parts)) as u32,
@@ -495,34 +496,22 @@ impl Algorithm for HaloWgrad {
         let conv = &self.conv;
         let axes = &self.orders[config.order as usize];
 
-        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        for (slot, bytes) in elements.chain(self.joined.conv_alignments(conv)).chain([(conv.x.slot, 16), (conv.y.slot, 16)]) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
+        let mut program = empty_program(conv);
         program.constants.push(tap_table(axes, cover, pixels, conv.flip));
         let taps = Address { base: Base::Constant(0), offset_bytes: 0 };
-        let mut args = self.task(config, axes, taps).bound(spec);
-        let launch = |args| Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args).overlapping();
+        let task = self.task(config, axes, taps);
+        let launch = |args: HaloWgradArgs| Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)).overlapping();
         if let Some((join, bundles)) = spec.join.as_ref().zip(config.bundles) {
-            args.append(join.arguments(conv, spec, &bundles));
-            program.launch(launch(args));
+            program.launch(launch(HaloWgradArgs { task, parts: None, joined: Some(join.args(conv, spec, &bundles)) }));
             return Ok(program);
         }
         let Some(product) = &self.product else { unreachable!("several groups are joined") };
         // Taps are few enough for one launch.
         let Some(chunk) = Chunk::all(&product.batch).into_iter().next() else { unreachable!("a filter has taps") };
         let epilogue = EpilogueSpec::of(product);
-        for (slot, bytes) in epilogue.alignments(product) {
-            let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
         let grid = self.part_grid(config);
         let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
-        args.append(grid.parts_args(scratch).into());
-        program.launch(launch(args));
+        program.launch(launch(HaloWgradArgs { task, parts: Some(grid.arguments(scratch)), joined: None }));
         let epilogue_args = epilogue.arguments(product, &chunk, 0, 0);
         let slices = if config.parts >= SLICES { SLICES } else { 1 };
         let adds = AddSpec { integer: false, slices, epilogue };

@@ -65,16 +65,16 @@ pub(super) struct Slots<'k> {
 
 verdigris_kir::parameters! {
     /// A walk over pixels: from a row of the product to the place where the copy engine begins. One of each for a spatial dimension.
-    pub(super) struct Walk / WalkArguments of u32 as spatial {
+    pub(super) struct Walk / WalkArgs of u32 as spatial {
         counts: Vec<Divide> = vec![(); *spatial as usize],
         lower: Vec<i32> = vec![(); *spatial as usize],
         step: Vec<i32> = vec![(); *spatial as usize],
     }
 }
 
-impl WalkArguments {
+impl WalkArgs {
     pub(super) fn of(gather: &Gather) -> Self {
-        WalkArguments {
+        WalkArgs {
             counts: gather.walks.iter().map(|walk| walk.count as u32).collect(),
             lower: gather.walks.iter().map(|walk| walk.lower as i32).collect(),
             step: gather.walks.iter().map(|walk| walk.step as i32).collect(),
@@ -127,7 +127,7 @@ impl<'k> RowMap<'_, 'k> {
 
 verdigris_kir::parameters! {
     /// Classes of rows.
-    pub(super) struct Scatter / ScatterArguments of Spec as spec {
+    pub(super) struct Scatter / ScatterArgs of Spec as spec {
         pub(super) table: Read = CLASS_BYTES,
         /// Tiles of one class, and the last class that has tiles.
         pub(super) class_tiles: Divide,
@@ -164,10 +164,10 @@ impl<'k> Offsets<'k> {
 
 verdigris_kir::parameters! {
     /// Pixels as rows, filters as columns.
-    pub(super) struct GatherFeed / GatherArguments of Spec as spec {
+    pub(super) struct GatherFeed / GatherArgs of Spec as spec {
         pub(super) pixels: Map = spec.gathered_map(),
         pub(super) filter: Map = spec.clipped(spec.gathers()[1]).map(),
-        pub(super) walk: WalkArguments = spec.spatial,
+        pub(super) walk: WalkArgs = spec.spatial,
         pub(super) taps: Read = TAP_BYTES,
         /// Slabs of channels of one tap.
         pub(super) slabs: Divide,
@@ -179,16 +179,16 @@ verdigris_kir::parameters! {
         pub(super) columns: ClipArgs = (),
         /// Where a cluster shares a depth, the pixels of a tile.
         pub(super) across: Option<ClipArgs> = spec.shares_depth().then_some(()),
-        pub(super) scatter: Option<ScatterArguments> = spec.has_classes().then(|| spec.clone()),
+        pub(super) scatter: Option<ScatterArgs> = spec.has_classes().then(|| spec.clone()),
     }
 }
 
 verdigris_kir::parameters! {
     /// Channels of dy as rows, taps and channels of x as columns.
-    pub(super) struct FilterFeed / FilterArguments of Spec as spec {
+    pub(super) struct FilterFeed / FilterArgs of Spec as spec {
         pub(super) dy: Map = spec.dy_map(),
         pub(super) pixels: Map = spec.gathered_map(),
-        pub(super) walk: WalkArguments = spec.spatial,
+        pub(super) walk: WalkArgs = spec.spatial,
         pub(super) taps: Read = TAP_BYTES,
         /// How many taps there are.
         pub(super) tap_count: u32,
@@ -216,15 +216,15 @@ pub(super) enum Feed<'k> {
 }
 
 /// What a launch gives for [`Feed`].
-pub(super) enum FeedArguments {
-    Gather(GatherArguments),
-    Filter(FilterArguments),
+pub(super) enum FeedArgs {
+    Gather(GatherArgs),
+    Filter(FilterArgs),
 }
 
-impl Parameter for FeedArguments {
+impl Parameter for FeedArgs {
     type Spec = Spec;
     type Value<'k> = Feed<'k>;
-    type Argument = FeedArguments;
+    type Argument = FeedArgs;
 
     fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &Spec) -> Feed<'k> {
         match spec.kind {
@@ -236,10 +236,10 @@ impl Parameter for FeedArguments {
         }
     }
 
-    fn bind(argument: FeedArguments, name: &'static str, spec: &Spec, to: &mut Arguments) {
+    fn bind(argument: FeedArgs, name: &'static str, spec: &Spec, to: &mut Arguments) {
         match argument {
-            FeedArguments::Gather(gather) => GatherArguments::bind(gather, name, spec, to),
-            FeedArguments::Filter(filter) => FilterArguments::bind(filter, name, spec, to),
+            FeedArgs::Gather(gather) => GatherArgs::bind(gather, name, spec, to),
+            FeedArgs::Filter(filter) => FilterArgs::bind(filter, name, spec, to),
         }
     }
 }

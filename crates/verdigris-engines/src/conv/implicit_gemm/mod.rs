@@ -35,12 +35,11 @@ mod terms;
 mod turned;
 mod view;
 
-use feed::FeedArguments;
-use kernel::{Kind, Shared, Spec, Split};
+use across::AcrossArgs;
+use kernel::{ConvArgs, EndingArgs, Kind, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::params::Arguments;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
@@ -55,10 +54,10 @@ use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::column_sums::{self, SumGrid};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::join;
+use crate::parts::join::JoinArgs;
 use crate::parts::repack;
 use crate::parts::unpack;
-use crate::parts::way_out::Out;
+use crate::parts::way_out::{Out, WayArgs};
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 
@@ -743,32 +742,32 @@ impl Algorithm for ImplicitGemm {
         let Some(chunk) = Chunk::all(&view.product.batch).into_iter().next() else { unreachable!("there are groups, and taps") };
 
         let epilogue = if reduced.is_some() { Self::epilogue(&view.product, true) } else { spec.epilogue.clone() };
-        let mut program = Program { buffer_alignment_bytes: view.alignments(spec, &epilogue), ..Program::default() };
+        let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
+        let mut program = view.prepared.empty_program();
         let places = view.prepared.copy_ahead(&mut program);
         let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
-        let mut args = Arguments::new();
-        args.bind::<FeedArguments>("feed", spec, view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program));
-        args.bind::<ScheduleArgs>("schedule", &spec.splits_over_grid(), *schedule);
+        let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
+        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, across: None, ending: None, join: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
-        let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
-        let add = if let Some(parts) = reduced {
+        let mut add = None;
+        if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
-            args.append(parts.parts_args(scratch).into());
+            args.parts = Some(parts.arguments(scratch));
             let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
-            Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]))
+            add = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]));
+        } else if spec.shares_depth() {
+            args.across = Some(AcrossArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
         } else {
-            args.append(chunk.args().into());
-            args.append(epilogue.args(view.product_of(spec), &chunk, 0, 0).into());
-            args.append(view.way_args(spec, &chunk).into());
-            sums.iter().for_each(|(sums, scratch)| args.append(sums.args(*scratch).into()));
-            None
-        };
+            let sums = sums.as_ref().map(|(sums, scratch)| sums.arguments(*scratch));
+            let way = WayArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };
+            args.ending = Some(EndingArgs { batch: chunk.index(), way });
+        }
         if spec.split == Split::Joined {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
-            args.append(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()).into());
+            args.join = Some(JoinArgs::with_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
         }
-        program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args).overlapping());
+        program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args.bound(spec)).overlapping());
         add.into_iter().for_each(|add| program.launch(add));
         match (&view.prepared.conv.statistics, sums) {
             (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, statistics::targets(wanted), &mut program),
