@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::plan_cache::{Answer, PlanCache, PlanCacheError, Question};
 use crate::planning::{self, Progress, Stage};
 use crate::policy::{Policy, Tuning};
-use crate::select::{Limits, Ranked, Survey, survey};
+use crate::select::{Limits, Ranked, Settings, Survey, survey};
 
 /// A device, its kernels, and memory on it. Plans hold what they need of it, so they may outlive it. `Send` and `Sync`.
 pub struct Handle {
@@ -259,12 +259,16 @@ impl Handle {
         Ok(survey(problem, &self.arch, limits))
     }
 
-    /// The way with the least estimated time, made ready. Where its kernels are not loaded yet, that is a load from disk (about a
-    /// millisecond) or a compilation (a tenth of a second).
+    /// The way that [`Handle::choose`] gives, made ready; where `limits` name an engine or settings, the best of those by estimate, and
+    /// nothing is remembered. Where its kernels are not loaded yet, that is a load from disk (about a millisecond) or a compilation (a tenth
+    /// of a second).
     ///
     /// # Errors
     /// [`Error::NoEngine`] with every refusal, [`Error::UnknownEngine`], [`Error::Device`].
     pub fn plan(&self, problem: &Problem, limits: &Limits) -> Result<Plan, Error> {
+        if limits.engine.is_none() && limits.settings == Settings::First {
+            return self.prepare(problem, &self.choose(problem, limits)?.way);
+        }
         let survey = self.survey(problem, limits)?;
         let best = survey.ranked.first().ok_or(Error::NoEngine(survey.refusals))?;
         self.prepare(problem, best)

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use verdigris::error::BindingError;
 use verdigris::explain::ChosenBy;
-use verdigris::{Binding, Config, Error, GraphPlan, Handle, Mode, Pin, Policy, Stage, Tuning};
+use verdigris::plan_cache::Answer;
+use verdigris::{Binding, Config, Error, GraphPlan, Handle, Limits, Mode, Pin, Policy, Ranked, Settings, Stage, Tuning};
 use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
 use verdigris_engines::engine::Knobs;
-use verdigris_graph::{BinaryOp, Conv, ConvDirection, Graph, GraphBuilder, HostScalar, Precision, ReductionOp, Uid, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, Conv, ConvDirection, GemmProblem, Graph, GraphBuilder, HostScalar, Precision, Problem, ReductionOp, Uid, UnaryOp,
+};
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_tensor::{DType, Layout};
 
@@ -367,6 +370,66 @@ fn functions_run_on_a_gpu_and_keep_their_plans() {
     let other = verdigris::Device::gpu(handle(&Config::default()), Policy::default());
     let foreign = verdigris::Tensor::from_values(&other, DType::F32, &[32, 8], &[1.0; 256]).expect("fits");
     assert!(matches!(verdigris::functional::matmul(&a, &foreign), Err(Error::ForeignDevice { .. })));
+}
+
+/// One choice is remembered, which no estimate would make: whoever asks for the product gets it.
+#[test]
+fn a_remembered_choice_is_taken_by_every_door() {
+    let (m, n, k) = (96, 96, 64);
+    let problem = Problem::Gemm(GemmProblem::packed(m, n, k, DType::F32, DType::F32).expect("a plain product"));
+    let graph = {
+        let mut g = GraphBuilder::new("product");
+        let (a, b) = (g.tensor("a", DType::F32, rows(&[m, k])), g.tensor("b", DType::F32, rows(&[k, n])));
+        let d = g.matmul("mm", a, b, Precision::Fp32).expect("fits");
+        g.store(d, "d", DType::F32).expect("stores");
+        g.finish().expect("valid")
+    };
+    let (device, limits) = (verdigris::Device::gpu(handle(&Config::default()), Policy::default()), Limits::default());
+    let handle = device.handle().expect("a GPU");
+    // The dearest way by estimate, which is loaded, as the cheapest is: what is ready does not decide.
+    let survey = handle.survey(&problem, &Limits { settings: Settings::All, ..Limits::default() }).expect("asks");
+    let (best, last) = (&survey.ranked[0], survey.ranked.last().expect("there is one"));
+    assert_ne!((best.engine, &best.knobs), (last.engine, &last.knobs));
+    let launches = |way: &Ranked| way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect::<Vec<_>>();
+    assert_ne!(launches(best), launches(last));
+    for way in [best, last] {
+        handle.prepare(&problem, way).expect("the fake compiles everything");
+    }
+    let takes = |wanted: &Ranked, by: ChosenBy| {
+        let wanted = (wanted.engine, wanted.knobs.clone());
+        let chosen = handle.choose(&problem, &limits).expect("chooses");
+        assert_eq!(((chosen.way.engine, chosen.way.knobs), chosen.explanation.chosen_by), (wanted.clone(), by), "Handle::choose");
+        let plan = handle.plan(&problem, &limits).expect("plans");
+        assert_eq!((plan.engine(), plan.knobs().clone()), wanted, "Handle::plan");
+        let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
+        let part = plan.parts().next().expect("one part");
+        assert_eq!((part.engine(), part.knobs().clone(), plan.explain().parts[0].chosen_by), (wanted.0, wanted.1.clone(), by), "plan_graph");
+        let plan = device.prepare(&graph).expect("plans");
+        let explained = &plan.explain().expect("a GPU's plan").parts[0];
+        let summary = &explained.ways[explained.chosen].summary;
+        assert_eq!((summary.engine, &summary.knobs, explained.chosen_by), (wanted.0.name, &wanted.1, by), "Device");
+    };
+    takes(best, ChosenBy::Estimate);
+    let question = handle.question(verdigris_graph::Key::of(&problem), &limits);
+    let answer = Answer { engine: last.engine.name.to_owned(), knobs: last.knobs.clone(), us: 1.0 };
+    handle.plan_cache().keep(&question, &answer).expect("in memory");
+    takes(last, ChosenBy::PlanCache);
+    // Who names an engine gets that one.
+    let named = Limits { engine: Some(best.engine.name.to_owned()), settings: Settings::Matching(best.knobs.clone()), ..Limits::default() };
+    let plan = handle.plan(&problem, &named).expect("plans");
+    assert_eq!((plan.engine(), plan.knobs()), (best.engine, &best.knobs));
+    // A function of tensors draws the same product: on a device where no other kernels are loaded, it loads none.
+    assert!(last.cost.us > 1.5 * best.cost.us, "so that it is not taken for being ready");
+    let device = verdigris::Device::gpu(self::handle(&Config::default()), Policy::default());
+    let handle = device.handle().expect("a GPU");
+    handle.prepare(&problem, last).expect("the fake compiles everything");
+    handle.plan_cache().keep(&question, &answer).expect("in memory");
+    let loaded = handle.loader().cache.loaded_count();
+    let ones = |dims: &[u64; 2]| {
+        verdigris::Tensor::from_values(&device, DType::F32, dims, &vec![1.0; (dims[0] * dims[1]) as usize]).expect("fits")
+    };
+    verdigris::functional::matmul(&ones(&[m, k]), &ones(&[k, n])).expect("submits");
+    assert_eq!(handle.loader().cache.loaded_count(), loaded);
 }
 
 /// A graph whose best way needs scratch while another of equal notes needs less: the first of many that is one, since estimates move.
