@@ -11,7 +11,7 @@ use verdigris_tensor::Layout;
 use crate::conv::{Geometry, Order, Tensor5, dgrad, fprop, wgrad};
 use crate::elements::{Loaded, View, ViewMut, row_major};
 use crate::gemm::{Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::real::Real;
 use crate::scratch::Scratch;
 

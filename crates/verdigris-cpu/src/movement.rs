@@ -4,7 +4,7 @@ use verdigris_graph::Movement;
 use verdigris_tensor::{Layout, num};
 
 use crate::elements::{View, ViewMut, row_major};
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::scratch::made;
 
 pub(crate) fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {

@@ -9,7 +9,7 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, narrow, widen};
 use crate::functions;
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::real::Real;
 use crate::scratch::made;
 

@@ -5,7 +5,7 @@ use verdigris_graph::{Pool, PoolBackward, PoolMode, PoolWindows};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, row_major};
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::real::Real;
 use crate::scratch::made;
 

@@ -6,7 +6,7 @@ use verdigris_graph::{Reduction, ReductionOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, for_runs, row_major};
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::real::Real;
 
 /// Elements that are folded into one number before numbers are joined.

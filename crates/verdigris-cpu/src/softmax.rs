@@ -6,7 +6,7 @@ use verdigris_graph::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, Loss
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, row_major};
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 use crate::real::Real;
 
 /// Rows along one axis of a row-major tensor.

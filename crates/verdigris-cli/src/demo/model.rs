@@ -13,7 +13,7 @@ use verdigris_tensor::{DType, Layout, num};
 
 use super::data::{CLASSES, SIDE};
 use super::runner::{Drawn, Runner, Slot, Task};
-use verdigris::device::PartReport;
+use verdigris::plan::PartReport;
 
 const CHANNELS: [u64; 3] = [16, 32, 64];
 const BETA_1: f64 = 0.9;
@@ -254,7 +254,7 @@ fn parameter(plans: &mut Plans<'_>, name: &str, dims: &[u64], fan_in: u64, rando
     g.output(mean, &means[1])?;
     g.output(square, &squares[1])?;
     g.output(changed, &master[1])?;
-    let update = plans.runner.prepare(g)?;
+    let update = plans.runner.plan(g)?;
     Ok(Parameter { master, used, gradient, scaled, means, squares, update, step })
 }
 
@@ -307,7 +307,7 @@ fn forward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters
     g.output(logits, logits_slot)?;
     let loss = g.builder.cross_entropy("loss", CrossEntropySpec::new(1, LossReduction::Mean), logits, labels)?;
     g.output(loss, loss_slot)?;
-    plans.runner.prepare(g)
+    plans.runner.plan(g)
 }
 
 fn w_rows(parameter: &Parameter) -> u64 {
@@ -371,7 +371,7 @@ fn backward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameter
             gradient = g.builder.conv_dgrad(&name("d_conv_x"), plans.conv(Uid(0), w, d_convolved), dims)?;
         }
     }
-    plans.runner.prepare(g)
+    plans.runner.plan(g)
 }
 
 fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(Task, Uid, Slot)> {
@@ -387,5 +387,5 @@ fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(T
         g.output(unscaled, &parameter.gradient)?;
     }
     g.output(all_finite, &finite)?;
-    Ok((plans.runner.prepare(g)?, factor, finite))
+    Ok((plans.runner.plan(g)?, factor, finite))
 }
