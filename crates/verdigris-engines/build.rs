@@ -16,8 +16,7 @@ use std::path::{Path, PathBuf};
 const FOLDERS: [&str; 2] = ["src", "../verdigris-kir/src"];
 
 /// What runs, judges or tries kernels, and does not make them: folders and files of these names, and all files of unit tests.
-const APART: [&str; 9] =
-    ["conformance", "interp", "interpret.rs", "inst_samples.rs", "probes", "program.rs", "tests", "text.rs", "verify"];
+const APART: [&str; 9] = ["conformance", "interp", "interpret.rs", "inst_samples.rs", "probes", "program.rs", "tests", "text.rs", "verify"];
 
 fn main() -> io::Result<()> {
     let mut hash = Hash::new();

@@ -12,8 +12,8 @@ use crate::conv::{Geometry, Order, Tensor5, dgrad, fprop, wgrad};
 use crate::elements::{Loaded, View, ViewMut, row_major};
 use crate::engine::Engine;
 use crate::gemm::{Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
+use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
-use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::Scratch;
 

@@ -5,8 +5,8 @@ use verdigris_tensor::{Layout, num};
 
 use crate::elements::{View, ViewMut, row_major};
 use crate::engine::Engine;
+use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
-use crate::prepared::Context;
 use crate::scratch::made;
 
 fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {

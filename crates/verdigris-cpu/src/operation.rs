@@ -4,7 +4,7 @@ use verdigris_graph::{Node, Op, TensorDesc, Uid};
 
 use crate::elements::ViewMut;
 use crate::engine::Engine;
-use crate::prepared::Context;
+use crate::graph_plan::Context;
 
 /// One implementation for each op, in the file of what computes it.
 pub(crate) trait Operation {

@@ -10,8 +10,8 @@ use verdigris_tensor::{DType, Layout};
 use crate::elements::{View, ViewMut, narrow, widen};
 use crate::engine::Engine;
 use crate::functions;
+use crate::graph_plan::Context;
 use crate::operation::Operation;
-use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::made;
 

@@ -6,8 +6,8 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, row_major};
 use crate::engine::Engine;
+use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
-use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::made;
 

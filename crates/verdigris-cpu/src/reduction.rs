@@ -7,8 +7,8 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, for_runs, row_major};
 use crate::engine::Engine;
+use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
-use crate::prepared::Context;
 use crate::real::Real;
 
 /// Elements that are folded into one number before numbers are joined.

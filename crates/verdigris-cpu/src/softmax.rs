@@ -7,8 +7,8 @@ use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, row_major};
 use crate::engine::Engine;
+use crate::graph_plan::Context;
 use crate::operation::{Operation, results};
-use crate::prepared::Context;
 use crate::real::Real;
 
 /// Rows along one axis of a row-major tensor.

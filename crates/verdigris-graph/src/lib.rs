@@ -2,9 +2,11 @@
 //!
 //! A [`Graph`] of [`Op`]s on [`TensorDesc`]s is built ([`GraphBuilder`]) or read from JSON ([`json`]), checked as a whole
 //! ([`validate`]), and cut into [`Problem`]s ([`pattern::problems`]): canonical, device-free subgraphs that one engine may take. Equal
-//! problems have equal [`Key`]s, whatever their tensors were called. [`gradient`] adds to a graph what computes its gradients.
+//! problems have equal [`Key`]s, whatever their tensors were called. [`gradient`] adds to a graph what computes its gradients. What a caller
+//! binds to a graph's tensors is checked by [`binding`].
 #![forbid(unsafe_code)]
 
+pub mod binding;
 pub mod error;
 pub mod gradient;
 mod graph;

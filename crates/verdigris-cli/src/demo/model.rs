@@ -13,7 +13,7 @@ use verdigris_tensor::{DType, Layout, num};
 
 use super::data::{CLASSES, SIDE};
 use super::runner::{Drawn, Runner, Slot, Task};
-use verdigris::device::PartReport;
+use verdigris::plan::PartReport;
 
 const CHANNELS: [u64; 3] = [16, 32, 64];
 const BETA_1: f64 = 0.9;
@@ -242,7 +242,7 @@ fn parameter(plans: &mut Plans<'_>, name: &str, dims: &[u64], fan_in: u64, rando
     g.output(mean, &means[1])?;
     g.output(square, &squares[1])?;
     g.output(changed, &master[1])?;
-    let update = plans.runner.prepare(g)?;
+    let update = plans.runner.plan(g)?;
     Ok(Parameter { master, used, gradient, scaled, means, squares, update, step })
 }
 
@@ -302,7 +302,7 @@ fn passes(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters:
         with_gradients.output(gradient, parameter.written_gradient())?;
     }
     let backward = with_gradients.part("backward", &gradients, &stored)?;
-    Ok((plans.runner.prepare(g)?, plans.runner.prepare(backward)?))
+    Ok((plans.runner.plan(g)?, plans.runner.plan(backward)?))
 }
 
 fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(Task, Uid, Slot)> {
@@ -318,5 +318,5 @@ fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(T
         g.output(unscaled, &parameter.gradient)?;
     }
     g.output(all_finite, &finite)?;
-    Ok((plans.runner.prepare(g)?, factor, finite))
+    Ok((plans.runner.plan(g)?, factor, finite))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rayon::prelude::*;
-use verdigris::{Binding, Handle, KernelCounts, Plan};
+use verdigris::{Binding, Handle, KernelCounts, ProblemPlan};
 use verdigris_cuda::{DeviceBuffer, Event, GraphExecutable, Origin};
 use verdigris_graph::{Access, Problem};
 use verdigris_reference::data::{self, Distribution};
@@ -221,7 +221,7 @@ pub(super) fn load(handle: &Handle, picked: &[Picked]) -> KernelCounts {
 /// A config that ran.
 struct Runner {
     place: usize,
-    plan: Plan,
+    plan: ProblemPlan,
     us: f64,
 }
 
@@ -255,7 +255,7 @@ pub(super) fn measure(handle: &Handle, arena: &mut Arena, problem: &Problem, pic
             trial.trouble = Some(format!("needs {needed} bytes of workspace, more than the {MOST_WORKSPACE_BYTES} that are held"));
             continue;
         }
-        let tried = handle.prepare(problem, &picked.way).map_err(anyhow::Error::from).and_then(|plan| {
+        let tried = handle.load(problem, &picked.way).map_err(anyhow::Error::from).and_then(|plan| {
             let us = clock.brief(&plan, best, || {
                 if place == 0 {
                     trials.written = Some(arena.is_written(handle, &placement)?);
@@ -307,14 +307,14 @@ struct Clock<'a> {
 
 /// Launches that are timed together.
 struct Block<'p> {
-    plan: &'p Plan,
+    plan: &'p ProblemPlan,
     launches: u64,
     /// All of them; a driver that cannot capture lets the host submit each.
     graph: Option<GraphExecutable>,
 }
 
 impl Clock<'_> {
-    fn submit(&self, plan: &Plan, launches: u64) -> Result<()> {
+    fn submit(&self, plan: &ProblemPlan, launches: u64) -> Result<()> {
         for launch in 0..launches {
             let set = (launch % self.bindings.len() as u64) as usize;
             plan.execute(self.handle.stream(), &self.bindings[set], self.arena.workspace.slice())?;
@@ -332,7 +332,7 @@ impl Clock<'_> {
     }
 
     /// About so many microseconds of launches: whole rounds over the sets of operands, where these are fewer.
-    fn block<'p>(&self, plan: &'p Plan, us: f64, wanted_us: f64) -> Block<'p> {
+    fn block<'p>(&self, plan: &'p ProblemPlan, us: f64, wanted_us: f64) -> Block<'p> {
         let sets = self.bindings.len() as u64;
         let wanted = ((wanted_us / us) as u64).clamp(1, MOST_LAUNCHES);
         let launches = if wanted >= sets { wanted / sets * sets } else { wanted };
@@ -353,7 +353,7 @@ impl Clock<'_> {
     }
 
     /// The brief trial of a plan beside the best so far; `after_first` is called when it has run once.
-    fn brief(&self, plan: &Plan, best_us: f64, after_first: impl FnOnce() -> Result<()>) -> Result<f64> {
+    fn brief(&self, plan: &ProblemPlan, best_us: f64, after_first: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.submit(plan, 1)?;
         self.handle.stream().synchronize()?;
         after_first()?;
