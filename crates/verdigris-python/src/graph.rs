@@ -568,6 +568,24 @@ impl Graph {
         self.builder()?.pad(name, x.0, &before, &after, value).map(Uid).map_err(refuse)
     }
 
+    /// The gradients of `loss`, a tensor of one element, with respect to tensors of the graph: virtual tensors in the same order, which
+    /// `store` makes real in any type. Raises `GraphError`, naming the op and the tensor, for what has no gradient.
+    #[pyo3(signature = (loss, with_respect_to))]
+    fn gradient(&mut self, loss: Uid, with_respect_to: Vec<Uid>) -> PyResult<Vec<Uid>> {
+        let of: Vec<verdigris_graph::Uid> = with_respect_to.into_iter().map(|uid| uid.0).collect();
+        let gradients = self.builder()?.gradient(loss.0, &of).map_err(refuse)?;
+        Ok(gradients.into_iter().map(Uid).collect())
+    }
+
+    /// As `gradient`, from gradients that are given: `results` are pairs of a tensor, of any dims, and the tensor that holds its gradient.
+    #[pyo3(signature = (results, with_respect_to))]
+    fn gradient_from(&mut self, results: Vec<(Uid, Uid)>, with_respect_to: Vec<Uid>) -> PyResult<Vec<Uid>> {
+        let of: Vec<verdigris_graph::Uid> = with_respect_to.into_iter().map(|uid| uid.0).collect();
+        let results: Vec<(verdigris_graph::Uid, verdigris_graph::Uid)> = results.into_iter().map(|(y, dy)| (y.0, dy.0)).collect();
+        let gradients = self.builder()?.gradient_from(&results, &of).map_err(refuse)?;
+        Ok(gradients.into_iter().map(Uid).collect())
+    }
+
     /// Gives a virtual tensor another element type, to which its value is then rounded.
     fn round_to(&mut self, uid: Uid, dtype: &str) -> PyResult<()> {
         let dtype = self::dtype(dtype)?;

@@ -240,3 +240,23 @@ def test_plans_are_shared_by_threads():
 
     with ThreadPoolExecutor(4) as pool:
         assert max(pool.map(work, range(16))) < 1e-4
+
+
+def test_gradients_of_a_graph_are_those_of_autograd():
+    g = vd.Graph("loss")
+    x, w, z = g.tensor("x", "f64", (5, 7)), g.tensor("w", "f64", (7, 3)), g.tensor("z", "f64", (5, 3))
+    y = g.unary("tanh", g.matmul(x, w))
+    loss = g.reduction("avg", g.binary("mul", y, y), [0, 1])
+    dx, dw = g.gradient(loss, [x, w])
+    with pytest.raises(vd.GraphError, match="`z`: no gradient; the loss does not depend"):
+        g.gradient(loss, [z])
+    for uid, name in [(loss, "loss"), (dx, "dx"), (dw, "dw")]:
+        g.store(uid, name, "f64")
+    rng = np.random.default_rng(4)
+    inputs = {"x": rng.standard_normal((5, 7)), "w": rng.standard_normal((7, 3))}
+    results = {"loss": np.full((1, 1), np.nan), "dx": np.full((5, 7), np.nan), "dw": np.full((7, 3), np.nan)}
+    CPU.plan(g).execute({**inputs, **results})
+    tx, tw = (torch.tensor(inputs[name], requires_grad=True) for name in ("x", "w"))
+    (tx @ tw).tanh().square().mean().backward()
+    assert np.abs(results["dx"] - tx.grad.numpy()).max() < 1e-14
+    assert np.abs(results["dw"] - tw.grad.numpy()).max() < 1e-14
