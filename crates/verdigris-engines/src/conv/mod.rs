@@ -26,7 +26,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &halo_wgrad::HaloWgrad,
     &halo::Halo,
     &small_channels::SmallChannels,
-    &grouped::Grouped,
+    &Listed::<grouped::Grouped>::new(),
     &diagonal::Diagonal,
     &Listed::<depthwise::Depthwise>::new(),
     &direct::Direct,
