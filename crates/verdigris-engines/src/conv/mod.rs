@@ -27,7 +27,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &halo::Halo,
     &small_channels::SmallChannels,
     &Listed::<grouped::Grouped>::new(),
-    &diagonal::Diagonal,
+    &Listed::<diagonal::Diagonal>::new(),
     &Listed::<depthwise::Depthwise>::new(),
     &direct::Direct,
 ];
