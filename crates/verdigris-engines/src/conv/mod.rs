@@ -29,7 +29,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<grouped::Grouped>::new(),
     &Listed::<diagonal::Diagonal>::new(),
     &Listed::<depthwise::Depthwise>::new(),
-    &direct::Direct,
+    &Listed::<direct::Direct>::new(),
 ];
 
 /// A program without launches for a problem whose buffers are aligned to their elements, to what the epilogue relies on, and to what `more` says.
