@@ -25,7 +25,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &implicit_gemm::ImplicitGemm,
     &halo_wgrad::HaloWgrad,
     &halo::Halo,
-    &small_channels::SmallChannels,
+    &Listed::<small_channels::SmallChannels>::new(),
     &Listed::<grouped::Grouped>::new(),
     &Listed::<diagonal::Diagonal>::new(),
     &Listed::<depthwise::Depthwise>::new(),
