@@ -36,7 +36,8 @@ mod view;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::params::Arguments;
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use std::rc::Rc;
@@ -46,8 +47,10 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use pixels::ProductArguments;
+use place::ShareArguments;
 use spec::{Copying, Kind, Spec, Stride, Team};
-use view::{Places, View, divisor, double_word, word};
+use view::{Places, View, divisor};
 
 const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };
 
@@ -362,53 +365,65 @@ impl Cut {
         all
     }
 
-    fn launch(kernel: KernelRef, ctas: u64, overlap: bool, args: Vec<Arg>) -> Step {
-        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap, args: args.into() })
+    /// The arguments that both products begin with.
+    fn product_arguments(&self, waves: u64) -> ProductArguments {
+        let (view, spec) = (&self.view, &self.spec);
+        let (extents, activations) = view.activation_arguments(spec, self.places);
+        ProductArguments {
+            channel_blocks: divisor(self.channel_blocks()),
+            channels: view.channels() as u32,
+            share: ShareArguments { items: self.items() as u32, most: self.items_of_cta(waves) as u32, parts: self.parts(waves) as u32 },
+            all_slabs: divisor(self.slabs()),
+            slabs: view.slab_arguments(spec.block),
+            tiles: view.tile_arguments(spec, self.places),
+            places: self.places.0.map(divisor),
+            extents,
+            activations,
+        }
     }
 
-    /// The arguments that both products begin with.
-    fn first_args(&self, waves: u64) -> Vec<Arg> {
-        let (view, spec) = (&self.view, &self.spec);
-        let mut args = vec![
-            divisor(self.channel_blocks()),
-            word(view.channels()),
-            word(self.items()),
-            word(self.items_of_cta(waves)),
-            word(self.parts(waves)),
-        ];
-        args.push(divisor(self.slabs()));
-        args.extend(view.slab_args(spec.block));
-        args.extend(view.tile_args(spec, self.places));
-        args.extend(View::stand_args(self.places));
-        args.extend(view.activation_args(spec, self.places));
-        args
+    /// Adds the launch of the product.
+    fn launch(&self, waves: u64, args: Arguments, program: &mut Program) {
+        let launch = Launch::new(self.product().kernel(), [(self.columns() * self.parts(waves)) as u32, 1, 1], args);
+        program.launch(if self.spec.overlaps() { launch.overlapping() } else { launch });
     }
 
     fn pixel_steps(&self, waves: u64, program: &mut Program) {
-        let mut args = self.first_args(waves);
-        args.extend(self.view.filter_args());
-        args.extend(self.epilogue().conv_args(&self.view.problem));
-        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
+        let mut args = self.product_arguments(waves).bound(&self.spec);
+        args.append(self.view.filter_arguments().bound(&self.spec));
+        args.append(self.epilogue().conv_args(&self.view.problem).into());
+        self.launch(waves, args, program);
     }
 
     fn filter_steps(&self, waves: u64, program: &mut Program) {
         let (view, spec, p) = (&self.view, &self.spec, &self.view.problem);
         let parts = program.add_scratch("parts of a filter's gradient", self.part_bytes() * self.parts(waves));
-        let mut args = self.first_args(waves);
-        args.extend(view.gradient_args(spec, self.places));
-        args.extend(p.filter[1..].iter().copied().map(word));
-        args.push(Arg::Pointer(parts));
-        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
+        let (gradient_extents, gradients) = view.gradient_arguments(spec, self.places);
+        let args = filter::FilterArguments {
+            product: self.product_arguments(waves),
+            gradient_extents,
+            gradients,
+            filter: [p.filter[1] as u32, p.filter[2] as u32],
+            parts,
+        };
+        self.launch(waves, args.bound(spec), program);
 
         let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
-        let mut args = vec![Arg::Pointer(parts), word(self.parts(waves)), double_word(self.part_bytes()), divisor(blocks)];
-        args.push(word(view.channels()));
-        args.extend(view.slab_args(spec.block));
-        args.extend([spec.block[1], spec.block[0]].map(|extent| divisor(u64::from(extent))));
-        args.extend(p.filter.map(word));
-        args.push(word(u64::from(p.flip)));
-        args.extend(self.epilogue().conv_args(p));
+        let args = join::JoinArguments {
+            parts,
+            count: self.parts(waves) as u32,
+            part_bytes: self.part_bytes(),
+            channel_blocks: divisor(blocks),
+            channels: view.channels() as u32,
+            slabs: view.slab_arguments(spec.block),
+            block_columns: spec.block[1],
+            block_rows: spec.block[0],
+            filter: p.filter.map(|extent| extent as u32),
+            flipped: u32::from(p.flip),
+        };
+        let mut args = args.bound(&());
+        args.append(self.epilogue().conv_args(p).into());
         let taps = self.slabs() * u64::from(spec.taps());
-        program.steps.push(Cut::launch(join::kernel(self.epilogue()), taps * blocks, false, args));
+        program.launch(Launch::new(join::kernel(self.epilogue()), [(taps * blocks) as u32, 1, 1], args));
     }
 }

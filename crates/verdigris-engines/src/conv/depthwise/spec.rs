@@ -137,6 +137,14 @@ impl Spec {
         self.epilogue.as_ref().map_or(own, |epilogue| epilogue.target().max(own))
     }
 
+    /// Bytes of activations that are copied at a time.
+    pub(super) fn copied_bytes(&self) -> u32 {
+        match self.copying {
+            Copying::Vectors(bytes) => bytes,
+            Copying::Elements => self.dtype.bytes() as u32,
+        }
+    }
+
     /// Whether a launch begins while the one in front of it ends.
     pub(super) fn overlaps(&self) -> bool {
         self.team != Team::Plain
