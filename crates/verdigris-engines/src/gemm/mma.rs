@@ -418,7 +418,7 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
     let slabs = k.scalar::<u32>("slabs");
     let last_depth = k.scalar::<u32>("last_depth");
     let in_pairs = spec.either_way().then(|| k.scalar::<u32>("in_pairs"));
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let a = Operand::declare(k, "a", spec, 0);
     let b = Operand::declare(k, "b", spec, 1);
     let epilogue = spec.epilogue.declare::<f32>(k);

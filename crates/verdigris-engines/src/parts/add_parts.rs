@@ -11,15 +11,16 @@
 
 use std::fmt;
 
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_tensor::DType;
 
-use super::batch::BatchIndex;
-use super::epilogue::{EpilogueSpec, OperandSpec, Place, Walk};
+use super::batch::BatchIndexArgs;
+use super::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec, Place, Walk};
 use super::way_out::Sum;
 use crate::arch::Arch;
 
@@ -56,14 +57,24 @@ impl PartTile {
     }
 }
 
-/// The scratch of a kernel whose parts are added up later.
+verdigris_kir::parameters! {
+    /// The scratch of a kernel whose parts are added up later.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct PartsValues / #[derive(Clone, Copy, Debug)] PartsArgs of () as _spec {
+        parts: Write = 16,
+        parts_of_a_tile: u32,
+        /// Rows and columns of tiles of one matrix.
+        tile_rows: u32,
+        tile_columns: u32,
+    }
+}
+
+/// How the warpgroups of a kernel keep parts that are added up later.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts<'k> {
     kernel: Kernel<'k>,
     tile: PartTile,
-    parts: Pointer<'k>,
-    count: Val<'k, u32>,
-    tile_rows: Val<'k, u32>,
-    tile_columns: Val<'k, u32>,
+    values: PartsValues<'k>,
 }
 
 /// Tiles and parts of a split product.
@@ -78,10 +89,6 @@ pub(crate) struct PartGrid {
     pub(crate) parts: u32,
 }
 
-pub(super) fn number(n: u32) -> Arg {
-    Arg::Scalar(Ty::U32, u64::from(n))
-}
-
 impl PartGrid {
     /// Bytes of scratch.
     pub(crate) fn scratch_bytes(&self) -> u64 {
@@ -92,9 +99,14 @@ impl PartGrid {
         u64::from(self.tile_rows) * u64::from(self.tile_columns) * u64::from(self.matrices) * u64::from(self.tile.warpgroups)
     }
 
-    /// Arguments in the order of [`Parts::declare`].
+    /// The arguments of the kernel that forms the parts.
+    pub(crate) fn arguments(&self, scratch: Address) -> PartsArgs {
+        PartsArgs { parts: scratch, parts_of_a_tile: self.parts, tile_rows: self.tile_rows, tile_columns: self.tile_columns }
+    }
+
+    /// The same, for a launch whose arguments are listed.
     pub(crate) fn parts_args(&self, scratch: Address) -> Vec<Arg> {
-        vec![Arg::Pointer(scratch), number(self.parts), number(self.tile_rows), number(self.tile_columns)]
+        self.arguments(scratch).bound(&()).into_iter().collect()
     }
 
     /// Vectors of four elements of D.
@@ -121,36 +133,47 @@ impl PartGrid {
         (bytes / PARTS_BYTES_PER_NS + read_ns) * 1e-3 + LAUNCH_US
     }
 
-    /// The launch that adds the parts up. `epilogue` are the arguments of the batch and of the epilogue, `rows` and `columns` the extents of D.
-    pub(crate) fn launch(&self, adds: AddSpec, scratch: Address, epilogue: Vec<Arg>, [rows, columns]: [u32; 2]) -> Launch {
+    /// The launch that adds the parts up. `batch` and `epilogue` are those of the product, `rows` and `columns` the extents of D.
+    pub(crate) fn launch(
+        &self,
+        adds: AddSpec,
+        scratch: Address,
+        batch: BatchIndexArgs,
+        epilogue: EpilogueArgs,
+        [rows, columns]: [u32; 2],
+    ) -> Launch {
         let PartTile { rows: tile_m, columns: tile_n, warpgroups } = self.tile;
-        let mut args = vec![Arg::Pointer(scratch), number(self.parts), number(self.vectors() as u32)];
-        let vectors = self.tile.words() as u32 / 4 / WARPGROUP;
-        args.extend([vectors, tile_n / 8, warpgroups, self.tile_columns, self.tile_rows].map(Arg::Divisor));
-        args.extend([tile_m, tile_m / warpgroups].map(number));
-        args.extend(epilogue);
-        args.extend([rows, columns].map(number));
-        Launch {
-            grid: [self.vectors().div_ceil(u64::from(adds.vectors_of_cta())) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: true,
-            args: args.into(),
-            kernel: adds.kernel(),
-        }
+        let args = SumsArgs {
+            parts: scratch,
+            parts_of_a_sum: self.parts,
+            vectors_of_d: self.vectors() as u32,
+            vectors: self.tile.words() as u32 / 4 / WARPGROUP,
+            column_blocks: tile_n / 8,
+            warpgroups,
+            tile_columns: self.tile_columns,
+            tile_rows: self.tile_rows,
+            tile_m,
+            warpgroup_rows: tile_m / warpgroups,
+            batch,
+            epilogue,
+            rows,
+            columns,
+        };
+        let ctas = self.vectors().div_ceil(u64::from(adds.vectors_of_cta())) as u32;
+        let args = args.bound(&adds);
+        Launch::new(adds.kernel(), [ctas, 1, 1], args).overlapping()
     }
 }
 
 impl<'k> Parts<'k> {
+    /// Of parameters that a group declares.
+    pub(crate) fn new(k: Kernel<'k>, values: PartsValues<'k>, tile: PartTile) -> Self {
+        Parts { kernel: k, tile, values }
+    }
+
     /// Declares the parameters.
     pub(crate) fn declare(k: Kernel<'k>, tile: PartTile) -> Self {
-        Parts {
-            kernel: k,
-            tile,
-            parts: k.output("parts", 16),
-            count: k.scalar("parts_of_a_tile"),
-            tile_rows: k.scalar("tile_rows"),
-            tile_columns: k.scalar("tile_columns"),
-        }
+        Parts::new(k, PartsValues::declare(k, &()), tile)
     }
 
     /// Puts a warpgroup's sums of a part of a tile into scratch: their registers in order, and as `place` the tile's row, column and matrix, and
@@ -162,9 +185,10 @@ impl<'k> Parts<'k> {
         warpgroup: Val<'k, u32>,
         thread: Val<'k, u32>,
     ) {
-        let sum = ((matrix * self.tile_rows + row) * self.tile_columns + column) * self.tile.warpgroups + warpgroup;
-        let bytes = (sum * self.count + part).mul_wide(self.tile.words() as u32 * 4);
-        let own = self.parts.moved(bytes).at(thread, 16);
+        let PartsValues { parts, parts_of_a_tile, tile_rows, tile_columns } = self.values;
+        let sum = ((matrix * tile_rows + row) * tile_columns + column) * self.tile.warpgroups + warpgroup;
+        let bytes = (sum * parts_of_a_tile + part).mul_wide(self.tile.words() as u32 * 4);
+        let own = parts.moved(bytes).at(thread, 16);
         let values: Vec<Val<'k, T>> = sums.map(|register| register.get()).collect();
         for (i, vector) in values.chunks(4).enumerate() {
             self.kernel.st_global_vector(own, i as i64 * 16 * i64::from(WARPGROUP), vector, Cache::Default);
@@ -219,17 +243,30 @@ impl AddSpec {
     }
 }
 
+verdigris_kir::parameters! {
+    struct Sums / SumsArgs of AddSpec as spec {
+        parts: Read = 16,
+        parts_of_a_sum: u32,
+        vectors_of_d: u32,
+        /// Vectors of a thread.
+        vectors: Divide,
+        column_blocks: Divide,
+        warpgroups: Divide,
+        tile_columns: Divide,
+        tile_rows: Divide,
+        tile_m: u32,
+        warpgroup_rows: u32,
+        batch: BatchIndexArgs = (),
+        epilogue: EpilogueArgs = spec.epilogue.over_matrices(),
+        /// Extents of D.
+        rows: u32,
+        columns: u32,
+    }
+}
+
 fn add<'k, T: Sum>(k: Kernel<'k>, spec: &AddSpec) {
-    let parts = k.input("parts", 16);
-    let (count, wanted) = (k.scalar::<u32>("parts_of_a_sum"), k.scalar::<u32>("vectors_of_d"));
-    let vectors = k.divisor("vectors");
-    let divisor = |name| -> Divisor<'k> { k.divisor(name) };
-    let (column_blocks, warpgroups) = (divisor("column_blocks"), divisor("warpgroups"));
-    let (tile_columns, tile_rows) = (divisor("tile_columns"), divisor("tile_rows"));
-    let (tile_m, warpgroup_rows) = (k.scalar::<u32>("tile_m"), k.scalar::<u32>("warpgroup_rows"));
-    let batch = BatchIndex::declare(k);
-    let epilogue = spec.epilogue.declare::<f32>(k);
-    let (rows, columns) = (k.scalar::<u32>("rows"), k.scalar::<u32>("columns"));
+    let given = Sums::declare(k, spec);
+    let Sums { parts, parts_of_a_sum: count, vectors_of_d: wanted, vectors, column_blocks, rows, columns, .. } = given;
     k.griddep_wait();
     k.griddep_launch();
 
@@ -262,12 +299,12 @@ fn add<'k, T: Sum>(k: Kernel<'k>, spec: &AddSpec) {
 
     let write = || {
         let (block, column_block) = column_blocks.split(vector);
-        let (rest, warpgroup) = warpgroups.split(sum);
-        let (rest, tile_column) = tile_columns.split(rest);
-        let (matrix, tile_row) = tile_rows.split(rest);
-        let row = tile_row * tile_m + warpgroup * warpgroup_rows + block * 64 + Fragment::<T>::row(thread);
+        let (rest, warpgroup) = given.warpgroups.split(sum);
+        let (rest, tile_column) = given.tile_columns.split(rest);
+        let (matrix, tile_row) = given.tile_rows.split(rest);
+        let row = tile_row * given.tile_m + warpgroup * given.warpgroup_rows + block * 64 + Fragment::<T>::row(thread);
         let column = tile_column * (column_blocks.value() * 8) + column_block * 8 + Fragment::<T>::column(thread);
-        let at = epilogue.begin(batch.split(matrix));
+        let at = given.epilogue.begin(given.batch.split(matrix));
         for half in 0..2 {
             let place: Place<'_, 'k, f32> = at.at(row + 8 * half as u32, column);
             k.when((row + 8 * half as u32).lt(rows), || {

@@ -4,8 +4,9 @@
 //! more products than a grid has) becomes further launches.
 
 use verdigris_graph::Matrix;
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
+use verdigris_kir::face::{Kernel, Pointer, Val};
 use verdigris_kir::inst::Special;
+use verdigris_kir::params::{Arguments, Divide, Parameter};
 use verdigris_kir::program::{Address, Arg, Base};
 
 /// Batch dims that one launch covers.
@@ -65,12 +66,17 @@ impl Chunk {
         [y, self.count().div_ceil(y)]
     }
 
-    /// The arguments of [`BatchIndex::declare`].
-    pub fn args(&self) -> Vec<Arg> {
-        vec![Arg::Scalar(verdigris_kir::ir::Ty::U32, u64::from(self.count())), Arg::Divisor(self.extents[2]), Arg::Divisor(self.extents[1])]
+    /// The arguments of [`BatchIndex`].
+    pub fn index(&self) -> BatchIndexArgs {
+        BatchIndexArgs { batch_count: self.count(), batch_inner: self.extents[2], batch_middle: self.extents[1] }
     }
 
-    /// Strides over the dims of the launch, in bytes.
+    /// The same, for a launch whose arguments are listed.
+    pub fn args(&self) -> Vec<Arg> {
+        self.index().bound(&()).into_iter().collect()
+    }
+
+    /// Strides over the dims of the launch, in bytes: the argument of [`BatchStridesBytes`].
     pub fn strides_bytes(&self, matrix: &Matrix) -> [u64; DIMS] {
         let mut strides = [0; DIMS];
         for (stride, &elements) in strides.iter_mut().rev().zip(matrix.batch_strides.iter().rev()) {
@@ -89,33 +95,49 @@ impl Chunk {
 /// Indices of the three dims of a launch, outermost first.
 pub type Indices<'k> = [Val<'k, u32>; DIMS];
 
-/// Which product of the batch a CTA works on.
-#[derive(Clone, Copy, Debug)]
-pub struct BatchIndex<'k> {
-    count: Val<'k, u32>,
-    inner: Divisor<'k>,
-    middle: Divisor<'k>,
+verdigris_kir::parameters! {
+    /// Which product of the batch a CTA works on: the number of products, and the extents of the two inner dims.
+    #[derive(Clone, Copy, Debug)]
+    pub struct BatchIndex / #[derive(Clone, Copy, Debug, PartialEq, Eq)] BatchIndexArgs of () as _spec {
+        batch_count: u32,
+        batch_inner: Divide,
+        batch_middle: Divide,
+    }
 }
 
 impl<'k> BatchIndex<'k> {
-    /// Declares the parameters: the number of products, and the extents of the two inner dims.
-    pub fn declare(k: Kernel<'k>) -> Self {
-        BatchIndex { count: k.scalar("batch_count"), inner: k.divisor("batch_inner"), middle: k.divisor("batch_middle") }
-    }
-
     /// The indices of the product that this CTA works on, by grid y and z. Ends CTAs beyond the last one, so it stands at the top level.
     pub fn of_cta(&self) -> Indices<'k> {
-        let k = self.count.kernel();
+        let k = self.batch_count.kernel();
         let product = k.special(Special::CtaZ) * k.special(Special::GridY) + k.special(Special::CtaY);
-        k.stop_when(product.ge(self.count));
+        k.stop_when(product.ge(self.batch_count));
         self.split(product)
     }
 
     /// The indices of product `product`.
     pub fn split(&self, product: Val<'k, u32>) -> Indices<'k> {
-        let (rest, inner) = self.inner.split(product);
-        let (outer, middle) = self.middle.split(rest);
+        let (rest, inner) = self.batch_inner.split(product);
+        let (outer, middle) = self.batch_middle.split(rest);
         [outer, middle, inner]
+    }
+}
+
+/// Strides of one operand over the three dims, in bytes, as a parameter: [`BatchStrides`] in the kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum BatchStridesBytes {}
+
+impl Parameter for BatchStridesBytes {
+    type Spec = ();
+    type Value<'k> = BatchStrides<'k>;
+    type Argument = [u64; DIMS];
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, (): &()) -> BatchStrides<'k> {
+        BatchStrides(<[u64; DIMS]>::declare(k, name, &()))
+    }
+
+    fn bind(strides_bytes: [u64; DIMS], name: &'static str, (): &(), to: &mut Arguments) {
+        <[u64; DIMS]>::bind(strides_bytes, name, &(), to);
     }
 }
 
@@ -131,7 +153,9 @@ impl<'k> BatchStrides<'k> {
 
     /// The arguments of [`BatchStrides::declare`].
     pub fn args(strides_bytes: [u64; DIMS]) -> impl Iterator<Item = Arg> {
-        strides_bytes.into_iter().map(|stride| Arg::Scalar(verdigris_kir::ir::Ty::U64, stride))
+        let mut arguments = Arguments::new();
+        arguments.bind::<BatchStridesBytes>("", &(), strides_bytes);
+        arguments.into_iter()
     }
 
     /// The address of the matrix at `indices`, the first one being at `pointer`.

@@ -14,14 +14,14 @@
 //!
 //! Kernels whose results leave otherwise form no sums; [`of_lines`] forms the same of a result that lies in memory, which it reads again.
 
-use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program};
 use verdigris_kir::tile::staging::SLAB_ROWS;
 use verdigris_tensor::DType;
 
-use super::add_parts::number;
 use super::compute;
 use crate::arch::Arch;
 
@@ -73,15 +73,23 @@ impl SumsSpec {
     }
 }
 
+verdigris_kir::parameters! {
+    /// The parameters of a kernel that forms sums.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct ColumnSumsValues / #[derive(Clone, Copy, Debug)] ColumnSumsArgs of () as _spec {
+        sums_parts: Write = 16,
+        /// Columns of all matrices, and of one, as tiles hold them.
+        sums_width: u32,
+        sums_pitch: u32,
+    }
+}
+
 /// The parameters of a kernel that forms sums, and what follows from its threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ColumnSums<'k> {
     kernel: Kernel<'k>,
     spec: SumsSpec,
-    parts: Pointer<'k>,
-    /// Columns of all matrices, and of one, as tiles hold them.
-    width: Val<'k, u32>,
-    pitch: Val<'k, u32>,
+    values: ColumnSumsValues<'k>,
 }
 
 /// A tile's sums while it leaves: of each slab, the values that this thread keeps.
@@ -92,11 +100,11 @@ pub(crate) struct TileSums<'s, 'k> {
 }
 
 impl<'k> ColumnSums<'k> {
-    /// Declares the parameters.
-    pub(crate) fn declare(k: Kernel<'k>, spec: SumsSpec) -> Self {
+    /// Of parameters that a group declares.
+    pub(crate) fn new(k: Kernel<'k>, values: ColumnSumsValues<'k>, spec: SumsSpec) -> Self {
         // What the other warps hold lies in one slab for a moment.
         assert!(3 * LANES * 4 * spec.kept() * spec.slabs() <= SLAB_ROWS * spec.row_bytes, "{spec:?}: the sums of a tile fit into a slab");
-        ColumnSums { kernel: k, spec, parts: k.output("sums_parts", 16), width: k.scalar("sums_width"), pitch: k.scalar("sums_pitch") }
+        ColumnSums { kernel: k, spec, values }
     }
 
     /// Begins a tile.
@@ -179,8 +187,9 @@ impl<'k> TileSums<'_, 'k> {
                 (bit, half) = (2 * bit, half / 2);
             }
             let in_tile = chunk * spec.columns_of_chunk() + in_chunk;
-            let column = matrix * sums.pitch + column + in_tile + k.select(kind, sums.width, 0u32);
-            let to = sums.parts.moved(line.widen() * sums.width.mul_wide(8u32)).at(column, 4);
+            let ColumnSumsValues { sums_parts, sums_width, sums_pitch } = sums.values;
+            let column = matrix * sums_pitch + column + in_tile + k.select(kind, sums_width, 0u32);
+            let to = sums_parts.moved(line.widen() * sums_width.mul_wide(8u32)).at(column, 4);
             let per_slab = spec.row_bytes / spec.stored.bytes() as u32;
             for (index, kept) in self.kept.iter().enumerate() {
                 let total = |column: usize| {
@@ -234,9 +243,14 @@ impl SumGrid {
         if self.parts > SHARE { self.parts.div_ceil(SHARE) } else { 1 }
     }
 
-    /// The arguments of [`ColumnSums::declare`].
+    /// The arguments of the kernel that forms the parts.
+    pub(crate) fn arguments(&self, scratch: Address) -> ColumnSumsArgs {
+        ColumnSumsArgs { sums_parts: scratch, sums_width: self.width(), sums_pitch: self.pitch }
+    }
+
+    /// The same, for a launch whose arguments are listed.
     pub(crate) fn args(&self, scratch: Address) -> Vec<Arg> {
-        vec![Arg::Pointer(scratch), number(self.width()), number(self.pitch)]
+        self.arguments(scratch).bound(&()).into_iter().collect()
     }
 
     /// Microseconds for what follows the kernel that forms the parts.
@@ -249,12 +263,12 @@ impl SumGrid {
     pub(crate) fn steps(&self, scratch: Address, to: Targets, program: &mut Program) {
         let shares = self.shares();
         if shares == 1 {
-            program.steps.push(Step::Launch(self.launch(scratch, self.columns, 1, to.map(|(at, stride)| (at, stride, 0)))));
+            program.launch(self.launch(scratch, self.columns, 1, to.map(|(at, stride)| (at, stride, 0))));
             return;
         }
         let sums = SumGrid { parts: shares, ..*self };
         let shared = program.add_scratch("shares of sums", sums.scratch_bytes());
-        program.steps.push(Step::Launch(self.launch(scratch, self.pitch, shares, sums.between(shared))));
+        program.launch(self.launch(scratch, self.pitch, shares, sums.between(shared)));
         sums.steps(shared, to, program);
     }
 
@@ -278,12 +292,12 @@ pub(crate) fn of_lines(lines: Address, stored: DType, [count, columns]: [u32; 2]
     let of_columns = [columns; 4];
     let shares = count.div_ceil(SHARE).clamp(1, SHARE);
     if shares == 1 {
-        program.steps.push(Step::Launch(adds.launch(lines, [count, 1], line_bytes, of_columns, to.map(|(at, stride)| (at, stride, 0)))));
+        program.launch(adds.launch(lines, [count, 1], line_bytes, of_columns, to.map(|(at, stride)| (at, stride, 0))));
         return;
     }
     let sums = SumGrid { parts: shares, matrices: 1, columns, pitch: columns, overlaps: false };
     let shared = program.add_scratch("shares of sums", sums.scratch_bytes());
-    program.steps.push(Step::Launch(adds.launch(lines, [count, shares], line_bytes, of_columns, sums.between(shared))));
+    program.launch(adds.launch(lines, [count, shares], line_bytes, of_columns, sums.between(shared)));
     sums.steps(shared, to, program);
 }
 
@@ -338,42 +352,70 @@ impl Adds {
         [width, pitch, columns, spread]: [u32; 4],
         to: [(Address, u64, u64); 2],
     ) -> Launch {
-        let long = |n: u64| Arg::Scalar(Ty::U64, n);
         let blocks = width.div_ceil(LANES);
-        let mut args = vec![Arg::Pointer(lines), number(count), number(count.div_ceil(shares)), long(line_bytes), number(width)];
-        args.extend([Arg::Divisor(blocks), Arg::Divisor(pitch), number(columns), number(spread)]);
-        for (at, stride_bytes, share_bytes) in to {
-            args.extend([Arg::Pointer(at), long(stride_bytes), long(share_bytes)]);
-        }
-        Launch {
-            kernel: self.kernel(),
-            grid: [blocks * shares, 1, 1],
-            residency: Residency::Any,
-            overlap: self.overlaps,
-            args: args.into(),
+        let [sum, squares] = to.map(|(at, bytes, share_bytes)| TotalArgs { at, bytes, share_bytes });
+        let args = AddArgs {
+            lines,
+            lines_in_all: count,
+            lines_of_a_share: count.div_ceil(shares),
+            line_bytes,
+            width,
+            column_blocks: blocks,
+            pitch,
+            columns,
+            spread,
+            totals: [sum, squares],
+        };
+        let launch = Launch::new(self.kernel(), [blocks * shares, 1, 1], args.bound(&self));
+        if self.overlaps { launch.overlapping() } else { launch }
+    }
+
+    /// Bytes of an element that it reads.
+    fn element_bytes(self) -> u32 {
+        match self.source {
+            Source::Parts => 4,
+            Source::Lines(stored) => stored.bytes() as u32,
         }
     }
 }
 
+verdigris_kir::parameters! {
+    struct Add / AddArgs of Adds as adds {
+        lines: Read = adds.element_bytes(),
+        lines_in_all: u32,
+        lines_of_a_share: u32,
+        line_bytes: u64,
+        width: u32,
+        column_blocks: Divide,
+        pitch: Divide,
+        columns: u32,
+        /// Columns from one matrix's first result to the next one's.
+        spread: u32,
+        /// Sums, and sums of squares.
+        totals: [TotalArgs; 2] = (),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Where totals go: bytes from one column to the next, and from one share to the next.
+    #[derive(Clone, Copy)]
+    struct Total / TotalArgs of () as _spec {
+        at: Write = 4,
+        bytes: u64,
+        share_bytes: u64,
+    }
+}
+
 fn add(k: Kernel<'_>, adds: Adds) {
-    let element_bytes = match adds.source {
-        Source::Parts => 4,
-        Source::Lines(stored) => stored.bytes() as u32,
-    };
-    let lines = k.input("lines", element_bytes);
-    let [count, share] = ["lines_in_all", "lines_of_a_share"].map(|name| k.scalar::<u32>(name));
-    let (line_bytes, width) = (k.scalar::<u64>("line_bytes"), k.scalar::<u32>("width"));
-    let [blocks, pitch] = ["column_blocks", "pitch"].map(|name| k.divisor(name));
-    let [columns, spread] = ["columns", "spread"].map(|name| k.scalar::<u32>(name));
-    let to = [["sum", "sum_bytes", "sum_share_bytes"], ["squares", "squares_bytes", "squares_share_bytes"]]
-        .map(|[name, stride, share]| (k.output(name, 4), k.scalar::<u64>(stride), k.scalar::<u64>(share)));
+    let Add { lines, lines_in_all: count, lines_of_a_share: share, line_bytes, width, column_blocks, pitch, columns, spread, totals: to } =
+        Add::declare(k, &adds);
     if adds.overlaps {
         k.griddep_wait();
         k.griddep_launch();
     }
 
     let (warp, lane) = (k.thread() >> 5, k.thread() & (LANES - 1));
-    let (cta_share, block) = blocks.split(k.cta());
+    let (cta_share, block) = column_blocks.split(k.cta());
     let column = block * LANES + lane;
     let (matrix, of_matrix) = pitch.split(column);
     let inside = column.lt(width) & of_matrix.lt(columns);
@@ -383,7 +425,7 @@ fn add(k: Kernel<'_>, adds: Adds) {
     let totals = [k.var(0.0f32), k.var(0.0f32)];
     let squares_bytes = width.mul_wide(4u32);
     k.when(inside, || {
-        let first = lines.moved((begin + warp).widen() * line_bytes).at(column, element_bytes);
+        let first = lines.moved((begin + warp).widen() * line_bytes).at(column, adds.element_bytes());
         k.range_unrolled(own, UNROLL, |turn| {
             let at = first + (turn * WARPS).widen() * line_bytes;
             match adds.source {
@@ -408,8 +450,8 @@ fn add(k: Kernel<'_>, adds: Adds) {
             let values = k.ld_shared_vector::<f32>(slots + lane * 8, i64::from(8 * LANES * other), 2);
             totals.iter().zip(values).for_each(|(total, value)| total.set(*total + value));
         }
-        for (total, (at, stride, share)) in totals.iter().zip(to) {
-            let at = at.address() + (matrix * spread + of_matrix).widen() * stride + cta_share.widen() * share;
+        for (total, Total { at, bytes, share_bytes }) in totals.iter().zip(to) {
+            let at = at.address() + (matrix * spread + of_matrix).widen() * bytes + cta_share.widen() * share_bytes;
             k.st_global(at, 0, total.get());
         }
     });
@@ -449,7 +491,7 @@ mod tests {
             strides.iter().for_each(|stride| {
                 memory.add(&bytes(&vec![-7.0f32; 2 * columns * stride + 8]));
             });
-            let mut program = Program { buffer_alignment_bytes: vec![16, 4, 4], ..Program::default() };
+            let mut program = Program { buffer_alignment_bytes: vec![1; 3], ..Program::default() };
             grid.steps(Address::buffer(0), [(Address::buffer(1), 12), (Address::buffer(2), 4)], &mut program);
             assert_eq!(program.launches().count(), if parts > SHARE { 2 } else { 1 });
             if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &Options::schedule(number as u64)) {
@@ -481,7 +523,7 @@ mod tests {
             (0..2).for_each(|_| {
                 memory.add(&[0xA5; 4 * 45]);
             });
-            let mut program = Program { buffer_alignment_bytes: vec![4; 3], ..Program::default() };
+            let mut program = Program { buffer_alignment_bytes: vec![1; 3], ..Program::default() };
             let to = [1, 2].map(|slot| (Address::buffer(slot), 4));
             of_lines(Address::buffer(0), stored, [count, columns as u32], (pitch * element) as u64, to, &mut program);
             assert_eq!(program.launches().count(), if count > SHARE { 2 } else { 1 });

@@ -7,11 +7,12 @@ use std::panic::Location;
 
 use verdigris_graph::{ConvProblem, EpilogueStep, Precision, Slot, Tensor};
 use verdigris_kir::face::{Kernel, Val};
-use verdigris_kir::ir::Ty;
+use verdigris_kir::params::Parameter;
 use verdigris_kir::program::{Address, Arg};
 
 use super::compute::Compute;
-use super::epilogue::{Epilogue, EpilogueSpec, Operand, OperandSpec, Place, Rows, StepSpec, Walk};
+use super::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, StepSpec, Walk};
+use super::operand::{Layout, Operand, OperandArgs};
 
 /// An element but for its channel: its first index, depth, height and width.
 pub(crate) type Pixel<'k> = [Val<'k, u32>; 4];
@@ -40,35 +41,32 @@ impl EpilogueSpec {
         }
     }
 
+    /// The declaration of its parameters over tensors, for [`Epilogue::at_pixel`]: the spec of [`EpilogueArgs`].
+    pub(crate) fn over_tensors(&self) -> EpilogueDecl {
+        EpilogueDecl { spec: self.clone(), layout: Layout::Tensors }
+    }
+
     /// Declares the parameters for [`Epilogue::at_pixel`].
     pub(crate) fn declare_conv<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
-        self.declare_with(k, false, |spec, access| {
-            let pointer = Operand::pointer(k, spec, self.pairs, access);
-            let strides = ["stride0_bytes", "depth_stride_bytes", "height_stride_bytes", "width_stride_bytes"].map(|name| k.scalar(name));
-            Operand { spec, pointer, rows: Rows::OfTensor(strides), column_stride: Operand::column_stride(k, spec) }
+        EpilogueArgs::declare(k, "", &self.over_tensors()).of()
+    }
+
+    /// The arguments of [`EpilogueSpec::over_tensors`].
+    pub(crate) fn conv_arguments(&self, problem: &ConvProblem) -> EpilogueArgs {
+        self.arguments_of_steps(&problem.epilogue, problem.result(), |spec, tensor| {
+            let [first, channel, depth, height, width] = tensor.strides.map(|stride| stride * tensor.dtype.bytes() as u64);
+            OperandArgs {
+                operand: Address::buffer(tensor.slot.0 as usize),
+                row_strides: vec![first, depth, height, width],
+                column_stride: (spec.walk == Walk::Strided).then_some(channel),
+                batch: None,
+            }
         })
     }
 
-    /// The arguments of [`EpilogueSpec::declare_conv`].
+    /// The same, for a launch whose arguments are listed.
     pub(crate) fn conv_args(&self, problem: &ConvProblem) -> Vec<Arg> {
-        let mut args = Vec::new();
-        let operand = |args: &mut Vec<Arg>, spec: OperandSpec, tensor: &Tensor| {
-            args.push(Arg::Pointer(Address::buffer(tensor.slot.0 as usize)));
-            let [first, channel, depth, height, width] = tensor.strides.map(|stride| stride * tensor.dtype.bytes() as u64);
-            args.extend([first, depth, height, width].map(|stride| Arg::Scalar(Ty::U64, stride)));
-            if spec.walk == Walk::Strided {
-                args.push(Arg::Scalar(Ty::U64, channel));
-            }
-        };
-        if !self.exact {
-            for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
-                spec.args(step, self.double, &mut args, &operand);
-            }
-        }
-        if self.stores_d {
-            operand(&mut args, self.d, problem.result());
-        }
-        args
+        self.conv_arguments(problem).listed(&self.over_tensors())
     }
 
     /// The alignment in bytes that the epilogue relies on, by buffer slot.
@@ -79,13 +77,13 @@ impl EpilogueSpec {
 }
 
 impl<'k, T: Compute> Epilogue<'k, T> {
-    /// Places an epilogue that [`EpilogueSpec::declare_conv`] has declared at a channel of a pixel.
+    /// Places an epilogue over tensors at a channel of a pixel.
     #[track_caller]
     pub(crate) fn at_pixel(&self, pixel: Pixel<'k>, channel: Val<'k, u32>) -> Place<'_, 'k, T> {
         let at = Location::caller();
-        let start = |operand: &Operand<'k>| {
-            let Rows::OfTensor(strides) = operand.rows else { unreachable!("declared by `declare_conv`") };
-            pixel.into_iter().zip(strides).fold(operand.pointer.address(), |address, (index, stride)| address + index.widen() * stride)
+        let start = |(_, operand): (OperandSpec, &Operand<'k>)| {
+            let strides = operand.row_strides.iter();
+            pixel.into_iter().zip(strides).fold(operand.operand.address(), |address, (index, &stride)| address + index.widen() * stride)
         };
         channel.kernel().scope(at, || self.place(None, self.operands().map(start), channel))
     }
@@ -111,10 +109,7 @@ impl<'k, T: Compute> Epilogue<'k, T> {
     #[track_caller]
     fn step(&self, pixels: Val<'k, i32>, index: usize) -> PixelStep<'k> {
         let at = Location::caller();
-        let bytes = |operand: &Operand<'k>| {
-            let Rows::OfTensor(strides) = operand.rows else { unreachable!("declared by `declare_conv`") };
-            pixels.widen().unsigned() * strides[index]
-        };
+        let bytes = |(_, operand): (OperandSpec, &Operand<'k>)| pixels.widen().unsigned() * operand.row_strides[index];
         pixels.kernel().scope(at, || PixelStep(self.operands().map(bytes).collect()))
     }
 }

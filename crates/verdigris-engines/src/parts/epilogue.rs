@@ -6,12 +6,12 @@
 //! D[m, n] = v
 //! ```
 //!
-//! An [`EpilogueSpec`] is the part that shapes code; extents, strides, factors and attributes are arguments, in the order of
-//! [`EpilogueSpec::args`]. A kernel declares the epilogue once, begins it for a matrix, places it at an element and applies it from there to
+//! An [`EpilogueSpec`] is the part that shapes code; strides, factors and attributes are arguments ([`EpilogueArgs`], a group of parameters for
+//! kernels' own groups). A kernel declares the epilogue once, begins it for a matrix, places it at an element and applies it from there to
 //! the right:
 //!
 //! ```text
-//! let epilogue = spec.declare::<f32>(k);
+//! let Parameters { epilogue, .. } = Parameters::declare(k, spec);   // epilogue: EpilogueArgs = spec.epilogue.over_matrices()
 //! let matrix = epilogue.begin(batch_indices);
 //! let place = matrix.at(row, column);               // addresses of all operands, computed once
 //! let v = place.apply(sum, 8);                       // the element 8 columns to the right
@@ -21,15 +21,19 @@
 //! The caller guards: `apply` and `store` are for elements inside of the matrix. The pair forms serve two neighbouring columns with one
 //! access an operand; they need [`EpilogueSpec::pairs`] and an even column.
 
+use std::marker::PhantomData;
+
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{BinaryOp, EpilogueStep, GemmProblem, HostScalar, Matrix, Precision, Scale, Slot, UnaryOp};
-use verdigris_kir::face::{Kernel, Pointer, Val};
-use verdigris_kir::ir::{Target, Ty};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::{Arguments, HostNumber, Parameter, Read};
 use verdigris_kir::program::{Address, Arg};
 use verdigris_tensor::DType;
 
-use super::batch::{BatchStrides, Chunk, Indices};
+use super::batch::{Chunk, Indices};
 use super::compute::{self, Compute};
+use super::operand::{Access, Attribute, Factor, Layout, Operand, OperandArgs, OperandDecl};
 
 /// How an operand's elements lie: the size class of its strides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -115,22 +119,26 @@ impl StepSpec {
         }
     }
 
-    /// The arguments of [`Step::declare`].
-    pub(super) fn args<P>(
-        &self,
-        step: &EpilogueStep<P>,
-        double: bool,
-        args: &mut Vec<Arg>,
-        operand: &impl Fn(&mut Vec<Arg>, OperandSpec, &P),
-    ) {
-        match (self, step) {
-            (StepSpec::Unary(_), EpilogueStep::Unary(f)) => {
-                args.extend(attributes(*f).into_iter().map(|value| Arg::Scalar(Ty::F64, value.to_bits())));
-            }
-            (StepSpec::Binary(_, spec, _), EpilogueStep::Binary { operand: place, .. })
-            | (StepSpec::Store(spec), EpilogueStep::Store { target: place }) => operand(args, *spec, place),
-            (_, EpilogueStep::Scale { factor }) => args.push(factor_arg(double, *factor)),
-            _ => {}
+    /// The operand, and what is done with it.
+    pub(super) fn operand(&self) -> Option<(OperandSpec, Access)> {
+        match *self {
+            StepSpec::Binary(_, operand, _) => Some((operand, Access::Read)),
+            StepSpec::Store(operand) => Some((operand, Access::Write)),
+            _ => None,
+        }
+    }
+
+    /// The arguments of [`Step`]; `operand` says those of an operand.
+    pub(super) fn arguments<P>(&self, step: &EpilogueStep<P>, operand: &impl Fn(OperandSpec, &P) -> OperandArgs) -> StepArgs {
+        StepArgs {
+            attributes: if let EpilogueStep::Unary(f) = step { attributes(*f) } else { Vec::new() },
+            operand: match (self.operand(), step) {
+                (Some((spec, _)), EpilogueStep::Binary { operand: place, .. } | EpilogueStep::Store { target: place }) => {
+                    Some(operand(spec, place))
+                }
+                _ => None,
+            },
+            factor: if let EpilogueStep::Scale { factor } = step { Some(host_number(*factor)) } else { None },
         }
     }
 
@@ -260,79 +268,65 @@ impl EpilogueSpec {
         words.join("_")
     }
 
+    /// The declaration of its parameters over matrices of a batch: the spec of [`EpilogueArgs`].
+    pub fn over_matrices(&self) -> EpilogueDecl {
+        EpilogueDecl { spec: self.clone(), layout: Layout::Matrices }
+    }
+
     /// Declares the parameters. `T` is f64 exactly where [`EpilogueSpec::double`] says so.
     pub fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
-        let operand = |spec: OperandSpec, access: Access| {
-            let pointer = Operand::pointer(k, spec, self.pairs, access);
-            let row_stride = k.scalar("row_stride_bytes");
-            let column_stride = Operand::column_stride(k, spec);
-            let batch = BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]);
-            Operand { spec, pointer, rows: Rows::OfMatrix(row_stride, batch), column_stride }
-        };
-        self.declare_with(k, true, operand)
+        EpilogueArgs::declare(k, "", &self.over_matrices()).of()
     }
 
-    /// The same, for operands that `operand` declares, with or without the factors of the sum.
-    pub(super) fn declare_with<'k, T: Compute>(
-        &self,
-        k: Kernel<'k>,
-        has_factors: bool,
-        operand: impl Fn(OperandSpec, Access) -> Operand<'k>,
-    ) -> Epilogue<'k, T> {
-        debug_assert_eq!(self.double, T::DTYPE == DType::F64, "the compute type is the spec's");
-        let mut epilogue = Epilogue { k, pairs: self.pairs, alpha: None, beta: None, scales: Vec::new(), steps: Vec::new(), d: None };
-        if !self.exact {
-            if has_factors {
-                epilogue.alpha = Some(declare_factor(k, "alpha"));
-            }
-            if self.scale_a {
-                epilogue.scales.push(k.input("scale_a", 4));
-            }
-            if self.scale_b {
-                epilogue.scales.push(k.input("scale_b", 4));
-            }
-            if let Some(c) = self.c {
-                epilogue.beta = Some((declare_factor(k, "beta"), operand(c, Access::Read)));
-            }
-            epilogue.steps = self.steps.iter().map(|step| Step::declare(k, step, &operand)).collect();
-        }
-        if self.stores_d {
-            epilogue.d = Some(operand(self.d, Access::Write));
-        }
-        epilogue
-    }
-
-    /// The arguments of [`EpilogueSpec::declare`] for a part of a problem that begins at `(row, column)`.
-    pub fn args(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> Vec<Arg> {
-        let mut args = Vec::new();
-        let operand = |args: &mut Vec<Arg>, spec: OperandSpec, matrix: &Matrix| {
-            args.push(Arg::Pointer(chunk.address(matrix, row, column)));
+    /// The arguments for a part of a problem that begins at `(row, column)`.
+    pub fn arguments(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> EpilogueArgs {
+        let operand = |spec: OperandSpec, matrix: &Matrix| {
             let bytes = matrix.dtype.bytes() as u64;
-            args.push(Arg::Scalar(Ty::U64, matrix.row_stride * bytes));
-            if spec.walk == Walk::Strided {
-                args.push(Arg::Scalar(Ty::U64, matrix.column_stride * bytes));
+            OperandArgs {
+                operand: chunk.address(matrix, row, column),
+                row_strides: vec![matrix.row_stride * bytes],
+                column_stride: (spec.walk == Walk::Strided).then_some(matrix.column_stride * bytes),
+                batch: Some(chunk.strides_bytes(matrix)),
             }
-            args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
         };
-        if !self.exact {
-            args.push(factor_arg(self.double, problem.alpha));
-            for scale in [&problem.scale_a, &problem.scale_b] {
-                if let Some(Scale::Tensor { slot }) = scale {
-                    args.push(Arg::Pointer(Address::buffer(slot.0 as usize)));
-                }
-            }
-            if let (Some(spec), Some(c)) = (self.c, &problem.c) {
-                args.push(factor_arg(self.double, problem.beta));
-                operand(&mut args, spec, c);
-            }
-            for (spec, step) in self.steps.iter().zip(&problem.epilogue) {
-                spec.args(step, self.double, &mut args, &operand);
-            }
-        }
-        if self.stores_d {
-            operand(&mut args, self.d, &problem.d);
-        }
-        args
+        let scales = [&problem.scale_a, &problem.scale_b].into_iter().filter_map(|scale| match scale {
+            Some(Scale::Tensor { slot }) => Some(Address::buffer(slot.0 as usize)),
+            _ => None,
+        });
+        let computes = !self.exact;
+        EpilogueArgs(ValuesArgs {
+            alpha: computes.then(|| host_number(problem.alpha)),
+            scales: scales.filter(|_| computes).collect(),
+            beta: (computes && self.c.is_some()).then(|| host_number(problem.beta)),
+            c: self.c.zip(problem.c.as_ref()).filter(|_| computes).map(|(spec, c)| operand(spec, c)),
+            ..self.step_arguments(&problem.epilogue, self.stores_d.then(|| operand(self.d, &problem.d)), &operand)
+        })
+    }
+
+    /// The arguments for steps and D, and none for anything else.
+    fn step_arguments<P>(
+        &self,
+        steps: &[EpilogueStep<P>],
+        d: Option<OperandArgs>,
+        operand: &impl Fn(OperandSpec, &P) -> OperandArgs,
+    ) -> ValuesArgs {
+        let steps = self.steps.iter().zip(steps).filter(|_| !self.exact).map(|(spec, step)| spec.arguments(step, operand));
+        ValuesArgs { alpha: None, scales: Vec::new(), beta: None, c: None, steps: steps.collect(), d }
+    }
+
+    /// The arguments for an epilogue without factors of the sum, whose operands are of another kind than matrices.
+    pub(super) fn arguments_of_steps<P>(
+        &self,
+        steps: &[EpilogueStep<P>],
+        d: &P,
+        operand: impl Fn(OperandSpec, &P) -> OperandArgs,
+    ) -> EpilogueArgs {
+        EpilogueArgs(self.step_arguments(steps, self.stores_d.then(|| operand(self.d, d)), &operand))
+    }
+
+    /// [`EpilogueSpec::arguments`], for a launch whose arguments are listed.
+    pub fn args(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> Vec<Arg> {
+        self.arguments(problem, chunk, row, column).listed(&self.over_matrices())
     }
 
     /// The alignment in bytes that the epilogue relies on, by buffer slot.
@@ -381,143 +375,181 @@ fn without_attributes(f: UnaryOp) -> UnaryOp {
     }
 }
 
-/// A factor from the host, fixed or given at execution, in the type that is computed in.
-fn declare_factor<'k, T: Compute>(k: Kernel<'k>, name: &'static str) -> Val<'k, T> {
-    if T::DTYPE == DType::F64 { T::from_f64(k.scalar::<f64>(name)) } else { T::from_f32(k.scalar::<f32>(name)) }
-}
-
-/// The argument of [`declare_factor`].
-fn factor_arg(double: bool, scalar: HostScalar<Slot>) -> Arg {
-    match (scalar, double) {
-        (HostScalar::Bound(slot), _) => Arg::HostScalar(slot.0 as usize),
-        (HostScalar::Fixed(value), true) => Arg::Scalar(Ty::F64, value.0.to_bits()),
-        (HostScalar::Fixed(value), false) => Arg::Scalar(Ty::F32, u64::from((value.0 as f32).to_bits())),
+fn host_number(scalar: HostScalar<Slot>) -> HostNumber {
+    match scalar {
+        HostScalar::Bound(slot) => HostNumber::Bound(slot.0 as usize),
+        HostScalar::Fixed(value) => HostNumber::Fixed(value.0),
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    Read,
-    Write,
-}
-
-/// Strides of an operand over everything but its columns.
+/// What the parameters of one step are made from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rows<'k> {
-    /// Of a matrix in a batch.
-    OfMatrix(Val<'k, u64>, BatchStrides<'k>),
-    /// Of a tensor: its first dim and its three spatial ones; its second dim (channels) is the columns.
-    OfTensor([Val<'k, u64>; 4]),
+pub(super) struct StepDecl {
+    pub(super) step: StepSpec,
+    pub(super) layout: Layout,
+    pub(super) pairs: bool,
+    pub(super) double: bool,
 }
 
-/// Parameters of one operand.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Operand<'k> {
-    pub(super) spec: OperandSpec,
-    pub(super) pointer: Pointer<'k>,
-    pub(super) rows: Rows<'k>,
-    pub(super) column_stride: Option<Val<'k, u64>>,
-}
-
-impl<'k> Operand<'k> {
-    /// Declares the pointer.
-    pub(super) fn pointer(k: Kernel<'k>, spec: OperandSpec, pairs: bool, access: Access) -> Pointer<'k> {
-        let many = if pairs && spec.walk == Walk::Row { 2 } else { 1 };
-        let alignment_bytes = many * spec.dtype.bytes() as u32;
-        // What is read may also be D's buffer, so loads never take the read-only path.
-        match access {
-            Access::Read => k.input("operand", alignment_bytes),
-            Access::Write => k.output("target", alignment_bytes),
-        }
+impl StepDecl {
+    fn attributes(&self) -> usize {
+        if let StepSpec::Unary(f) = self.step { attributes(f).len() } else { 0 }
     }
 
-    /// Declares the stride of columns, where it is not known.
-    pub(super) fn column_stride(k: Kernel<'k>, spec: OperandSpec) -> Option<Val<'k, u64>> {
-        (spec.walk == Walk::Strided).then(|| k.scalar("column_stride_bytes"))
+    fn operand(&self) -> Option<OperandDecl> {
+        self.step.operand().map(|(spec, access)| OperandDecl { spec, layout: self.layout, pairs: self.pairs, access })
     }
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum Step<'k, T: Compute, P = Operand<'k>> {
-    Unary(UnaryOp, Vec<Val<'k, T>>),
-    Binary(BinaryOp, P, bool),
-    Scale(Val<'k, T>),
-    Round(DType),
-    Store(P),
+verdigris_kir::parameters! {
+    /// Parameters of one step.
+    #[derive(Clone, Debug)]
+    pub(super) struct Step / #[derive(Clone, Debug)] StepArgs of StepDecl as decl {
+        attributes: Vec<Attribute> = vec![decl.double; decl.attributes()],
+        pub(super) operand: Option<OperandArgs> = decl.operand(),
+        factor: Option<Factor> = (decl.step == StepSpec::Scale).then_some(decl.double),
+    }
 }
 
-impl<'k, T: Compute, P> Step<'k, T, P> {
-    /// Declares the parameters of a step, of its operand by `operand`.
-    pub(super) fn declare(k: Kernel<'k>, step: &StepSpec, operand: &impl Fn(OperandSpec, Access) -> P) -> Self {
-        match *step {
-            StepSpec::Unary(f) => {
-                let attributes = attributes(f).len();
-                Step::Unary(f, (0..attributes).map(|_| T::from_f64(k.scalar::<f64>("attribute"))).collect())
-            }
-            StepSpec::Binary(f, spec, right) => Step::Binary(f, operand(spec, Access::Read), right),
-            StepSpec::Scale => Step::Scale(declare_factor(k, "factor")),
-            StepSpec::Round(dtype) => Step::Round(dtype),
-            StepSpec::Store(spec) => Step::Store(operand(spec, Access::Write)),
-        }
-    }
-
-    /// The value behind the step. `load` reads the operand, `store` writes to it.
-    pub(super) fn apply<const N: usize>(
+impl<'k> Step<'k> {
+    /// The value behind the step, which is `spec`. `load` reads the operand, `store` writes to it.
+    pub(super) fn apply<T: Compute, const N: usize>(
         &self,
+        spec: &StepSpec,
         k: Kernel<'k>,
         values: [Val<'k, T>; N],
-        load: impl FnOnce(&P) -> [Val<'k, T>; N],
-        store: impl FnOnce(&P, [Val<'k, T>; N]),
+        load: impl FnOnce(OperandSpec, &Operand<'k>) -> [Val<'k, T>; N],
+        store: impl FnOnce(OperandSpec, &Operand<'k>, [Val<'k, T>; N]),
     ) -> [Val<'k, T>; N] {
-        match self {
-            Step::Unary(f, attributes) => values.map(|value| compute::unary(*f, value, attributes)),
-            Step::Scale(factor) => values.map(|value| value * *factor),
-            Step::Round(dtype) => values.map(|value| compute::round_to(k, *dtype, value)),
-            Step::Binary(f, operand, right_argument) => {
-                let others = load(operand);
+        match (*spec, &self.operand, self.factor) {
+            (StepSpec::Unary(f), ..) => {
+                let attributes: Vec<_> = self.attributes.iter().map(|attribute| attribute.get()).collect();
+                values.map(|value| compute::unary(f, value, &attributes))
+            }
+            (StepSpec::Scale, _, Some(factor)) => values.map(|value| value * factor.get()),
+            (StepSpec::Round(dtype), ..) => values.map(|value| compute::round_to(k, dtype, value)),
+            (StepSpec::Binary(f, spec, right_argument), Some(operand), _) => {
+                let others = load(spec, operand);
                 std::array::from_fn(|i| {
-                    let (x, y) = if *right_argument { (others[i], values[i]) } else { (values[i], others[i]) };
-                    binary(*f, x, y)
+                    let (x, y) = if right_argument { (others[i], values[i]) } else { (values[i], others[i]) };
+                    binary(f, x, y)
                 })
             }
-            Step::Store(operand) => {
-                store(operand, values);
+            (StepSpec::Store(spec), Some(operand), _) => {
+                store(spec, operand, values);
                 values
             }
+            (step, ..) => unreachable!("{step:?} is declared by its spec"),
         }
     }
 }
 
-/// A declared epilogue.
+/// What the parameters of an epilogue are made from: [`EpilogueSpec::over_matrices`] of a product, [`EpilogueSpec::over_tensors`] of a
+/// convolution.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EpilogueDecl {
+    pub(super) spec: EpilogueSpec,
+    pub(super) layout: Layout,
+}
+
+impl EpilogueDecl {
+    fn factor(&self, exists: bool) -> Option<bool> {
+        (exists && !self.spec.exact).then_some(self.spec.double)
+    }
+
+    fn operand(&self, spec: OperandSpec, access: Access) -> OperandDecl {
+        OperandDecl { spec, layout: self.layout, pairs: self.spec.pairs, access }
+    }
+
+    fn steps(&self) -> Vec<StepDecl> {
+        let EpilogueSpec { exact, double, pairs, .. } = self.spec;
+        let steps = self.spec.steps.iter().filter(|_| !exact);
+        steps.map(|&step| StepDecl { step, layout: self.layout, pairs, double }).collect()
+    }
+
+    fn scales(&self) -> usize {
+        if self.spec.exact { 0 } else { usize::from(self.spec.scale_a) + usize::from(self.spec.scale_b) }
+    }
+
+    fn c(&self) -> Option<OperandSpec> {
+        self.spec.c.filter(|_| !self.spec.exact)
+    }
+}
+
+verdigris_kir::parameters! {
+    #[derive(Clone, Debug)]
+    struct Values / #[derive(Clone, Debug)] ValuesArgs of EpilogueDecl as decl {
+        alpha: Option<Factor> = decl.factor(decl.layout == Layout::Matrices),
+        scales: Vec<Read> = vec![4; decl.scales()],
+        beta: Option<Factor> = decl.factor(decl.spec.c.is_some()),
+        c: Option<OperandArgs> = decl.c().map(|c| decl.operand(c, Access::Read)),
+        steps: Vec<StepArgs> = decl.steps(),
+        d: Option<OperandArgs> = decl.spec.stores_d.then(|| decl.operand(decl.spec.d, Access::Write)),
+    }
+}
+
+/// The arguments of an epilogue, as a parameter: [`Epilogue`] in the kernel.
 #[derive(Clone, Debug)]
-pub struct Epilogue<'k, T: Compute> {
+pub struct EpilogueArgs(ValuesArgs);
+
+impl EpilogueArgs {
+    /// In order, for a launch whose arguments are listed.
+    pub(super) fn listed(self, decl: &EpilogueDecl) -> Vec<Arg> {
+        self.0.bound(decl).into_iter().collect()
+    }
+}
+
+impl Parameter for EpilogueArgs {
+    type Spec = EpilogueDecl;
+    type Value<'k> = Epilogue<'k>;
+    type Argument = EpilogueArgs;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, _: &'static str, decl: &EpilogueDecl) -> Epilogue<'k> {
+        Epilogue { k, spec: decl.spec.clone(), values: Values::declare(k, decl), computed: PhantomData }
+    }
+
+    fn bind(argument: EpilogueArgs, name: &'static str, decl: &EpilogueDecl, to: &mut Arguments) {
+        ValuesArgs::bind(argument.0, name, decl, to);
+    }
+}
+
+/// A declared epilogue that computes in `T`.
+#[derive(Clone, Debug)]
+pub struct Epilogue<'k, T: Compute = f32> {
     k: Kernel<'k>,
-    pairs: bool,
-    alpha: Option<Val<'k, T>>,
-    beta: Option<(Val<'k, T>, Operand<'k>)>,
-    scales: Vec<Pointer<'k>>,
-    steps: Vec<Step<'k, T>>,
-    d: Option<Operand<'k>>,
+    spec: EpilogueSpec,
+    values: Values<'k>,
+    computed: PhantomData<fn() -> T>,
+}
+
+impl<'k> Epilogue<'k> {
+    /// The same in the type that it computes in: f64 exactly where [`EpilogueSpec::double`] says so.
+    pub fn of<T: Compute>(self) -> Epilogue<'k, T> {
+        debug_assert_eq!(self.spec.double, T::DTYPE == DType::F64, "the compute type is the spec's");
+        let Epilogue { k, spec, values, .. } = self;
+        Epilogue { k, spec, values, computed: PhantomData }
+    }
 }
 
 impl<'k, T: Compute> Epilogue<'k, T> {
-    pub(super) fn operands(&self) -> impl Iterator<Item = &Operand<'k>> {
-        let steps = self.steps.iter().filter_map(|step| match step {
-            Step::Binary(_, operand, _) | Step::Store(operand) => Some(operand),
-            _ => None,
-        });
-        self.beta.iter().map(|(_, c)| c).chain(steps).chain(self.d.iter())
+    pub(super) fn operands(&self) -> impl Iterator<Item = (OperandSpec, &Operand<'k>)> {
+        let Values { c, steps, d, .. } = &self.values;
+        let steps = self.spec.steps.iter().zip(steps).filter_map(|(spec, step)| Some((spec.operand()?.0, step.operand.as_ref()?)));
+        self.spec.c.zip(c.as_ref()).into_iter().chain(steps).chain(d.iter().map(|d| (self.spec.d, d)))
     }
 
     /// The same epilogue with its pair forms, for a branch in which an argument says that all operands lie in whole pairs: the spec then
     /// declares single elements, and the program the alignment of pairs where it takes the branch.
     pub fn paired(&self) -> Epilogue<'k, T> {
-        Epilogue { pairs: true, ..self.clone() }
+        let mut paired = self.clone();
+        paired.spec.pairs = true;
+        paired
     }
 
     /// Whether two neighbouring columns may be accessed at once.
     pub(crate) fn has_pairs(&self) -> bool {
-        self.pairs
+        self.spec.pairs
     }
 
     /// Places it at a column of rows that start at `starts`, one for each operand.
@@ -527,10 +559,10 @@ impl<'k, T: Compute> Epilogue<'k, T> {
         starts: impl Iterator<Item = Val<'k, u64>>,
         column: Val<'k, u32>,
     ) -> Place<'_, 'k, T> {
-        let address = |(operand, row_start): (&Operand<'k>, Val<'k, u64>)| match operand.spec.walk {
-            Walk::Row => row_start + column.mul_wide(operand.spec.dtype.bytes() as u32),
-            Walk::PerRow => row_start,
-            Walk::Strided => row_start + column.widen() * operand.column_stride.expect("declared for this walk"),
+        let address = |((spec, operand), row_start): ((OperandSpec, &Operand<'k>), Val<'k, u64>)| match (spec.walk, operand.column_stride) {
+            (Walk::Row, _) => row_start + column.mul_wide(spec.dtype.bytes() as u32),
+            (Walk::Strided, Some(stride)) => row_start + column.widen() * stride,
+            _ => row_start,
         };
         Place { epilogue: self, alpha, addresses: self.operands().zip(starts).map(address).collect() }
     }
@@ -540,12 +572,13 @@ impl<'k, T: Compute> Epilogue<'k, T> {
     pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {
         let at = std::panic::Location::caller();
         self.k.scope(at, || {
-            let alpha = self.alpha.map(|alpha| {
-                self.scales.iter().fold(alpha, |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
+            let alpha = self.values.alpha.map(|alpha| {
+                let scales = self.values.scales.iter();
+                scales.fold(alpha.get(), |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
             });
-            let matrix = |operand: &Operand<'k>| match operand.rows {
-                Rows::OfMatrix(_, batch) => batch.matrix(operand.pointer, indices),
-                Rows::OfTensor(_) => operand.pointer.address(),
+            let matrix = |(_, operand): (OperandSpec, &Operand<'k>)| match operand.batch {
+                Some(batch) => batch.matrix(operand.operand, indices),
+                None => operand.operand.address(),
             };
             let matrices = self.operands().map(matrix).collect();
             MatrixEpilogue { epilogue: self, alpha, matrices }
@@ -567,10 +600,9 @@ impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
     pub fn at(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> Place<'e, 'k, T> {
         let at = std::panic::Location::caller();
         self.epilogue.k.scope(at, || {
-            let starts = self.epilogue.operands().zip(&self.matrices).map(|(operand, &matrix)| match operand.rows {
-                Rows::OfMatrix(stride, _) => matrix + row.widen() * stride,
-                Rows::OfTensor([stride, ..]) => matrix + row.widen() * stride,
-            });
+            let start =
+                |((_, operand), &matrix): ((OperandSpec, &Operand<'k>), &Val<'k, u64>)| matrix + row.widen() * operand.row_strides[0];
+            let starts = self.epilogue.operands().zip(&self.matrices).map(start);
             self.epilogue.place(self.alpha, starts, column)
         })
     }
@@ -586,10 +618,10 @@ pub struct Place<'e, 'k, T: Compute> {
 
 impl<'k, T: Compute> Place<'_, 'k, T> {
     /// Address and offset of operand `index`, `right` columns further on.
-    fn reach(&self, index: usize, operand: &Operand<'k>, right: u32) -> (Val<'k, u64>, i64) {
+    fn reach(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32) -> (Val<'k, u64>, i64) {
         let address = self.addresses[index];
-        match (operand.spec.walk, operand.column_stride) {
-            (Walk::Row, _) => (address, i64::from(right) * operand.spec.dtype.bytes() as i64),
+        match (spec.walk, operand.column_stride) {
+            (Walk::Row, _) => (address, i64::from(right) * spec.dtype.bytes() as i64),
             (Walk::Strided, Some(stride)) if right > 0 => (address + stride * u64::from(right), 0),
             _ => (address, 0),
         }
@@ -601,31 +633,31 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
         self
     }
 
-    fn load<const N: usize>(&self, index: usize, operand: &Operand<'k>, right: u32) -> [Val<'k, T>; N] {
-        let (k, dtype) = (self.epilogue.k, operand.spec.dtype);
-        let (address, offset) = self.reach(index, operand, right);
-        match (operand.spec.walk, N) {
+    fn load<const N: usize>(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32) -> [Val<'k, T>; N] {
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
+        let (address, offset) = self.reach(index, spec, operand, right);
+        match (spec.walk, N) {
             (Walk::PerRow, _) => [compute::load(k, dtype, address, offset); N],
             (Walk::Row, 2) => {
                 let pair = compute::load_pair(k, dtype, address, offset);
                 std::array::from_fn(|i| pair[i])
             }
             _ => std::array::from_fn(|i| {
-                let (address, offset) = self.reach(index, operand, right + i as u32);
+                let (address, offset) = self.reach(index, spec, operand, right + i as u32);
                 compute::load(k, dtype, address, offset)
             }),
         }
     }
 
-    fn write<const N: usize>(&self, index: usize, operand: &Operand<'k>, right: u32, values: [Val<'k, T>; N]) {
-        let (k, dtype) = (self.epilogue.k, operand.spec.dtype);
-        if let (Walk::Row, [low, high]) = (operand.spec.walk, values.as_slice()) {
-            let (address, offset) = self.reach(index, operand, right);
+    fn write<const N: usize>(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32, values: [Val<'k, T>; N]) {
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
+        if let (Walk::Row, [low, high]) = (spec.walk, values.as_slice()) {
+            let (address, offset) = self.reach(index, spec, operand, right);
             compute::store_pair(k, dtype, address, offset, [*low, *high]);
             return;
         }
         for (i, value) in values.into_iter().enumerate() {
-            let (address, offset) = self.reach(index, operand, right + i as u32);
+            let (address, offset) = self.reach(index, spec, operand, right + i as u32);
             compute::store(k, dtype, address, offset, value);
         }
     }
@@ -637,25 +669,29 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
         if let Some(alpha) = self.alpha {
             values = values.map(|sum| sum * alpha);
         }
-        if let Some((beta, c)) = &self.epilogue.beta {
+        let EpilogueSpec { c, steps, .. } = &self.epilogue.spec;
+        let Values { beta, c: c_values, steps: step_values, .. } = &self.epilogue.values;
+        if let (Some(beta), Some(spec), Some(c)) = (beta, *c, c_values) {
+            let beta = beta.get::<T>();
             let with_c = values.map(|value| k.var(value));
             k.when(beta.ne(T::constant(k, 0.0)), || {
-                for (value, c) in with_c.into_iter().zip(self.load::<N>(index, c, right)) {
-                    value.set(k.fma(*beta, c, value));
+                for (value, c) in with_c.into_iter().zip(self.load::<N>(index, spec, c, right)) {
+                    value.set(k.fma(beta, c, value));
                 }
             });
             values = with_c.map(|value| value.get());
             index += 1;
         }
-        for step in &self.epilogue.steps {
+        for (spec, step) in steps.iter().zip(step_values) {
             let place = index;
             values = step.apply(
+                spec,
                 k,
                 values,
-                |operand| self.load(place, operand, right),
-                |operand, values| self.write(place, operand, right, values),
+                |spec, operand| self.load(place, spec, operand, right),
+                |spec, operand, values| self.write(place, spec, operand, right, values),
             );
-            index += usize::from(matches!(step, Step::Binary(..) | Step::Store(_)));
+            index += usize::from(step.operand.is_some());
         }
         values
     }
@@ -670,47 +706,47 @@ impl<'k, T: Compute> Place<'_, 'k, T> {
     /// The same for two neighbouring columns, of which the first is even.
     #[track_caller]
     pub fn apply_pair(&self, sums: [Val<'k, T>; 2], right: u32) -> [Val<'k, T>; 2] {
-        assert!(self.epilogue.pairs, "pairs need strides of whole pairs");
+        assert!(self.epilogue.spec.pairs, "pairs need strides of whole pairs");
         let at = std::panic::Location::caller();
         self.epilogue.k.scope(at, || self.run(sums, right))
     }
 
-    fn d(&self) -> Option<(usize, &Operand<'k>)> {
-        self.epilogue.d.as_ref().map(|d| (self.addresses.len() - 1, d))
+    fn d(&self) -> Option<(usize, OperandSpec, &Operand<'k>)> {
+        self.epilogue.values.d.as_ref().map(|d| (self.addresses.len() - 1, self.epilogue.spec.d, d))
     }
 
     /// Rounds and stores an element of D. Where the spec says that D is stored by other means, there is nothing to store to: a panic.
     #[track_caller]
     pub fn store(&self, value: Val<'k, T>, right: u32) {
-        let (index, d) = self.d().expect("the spec stores D");
+        let (index, spec, d) = self.d().expect("the spec stores D");
         let at = std::panic::Location::caller();
-        self.epilogue.k.scope(at, || self.write(index, d, right, [value]));
+        self.epilogue.k.scope(at, || self.write(index, spec, d, right, [value]));
     }
 
     /// Rounds and stores two neighbouring elements of D, of which the first is in an even column.
     #[track_caller]
     pub fn store_pair(&self, values: [Val<'k, T>; 2], right: u32) {
-        assert!(self.epilogue.pairs, "pairs need strides of whole pairs");
-        let (index, d) = self.d().expect("the spec stores D");
+        assert!(self.epilogue.spec.pairs, "pairs need strides of whole pairs");
+        let (index, spec, d) = self.d().expect("the spec stores D");
         let at = std::panic::Location::caller();
-        self.epilogue.k.scope(at, || self.write(index, d, right, values));
+        self.epilogue.k.scope(at, || self.write(index, spec, d, right, values));
     }
 
     /// Rounds and stores eight neighbouring elements of D at once. The caller knows that they are neighbours in memory, whatever the spec says,
     /// that each eight begins at a multiple of 16 bytes, and that D is of a 16-bit float or f32.
     #[track_caller]
     pub fn store_eight(&self, values: [Val<'k, T>; 8], right: u32) {
-        let (index, d) = self.d().expect("the spec stores D");
+        let (index, spec, _) = self.d().expect("the spec stores D");
         let at = std::panic::Location::caller();
-        let (k, dtype) = (self.epilogue.k, d.spec.dtype);
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
         k.scope(at, || compute::store_eight(k, dtype, self.addresses[index], i64::from(right) * dtype.bytes() as i64, values));
     }
 
     /// Stores an exact integer sum.
     #[track_caller]
     pub fn store_exact(&self, sum: Val<'k, i32>, right: u32) {
-        let (index, d) = self.d().expect("the spec stores D");
-        let (address, offset) = self.reach(index, d, right);
+        let (index, spec, d) = self.d().expect("the spec stores D");
+        let (address, offset) = self.reach(index, spec, d, right);
         self.epilogue.k.st_global(address, offset, sum);
     }
 }
@@ -734,7 +770,7 @@ mod tests {
     use verdigris_graph::Real;
     use verdigris_kir::face::{Header, build};
     use verdigris_kir::ir::KernelBody;
-    use verdigris_kir::program::{KernelRef, Launch, Residency};
+    use verdigris_kir::program::{KernelRef, Launch};
 
     /// A problem whose epilogue has every kind of step.
     fn everything(d: DType) -> GemmProblem {
@@ -779,10 +815,9 @@ mod tests {
             assert!(spec.pairs);
             for spec in [spec.clone(), spec.strided()] {
                 let body = kernel(&spec);
-                let args = spec.args(&problem, &Chunk::all(&[])[0], 0, 2);
+                let args = spec.arguments(&problem, &Chunk::all(&[])[0], 0, 2).0.bound(&spec.over_matrices());
                 let kernel = KernelRef::new(spec.name(), move || kernel(&spec));
-                let launch = Launch { kernel, grid: [1, 1, 1], residency: Residency::Any, overlap: false, args: args.into() };
-                assert_eq!(launch.check(&body), Ok(()));
+                assert_eq!(Launch::new(kernel, [1, 1, 1], args).check(&body), Ok(()));
             }
         }
     }

@@ -7,9 +7,9 @@
 //! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the launch.
 //! **Source.** Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
 
-use verdigris_kir::face::{Kernel, Pointer, SharedPiece, Val};
+use verdigris_kir::face::{Kernel, SharedPiece, Val};
 use verdigris_kir::inst::{Atomic, Cache, Fence, Order, Scope};
-use verdigris_kir::ir::Ty;
+use verdigris_kir::params::ReadWrite;
 use verdigris_kir::program::{Address, Arg, Program, Step};
 use verdigris_kir::tile::fragment::Fragment;
 
@@ -18,13 +18,21 @@ use super::way_out::Sum;
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
 
-/// The scratch and the counters of a kernel that joins parts.
+verdigris_kir::parameters! {
+    /// The scratch and the counters of a kernel that joins parts.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct JoinValues / #[derive(Clone, Copy, Debug)] JoinArgs of () as _spec {
+        parts: ReadWrite = 16,
+        counters: ReadWrite = 4,
+        most_parts: u32,
+    }
+}
+
+/// How the warpgroups of a kernel join parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Join<'k> {
     kernel: Kernel<'k>,
-    parts: Pointer<'k>,
-    counters: Pointer<'k>,
-    most_parts: Val<'k, u32>,
+    values: JoinValues<'k>,
     told: SharedPiece<'k>,
     barrier: u32,
 }
@@ -42,32 +50,37 @@ pub(crate) struct Part<'k> {
     pub(crate) thread: Val<'k, u32>,
 }
 
-/// Adds to a program what a kernel that joins needs, ahead of its launch: scratch for the `words` f32 or s32 words of each of at most
-/// `most_parts` parts of `owners` sums, and zeroed counters. Returns the arguments of [`Join::declare`].
-pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> [Arg; 3] {
-    let parts = program.add_scratch("parts", owners * u64::from(most_parts) * words * 4);
-    let counters = program.add_scratch("counters", owners * 4);
-    program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
-    [Arg::Pointer(parts), Arg::Pointer(counters), Arg::Scalar(Ty::U32, u64::from(most_parts))]
+impl JoinArgs {
+    /// Adds to a program what a kernel that joins needs, ahead of its launch: scratch for the `words` f32 or s32 words of each of at most
+    /// `most_parts` parts of `owners` sums, and zeroed counters.
+    pub(crate) fn with_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> JoinArgs {
+        let parts = program.add_scratch("parts", owners * u64::from(most_parts) * words * 4);
+        let counters = program.add_scratch("counters", owners * 4);
+        program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
+        JoinArgs { parts, counters, most_parts }
+    }
+
+    /// For a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a multiple of 16 bytes, and nothing is
+    /// accessed there.
+    pub(crate) fn without_scratch(unused: Address) -> JoinArgs {
+        JoinArgs { parts: unused, counters: unused, most_parts: 1 }
+    }
 }
 
-/// The arguments of [`Join::declare`] for a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a
-/// multiple of 16 bytes, and nothing is accessed there.
-pub(crate) fn no_scratch(unused: Address) -> [Arg; 3] {
-    [Arg::Pointer(unused), Arg::Pointer(unused), Arg::Scalar(Ty::U32, 1)]
+/// [`JoinArgs::with_scratch`], for a launch whose arguments are listed.
+pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> Vec<Arg> {
+    JoinArgs::with_scratch(program, owners, most_parts, words).bound(&()).into_iter().collect()
 }
 
 impl<'k> Join<'k> {
-    /// Declares the parameters. Warpgroup `w` of the `warpgroups` that join uses named barrier `barrier + w`.
+    /// Declares the shared memory. Warpgroup `w` of the `warpgroups` that join uses named barrier `barrier + w`.
+    pub(crate) fn new(k: Kernel<'k>, values: JoinValues<'k>, warpgroups: u32, barrier: u32) -> Self {
+        Join { kernel: k, values, told: k.shared("arrivals seen", 4 * warpgroups, 4), barrier }
+    }
+
+    /// The same, and declares the parameters.
     pub(crate) fn declare(k: Kernel<'k>, warpgroups: u32, barrier: u32) -> Self {
-        Join {
-            kernel: k,
-            parts: k.in_out("parts", 16),
-            counters: k.in_out("counters", 4),
-            most_parts: k.scalar("most_parts"),
-            told: k.shared("arrivals seen", 4 * warpgroups, 4),
-            barrier,
-        }
+        Join::new(k, JoinValues::declare(k, &()), warpgroups, barrier)
     }
 
     /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum. All threads of the warpgroup call it.
@@ -76,8 +89,8 @@ impl<'k> Join<'k> {
         // Parts of one owner stand side by side; a thread's own four words are one vector.
         let words: u32 = sums.iter().map(|sum| 64 * sum.columns()).sum();
         let place = |part: Val<'k, u32>| {
-            let bytes = (of.owner * self.most_parts + part).mul_wide(words * 4);
-            self.parts.moved(bytes).at(of.thread, 16)
+            let bytes = (of.owner * self.values.most_parts + part).mul_wide(words * 4);
+            self.values.parts.moved(bytes).at(of.thread, 16)
         };
         let vectors = sums.iter().flat_map(|sum| sum.registers().chunks(4)).enumerate();
         let offset = |i: usize| i as i64 * 16 * i64::from(WARPGROUP);
@@ -98,7 +111,7 @@ impl<'k> Join<'k> {
         };
         let barrier = of.warpgroup + self.barrier;
         let told = self.told.address() + of.warpgroup * 4;
-        let counter = self.counters.at(of.owner, 4);
+        let counter = self.values.counters.at(of.owner, 4);
         // Adds to the counter once the whole warpgroup is here; everyone learns what it was.
         let count = |amount: u32| {
             k.barrier_sync(barrier, WARPGROUP);

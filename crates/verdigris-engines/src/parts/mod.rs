@@ -14,6 +14,7 @@ pub(crate) mod formats;
 pub(crate) mod join;
 pub(crate) mod lanes;
 pub mod math;
+pub(crate) mod operand;
 pub(crate) mod prologue;
 pub(crate) mod repack;
 mod row_staging;

@@ -8,15 +8,19 @@
 //!
 //! The arithmetic of a step is that of an epilogue.
 
+use std::marker::PhantomData;
+
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Channels, ConvProblem, EpilogueStep, Slot};
-use verdigris_kir::face::{Kernel, Pointer, Val};
-use verdigris_kir::ir::{Target, Ty};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::{Arguments, Parameter};
 use verdigris_kir::program::{Address, Arg};
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
-use super::epilogue::{OperandSpec, Step, StepSpec};
+use super::epilogue::{OperandSpec, Step, StepArgs, StepDecl, StepSpec};
+use super::operand::{Layout, Operand, OperandArgs};
 
 /// The part of a prologue that shapes code.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -57,28 +61,33 @@ impl PrologueSpec {
         if steps.is_empty() { steps } else { format!("_pre{steps}") }
     }
 
-    /// Declares the parameters.
-    pub(crate) fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Prologue<'k, T> {
-        let vector = |spec: OperandSpec, _| Vector {
-            dtype: spec.dtype,
-            pointer: k.input("channel_vector", spec.dtype.bytes() as u32),
-            stride: k.scalar("channel_vector_stride_bytes"),
-        };
-        Prologue { k, dtype: self.dtype, steps: self.steps.iter().map(|step| Step::declare(k, step, &vector)).collect() }
+    /// The declaration of its parameters, computing in f64 or in f32: the spec of [`PrologueArgs`].
+    pub(crate) fn over_channels(&self, double: bool) -> PrologueDecl {
+        PrologueDecl { spec: self.clone(), double }
     }
 
-    /// The arguments of [`PrologueSpec::declare`].
-    pub(crate) fn args(&self, problem: &ConvProblem) -> Vec<Arg> {
-        let mut args = Vec::new();
-        let vector = |args: &mut Vec<Arg>, _: OperandSpec, vector: &Channels| {
-            args.push(Arg::Pointer(Address::buffer(vector.slot.0 as usize)));
-            args.push(Arg::Scalar(Ty::U64, vector.stride * vector.dtype.bytes() as u64));
+    /// Declares the parameters.
+    pub(crate) fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Prologue<'k, T> {
+        PrologueArgs::declare(k, "", &self.over_channels(T::DTYPE == DType::F64)).of()
+    }
+
+    /// The arguments of [`PrologueSpec::over_channels`].
+    pub(crate) fn arguments(&self, problem: &ConvProblem) -> PrologueArgs {
+        let vector = |_: OperandSpec, vector: &Channels| OperandArgs {
+            operand: Address::buffer(vector.slot.0 as usize),
+            row_strides: Vec::new(),
+            column_stride: Some(vector.stride * vector.dtype.bytes() as u64),
+            batch: None,
         };
+        PrologueArgs(self.steps.iter().zip(&problem.prologue).map(|(spec, step)| spec.arguments(step, &vector)).collect())
+    }
+
+    /// The same, for a launch whose arguments are listed.
+    pub(crate) fn args(&self, problem: &ConvProblem) -> Vec<Arg> {
+        let mut arguments = Arguments::new();
         let double = problem.precision.epilogue() == DType::F64;
-        for (spec, step) in self.steps.iter().zip(&problem.prologue) {
-            spec.args(step, double, &mut args, &vector);
-        }
-        args
+        arguments.bind::<PrologueArgs>("", &self.over_channels(double), self.arguments(problem));
+        arguments.into_iter().collect()
     }
 
     /// The alignment in bytes that the prologue relies on, by buffer slot.
@@ -90,20 +99,55 @@ impl PrologueSpec {
     }
 }
 
-/// A vector over channels.
-#[derive(Clone, Copy, Debug)]
-struct Vector<'k> {
-    dtype: DType,
-    pointer: Pointer<'k>,
-    stride: Val<'k, u64>,
+/// What the parameters of a prologue are made from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PrologueDecl {
+    spec: PrologueSpec,
+    double: bool,
 }
 
-/// A declared prologue.
+impl PrologueDecl {
+    fn steps(&self) -> Vec<StepDecl> {
+        let steps = self.spec.steps.iter();
+        steps.map(|&step| StepDecl { step, layout: Layout::Channels, pairs: false, double: self.double }).collect()
+    }
+}
+
+/// The arguments of a prologue, as a parameter: [`Prologue`] in the kernel.
 #[derive(Clone, Debug)]
-pub(crate) struct Prologue<'k, T: Compute> {
+pub(crate) struct PrologueArgs(Vec<StepArgs>);
+
+impl Parameter for PrologueArgs {
+    type Spec = PrologueDecl;
+    type Value<'k> = Prologue<'k>;
+    type Argument = PrologueArgs;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, decl: &PrologueDecl) -> Prologue<'k> {
+        Prologue { k, decl: decl.clone(), steps: Vec::<StepArgs>::declare(k, name, &decl.steps()), computed: PhantomData }
+    }
+
+    fn bind(argument: PrologueArgs, name: &'static str, decl: &PrologueDecl, to: &mut Arguments) {
+        Vec::<StepArgs>::bind(argument.0, name, &decl.steps(), to);
+    }
+}
+
+/// A declared prologue that computes in `T`.
+#[derive(Clone, Debug)]
+pub(crate) struct Prologue<'k, T: Compute = f32> {
     k: Kernel<'k>,
-    dtype: DType,
-    steps: Vec<Step<'k, T, Vector<'k>>>,
+    decl: PrologueDecl,
+    steps: Vec<Step<'k>>,
+    computed: PhantomData<fn() -> T>,
+}
+
+impl<'k> Prologue<'k> {
+    /// The same in the type that it computes in, which its declaration says.
+    pub(crate) fn of<T: Compute>(self) -> Prologue<'k, T> {
+        debug_assert_eq!(self.decl.double, T::DTYPE == DType::F64, "the compute type is the declaration's");
+        let Prologue { k, decl, steps, .. } = self;
+        Prologue { k, decl, steps, computed: PhantomData }
+    }
 }
 
 impl<'k, T: Compute> Prologue<'k, T> {
@@ -112,11 +156,15 @@ impl<'k, T: Compute> Prologue<'k, T> {
     pub(crate) fn apply(&self, value: Val<'k, T>, channel: Val<'k, u32>) -> Val<'k, T> {
         let k = self.k;
         k.scope(std::panic::Location::caller(), || {
-            let load =
-                |vector: &Vector<'k>| [compute::load(k, vector.dtype, vector.pointer.address() + channel.widen() * vector.stride, 0)];
+            let load = |spec: OperandSpec, vector: &Operand<'k>| {
+                let stride = vector.column_stride.expect("a vector over channels has one");
+                [compute::load(k, spec.dtype, vector.operand.address() + channel.widen() * stride, 0)]
+            };
+            let PrologueSpec { dtype, steps } = &self.decl.spec;
             // A prologue stores nothing; the problem is checked for it.
-            let [value] = self.steps.iter().fold([value], |values, step| step.apply(k, values, load, |_, _| {}));
-            compute::round_to(k, self.dtype, value)
+            let [value] =
+                steps.iter().zip(&self.steps).fold([value], |values, (spec, step)| step.apply(spec, k, values, load, |_, _, _| {}));
+            compute::round_to(k, *dtype, value)
         })
     }
 }

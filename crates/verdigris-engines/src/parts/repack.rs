@@ -16,12 +16,13 @@
 //! **Numbers.** Bytes are moved, never converted.
 
 use verdigris_graph::{Matrix, Order, Tensor};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 
-use super::batch::{BatchIndex, BatchStrides, Chunk};
+use super::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
 use crate::arch::Arch;
 
 /// Threads of a CTA.
@@ -199,39 +200,43 @@ impl Repack {
                 let (row, column) = if self.along_depth { (first_line, 0) } else { (0, first_line) };
                 let at = |matrix: &Matrix, base: Address| {
                     let bytes = matrix.offset(&chunk.first, row, column) * u64::from(self.spec.bytes);
-                    Arg::Pointer(Address { offset_bytes: base.offset_bytes + bytes, ..base })
+                    Address { offset_bytes: base.offset_bytes + bytes, ..base }
                 };
-                let pointers = [at(&self.source, source), at(&self.packed, scratch)];
-                launches.push(self.launch(&chunk, pointers, lines, pieces as u32));
+                let places = [at(&self.source, source), at(&self.packed, scratch)];
+                launches.push(self.launch(&chunk, places, lines, pieces as u32));
             }
         }
         launches
     }
 
-    fn launch(&self, chunk: &Chunk, pointers: [Arg; 2], lines: u64, pieces: u32) -> Launch {
+    fn launch(&self, chunk: &Chunk, [source, packed]: [Address; 2], lines: u64, pieces: u32) -> Launch {
         let bytes = u64::from(self.spec.bytes);
-        let long = |n: u64| Arg::Scalar(Ty::U64, n);
         let (line_stride, along) = self.strides(&self.source);
         let (pitch, _) = self.strides(&self.packed);
-        let mut args = Vec::from(pointers);
-        args.extend([long(line_stride * bytes), long(pitch * bytes)]);
-        args.extend([Arg::Scalar(Ty::U32, lines), Arg::Scalar(Ty::U32, self.length), Arg::Divisor(pieces)]);
-        args.extend(chunk.args());
-        args.extend(BatchStrides::args(chunk.strides_bytes(&self.source)));
-        args.extend(BatchStrides::args(chunk.strides_bytes(&self.packed)));
-        let ctas = if self.spec.transpose {
-            args.push(long(along * bytes));
-            lines.div_ceil(u64::from(TILE_LINES)) * u64::from(pieces)
-        } else {
-            // Where lines follow each other without a gap, all that lies between the first and the last element may be read.
-            let line_bytes = self.length * bytes;
-            let gapless = line_stride <= self.length;
-            let fence = if gapless { (0, (lines - 1) * line_stride * bytes + line_bytes) } else { (line_stride * bytes, line_bytes) };
-            args.extend([long(fence.0), long(fence.1)]);
-            (lines * u64::from(pieces)).div_ceil(u64::from(THREADS * CHUNKS))
+        // Where lines follow each other without a gap, all that lies between the first and the last element may be read.
+        let line_bytes = self.length * bytes;
+        let gapless = line_stride <= self.length;
+        let fence = if gapless { [0, (lines - 1) * line_stride * bytes + line_bytes] } else { [line_stride * bytes, line_bytes] };
+        let args = ParamsArgs {
+            source,
+            packed,
+            line_stride: line_stride * bytes,
+            pitch: pitch * bytes,
+            lines: lines as u32,
+            length: self.length as u32,
+            pieces,
+            batch: chunk.index(),
+            source_batch: chunk.strides_bytes(&self.source),
+            packed_batch: chunk.strides_bytes(&self.packed),
+            along_stride: self.spec.transpose.then_some(along * bytes),
+            fence: (!self.spec.transpose).then_some(fence),
+        };
+        let ctas = match self.spec.transpose {
+            true => lines.div_ceil(u64::from(TILE_LINES)) * u64::from(pieces),
+            false => (lines * u64::from(pieces)).div_ceil(u64::from(THREADS * CHUNKS)),
         };
         let [y, z] = chunk.grid();
-        Launch { kernel: self.spec.kernel(), grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args: args.into() }
+        Launch::new(self.spec.kernel(), [ctas as u32, y, z], args.bound(&self.spec)).overlapping()
     }
 }
 
@@ -297,37 +302,29 @@ impl Lines {
     }
 }
 
-/// Parameters of both kernels, in the order of [`Repack::launch`].
-#[derive(Clone, Copy)]
-struct Params<'k> {
-    line_stride: Val<'k, u64>,
-    pitch: Val<'k, u64>,
-    lines: Val<'k, u32>,
-    length: Val<'k, u32>,
-    pieces: Divisor<'k>,
-    batch: BatchIndex<'k>,
-    source_batch: BatchStrides<'k>,
-    packed_batch: BatchStrides<'k>,
-    source: Pointer<'k>,
-    packed: Pointer<'k>,
+verdigris_kir::parameters! {
+    /// Parameters of both kernels; strides in bytes.
+    #[derive(Clone, Copy)]
+    struct Params / ParamsArgs of Spec as spec {
+        source: Read = spec.bytes,
+        packed: Write = CHUNK_BYTES,
+        line_stride: u64,
+        pitch: u64,
+        lines: u32,
+        length: u32,
+        /// Chunks, or tiles, of a line.
+        pieces: Divide,
+        batch: BatchIndexArgs = (),
+        source_batch: BatchStridesBytes = (),
+        packed_batch: BatchStridesBytes = (),
+        /// Of the source, from one element of a line to the next.
+        along_stride: Option<u64> = spec.transpose.then_some(()),
+        /// From one line's fence to the next, and bytes within.
+        fence: Option<[u64; 2]> = (!spec.transpose).then_some(()),
+    }
 }
 
 impl<'k> Params<'k> {
-    fn declare(k: Kernel<'k>, spec: Spec) -> Self {
-        Params {
-            source: k.input("source", spec.bytes),
-            packed: k.output("packed", CHUNK_BYTES),
-            line_stride: k.scalar("line_stride_bytes"),
-            pitch: k.scalar("pitch_bytes"),
-            lines: k.scalar("lines"),
-            length: k.scalar("length"),
-            pieces: k.divisor("pieces"),
-            batch: BatchIndex::declare(k),
-            source_batch: BatchStrides::declare(k, ["source_stride2", "source_stride1", "source_stride0"]),
-            packed_batch: BatchStrides::declare(k, ["packed_stride2", "packed_stride1", "packed_stride0"]),
-        }
-    }
-
     /// The CTA's matrix and its copy.
     fn matrices(&self) -> [Val<'k, u64>; 2] {
         let indices = self.batch.of_cta();
@@ -389,8 +386,8 @@ struct Piece<'k> {
 }
 
 fn copy<'k>(k: Kernel<'k>, spec: Spec) {
-    let params = Params::declare(k, spec);
-    let (fence_stride, fence_bytes) = (k.scalar::<u64>("fence_stride"), k.scalar::<u64>("fence_bytes"));
+    let params = Params::declare(k, &spec);
+    let [fence_stride, fence_bytes] = params.fence.expect("copying kernels have it");
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
@@ -460,8 +457,8 @@ fn shifted<'k>(k: Kernel<'k>, spec: Spec, mut words: Vec<Val<'k, u32>>, first: V
 }
 
 fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
-    let params = Params::declare(k, spec);
-    let along_stride = k.scalar::<u64>("along_stride_bytes");
+    let params = Params::declare(k, &spec);
+    let along_stride = params.along_stride.expect("transposing kernels have it");
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
@@ -511,7 +508,7 @@ mod tests {
     use super::*;
     use verdigris_graph::Slot;
     use verdigris_kir::interp::{Kernels, Memory, Options, run};
-    use verdigris_kir::program::{Program, Step};
+    use verdigris_kir::program::Program;
     use verdigris_tensor::DType;
 
     const SENTINEL: u8 = 0xEE;
@@ -568,8 +565,9 @@ mod tests {
             }
             let packed = memory.add_filled(repack.scratch_bytes(), SENTINEL);
             let from = Address { offset_bytes: self.first * bytes, ..Address::buffer(source) };
-            let steps = repack.launches(from, Address::buffer(packed)).into_iter().map(Step::Launch).collect();
-            let program = Program { steps, buffer_alignment_bytes: vec![bytes, 16], ..Program::default() };
+            let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
+            repack.launches(from, Address::buffer(packed)).into_iter().for_each(|launch| program.launch(launch));
+            assert_eq!(program.buffer_alignment_bytes, [bytes, 16]);
             let said = format!(
                 "{} {}x{} batch {:?} strides {:?} {:?} first {} want {:?}",
                 self.dtype, self.rows, self.depth, self.batch, self.strides, self.batch_strides, self.first, self.want
@@ -679,15 +677,11 @@ mod tests {
         let repack = Repack::plan(&matrix, 1 << 20, (1 << 20) + 1, &[], Order::RowMajor);
         let launches = repack.launches(Address::buffer(0), Address::scratch(0));
         let chunks = ((1u64 << 20) + 1).div_ceil(8);
-        let lines: Vec<u64> = launches
-            .iter()
-            .map(|launch| match launch.args[4] {
-                Arg::Scalar(Ty::U32, lines) => lines,
-                _ => 0,
-            })
-            .collect();
-        assert_eq!(lines.iter().sum::<u64>(), 1 << 20);
-        assert!(lines.iter().all(|lines| lines * chunks <= 1 << 30));
+        let at_once = u64::from(THREADS * CHUNKS);
+        let pieces: Vec<u64> = launches.iter().map(|launch| u64::from(launch.grid[0]) * at_once).collect();
+        let (all, wanted) = (pieces.iter().sum::<u64>(), chunks << 20);
+        assert!(all >= wanted && all < wanted + at_once * launches.len() as u64);
+        assert!(pieces.iter().all(|&pieces| pieces <= LAUNCH_PIECES));
         assert!(launches.len() > 1);
     }
 

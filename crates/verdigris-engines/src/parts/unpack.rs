@@ -9,12 +9,13 @@
 //! **Cost.** Every element is read once and written once. **Numbers.** Bytes are moved, never converted.
 
 use verdigris_graph::{Matrix, Tensor};
-use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::{Cache, CvtRound};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 
-use super::batch::{BatchIndex, BatchStrides, Chunk};
+use super::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
 use super::repack::{Lines, packed_tensor};
 use crate::arch::Arch;
 
@@ -110,59 +111,64 @@ impl Unpack {
                 let lines = lines_at_once.min(self.lines - first_line);
                 let at = |matrix: &Matrix, base: Address| {
                     let offset = matrix.offset(&chunk.first, first_line, 0) * bytes;
-                    Arg::Pointer(Address { offset_bytes: base.offset_bytes + offset, ..base })
+                    Address { offset_bytes: base.offset_bytes + offset, ..base }
                 };
-                let long = |n: u64| Arg::Scalar(Ty::U64, n * bytes);
-                let number = |n: u64| Arg::Scalar(Ty::U32, n);
-                let mut args = vec![at(&self.packed, scratch), at(&self.target, target)];
-                args.extend([long(self.packed.row_stride), long(self.target.row_stride), long(self.target.column_stride)]);
-                args.extend([number(lines), number(self.length), Arg::Divisor(pieces as u32)]);
-                args.extend(chunk.args());
-                args.extend(BatchStrides::args(chunk.strides_bytes(&self.packed)));
-                args.extend(BatchStrides::args(chunk.strides_bytes(&self.target)));
+                let args = ParamsArgs {
+                    packed: at(&self.packed, scratch),
+                    target: at(&self.target, target),
+                    pitch: self.packed.row_stride * bytes,
+                    line_stride: self.target.row_stride * bytes,
+                    along_stride: self.target.column_stride * bytes,
+                    lines: lines as u32,
+                    length: self.length as u32,
+                    pieces: pieces as u32,
+                    batch: chunk.index(),
+                    packed_batch: chunk.strides_bytes(&self.packed),
+                    target_batch: chunk.strides_bytes(&self.target),
+                };
                 let ctas = if self.spec.transpose {
                     lines.div_ceil(shared) * pieces
                 } else {
                     (lines * pieces).div_ceil(u64::from(THREADS * UNROLL))
                 };
                 let [y, z] = chunk.grid();
-                let grid = [ctas as u32, y, z];
-                launches.push(Launch { kernel: self.spec.kernel(), grid, residency: Residency::Any, overlap: true, args: args.into() });
+                launches.push(Launch::new(self.spec.kernel(), [ctas as u32, y, z], args.bound(&self.spec)).overlapping());
             }
         }
         launches
     }
 }
 
-/// Parameters of both kernels, in the order of [`Unpack::launches`].
-struct Params<'k> {
-    packed: Val<'k, u64>,
-    target: Val<'k, u64>,
-    pitch: Val<'k, u64>,
-    line_stride: Val<'k, u64>,
-    along_stride: Val<'k, u64>,
-    lines: Val<'k, u32>,
-    length: Val<'k, u32>,
-    /// Elements, or tiles, of a line.
-    pieces: Divisor<'k>,
+verdigris_kir::parameters! {
+    /// Parameters of both kernels; strides in bytes.
+    #[derive(Clone, Copy)]
+    struct Params / ParamsArgs of Spec as spec {
+        packed: Read = CHUNK_BYTES,
+        target: Write = spec.bytes,
+        pitch: u64,
+        line_stride: u64,
+        along_stride: u64,
+        lines: u32,
+        length: u32,
+        /// Elements, or tiles, of a line.
+        pieces: Divide,
+        batch: BatchIndexArgs = (),
+        packed_batch: BatchStridesBytes = (),
+        target_batch: BatchStridesBytes = (),
+    }
 }
 
 impl<'k> Params<'k> {
-    fn declare(k: Kernel<'k>, spec: Spec) -> Self {
-        let (packed, target) = (k.input("packed", CHUNK_BYTES), k.output("target", spec.bytes));
-        let [pitch, line_stride, along_stride] = ["pitch_bytes", "line_stride_bytes", "along_stride_bytes"].map(|name| k.scalar(name));
-        let (lines, length, pieces) = (k.scalar("lines"), k.scalar("length"), k.divisor("pieces"));
-        let batch = BatchIndex::declare(k);
-        let packed_batch = BatchStrides::declare(k, ["packed_stride2", "packed_stride1", "packed_stride0"]);
-        let target_batch = BatchStrides::declare(k, ["target_stride2", "target_stride1", "target_stride0"]);
-        let indices = batch.of_cta();
-        let (packed, target) = (packed_batch.matrix(packed, indices), target_batch.matrix(target, indices));
-        Params { packed, target, pitch, line_stride, along_stride, lines, length, pieces }
+    /// The CTA's packed matrix and the target's.
+    fn matrices(&self) -> [Val<'k, u64>; 2] {
+        let indices = self.batch.of_cta();
+        [self.packed_batch.matrix(self.packed, indices), self.target_batch.matrix(self.target, indices)]
     }
 }
 
 fn spread<'k>(k: Kernel<'k>, spec: Spec) {
-    let params = Params::declare(k, spec);
+    let params = Params::declare(k, &spec);
+    let [packed, target] = params.matrices();
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
@@ -174,9 +180,9 @@ fn spread<'k>(k: Kernel<'k>, spec: Spec) {
             let index = first + turn * THREADS;
             let (line, element) = params.pieces.split(index);
             let (inside, bits) = (index.lt(count), k.var(0u32));
-            let from = params.packed + line.widen() * params.pitch + element.mul_wide(spec.bytes);
+            let from = packed + line.widen() * params.pitch + element.mul_wide(spec.bytes);
             k.when(inside, || bits.set(load(k, spec, from, 0)));
-            (inside, params.target + line.widen() * params.line_stride + element.widen() * params.along_stride, bits)
+            (inside, target + line.widen() * params.line_stride + element.widen() * params.along_stride, bits)
         })
         .collect();
     for (inside, to, bits) in elements {
@@ -202,7 +208,8 @@ fn store<'k>(k: Kernel<'k>, spec: Spec, to: Val<'k, u64>, bits: Val<'k, u32>) {
 }
 
 fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
-    let params = Params::declare(k, spec);
+    let params = Params::declare(k, &spec);
+    let [packed, target] = params.matrices();
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
@@ -217,7 +224,7 @@ fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
         let line = (thread >> 3) + turn * (THREADS / 8);
         let chunk = thread & 7;
         let element = first_along + chunk * (CHUNK_BYTES / spec.bytes);
-        let from = params.packed + (first_line + line).widen() * params.pitch + element.mul_wide(spec.bytes);
+        let from = packed + (first_line + line).widen() * params.pitch + element.mul_wide(spec.bytes);
         let to = tile + line * TILE_PITCH_BYTES + chunk * CHUNK_BYTES;
         k.when((first_line + line).lt(params.lines), || {
             k.when_else(
@@ -246,7 +253,7 @@ fn transpose<'k>(k: Kernel<'k>, spec: Spec) {
     // Out: a warp takes neighbouring lines at one element.
     let line = k.lane() + (k.warp() & 1u32) * 32;
     let inside = (first_line + line).lt(params.lines);
-    let to = params.target + (first_line + line).widen() * params.line_stride;
+    let to = target + (first_line + line).widen() * params.line_stride;
     for turn in 0..tile_length / (THREADS / 64) {
         let along = (k.warp() >> 1) + turn * (THREADS / 64);
         k.when(inside & (first_along + along).lt(params.length), || {
@@ -264,7 +271,7 @@ mod tests {
     use super::*;
     use verdigris_graph::Slot;
     use verdigris_kir::interp::{Kernels, Memory, Options, run};
-    use verdigris_kir::program::{Program, Step};
+    use verdigris_kir::program::Program;
     use verdigris_tensor::DType;
 
     #[test]
@@ -299,8 +306,9 @@ mod tests {
                         memory.write(from, offset(&packed, i) * bytes as u64, &element(i));
                         wanted[offset(&target, i) as usize * bytes..][..bytes].copy_from_slice(&element(i));
                     }
-                    let steps = unpack.launches(Address::buffer(from), Address::buffer(to)).into_iter().map(Step::Launch).collect();
-                    let program = Program { steps, buffer_alignment_bytes: vec![16, bytes as u64], ..Program::default() };
+                    let mut program = Program { buffer_alignment_bytes: vec![1; 2], ..Program::default() };
+                    unpack.launches(Address::buffer(from), Address::buffer(to)).into_iter().for_each(|launch| program.launch(launch));
+                    assert_eq!(program.buffer_alignment_bytes, [16, bytes as u64]);
                     let said = format!("{dtype} {extents:?} {:?}", target.strides);
                     run(&program, &kernels, &mut memory, &Options::schedule((number * 4 + seed) as u64))
                         .unwrap_or_else(|findings| panic!("{said}: {findings}"));

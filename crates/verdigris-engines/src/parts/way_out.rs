@@ -7,17 +7,18 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Matrix, Order};
-use verdigris_kir::face::{Kernel, Number, Pointer, TensorMap, Val};
+use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
 use verdigris_kir::inst::{Cache, CvtRound, Packed};
-use verdigris_kir::ir::{MapDecl, MapType, Ty};
+use verdigris_kir::ir::{MapDecl, MapType};
+use verdigris_kir::params::{Map, Write};
 use verdigris_kir::program::{Address, Arg, L2Promotion, MapSpec};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
-use super::batch::{BatchStrides, DIMS, Indices};
-use super::column_sums::{ColumnSums, SumsSpec, TileSums};
-use super::epilogue::{Epilogue, EpilogueSpec, Place};
+use super::batch::{BatchStridesBytes, DIMS, Indices};
+use super::column_sums::{ColumnSums, ColumnSumsArgs, SumsSpec, TileSums};
+use super::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Place};
 use super::row_staging::{RowSlab, RowStaging};
 
 /// What a sum is kept in.
@@ -152,66 +153,83 @@ impl WaySpec {
         store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
     }
 
-    /// The arguments that follow those of the epilogue: D's extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`],
-    /// where it is: its map, or its address and strides. `leading_bytes` is the distance of its contiguous lines.
-    pub(crate) fn args(
+    /// Where D is: its extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`], its map, or its address and strides.
+    /// `leading_bytes` is the distance of its contiguous lines.
+    pub(crate) fn place(
         &self,
         d: Address,
         [rows, columns, batch]: [u32; 3],
         leading_bytes: u64,
         batch_strides_bytes: [u64; DIMS],
-    ) -> Vec<Arg> {
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let mut args = vec![number(rows), number(columns)];
+    ) -> PlaceArgs {
+        let lines = || LinesArgs { d, stride_bytes: leading_bytes, batch: batch_strides_bytes };
+        let map = || {
+            let (x, y) = if self.transposed { (rows, columns) } else { (columns, rows) };
+            let batch_stride = if batch > 1 { batch_strides_bytes[DIMS - 1] } else { leading_bytes };
+            let map = MapSpec {
+                decl: self.d_map(),
+                dims: [x, y, batch].map(u64::from).to_vec(),
+                strides_bytes: vec![leading_bytes, batch_stride],
+                element_strides: vec![1; 3],
+                lower_corner: vec![],
+                upper_corner: vec![],
+                fill: Default::default(),
+                l2: L2Promotion::B256,
+            };
+            (d, map)
+        };
+        PlaceArgs { rows, columns, lines: self.line_alignment_bytes().map(|_| lines()), d: (self.out == Out::Tma).then(map) }
+    }
+
+    /// The same behind the arguments of the epilogue, for a launch whose arguments are listed.
+    pub(crate) fn args(&self, d: Address, extents: [u32; 3], leading_bytes: u64, batch_strides_bytes: [u64; DIMS]) -> Vec<Arg> {
+        self.place(d, extents, leading_bytes, batch_strides_bytes).bound(self).into_iter().collect()
+    }
+
+    /// What the address of D is a multiple of, where lines of it are stored.
+    fn line_alignment_bytes(&self) -> Option<u32> {
         match self.out {
-            Out::Direct => {}
-            Out::Rows | Out::Scattered => {
-                args.extend([Arg::Pointer(d), Arg::Scalar(Ty::U64, leading_bytes)]);
-                args.extend(BatchStrides::args(batch_strides_bytes));
-            }
-            Out::Tma => {
-                let (x, y) = if self.transposed { (rows, columns) } else { (columns, rows) };
-                let batch_stride = if batch > 1 { batch_strides_bytes[DIMS - 1] } else { leading_bytes };
-                let map = MapSpec {
-                    decl: self.d_map(),
-                    dims: [x, y, batch].map(u64::from).to_vec(),
-                    strides_bytes: vec![leading_bytes, batch_stride],
-                    element_strides: vec![1; 3],
-                    lower_corner: vec![],
-                    upper_corner: vec![],
-                    fill: Default::default(),
-                    l2: L2Promotion::B256,
-                };
-                args.push(Arg::TensorMap(d, map));
-            }
+            Out::Rows => Some(self.d().bytes() as u32),
+            Out::Scattered => Some(PIECE_BYTES),
+            Out::Tma | Out::Direct => None,
         }
-        args
     }
 
     /// Declares the parameters.
     pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> Way<'k> {
-        let epilogue = self.epilogue.declare::<f32>(k);
-        let (rows, columns) = (k.scalar("rows"), k.scalar("columns"));
-        let lines = |alignment_bytes: u32| Lines {
-            d: k.output("d", alignment_bytes),
-            stride_bytes: k.scalar("d_stride_bytes"),
-            batch: BatchStrides::declare(k, ["d_stride2_bytes", "d_stride1_bytes", "d_stride0_bytes"]),
-        };
-        let slabs = || Staging::with_rows(k, self.warpgroups, self.slabs(), self.barrier, self.slab_row_bytes());
-        let exit = match self.out {
-            Out::Direct => Exit::Elements,
-            Out::Rows => Exit::Rows {
-                lines: lines(self.d().bytes() as u32),
-                staging: RowStaging::new(k, self.row_slab(), self.warpgroups, self.barrier),
-            },
-            Out::Scattered => Exit::Scattered { lines: lines(PIECE_BYTES), staging: slabs() },
-            Out::Tma => Exit::Tma { staging: slabs(), map: k.tensor_map("d", self.d_map()) },
-        };
-        let sums = self.has_sums.then(|| {
-            let (stored, tile_columns) = (self.d(), self.tile_columns);
-            ColumnSums::declare(k, SumsSpec { stored, tile_columns, row_bytes: self.slab_row_bytes() })
-        });
-        Way { kernel: k, spec: self, epilogue, rows, columns, exit, sums }
+        let values = WayValues::declare(k, &self);
+        Way::new(k, values, self)
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The parameters of a [`Way`].
+    #[derive(Debug)]
+    pub(crate) struct WayValues / #[derive(Clone, Debug)] WayArgs of WaySpec as spec {
+        pub(crate) epilogue: EpilogueArgs = spec.epilogue.over_matrices(),
+        pub(crate) place: PlaceArgs = spec.clone(),
+        pub(crate) sums: Option<ColumnSumsArgs> = spec.has_sums.then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// D's extents, and where it is.
+    #[derive(Debug)]
+    pub(crate) struct PlaceValues / #[derive(Clone, Debug)] PlaceArgs of WaySpec as spec {
+        rows: u32,
+        columns: u32,
+        lines: Option<LinesArgs> = spec.line_alignment_bytes(),
+        d: Option<Map> = (spec.out == Out::Tma).then(|| spec.d_map()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// D by its lines.
+    #[derive(Clone, Copy, Debug)]
+    struct Lines / #[derive(Clone, Copy, Debug)] LinesArgs of u32 as alignment_bytes {
+        d: Write = *alignment_bytes,
+        stride_bytes: u64,
+        batch: BatchStridesBytes = (),
     }
 }
 
@@ -222,14 +240,6 @@ enum Exit<'k> {
     Rows { lines: Lines<'k>, staging: RowStaging<'k> },
     Scattered { lines: Lines<'k>, staging: Staging<'k> },
     Tma { map: TensorMap<'k>, staging: Staging<'k> },
-}
-
-/// D by its lines.
-#[derive(Clone, Copy, Debug)]
-struct Lines<'k> {
-    d: Pointer<'k>,
-    stride_bytes: Val<'k, u64>,
-    batch: BatchStrides<'k>,
 }
 
 /// Lanes of a warp.
@@ -290,6 +300,21 @@ enum Slab<'s, 'k> {
 }
 
 impl<'k> Way<'k> {
+    /// Of parameters that a group declares; declares the shared memory.
+    pub(crate) fn new(k: Kernel<'k>, values: WayValues<'k>, spec: WaySpec) -> Way<'k> {
+        let WayValues { epilogue, place: PlaceValues { rows, columns, lines, d }, sums } = values;
+        let slabs = || Staging::with_rows(k, spec.warpgroups, spec.slabs(), spec.barrier, spec.slab_row_bytes());
+        let exit = match (d, lines) {
+            (Some(map), _) => Exit::Tma { map, staging: slabs() },
+            (None, Some(lines)) if spec.out == Out::Scattered => Exit::Scattered { lines, staging: slabs() },
+            (None, Some(lines)) => Exit::Rows { lines, staging: RowStaging::new(k, spec.row_slab(), spec.warpgroups, spec.barrier) },
+            (None, None) => Exit::Elements,
+        };
+        let of_sums = SumsSpec { stored: spec.d(), tile_columns: spec.tile_columns, row_bytes: spec.slab_row_bytes() };
+        let sums = sums.map(|sums| ColumnSums::new(k, sums, of_sums));
+        Way { kernel: k, spec, epilogue, rows, columns, exit, sums }
+    }
+
     /// Writes accumulators of 64 rows each, one below the other, the first one beginning at the tile's place. All threads of the warpgroup
     /// call it.
     pub(crate) fn write<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>) {

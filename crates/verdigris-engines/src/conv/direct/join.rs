@@ -71,7 +71,7 @@ fn join<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let count = k.scalar::<u32>("parts_count");
     let parts = k.input("parts", S::TY.bytes());
     let [part_bytes, group_bytes] = ["part_bytes", "group_bytes"].map(|name| k.scalar::<u64>(name));
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let first_group = k.scalar::<u32>("first_group");
     let columns_of = FilterColumns::declare(k, spec.order);
     let epilogue = spec.epilogue.declare_conv::<S::Computed>(k);

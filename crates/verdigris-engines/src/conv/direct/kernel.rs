@@ -439,7 +439,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let class_tables = k.input("classes", 16);
     let [depth_table, height_table, width_table] = ["depth_table", "height_table", "width_table"].map(|name| k.scalar::<u64>(name));
     let pixel_box = PixelBox::declare(k);
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let first_group = k.scalar::<u32>("first_group");
     let pixel_steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<i32>(name));
     let tap_steps = ["depth_tap", "height_tap", "width_tap"].map(|name| k.scalar::<i32>(name));
@@ -563,7 +563,7 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let depth = k.scalar::<u32>("depth");
     let part_depth = k.scalar::<u32>("part_depth");
     let pixel_box = PixelBox::declare(k);
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let first_group = k.scalar::<u32>("first_group");
     let pixel_steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<i32>(name));
     let tap_steps = ["depth_tap", "height_tap", "width_tap"].map(|name| k.scalar::<i32>(name));

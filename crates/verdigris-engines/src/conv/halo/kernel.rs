@@ -285,7 +285,7 @@ impl<'k> Walk<'k> {
 fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (pixels, filter) = (spec.pixels(), spec.filter_tile());
     let walk = Walk::declare(k, spec);
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let way = spec.way().declare(k);
 
     let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);

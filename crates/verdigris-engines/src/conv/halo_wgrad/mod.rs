@@ -583,11 +583,10 @@ impl Candidate for Plan {
         }
         let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
         program.steps.push(launch(grid.parts_args(scratch)));
-        let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(product, &chunk, 0, 0));
+        let epilogue_args = epilogue.arguments(product, &chunk, 0, 0);
         let slices = if parts >= SLICES { SLICES } else { 1 };
         let adds = AddSpec { integer: false, slices, epilogue };
-        program.steps.push(Step::Launch(grid.launch(adds, scratch, epilogue_args, [conv.k as u32, conv.c as u32])));
+        program.steps.push(Step::Launch(grid.launch(adds, scratch, chunk.index(), epilogue_args, [conv.k as u32, conv.c as u32])));
         Ok(program)
     }
 }

@@ -46,7 +46,7 @@ impl<'k> Across<'k> {
             join: join.declare(k),
             blocks: spec.blocks(),
             slice: join.slice_columns(),
-            batch: BatchIndex::declare(k),
+            batch: BatchIndex::declare(k, &()),
             epilogue: spec.epilogue.declare(k),
             pixels: k.scalar("rows"),
             channels: k.scalar("columns"),

@@ -393,7 +393,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
     let across = spec.shares_depth().then(|| Across::declare(k, spec));
-    let ending = (parts.is_none() && across.is_none()).then(|| (BatchIndex::declare(k), spec.way().declare(k)));
+    let ending = (parts.is_none() && across.is_none()).then(|| (BatchIndex::declare(k, &()), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);

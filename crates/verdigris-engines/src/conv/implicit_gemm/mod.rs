@@ -796,15 +796,15 @@ impl Candidate for Plan {
         let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
         args.extend(schedule.bound(spec.splits_over_grid()));
         let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
-        let mut epilogue_args = chunk.args();
-        epilogue_args.extend(epilogue.args(view.product_of(&spec), &chunk, 0, 0));
+        let epilogue_args = epilogue.arguments(view.product_of(&spec), &chunk, 0, 0);
         let add = if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.extend(parts.parts_args(scratch));
             let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
-            Some(parts.launch(adds, scratch, epilogue_args, [view.rows, view.columns]))
+            Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]))
         } else {
-            args.extend(epilogue_args);
+            args.extend(chunk.args());
+            args.extend(epilogue.args(view.product_of(&spec), &chunk, 0, 0));
             args.extend(view.way_args(&spec, &chunk));
             args.extend(sums.iter().flat_map(|(sums, scratch)| sums.args(*scratch)));
             None

@@ -209,7 +209,7 @@ impl<'k> Params<'k> {
         let target = k.output("terms", 16);
         let strides = ["line_bytes", "channel_bytes", "pitch_bytes", "term_bytes"].map(|name| k.scalar::<u64>(name));
         let (lines, channels, pieces) = (k.scalar("lines"), k.scalar("channels"), k.divisor("pieces"));
-        let batch = BatchIndex::declare(k);
+        let batch = BatchIndex::declare(k, &());
         let source_batch = BatchStrides::declare(k, ["source_stride2", "source_stride1", "source_stride0"]);
         let target_batch = BatchStrides::declare(k, ["target_stride2", "target_stride1", "target_stride0"]);
         let prologue = spec.prologue.declare(k);

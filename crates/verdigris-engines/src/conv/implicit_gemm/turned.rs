@@ -66,7 +66,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let feed = Feed::declare(k, spec);
     let schedule = Schedule::declare(k, spec.splits_over_grid());
     let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
-    let ending = parts.is_none().then(|| (BatchIndex::declare(k), spec.way().declare(k)));
+    let ending = parts.is_none().then(|| (BatchIndex::declare(k, &()), spec.way().declare(k)));
     let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);

@@ -27,7 +27,7 @@ pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finis
     let column_tiles = k.divisor("column_tiles");
     let slabs = k.scalar::<u32>("slabs");
     let last_depth = k.scalar::<u32>("last_depth");
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let a = Operand::declare(k, ["a", "a_outer_bytes", "a_k_bytes", "a_along_k"], spec.a, false);
     let b = Operand::declare(k, ["b", "b_outer_bytes", "b_k_bytes", "b_along_k"], spec.b, false);
     let epilogue = spec.epilogue.declare::<T>(k);

@@ -29,7 +29,7 @@ const STEPS: u32 = ROW_BYTES / 32;
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let operands = Operands::declare(k, spec);
     let schedule = Schedule::declare(k, spec.split != Split::No);
-    let batch = BatchIndex::declare(k);
+    let batch = BatchIndex::declare(k, &());
     let factors = BlockFactors::declare(k, spec.scaled);
     let ending = Ending::declare(k, spec, batch);
     let stages = operands.stages();

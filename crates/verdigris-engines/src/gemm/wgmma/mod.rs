@@ -771,15 +771,15 @@ impl Candidate for Plan {
                 args.extend(factors::args(factors, &chunk, *outer, *k));
             }
         }
-        let epilogue_args = epilogue.args(&view.problem, &chunk, 0, 0);
+        let epilogue_args = epilogue.arguments(&view.problem, &chunk, 0, 0);
         let mut adding = None;
         if let Some(parts) = parts {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.extend(parts.parts_args(scratch));
             let adds = AddSpec { integer: false, slices: parts.slices(), epilogue };
-            adding = Some(parts.launch(adds, scratch, [chunk.args(), epilogue_args].concat(), [view.m, view.n]));
+            adding = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.m, view.n]));
         } else {
-            args.extend(epilogue_args);
+            args.extend(epilogue.args(&view.problem, &chunk, 0, 0));
             let d_bytes = d.dtype.bytes() as u64;
             let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
             args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
@@ -789,7 +789,7 @@ impl Candidate for Plan {
             let words = u64::from(spec.tile_m) * u64::from(spec.tile_n) / u64::from(spec.consumers);
             args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
         } else if spec.split == Split::Joined {
-            args.extend(join::no_scratch(a_place));
+            args.extend(join::JoinArgs::without_scratch(a_place).bound(&()));
         }
         program.steps.push(Step::Launch(Launch {
             grid: [grid * spec.ctas(), 1, 1],
