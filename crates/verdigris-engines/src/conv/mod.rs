@@ -32,6 +32,12 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<direct::Direct>::new(),
 ];
 
+/// A program without launches, with a place for each buffer of the problem.
+fn empty_program(p: &ConvProblem) -> Program {
+    let slots = p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+    Program { buffer_alignment_bytes: vec![1; slots], ..Program::default() }
+}
+
 /// A program without launches for a problem whose buffers are aligned to their elements, to what the epilogue relies on, and to what `more` says.
 fn program(p: &ConvProblem, epilogue: &EpilogueSpec, more: impl IntoIterator<Item = (Slot, u64)>) -> Program {
     let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];

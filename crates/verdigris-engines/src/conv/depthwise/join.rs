@@ -5,7 +5,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
 use super::place::SlabsArguments;
-use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
 pub(super) const CHANNELS: u32 = 32;
@@ -23,7 +23,7 @@ pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
 
 verdigris_kir::parameters! {
     /// Parts are `[part][slab, row and column of its taps][channel]`.
-    pub(super) struct Join / JoinArguments of () as _spec {
+    pub(super) struct Join / JoinArguments of EpilogueSpec as epilogue {
         pub(super) parts: Read = 4,
         pub(super) count: u32,
         pub(super) part_bytes: u64,
@@ -37,15 +37,16 @@ verdigris_kir::parameters! {
         pub(super) filter: [u32; 3],
         /// Of a flipped filter the last element is the first tap.
         pub(super) flipped: u32,
+        pub(super) epilogue: EpilogueArgs = epilogue.over_tensors(),
     }
 }
 
 /// A CTA has one tap of 32 channels.
 fn join<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
-    let Join { parts, count, part_bytes, channel_blocks, channels, slabs, block_columns, block_rows, filter: extents, flipped } =
-        Join::declare(k, &());
+    let join = Join::declare(k, epilogue);
+    let Join { parts, count, part_bytes, channel_blocks, channels, slabs, block_columns, block_rows, filter: extents, flipped, epilogue } =
+        join;
     let is_flipped = flipped.ne(0);
-    let epilogue = epilogue.declare_conv::<f32>(k);
 
     let (tap, block) = channel_blocks.split(k.cta());
     let channel = block * CHANNELS + k.lane();

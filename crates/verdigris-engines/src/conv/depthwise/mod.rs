@@ -47,7 +47,7 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use pixels::ProductArguments;
+use pixels::{PixelsArguments, ProductArguments};
 use place::ShareArguments;
 use spec::{Copying, Kind, Spec, Stride, Team};
 use view::{Places, View, divisor};
@@ -122,7 +122,7 @@ impl Algorithm for Depthwise {
     }
 
     fn lower(&self, Config { cut, waves }: &Config) -> Result<Program, Refusal> {
-        let mut program = cut.empty_program();
+        let mut program = super::empty_program(&cut.problem);
         match cut.spec.kind {
             Kind::Pixels => cut.pixel_steps(*waves, &mut program),
             Kind::Filter => cut.filter_steps(*waves, &mut program),
@@ -340,17 +340,6 @@ impl Cut {
         (compute_us.powi(5) + memory_us.powi(5)).powf(0.2) + 1.5 + statistics::estimate_us(p, &self.arch)
     }
 
-    fn empty_program(&self) -> Program {
-        let p = &self.problem;
-        let vectors = match self.spec.copying {
-            Copying::Vectors(bytes) => u64::from(bytes),
-            Copying::Elements => 1,
-        };
-        let [(_, first, _), (_, second, _)] = p.operands();
-        let wide = [first, second].into_iter().filter(|tensor| tensor.slot != p.w.slot).map(|tensor| (tensor.slot, vectors));
-        super::program(p, &self.epilogue(), wide)
-    }
-
     /// How often CTAs fill the chip: more of them share work out more evenly, fewer read taps and begin less often.
     const WAVES: [u64; 3] = [1, 2, 4];
 
@@ -389,10 +378,12 @@ impl Cut {
     }
 
     fn pixel_steps(&self, waves: u64, program: &mut Program) {
-        let mut args = self.product_arguments(waves).bound(&self.spec);
-        args.append(self.view.filter_arguments().bound(&self.spec));
-        args.append(self.epilogue().conv_args(&self.view.problem).into());
-        self.launch(waves, args, program);
+        let args = PixelsArguments {
+            product: self.product_arguments(waves),
+            filter: self.view.filter_arguments(),
+            epilogue: Some(self.epilogue().conv_arguments(&self.view.problem)),
+        };
+        self.launch(waves, args.bound(&self.product()), program);
     }
 
     fn filter_steps(&self, waves: u64, program: &mut Program) {
@@ -409,6 +400,7 @@ impl Cut {
         self.launch(waves, args.bound(spec), program);
 
         let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
+        let epilogue = self.epilogue();
         let args = join::JoinArguments {
             parts,
             count: self.parts(waves) as u32,
@@ -420,10 +412,10 @@ impl Cut {
             block_rows: spec.block[0],
             filter: p.filter.map(|extent| extent as u32),
             flipped: u32::from(p.flip),
+            epilogue: epilogue.conv_arguments(p),
         };
-        let mut args = args.bound(&());
-        args.append(self.epilogue().conv_args(p).into());
         let taps = self.slabs() * u64::from(spec.taps());
-        program.launch(Launch::new(join::kernel(self.epilogue()), [(taps * blocks) as u32, 1, 1], args));
+        let args = args.bound(&epilogue);
+        program.launch(Launch::new(join::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
     }
 }

@@ -10,7 +10,7 @@ use super::place::{NextWork, Present, ShareArguments, Slab, SlabsArguments, Stan
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 verdigris_kir::parameters! {
     /// What both products begin with: channels, the share of a CTA, and the tiles that are multiplied by taps.
@@ -41,6 +41,15 @@ verdigris_kir::parameters! {
     }
 }
 
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Pixels / PixelsArguments of Spec as spec {
+        pub(super) product: ProductArguments = *spec,
+        pub(super) filter: FilterArguments = *spec,
+        pub(super) epilogue: Option<EpilogueArgs> = spec.epilogue.as_ref().map(EpilogueSpec::over_tensors),
+    }
+}
+
 impl<'k> Filter<'k> {
     /// Brings the taps of a slab to the table: taps by channels, in f32, zeros where there is none.
     fn fetch(&self, k: Kernel<'k>, spec: &Spec, slab: &Slab<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
@@ -67,12 +76,11 @@ impl<'k> Filter<'k> {
 type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 
 /// Builds the kernel.
-pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
-    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations } =
-        Product::declare(k, spec);
+pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
+    let Pixels { product, filter, epilogue } = Pixels::declare(k, spec);
+    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations } = product;
     let stand = Stand::new(k, spec, places);
-    let filter = Filter::declare(k, spec);
-    let epilogue = epilogue.declare_conv::<f32>(k);
+    let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
     let stage_bytes = spec.tile_pixels() * spec.pixel_bytes();
     let stages = k.shared("tiles", spec.stages() * stage_bytes, 128).address();

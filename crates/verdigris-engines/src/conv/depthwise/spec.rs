@@ -158,9 +158,9 @@ impl Spec {
     fn build(&self) -> KernelBody {
         let header =
             Header { name: self.to_string(), target: self.target(), threads: self.threads(), min_ctas: self.ctas_of_sm(), cluster: 1 };
-        build(header, |k| match &self.epilogue {
-            Some(epilogue) => pixels::kernel(k, self, epilogue),
-            None => filter::kernel(k, self),
+        build(header, |k| match self.kind {
+            Kind::Pixels => pixels::kernel(k, self),
+            Kind::Filter => filter::kernel(k, self),
         })
     }
 
