@@ -29,13 +29,14 @@ mod spec;
 mod tile;
 
 use spec::{CHUNK, Kind, Spec, Stride};
+use tile::TilesArguments;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
-use verdigris_kir::ir::{MapDecl, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::ir::{MapDecl, Target};
+use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
-use super::direct::{divisor, double_word, statistics, word};
+use super::direct::{divisor, statistics};
 use super::grouped::sum;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
@@ -106,7 +107,7 @@ impl Algorithm for Diagonal {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let p = &self.problem;
-        let mut program = super::program(p, &self.epilogue, [p.x.slot, p.y.slot].map(|slot| (slot, 16)));
+        let mut program = super::empty_program(p);
         match config.spec.kind {
             Kind::Pixels => self.pixel_steps(config, &mut program),
             Kind::Filter => self.filter_steps(config, &mut program),
@@ -337,53 +338,65 @@ impl Diagonal {
         both + fetch + parts + statistics::estimate_us(p, &self.arch) + 1.0
     }
 
-    /// The arguments of `Tiles::declare`.
-    fn tile_args(&self, config: &Config) -> Vec<Arg> {
+    fn tile_arguments(&self, config: &Config) -> TilesArguments {
         let (spec, p) = (&config.spec, &self.problem);
         let [_, down, across] = config.tiles;
-        let mut args = vec![divisor(across), divisor(down), word(config.tile_count())];
-        args.extend([divisor(config.whole_slabs), word(config.whole_parts), word(config.last_parts)]);
         let last = i64::from(spec.taps) - 1;
         let first_read = |dim: usize| {
             let pad = p.pads_before[dim] as i64;
-            match (spec.stride, p.direction) {
+            let first = match (spec.stride, p.direction) {
                 (Stride::Half, _) => (pad - i64::from(spec.odd_pad())) / 2 - i64::from(spec.lead()),
                 (_, Direction::Dgrad) => pad - last,
                 _ => -pad,
-            }
+            };
+            first as i32
         };
-        args.extend([first_read(1), first_read(2)].map(signed));
-        args
+        TilesArguments {
+            across: divisor(across),
+            down: divisor(down),
+            count: config.tile_count() as u32,
+            whole_slabs: divisor(config.whole_slabs),
+            whole_parts: config.whole_parts as u32,
+            last_parts: config.last_parts as u32,
+            first_read: [first_read(1), first_read(2)],
+        }
     }
 
-    /// The arguments of the filter.
-    fn filter_args(&self, spec: &Spec) -> Vec<Arg> {
+    /// Channels of a group are 2 to this.
+    fn group_shift(&self) -> u32 {
+        (self.problem.c / self.problem.groups).trailing_zeros()
+    }
+
+    fn filter_arguments(&self, spec: &Spec) -> pixels::FilterArguments {
         let p = &self.problem;
         let [k, c, _, row, column] = p.w.strides.map(|stride| stride * p.w.dtype.bytes() as u64);
         let is_dgrad = p.direction == Direction::Dgrad;
         // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round.
         let is_reversed = p.flip != (is_dgrad && spec.stride == Stride::One);
-        let origin = if is_reversed { (u64::from(spec.taps) - 1) * (row + column) } else { 0 };
         let walk = |stride: u64| if is_reversed { stride.wrapping_neg() } else { stride };
-        let channels = if is_dgrad { [k, 0, 0, c] } else { [0, c, k, 0] };
-        let mut args = vec![Arg::Pointer(Address::buffer(p.w.slot.0 as usize)), double_word(origin)];
-        args.extend(channels.map(double_word));
-        args.extend([walk(row), walk(column)].map(double_word));
-        args.push(word(u64::from((p.c / p.groups).trailing_zeros())));
-        args
+        pixels::FilterArguments {
+            pointer: Address::buffer(p.w.slot.0 as usize),
+            origin: if is_reversed { (u64::from(spec.taps) - 1) * (row + column) } else { 0 },
+            input: if is_dgrad { [k, 0] } else { [0, c] },
+            output: if is_dgrad { [0, c] } else { [k, 0] },
+            taps: [walk(row), walk(column)],
+            group: self.group_shift(),
+        }
     }
 
     fn pixel_steps(&self, config: &Config, program: &mut Program) {
         let (spec, p) = (&config.spec, &self.problem);
         let (extents, result) = (p.result_extents(), p.result());
         let (activations, read) = if p.direction == Direction::Dgrad { (&p.y, p.y_extents()) } else { (&p.x, p.x_extents()) };
-        let mut args = self.tile_args(config);
-        args.push(map(spec.read_map(), activations, read));
-        args.push(map(spec.other_map(), result, extents));
-        args.extend([extents[0], extents[3], extents[4], extents[1]].map(word));
-        args.extend(self.filter_args(spec));
-        args.extend(self.epilogue.conv_args(p));
-        program.steps.push(launch(config, args));
+        let args = pixels::PixelsArguments {
+            tiles: self.tile_arguments(config),
+            activations: map(spec.read_map(), activations, read),
+            result: map(spec.other_map(), result, extents),
+            extents: [0, 3, 4, 1].map(|dim| extents[dim] as u32),
+            filter: self.filter_arguments(spec),
+            epilogue: Some(self.epilogue.conv_arguments(p)),
+        };
+        program.launch(Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, program);
         }
@@ -397,28 +410,24 @@ impl Diagonal {
         if config.last_parts > 0 && config.last_parts != config.whole_parts {
             program.steps.push(Step::Fill { at: parts, bytes: part_bytes * count, value: 0 });
         }
-        let mut args = self.tile_args(config);
-        args.push(map(spec.read_map(), &p.x, p.x_extents()));
-        args.push(map(spec.other_map(), &p.y, p.y_extents()));
-        args.extend([word(p.c), word(u64::from((p.c / p.groups).trailing_zeros())), word(p.flip.into())]);
-        args.extend([Arg::Pointer(parts), double_word(part_bytes)]);
-        program.steps.push(launch(config, args));
+        let args = filter::FilterArguments {
+            tiles: self.tile_arguments(config),
+            activations: map(spec.read_map(), &p.x, p.x_extents()),
+            gradients: map(spec.other_map(), &p.y, p.y_extents()),
+            channels: p.c as u32,
+            group_shift: self.group_shift(),
+            flipped: u32::from(p.flip),
+            parts,
+            part_bytes,
+        };
+        program.launch(Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)));
         let sum = sum::Spec { epilogue: self.epilogue.clone() };
-        program.steps.push(Step::Launch(sum.launch(p, parts, count, part_bytes)));
+        program.launch(sum.launch(p, parts, count, part_bytes));
     }
 }
 
-fn launch(config: &Config, args: Vec<Arg>) -> Step {
-    let kernel = config.spec.clone().kernel();
-    Step::Launch(Launch { kernel, grid: [config.ctas() as u32, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
-}
-
-fn signed(value: i64) -> Arg {
-    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
-}
-
 /// A tensor with its channels last, as channels, columns, rows and images.
-fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> Arg {
+fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> (Address, MapSpec) {
     let bytes = tensor.dtype.bytes() as u64;
     // Where there is one, its distance to the next one says nothing.
     let stride = |dim: usize| if extents[dim] <= 1 { 16 } else { tensor.strides[dim] * bytes };
@@ -432,5 +441,5 @@ fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> Arg {
         fill: Default::default(),
         l2: L2Promotion::B128,
     };
-    Arg::TensorMap(Address::buffer(tensor.slot.0 as usize), spec)
+    (Address::buffer(tensor.slot.0 as usize), spec)
 }

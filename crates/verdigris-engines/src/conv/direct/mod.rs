@@ -29,8 +29,8 @@ pub(super) mod statistics;
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
 use verdigris_kir::face::{Header, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
@@ -42,7 +42,7 @@ use crate::parts::element::Arithmetic;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
 use crate::parts::prologue::PrologueSpec;
 use geometry::{Boxes, PixelGeometry};
-use kernel::DEPTH;
+use kernel::{DEPTH, FilterColumnsArguments, PartsArguments, StridedArguments};
 
 const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
 
@@ -157,7 +157,7 @@ impl Algorithm for Direct {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let p = &self.problem;
-        let mut program = super::program(p, &self.spec.epilogue, PrologueSpec::alignments(p));
+        let mut program = super::empty_program(p);
         if !p.is_empty() {
             match self.spec.kind {
                 Kind::Pixels => self.pixel_steps(*config, &mut program),
@@ -447,40 +447,12 @@ impl Direct {
     }
 }
 
-/// An argument of 32 bits.
-pub(super) fn word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U32, value & 0xffff_ffff)
-}
-
-/// An argument of 64 bits.
-pub(super) fn double_word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U64, value)
-}
-
 /// A divisor, 1 in place of 0.
-pub(super) fn divisor(value: u64) -> Arg {
-    Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
-}
-
-/// The arguments of a tensor: address, and strides over n, channels and the spatial dims.
-fn tensor_args(tensor: &verdigris_graph::Tensor) -> Vec<Arg> {
-    let bytes = tensor.dtype.bytes() as u64;
-    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
-    args.extend(tensor.strides.iter().map(|stride| double_word(stride * bytes)));
-    args
+pub(super) fn divisor(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX).max(1)
 }
 
 impl Direct {
-    fn launch(program: &mut Program, kernel: &KernelRef, grid: [u32; 3], args: Vec<Arg>) {
-        program.steps.push(Step::Launch(Launch {
-            kernel: kernel.clone(),
-            grid,
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
-    }
-
     fn pixel_steps(&self, config: Config, program: &mut Program) {
         let p = &self.problem;
         let spec = Spec { tile: config.tile, ..self.spec.clone() };
@@ -496,22 +468,30 @@ impl Direct {
             let rows = pixel_box.count();
             let row_tiles = rows.div_ceil(u64::from(config.tile.rows()));
             for chunk in Chunk::all(&[p.groups]) {
-                let mut args = vec![word(rows), word(columns), divisor(column_tiles), divisor(row_tiles)];
                 let [_, classes_h, classes_w] = geometry.class_counts();
-                args.extend([divisor(classes_h), divisor(classes_w), Arg::Pointer(classes)]);
-                args.extend(table_starts.map(double_word));
-                args.extend(pixel_box.args());
-                args.extend(chunk.args());
-                args.push(word(chunk.first[0]));
-                args.extend(geometry.args());
-                args.extend([divisor(group_channels), word(group_channels)]);
-                args.extend(tensor_args(p.activations()));
-                args.extend(geometry.filter_args(p));
-                args.extend(spec.prologue.args(p));
-                args.extend(spec.epilogue.conv_args(p));
+                let args = kernel::PixelsArguments {
+                    rows: rows as u32,
+                    columns: columns as u32,
+                    column_tiles: divisor(column_tiles),
+                    row_tiles: divisor(row_tiles),
+                    height_classes: divisor(classes_h),
+                    width_classes: divisor(classes_w),
+                    classes,
+                    table_starts,
+                    pixel_box: pixel_box.arguments(),
+                    batch: chunk.index(),
+                    first_group: chunk.first[0] as u32,
+                    steps: geometry.steps(),
+                    channels: divisor(group_channels),
+                    group_channels: group_channels as u32,
+                    activations: StridedArguments::of(p.activations()),
+                    filter: geometry.filter(p),
+                    prologue: spec.prologue.arguments(p),
+                    epilogue: spec.epilogue.conv_arguments(p),
+                };
                 let [y, z] = chunk.grid();
                 let tiles = row_tiles * column_tiles * geometry.class_count();
-                Direct::launch(program, &kernel, [tiles as u32, y, z], args);
+                program.launch(Launch::new(kernel.clone(), [tiles as u32, y, z], args.bound(&spec)));
             }
         }
     }
@@ -540,23 +520,28 @@ impl Direct {
         let mut first_part = 0;
         for ((pixel_box, part_depth), count) in boxes.iter().zip(&part_depths).zip(&counts) {
             for chunk in Chunk::all(&[p.groups]) {
-                let mut args = vec![word(extents.m), word(extents.n), divisor(column_tiles), divisor(row_tiles)];
-                args.extend([word(pixel_box.count()), word(*part_depth)]);
-                args.extend(pixel_box.args());
-                args.extend(chunk.args());
-                args.push(word(chunk.first[0]));
-                args.extend(geometry::filter_gradient_args(p));
-                args.extend(geometry::column_args(p));
-                args.push(word(p.c / p.groups));
-                args.extend(tensor_args(&p.x));
-                args.extend(tensor_args(&p.y));
-                args.extend(spec.prologue.args(p));
-                match parts {
-                    Some(parts) => args.extend([Arg::Pointer(parts), double_word(part_bytes), double_word(group_bytes), word(first_part)]),
-                    None => args.extend(spec.epilogue.conv_args(p)),
-                }
+                let args = kernel::FilterArguments {
+                    rows: extents.m as u32,
+                    columns: extents.n as u32,
+                    column_tiles: divisor(column_tiles),
+                    row_tiles: divisor(row_tiles),
+                    depth: pixel_box.count() as u32,
+                    part_depth: *part_depth as u32,
+                    pixel_box: pixel_box.arguments(),
+                    batch: chunk.index(),
+                    first_group: chunk.first[0] as u32,
+                    steps: geometry::gradient_steps(p),
+                    columns_of: FilterColumnsArguments::of(p),
+                    group_channels: (p.c / p.groups) as u32,
+                    x: StridedArguments::of(&p.x),
+                    y: StridedArguments::of(&p.y),
+                    prologue: spec.prologue.arguments(p),
+                    parts: parts.map(|parts| PartsArguments { parts, part_bytes, group_bytes, first_part: first_part as u32 }),
+                    epilogue: (!spec.split).then(|| spec.epilogue.conv_arguments(p)),
+                };
                 let [y, z] = chunk.grid();
-                Direct::launch(program, &kernel, [(row_tiles * column_tiles * count) as u32, y, z], args);
+                let grid = [(row_tiles * column_tiles * count) as u32, y, z];
+                program.launch(Launch::new(kernel.clone(), grid, args.bound(&spec)));
             }
             first_part += count;
         }

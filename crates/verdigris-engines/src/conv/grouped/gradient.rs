@@ -1,14 +1,15 @@
 //! wgrad on the host's side: which CTA sums what, and what becomes of the parts.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::program::{Arg, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Launch, Program};
 
 use super::slab::{CHUNK, Channels, Slab};
 use super::tiling::Tiling;
-use super::{COUNT_LIMIT, ID, filter, pixel_args, require_chunks, sum, walk};
+use super::walk::WalkArguments;
+use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks, sum};
 use crate::arch::Arch;
+use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
-use crate::conv::direct::{divisor, double_word, word};
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::parts::epilogue::EpilogueSpec;
 
@@ -146,26 +147,29 @@ impl Gradient {
     pub(super) fn lower(&self, setting: &Setting) -> Program {
         let (count, spec) = (setting.parts, self.spec(setting));
         let p = &self.problem;
-        let chunks = [p.x.slot, p.y.slot].map(|slot| (slot, 2 * u64::from(CHUNK)));
-        let mut program = crate::conv::program(p, &self.sum.epilogue, chunks);
+        let mut program = crate::conv::empty_program(p);
         let part_bytes = self.part_bytes();
         let parts = program.add_scratch("parts of sums", part_bytes * count);
         let [n, _, d, h, w] = p.y.strides;
         let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
-        let mut args = walk::walk_args(p, &self.geometry, &self.tiling, relative, &mut program);
-        args.extend(self.channels.args());
-        args.extend([divisor(self.slabs()), divisor(spec.column_parts().into()), divisor(self.tap_groups(&spec)), word(count)]);
-        args.extend(pixel_args(&p.x));
-        args.extend(pixel_args(&p.y));
-        args.extend([word(p.flip.into()), Arg::Pointer(parts), double_word(part_bytes)]);
-        program.steps.push(Step::Launch(Launch {
-            kernel: spec.kernel(),
-            grid: [(self.columns(&spec) * count) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
-        program.steps.push(Step::Launch(self.sum.launch(p, parts, count, part_bytes)));
+        let ((x, x_strides), (y, y_strides)) = (pixel_arguments(&p.x), pixel_arguments(&p.y));
+        let args = filter::FilterArguments {
+            walk: WalkArguments::new(p, &self.geometry, &self.tiling, relative, &mut program),
+            blocks: self.channels.arguments(),
+            slabs: divisor(self.slabs()),
+            column_parts: spec.column_parts(),
+            tap_groups: divisor(self.tap_groups(&spec)),
+            lanes: count as u32,
+            x,
+            x_strides,
+            y,
+            y_strides,
+            flipped: u32::from(p.flip),
+            parts,
+            part_bytes,
+        };
+        program.launch(Launch::new(spec.kernel(), [(self.columns(&spec) * count) as u32, 1, 1], args.bound(&())));
+        program.launch(self.sum.launch(p, parts, count, part_bytes));
         program
     }
 }

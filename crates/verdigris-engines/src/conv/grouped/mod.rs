@@ -27,17 +27,18 @@ pub(super) mod sum;
 mod tiling;
 mod walk;
 
-use pixels::{Spec, Tile};
+use pixels::{BlocksArguments, PixelsArguments, Spec, Tile};
 use slab::{CHUNK, Channels, Slab};
 use tiling::Tiling;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
+use walk::WalkArguments;
 
 use super::direct::geometry::PixelGeometry;
-use super::direct::{divisor, double_word, statistics, word};
+use super::direct::{divisor, statistics};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
@@ -357,25 +358,25 @@ impl Correlation {
     fn lower(&self, setting: &Setting) -> Program {
         let p = &self.problem;
         let spec = self.spec(setting.tile);
-        let chunks = [Some(p.activations().slot), self.staged.then_some(p.result().slot)].into_iter().flatten().map(|slot| (slot, 16));
-        let mut program = super::program(p, &self.epilogue, chunks);
+        let mut program = super::empty_program(p);
         let (slabs, classes, lanes) = (self.slabs_of(spec.slab), self.geometry.class_count(), setting.lanes());
-        let mut args = walk::walk_args(p, &self.geometry, &setting.tiling, self.relative, &mut program);
-        args.extend(self.channels.args());
-        args.extend([divisor(slabs), divisor(classes), word(lanes)]);
-        args.extend(pixel_args(p.activations()));
-        args.extend(self.geometry.filter_args(p));
-        if self.staged {
-            args.extend(pixel_args(p.result()));
-        }
-        args.extend(self.epilogue.conv_args(p));
-        program.steps.push(Step::Launch(Launch {
-            kernel: spec.kernel(),
-            grid: [(slabs * classes * lanes) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
+        let (activations, activation_strides) = pixel_arguments(p.activations());
+        let (result, result_strides) = self.staged.then(|| pixel_arguments(p.result())).unzip();
+        let args = PixelsArguments {
+            walk: WalkArguments::new(p, &self.geometry, &setting.tiling, self.relative, &mut program),
+            blocks: self.channels.arguments(),
+            slabs: divisor(slabs),
+            classes: divisor(classes),
+            lanes: lanes as u32,
+            activations,
+            activation_strides,
+            filter: self.geometry.filter(p),
+            result,
+            result_strides,
+            epilogue: self.epilogue.conv_arguments(p),
+        };
+        let args = args.bound(&spec);
+        program.launch(Launch::new(spec.kernel(), [(slabs * classes * lanes) as u32, 1, 1], args));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, &mut program);
         }
@@ -384,20 +385,24 @@ impl Correlation {
 }
 
 impl Channels {
-    /// The arguments of `Blocks::declare`.
-    fn args(&self) -> Vec<Arg> {
-        let mut args = vec![word(self.blocks().into()), word(self.groups.into()), word(self.merged.into())];
-        args.extend([self.group_inputs, self.group_outputs].map(|channels| divisor(channels.into())));
-        args.extend([self.block_inputs(), self.block_outputs(), self.inputs, self.outputs].map(|channels| word(channels.into())));
-        args
+    fn arguments(&self) -> BlocksArguments {
+        BlocksArguments {
+            count: self.blocks(),
+            groups: self.groups,
+            merged: self.merged,
+            group_inputs: divisor(self.group_inputs.into()),
+            group_outputs: divisor(self.group_outputs.into()),
+            inputs_of_block: self.block_inputs(),
+            outputs_of_block: self.block_outputs(),
+            inputs: self.inputs,
+            outputs: self.outputs,
+        }
     }
 }
 
-/// The arguments of `Pixels::declare`.
-fn pixel_args(tensor: &Tensor) -> Vec<Arg> {
-    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
-    args.extend([0, 2, 3, 4].map(|dim| double_word(tensor.strides[dim] * tensor.dtype.bytes() as u64)));
-    args
+/// A tensor's address, and its strides over images, depth, height and width in bytes.
+fn pixel_arguments(tensor: &Tensor) -> (Address, [u64; 4]) {
+    (Address::buffer(tensor.slot.0 as usize), [0, 2, 3, 4].map(|dim| tensor.strides[dim] * tensor.dtype.bytes() as u64))
 }
 
 #[cfg(test)]
