@@ -24,7 +24,7 @@
 pub(super) mod geometry;
 mod join;
 pub(super) mod kernel;
-pub(super) mod statistics;
+pub(crate) mod statistics;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};

@@ -34,7 +34,7 @@ fn line_elements(p: &ConvProblem) -> Option<u64> {
 }
 
 /// Microseconds that the launches take; 0 where no sums are asked for.
-pub(in crate::conv) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
+pub(crate) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
     if p.statistics.is_none() {
         return 0.0;
     }
@@ -45,7 +45,7 @@ pub(in crate::conv) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
 }
 
 /// Adds the launches. Of no pixels, the sums are 0.
-pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
+pub(crate) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
     let [n, channels, d, h, w] = p.result_extents();
     if channels == 0 {
         return;

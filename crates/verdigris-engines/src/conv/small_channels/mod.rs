@@ -132,10 +132,16 @@ impl Algorithm for SmallChannels {
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
-        let mut program = super::program(&self.problem, &self.epilogue, self.plan.alignments());
+        let p = &self.problem;
+        let mut program = super::empty_program(p);
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        for (slot, bytes) in elements.chain(self.plan.alignments()).chain(self.epilogue.conv_alignments(p)) {
+            let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
         self.plan.add_steps(config.number, &mut program);
-        if let Some(statistics) = &self.problem.statistics {
-            statistics::steps(&self.problem, statistics, &mut program);
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, &mut program);
         }
         Ok(program)
     }
