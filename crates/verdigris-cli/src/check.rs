@@ -204,7 +204,7 @@ fn compile(handle: &Handle, works: &[(usize, Ranked)]) -> HashMap<String, String
 /// Runs a way on the device; what is wrong with its results.
 pub(crate) fn execute(handle: &Handle, prepared: &Prepared, way: &Ranked) -> Result<Option<String>> {
     let (pool, stream) = (handle.pool(), handle.stream());
-    let plan = handle.prepare(&prepared.case.problem, way)?;
+    let plan = handle.load(&prepared.case.problem, way)?;
     let contents = prepared.contents();
     let mut buffers: Vec<DeviceBuffer> = Vec::new();
     for content in &contents {

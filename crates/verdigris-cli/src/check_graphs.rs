@@ -103,7 +103,7 @@ impl Executor {
     fn execute(&self, graph: &Graph, mode: &Mode, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>) -> Result<()> {
         match self {
             Executor::Cpu => {
-                let prepared = verdigris_cpu::Prepared::new(graph)?;
+                let plan = verdigris_cpu::GraphPlan::new(graph)?;
                 let mut bindings = verdigris_cpu::Bindings::new();
                 for (&uid, bytes) in &inputs.buffers {
                     bindings.input(uid, bytes);
@@ -114,7 +114,7 @@ impl Executor {
                 for (&uid, bytes) in outputs {
                     bindings.output(uid, bytes);
                 }
-                prepared.run(&mut bindings)?;
+                plan.run(&mut bindings)?;
                 Ok(())
             }
             Executor::Gpu(handle) => {

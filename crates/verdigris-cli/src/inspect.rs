@@ -208,7 +208,7 @@ fn program_text(program: &Program) -> Result<String> {
                     if launch.overlap { ", overlaps the launch before" } else { "" },
                     if launch.residency == verdigris_kir::program::Residency::All { ", all resident" } else { "" },
                 );
-                for (param, arg) in body.params.iter().zip(&launch.args) {
+                for (param, arg) in body.params.iter().zip(launch.args.iter()) {
                     let value = match arg {
                         Arg::Scalar(ty, bits) => format!("{bits:#x} as {ty:?}"),
                         Arg::Divisor(divisor) => format!("division by {divisor}"),

@@ -71,9 +71,9 @@ fn execute(handle: &Handle, tool: Tool) -> Result<()> {
     let words: Vec<u8> = (0..WORDS).flat_map(u32::to_le_bytes).collect();
     let input = if tool.fills_input() { pool.alloc_from(stream, &words)? } else { pool.alloc(stream, words.len() as u64)? };
     let output = pool.alloc(stream, words.len() as u64)?;
-    let workspace = pool.alloc(stream, loaded.executable.workspace_bytes().max(256))?;
+    let workspace = pool.alloc(stream, loaded.workspace_bytes().max(256))?;
     let slices: Vec<DeviceSlice<'_>> = [&input, &output].map(DeviceBuffer::slice).into();
-    loaded.executable.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] })?;
+    loaded.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] })?;
     stream.synchronize()?;
     Ok(())
 }
@@ -90,7 +90,7 @@ fn program(tool: Tool) -> Program {
         residency: Residency::Any,
         overlap: false,
         // Far enough behind the end to leave what an allocator may have rounded up to.
-        args: vec![Arg::Pointer(Address::buffer(0)), Arg::Pointer(Address::buffer(1)), Arg::Scalar(Ty::U32, 1 << 22)],
+        args: vec![Arg::Pointer(Address::buffer(0)), Arg::Pointer(Address::buffer(1)), Arg::Scalar(Ty::U32, 1 << 22)].into(),
     };
     Program { steps: vec![Step::Launch(launch)], buffer_alignment_bytes: vec![4, 4], ..Program::default() }
 }

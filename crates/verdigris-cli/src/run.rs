@@ -44,11 +44,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     let graph = json::graph_from_json(&text).with_context(|| path.to_string())?;
     let policy = Policy { deterministic: arguments.deterministic, ..Policy::default() };
     let device = Device::open(&arguments.device, &Config::from_environment()?, policy)?;
-    let ready = device.prepare(&graph)?;
-    let inputs = assigned(&arguments.inputs, ready.inputs(), "--in")?;
-    let outputs = assigned(&arguments.outputs, ready.outputs(), "--out")?;
+    let plan = device.plan(&graph)?;
+    let inputs = assigned(&arguments.inputs, &plan.inputs().collect::<Vec<_>>(), "--in")?;
+    let outputs = assigned(&arguments.outputs, &plan.outputs().collect::<Vec<_>>(), "--out")?;
     let mut scalars = Vec::new();
-    for (wanted, value) in assigned(&arguments.scalars, ready.scalars(), "--scalar")? {
+    for (wanted, value) in assigned(&arguments.scalars, &plan.scalars().collect::<Vec<_>>(), "--scalar")? {
         scalars.push((wanted.uid, value.parse::<f64>().with_context(|| format!("--scalar {}={value}", wanted.name))?));
     }
     let mut tensors = Vec::new();
@@ -58,9 +58,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         tensors.push((wanted.uid, Tensor::from_bytes(&device, wanted.dtype, wanted.layout, &bytes)?));
     }
     let bound: Vec<_> = tensors.iter().map(|(uid, tensor)| (*uid, tensor)).collect();
-    let (results, report) = ready.run_reported(&bound, &scalars)?;
+    let (results, report) = device.run_timed(&plan, &bound, &scalars)?;
     for (wanted, file) in &outputs {
-        let result = ready.outputs().iter().position(|output| output.uid == wanted.uid).and_then(|i| results.get(i));
+        let result = plan.outputs().position(|output| output.uid == wanted.uid).and_then(|i| results.get(i));
         let Some(result) = result else { continue };
         tensor_files::write(file, &wanted.name, &packed(wanted, &result.to_bytes()?)?)?;
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         eprintln!("verdigris: memory, or the alignment of an address, did not do for the ways chosen; others ran, as told by --explain");
     }
     if arguments.json {
-        let line = serde_json::json!({ "device": device.name(), "run": report, "explanation": ready.explain() });
+        let line = serde_json::json!({ "device": device.name(), "run": report, "explanation": plan.explain() });
         say!("{line}");
     } else if arguments.explain {
         say!("device     {}", device.name());
@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
         let rows =
             report.parts.iter().map(|part| vec![part.name.clone(), part.engine.to_owned(), part.knobs.clone(), format!("{:.1}", part.us)]);
         table::print(&head, &rows.collect::<Vec<_>>());
-        match ready.explain() {
+        match plan.explain() {
             Some(explanation) => say!("\n{}", explanation.to_string().trim_end()),
             None => say!("\nnothing was chosen: the CPU has one way for each op, and takes every graph"),
         }
@@ -86,11 +86,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
 }
 
 /// The `NAME=VALUE`s of one kind, each with the tensor it names.
-fn assigned<'a>(given: &'a [String], known: &'a [TensorDesc], option: &str) -> anyhow::Result<Vec<(&'a TensorDesc, &'a str)>> {
+fn assigned<'a>(given: &'a [String], known: &[&'a TensorDesc], option: &str) -> anyhow::Result<Vec<(&'a TensorDesc, &'a str)>> {
     let mut all: Vec<(&TensorDesc, &str)> = Vec::new();
     for text in given {
         let Some((name, value)) = text.split_once('=') else { bail!("{option} {text}: written NAME=…") };
-        let named: Vec<&TensorDesc> = known.iter().filter(|tensor| tensor.name == name || tensor.uid.to_string() == name).collect();
+        let named: Vec<&TensorDesc> =
+            known.iter().copied().filter(|tensor| tensor.name == name || tensor.uid.to_string() == name).collect();
         let [tensor] = named[..] else {
             let names = known.iter().map(|tensor| format!("`{}`", tensor.name)).collect::<Vec<_>>().join(", ");
             let known = if names.is_empty() { "it has none".to_owned() } else { format!("there are {names}") };

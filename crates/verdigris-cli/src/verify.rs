@@ -347,7 +347,9 @@ fn works<'p>(
             };
             let space = candidate.knobs();
             let settings: Vec<&Knobs> = (space.settings().iter())
-                .filter(|knobs| prepared.case.problem.determinism() == Determinism::Any || candidate.notes(knobs).deterministic)
+                .filter(|knobs| {
+                    prepared.case.problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic)
+                })
                 .collect();
             let Some((&first, others)) = settings.split_first() else {
                 *refusals.entry((engine.id().name, "determinism")).or_default() += 1;

@@ -1,8 +1,8 @@
 //! What can be wrong with a request to the CPU device. Always the caller's fault, but for memory that is not there, and always named.
 
-use verdigris_graph::Uid;
+use verdigris_tensor::BindingError;
 
-/// A graph that cannot be prepared, or bindings that do not fit it.
+/// A graph that cannot be planned, or bindings that do not fit it.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum Error {
     /// The graph breaks a rule.
@@ -24,44 +24,7 @@ pub enum Error {
         /// What was asked for at once.
         need_bytes: u64,
     },
-    /// A stored tensor without a buffer.
-    #[error("tensor `{tensor}` ({uid}) is {role}, but no buffer is bound to it{hint}")]
-    Unbound {
-        /// The tensor.
-        tensor: String,
-        /// Its uid.
-        uid: Uid,
-        /// `read` or `written`.
-        role: &'static str,
-        /// What was bound instead, if anything.
-        hint: &'static str,
-    },
-    /// A host scalar without a value.
-    #[error("host scalar `{tensor}` ({uid}) is read, but no value is bound to it")]
-    NoScalar {
-        /// The scalar.
-        tensor: String,
-        /// Its uid.
-        uid: Uid,
-    },
-    /// A buffer that ends before its tensor does.
-    #[error("tensor `{tensor}` ({uid}) spans {need_bytes} bytes, but its buffer has {have_bytes}")]
-    ShortBuffer {
-        /// The tensor.
-        tensor: String,
-        /// Its uid.
-        uid: Uid,
-        /// Bytes bound.
-        have_bytes: u64,
-        /// Bytes needed.
-        need_bytes: u64,
-    },
-    /// A binding for a tensor that the graph does not have, or that takes none.
-    #[error("a buffer or value is bound to {uid}; {rule}")]
-    Stray {
-        /// The uid bound.
-        uid: Uid,
-        /// The rule broken.
-        rule: &'static str,
-    },
+    /// What is bound does not suit the graph's tensors.
+    #[error(transparent)]
+    Binding(#[from] BindingError),
 }

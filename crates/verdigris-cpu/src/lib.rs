@@ -1,11 +1,11 @@
 //! The device that is there when no GPU is.
 //!
-//! [`Prepared::new`] checks a graph and plans it; [`Prepared::run`] computes it from [`Bindings`], over all threads of the rayon pool it is
-//! called in. Every graph that is valid runs. Results lie within the tolerance of the reference, and they are the same, bit for bit,
-//! for any number of threads: how sums are cut and in which order they are joined depends on the problem alone.
+//! [`GraphPlan::new`] checks a graph and plans it; [`GraphPlan::run`] computes it from [`Bindings`], over all threads of the rayon pool
+//! it is called in. Every graph that is valid runs. Results lie within the tolerance of the reference, and they are the same, bit for
+//! bit, for any number of threads: how sums are cut and in which order they are joined depends on the problem alone.
 //!
 //! ```
-//! use verdigris_cpu::{Bindings, Prepared};
+//! use verdigris_cpu::{Bindings, GraphPlan};
 //! use verdigris_graph::{GraphBuilder, UnaryOp};
 //! use verdigris_tensor::{DType, Layout};
 //!
@@ -13,10 +13,10 @@
 //! let x = g.tensor("x", DType::F32, Layout::row_major(&[2])?);
 //! let y = g.unary("relu", UnaryOp::Relu, x)?;
 //! g.store(y, "y", DType::F32)?;
-//! let prepared = Prepared::new(&g.finish()?)?;
+//! let plan = GraphPlan::new(&g.finish()?)?;
 //! let input: Vec<u8> = [-1.0f32, 2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
 //! let mut output = [0u8; 8];
-//! let report = prepared.run(Bindings::new().input(x, &input).output(y, &mut output))?;
+//! let report = plan.run(Bindings::new().input(x, &input).output(y, &mut output))?;
 //! assert_eq!(output[4..], 2.0f32.to_le_bytes());
 //! assert_eq!(report.steps[0].engine.id(), "cpu.pointwise");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -31,10 +31,11 @@ mod engine;
 mod error;
 mod functions;
 mod gemm;
+mod graph_plan;
 mod movement;
+mod operation;
 mod pointwise;
 mod pool;
-mod prepared;
 mod real;
 mod reduction;
 mod scratch;
@@ -43,4 +44,4 @@ mod softmax;
 pub use bindings::Bindings;
 pub use engine::Engine;
 pub use error::Error;
-pub use prepared::{Prepared, RunReport, StepReport};
+pub use graph_plan::{GraphPlan, RunReport, StepReport};

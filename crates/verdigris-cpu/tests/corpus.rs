@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use verdigris_cpu::{Bindings, Prepared};
+use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{Graph, Uid, json};
 use verdigris_reference::fuzz;
 use verdigris_reference::graph::Selection;
@@ -16,7 +16,7 @@ use verdigris_reference::judge::judge;
 use verdigris_reference::run::Inputs;
 
 fn execute(graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<u8>>) -> Result<(), String> {
-    let prepared = Prepared::new(graph).map_err(|error| error.to_string())?;
+    let plan = GraphPlan::new(graph).map_err(|error| error.to_string())?;
     let mut bindings = Bindings::new();
     for (&uid, bytes) in &inputs.buffers {
         bindings.input(uid, bytes);
@@ -27,7 +27,7 @@ fn execute(graph: &Graph, inputs: &Inputs<Uid>, outputs: &mut BTreeMap<Uid, Vec<
     for (&uid, bytes) in outputs {
         bindings.output(uid, bytes);
     }
-    prepared.run(&mut bindings).map(drop).map_err(|error| error.to_string())
+    plan.run(&mut bindings).map(drop).map_err(|error| error.to_string())
 }
 
 /// What is wrong with a graph, a panic included.

@@ -1,6 +1,6 @@
 //! Random graphs of every op against the reference: element types, layouts and attributes drawn from a seed.
 
-use verdigris_cpu::{Bindings, Prepared};
+use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
     BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction,
     Matmul, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
@@ -17,7 +17,7 @@ type Outputs = Vec<Vec<u8>>;
 fn run(graph: &Graph, distribution: Distribution, seed: u64) -> Result<(Outputs, Vec<String>), String> {
     let inputs = graph_inputs(graph, distribution, seed);
     let expected = evaluate(graph, &inputs, Selection::All).map_err(|error| error.to_string())?;
-    let prepared = Prepared::new(graph).map_err(|error| error.to_string())?;
+    let plan = GraphPlan::new(graph).map_err(|error| error.to_string())?;
     let before: Outputs = expected.iter().map(|expected| output_buffer(expected, &inputs)).collect();
     let mut after = before.clone();
     let mut bindings = Bindings::new();
@@ -30,7 +30,7 @@ fn run(graph: &Graph, distribution: Distribution, seed: u64) -> Result<(Outputs,
     for (expected, bytes) in expected.iter().zip(&mut after) {
         bindings.output(expected.id, bytes);
     }
-    let report = prepared.run(&mut bindings).map_err(|error| error.to_string())?;
+    let report = plan.run(&mut bindings).map_err(|error| error.to_string())?;
     assert!(!report.steps.is_empty());
     let mut faults = Vec::new();
     for ((expected, before), after) in expected.iter().zip(&before).zip(&after) {
@@ -640,46 +640,43 @@ fn wrong_bindings_are_told() {
     let factor = g.host_scalar("factor", DType::F32);
     let y = g.scale("scale", hidden, HostScalar::Bound(factor)).unwrap();
     g.store(y, "y", DType::F32).unwrap();
-    let prepared = Prepared::new(&g.finish().unwrap()).unwrap();
+    let plan = GraphPlan::new(&g.finish().unwrap()).unwrap();
     let input = [0u8; 16];
     let mut output = [0xa5u8; 16];
     let told = |build: &dyn Fn(&mut Bindings<'_>)| {
         let mut bindings = Bindings::new();
         build(&mut bindings);
-        prepared.run(&mut bindings).unwrap_err().to_string()
+        plan.run(&mut bindings).unwrap_err().to_string()
     };
-    assert_eq!(told(&|_| {}), "tensor `x` (#1) is read, but no buffer is bound to it");
+    let missing = "each tensor that is read or written is bound";
+    assert_eq!(told(&|_| {}), format!("`x` is bound to nothing, it needs memory of 16 bytes: {missing}"));
     assert_eq!(
         told(&|b| {
             b.input(x, &[0; 12]);
         }),
-        "tensor `x` (#1) spans 16 bytes, but its buffer has 12"
+        "`x` is bound to 12 bytes, it needs memory of 16 bytes: memory reaches from the first element to the last"
     );
     assert_eq!(
         told(&|b| {
             b.input(x, &[0; 16]);
         }),
-        "host scalar `factor` (#3) is read, but no value is bound to it"
+        format!("`factor` is bound to nothing, it needs a host scalar: {missing}")
     );
     assert_eq!(
         told(&|b| {
             b.input(x, &[0; 16]).scalar(factor, 1.0).input(y, &[0; 16]);
         }),
-        "tensor `y` (#4) is written, but no buffer is bound to it, it is bound as an input"
+        "`y` is bound to memory that is only read, it needs memory that is written: an output is written, an input is only read"
     );
-    assert_eq!(
-        told(&|b| {
-            b.input(Uid(77), &[]);
-        }),
-        "a buffer or value is bound to #77; the graph has no such tensor"
-    );
-    assert_eq!(
-        told(&|b| {
-            b.input(hidden, &[]);
-        }),
-        "a buffer or value is bound to #2; a virtual tensor has no buffer"
-    );
-    prepared.run(Bindings::new().input(x, &input).output(y, &mut output).scalar(factor, 2.0)).unwrap();
+    // What the graph does not have, and what it does not store.
+    for stray in [Uid(77), hidden] {
+        let mut output = [0; 16];
+        let mut bindings = Bindings::new();
+        bindings.input(x, &[0; 16]).scalar(factor, 1.0).output(y, &mut output).input(stray, &[]);
+        let error = plan.run(&mut bindings).unwrap_err().to_string();
+        assert_eq!(error, format!("`{stray}` is bound to something, it needs nothing: the plan has no such tensor to bind"));
+    }
+    plan.run(Bindings::new().input(x, &input).output(y, &mut output).scalar(factor, 2.0)).unwrap();
     assert_eq!(output, [[0, 0, 0, 0x80u8]; 4].concat()[..]);
 }
 
@@ -691,11 +688,11 @@ fn memory_that_is_not_there_is_an_error() {
         let y = build(&mut g, x).expect("fits");
         g.store(y, "y", DType::F32).expect("stores");
         let graph = g.finish().expect("valid");
-        let prepared = Prepared::new(&graph).expect("prepares");
+        let plan = GraphPlan::new(&graph).expect("prepares");
         let (x_bytes, mut y_bytes) = (1.0f32.to_le_bytes(), vec![0; 64]);
         for _ in 0..2 {
             let uid = |name: &str| graph.tensors.iter().find(|tensor| tensor.name == name).expect("named").uid;
-            let run = prepared.run(Bindings::new().input(uid("x"), &x_bytes).output(uid("y"), &mut y_bytes));
+            let run = plan.run(Bindings::new().input(uid("x"), &x_bytes).output(uid("y"), &mut y_bytes));
             let Err(verdigris_cpu::Error::OutOfMemory { need_bytes }) = run else { panic!("{run:?}") };
             assert!(need_bytes > 1 << 40, "{need_bytes}");
         }
@@ -737,9 +734,9 @@ fn windows_of_much_padding_take_no_longer_than_their_elements() {
     let y = g.pool("mean", PoolMode::Average { count_include_pad: false }, windows, x).expect("fits");
     g.store(y, "y", DType::F32).expect("stores");
     let graph = g.finish().expect("valid");
-    let prepared = Prepared::new(&graph).expect("prepares");
+    let plan = GraphPlan::new(&graph).expect("prepares");
     let x_bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 6.0].iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut y_bytes = vec![0; 6 * 4];
-    prepared.run(Bindings::new().input(x, &x_bytes).output(y, &mut y_bytes)).expect("runs");
+    plan.run(Bindings::new().input(x, &x_bytes).output(y, &mut y_bytes)).expect("runs");
     assert!(y_bytes.chunks_exact(4).all(|mean| mean == 3.0f32.to_le_bytes()), "{y_bytes:?}");
 }

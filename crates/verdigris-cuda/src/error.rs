@@ -5,12 +5,12 @@
 //! ([`Error::OutOfMemory`], [`Error::PoolLimit`]), and a call failed ([`Error::Driver`] and the rest). Nothing here is logged;
 //! the floor above decides what is told to whom.
 
-use verdigris_kir::program::Mismatch;
+use verdigris_kir::program::{Base, Mismatch};
 use verdigris_kir::ptx::Isa;
 use verdigris_kir::verify::Faults;
+use verdigris_tensor::BindingError;
 
 use crate::cache::CacheError;
-use crate::exec::BindingError;
 use crate::launch::LaunchError;
 use crate::tensor_map::MapError;
 
@@ -174,9 +174,20 @@ pub enum Error {
     #[error(transparent)]
     Map(#[from] MapError),
 
-    /// What was bound to a program does not suit it.
+    /// What was lent to a program does not suit it.
     #[error(transparent)]
     Binding(#[from] BindingError),
+
+    /// A program that reaches past a piece of its own scratch or constants, or names one that it does not have: a defect in its engine.
+    #[error("the program reaches to byte {end_bytes} of {base:?}, which has {bytes:?} bytes: a defect in its engine")]
+    OwnMemory {
+        /// What it names.
+        base: Base,
+        /// One past the last byte reached.
+        end_bytes: u64,
+        /// The size; `None` where there is none of that number.
+        bytes: Option<u64>,
+    },
 
     /// A kernel that the verifier refuses: a defect in its engine.
     #[error(transparent)]

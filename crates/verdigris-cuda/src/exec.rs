@@ -1,8 +1,8 @@
-//! Programs made ready for a device, and run.
+//! Programs loaded on a device, and run.
 //!
-//! [`Loader::load`] turns a [`Program`] into an [`Executable`]: kernels loaded, constants on the device, every launch a block of
-//! parameter bytes with a list of patches. [`Executable::execute`] copies each block to its stack, patches in the addresses of the
-//! day, encodes the tensor maps over them and launches. An executable never changes, so any number of threads may execute it
+//! [`Loader::load`] turns a [`Program`] into a [`LoadedProgram`]: kernels loaded, constants on the device, every launch a block of
+//! parameter bytes with a list of patches. [`LoadedProgram::execute`] copies each block to its stack, patches in the addresses of the
+//! day, encodes the tensor maps over them and launches. A loaded program never changes, so any number of threads may execute it
 //! at once, and a stream that captures records it like any other work.
 //!
 //! Every allocation, compilation and query happens while loading; executing does none.
@@ -15,6 +15,7 @@ use verdigris_kir::program::{
 };
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::verify;
+use verdigris_tensor::{BindingError, BindingRule};
 
 use crate::cache::CacheKey;
 use crate::error::Error;
@@ -29,74 +30,6 @@ use crate::tensor_map::{self, MapError};
 /// Most bytes of parameters: what every driver that we run on takes.
 const MAX_PARAMETER_BYTES: usize = 4096;
 
-/// What was bound to a program does not suit it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BindingError {
-    /// Too few buffers.
-    #[error("{given} buffers are bound, the program has slots for {needed}")]
-    Buffers {
-        /// Buffers bound.
-        given: usize,
-        /// Slots of the program.
-        needed: usize,
-    },
-    /// Too few host scalars.
-    #[error("{given} host scalars are given, the program reads {needed}")]
-    HostScalars {
-        /// Scalars given.
-        given: usize,
-        /// Scalars read.
-        needed: usize,
-    },
-    /// A buffer is not aligned as the program relies on.
-    #[error(
-        "buffer {slot} is at {address:#x}, not a multiple of the {alignment_bytes} bytes that the program relies on; align it, or declare less"
-    )]
-    Alignment {
-        /// The slot.
-        slot: usize,
-        /// The address bound.
-        address: u64,
-        /// The alignment that the program relies on.
-        alignment_bytes: u64,
-    },
-    /// A buffer is shorter than what the program does with it.
-    #[error("buffer {slot} has {buffer_bytes} bytes, the program reaches to byte {end_bytes}")]
-    Length {
-        /// The slot.
-        slot: usize,
-        /// One past the last byte that tensor maps, fills, copies and offsets reach.
-        end_bytes: u64,
-        /// The buffer's size.
-        buffer_bytes: u64,
-    },
-    /// The workspace is too small.
-    #[error("the workspace has {given_bytes} bytes, the program needs {needed_bytes}")]
-    Workspace {
-        /// Its size.
-        given_bytes: u64,
-        /// The size needed.
-        needed_bytes: u64,
-    },
-    /// The workspace is not aligned.
-    #[error("the workspace is at {address:#x}, not a multiple of {SCRATCH_ALIGNMENT_BYTES} bytes")]
-    WorkspaceAlignment {
-        /// Its address.
-        address: u64,
-    },
-    /// The program reaches past a piece of its own scratch or constants, or names one that it does not have.
-    #[error("the program reaches to byte {end_bytes} of {base:?}, which has {bytes:?} bytes: a defect in its engine")]
-    OwnMemory {
-        /// What it names.
-        base: Base,
-        /// One past the last byte reached.
-        end_bytes: u64,
-        /// The size; `None` where there is none of that number.
-        bytes: Option<u64>,
-    },
-}
-
 /// What is needed to load programs: kernels' cache, memory for constants, and what the cache key holds beside the spec.
 #[derive(Clone)]
 pub struct Loader {
@@ -108,15 +41,6 @@ pub struct Loader {
     pub source_hash: [u8; 32],
     /// How kernels are compiled.
     pub options: CompileOptions,
-}
-
-/// A program made ready, and how its kernels were come by.
-#[derive(Debug)]
-pub struct Loaded {
-    /// The program.
-    pub executable: Executable,
-    /// For each launch in order: the kernel's name and where it came from.
-    pub reports: Vec<(String, LoadReport)>,
 }
 
 impl Loader {
@@ -158,12 +82,12 @@ impl Loader {
         })
     }
 
-    /// Makes a program ready. `stream` carries the constants over; it is waited for.
+    /// Loads a program. `stream` carries the constants over; it is waited for.
     ///
     /// # Errors
     /// As [`Loader::kernel`]; [`Error::Mismatch`] where arguments do not fit a kernel, [`Error::Map`], [`Error::Launch`],
-    /// [`Error::Binding`], [`Error::OutOfMemory`].
-    pub fn load(&self, program: &Program, stream: &Stream) -> Result<Loaded, Error> {
+    /// [`Error::OwnMemory`], [`Error::OutOfMemory`].
+    pub fn load(&self, program: &Program, stream: &Stream) -> Result<LoadedProgram, Error> {
         if self.pool.context() != self.cache.context() {
             return Err(Error::ContextMismatch { what: "loading a program", left: "pool", right: "module cache" });
         }
@@ -182,29 +106,29 @@ impl Loader {
                 Step::Launch(launch) => {
                     let (kernel, report) = self.kernel(&launch.kernel)?;
                     reports.push((launch.kernel.name().to_owned(), report));
-                    Prepared::Launch(prepare(launch, kernel, &mut needs)?)
+                    LoadedStep::Launch(load_launch(launch, kernel, &mut needs)?)
                 }
                 Step::Fill { at, bytes, value } => {
                     needs.see(at, *bytes, 1)?;
-                    Prepared::Fill { at: *at, bytes: *bytes, value: *value }
+                    LoadedStep::Fill { at: *at, bytes: *bytes, value: *value }
                 }
                 Step::Copy { to, from, bytes } => {
                     needs.see(to, *bytes, 1)?;
                     needs.see(from, *bytes, 1)?;
-                    Prepared::Copy { to: *to, from: *from, bytes: *bytes }
+                    LoadedStep::Copy { to: *to, from: *from, bytes: *bytes }
                 }
             });
         }
-        let executable = Executable {
+        Ok(LoadedProgram {
             steps,
+            reports,
             slots: needs.slots,
             host_scalars: needs.host_scalars,
             scratch_offsets,
             workspace_bytes,
             constant_offsets,
             constants: self.pool.alloc_from(stream, &packed)?,
-        };
-        Ok(Loaded { executable, reports })
+        })
     }
 }
 
@@ -217,9 +141,11 @@ struct Needs<'p> {
 
 /// What a program asks of one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SlotNeed {
-    bytes: u64,
-    alignment_bytes: u64,
+pub struct SlotNeed {
+    /// One past the last byte that tensor maps, fills, copies and offsets reach.
+    pub bytes: u64,
+    /// The alignment that the program relies on, tensor maps included.
+    pub alignment_bytes: u64,
 }
 
 impl<'p> Needs<'p> {
@@ -229,7 +155,7 @@ impl<'p> Needs<'p> {
     }
 
     /// Notes that the program uses `bytes` bytes from the address on, and relies on its alignment.
-    fn see(&mut self, address: &Address, bytes: u64, alignment_bytes: u64) -> Result<(), BindingError> {
+    fn see(&mut self, address: &Address, bytes: u64, alignment_bytes: u64) -> Result<(), Error> {
         let end_bytes = address.offset_bytes.saturating_add(bytes);
         let own = match address.base {
             Base::Buffer(slot) => {
@@ -248,21 +174,21 @@ impl<'p> Needs<'p> {
         if own.is_some_and(|own| end_bytes <= own) {
             return Ok(());
         }
-        Err(BindingError::OwnMemory { base: address.base, end_bytes, bytes: own })
+        Err(Error::OwnMemory { base: address.base, end_bytes, bytes: own })
     }
 }
 
 /// A step as it is executed.
 #[derive(Debug)]
-enum Prepared {
-    Launch(PreparedLaunch),
+enum LoadedStep {
+    Launch(LoadedLaunch),
     Fill { at: Address, bytes: u64, value: u8 },
     Copy { to: Address, from: Address, bytes: u64 },
 }
 
 /// A launch whose parameters are known but for what the patches write.
 #[derive(Debug)]
-struct PreparedLaunch {
+struct LoadedLaunch {
     kernel: Arc<LoadedKernel>,
     config: LaunchConfig,
     offsets_bytes: Box<[u32]>,
@@ -278,7 +204,7 @@ enum Patch {
     TensorMap { at: usize, to: Address, spec: Box<MapSpec> },
 }
 
-fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs<'_>) -> Result<PreparedLaunch, Error> {
+fn load_launch(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs<'_>) -> Result<LoadedLaunch, Error> {
     let (template, patches) = parameters(launch, &kernel.facts, needs)?;
     let facts = &kernel.facts;
     let config = LaunchConfig {
@@ -298,7 +224,7 @@ fn prepare(launch: &Launch, kernel: Arc<LoadedKernel>, needs: &mut Needs<'_>) ->
         }
     }
     let offsets_bytes = facts.parameters.iter().map(|parameter| parameter.offset_bytes).collect();
-    Ok(PreparedLaunch { offsets_bytes, template: template.into(), patches: patches.into(), config, kernel })
+    Ok(LoadedLaunch { offsets_bytes, template: template.into(), patches: patches.into(), config, kernel })
 }
 
 /// The parameter block of a launch and what is left to write into it.
@@ -364,17 +290,18 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Re
 pub struct Bindings<'a> {
     /// The buffers, by slot number. Each must reach as far as the program's problem says.
     pub buffers: &'a [DeviceSlice<'a>],
-    /// At least [`Executable::workspace_bytes`], at a multiple of 256; its contents are lost.
+    /// At least [`LoadedProgram::workspace_bytes`], at a multiple of 256; its contents are lost.
     pub workspace: DeviceSlice<'a>,
     /// The numbers that the program reads from the host, by index; each is rounded to the type in which the kernel takes it.
     pub host_scalars: &'a [f64],
 }
 
-/// A program on a device. Immutable: it can be executed from several threads and streams at once, each with a workspace of its
-/// own. Drop it only when the device is done with it.
+/// A program on a device: kernels and constants are there. Immutable: it can be executed from several threads and streams at once, each
+/// with a workspace of its own. Drop it only when the device is done with it.
 #[derive(Debug)]
-pub struct Executable {
-    steps: Vec<Prepared>,
+pub struct LoadedProgram {
+    steps: Vec<LoadedStep>,
+    reports: Vec<(String, LoadReport)>,
     slots: Vec<SlotNeed>,
     host_scalars: usize,
     scratch_offsets: Vec<u64>,
@@ -388,7 +315,7 @@ pub struct Executable {
 #[repr(align(128))]
 struct Block(MaybeUninit<[u8; MAX_PARAMETER_BYTES]>);
 
-impl Executable {
+impl LoadedProgram {
     /// The workspace that each execution needs.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
@@ -396,25 +323,32 @@ impl Executable {
 
     /// The number of kernel launches.
     pub fn launch_count(&self) -> usize {
-        self.steps.iter().filter(|step| matches!(step, Prepared::Launch(_))).count()
+        self.steps.iter().filter(|step| matches!(step, LoadedStep::Launch(_))).count()
     }
 
-    /// The alignment in bytes that the program relies on in each buffer slot, tensor maps included.
-    pub fn alignments_bytes(&self) -> impl Iterator<Item = u64> {
-        self.slots.iter().map(|need| need.alignment_bytes)
+    /// For each launch in order: the kernel's name and where it came from.
+    pub fn reports(&self) -> &[(String, LoadReport)] {
+        &self.reports
+    }
+
+    /// What the program asks of each buffer slot.
+    pub fn slots(&self) -> &[SlotNeed] {
+        &self.slots
     }
 
     /// The kernels, in the order of the launches.
     pub fn kernels(&self) -> impl Iterator<Item = &LoadedKernel> {
         self.steps.iter().filter_map(|step| match step {
-            Prepared::Launch(launch) => Some(&*launch.kernel),
-            Prepared::Fill { .. } | Prepared::Copy { .. } => None,
+            LoadedStep::Launch(launch) => Some(&*launch.kernel),
+            LoadedStep::Fill { .. } | LoadedStep::Copy { .. } => None,
         })
     }
 
-    /// Submits the whole program to the stream and returns without waiting. Everything is checked before the first step: numbers,
-    /// alignments, and how far tensor maps, fills, copies and offsets reach. How far kernels reach through plain pointers
-    /// is the program's word.
+    /// Submits the whole program to the stream and returns without waiting.
+    ///
+    /// What is lent is held against what the program asks ([`LoadedProgram::slots`], [`LoadedProgram::workspace_bytes`]) before the first
+    /// step: the driver's own guard, since addresses are worked out here. Who binds tensors checks them by name before and for all
+    /// programs of a plan, and is never told of it. How far kernels reach through plain pointers is the program's word.
     ///
     /// After an error of the driver, steps before the failed one are already on the stream.
     ///
@@ -425,17 +359,17 @@ impl Executable {
         if self.constants.context() != context {
             return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
         }
-        self.check(bindings)?;
+        self.guard(bindings)?;
         // One entry for all steps: each then finds the context current.
         let _current = context.enter()?;
         let mut block = Block(MaybeUninit::uninit());
         for step in &self.steps {
             match step {
-                Prepared::Fill { at, bytes, value } => memory::fill(stream, self.range(at, *bytes, bindings), *value)?,
-                Prepared::Copy { to, from, bytes } => {
+                LoadedStep::Fill { at, bytes, value } => memory::fill(stream, self.range(at, *bytes, bindings), *value)?,
+                LoadedStep::Copy { to, from, bytes } => {
                     memory::copy(stream, self.range(to, *bytes, bindings), self.range(from, *bytes, bindings))?;
                 }
-                Prepared::Launch(launch) => {
+                LoadedStep::Launch(launch) => {
                     let length = launch.template.len();
                     let start = block.0.as_mut_ptr().cast::<u8>();
                     // SAFETY: a template has at most as many bytes as a block, by `parameters`, and is no part of it.
@@ -470,33 +404,22 @@ impl Executable {
         Ok(())
     }
 
-    fn check(&self, bindings: &Bindings<'_>) -> Result<(), BindingError> {
+    fn guard(&self, bindings: &Bindings<'_>) -> Result<(), BindingError> {
         let (given, needed) = (bindings.buffers.len(), self.slots.len());
         if given < needed {
-            return Err(BindingError::Buffers { given, needed });
+            return Err(BindingError::new(format!("buffer {given}"), "memory", "nothing", BindingRule::Missing));
         }
         let (given, needed) = (bindings.host_scalars.len(), self.host_scalars);
         if given < needed {
-            return Err(BindingError::HostScalars { given, needed });
+            return Err(BindingError::new(format!("host scalar {given}"), "a number", "nothing", BindingRule::Missing));
         }
         for (slot, (buffer, need)) in bindings.buffers.iter().zip(&self.slots).enumerate() {
-            let (address, buffer_bytes) = (buffer.address(), buffer.len_bytes());
-            if !address.is_multiple_of(need.alignment_bytes) {
-                return Err(BindingError::Alignment { slot, address, alignment_bytes: need.alignment_bytes });
-            }
-            if buffer_bytes < need.bytes {
-                return Err(BindingError::Length { slot, end_bytes: need.bytes, buffer_bytes });
-            }
+            fits(buffer, need, || format!("buffer {slot}"))?;
         }
-        let (given_bytes, needed_bytes) = (bindings.workspace.len_bytes(), self.workspace_bytes);
-        if given_bytes < needed_bytes {
-            return Err(BindingError::Workspace { given_bytes, needed_bytes });
-        }
-        let address = bindings.workspace.address();
-        if needed_bytes > 0 && !address.is_multiple_of(SCRATCH_ALIGNMENT_BYTES) {
-            return Err(BindingError::WorkspaceAlignment { address });
-        }
-        Ok(())
+        let bytes = self.workspace_bytes;
+        fits(&bindings.workspace, &SlotNeed { bytes, alignment_bytes: if bytes > 0 { SCRATCH_ALIGNMENT_BYTES } else { 1 } }, || {
+            "workspace".to_owned()
+        })
     }
 
     /// The device address, in bindings that were checked.
@@ -511,9 +434,21 @@ impl Executable {
 
     /// The range of that many bytes from the address on, in bindings that were checked.
     fn range<'a>(&self, address: &Address, bytes: u64, bindings: &Bindings<'a>) -> DeviceSlice<'a> {
-        // SAFETY: `Needs` saw that the range lies within scratch or constants, and `check` that it lies within the bound buffers.
+        // SAFETY: `Needs` saw that the range lies within scratch or constants, and `guard` that it lies within the bound buffers.
         unsafe { DeviceSlice::from_raw(self.address(address, bindings), bytes) }
     }
+}
+
+fn fits(memory: &DeviceSlice<'_>, need: &SlotNeed, name: impl Fn() -> String) -> Result<(), BindingError> {
+    let (address, bytes) = (memory.address(), memory.len_bytes());
+    if bytes < need.bytes {
+        return Err(BindingError::new(name(), format!("memory of {} bytes", need.bytes), format!("{bytes} bytes"), BindingRule::Length));
+    }
+    if !address.is_multiple_of(need.alignment_bytes) {
+        let wanted = format!("a multiple of {} bytes", need.alignment_bytes);
+        return Err(BindingError::new(name(), wanted, format!("{address:#x}"), BindingRule::Alignment));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -628,7 +563,7 @@ mod tests {
     #[test]
     fn what_is_shared_between_threads_may_be() {
         fn shared<T: Send + Sync>() {}
-        shared::<Executable>();
+        shared::<LoadedProgram>();
         shared::<Loader>();
         shared::<Stream>();
     }

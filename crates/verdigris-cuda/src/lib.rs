@@ -8,9 +8,9 @@
 //! depends on `cudarc` with another one turns the default off.
 //!
 //! - [`Driver`] → [`Device`] → [`Context`] (its own or the caller's) → [`Stream`] (likewise), [`Event`], [`Graph`]
-//! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]
+//! - [`Pool`] → [`DeviceBuffer`] → [`DeviceSlice`]; memory of the host that others own: [`HostSlice`]
 //! - PTX → [`Module`] → [`Function`], remembered by a [`ModuleCache`] in memory and on disk, or made beforehand in a [`Pack`]
-//! - [`Loader`]: a [`Program`](verdigris_kir::program::Program) → [`Executable`]
+//! - [`Loader`]: a [`Program`](verdigris_kir::program::Program) → [`LoadedProgram`]
 //! - [`tensor_map::encode`] → [`TensorMap`]
 //! - [`peers`]: the vendor's matrix library, loaded at run time, for comparison only
 
@@ -23,6 +23,7 @@ pub mod exec;
 mod facts;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+pub mod host;
 mod jit;
 mod kernels;
 pub mod launch;
@@ -40,8 +41,9 @@ pub use device::{Clocks, Context, ContextGuard, Device, DeviceProperties};
 pub use driver::{DRIVER_LIBRARIES, Driver};
 pub use entry::{Code, Entry};
 pub use error::{Error, MINIMUM_DRIVER_VERSION};
-pub use exec::{BindingError, Bindings, Executable, Loaded, Loader};
+pub use exec::{Bindings, LoadedProgram, Loader, SlotNeed};
 pub use facts::{KernelFacts, Parameter, ParameterFact};
+pub use host::HostSlice;
 pub use jit::{CompileOptions, Cubin, JitFinding, JitReport, compile, has_register_budgets};
 pub use kernels::{KernelSource, LoadReport, LoadedKernel, ModuleCache, Origin};
 pub use launch::{LaunchConfig, LaunchError, Parameters};

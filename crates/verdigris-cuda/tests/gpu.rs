@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use verdigris_cuda::peers::{CublasLt, HEURISTIC_ANSWERS, MatmulOperands, MatmulProblem, MatmulScales, PeerError, PeerType};
 use verdigris_cuda::{
-    BindingError, Bindings, CacheKey, CaptureStatus, CompileOptions, Context, Cubin, DeviceBuffer, DeviceSlice, DiskCache, Driver, Error,
-    Event, Function, FunctionOptions, HostBuffer, JitFinding, KernelFacts, KernelSource, LaunchConfig, LaunchError, Loader, Module,
-    ModuleCache, Origin, Parameter, ParameterFact, Parameters, Pool, PoolOptions, Stream, compile, tensor_map,
+    Bindings, CacheKey, CaptureStatus, CompileOptions, Context, Cubin, DeviceBuffer, DeviceSlice, DiskCache, Driver, Error, Event,
+    Function, FunctionOptions, HostBuffer, JitFinding, KernelFacts, KernelSource, LaunchConfig, LaunchError, Loader, Module, ModuleCache,
+    Origin, Parameter, ParameterFact, Parameters, Pool, PoolOptions, Stream, compile, tensor_map,
 };
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Target, Ty};
 use verdigris_kir::program::{Address, Arg, Base, Fill, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_tensor::{BindingError, BindingRule};
 
 const SENTINEL: u8 = 0xa5;
 const TWICE_PLUS_ONE: &str = include_str!("ptx/twice_plus_one.ptx");
@@ -653,11 +654,11 @@ fn a_program_runs_alone_and_captured() {
     let elements = 1001_u32;
     let loader = loader(&gpu);
     let loaded = loader.load(&relu_program(elements), &gpu.stream).expect("loads");
-    eprintln!("{:?}", loaded.reports);
-    assert_eq!((loaded.executable.launch_count(), loaded.executable.workspace_bytes()), (1, 4096));
+    eprintln!("{:?}", loaded.reports());
+    assert_eq!((loaded.launch_count(), loaded.workspace_bytes()), (1, 4096));
     // Another size of the same spec loads no module.
     let other = loader.load(&relu_program(77), &gpu.stream).expect("loads");
-    assert_eq!(other.reports[0].1.origin, Origin::Memory);
+    assert_eq!(other.reports()[0].1.origin, Origin::Memory);
     assert_eq!(loader.cache.loaded_count(), 1);
 
     let values: Vec<u32> = (0..elements).map(|i| (i as f32 - 500.5).to_bits()).collect();
@@ -669,14 +670,14 @@ fn a_program_runs_alone_and_captured() {
     let mut wanted: Vec<u32> = (0..elements).map(|i| (i as f32 - 500.5).max(0.0).to_bits()).collect();
     wanted.push(0xeeee_eeee);
     wanted.extend([SENTINEL_WORD; 16]);
-    loaded.executable.execute(&gpu.stream, &bindings).expect("executes");
+    loaded.execute(&gpu.stream, &bindings).expect("executes");
     assert_eq!(gpu.download(&y), wanted);
 
     let mut y = gpu.output(u64::from(elements) * 4 + 4 + 64);
     let graph = {
         let buffers = [x.slice(), y.slice()];
         let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[] };
-        gpu.stream.capture::<Error>(|| loaded.executable.execute(&gpu.stream, &bindings)).expect("captures")
+        gpu.stream.capture::<Error>(|| loaded.execute(&gpu.stream, &bindings)).expect("captures")
     };
     let mut graph = graph.instantiate().expect("instantiates");
     y.fill(&gpu.stream, SENTINEL).expect("fills");
@@ -687,7 +688,7 @@ fn a_program_runs_alone_and_captured() {
 #[test]
 fn bindings_that_do_not_suit_are_refused() {
     let Some(gpu) = gpu("bindings_that_do_not_suit_are_refused") else { return };
-    let executable = loader(&gpu).load(&relu_program(100), &gpu.stream).expect("loads").executable;
+    let executable = loader(&gpu).load(&relu_program(100), &gpu.stream).expect("loads");
     let (x, y, workspace) = (gpu.output(400), gpu.output(404), gpu.output(512));
     let refused = |buffers: &[DeviceSlice<'_>], workspace| {
         let error = executable.execute(&gpu.stream, &Bindings { buffers, workspace, host_scalars: &[] }).expect_err("does not suit");
@@ -695,13 +696,14 @@ fn bindings_that_do_not_suit_are_refused() {
         error
     };
     let (whole, space) = ([x.slice(), y.slice()], workspace.slice());
-    assert_eq!(refused(&whole[..1], space), BindingError::Buffers { given: 1, needed: 2 });
+    let says = |error: BindingError, name: &str, rule: BindingRule| assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}");
+    says(refused(&whole[..1], space), "buffer 1", BindingRule::Missing);
     let small = space.part(0, 511).expect("within");
-    assert_eq!(refused(&whole, small), BindingError::Workspace { given_bytes: 511, needed_bytes: 512 });
+    says(refused(&whole, small), "workspace", BindingRule::Length);
     let odd = [x.slice().part(2, 300).expect("within"), y.slice()];
-    assert!(matches!(refused(&odd, space), BindingError::Alignment { slot: 0, alignment_bytes: 4, .. }));
+    says(refused(&odd, space), "buffer 0", BindingRule::Alignment);
     let short = [x.slice(), y.slice().part(0, 400).expect("within")];
-    assert_eq!(refused(&short, space), BindingError::Length { slot: 1, end_bytes: 404, buffer_bytes: 400 });
+    says(refused(&short, space), "buffer 1", BindingRule::Length);
     executable.execute(&gpu.stream, &Bindings { buffers: &whole, workspace: space, host_scalars: &[] }).expect("suits");
     gpu.stream.synchronize().expect("ends");
 }
@@ -712,7 +714,7 @@ fn host_cost_of_a_program_is_near_that_of_its_launch() {
     let function = gpu.function(TWICE_PLUS_ONE, "twice_plus_one", FunctionOptions::default());
     let mut program = relu_program(128);
     program.steps.retain(|step| matches!(step, Step::Launch(_)));
-    let executable = loader(&gpu).load(&program, &gpu.stream).expect("loads").executable;
+    let executable = loader(&gpu).load(&program, &gpu.stream).expect("loads");
     gpu.context.make_current().expect("makes current");
     let (x, y, workspace) = (gpu.output(512), gpu.output(516), gpu.output(512));
     let buffers = [x.slice(), y.slice()];

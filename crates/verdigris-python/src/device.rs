@@ -13,40 +13,46 @@ use crate::errors::{Kind, cuda, library, raise};
 use crate::memory::Place;
 use crate::policy::Policy;
 
-/// A GPU with its kernels, or the CPU.
+/// A GPU with its kernels, or the CPU; and the streams of others that were seen on it.
 pub(crate) struct State {
     pub(crate) place: Place,
-    pub(crate) gpu: Option<Gpu>,
-}
-
-/// A GPU, and the streams of others that were seen on it.
-pub(crate) struct Gpu {
-    pub(crate) handle: Handle,
+    pub(crate) device: verdigris::Device,
     streams: Mutex<Vec<(u64, Stream)>>,
 }
 
-impl Gpu {
-    fn new(handle: Handle) -> Gpu {
-        Gpu { handle, streams: Mutex::default() }
+impl State {
+    fn new(place: Place, device: verdigris::Device) -> Arc<State> {
+        Arc::new(State { place, device, streams: Mutex::default() })
     }
 
-    /// The stream behind a `CUstream`; 0 is the legacy default stream.
-    pub(crate) fn stream(&self, raw: u64) -> Stream {
+    fn of_gpu(ordinal: u32, handle: Handle) -> Arc<State> {
+        State::new(Place::Cuda(ordinal), verdigris::Device::gpu(handle, verdigris::Policy::default()))
+    }
+
+    /// The GPU's handle; `None` on the CPU.
+    #[inline]
+    pub(crate) fn handle(&self) -> Option<&Handle> {
+        self.device.handle()
+    }
+
+    /// The stream behind a `CUstream`, where 0 is the legacy default stream; `None` on the CPU.
+    pub(crate) fn stream(&self, raw: u64) -> Option<Stream> {
+        let handle = self.handle()?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == raw) {
-            return stream.clone();
+            return Some(stream.clone());
         }
         // SAFETY: a stream that a caller passes is alive during the call, and only a call with that number uses it. Whoever passes the
         // number of a stream that is gone is told by the driver.
-        let stream = unsafe { Stream::borrow(self.handle.context(), raw as *mut std::ffi::c_void) };
+        let stream = unsafe { Stream::borrow(handle.context(), raw as *mut std::ffi::c_void) };
         streams.push((raw, stream.clone()));
-        stream
+        Some(stream)
     }
 }
 
 fn cpu() -> Arc<State> {
     static CPU: OnceLock<Arc<State>> = OnceLock::new();
-    Arc::clone(CPU.get_or_init(|| Arc::new(State { place: Place::Cpu, gpu: None })))
+    Arc::clone(CPU.get_or_init(|| State::new(Place::Cpu, verdigris::Device::cpu())))
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -66,7 +72,7 @@ fn driver() -> Result<&'static Driver, verdigris_cuda::Error> {
 /// The number of the device that an address belongs to.
 pub(crate) fn ordinal_of(address: u64) -> PyResult<u32> {
     let gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let context = gpus.iter().flat_map(|gpus| gpus.values()).find_map(|state| state.gpu.as_ref()).map(|gpu| gpu.handle.context().clone());
+    let context = gpus.iter().flat_map(|gpus| gpus.values()).find_map(|state| state.handle()).map(|handle| handle.context().clone());
     drop(gpus);
     let context = match context {
         Some(context) => context,
@@ -101,8 +107,7 @@ pub(crate) fn gpu(ordinal: u32) -> Result<Arc<State>, verdigris::Error> {
     }
     let device = driver()?.device(ordinal)?;
     let config = Config { device: ordinal, ..config(device.properties().compute_capability)? };
-    let state = State { place: Place::Cuda(ordinal), gpu: Some(Gpu::new(Handle::on(&device.primary_context()?, &config)?)) };
-    let state = Arc::new(state);
+    let state = State::of_gpu(ordinal, Handle::on(&device.primary_context()?, &config)?);
     gpus.insert(key, Arc::clone(&state));
     Ok(state)
 }
@@ -116,7 +121,7 @@ fn current() -> Result<Option<Arc<State>>, verdigris::Error> {
         let gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let known = gpus.iter().flat_map(|gpus| gpus.values());
         for state in known {
-            if state.gpu.as_ref().is_some_and(|gpu| *gpu.handle.context() == context) {
+            if state.handle().is_some_and(|handle| *handle.context() == context) {
                 return Ok(Some(Arc::clone(state)));
             }
         }
@@ -126,7 +131,7 @@ fn current() -> Result<Option<Arc<State>>, verdigris::Error> {
     }
     let config = Config { device: ordinal, ..config(context.properties().compute_capability)? };
     let key = context.raw() as u64;
-    let state = Arc::new(State { place: Place::Cuda(ordinal), gpu: Some(Gpu::new(Handle::on(&context, &config)?)) });
+    let state = State::of_gpu(ordinal, Handle::on(&context, &config)?);
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Some(Arc::clone(gpus.get_or_insert_default().entry(key).or_insert(state))))
 }
@@ -189,12 +194,12 @@ impl Device {
     #[getter]
     fn properties<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        let Some(gpu) = &self.state.gpu else {
+        let Some(handle) = self.state.handle() else {
             dict.set_item("name", "cpu")?;
             dict.set_item("threads", std::thread::available_parallelism().map_or(1, usize::from))?;
             return Ok(dict);
         };
-        let p = gpu.handle.context().properties();
+        let p = handle.context().properties();
         dict.set_item("name", &p.name)?;
         dict.set_item("uuid", &p.uuid)?;
         dict.set_item("compute_capability", p.compute_capability)?;
@@ -204,31 +209,31 @@ impl Device {
         dict.set_item("l2_bytes", p.l2_bytes)?;
         dict.set_item("memory_bytes", p.memory_bytes)?;
         dict.set_item("memory_bus_bits", p.memory_bus_bits)?;
-        let clocks = gpu.handle.context().device().clocks().map_err(cuda)?;
+        let clocks = handle.context().device().clocks().map_err(cuda)?;
         dict.set_item("sm_clock_khz", clocks.sm_khz)?;
         dict.set_item("memory_clock_khz", clocks.memory_khz)?;
         dict.set_item("driver_version", p.driver_version)?;
         dict.set_item("ptx_isa", p.ptx_isa.to_string())?;
-        dict.set_item("kernel_cache", gpu.handle.cache_trouble().map_or("usable".to_owned(), ToString::to_string))?;
-        let pack = match gpu.handle.pack() {
+        dict.set_item("kernel_cache", handle.cache_trouble().map_or("usable".to_owned(), ToString::to_string))?;
+        let pack = match handle.pack() {
             None => "none".to_owned(),
             Some(Ok(pack)) => pack.path().display().to_string(),
             Some(Err(error)) => error.to_string(),
         };
         dict.set_item("pack", pack)?;
-        dict.set_item("plan_cache", gpu.handle.plan_cache_trouble().unwrap_or_else(|| "usable".to_owned()))?;
+        dict.set_item("plan_cache", handle.plan_cache_trouble().unwrap_or_else(|| "usable".to_owned()))?;
         Ok(dict)
     }
 
     /// Waits until all work of the device's context is done. Errors of earlier kernels come up here.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        match &self.state.gpu {
+        match self.state.handle() {
             None => Ok(()),
-            Some(gpu) => py.detach(|| gpu.handle.context().synchronize()).map_err(cuda),
+            Some(handle) => py.detach(|| handle.context().synchronize()).map_err(cuda),
         }
     }
 
-    /// Makes a graph ready to run here.
+    /// Plans a graph to run here.
     ///
     /// `progress`, if given, is called with `(part, parts, stage, done, total)` while kernels are compiled or candidates measured.
     /// The interpreter's lock is released meanwhile. Raises `GraphError`, `NoEngineError` with every refusal, `EngineError`,

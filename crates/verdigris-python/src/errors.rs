@@ -61,10 +61,10 @@ pub(crate) fn library(error: verdigris::Error) -> PyErr {
     use verdigris::Error as E;
     let kind = match &error {
         error if error.is_lack_of_memory() => Kind::OutOfMemory,
-        E::Graph(_) | E::Cpu(verdigris_cpu::Error::Graph(_)) => Kind::Graph,
+        E::Graph(_) => Kind::Graph,
         E::NoEngine(_) => Kind::NoEngine,
         E::UnknownEngine { .. } | E::Pin { .. } => Kind::Engine,
-        E::Binding(_) | E::Cpu(_) | E::TensorMismatch { .. } | E::TensorBytes { .. } | E::ForeignDevice { .. } => Kind::Binding,
+        E::Binding(_) | E::Operand { .. } | E::Cpu(_) | E::TensorBytes { .. } => Kind::Binding,
         E::Config { .. } | E::DeviceName { .. } => Kind::Config,
         _ => Kind::Device,
     };

@@ -12,7 +12,6 @@ mod graph;
 mod memory;
 mod plan;
 mod policy;
-mod ready;
 
 use pyo3::prelude::*;
 

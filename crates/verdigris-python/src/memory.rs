@@ -7,6 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use pyo3::{ffi, intern};
+use verdigris::Binding;
+use verdigris_cuda::{DeviceSlice, HostSlice};
 use verdigris_tensor::{DType, Layout};
 
 use crate::dlpack::{self, DLManagedTensor, DLManagedTensorVersioned, DLTensor, ExchangeApi};
@@ -35,6 +37,21 @@ impl Place {
             dlpack::CUDA => u32::try_from(device.device_id).ok().map(Place::Cuda),
             _ => None,
         }
+    }
+}
+
+/// So many bytes from an address on, as a plan of that place takes them.
+///
+/// # Safety
+/// The memory is there until the work is done that it is bound to; on the CPU nobody writes it meanwhile, and nobody reads what is
+/// written, but through the bindings of one run.
+#[inline]
+pub(crate) unsafe fn binding<'a>(place: Place, address: u64, bytes: u64, is_written: bool) -> Binding<'a> {
+    match place {
+        // SAFETY: the caller's word.
+        Place::Cpu => Binding::Host(unsafe { HostSlice::from_raw(address, bytes, is_written) }),
+        // SAFETY: as above.
+        Place::Cuda(_) => Binding::Buffer(unsafe { DeviceSlice::from_raw(address, bytes) }),
     }
 }
 

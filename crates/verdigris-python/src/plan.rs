@@ -1,4 +1,4 @@
-//! Plans: graphs made ready, run on tensors of others.
+//! Plans: the library's, on tensors of others.
 
 use std::sync::Arc;
 
@@ -6,26 +6,28 @@ use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use verdigris::error::BindingError;
+use verdigris::error::{BindingError, BindingRule};
+use verdigris::{Binding, Handle, Workspace};
+use verdigris_cuda::DeviceSlice;
 use verdigris_graph::Graph;
+use verdigris_graph::binding::unknown_error;
 use verdigris_tensor::Layout;
 
-use crate::device::{Gpu, State};
+use crate::device::State;
 use crate::errors::{Kind, library, raise};
 use crate::graph::Uid;
-use crate::memory::{Seen, exchange_api, unfit};
-use crate::ready::{Bound, Ready, Way, Workspace};
+use crate::memory::{Seen, binding, exchange_api, unfit};
 
-type Dict<'py> = pyo3::Bound<'py, PyDict>;
+type Dict<'py> = Bound<'py, PyDict>;
+type Bindings = Vec<(verdigris_graph::Uid, Binding<'static>)>;
 
-/// A graph made ready on a device. It never changes; several threads may execute it at once.
+/// A graph planned on a device. It never changes; several threads may execute it at once.
 ///
 /// Made by `Device.plan`.
 #[pyclass(frozen, module = "verdigris")]
 pub(crate) struct Plan {
     state: Arc<State>,
-    ready: Ready,
-    name: String,
+    plan: verdigris::Plan,
 }
 
 impl Plan {
@@ -46,69 +48,62 @@ impl Plan {
                 };
                 trouble = Python::attach(|py| progress.call1(py, (at.part, at.parts, stage, at.done, at.total))).err();
             };
-            Ready::make(state, &graph, policy, &mut watch)
+            state.device.plan_under(&graph, policy, &mut watch)
         });
         if let Some(error) = trouble {
             return Err(error);
         }
-        Ok(Plan { state: Arc::clone(state), ready: made.map_err(library)?, name: graph.name })
+        Ok(Plan { state: Arc::clone(state), plan: made.map_err(library)? })
     }
 
-    /// The caller's dict as one binding for each tensor, and the stream that the first tensor's framework works on.
-    fn bind(&self, tensors: &Dict<'_>, stream: Option<u64>) -> PyResult<(Vec<Bound>, Vec<Seen>)> {
-        let mut bound = vec![None; self.ready.tensors.len()];
-        let mut seen_all = Vec::with_capacity(bound.len());
+    /// The caller's dict as bindings, and what keeps their memory.
+    fn bind(&self, tensors: &Dict<'_>, stream: Option<u64>) -> PyResult<(Bindings, Vec<Seen>)> {
+        let mut bindings = Vec::with_capacity(tensors.len());
+        let mut seen_all = Vec::with_capacity(tensors.len());
         for (key, value) in tensors.iter() {
             let place = self.place_of(&key)?;
-            let fact = &self.ready.tensors[place];
-            let desc = &fact.desc;
-            if bound[place].is_some() {
-                return Err(library(BindingError::Twice { uid: desc.uid }.into()));
-            }
-            let span = u64::try_from(desc.layout.span_bytes(desc.dtype)).unwrap_or(u64::MAX);
-            bound[place] = Some(if desc.by_value {
-                Bound::Scalar(value.extract().map_err(|_| {
-                    library(BindingError::TensorKind { tensor: desc.name.clone(), needed: "a host scalar", given: "a buffer" }.into())
-                })?)
+            let (desc, bound) = (&self.plan.tensors()[place], &self.plan.bound()[place]);
+            let refused = |wanted: &dyn std::fmt::Display, given: &dyn std::fmt::Display, rule| {
+                library(BindingError::new(&desc.name, wanted.to_string(), given.to_string(), rule).into())
+            };
+            // SAFETY: a tensor was seen as memory of its place, and lives as long as `seen_all` and the dict; an address is vouched for
+            // by whoever wrote it down. That a GPU's memory lives until the work is done is the caller's part.
+            let memory = |place, address, bytes| unsafe { binding(place, address, bytes, bound.is_written) };
+            let given = if bound.is_scalar {
+                Binding::Scalar(value.extract().map_err(|_| refused(&"a host scalar", &"no number", BindingRule::Kind))?)
             } else if let Ok(address) = value.extract::<u64>() {
-                Bound::Memory { address, bytes: span }
+                memory(self.state.place, address, bound.bytes)
             } else {
                 let seen = Seen::of(&value, stream)?;
                 if (seen.dtype, normal(&seen.layout)) != (desc.dtype, normal(&desc.layout)) {
-                    return Err(library(verdigris::Error::TensorMismatch {
-                        tensor: desc.name.clone(),
-                        given: format!("{} {}", seen.dtype, seen.layout),
-                        needed: format!("{} {}", desc.dtype, desc.layout),
-                    }));
+                    let words = |dtype, layout: &Layout| format!("{dtype} {layout}");
+                    let (wanted, given) = (words(desc.dtype, &desc.layout), words(seen.dtype, &seen.layout));
+                    return Err(refused(&wanted, &given, BindingRule::Layout));
                 }
                 if seen.place != self.state.place {
-                    let (on, needed) = (seen.place.to_string(), self.state.place.to_string());
-                    return Err(library(verdigris::Error::ForeignDevice { tensor: desc.name.clone(), on, needed }));
+                    let words = |place| format!("a tensor on {place}");
+                    return Err(refused(&words(self.state.place), &words(seen.place), BindingRule::Device));
                 }
-                if seen.read_only && fact.is_written {
-                    return Err(unfit(format_args!("tensor `{}` is read-only", desc.name), "an output is written"));
+                if seen.read_only && bound.is_written {
+                    return Err(refused(&"memory that is written", &"read-only memory", BindingRule::Access));
                 }
-                let memory = Bound::Memory { address: seen.address, bytes: seen.span_bytes() };
+                let memory = memory(seen.place, seen.address, seen.span_bytes());
                 seen_all.push(seen);
                 memory
-            });
+            };
+            bindings.push((desc.uid, given));
         }
-        let missing = |place: usize| {
-            let desc = &self.ready.tensors[place].desc;
-            library(BindingError::Missing { tensor: desc.name.clone(), uid: desc.uid }.into())
-        };
-        let bound = bound.into_iter().enumerate().map(|(place, bound)| bound.ok_or_else(|| missing(place)));
-        Ok((bound.collect::<PyResult<_>>()?, seen_all))
+        Ok((bindings, seen_all))
     }
 
-    fn place_of(&self, key: &pyo3::Bound<'_, PyAny>) -> PyResult<usize> {
-        let tensors = &self.ready.tensors;
+    fn place_of(&self, key: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let tensors = self.plan.tensors();
         if let Ok(name) = key.extract::<&str>() {
-            let mut found = tensors.iter().enumerate().filter(|(_, fact)| fact.desc.name == name);
+            let mut found = tensors.iter().enumerate().filter(|(_, desc)| desc.name == name);
             return match (found.next(), found.next()) {
                 (Some((place, _)), None) => Ok(place),
                 (None, _) => {
-                    let known: Vec<&str> = tensors.iter().map(|fact| fact.desc.name.as_str()).collect();
+                    let known: Vec<&str> = tensors.iter().map(|desc| desc.name.as_str()).collect();
                     Err(PyKeyError::new_err(format!("the plan binds no tensor `{name}`; it binds {}", known.join(", "))))
                 }
                 _ => Err(PyKeyError::new_err(format!("several tensors are named `{name}`; bind them by their uids"))),
@@ -118,16 +113,16 @@ impl Plan {
             Ok(uid) => uid.get().0,
             Err(_) => verdigris_graph::Uid(key.extract().map_err(|_| PyTypeError::new_err("a tensor is named by its uid or its name"))?),
         };
-        let place = tensors.iter().position(|fact| fact.desc.uid == uid);
-        place.ok_or_else(|| library(BindingError::Unknown { uid }.into()))
+        let place = tensors.iter().position(|desc| desc.uid == uid);
+        place.ok_or_else(|| library(unknown_error(uid).into()))
     }
 
     /// The caller's stream; where there is none, that on which the first tensor's framework works, else the legacy default stream.
-    fn stream(&self, gpu: &Gpu, given: Option<&pyo3::Bound<'_, PyAny>>, tensors: &Dict<'_>) -> PyResult<u64> {
+    fn stream(&self, handle: &Handle, given: Option<&Bound<'_, PyAny>>, tensors: &Dict<'_>) -> PyResult<u64> {
         if let Some(given) = given {
             return raw_stream(given);
         }
-        let device = gpu.handle.context().device().ordinal() as i32;
+        let device = handle.context().device().ordinal() as i32;
         for value in tensors.values() {
             if let Some(api) = exchange_api(&value)?
                 && let Some(current) = api.current_work_stream
@@ -144,6 +139,11 @@ impl Plan {
     }
 }
 
+/// An engine with its setting behind it, where it has one.
+fn with_setting(engine: &str, knobs: Option<String>) -> String {
+    knobs.map_or_else(|| engine.to_owned(), |knobs| format!("{engine} {knobs}"))
+}
+
 /// Strides of dims of one element do not matter.
 fn normal(layout: &Layout) -> (Vec<u64>, Vec<u64>) {
     let strides = layout.dims().iter().zip(layout.strides()).map(|(&dim, &stride)| if dim == 1 || layout.is_empty() { 0 } else { stride });
@@ -151,7 +151,7 @@ fn normal(layout: &Layout) -> (Vec<u64>, Vec<u64>) {
 }
 
 /// A `CUstream` from what frameworks call a stream.
-pub(crate) fn raw_stream(object: &pyo3::Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn raw_stream(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     let py = object.py();
     if let Ok(raw) = object.extract::<u64>() {
         return Ok(raw);
@@ -186,102 +186,73 @@ impl Plan {
         &self,
         py: Python<'_>,
         tensors: &Dict<'_>,
-        stream: Option<&pyo3::Bound<'_, PyAny>>,
-        workspace: Option<&pyo3::Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+        workspace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let Some(gpu) = &self.state.gpu else {
-            let (bound, _seen) = self.bind(tensors, None)?;
-            // SAFETY: the tensors were seen as host memory, and live as long as `_seen` and the dict; an address is vouched for by whoever
-            // wrote it down.
-            py.detach(|| unsafe { self.ready.run_on_cpu(&bound) }).map_err(library)?;
-            return Ok(());
-        };
-        let raw = self.stream(gpu, stream, tensors)?;
-        let (bound, _seen) = self.bind(tensors, Some(raw))?;
-        let workspace = match workspace {
-            None => Workspace::Pool,
-            Some(given) => match given.extract::<(u64, u64)>() {
-                Ok((address, bytes)) => Workspace::Lent { address, bytes },
-                Err(_) => {
-                    let seen = Seen::of(given, Some(raw))?;
-                    if seen.place != self.state.place || !seen.layout.is_packed() {
-                        let what = format!("a workspace of {} {} on {}", seen.dtype, seen.layout, seen.place);
-                        return Err(unfit(what, "the workspace is packed memory of the plan's device"));
+        let raw = self.state.handle().map(|handle| self.stream(handle, stream, tensors)).transpose()?;
+        let (mut bindings, _seen) = self.bind(tensors, raw)?;
+        let workspace = match workspace.filter(|_| raw.is_some()) {
+            None => Workspace::Own,
+            Some(given) => {
+                let (address, bytes) = match given.extract::<(u64, u64)>() {
+                    Ok(lent) => lent,
+                    Err(_) => {
+                        let seen = Seen::of(given, raw)?;
+                        if seen.place != self.state.place || !seen.layout.is_packed() {
+                            let what = format!("a workspace of {} {} on {}", seen.dtype, seen.layout, seen.place);
+                            return Err(unfit(what, "the workspace is packed memory of the plan's device"));
+                        }
+                        (seen.address, seen.span_bytes())
                     }
-                    Workspace::Lent { address: seen.address, bytes: seen.span_bytes() }
-                }
-            },
+                };
+                // SAFETY: as in `bind`.
+                Workspace::Lent(unsafe { DeviceSlice::from_raw(address, bytes) })
+            }
         };
-        let stream = gpu.stream(raw);
-        // SAFETY: the tensors were seen as memory of the device; that it lives until the work is done is the caller's part.
-        py.detach(|| unsafe { self.ready.submit(gpu, &stream, &bound, workspace) }).map_err(library)
+        let stream = raw.and_then(|raw| self.state.stream(raw));
+        py.detach(|| self.plan.run(&mut bindings, stream.as_ref(), workspace)).map_err(library)
     }
 
     /// Computes, waits, and tells what each part took, in microseconds: a list of `(what, engine, us)`. On a GPU between events on the
     /// stream, kernels being launched one by one: short ones show their launch. With memory of the library's pool.
     #[pyo3(signature = (tensors, *, stream = None))]
-    fn time(&self, py: Python<'_>, tensors: &Dict<'_>, stream: Option<&pyo3::Bound<'_, PyAny>>) -> PyResult<Vec<(String, String, f64)>> {
-        let Some(gpu) = &self.state.gpu else {
-            let (bound, _seen) = self.bind(tensors, None)?;
-            // SAFETY: as in `execute`.
-            let report = py.detach(|| unsafe { self.ready.run_on_cpu(&bound) }).map_err(library)?;
-            let steps = report.map(|report| report.steps).unwrap_or_default();
-            return Ok(steps.into_iter().map(|step| (step.name, step.engine.id().to_owned(), step.time.as_secs_f64() * 1e6)).collect());
-        };
-        let raw = self.stream(gpu, stream, tensors)?;
-        let (bound, _seen) = self.bind(tensors, Some(raw))?;
-        let stream = gpu.stream(raw);
-        // SAFETY: as in `execute`.
-        let times = py.detach(|| unsafe { self.ready.time(gpu, &stream, &bound) }).map_err(library)?;
-        Ok(self.engines().into_iter().zip(times).map(|((what, engine), us)| (what, engine, us)).collect())
+    fn time(&self, py: Python<'_>, tensors: &Dict<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, String, f64)>> {
+        let raw = self.state.handle().map(|handle| self.stream(handle, stream, tensors)).transpose()?;
+        let (mut bindings, _seen) = self.bind(tensors, raw)?;
+        let stream = raw.and_then(|raw| self.state.stream(raw));
+        let report = py.detach(|| self.plan.run_timed(&mut bindings, stream.as_ref())).map_err(library)?;
+        let told = |part: verdigris::plan::PartReport| (part.name, with_setting(part.engine, raw.map(|_| part.knobs)), part.us);
+        Ok(report.parts.into_iter().map(told).collect())
     }
 
     /// The workspace of the chosen ways, in bytes; 0 on the CPU, which keeps its own memory.
     #[getter]
     fn workspace_bytes(&self) -> u64 {
-        self.ready.workspace_bytes()
+        self.plan.workspace_bytes()
     }
 
     /// The least workspace that an execution can do with, in bytes.
     #[getter]
     fn least_workspace_bytes(&self) -> u64 {
-        match self.ready.way() {
-            Way::Cpu(_) => 0,
-            Way::Gpu(plan) => plan.least_workspace_bytes(),
-        }
+        self.plan.least_workspace_bytes()
     }
 
     /// What is computed and by which engine, part by part: a list of `(what, engine)`. On a GPU an engine has its setting behind it.
     #[getter]
     fn engines(&self) -> Vec<(String, String)> {
-        match self.ready.way() {
-            Way::Cpu(prepared) => prepared.engines().map(|(engine, name)| (name, engine.id().to_owned())).collect(),
-            Way::Gpu(plan) => {
-                let parts = plan.parts().zip(&plan.explain().parts);
-                parts.map(|(part, why)| (why.problem.clone(), format!("{} {}", part.engine().name, part.knobs()))).collect()
-            }
-        }
+        self.plan.engines().into_iter().map(|part| (part.name, with_setting(part.engine, part.knobs))).collect()
     }
 
     /// How the choice was made: for each part every way with its estimate and measured time, and every refusal with its reason.
     fn explain(&self) -> String {
-        match self.ready.way() {
-            Way::Gpu(plan) => plan.explain().to_string(),
-            Way::Cpu(prepared) => {
-                let mut text = format!("{} on the CPU, which has one way for each op\n", self.name);
-                for (engine, name) in prepared.engines() {
-                    text.push_str(&format!("  {}  {name}\n", engine.id()));
-                }
-                text
-            }
-        }
+        self.plan.to_string()
     }
 
     /// `explain` as JSON; on the CPU the list of engines.
     fn explain_json(&self) -> PyResult<String> {
-        let text = match self.ready.way() {
-            Way::Gpu(plan) => serde_json::to_string(plan.explain()),
-            Way::Cpu(_) => serde_json::to_string(&self.engines()),
+        let text = match self.plan.explain() {
+            Some(explanation) => serde_json::to_string(explanation),
+            None => serde_json::to_string(&self.engines()),
         };
         text.map_err(|error| raise(Kind::Device, error.to_string()))
     }
@@ -289,19 +260,19 @@ impl Plan {
     /// What is bound: a list of dicts with uid, name, dtype, dims, strides (in elements), is_written, is_scalar, bytes.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Dict<'py>>> {
-        let describe = |fact: &crate::ready::Fact| {
-            let (dict, desc) = (PyDict::new(py), &fact.desc);
+        let describe = |(desc, bound): (&verdigris_graph::TensorDesc, &verdigris::BoundTensor)| {
+            let dict = PyDict::new(py);
             dict.set_item("uid", Uid(desc.uid))?;
             dict.set_item("name", &desc.name)?;
             dict.set_item("dtype", desc.dtype.name())?;
             dict.set_item("dims", desc.layout.dims())?;
             dict.set_item("strides", desc.layout.strides())?;
-            dict.set_item("is_written", fact.is_written)?;
-            dict.set_item("is_scalar", desc.by_value)?;
-            dict.set_item("bytes", if desc.by_value { 0 } else { desc.layout.span_bytes(desc.dtype) })?;
+            dict.set_item("is_written", bound.is_written)?;
+            dict.set_item("is_scalar", bound.is_scalar)?;
+            dict.set_item("bytes", bound.bytes)?;
             Ok(dict)
         };
-        self.ready.tensors.iter().map(describe).collect()
+        self.plan.tensors().iter().zip(self.plan.bound()).map(describe).collect()
     }
 
     /// The device that the plan is for.
@@ -312,6 +283,6 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let parts = self.engines().into_iter().map(|(_, engine)| engine).collect::<Vec<_>>().join(", ");
-        format!("Plan('{}' on {}: {parts})", self.name, self.state.place)
+        format!("Plan('{}' on {}: {parts})", self.plan.name(), self.state.place)
     }
 }

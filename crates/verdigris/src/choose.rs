@@ -210,7 +210,7 @@ impl Chooser<'_> {
             });
             let plan = match missing {
                 Some(trouble) => Err(trouble),
-                None => self.handle.prepare(problem, &way.ranked).map_err(|error| error.to_string()),
+                None => self.handle.load(problem, &way.ranked).map_err(|error| error.to_string()),
             };
             match plan {
                 Ok(plan) => plans.push(Some(plan)),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn load(handle: &Handle, problem: &Problem, way: &Ranked) {
-        handle.prepare(problem, way).expect("the fake compiles everything");
+        handle.load(problem, way).expect("the fake compiles everything");
     }
 
     #[test]

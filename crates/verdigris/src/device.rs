@@ -1,26 +1,24 @@
 //! The GPU, or the CPU where there is none: one face for both.
 //!
-//! A [`Device`] makes graphs ready ([`Device::prepare`]) and holds [`Tensor`]s; [`Ready::run`] computes. All work of a GPU device is
-//! submitted to its handle's stream, in order; [`Tensor::to_bytes`] waits for it.
+//! A [`Device`] plans graphs ([`Device::plan`]) and holds [`Tensor`]s; [`Device::run`] computes a [`Plan`] on them. All work of a GPU
+//! device on its own tensors is submitted to its handle's stream, in order; [`Tensor::to_bytes`] waits for it.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
-use serde::Serialize;
-use verdigris_cuda::DeviceBuffer;
+use verdigris_cuda::{DeviceBuffer, HostSlice, Stream};
 use verdigris_graph::{Graph, TensorDesc, Uid};
-use verdigris_tensor::{DType, Layout, num};
+use verdigris_tensor::{BindingError, BindingRule, DType, Layout, num};
 
+use crate::binding::Binding;
 use crate::config::Config;
 use crate::error::Error;
-use crate::explain::Explanation;
 use crate::functional::Calls;
-use crate::graph_plan::GraphPlan;
 use crate::handle::Handle;
-use crate::plan::Binding;
+use crate::plan::{Plan, RunReport, Workspace};
 use crate::planning::Progress;
 use crate::policy::Policy;
+use crate::recipe::layout_error;
 
 /// A GPU or the CPU; cheap to clone.
 #[derive(Clone)]
@@ -130,41 +128,85 @@ impl Device {
         }
     }
 
-    /// Makes a graph ready under the device's policy. The CPU has one way for each op, whose results are the same each time: no policy changes
-    /// anything there.
+    /// Plans a graph under the device's policy.
+    ///
+    /// # Errors
+    /// As [`Device::plan_under`].
+    pub fn plan(&self, graph: &Graph) -> Result<Plan, Error> {
+        self.plan_under(graph, &self.inner.policy, &mut |_| {})
+    }
+
+    /// Plans a graph under a policy of its own; `watch` is called as it goes on. The CPU has one way for each op, whose results are the
+    /// same each time: no policy changes anything there.
     ///
     /// # Errors
     /// [`Error::Graph`], [`Error::Cpu`], and all of [`Handle::plan_graph`].
-    pub fn prepare(&self, graph: &Graph) -> Result<Ready, Error> {
-        self.prepare_watched(graph, &mut |_| {})
+    pub fn plan_under(&self, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<Plan, Error> {
+        match &self.inner.kind {
+            Kind::Cpu => Plan::on_cpu(graph),
+            Kind::Gpu(handle) => Plan::on_gpu(handle, graph, policy, watch),
+        }
     }
 
-    /// As [`Device::prepare`]; `watch` is called as it goes on.
+    /// Computes a plan's outputs from tensors, in memory of their own and in the order of [`Plan::outputs`]. On a GPU the work is
+    /// submitted, not waited for.
     ///
     /// # Errors
-    /// As [`Device::prepare`].
-    pub fn prepare_watched(&self, graph: &Graph, watch: &mut dyn FnMut(Progress)) -> Result<Ready, Error> {
-        Ok(Ready { made: self.make(graph, watch)?, device: self.clone() })
+    /// [`Error::Binding`] for a tensor that is missing or unknown, lies on another device, or is not what the graph describes; as
+    /// [`Plan::run`].
+    pub fn run(&self, plan: &Plan, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<Vec<Tensor>, Error> {
+        self.bind(plan, inputs, scalars, |bindings, stream| plan.run(bindings, stream, Workspace::Own)).map(|(outputs, ())| outputs)
     }
 
-    /// As [`Device::prepare_watched`]; what it gives does not hold the device, so that the device may keep it.
-    pub(crate) fn make(&self, graph: &Graph, watch: &mut dyn FnMut(Progress)) -> Result<Made, Error> {
-        let plan = match &self.inner.kind {
-            // Sums on the CPU come out the same each time, so that no policy asks for more.
-            Kind::Cpu => ReadyKind::Cpu(verdigris_cpu::Prepared::new(graph)?),
-            Kind::Gpu(handle) => ReadyKind::Gpu(handle.plan_graph_watched(graph, &self.inner.policy, watch)?),
-        };
-        let written: Vec<Uid> = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
-        let read: Vec<Uid> = graph.nodes.iter().flat_map(|node| node.op.inputs()).collect();
-        let (mut inputs, mut outputs, mut scalars) = (Vec::new(), Vec::new(), Vec::new());
-        for tensor in graph.tensors.iter().filter(|tensor| !tensor.is_virtual) {
-            if written.contains(&tensor.uid) {
-                outputs.push(tensor.clone());
-            } else if read.contains(&tensor.uid) {
-                if tensor.by_value { scalars.push(tensor.clone()) } else { inputs.push(tensor.clone()) }
+    /// As [`Device::run`], and tells what each part took; waits until it is done.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    pub fn run_timed(&self, plan: &Plan, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<(Vec<Tensor>, RunReport), Error> {
+        self.bind(plan, inputs, scalars, |bindings, stream| plan.run_timed(bindings, stream))
+    }
+
+    fn bind<R>(
+        &self,
+        plan: &Plan,
+        inputs: &[(Uid, &Tensor)],
+        scalars: &[(Uid, f64)],
+        run: impl FnOnce(&mut [(Uid, Binding<'_>)], Option<&Stream>) -> Result<R, Error>,
+    ) -> Result<(Vec<Tensor>, R), Error> {
+        for (uid, tensor) in inputs {
+            if let Some(wanted) = plan.tensors().iter().find(|wanted| wanted.uid == *uid) {
+                tensor.matches(wanted, self)?;
             }
         }
-        Ok(Made { plan, inputs, outputs, scalars })
+        let wanted = plan.outputs().map(|tensor| (tensor.uid, tensor.dtype, tensor.layout));
+        self.compute(inputs.iter().copied(), scalars, wanted, run)
+    }
+
+    /// Has `run` submit with tensors that are as the plan describes them, and new ones for what is wanted: these.
+    pub(crate) fn compute<'t, R>(
+        &self,
+        inputs: impl Iterator<Item = (Uid, &'t Tensor)>,
+        scalars: &[(Uid, f64)],
+        wanted: impl Iterator<Item = (Uid, DType, Layout)>,
+        run: impl FnOnce(&mut [(Uid, Binding<'_>)], Option<&Stream>) -> Result<R, Error>,
+    ) -> Result<(Vec<Tensor>, R), Error> {
+        let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::with_capacity(8);
+        bindings.extend(inputs.map(|(uid, tensor)| (uid, tensor.storage.read())));
+        bindings.extend(scalars.iter().map(|&(uid, value)| (uid, Binding::Scalar(value))));
+        let mut outputs = Vec::new();
+        for (uid, dtype, layout) in wanted {
+            outputs.push((uid, dtype, layout, Storage::new(self, dtype, &layout)?));
+        }
+        bindings.extend(outputs.iter_mut().map(|(uid, _, _, storage)| (*uid, storage.write())));
+        let done = run(&mut bindings, self.handle().map(Handle::stream))?;
+        drop(bindings);
+        let tensor = |(_, dtype, layout, storage): (Uid, DType, Layout, Storage)| Tensor {
+            storage: Arc::new(storage),
+            device: self.clone(),
+            dtype,
+            layout,
+        };
+        Ok((outputs.into_iter().map(tensor).collect(), done))
     }
 }
 
@@ -180,6 +222,31 @@ pub struct Tensor {
 enum Storage {
     Host(Vec<u8>),
     Memory(DeviceBuffer),
+}
+
+impl Storage {
+    /// Memory for a result; its contents are undefined on a GPU.
+    fn new(device: &Device, dtype: DType, layout: &Layout) -> Result<Storage, Error> {
+        let needed_bytes = layout.span_bytes(dtype);
+        Ok(match device.handle() {
+            None => Storage::Host(host_bytes(needed_bytes)?),
+            Some(handle) => Storage::Memory(handle.pool().alloc(handle.stream(), u64::try_from(needed_bytes).unwrap_or(u64::MAX))?),
+        })
+    }
+
+    fn read(&self) -> Binding<'_> {
+        match self {
+            Storage::Host(bytes) => Binding::Host(HostSlice::read(bytes)),
+            Storage::Memory(buffer) => Binding::Buffer(buffer.slice()),
+        }
+    }
+
+    fn write(&mut self) -> Binding<'_> {
+        match self {
+            Storage::Host(bytes) => Binding::Host(HostSlice::write(bytes)),
+            Storage::Memory(buffer) => Binding::Buffer(buffer.slice()),
+        }
+    }
 }
 
 impl fmt::Debug for Tensor {
@@ -223,16 +290,6 @@ impl Tensor {
             let _ = num::write_element(dtype, *value, element);
         }
         Tensor::from_bytes(device, dtype, layout, &bytes)
-    }
-
-    /// Memory for a result; its contents are undefined on a GPU.
-    fn empty(device: &Device, dtype: DType, layout: Layout) -> Result<Tensor, Error> {
-        let needed_bytes = layout.span_bytes(dtype);
-        let storage = match device.handle() {
-            None => Storage::Host(host_bytes(needed_bytes)?),
-            Some(handle) => Storage::Memory(handle.pool().alloc(handle.stream(), u64::try_from(needed_bytes).unwrap_or(u64::MAX))?),
-        };
-        Ok(Tensor { storage: Arc::new(storage), device: device.clone(), dtype, layout })
     }
 
     /// Where it is.
@@ -297,22 +354,23 @@ impl Tensor {
         Ok((0..self.layout.elements()).map_while(element).collect())
     }
 
-    fn matches(&self, wanted: &TensorDesc, device: &Device) -> Result<(), Error> {
-        if self.device != *device {
-            return Err(Error::ForeignDevice {
-                tensor: wanted.name.clone(),
-                on: self.device.name().to_owned(),
-                needed: device.name().to_owned(),
-            });
+    fn matches(&self, wanted: &TensorDesc, device: &Device) -> Result<(), BindingError> {
+        self.is_on(device, &wanted.name)?;
+        let words = |dtype: DType, layout: &Layout| format!("{dtype} {layout}");
+        if (self.dtype, self.layout) == (wanted.dtype, wanted.layout) {
+            return Ok(());
         }
-        if (self.dtype, self.layout) != (wanted.dtype, wanted.layout) {
-            return Err(Error::TensorMismatch {
-                tensor: wanted.name.clone(),
-                given: format!("{} {}", self.dtype, self.layout),
-                needed: format!("{} {}", wanted.dtype, wanted.layout),
-            });
+        let (given, wanted_words) = (words(self.dtype, &self.layout), words(wanted.dtype, &wanted.layout));
+        Err(BindingError::new(&wanted.name, wanted_words, given, BindingRule::Layout))
+    }
+
+    /// Whether it lies on that device.
+    pub(crate) fn is_on(&self, device: &Device, name: &str) -> Result<(), BindingError> {
+        if self.device == *device {
+            return Ok(());
         }
-        Ok(())
+        let words = |device: &Device| format!("a tensor on {}", device.name());
+        Err(BindingError::new(name, words(device), words(&self.device), BindingRule::Device))
     }
 }
 
@@ -327,247 +385,6 @@ fn host_bytes(needed_bytes: u128) -> Result<Vec<u8>, Error> {
 
 pub(crate) fn row_major(dims: &[u64]) -> Result<Layout, Error> {
     Layout::row_major(dims).map_err(layout_error)
-}
-
-pub(crate) fn layout_error(source: verdigris_tensor::LayoutError) -> Error {
-    verdigris_graph::Error::Layout { tensor: "result".to_owned(), source }.into()
-}
-
-/// A graph made ready on a device.
-pub struct Ready {
-    made: Made,
-    device: Device,
-}
-
-/// A graph made ready, apart from the device that it is for.
-pub(crate) struct Made {
-    plan: ReadyKind,
-    inputs: Vec<TensorDesc>,
-    outputs: Vec<TensorDesc>,
-    scalars: Vec<TensorDesc>,
-}
-
-enum ReadyKind {
-    Cpu(verdigris_cpu::Prepared),
-    Gpu(GraphPlan),
-}
-
-/// What one run did.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct RunReport {
-    /// In the order of execution.
-    pub parts: Vec<PartReport>,
-    /// Memory that the run needed beside its tensors.
-    pub workspace_bytes: u64,
-    /// The whole, in microseconds: on a GPU from the first part's start to the last one's end.
-    pub us: f64,
-    /// Whether other ways ran than those chosen, for want of memory or of alignment.
-    pub is_downgraded: bool,
-}
-
-/// What one part of a run did.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct PartReport {
-    /// What it computes: names of ops on the CPU, the problem on a GPU.
-    pub name: String,
-    /// The engine.
-    pub engine: &'static str,
-    /// Its setting.
-    pub knobs: String,
-    /// Its time, in microseconds.
-    pub us: f64,
-    /// Its scratch.
-    pub workspace_bytes: u64,
-}
-
-impl Ready {
-    /// The tensors read, in the order of the graph's list.
-    pub fn inputs(&self) -> &[TensorDesc] {
-        &self.made.inputs
-    }
-
-    /// The tensors written, in the order of the graph's list: what [`Ready::run`] gives.
-    pub fn outputs(&self) -> &[TensorDesc] {
-        &self.made.outputs
-    }
-
-    /// The host scalars.
-    pub fn scalars(&self) -> &[TensorDesc] {
-        &self.made.scalars
-    }
-
-    /// The device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// How a GPU's plan was chosen; the CPU has one way for each op.
-    pub fn explain(&self) -> Option<&Explanation> {
-        match &self.made.plan {
-            ReadyKind::Cpu(_) => None,
-            ReadyKind::Gpu(plan) => Some(plan.explain()),
-        }
-    }
-
-    /// The engine of each part, with what it computes.
-    pub fn engines(&self) -> Vec<(&'static str, String)> {
-        match &self.made.plan {
-            ReadyKind::Cpu(prepared) => prepared.engines().map(|(engine, name)| (engine.id(), name)).collect(),
-            ReadyKind::Gpu(plan) => {
-                plan.parts().zip(&plan.explain().parts).map(|(part, why)| (part.engine().name, why.problem.clone())).collect()
-            }
-        }
-    }
-
-    /// Computes the outputs, in memory of their own. On a GPU the work is submitted, not waited for.
-    ///
-    /// # Errors
-    /// [`Error::Binding`] for a tensor that is missing or unknown, [`Error::TensorMismatch`], [`Error::ForeignDevice`], [`Error::Cpu`],
-    /// [`Error::Device`].
-    pub fn run(&self, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<Vec<Tensor>, Error> {
-        self.made.compute(&self.device, inputs, scalars, false).map(|(outputs, _)| outputs)
-    }
-
-    /// As [`Ready::run`], and tells what each part took; waits until it is done.
-    ///
-    /// # Errors
-    /// As [`Ready::run`].
-    pub fn run_reported(&self, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<(Vec<Tensor>, RunReport), Error> {
-        self.made.compute(&self.device, inputs, scalars, true)
-    }
-}
-
-impl Made {
-    /// The tensors written, in the order of the graph's list.
-    pub(crate) fn outputs(&self) -> &[TensorDesc] {
-        &self.outputs
-    }
-
-    /// Computes the outputs on the device that the graph was made ready for.
-    pub(crate) fn compute(
-        &self,
-        device: &Device,
-        inputs: &[(Uid, &Tensor)],
-        scalars: &[(Uid, f64)],
-        timed: bool,
-    ) -> Result<(Vec<Tensor>, RunReport), Error> {
-        use crate::error::BindingError;
-        let find = |wanted: &TensorDesc| -> Result<&Tensor, Error> {
-            let missing = || BindingError::Missing { tensor: wanted.name.clone(), uid: wanted.uid };
-            let (_, tensor) = inputs.iter().find(|(uid, _)| *uid == wanted.uid).ok_or_else(missing)?;
-            tensor.matches(wanted, device)?;
-            Ok(tensor)
-        };
-        let read = self.inputs.iter().map(find).collect::<Result<Vec<&Tensor>, Error>>()?;
-        for wanted in &self.scalars {
-            if !scalars.iter().any(|(uid, _)| *uid == wanted.uid) {
-                return Err(BindingError::Missing { tensor: wanted.name.clone(), uid: wanted.uid }.into());
-            }
-        }
-        let is_known = |list: &[TensorDesc], uid: Uid| list.iter().any(|tensor| tensor.uid == uid);
-        let stray = (inputs.iter().map(|(uid, _)| *uid).find(|&uid| !is_known(&self.inputs, uid)))
-            .or_else(|| scalars.iter().map(|(uid, _)| *uid).find(|&uid| !is_known(&self.scalars, uid)));
-        if let Some(uid) = stray {
-            return Err(BindingError::Unknown { uid }.into());
-        }
-        match &self.plan {
-            ReadyKind::Cpu(prepared) => self.compute_on_cpu(device, prepared, &read, scalars),
-            ReadyKind::Gpu(plan) => self.compute_on_gpu(device, plan, &read, scalars, timed),
-        }
-    }
-
-    fn compute_on_cpu(
-        &self,
-        device: &Device,
-        prepared: &verdigris_cpu::Prepared,
-        read: &[&Tensor],
-        scalars: &[(Uid, f64)],
-    ) -> Result<(Vec<Tensor>, RunReport), Error> {
-        let start = Instant::now();
-        let mut results: Vec<Vec<u8>> = Vec::new();
-        for wanted in &self.outputs {
-            results.push(host_bytes(wanted.layout.span_bytes(wanted.dtype))?);
-        }
-        let mut bindings = verdigris_cpu::Bindings::new();
-        for (wanted, tensor) in self.inputs.iter().zip(read) {
-            if let Storage::Host(bytes) = &*tensor.storage {
-                bindings.input(wanted.uid, bytes);
-            }
-        }
-        for (wanted, bytes) in self.outputs.iter().zip(&mut results) {
-            bindings.output(wanted.uid, bytes);
-        }
-        for &(uid, value) in scalars {
-            bindings.scalar(uid, value);
-        }
-        let done = prepared.run(&mut bindings)?;
-        drop(bindings);
-        let workspace_bytes = done.workspace_bytes();
-        let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-        let parts = done.steps.into_iter().map(|step| PartReport {
-            name: step.name,
-            engine: step.engine.id(),
-            knobs: "default".to_owned(),
-            us: us(step.time),
-            workspace_bytes: step.workspace_bytes,
-        });
-        let report = RunReport { parts: parts.collect(), workspace_bytes, us: us(start.elapsed()), is_downgraded: false };
-        let tensors = self.outputs.iter().zip(results).map(|(wanted, bytes)| Tensor {
-            storage: Arc::new(Storage::Host(bytes)),
-            device: device.clone(),
-            dtype: wanted.dtype,
-            layout: wanted.layout,
-        });
-        Ok((tensors.collect(), report))
-    }
-
-    fn compute_on_gpu(
-        &self,
-        device: &Device,
-        plan: &GraphPlan,
-        read: &[&Tensor],
-        scalars: &[(Uid, f64)],
-        timed: bool,
-    ) -> Result<(Vec<Tensor>, RunReport), Error> {
-        let mut report = RunReport { parts: Vec::new(), workspace_bytes: plan.workspace_bytes(), us: 0.0, is_downgraded: false };
-        // A GPU's plan is never without its device.
-        let Some(handle) = device.handle() else { return Ok((Vec::new(), report)) };
-        let outputs =
-            self.outputs.iter().map(|wanted| Tensor::empty(device, wanted.dtype, wanted.layout)).collect::<Result<Vec<_>, _>>()?;
-        let tensors = self.inputs.iter().zip(read.iter().copied()).chain(self.outputs.iter().zip(&outputs));
-        let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::with_capacity(plan.tensors().len());
-        for (wanted, tensor) in tensors {
-            if let Storage::Memory(buffer) = &*tensor.storage
-                // What a problem's canonical form does not read is not bound.
-                && plan.tensors().iter().any(|bound| bound.uid == wanted.uid)
-            {
-                bindings.push((wanted.uid, Binding::Buffer(buffer.slice())));
-            }
-        }
-        for &(uid, value) in scalars {
-            if plan.tensors().iter().any(|bound| bound.uid == uid) {
-                bindings.push((uid, Binding::Scalar(value)));
-            }
-        }
-        if timed {
-            let timed = plan.execute_timed_from(handle.stream(), &bindings, handle.pool())?;
-            report.us = timed.parts.iter().map(|(_, us)| us).sum();
-            (report.workspace_bytes, report.is_downgraded) = (timed.workspace_bytes, timed.is_downgraded);
-            let parts = timed.parts.into_iter().zip(&plan.explain().parts);
-            report.parts = parts
-                .map(|((part, us), why)| PartReport {
-                    name: why.problem.clone(),
-                    engine: part.engine().name,
-                    knobs: part.knobs().to_string(),
-                    us,
-                    workspace_bytes: part.workspace_bytes(),
-                })
-                .collect();
-        } else {
-            plan.execute_from(handle.stream(), &bindings, handle.pool())?;
-        }
-        Ok((outputs, report))
-    }
 }
 
 #[cfg(test)]

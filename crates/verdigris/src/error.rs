@@ -1,7 +1,8 @@
 //! Everything that can go wrong between a request and its result, by whose fault it is.
 
 use verdigris_engines::engine::Refusal;
-use verdigris_graph::Uid;
+
+pub use verdigris_tensor::{BindingError, BindingRule};
 
 /// Why a request was not served.
 #[derive(Debug, thiserror::Error)]
@@ -28,13 +29,13 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] verdigris_cuda::Error),
 
-    /// What was bound to a plan does not suit its problem.
+    /// What was bound to a plan does not suit it; found before anything runs.
     #[error(transparent)]
     Binding(#[from] BindingError),
 
     /// What the CPU device does not take: the caller's fault.
     #[error(transparent)]
-    Cpu(#[from] verdigris_cpu::Error),
+    Cpu(verdigris_cpu::Error),
 
     /// A name of no device.
     #[error("there is no device `{name}`; devices are `cpu`, `cuda` and `cuda:N`")]
@@ -43,26 +44,13 @@ pub enum Error {
         name: String,
     },
 
-    /// A tensor that lies elsewhere.
-    #[error("tensor `{tensor}` lies on {on}, but is used with {needed}; a tensor is used on the device that made it")]
-    ForeignDevice {
-        /// The tensor.
-        tensor: String,
-        /// Where it is.
-        on: String,
-        /// Where it should be.
-        needed: String,
-    },
-
-    /// A tensor of another type, or of other dims or strides, than the graph's.
-    #[error("tensor `{tensor}` is {given}, the graph has {needed}")]
-    TensorMismatch {
-        /// The tensor.
-        tensor: String,
-        /// Type, dims and strides of what was given.
-        given: String,
-        /// What the graph has.
-        needed: String,
+    /// Tensors that a function cannot take: the caller's fault.
+    #[error("{what}; {rule}")]
+    Operand {
+        /// What was given.
+        what: String,
+        /// What it may be.
+        rule: &'static str,
     },
 
     /// Too few bytes, or a wrong number of elements, for a tensor.
@@ -110,137 +98,6 @@ pub enum Error {
     },
 }
 
-/// What was bound to a plan does not suit its problem; found before anything is submitted.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BindingError {
-    /// Not one binding a slot.
-    #[error("{given} bindings are given, the problem has {needed} slots; bind each, in the order of the slots")]
-    Count {
-        /// Bindings given.
-        given: usize,
-        /// Slots of the problem.
-        needed: usize,
-    },
-    /// A number where memory is needed, or the other way round.
-    #[error("slot {slot} is {needed}, but {given} is bound to it")]
-    Kind {
-        /// The slot.
-        slot: usize,
-        /// What it is.
-        needed: &'static str,
-        /// What was bound.
-        given: &'static str,
-    },
-    /// A buffer that ends before its operand does.
-    #[error("slot {slot} spans {needed_bytes} bytes, but {given_bytes} are bound to it")]
-    Length {
-        /// The slot.
-        slot: usize,
-        /// Bytes bound.
-        given_bytes: u64,
-        /// Bytes spanned.
-        needed_bytes: u64,
-    },
-    /// An output that shares bytes with another operand. The same matrix in the same place is allowed: read before it is written.
-    #[error("the output in slot {output} and slot {other} share bytes; only the same elements in the same place may be shared")]
-    Overlap {
-        /// The slot written.
-        output: usize,
-        /// The other one.
-        other: usize,
-    },
-    /// A tensor of the graph is not bound.
-    #[error("tensor `{tensor}` ({uid}) is not bound")]
-    Missing {
-        /// Its name.
-        tensor: String,
-        /// Its uid.
-        uid: Uid,
-    },
-    /// A uid that the plan does not bind: no tensor of the graph, a virtual one, or one that no op reads or writes.
-    #[error("tensor {uid} is bound, but the plan has no such tensor to bind")]
-    Unknown {
-        /// The uid.
-        uid: Uid,
-    },
-    /// A uid that is bound more than once.
-    #[error("tensor {uid} is bound twice")]
-    Twice {
-        /// The uid.
-        uid: Uid,
-    },
-    /// A number where memory is needed, or the other way round.
-    #[error("tensor `{tensor}` is {needed}, but {given} is bound to it")]
-    TensorKind {
-        /// The tensor.
-        tensor: String,
-        /// What it is.
-        needed: &'static str,
-        /// What was bound.
-        given: &'static str,
-    },
-    /// A buffer that ends before its tensor does.
-    #[error("tensor `{tensor}` spans {needed_bytes} bytes, but {given_bytes} are bound to it")]
-    TensorLength {
-        /// The tensor.
-        tensor: String,
-        /// Bytes bound.
-        given_bytes: u64,
-        /// Bytes spanned.
-        needed_bytes: u64,
-    },
-    /// A null pointer.
-    #[error("tensor `{tensor}` is bound to a null pointer")]
-    Null {
-        /// The tensor.
-        tensor: String,
-    },
-    /// Memory of another device, or none of any.
-    #[error("tensor `{tensor}` is bound to {address:#x}, which is {}; the plan runs on device {needed}", whose(*.found))]
-    Foreign {
-        /// The tensor.
-        tensor: String,
-        /// The address.
-        address: u64,
-        /// The number of the device whose memory it is.
-        found: Option<u32>,
-        /// The number of the plan's device.
-        needed: u32,
-    },
-    /// A buffer, or the workspace, that is not aligned as the plan relies on.
-    #[error("tensor `{tensor}` is at {address:#x}, not a multiple of the {alignment_bytes} bytes that the plan relies on")]
-    TensorAlignment {
-        /// The tensor.
-        tensor: String,
-        /// Its address.
-        address: u64,
-        /// The alignment needed.
-        alignment_bytes: u64,
-    },
-    /// An output that shares bytes with another tensor.
-    #[error(
-        "output `{output}` and tensor `{other}` share bytes; an output may only take the place of an input of the same elements that is \
-         not read after it is written"
-    )]
-    TensorOverlap {
-        /// The tensor written.
-        output: String,
-        /// The other one.
-        other: String,
-    },
-    /// Too little workspace.
-    #[error("the workspace has {given_bytes} bytes, the plan needs {needed_bytes}, and {least_bytes} at the least as things stand")]
-    Workspace {
-        /// Bytes given.
-        given_bytes: u64,
-        /// Bytes that the chosen ways need.
-        needed_bytes: u64,
-        /// Bytes without which nothing goes: a captured or pinned execution takes no other ways than the chosen.
-        least_bytes: u64,
-    },
-}
-
 impl Error {
     /// There is no engine of that name; these there are.
     pub(crate) fn unknown_engine(name: &str) -> Error {
@@ -260,8 +117,15 @@ impl Error {
     }
 }
 
-fn whose(device: Option<u32>) -> String {
-    device.map_or_else(|| "no memory of a device".to_owned(), |device| format!("memory of device {device}"))
+/// A graph that breaks a rule, or a binding that does, is told in the same way whichever device found it.
+impl From<verdigris_cpu::Error> for Error {
+    fn from(error: verdigris_cpu::Error) -> Error {
+        match error {
+            verdigris_cpu::Error::Graph(error) => Error::Graph(error),
+            verdigris_cpu::Error::Binding(error) => Error::Binding(error),
+            error => Error::Cpu(error),
+        }
+    }
 }
 
 fn list(refusals: &[Refusal]) -> String {

@@ -1,8 +1,8 @@
 //! Functions of tensors, for those who do not want to draw graphs.
 //!
-//! Each call makes its graph ready on the first use with tensors of these types, dims and strides, and keeps it with the device; from then on
-//! it is found by a look-up that holds no lock. Results have the element type of the first input unless they say otherwise, and lie in
-//! memory in the order of its dims: what is channels-last stays so.
+//! Each call plans its graph ([`crate::recipe`]) on the first use with tensors of these types, dims and strides, and the device keeps the
+//! plan; from then on it is found by a look-up that holds no lock. Results have the element type of the first input unless they say
+//! otherwise, and what is channels-last stays so.
 //!
 //! ```
 //! use verdigris::functional::{self as f, Conv2d};
@@ -22,14 +22,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, Matmul, PoolBackward, PoolMode, PoolWindows,
-    Precision, ReductionOp, TernaryOp, Uid, UnaryOp,
-};
+use verdigris_graph::{BinaryOp, CrossEntropySpec, PoolWindows, Precision, ReductionOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
-use crate::device::{Made, Tensor, layout_error, row_major};
+use crate::device::{Tensor, row_major};
 use crate::error::Error;
+use crate::plan::{Plan, Workspace};
+use crate::recipe::{Convolution, Extents, Function, Input, LossForm, Outcome, draw};
 
 /// Attributes of a convolution over two spatial dims, `[height, width]`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -56,14 +55,14 @@ impl Default for Conv2d {
 }
 
 impl Conv2d {
-    fn conv(&self, direction: ConvDirection, x: Uid, w: Uid, y: Uid, precision: Precision) -> Conv {
-        Conv {
+    fn convolution(&self, precision: Precision) -> Convolution {
+        Convolution {
+            strides: self.stride.to_vec(),
             pads_before: self.padding.to_vec(),
             pads_after: self.padding.to_vec(),
-            strides: self.stride.to_vec(),
             dilations: self.dilation.to_vec(),
             groups: self.groups,
-            ..Conv::new(direction, x, w, y, 2, precision)
+            precision,
         }
     }
 }
@@ -98,22 +97,15 @@ impl Pool2d {
             pads_after: self.padding.to_vec(),
         }
     }
-
-    fn average(&self) -> PoolMode {
-        PoolMode::Average { count_include_pad: self.count_include_pad }
-    }
 }
 
 /// `a · b` over the last two dims; those before them are batch dims.
 ///
 /// # Errors
-/// Those of [`crate::Device::prepare`] and [`crate::Ready::run`], as all functions here.
+/// Those of [`crate::Device::plan`] and [`crate::Device::run`], and [`Error::Operand`], as all functions here.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor, Error> {
     let precision = usual(a, b)?;
-    one(Call::Matmul(precision), &[a, b], |g, u| {
-        let d = g.matmul_with("matmul", Matmul::new(u[0], u[1], Uid(0), precision))?;
-        Ok(vec![Output::like(d, a)])
-    })
+    one(Call::Matmul(precision), &[a, b], || Function::Matmul(precision))
 }
 
 /// `x · wᵀ + bias` with a `w` of `[out, in]`, and an activation.
@@ -121,14 +113,8 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn linear(x: &Tensor, w: &Tensor, bias: &Tensor, activation: UnaryOp) -> Result<Tensor, Error> {
-    let wt = w.permuted(&[1, 0])?;
     let precision = usual(x, w)?;
-    one(Call::Linear(precision, activation), &[x, &wt, bias], |g, u| {
-        let d = g.matmul_with("linear", Matmul::new(u[0], u[1], Uid(0), precision))?;
-        let d = g.binary("bias", BinaryOp::Add, d, u[2])?;
-        let d = activate(g, activation, d)?;
-        Ok(vec![Output::like(d, x)])
-    })
+    one(Call::Linear(precision, activation), &[x, w, bias], || Function::Linear(precision, activation))
 }
 
 /// The convolution (cross-correlation) of `x` `[n, c, h, w]` with `w` `[k, c / groups, h, w]`.
@@ -137,11 +123,7 @@ pub fn linear(x: &Tensor, w: &Tensor, bias: &Tensor, activation: UnaryOp) -> Res
 /// See [`matmul`].
 pub fn conv2d(x: &Tensor, w: &Tensor, conv: Conv2d) -> Result<Tensor, Error> {
     let precision = precision(&conv, x, w)?;
-    one(Call::Conv(conv), &[x, w], |g, u| {
-        let y = g.conv_fprop("conv", conv.conv(ConvDirection::Fprop, u[0], u[1], Uid(0), precision))?;
-        let y = activate(g, conv.activation, y)?;
-        Ok(vec![Output::like(y, x)])
-    })
+    one(Call::Conv(conv), &[x, w], || Function::ConvFprop(conv.convolution(precision), conv.activation))
 }
 
 /// As [`conv2d`], with a bias of one element a filter, added before the activation.
@@ -150,14 +132,7 @@ pub fn conv2d(x: &Tensor, w: &Tensor, conv: Conv2d) -> Result<Tensor, Error> {
 /// See [`matmul`].
 pub fn conv2d_bias(x: &Tensor, w: &Tensor, bias: &Tensor, conv: Conv2d) -> Result<Tensor, Error> {
     let precision = precision(&conv, x, w)?;
-    // Seen as [k, 1, 1], it broadcasts over n, h and w.
-    let bias = bias.viewed(&[bias.layout().elements(), 1, 1]).unwrap_or_else(|| bias.clone());
-    one(Call::ConvBias(conv), &[x, w, &bias], |g, u| {
-        let y = g.conv_fprop("conv", conv.conv(ConvDirection::Fprop, u[0], u[1], Uid(0), precision))?;
-        let y = g.binary("bias", BinaryOp::Add, y, u[2])?;
-        let y = activate(g, conv.activation, y)?;
-        Ok(vec![Output::like(y, x)])
-    })
+    one(Call::ConvBias(conv), &[x, w, bias], || Function::ConvFprop(conv.convolution(precision), conv.activation))
 }
 
 /// The gradient of [`conv2d`] (without its activation) with respect to `x`, which had these dims. Also transposed convolution, whose input
@@ -167,10 +142,7 @@ pub fn conv2d_bias(x: &Tensor, w: &Tensor, bias: &Tensor, conv: Conv2d) -> Resul
 /// See [`matmul`].
 pub fn conv2d_backward_input(dy: &Tensor, w: &Tensor, x_dims: [u64; 4], conv: Conv2d) -> Result<Tensor, Error> {
     let precision = precision(&conv, dy, w)?;
-    one(Call::ConvInput(conv, x_dims), &[dy, w], |g, u| {
-        let dx = g.conv_dgrad("dgrad", conv.conv(ConvDirection::Dgrad, Uid(0), u[1], u[0], precision), &x_dims)?;
-        Ok(vec![Output::like(dx, dy)])
-    })
+    one(Call::ConvInput(conv, x_dims), &[dy, w], || Function::ConvDgrad(conv.convolution(precision), Extents::Whole(x_dims.to_vec())))
 }
 
 /// The gradient of [`conv2d`] (without its activation) with respect to `w`, which had these dims.
@@ -179,9 +151,8 @@ pub fn conv2d_backward_input(dy: &Tensor, w: &Tensor, x_dims: [u64; 4], conv: Co
 /// See [`matmul`].
 pub fn conv2d_backward_filter(x: &Tensor, dy: &Tensor, w_dims: [u64; 4], conv: Conv2d) -> Result<Tensor, Error> {
     let precision = precision(&conv, x, dy)?;
-    one(Call::ConvFilter(conv, w_dims), &[x, dy], |g, u| {
-        let dw = g.conv_wgrad("wgrad", conv.conv(ConvDirection::Wgrad, u[0], Uid(0), u[1], precision), &w_dims)?;
-        Ok(vec![Output::like(dw, x)])
+    one(Call::ConvFilter(conv, w_dims), &[x, dy], || {
+        Function::ConvWgrad(conv.convolution(precision), Extents::Whole(w_dims.to_vec()), None)
     })
 }
 
@@ -190,7 +161,7 @@ pub fn conv2d_backward_filter(x: &Tensor, dy: &Tensor, w_dims: [u64; 4], conv: C
 /// # Errors
 /// See [`matmul`].
 pub fn unary(f: UnaryOp, x: &Tensor) -> Result<Tensor, Error> {
-    one(Call::Unary(f), &[x], |g, u| Ok(vec![Output::like(g.unary("unary", f, u[0])?, x)]))
+    one(Call::Unary(f), &[x], || Function::Activation(f))
 }
 
 /// `f(x, z)`, broadcast.
@@ -198,7 +169,7 @@ pub fn unary(f: UnaryOp, x: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn binary(f: BinaryOp, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
-    one(Call::Binary(f), &[x, z], |g, u| Ok(vec![Output::like(g.binary("binary", f, u[0], u[1])?, x)]))
+    one(Call::Binary(f), &[x, z], || Function::Binary(f))
 }
 
 /// `x` where `t` is not 0, else `z`; broadcast.
@@ -206,7 +177,7 @@ pub fn binary(f: BinaryOp, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn select(t: &Tensor, x: &Tensor, z: &Tensor) -> Result<Tensor, Error> {
-    one(Call::Select, &[x, z, t], |g, u| Ok(vec![Output::like(g.ternary("select", TernaryOp::Select, u[0], u[1], u[2])?, x)]))
+    one(Call::Select, &[x, z, t], || Function::Select)
 }
 
 /// `max(x, 0)`.
@@ -217,12 +188,12 @@ pub fn relu(x: &Tensor) -> Result<Tensor, Error> {
     unary(UnaryOp::Relu, x)
 }
 
-/// `dy · f′(x)` of an activation.
+/// `dy · f′(x)` of an activation, of the type of `x`.
 ///
 /// # Errors
 /// See [`matmul`].
 pub fn activation_backward(f: UnaryOp, dy: &Tensor, x: &Tensor) -> Result<Tensor, Error> {
-    binary(BinaryOp::Backward(f), dy, x)
+    one(Call::ActivationBackward(f), &[dy, x], || Function::ActivationBackward(f))
 }
 
 /// `x` in another type.
@@ -230,10 +201,7 @@ pub fn activation_backward(f: UnaryOp, dy: &Tensor, x: &Tensor) -> Result<Tensor
 /// # Errors
 /// See [`matmul`].
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor, Error> {
-    one(Call::Cast(dtype), &[x], |g, u| {
-        let y = g.unary("cast", UnaryOp::Identity, u[0])?;
-        Ok(vec![Output { dtype: Some(dtype), ..Output::like(y, x) }])
-    })
+    one(Call::Cast(dtype), &[x], || Function::Cast(dtype))
 }
 
 /// A reduction over axes, which stay with extent 1.
@@ -247,7 +215,7 @@ pub fn reduce(f: ReductionOp, x: &Tensor, axes: &[u32]) -> Result<Tensor, Error>
     // An axis that is named twice or too large is the graph's to refuse; a mask would hide it, and so is not its key.
     let is_plain = sorted.is_sorted_by(|a, b| a < b) && sorted.last().is_none_or(|&last| last < 32);
     let call = if is_plain { Call::Reduce(f, mask) } else { Call::Unkept };
-    one(call, &[x], |g, u| Ok(vec![Output::like(g.reduction("reduce", f, u[0], &sorted)?, x)]))
+    one(call, &[x], || Function::Reduce(f, sorted))
 }
 
 /// Max pooling of `x` `[n, c, h, w]`.
@@ -255,7 +223,7 @@ pub fn reduce(f: ReductionOp, x: &Tensor, axes: &[u32]) -> Result<Tensor, Error>
 /// # Errors
 /// See [`matmul`].
 pub fn max_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::MaxPool(pool), &[x], |g, u| Ok(vec![Output::like(g.pool("max pool", PoolMode::Max, pool.windows(), u[0])?, x)]))
+    one(Call::MaxPool(pool), &[x], || Function::MaxPool(pool.windows(), None))
 }
 
 /// Max pooling, and the index of each maximum as i32.
@@ -263,10 +231,7 @@ pub fn max_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn max_pool2d_with_index(x: &Tensor, pool: Pool2d) -> Result<(Tensor, Tensor), Error> {
-    let mut results = call(Call::MaxPoolIndex(pool), &[x], |g, u| {
-        let (y, index) = g.max_pool_with_index("max pool", pool.windows(), u[0], DType::I32)?;
-        Ok(vec![Output::like(y, x), Output { dtype: Some(DType::I32), ..Output::like(index, x) }])
-    })?;
+    let mut results = call(Call::MaxPoolIndex(pool), &[x], || Function::MaxPool(pool.windows(), Some(DType::I32)))?;
     match (results.pop(), results.pop()) {
         (Some(index), Some(y)) => Ok((y, index)),
         _ => Err(Error::NoResult),
@@ -278,10 +243,7 @@ pub fn max_pool2d_with_index(x: &Tensor, pool: Pool2d) -> Result<(Tensor, Tensor
 /// # Errors
 /// See [`matmul`].
 pub fn max_pool2d_backward(dy: &Tensor, index: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::MaxPoolBackward(pool, x_dims), &[dy, index], |g, u| {
-        let backward = PoolBackward { mode: PoolMode::Max, windows: pool.windows(), dy: u[0], x: None, index: Some(u[1]), dx: Uid(0) };
-        Ok(vec![Output::like(g.pool_backward("max pool backward", backward, &x_dims)?, dy)])
-    })
+    one(Call::MaxPoolBackward(pool, x_dims), &[dy, index], || Function::MaxPoolBackward(pool.windows(), Extents::Whole(x_dims.to_vec())))
 }
 
 /// Average pooling of `x` `[n, c, h, w]`.
@@ -289,7 +251,7 @@ pub fn max_pool2d_backward(dy: &Tensor, index: &Tensor, x_dims: [u64; 4], pool: 
 /// # Errors
 /// See [`matmul`].
 pub fn avg_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::AveragePool(pool), &[x], |g, u| Ok(vec![Output::like(g.pool("average pool", pool.average(), pool.windows(), u[0])?, x)]))
+    one(Call::AveragePool(pool), &[x], || Function::AveragePool(pool.windows(), pool.count_include_pad))
 }
 
 /// The gradient of average pooling with respect to its input, which had these dims.
@@ -297,9 +259,8 @@ pub fn avg_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn avg_pool2d_backward(dy: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::AveragePoolBackward(pool, x_dims), &[dy], |g, u| {
-        let backward = PoolBackward { mode: pool.average(), windows: pool.windows(), dy: u[0], x: None, index: None, dx: Uid(0) };
-        Ok(vec![Output::like(g.pool_backward("average pool backward", backward, &x_dims)?, dy)])
+    one(Call::AveragePoolBackward(pool, x_dims), &[dy], || {
+        Function::AveragePoolBackward(pool.windows(), pool.count_include_pad, Extents::Whole(x_dims.to_vec()))
     })
 }
 
@@ -308,10 +269,7 @@ pub fn avg_pool2d_backward(dy: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Resul
 /// # Errors
 /// See [`matmul`].
 pub fn adaptive_avg_pool2d(x: &Tensor, out: [u64; 2]) -> Result<Tensor, Error> {
-    one(Call::Adaptive(out), &[x], |g, u| {
-        let mode = PoolMode::Average { count_include_pad: false };
-        Ok(vec![Output::like(g.pool("adaptive pool", mode, PoolWindows::Adaptive { out: out.to_vec() }, u[0])?, x)])
-    })
+    one(Call::Adaptive(out), &[x], || Function::AveragePool(PoolWindows::Adaptive { out: out.to_vec() }, false))
 }
 
 /// Softmax along an axis.
@@ -319,7 +277,7 @@ pub fn adaptive_avg_pool2d(x: &Tensor, out: [u64; 2]) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn softmax(x: &Tensor, axis: u32) -> Result<Tensor, Error> {
-    one(Call::Softmax(axis, false), &[x], |g, u| Ok(vec![Output::like(g.softmax("softmax", u[0], axis, false)?, x)]))
+    one(Call::Softmax(axis, false), &[x], || Function::Softmax(axis, false))
 }
 
 /// The logarithm of softmax along an axis.
@@ -327,7 +285,7 @@ pub fn softmax(x: &Tensor, axis: u32) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn log_softmax(x: &Tensor, axis: u32) -> Result<Tensor, Error> {
-    one(Call::Softmax(axis, true), &[x], |g, u| Ok(vec![Output::like(g.softmax("log softmax", u[0], axis, true)?, x)]))
+    one(Call::Softmax(axis, true), &[x], || Function::Softmax(axis, true))
 }
 
 /// The gradient of [`softmax`] from its result and `dy`.
@@ -347,9 +305,7 @@ pub fn log_softmax_backward(y: &Tensor, dy: &Tensor, axis: u32) -> Result<Tensor
 }
 
 fn softmax_gradient(y: &Tensor, dy: &Tensor, axis: u32, log: bool) -> Result<Tensor, Error> {
-    one(Call::SoftmaxBackward(axis, log), &[y, dy], |g, u| {
-        Ok(vec![Output::like(g.softmax_backward("softmax backward", u[0], u[1], axis, log)?, y)])
-    })
+    one(Call::SoftmaxBackward(axis, log), &[y, dy], || Function::SoftmaxBackward(axis, log))
 }
 
 /// The cross-entropy of logits and integer labels, in f32 (f64 for f64 logits). Labels have the dims of the logits with 1 at the class axis,
@@ -358,10 +314,7 @@ fn softmax_gradient(y: &Tensor, dy: &Tensor, axis: u32, log: bool) -> Result<Ten
 /// # Errors
 /// See [`matmul`].
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor, spec: CrossEntropySpec) -> Result<Tensor, Error> {
-    let labels = with_axis(labels, logits, spec.axis);
-    one(Call::CrossEntropy(spec), &[logits, &labels], |g, u| {
-        Ok(vec![Output { dtype: Some(wide(logits)), ..Output::like(g.cross_entropy("loss", spec, u[0], u[1])?, logits) }])
-    })
+    one(Call::CrossEntropy(spec), &[logits, labels], || Function::CrossEntropy(spec, LossForm::Wide))
 }
 
 /// The gradient of [`cross_entropy`] with respect to the logits.
@@ -369,11 +322,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, spec: CrossEntropySpec) -
 /// # Errors
 /// See [`matmul`].
 pub fn cross_entropy_backward(logits: &Tensor, labels: &Tensor, dloss: &Tensor, spec: CrossEntropySpec) -> Result<Tensor, Error> {
-    let labels = with_axis(labels, logits, spec.axis);
-    one(Call::CrossEntropyBackward(spec), &[logits, &labels, dloss], |g, u| {
-        let backward = CrossEntropyBackward { spec, logits: u[0], labels: u[1], dloss: u[2], lse: None, dlogits: Uid(0) };
-        Ok(vec![Output::like(g.cross_entropy_backward("loss backward", backward)?, logits)])
-    })
+    one(Call::CrossEntropyBackward(spec), &[logits, labels, dloss], || Function::CrossEntropyBackward(spec))
 }
 
 /// The elements of `x` in row-major order under other dims; the same memory where `x` is packed.
@@ -385,26 +334,9 @@ pub fn reshape(x: &Tensor, dims: &[u64]) -> Result<Tensor, Error> {
         Some(view) => Ok(view),
         None => {
             let layout = row_major(dims)?;
-            one(Call::Reshape(layout), &[x], |g, u| {
-                Ok(vec![Output { layout: Some(layout), ..Output::like(g.reshape("reshape", u[0], dims)?, x) }])
-            })
+            one(Call::Reshape(layout), &[x], || Function::Reshape(dims.to_vec()))
         }
     }
-}
-
-/// Labels with the class axis as a dim of 1, where they lack it.
-fn with_axis(labels: &Tensor, logits: &Tensor, axis: u32) -> Tensor {
-    let mut dims = logits.dims().to_vec();
-    let lacks_it = labels.dims().len() + 1 == dims.len();
-    match dims.get_mut(axis as usize) {
-        Some(classes) if lacks_it => *classes = 1,
-        _ => return labels.clone(),
-    }
-    labels.viewed(&dims).unwrap_or_else(|| labels.clone())
-}
-
-fn wide(x: &Tensor) -> DType {
-    if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 fn usual(a: &Tensor, b: &Tensor) -> Result<Precision, Error> {
@@ -418,11 +350,7 @@ fn precision(conv: &Conv2d, a: &Tensor, b: &Tensor) -> Result<Precision, Error> 
     conv.precision.map_or_else(|| usual(a, b), Ok)
 }
 
-fn activate(g: &mut GraphBuilder, f: UnaryOp, x: Uid) -> Result<Uid, verdigris_graph::Error> {
-    if f == UnaryOp::Identity { Ok(x) } else { g.unary("activation", f, x) }
-}
-
-/// A function with its attributes: what a kept graph is found by, beside types and layouts of its inputs.
+/// A function with its attributes, small enough to be copied: what a plan is found by, beside types and layouts of its inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Call {
     Matmul(Precision),
@@ -433,6 +361,7 @@ enum Call {
     ConvFilter(Conv2d, [u64; 4]),
     Unary(UnaryOp),
     Binary(BinaryOp),
+    ActivationBackward(UnaryOp),
     Select,
     Cast(DType),
     Reduce(ReductionOp, u32),
@@ -451,37 +380,21 @@ enum Call {
     Unkept,
 }
 
-/// A result: which tensor, and how it is stored.
-struct Output<'t> {
-    uid: Uid,
-    /// The tensor whose type and order of dims it takes.
-    like: &'t Tensor,
-    dtype: Option<DType>,
-    layout: Option<Layout>,
-}
-
-impl<'t> Output<'t> {
-    fn like(uid: Uid, like: &'t Tensor) -> Output<'t> {
-        Output { uid, like, dtype: None, layout: None }
-    }
-}
-
 /// Most inputs of a function here.
 const MAX_INPUTS: usize = 3;
 
-/// What a kept graph is found by.
+/// What a plan is found by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     call: Call,
     inputs: [Option<(DType, Layout)>; MAX_INPUTS],
 }
 
-/// A kept graph, and which of its tensors is which.
-struct Kept {
-    made: Made,
-    inputs: Vec<Uid>,
-    /// For each result, its place among the outputs.
-    results: Vec<usize>,
+/// A function's plan, and which of its tensors is which.
+struct FunctionPlan {
+    plan: Plan,
+    inputs: [Option<Uid>; crate::recipe::MAX_INPUTS],
+    results: Vec<Outcome>,
 }
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
@@ -491,13 +404,13 @@ const PLACES: usize = 1024;
 const PROBES: usize = 16;
 
 /// Written once.
-type Place = OnceLock<(Key, Arc<Kept>)>;
+type Place = OnceLock<(Key, Arc<FunctionPlan>)>;
 
-/// Kept graphs. A place is written once and never changed, so finding one holds no lock; keys that find no place go into a map of their
-/// own.
+/// Plans of functions. A place is written once and never changed, so finding one holds no lock; keys that find no place go into a map of
+/// their own.
 pub(crate) struct Calls {
     places: Box<[Place]>,
-    others: RwLock<HashMap<Key, Arc<Kept>>>,
+    others: RwLock<HashMap<Key, Arc<FunctionPlan>>>,
 }
 
 impl Default for Calls {
@@ -507,10 +420,10 @@ impl Default for Calls {
 }
 
 impl Calls {
-    fn find(&self, key: &Key) -> Option<Arc<Kept>> {
+    fn find(&self, key: &Key) -> Option<Arc<FunctionPlan>> {
         for place in self.places_of(key) {
             match place.get() {
-                Some((known, kept)) if known == key => return Some(Arc::clone(kept)),
+                Some((known, plan)) if known == key => return Some(Arc::clone(plan)),
                 Some(_) => {}
                 None => return None,
             }
@@ -518,8 +431,8 @@ impl Calls {
         self.others.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
     }
 
-    fn keep(&self, key: Key, kept: Arc<Kept>) {
-        let mut entry = (key, kept);
+    fn keep(&self, key: Key, plan: Arc<FunctionPlan>) {
+        let mut entry = (key, plan);
         for place in self.places_of(&key) {
             match place.set(entry) {
                 Ok(()) => return,
@@ -536,67 +449,35 @@ impl Calls {
 }
 
 /// A function of one result.
-fn one<'t>(
-    call_: Call,
-    inputs: &[&'t Tensor],
-    build: impl FnOnce(&mut GraphBuilder, &[Uid]) -> Result<Vec<Output<'t>>, verdigris_graph::Error>,
-) -> Result<Tensor, Error> {
-    call(call_, inputs, build)?.pop().ok_or(Error::NoResult)
+fn one(call_: Call, inputs: &[&Tensor], function: impl FnOnce() -> Function) -> Result<Tensor, Error> {
+    call(call_, inputs, function)?.pop().ok_or(Error::NoResult)
 }
 
-/// Runs the kept graph of a call, or makes it ready and keeps it.
-fn call<'t>(
-    call: Call,
-    inputs: &[&Tensor],
-    build: impl FnOnce(&mut GraphBuilder, &[Uid]) -> Result<Vec<Output<'t>>, verdigris_graph::Error>,
-) -> Result<Vec<Tensor>, Error> {
+/// Runs the plan of a call, which is made and kept where there is none.
+fn call(call: Call, inputs: &[&Tensor], function: impl FnOnce() -> Function) -> Result<Vec<Tensor>, Error> {
     let Some(device) = inputs.first().map(|tensor| tensor.device().clone()) else { return Err(Error::NoResult) };
     let mut key = Key { call, inputs: [None; MAX_INPUTS] };
-    for (place, tensor) in key.inputs.iter_mut().zip(inputs) {
+    for ((place, tensor), name) in key.inputs.iter_mut().zip(inputs).zip(["first input", "second input", "third input"]) {
+        tensor.is_on(&device, name)?;
         *place = Some((tensor.dtype(), *tensor.layout()));
     }
-    let kept = match device.calls().find(&key).filter(|_| call != Call::Unkept) {
-        Some(kept) => kept,
+    let found = match device.calls().find(&key).filter(|_| call != Call::Unkept) {
+        Some(found) => found,
         None => {
-            let mut g = GraphBuilder::new("functional");
-            let names = ["first input", "second input", "third input"];
-            let uids: Vec<Uid> = inputs.iter().zip(names).map(|(tensor, name)| g.tensor(name, tensor.dtype(), *tensor.layout())).collect();
-            let outputs = build(&mut g, &uids)?;
-            let results: Vec<Uid> = outputs.iter().map(|output| output.uid).collect();
-            for output in outputs {
-                let dims = g.dims(output.uid).unwrap_or_default();
-                let layout = match output.layout {
-                    Some(layout) => layout,
-                    None => in_order_of(output.like.layout(), &dims)?,
-                };
-                g.store_as(output.uid, "result", output.dtype.unwrap_or(output.like.dtype()), layout)?;
+            let mut given = [None; crate::recipe::MAX_INPUTS];
+            for (place, tensor) in given.iter_mut().zip(inputs) {
+                *place = Some(Input { dtype: tensor.dtype(), layout: *tensor.layout(), alignment_bytes: None });
             }
-            let made = device.make(&g.finish()?, &mut |_| {})?;
-            let place = |uid: &Uid| made.outputs().iter().position(|tensor| tensor.uid == *uid);
-            let results = results.iter().map(place).collect::<Option<Vec<usize>>>().ok_or(Error::NoResult)?;
-            let kept = Arc::new(Kept { made, inputs: uids, results });
+            let recipe = draw(&function(), given)?;
+            let made = Arc::new(FunctionPlan { plan: device.plan(&recipe.graph)?, inputs: recipe.inputs, results: recipe.results });
             if call != Call::Unkept {
-                device.calls().keep(key, Arc::clone(&kept));
+                device.calls().keep(key, Arc::clone(&made));
             }
-            kept
+            made
         }
     };
-    let mut bound: [Option<(Uid, &Tensor)>; MAX_INPUTS] = [None; MAX_INPUTS];
-    for ((place, uid), tensor) in bound.iter_mut().zip(&kept.inputs).zip(inputs) {
-        *place = Some((*uid, *tensor));
-    }
-    let bound: Vec<(Uid, &Tensor)> = bound.into_iter().flatten().collect();
-    let (outputs, _) = kept.made.compute(&device, &bound, &[], false)?;
-    Ok(kept.results.iter().map(|&place| outputs[place].clone()).collect())
-}
-
-/// A packed layout of these dims in the memory order of another one of the same rank; row-major where there is none to follow.
-fn in_order_of(like: &Layout, dims: &[u64]) -> Result<Layout, Error> {
-    if like.rank() != dims.len() || like.is_row_major() {
-        return row_major(dims);
-    }
-    let mut order: Vec<usize> = (0..dims.len()).collect();
-    // Dims of 1 may have any stride, and keep their place.
-    order.sort_by_key(|&dim| std::cmp::Reverse(like.strides()[dim]));
-    Layout::with_order(dims, &order).map_err(layout_error)
+    let FunctionPlan { plan, inputs: uids, results } = &*found;
+    let bound = uids.iter().zip(inputs).filter_map(|(uid, tensor)| uid.map(|uid| (uid, *tensor)));
+    let wanted = results.iter().map(|result| (result.uid, result.dtype, result.layout));
+    device.compute(bound, &[], wanted, |bindings, stream| plan.run(bindings, stream, Workspace::Own)).map(|(outputs, ())| outputs)
 }

@@ -1,23 +1,23 @@
-//! A graph, cut into problems, each with a chosen way: ready to run.
+//! A graph planned on a GPU: cut into problems, each with the program of its chosen way, loaded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use verdigris_cuda::{CaptureStatus, DeviceBuffer, DeviceSlice, Event, Stream};
+use verdigris_graph::binding::{BoundTensor, alignment_error, bound_tensors};
 use verdigris_graph::pattern::Subgraph;
 use verdigris_graph::{Access, Graph, Operand, TensorDesc, Uid};
-use verdigris_tensor::layout::ranges_overlap;
+use verdigris_tensor::{BindingError, BindingRule};
 
-use crate::error::{BindingError, Error};
+use crate::binding::{Binding, Bound, Loose, Pair};
+use crate::error::Error;
 use crate::explain::Explanation;
-use crate::plan::{Binding, MAX_SLOTS, Plan};
-use crate::workspace::{Piece, WorkspaceSource, place};
+use crate::problem_plan::{MAX_SLOTS, ProblemPlan};
+use crate::workspace::{self, Piece, WorkspaceSource, place};
 
 /// Most tensors that a graph's caller binds: they are counted in 16 bits.
 pub const MAX_BOUND: usize = 1 << 16;
-/// So many find their bindings on the stack; an execution of more allocates a list.
-const FEW_BOUND: usize = 1024;
 
 /// A graph on a device: several problems one after the other, with the memory between them in one workspace.
 ///
@@ -46,7 +46,7 @@ pub struct GraphPlan {
 #[derive(Debug)]
 pub struct Timed<'p> {
     /// In the order of the parts: the way that ran, and the microseconds that it took on the device.
-    pub parts: Vec<(&'p Plan, f64)>,
+    pub parts: Vec<(&'p ProblemPlan, f64)>,
     /// The workspace that these ways need.
     pub workspace_bytes: u64,
     /// Whether others ran than those chosen, for want of memory or of alignment.
@@ -63,7 +63,7 @@ pub(crate) struct Rung {
 /// One problem of a plan.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<ProblemPlan>,
     /// What each slot is bound to.
     pub(crate) slots: Vec<Source>,
     /// Offset and size of its scratch in the workspace.
@@ -79,107 +79,28 @@ pub(crate) enum Source {
     Workspace { offset_bytes: u64, bytes: u64 },
 }
 
-/// A tensor that the caller binds.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BoundTensor {
-    /// Its uid in the graph.
-    pub uid: Uid,
-    /// Its name in the graph.
-    pub name: String,
-    /// A host scalar, bound by value.
-    pub is_scalar: bool,
-    /// Whether the plan writes it.
-    pub is_written: bool,
-    /// Bytes from its first element to its last; 0 for a host scalar.
-    pub bytes: u64,
-    /// A multiple of this is its address, for the chosen ways.
-    pub alignment_bytes: u64,
-    /// A multiple of this is its address at least: less than `alignment_bytes` where the graph declares nothing and another setting serves.
-    pub least_alignment_bytes: u64,
-}
-
-/// Two bound tensors, of which at least the first is written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Pair {
-    output: usize,
-    other: usize,
-    /// They may be one and the same memory.
-    may_share: bool,
-}
-
-/// A tensor bound to an address that is not aligned for the chosen ways.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Loose {
-    place: usize,
-    address: u64,
-}
-
-/// All that the caller binds, and the rules for it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Bound {
-    tensors: Vec<BoundTensor>,
-    pairs: Vec<Pair>,
-}
-
 /// Submits one set of ways, with the places of the tensors and a workspace.
 type Submit<'s> = dyn FnMut(&Rung, &[u16], DeviceSlice<'_>) -> Result<(), Error> + 's;
 
-/// For each bound tensor, its place among the bindings that an execution is given.
-struct Places {
-    few: [u16; FEW_BOUND],
-    many: Vec<u16>,
-    count: usize,
-}
-
-impl Places {
-    fn for_all(&mut self) -> &mut [u16] {
-        if self.many.is_empty() { &mut self.few[..self.count] } else { &mut self.many }
-    }
-}
-
 impl Bound {
-    /// Room for the place of each tensor.
-    fn places(&self) -> Places {
-        let count = self.tensors.len();
-        Places { few: [0; FEW_BOUND], many: if count > FEW_BOUND { vec![0; count] } else { Vec::new() }, count }
-    }
-
-    /// From the parts in order: every tensor that is no temporary, in the order of first use.
+    /// The tensors of the graph with what the parts do with them.
     pub(crate) fn new(graph: &Graph, parts: &[Subgraph], temporaries: &[TensorDesc]) -> Result<Bound, Error> {
-        let mut tensors: Vec<BoundTensor> = Vec::new();
-        let mut place_of: HashMap<Uid, usize> = HashMap::new();
+        let mut tensors = bound_tensors(graph);
+        let place_of: HashMap<Uid, usize> = tensors.iter().enumerate().map(|(place, tensor)| (tensor.uid, place)).collect();
         // Of each bound tensor: every use, as (part, operand).
-        let mut uses: Vec<Vec<(usize, Operand)>> = Vec::new();
+        let mut uses: Vec<Vec<(usize, Operand)>> = vec![Vec::new(); tensors.len()];
+        let is_temporary: HashSet<Uid> = temporaries.iter().map(|tensor| tensor.uid).collect();
         for (number, part) in parts.iter().enumerate() {
-            let scalars = part.problem.scalars();
             let operands = part.problem.buffers()?;
-            for (slot, &uid) in part.bindings.iter().enumerate() {
-                if temporaries.iter().any(|tensor| tensor.uid == uid) {
-                    continue;
-                }
-                let place = *place_of.entry(uid).or_insert_with(|| {
-                    let name = graph.tensor(uid).map_or_else(|| uid.to_string(), |tensor| tensor.name.clone());
-                    let is_scalar = scalars.iter().any(|scalar| scalar.0 as usize == slot);
-                    tensors.push(BoundTensor {
-                        uid,
-                        name,
-                        is_scalar,
-                        is_written: false,
-                        bytes: 0,
-                        alignment_bytes: 1,
-                        least_alignment_bytes: 1,
-                    });
-                    uses.push(Vec::new());
-                    tensors.len() - 1
-                });
+            for (slot, uid) in part.bindings.iter().enumerate().filter(|(_, uid)| !is_temporary.contains(uid)) {
+                let Some(&place) = place_of.get(uid) else {
+                    return Err(verdigris_graph::Error::UnknownTensor { op: graph.name.clone(), uid: *uid }.into());
+                };
                 for operand in operands.iter().filter(|operand| operand.slot.0 as usize == slot) {
                     let tensor = &mut tensors[place];
-                    // A part may touch but some elements, as each part of a long concatenation does; the caller binds the whole.
-                    let whole = graph.tensor(uid).map_or(0, |whole| whole.layout.span_bytes(whole.dtype));
-                    tensor.bytes = u64::try_from(whole.max(operand.span_bytes())).unwrap_or(u64::MAX).max(tensor.bytes);
+                    tensor.bytes = u64::try_from(operand.span_bytes()).unwrap_or(u64::MAX).max(tensor.bytes);
                     tensor.alignment_bytes = tensor.alignment_bytes.max(operand.dtype.bytes() as u64);
                     tensor.least_alignment_bytes = tensor.alignment_bytes;
-                    tensor.is_written |= operand.access == Access::Written;
                     uses[place].push((number, operand.clone()));
                 }
             }
@@ -214,6 +135,12 @@ impl Bound {
         tensor.alignment_bytes = tensor.alignment_bytes.max(alignment_bytes);
     }
 
+    /// Raises the bytes that a tensor must have.
+    pub(crate) fn reach(&mut self, place: usize, bytes: u64) {
+        let tensor = &mut self.tensors[place];
+        tensor.bytes = tensor.bytes.max(bytes);
+    }
+
     /// Raises the alignment that a tensor must have at least.
     pub(crate) fn align_least(&mut self, place: usize, alignment_bytes: u64) {
         let tensor = &mut self.tensors[place];
@@ -224,79 +151,6 @@ impl Bound {
     pub(crate) fn align_strictly(&mut self, which: impl Fn(Uid) -> bool) {
         for tensor in self.tensors.iter_mut().filter(|tensor| which(tensor.uid)) {
             tensor.least_alignment_bytes = tensor.alignment_bytes;
-        }
-    }
-
-    /// Finds each tensor's binding and checks all of them. Gives the first tensor that is aligned for the loose ways alone.
-    fn check(&self, given: &[(Uid, Binding<'_>)], places: &mut [u16]) -> Result<Option<Loose>, BindingError> {
-        let mut loose = None;
-        for (i, tensor) in self.tensors.iter().enumerate() {
-            // Callers that bind in the plan's own order are served at once.
-            let found = match given.get(i) {
-                Some((uid, _)) if *uid == tensor.uid => Some(i),
-                _ => given.iter().position(|(uid, _)| *uid == tensor.uid),
-            };
-            let Some(found) = found else {
-                return Err(BindingError::Missing { tensor: tensor.name.clone(), uid: tensor.uid });
-            };
-            places[i] = found as u16;
-            let name = || tensor.name.clone();
-            match given[found].1 {
-                Binding::Scalar(_) if tensor.is_scalar => {}
-                Binding::Scalar(_) => {
-                    return Err(BindingError::TensorKind { tensor: name(), needed: "a buffer", given: "a host scalar" });
-                }
-                Binding::Buffer(_) if tensor.is_scalar => {
-                    return Err(BindingError::TensorKind { tensor: name(), needed: "a host scalar", given: "a buffer" });
-                }
-                Binding::Buffer(slice) => {
-                    let (address, given_bytes) = (slice.address(), slice.len_bytes());
-                    if given_bytes < tensor.bytes {
-                        return Err(BindingError::TensorLength { tensor: name(), given_bytes, needed_bytes: tensor.bytes });
-                    }
-                    if address == 0 && tensor.bytes > 0 {
-                        return Err(BindingError::Null { tensor: name() });
-                    }
-                    if !address.is_multiple_of(tensor.alignment_bytes) {
-                        if !address.is_multiple_of(tensor.least_alignment_bytes) {
-                            let alignment_bytes = tensor.least_alignment_bytes;
-                            return Err(BindingError::TensorAlignment { tensor: name(), address, alignment_bytes });
-                        }
-                        loose.get_or_insert(Loose { place: i, address });
-                    }
-                }
-            }
-        }
-        if given.len() != self.tensors.len() {
-            return Err(self.superfluous(given));
-        }
-        let range = |place: usize| match given[usize::from(places[place])].1 {
-            Binding::Buffer(slice) => (slice.address(), u128::from(self.tensors[place].bytes)),
-            Binding::Scalar(_) => (0, 0),
-        };
-        // Pairs are as many as outputs times tensors: of very many tensors that all lie apart none is looked at.
-        if self.tensors.len() > FEW_BOUND && lie_apart((0..self.tensors.len()).map(range).collect()) {
-            return Ok(loose);
-        }
-        for &Pair { output, other, may_share } in &self.pairs {
-            let (a, b) = (range(output), range(other));
-            if ranges_overlap(a, b) && !(may_share && a.0 == b.0) {
-                let name = |place: usize| self.tensors[place].name.clone();
-                return Err(BindingError::TensorOverlap { output: name(output), other: name(other) });
-            }
-        }
-        Ok(loose)
-    }
-
-    fn superfluous(&self, given: &[(Uid, Binding<'_>)]) -> BindingError {
-        match given.iter().find(|(uid, _)| self.place_of(*uid).is_none()) {
-            Some(&(uid, _)) => BindingError::Unknown { uid },
-            // All are known, and each known one was found: one is there twice.
-            None => {
-                let is_twice = |uid: &Uid| given.iter().filter(|(other, _)| other == uid).count() > 1;
-                let uid = given.iter().map(|&(uid, _)| uid).find(is_twice).unwrap_or(Uid(0));
-                BindingError::Twice { uid }
-            }
         }
     }
 }
@@ -381,7 +235,19 @@ impl Memory {
 }
 
 impl GraphPlan {
-    /// What the caller binds, in the order in which executing finds it fastest.
+    fn check(&self, bindings: &[(Uid, Binding<'_>)], places: &mut [u16]) -> Result<Option<Loose>, BindingError> {
+        self.bound.check(
+            bindings.len(),
+            |number| {
+                let (uid, binding) = &bindings[number];
+                (*uid, binding)
+            },
+            places,
+        )
+    }
+
+    /// What the caller binds: every stored tensor that an op reads or writes, in the order of the graph's list, in which executing finds it
+    /// fastest.
     pub fn tensors(&self) -> &[BoundTensor] {
         &self.bound.tensors
     }
@@ -396,8 +262,8 @@ impl GraphPlan {
         self.rungs.last().map_or(0, |rung| rung.workspace_bytes)
     }
 
-    /// The problems' own plans, as they run with the whole workspace.
-    pub fn parts(&self) -> impl Iterator<Item = &Plan> {
+    /// The plans of the problems, as they run with the whole workspace.
+    pub fn parts(&self) -> impl Iterator<Item = &ProblemPlan> {
         self.rungs[0].parts.iter().map(|part| &*part.plan)
     }
 
@@ -415,22 +281,24 @@ impl GraphPlan {
     /// for it. For doors through which addresses come that nobody vouches for.
     ///
     /// # Errors
-    /// [`BindingError::Foreign`], and as the checks of [`GraphPlan::execute`].
+    /// [`BindingRule::Device`], and as the checks of [`GraphPlan::execute`].
     pub fn check_memory(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)]) -> Result<(), Error> {
         let mut places = self.bound.places();
         let places = places.for_all();
-        self.bound.check(bindings, places)?;
+        self.check(bindings, places)?;
         let context = stream.context();
         let needed = context.device().ordinal();
         for (tensor, place) in self.bound.tensors.iter().zip(&*places) {
-            let Binding::Buffer(slice) = bindings[usize::from(*place)].1 else { continue };
+            let Binding::Buffer(slice) = &bindings[usize::from(*place)].1 else { continue };
             if tensor.bytes == 0 {
                 continue;
             }
             let found = context.device_of(slice.address())?;
             if found != Some(needed) {
-                let (tensor, address) = (tensor.name.clone(), slice.address());
-                return Err(BindingError::Foreign { tensor, address, found, needed }.into());
+                let whose =
+                    |device: Option<u32>| device.map_or("no memory of a device".to_owned(), |device| format!("memory of device {device}"));
+                let given = format!("{:#x}, {}", slice.address(), whose(found));
+                return Err(BindingError::new(&tensor.name, whose(Some(needed)), given, BindingRule::Device).into());
             }
         }
         Ok(())
@@ -447,11 +315,11 @@ impl GraphPlan {
     pub fn execute(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<(), Error> {
         let mut places = self.bound.places();
         let places = places.for_all();
-        let rung = match self.bound.check(bindings, places)? {
+        let rung = match self.check(bindings, places)? {
             None => self.rung_for(stream, workspace)?,
             Some(loose) => {
                 let rung = self.loose_for(stream, loose)?;
-                check_workspace(rung, workspace)?;
+                workspace::check(rung.workspace_bytes, workspace)?;
                 self.downgrades.fetch_add(1, Ordering::Relaxed);
                 rung
             }
@@ -498,7 +366,7 @@ impl GraphPlan {
     ) -> Result<&'p Rung, Error> {
         let mut places = self.bound.places();
         let places = places.for_all();
-        let loose = self.bound.check(bindings, places)?;
+        let loose = self.check(bindings, places)?;
         let rungs = match loose {
             None => &self.rungs[..],
             Some(loose) => std::slice::from_ref(self.loose_for(stream, loose)?),
@@ -507,7 +375,7 @@ impl GraphPlan {
             let mut is_lent = false;
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
                 is_lent = true;
-                check_workspace(rung, workspace)?;
+                workspace::check(rung.workspace_bytes, workspace)?;
                 work(rung, places, workspace)
             });
             let is_last = number + 1 == rungs.len();
@@ -533,11 +401,11 @@ impl GraphPlan {
     pub fn execute_timed(&self, stream: &Stream, bindings: &[(Uid, Binding<'_>)], workspace: DeviceSlice<'_>) -> Result<Vec<f64>, Error> {
         let mut places = self.bound.places();
         let places = places.for_all();
-        let rung = match self.bound.check(bindings, places)? {
+        let rung = match self.check(bindings, places)? {
             None => &self.rungs[0],
             Some(loose) => self.loose_for(stream, loose)?,
         };
-        check_workspace(rung, workspace)?;
+        workspace::check(rung.workspace_bytes, workspace)?;
         let events = self.submit_timed(rung, stream, bindings, places, workspace)?;
         stream.synchronize()?;
         times(&events)
@@ -549,7 +417,7 @@ impl GraphPlan {
             Some(rung) if stream.capture_status()? == CaptureStatus::None => Ok(rung),
             _ => {
                 let BoundTensor { name, alignment_bytes, .. } = &self.bound.tensors[place];
-                Err(BindingError::TensorAlignment { tensor: name.clone(), address, alignment_bytes: *alignment_bytes }.into())
+                Err(alignment_error(name, address, *alignment_bytes).into())
             }
         }
     }
@@ -564,10 +432,11 @@ impl GraphPlan {
             Some(number) if stream.capture_status()? == CaptureStatus::None => (number, &self.rungs[number]),
             _ => {
                 let least_bytes = if fits.is_some() { best.workspace_bytes } else { self.least_workspace_bytes() };
-                return Err(BindingError::Workspace { given_bytes, needed_bytes: best.workspace_bytes, least_bytes }.into());
+                let wanted = format!("{} bytes, and {least_bytes} at the least as things stand", best.workspace_bytes);
+                return Err(workspace::short_error(wanted, given_bytes).into());
             }
         };
-        check_workspace(rung, workspace)?;
+        workspace::check(rung.workspace_bytes, workspace)?;
         if number > 0 {
             self.downgrades.fetch_add(1, Ordering::Relaxed);
         }
@@ -617,9 +486,10 @@ impl GraphPlan {
         let mut scalars = [0.0_f64; MAX_SLOTS];
         for (slot, source) in part.slots.iter().enumerate() {
             match *source {
-                Source::Bound(place) => match bindings[usize::from(places[place])].1 {
-                    Binding::Buffer(slice) => buffers[slot] = slice,
-                    Binding::Scalar(value) => scalars[slot] = value,
+                Source::Bound(place) => match &bindings[usize::from(places[place])].1 {
+                    Binding::Buffer(slice) => buffers[slot] = *slice,
+                    Binding::Scalar(value) => scalars[slot] = *value,
+                    Binding::Host(_) => {}
                 },
                 Source::Workspace { offset_bytes, bytes } => buffers[slot] = workspace.part(offset_bytes, bytes)?,
             }
@@ -630,27 +500,8 @@ impl GraphPlan {
     }
 }
 
-/// Whether no two (address, bytes) share a byte.
-fn lie_apart(mut ranges: Vec<(u64, u128)>) -> bool {
-    ranges.retain(|&(_, bytes)| bytes > 0);
-    ranges.sort_unstable();
-    ranges.windows(2).all(|pair| u128::from(pair[0].0) + pair[0].1 <= u128::from(pair[1].0))
-}
-
 /// Microseconds from each event to the next; all are over.
 fn times(events: &[Event]) -> Result<Vec<f64>, Error> {
     let times = events.windows(2).map(|pair| pair[1].elapsed_us_since(&pair[0]));
     Ok(times.collect::<Result<Vec<f64>, _>>()?)
-}
-
-/// Whether a workspace is where it must be.
-fn check_workspace(rung: &Rung, workspace: DeviceSlice<'_>) -> Result<(), BindingError> {
-    let (address, given_bytes) = (workspace.address(), workspace.len_bytes());
-    if given_bytes < rung.workspace_bytes {
-        return Err(BindingError::Workspace { given_bytes, needed_bytes: rung.workspace_bytes, least_bytes: rung.workspace_bytes });
-    }
-    if rung.workspace_bytes > 0 && (address == 0 || !address.is_multiple_of(256)) {
-        return Err(BindingError::TensorAlignment { tensor: "workspace".to_owned(), address, alignment_bytes: 256 });
-    }
-    Ok(())
 }

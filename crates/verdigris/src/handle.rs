@@ -16,11 +16,11 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::explain::PartExplanation;
 use crate::graph_plan::GraphPlan;
-use crate::plan::Plan;
 use crate::plan_cache::{Answer, PlanCache, PlanCacheError, Question};
 use crate::planning::{self, Progress, Stage};
 use crate::policy::{Policy, Tuning};
-use crate::select::{Limits, Ranked, Survey, survey};
+use crate::problem_plan::ProblemPlan;
+use crate::select::{Limits, Ranked, Settings, Survey, survey};
 
 /// A device, its kernels, and memory on it. Plans hold what they need of it, so they may outlive it. `Send` and `Sync`.
 pub struct Handle {
@@ -71,7 +71,7 @@ impl fmt::Display for KernelCounts {
 /// A way that was chosen for one problem, and why.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// What [`Handle::prepare`] makes ready.
+    /// What [`Handle::load`] loads.
     pub way: Ranked,
     /// All ways that were looked at, with what was measured.
     pub explanation: PartExplanation,
@@ -138,7 +138,7 @@ impl Handle {
         &self.loader.pool
     }
 
-    /// What makes kernels and programs ready.
+    /// What loads kernels and programs.
     pub fn loader(&self) -> &Loader {
         &self.loader
     }
@@ -229,7 +229,7 @@ impl Handle {
         Arc::clone(&self.nothing)
     }
 
-    /// A graph, made ready: cut into problems, a way chosen for each, the memory between them laid out in one workspace.
+    /// A graph planned: cut into problems, a way chosen and loaded for each, the memory between them laid out in one workspace.
     ///
     /// # Errors
     /// [`Error::Graph`], [`Error::NoEngine`] with every refusal, [`Error::UnknownEngine`], [`Error::Pin`], [`Error::NoWorkspace`],
@@ -259,15 +259,19 @@ impl Handle {
         Ok(survey(problem, &self.arch, limits))
     }
 
-    /// The way with the least estimated time, made ready. Where its kernels are not loaded yet, that is a load from disk (about a
-    /// millisecond) or a compilation (a tenth of a second).
+    /// The way that [`Handle::choose`] gives, loaded; where `limits` name an engine or settings, the best of those by estimate, and
+    /// nothing is remembered. Where its kernels are not loaded yet, that is a load from disk (about a millisecond) or a compilation (a tenth
+    /// of a second).
     ///
     /// # Errors
     /// [`Error::NoEngine`] with every refusal, [`Error::UnknownEngine`], [`Error::Device`].
-    pub fn plan(&self, problem: &Problem, limits: &Limits) -> Result<Plan, Error> {
+    pub fn plan(&self, problem: &Problem, limits: &Limits) -> Result<ProblemPlan, Error> {
+        if limits.engine.is_none() && limits.settings == Settings::First {
+            return self.load(problem, &self.choose(problem, limits)?.way);
+        }
         let survey = self.survey(problem, limits)?;
         let best = survey.ranked.first().ok_or(Error::NoEngine(survey.refusals))?;
-        self.prepare(problem, best)
+        self.load(problem, best)
     }
 
     /// The way that a plan at once would take: the remembered one, else that with the least estimate, else, where that one's kernels need a
@@ -305,13 +309,13 @@ impl Handle {
         Ok(Chosen { way: choice.way().clone(), explanation: choice.explain(problem) })
     }
 
-    /// One way of a survey of this problem, made ready.
+    /// One way of a survey of this problem, its program loaded on the device.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub fn prepare(&self, problem: &Problem, way: &Ranked) -> Result<Plan, Error> {
-        let loaded = self.loader.load(&way.program, &self.stream)?;
-        Plan::new(problem, way, loaded, Arc::clone(&self.nothing))
+    pub fn load(&self, problem: &Problem, way: &Ranked) -> Result<ProblemPlan, Error> {
+        let program = self.loader.load(&way.program, &self.stream)?;
+        ProblemPlan::new(problem, way, program, Arc::clone(&self.nothing))
     }
 }
 
@@ -453,6 +457,6 @@ mod tests {
     fn a_handle_may_be_shared() {
         fn shared<T: Send + Sync>() {}
         shared::<Handle>();
-        shared::<Plan>();
+        shared::<ProblemPlan>();
     }
 }

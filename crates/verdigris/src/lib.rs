@@ -1,7 +1,7 @@
 //! Deep-learning primitives for NVIDIA GPUs: choose, remember, run, explain.
 //!
-//! A [`Handle`] is a device with the kernels loaded on it. [`Handle::plan`] asks every engine about a problem, chooses one
-//! ([`select`] is the whole of that choice, on one page; [`explain`] prints it) and makes its program ready; [`Plan::execute`] submits
+//! A [`Handle`] is a GPU with the kernels loaded on it. [`Handle::plan`] asks every engine about a problem, chooses one
+//! ([`select`] is the whole of that choice, on one page; [`explain`] prints it) and loads its program; [`ProblemPlan::execute`] submits
 //! it to a stream, from any thread, as often as one likes.
 //!
 //! ```no_run
@@ -21,8 +21,9 @@
 //!
 //! [`Handle::plan_graph`] does so for a whole [`Graph`](verdigris_graph::Graph) under a [`Policy`]: it is cut into problems, each gets its
 //! way by estimate, by the clock or by name ([`Mode`]), tensors between them lie in one workspace, and [`GraphPlan::explain`] tells why.
-//! Measured choices are remembered ([`plan_cache`]). [`Device`] is one face for the GPU and the CPU, and [`functional`] serves those
-//! who do not want to draw graphs.
+//! Measured choices are remembered ([`plan_cache`]). [`Device`] is one face for the GPU and the CPU: the [`Plan`] that it makes of a graph
+//! runs on memory, workspace and stream that others own, or on its own [`Tensor`]s. [`functional`] serves those who do not want to draw
+//! graphs.
 //!
 //! ```no_run
 //! use verdigris::{Binding, Config, Handle, Mode, Policy, Tuning};
@@ -48,6 +49,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod binding;
 mod choose;
 pub mod config;
 pub mod device;
@@ -61,19 +63,24 @@ pub mod plan;
 pub mod plan_cache;
 mod planning;
 pub mod policy;
+pub mod problem_plan;
+pub mod recipe;
 pub mod select;
 pub mod tune;
 pub mod workspace;
 
+pub use binding::Binding;
 pub use config::Config;
-pub use device::{Device, Ready, Tensor};
+pub use device::{Device, Tensor};
 pub use error::Error;
 pub use explain::Explanation;
-pub use graph_plan::{BoundTensor, GraphPlan, Timed};
+pub use graph_plan::{GraphPlan, Timed};
 pub use handle::{Chosen, Handle, KernelCounts};
-pub use plan::{Binding, Plan};
+pub use plan::{Plan, Workspace};
 pub use plan_cache::PlanCache;
 pub use planning::{Progress, Stage};
 pub use policy::{Mode, Pin, Policy, Tuning};
+pub use problem_plan::ProblemPlan;
 pub use select::{Limits, Ranked, Settings, Survey, survey};
+pub use verdigris_graph::binding::BoundTensor;
 pub use workspace::WorkspaceSource;

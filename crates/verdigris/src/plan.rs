@@ -1,242 +1,410 @@
-//! A chosen way to compute a problem, ready to run.
+//! A graph planned on a device, run on memory that others own.
+//!
+//! A [`Plan`] is the same thing on a GPU and on the CPU: what [`Device::plan`](crate::Device::plan) makes of a graph. It takes memory,
+//! workspace and stream from whoever has them. [`Tensor`](crate::Tensor)s are one user of it, the doors to other languages are others.
+//!
+//! ```
+//! use verdigris::{Binding, Device, Workspace};
+//! use verdigris_cuda::HostSlice;
+//! use verdigris_graph::{GraphBuilder, UnaryOp};
+//! use verdigris_tensor::{DType, Layout};
+//!
+//! let mut g = GraphBuilder::new("relu");
+//! let x = g.tensor("x", DType::F32, Layout::row_major(&[2])?);
+//! let y = g.unary("relu", UnaryOp::Relu, x)?;
+//! g.store(y, "y", DType::F32)?;
+//! let plan = Device::cpu().plan(&g.finish()?)?;
+//!
+//! // Memory of our own.
+//! let input: Vec<u8> = [-1.0_f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+//! let mut output = [0; 8];
+//! let mut bindings = [(x, HostSlice::read(&input).into()), (y, HostSlice::write(&mut output).into())];
+//! plan.run(&mut bindings, None, Workspace::Own)?;
+//! assert_eq!(output[4..], 2.0_f32.to_le_bytes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-use std::sync::Arc;
+use std::fmt;
+use std::time::Instant;
 
-use verdigris_cuda::{Bindings, DeviceBuffer, DeviceSlice, Executable, LoadReport, Loaded, Stream};
-use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
-use verdigris_graph::{Access, Problem, Slot};
-use verdigris_tensor::layout::ranges_overlap;
+use serde::Serialize;
+use verdigris_cuda::host::{HostBytes, HostConflict, borrow};
+use verdigris_cuda::{DeviceSlice, Pool, Stream};
+use verdigris_graph::binding::BoundTensor;
+use verdigris_graph::{Graph, TensorDesc, Uid};
+use verdigris_tensor::{BindingError, BindingRule};
 
-use crate::error::{BindingError, Error};
-use crate::select::Ranked;
+use crate::binding::{Binding, overlap_error};
+use crate::error::Error;
+use crate::explain::Explanation;
+use crate::graph_plan::GraphPlan;
+use crate::handle::Handle;
+use crate::planning::Progress;
+use crate::policy::Policy;
+use crate::workspace::WorkspaceSource;
 
-/// Most slots of a problem: bindings are laid out on the stack.
-pub const MAX_SLOTS: usize = 32;
-
-/// What one slot of a problem is bound to.
-#[derive(Clone, Copy, Debug)]
-pub enum Binding<'a> {
-    /// Memory, from the operand's first element on.
-    Buffer(DeviceSlice<'a>),
-    /// A host scalar; rounded to f32 where kernels compute in f32.
-    Scalar(f64),
-}
-
-/// A program on a device, with all that its caller may want to know of it. It never changes: any number of threads may execute it at
-/// once, on any streams, each execution with a workspace of its own; a stream that captures records it.
-#[derive(Debug)]
+/// A graph planned on a GPU or on the CPU. It never changes: any number of threads may run it at once.
 pub struct Plan {
-    engine: EngineId,
-    knobs: Knobs,
-    notes: Notes,
-    cost: Cost,
-    executable: Executable,
-    reports: Vec<(String, LoadReport)>,
-    slots: Vec<SlotFact>,
-    sharing: Vec<Sharing>,
-    nothing: Arc<DeviceBuffer>,
+    name: String,
+    on: On,
+    /// What each of the bound tensors is, in their order.
+    tensors: Vec<TensorDesc>,
 }
 
-/// What a slot must be bound to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum SlotFact {
-    /// At least so many bytes.
-    Buffer {
-        bytes: u64,
-    },
-    Scalar,
+/// Where a plan runs.
+enum On {
+    Cpu(Box<verdigris_cpu::GraphPlan>),
+    Gpu(Box<GraphPlan>, Pool),
 }
 
-/// An output and an operand in another slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Sharing {
-    output: usize,
-    other: usize,
-    /// Both are the same elements, if they begin at the same place; and the other one is only read.
-    same_elements: bool,
+/// Where the workspace of a run comes from. The CPU keeps its own, whatever is said.
+#[derive(Clone, Copy)]
+pub enum Workspace<'w> {
+    /// From the pool of the plan's handle, in the order of the stream.
+    Own,
+    /// Somebody lends this memory, at a multiple of 256.
+    Lent(DeviceSlice<'w>),
+    /// Somebody lends memory when told how much: the best ways run that it is enough for.
+    From(&'w (dyn WorkspaceSource + Sync)),
+}
+
+/// What one run did.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct RunReport {
+    /// In the order of execution.
+    pub parts: Vec<PartReport>,
+    /// Memory that the run needed beside its tensors.
+    pub workspace_bytes: u64,
+    /// The whole, in microseconds: on a GPU from the first part's start to the last one's end.
+    pub us: f64,
+    /// Whether other ways ran than those chosen, for want of memory or of alignment.
+    pub is_downgraded: bool,
+}
+
+/// What one part of a run did.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PartReport {
+    /// What it computes: names of ops on the CPU, the problem on a GPU.
+    pub name: String,
+    /// The engine.
+    pub engine: &'static str,
+    /// Its setting.
+    pub knobs: String,
+    /// Its time, in microseconds.
+    pub us: f64,
+    /// Its scratch.
+    pub workspace_bytes: u64,
+}
+
+/// The engine of one part of a plan.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PartEngine {
+    /// What it computes: names of ops on the CPU, the problem on a GPU.
+    pub name: String,
+    /// The engine.
+    pub engine: &'static str,
+    /// Its setting; `None` on the CPU, which has one way for each op.
+    pub knobs: Option<String>,
 }
 
 impl Plan {
-    pub(crate) fn new(problem: &Problem, way: &Ranked, loaded: Loaded, nothing: Arc<DeviceBuffer>) -> Result<Plan, Error> {
-        let slots = slot_facts(problem)?;
-        Ok(Plan {
-            engine: way.engine,
-            knobs: way.knobs.clone(),
-            notes: way.notes,
-            cost: way.cost,
-            executable: loaded.executable,
-            reports: loaded.reports,
-            sharing: sharing(problem)?,
-            slots,
-            nothing,
-        })
+    /// The CPU has one way for each op, whose results are the same each time.
+    pub(crate) fn on_cpu(graph: &Graph) -> Result<Plan, Error> {
+        let plan = verdigris_cpu::GraphPlan::new(graph)?;
+        Ok(Plan { name: graph.name.clone(), tensors: described(graph, plan.tensors()), on: On::Cpu(Box::new(plan)) })
     }
 
-    /// Whose algorithm it is.
-    pub fn engine(&self) -> EngineId {
-        self.engine
+    pub(crate) fn on_gpu(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<Plan, Error> {
+        let plan = handle.plan_graph_watched(graph, policy, watch)?;
+        let tensors = described(graph, plan.tensors());
+        Ok(Plan { name: graph.name.clone(), tensors, on: On::Gpu(Box::new(plan), handle.pool().clone()) })
     }
 
-    /// The engine's setting.
-    pub fn knobs(&self) -> &Knobs {
-        &self.knobs
+    /// The graph's name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
-    /// What the result is like beyond its values.
-    pub fn notes(&self) -> &Notes {
-        &self.notes
+    /// What the caller binds: every stored tensor that an op reads or writes, in the order of the graph's list, in which a run finds them
+    /// fastest.
+    pub fn bound(&self) -> &[BoundTensor] {
+        match &self.on {
+            On::Cpu(plan) => plan.tensors(),
+            On::Gpu(plan, _) => plan.tensors(),
+        }
     }
 
-    /// The time that was estimated when it was chosen.
-    pub fn cost(&self) -> Cost {
-        self.cost
+    /// What these tensors are, in the same order.
+    pub fn tensors(&self) -> &[TensorDesc] {
+        &self.tensors
     }
 
-    /// The workspace that each execution needs, at a multiple of 256 bytes.
+    /// The tensors that are read and not written.
+    pub fn inputs(&self) -> impl Iterator<Item = &TensorDesc> {
+        self.described_as(|bound| !bound.is_written && !bound.is_scalar)
+    }
+
+    /// The tensors that are written.
+    pub fn outputs(&self) -> impl Iterator<Item = &TensorDesc> {
+        self.described_as(|bound| bound.is_written)
+    }
+
+    /// The host scalars.
+    pub fn scalars(&self) -> impl Iterator<Item = &TensorDesc> {
+        self.described_as(|bound| bound.is_scalar)
+    }
+
+    fn described_as(&self, which: impl Fn(&BoundTensor) -> bool) -> impl Iterator<Item = &TensorDesc> {
+        self.tensors.iter().zip(self.bound()).filter(move |(_, bound)| which(bound)).map(|(tensor, _)| tensor)
+    }
+
+    /// As a plan of a GPU; `None` on the CPU.
+    pub fn on_a_gpu(&self) -> Option<&GraphPlan> {
+        match &self.on {
+            On::Cpu(_) => None,
+            On::Gpu(plan, _) => Some(plan),
+        }
+    }
+
+    /// The workspace of the chosen ways, at a multiple of 256 bytes; 0 on the CPU, which keeps its own memory.
     pub fn workspace_bytes(&self) -> u64 {
-        self.executable.workspace_bytes()
+        self.on_a_gpu().map_or(0, GraphPlan::workspace_bytes)
     }
 
-    /// The program on the device.
-    pub fn executable(&self) -> &Executable {
-        &self.executable
+    /// The least workspace that a run can do with.
+    pub fn least_workspace_bytes(&self) -> u64 {
+        self.on_a_gpu().map_or(0, GraphPlan::least_workspace_bytes)
     }
 
-    /// For each launch in order: the kernel, and where it came from.
-    pub fn reports(&self) -> &[(String, LoadReport)] {
-        &self.reports
+    /// How a GPU's plan was chosen; the CPU has one way for each op.
+    pub fn explain(&self) -> Option<&Explanation> {
+        self.on_a_gpu().map(GraphPlan::explain)
     }
 
-    /// Submits the computation to the stream and returns without waiting. `bindings` has one entry a slot of the problem, in their order.
+    /// The engine of each part, with what it computes.
+    pub fn engines(&self) -> Vec<PartEngine> {
+        match &self.on {
+            On::Cpu(plan) => plan.engines().map(|(engine, name)| PartEngine { name, engine: engine.id(), knobs: None }).collect(),
+            On::Gpu(plan, _) => {
+                let of = |(part, name): (&crate::ProblemPlan, &String)| PartEngine {
+                    name: name.clone(),
+                    engine: part.engine().name,
+                    knobs: Some(part.knobs().to_string()),
+                };
+                plan.parts().zip(plan.explain().parts.iter().map(|why| &why.problem)).map(of).collect()
+            }
+        }
+    }
+
+    /// Computes, on memory of others: one binding for each of [`Plan::bound`], in any order.
     ///
-    /// Checked before anything is submitted: kinds and lengths of the bindings, declared alignments, the workspace, and that no output
-    /// shares bytes with another operand (but for the same elements in the same place). Allocates nothing.
+    /// On a GPU the work is submitted to `stream` and not waited for; without one it is refused. A run with a workspace allocates
+    /// nothing. On the CPU it returns when the work is done, and `stream` and `workspace` are not asked.
+    ///
+    /// Checked before anything runs: that each tensor is bound once, to memory of the plan's device or a number; lengths, alignments,
+    /// null pointers, the workspace, and that no output shares bytes with another tensor where it may not.
     ///
     /// # Errors
-    /// [`Error::Binding`], [`Error::Device`].
-    pub fn execute(&self, stream: &Stream, bindings: &[Binding<'_>], workspace: DeviceSlice<'_>) -> Result<(), Error> {
-        let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-        let mut scalars = [0.0_f64; MAX_SLOTS];
-        let (given, needed) = (bindings.len(), self.slots.len());
-        if given != needed {
-            return Err(BindingError::Count { given, needed }.into());
-        }
-        for (slot, (binding, fact)) in bindings.iter().zip(&self.slots).enumerate() {
-            match (binding, fact) {
-                (Binding::Buffer(slice), SlotFact::Buffer { bytes }) => {
-                    if slice.len_bytes() < *bytes {
-                        return Err(BindingError::Length { slot, given_bytes: slice.len_bytes(), needed_bytes: *bytes }.into());
-                    }
-                    buffers[slot] = *slice;
-                }
-                (Binding::Scalar(value), SlotFact::Scalar) => scalars[slot] = *value,
-                (Binding::Buffer(_), SlotFact::Scalar) => {
-                    return Err(BindingError::Kind { slot, needed: "a host scalar", given: "a buffer" }.into());
-                }
-                (Binding::Scalar(_), SlotFact::Buffer { .. }) => {
-                    return Err(BindingError::Kind { slot, needed: "a buffer", given: "a host scalar" }.into());
+    /// [`Error::Binding`], [`Error::Cpu`], [`Error::Device`]; as [`GraphPlan::execute`] and [`GraphPlan::execute_from`].
+    pub fn run(&self, bindings: &mut [(Uid, Binding<'_>)], stream: Option<&Stream>, workspace: Workspace<'_>) -> Result<(), Error> {
+        match &self.on {
+            On::Cpu(plan) => self.on_host(plan, bindings).map(drop),
+            On::Gpu(plan, pool) => {
+                let stream = stream.ok_or_else(no_stream)?;
+                match workspace {
+                    Workspace::Own => plan.execute_from(stream, bindings, pool),
+                    Workspace::Lent(slice) => plan.execute(stream, bindings, slice),
+                    Workspace::From(source) => plan.execute_from(stream, bindings, source),
                 }
             }
         }
-        for &Sharing { output, other, same_elements } in &self.sharing {
-            let range = |slot: usize| match self.slots[slot] {
-                SlotFact::Buffer { bytes } => (buffers[slot].address(), u128::from(bytes)),
-                SlotFact::Scalar => (0, 0),
+    }
+
+    /// As [`Plan::run`] with a workspace of the plan's own, and waits; tells what each part took, and by which way it ran.
+    ///
+    /// # Errors
+    /// As [`Plan::run`].
+    pub fn run_timed(&self, bindings: &mut [(Uid, Binding<'_>)], stream: Option<&Stream>) -> Result<RunReport, Error> {
+        match &self.on {
+            On::Cpu(plan) => self.on_host(plan, bindings),
+            On::Gpu(plan, pool) => {
+                let timed = plan.execute_timed_from(stream.ok_or_else(no_stream)?, bindings, pool)?;
+                let us = timed.parts.iter().map(|(_, us)| us).sum();
+                let parts = timed.parts.into_iter().zip(&plan.explain().parts).map(|((part, us), why)| PartReport {
+                    name: why.problem.clone(),
+                    engine: part.engine().name,
+                    knobs: part.knobs().to_string(),
+                    us,
+                    workspace_bytes: part.workspace_bytes(),
+                });
+                Ok(RunReport { parts: parts.collect(), workspace_bytes: timed.workspace_bytes, us, is_downgraded: timed.is_downgraded })
+            }
+        }
+    }
+
+    fn on_host(&self, plan: &verdigris_cpu::GraphPlan, bindings: &mut [(Uid, Binding<'_>)]) -> Result<RunReport, Error> {
+        let start = Instant::now();
+        let mut bound = verdigris_cpu::Bindings::new();
+        for (uid, binding) in &*bindings {
+            match binding {
+                Binding::Host(_) => {}
+                Binding::Scalar(value) => {
+                    bound.scalar(*uid, *value);
+                }
+                Binding::Buffer(_) => {
+                    let name = self.name_of(*uid);
+                    return Err(BindingError::new(name, "memory of the host", "memory of a GPU", BindingRule::Device).into());
+                }
+            }
+        }
+        let slices = bindings.iter_mut().filter_map(|(uid, binding)| match binding {
+            Binding::Host(slice) => Some((*uid, slice)),
+            Binding::Buffer(_) | Binding::Scalar(_) => None,
+        });
+        for (uid, bytes) in borrow(slices).map_err(|conflict| self.conflict(conflict))? {
+            match bytes {
+                HostBytes::Read(bytes) => bound.input(uid, bytes),
+                HostBytes::Write(bytes) => bound.output(uid, bytes),
             };
-            let same_place = same_elements && buffers[output].address() == buffers[other].address();
-            if !same_place && ranges_overlap(range(output), range(other)) {
-                return Err(BindingError::Overlap { output, other }.into());
-            }
         }
-        self.submit(stream, &buffers[..needed], &scalars[..needed], workspace)
+        let done = plan.run(&mut bound)?;
+        let workspace_bytes = done.workspace_bytes();
+        let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        let parts = done.steps.into_iter().map(|step| PartReport {
+            name: step.name,
+            engine: step.engine.id(),
+            knobs: "default".to_owned(),
+            us: us(step.time),
+            workspace_bytes: step.workspace_bytes,
+        });
+        Ok(RunReport { parts: parts.collect(), workspace_bytes, us: us(start.elapsed()), is_downgraded: false })
     }
 
-    /// Submits with bindings that were checked.
-    pub(crate) fn submit(
-        &self,
-        stream: &Stream,
-        buffers: &[DeviceSlice<'_>],
-        host_scalars: &[f64],
-        workspace: DeviceSlice<'_>,
-    ) -> Result<(), Error> {
-        Ok(self.executable.execute(stream, &Bindings { buffers, workspace, host_scalars })?)
+    /// Why memory of the host cannot be borrowed together, with the names of the tensors.
+    fn conflict(&self, conflict: HostConflict<Uid>) -> BindingError {
+        match conflict {
+            HostConflict::Null { slice } => BindingError::new(self.name_of(slice), "memory", "a null pointer", BindingRule::Null),
+            HostConflict::Length { slice } => {
+                BindingError::new(self.name_of(slice), "memory that can be addressed", "more bytes than that", BindingRule::Length)
+            }
+            HostConflict::Shared { written, other } if written == other => {
+                BindingError::new(self.name_of(written), "one binding", "two", BindingRule::Twice)
+            }
+            HostConflict::Shared { written, other } => overlap_error(&self.name_of(written), &self.name_of(other)),
+        }
+    }
+
+    fn name_of(&self, uid: Uid) -> String {
+        self.bound().iter().find(|tensor| tensor.uid == uid).map_or_else(|| uid.to_string(), |tensor| tensor.name.clone())
     }
 }
 
-/// What each slot must be bound to, by number.
-fn slot_facts(problem: &Problem) -> Result<Vec<SlotFact>, Error> {
-    let count = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
-    if count > MAX_SLOTS {
-        return Err(verdigris_graph::Error::Attribute {
-            op: problem.kind().to_owned(),
-            attribute: "slots",
-            value: count.to_string(),
-            rule: "a problem has at most 32 operands and host scalars",
-        }
-        .into());
-    }
-    let mut facts = vec![SlotFact::Buffer { bytes: 0 }; count];
-    for operand in problem.buffers()? {
-        if let SlotFact::Buffer { bytes: known } = &mut facts[operand.slot.0 as usize] {
-            *known = u64::try_from(operand.span_bytes()).unwrap_or(u64::MAX).max(*known);
-        }
-    }
-    for slot in problem.scalars() {
-        facts[slot.0 as usize] = SlotFact::Scalar;
-    }
-    Ok(facts)
+/// What is bound, as the graph describes it.
+fn described(graph: &Graph, bound: &[BoundTensor]) -> Vec<TensorDesc> {
+    bound.iter().filter_map(|tensor| graph.tensor(tensor.uid).cloned()).collect()
 }
 
-/// Every output beside every operand of another slot.
-fn sharing(problem: &Problem) -> Result<Vec<Sharing>, Error> {
-    let buffers = problem.buffers()?;
-    let is_written = |slot: Slot| buffers.iter().any(|other| other.slot == slot && other.access == Access::Written);
-    let mut list = Vec::new();
-    for output in buffers.iter().filter(|operand| operand.access == Access::Written) {
-        for other in &buffers {
-            if other.slot == output.slot || (is_written(other.slot) && other.slot < output.slot) {
-                continue;
-            }
-            let same_elements = other.access == Access::ReadInPlace && !is_written(other.slot) && other.is_same_elements(output);
-            let pair = Sharing { output: output.slot.0 as usize, other: other.slot.0 as usize, same_elements };
-            if !list.contains(&pair) {
-                list.push(pair);
+fn no_stream() -> BindingError {
+    BindingError::new("stream", "a stream of the plan's GPU", "nothing", BindingRule::Missing)
+}
+
+/// How the plan was chosen; on the CPU, which engine computes what.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.on {
+            On::Gpu(plan, _) => plan.explain().fmt(f),
+            On::Cpu(plan) => {
+                writeln!(f, "{} on the CPU, which has one way for each op", self.name)?;
+                plan.engines().try_for_each(|(engine, name)| writeln!(f, "  {}  {name}", engine.id()))
             }
         }
     }
-    Ok(list)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verdigris_graph::{BinaryOp, EpilogueStep, GemmProblem, HostScalar, Matrix, Real};
-    use verdigris_tensor::DType;
+    use crate::{Config, Device};
+    use verdigris_cuda::HostSlice;
+    use verdigris_graph::{GraphBuilder, HostScalar, UnaryOp};
+    use verdigris_tensor::{DType, Layout};
 
-    fn problem() -> Problem {
-        let mut gemm = GemmProblem::packed(3, 4, 5, DType::F32, DType::F32).expect("a plain product");
-        gemm.c = Some(Matrix::row_major(Slot(2), DType::F32, 4));
-        gemm.alpha = HostScalar::Bound(Slot(3));
-        gemm.beta = HostScalar::Fixed(Real(1.0));
-        let bias = Matrix { row_stride: 0, column_stride: 1, ..Matrix::row_major(Slot(4), DType::F32, 4) };
-        gemm.epilogue.push(EpilogueStep::Binary { f: BinaryOp::Add, operand: bias, v_is_right: false });
-        gemm.d.slot = Slot(5);
-        Problem::Gemm(gemm.canonical().expect("canonical"))
+    /// `y = factor · relu(x)`, and its plan on a device.
+    fn planned(device: &Device) -> (Plan, [Uid; 3]) {
+        let mut g = GraphBuilder::new("scaled");
+        let x = g.tensor("x", DType::F32, Layout::row_major(&[3]).expect("small"));
+        let factor = g.host_scalar("factor", DType::F32);
+        let y = g.unary("relu", UnaryOp::Relu, x).expect("fits");
+        let y = g.scale("scale", y, HostScalar::Bound(factor)).expect("fits");
+        g.store(y, "y", DType::F32).expect("stores");
+        (device.plan(&g.finish().expect("valid")).expect("plans"), [x, factor, y])
+    }
+
+    fn says(outcome: Result<(), Error>, name: &str, rule: BindingRule) {
+        let Err(Error::Binding(error)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}");
+    }
+
+    fn gpu() -> Device {
+        Device::gpu(Handle::on(&verdigris_cuda::fake::context(), &Config::default()).expect("the fake is always there"), Policy::default())
     }
 
     #[test]
-    fn slots_know_their_kind_and_length() {
-        let facts = slot_facts(&problem()).expect("six slots");
-        let buffer = |bytes| SlotFact::Buffer { bytes };
-        assert_eq!(facts, [buffer(60), buffer(80), buffer(48), SlotFact::Scalar, buffer(16), buffer(48)]);
+    fn the_cpu_runs_on_memory_of_others() {
+        let (plan, [x, factor, y]) = planned(&Device::cpu());
+        let names: Vec<&str> = plan.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!((names, plan.workspace_bytes(), plan.explain().is_none()), (vec!["x", "factor", "y"], 0, true));
+        let input: Vec<u8> = [-1.0_f32, 2.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut output = [0xa5; 16];
+        {
+            // Memory may be longer than its tensor, and bindings in any order.
+            let output = HostSlice::write(&mut output);
+            let mut bindings = [(y, output.into()), (x, HostSlice::read(&input).into()), (factor, Binding::Scalar(0.5))];
+            let report = plan.run_timed(&mut bindings, None).expect("runs");
+            assert_eq!((report.parts.len(), report.parts[0].engine), (1, "cpu.pointwise"));
+            plan.run(&mut bindings, None, Workspace::Own).expect("as often as one likes");
+        }
+        assert_eq!(output[..12], [0.0_f32, 1.0, 2.0].map(f32::to_le_bytes).concat()[..]);
+        assert_eq!(output[12..], [0xa5; 4]);
+
+        let read = || HostSlice::read(&input).into();
+        let run = |bindings: &mut [(Uid, Binding<'_>)]| plan.run(bindings, None, Workspace::Own);
+        let scalar = || (factor, Binding::Scalar(0.5));
+        says(run(&mut [(x, read()), scalar()]), "y", BindingRule::Missing);
+        says(run(&mut [(x, read()), scalar(), (y, read())]), "y", BindingRule::Access);
+        let mut other = [0; 16];
+        says(run(&mut [(x, read()), scalar(), (y, HostSlice::write(&mut other).into()), (x, read())]), "x", BindingRule::Twice);
+        let device = gpu();
+        let handle = device.handle().expect("a GPU");
+        let buffer = handle.pool().alloc(handle.stream(), 12).expect("allocates");
+        says(run(&mut [(x, buffer.slice().into()), scalar(), (y, HostSlice::write(&mut other).into())]), "x", BindingRule::Device);
     }
 
     #[test]
-    fn only_what_is_read_element_by_element_may_lie_under_an_output() {
-        let pairs = sharing(&problem()).expect("a canonical problem");
-        let same: Vec<usize> = pairs.iter().filter(|pair| pair.same_elements).map(|pair| pair.other).collect();
-        assert_eq!(same, [2], "C lies as D does; the bias does not; A and B never may");
-        assert_eq!(pairs.len(), 4);
-        assert!(pairs.iter().all(|pair| pair.output == 5));
+    fn a_gpu_runs_on_memory_workspace_and_stream_of_others() {
+        use verdigris_cuda::fake;
+        let device = gpu();
+        let (plan, [x, factor, y]) = planned(&device);
+        let handle = device.handle().expect("a GPU");
+        let theirs = verdigris_cuda::Stream::new(handle.context()).expect("a stream");
+        let alloc = |bytes| handle.pool().alloc(&theirs, bytes).expect("allocates");
+        let (from, to, workspace) = (alloc(12), alloc(12), alloc(plan.workspace_bytes()));
+        let bind = || [(x, from.slice().into()), (factor, Binding::Scalar(0.5)), (y, to.slice().into())];
+        let parts = plan.on_a_gpu().expect("a GPU's plan").parts().count();
+        fake::launch_count();
+        for lent in [Workspace::Own, Workspace::Lent(workspace.slice()), Workspace::From(handle.pool())] {
+            plan.run(&mut bind(), Some(&theirs), lent).expect("submits");
+            assert!(fake::launch_count() >= parts);
+        }
+        assert_eq!(plan.run_timed(&mut bind(), Some(&theirs)).expect("submits").parts.len(), parts);
+        assert_eq!(plan.engines().len(), parts);
+        fake::launch_count();
+        says(plan.run(&mut bind(), None, Workspace::Own), "stream", BindingRule::Missing);
+        let bytes = [0; 12];
+        let mut of_the_host = bind();
+        of_the_host[0].1 = HostSlice::read(&bytes).into();
+        let outcome = plan.run(&mut of_the_host, Some(&theirs), Workspace::Own);
+        assert!(matches!(outcome, Err(Error::Binding(_))), "{outcome:?}");
+        assert_eq!(fake::launch_count(), 0);
     }
 }

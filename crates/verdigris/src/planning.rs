@@ -1,4 +1,4 @@
-//! From a graph to its plan: cut, choose a way for each problem, lay out the workspace, make the kernels ready.
+//! From a graph to its plan: cut, choose a way for each problem, lay out the workspace, load the programs.
 //!
 //! What is chosen among ([`crate::select`]) and how ([`Mode`], [`crate::choose`]) are the caller's; this page puts the answers together.
 
@@ -7,17 +7,19 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use verdigris_cuda::SlotNeed;
 use verdigris_engines::engine::{Knobs, Refusal};
 use verdigris_graph::pattern::Subgraph;
 use verdigris_graph::{Determinism, Graph, Key, Problem, TensorDesc, Uid};
 
+use crate::binding::Bound;
 use crate::choose::{Choice, Chooser, Queue, Way, make_ready};
 use crate::error::Error;
 use crate::explain::{ChosenBy, Explanation};
-use crate::graph_plan::{Bound, GraphPlan, Memory, Part, Rung, Source};
+use crate::graph_plan::{GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
-use crate::plan::Plan;
 use crate::policy::{Mode, Pin, Policy};
+use crate::problem_plan::ProblemPlan;
 use crate::select::{Limits, Ranked, Settings, Survey};
 
 /// What planning is at, for those who show it.
@@ -258,7 +260,7 @@ struct Assembly<'a> {
     memory: &'a Memory,
     parts: &'a [Subgraph],
     /// Equal problems share their plans.
-    plans: HashMap<(Key, &'static str, Knobs), Arc<Plan>>,
+    plans: HashMap<(Key, &'static str, Knobs), Arc<ProblemPlan>>,
 }
 
 impl Assembly<'_> {
@@ -271,7 +273,7 @@ impl Assembly<'_> {
             let plan = match self.plans.get(&identity) {
                 Some(plan) => Arc::clone(plan),
                 None => {
-                    let plan = Arc::new(self.handle.prepare(&part.problem, way)?);
+                    let plan = Arc::new(self.handle.load(&part.problem, way)?);
                     self.plans.insert(identity, Arc::clone(&plan));
                     plan
                 }
@@ -288,10 +290,10 @@ impl Assembly<'_> {
 }
 
 /// What the programs of a rung rely on, by the place of each tensor that the caller binds.
-fn reliances(rung: &Rung) -> impl Iterator<Item = (usize, u64)> {
+fn reliances(rung: &Rung) -> impl Iterator<Item = (usize, SlotNeed)> {
     rung.parts.iter().flat_map(|part| {
-        let aligned = part.slots.iter().zip(part.plan.executable().alignments_bytes());
-        aligned.filter_map(|(source, bytes)| if let Source::Bound(place) = source { Some((*place, bytes)) } else { None })
+        let slots = part.slots.iter().zip(part.plan.program().slots());
+        slots.filter_map(|(source, need)| if let Source::Bound(place) = source { Some((*place, *need)) } else { None })
     })
 }
 
@@ -308,11 +310,15 @@ fn assemble(
 ) -> Result<GraphPlan, Error> {
     let mut assembly = Assembly { handle, graph, memory, parts, plans: HashMap::new() };
     let rungs: Vec<Rung> = ladder.iter().map(|ways| assembly.rung(&bound, ways)).collect::<Result<_, _>>()?;
-    for (place, bytes) in rungs.iter().flat_map(reliances) {
-        bound.align(place, bytes);
+    for (place, need) in rungs.iter().flat_map(reliances) {
+        bound.align(place, need.alignment_bytes);
+        bound.reach(place, need.bytes);
     }
     let loose_rung = loose.map(|ways| assembly.rung(&bound, ways)).transpose()?;
-    loose_rung.iter().flat_map(reliances).for_each(|(place, bytes)| bound.align_least(place, bytes));
+    for (place, need) in loose_rung.iter().flat_map(reliances) {
+        bound.align_least(place, need.alignment_bytes);
+        bound.reach(place, need.bytes);
+    }
     // Who declares an alignment is held to it, as far as it is relied on.
     let is_declared = |uid| graph.tensor(uid).is_some_and(|tensor| tensor.alignment_bytes.is_some());
     bound.align_strictly(|uid| loose_rung.is_none() || is_declared(uid));

@@ -7,9 +7,10 @@ use verdigris_cuda::{DeviceBuffer, Event, GraphExecutable, Stream};
 use verdigris_graph::{Access, Problem};
 use verdigris_tensor::{DType, num};
 
+use crate::binding::Binding;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::plan::{Binding, Plan};
+use crate::problem_plan::ProblemPlan;
 
 /// A measured time.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -65,7 +66,7 @@ pub struct Outcome {
 pub fn measure(
     handle: &Handle,
     problem: &Problem,
-    plans: &[Option<Plan>],
+    plans: &[Option<ProblemPlan>],
     first: usize,
     until: Instant,
     watch: &mut dyn FnMut(usize, usize),
@@ -74,11 +75,11 @@ pub fn measure(
     let stream = &Stream::new(handle.context())?;
     let operands = Operands::new(handle, stream, problem)?;
     let bindings: Vec<Vec<Binding<'_>>> = (0..operands.copies).map(|copy| operands.bindings(copy)).collect::<Result<_, _>>()?;
-    let workspace_bytes = plans.iter().flatten().map(Plan::workspace_bytes).max().unwrap_or(0);
+    let workspace_bytes = plans.iter().flatten().map(ProblemPlan::workspace_bytes).max().unwrap_or(0);
     let workspace = handle.pool().alloc(stream, workspace_bytes)?;
     let (start, end) = (Event::timing(handle.context())?, Event::timing(handle.context())?);
     let mut turn = 0;
-    let mut submit = |plan: &Plan, times: u64| -> Result<(), Error> {
+    let mut submit = |plan: &ProblemPlan, times: u64| -> Result<(), Error> {
         for _ in 0..times {
             turn = (turn + 1) % bindings.len();
             plan.execute(stream, &bindings[turn], workspace.slice())?;
@@ -168,7 +169,7 @@ pub fn measure(
 
 /// A plan in the race.
 struct Runner<'p> {
-    plan: &'p Plan,
+    plan: &'p ProblemPlan,
     /// Executions of a sample.
     times: u64,
     /// All of them, where they are short.

@@ -5,7 +5,9 @@
 //! them; [`WorkspaceSource`] is the opening through which frameworks lend memory of their own.
 
 use verdigris_cuda::{DeviceBuffer, DeviceSlice, Pool, Stream};
+use verdigris_graph::binding::alignment_error;
 use verdigris_kir::program::SCRATCH_ALIGNMENT_BYTES;
+use verdigris_tensor::{BindingError, BindingRule};
 
 use crate::error::Error;
 
@@ -62,6 +64,23 @@ pub(crate) fn lowest_gap(taken: &mut [(u64, u64)], bytes: u64) -> Option<u64> {
 
 fn round_up(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(SCRATCH_ALIGNMENT_BYTES)
+}
+
+/// Whether a workspace is of so many bytes, and where it must be.
+pub(crate) fn check(needed_bytes: u64, workspace: DeviceSlice<'_>) -> Result<(), BindingError> {
+    let (address, given_bytes) = (workspace.address(), workspace.len_bytes());
+    if given_bytes < needed_bytes {
+        return Err(short_error(format!("{needed_bytes} bytes"), given_bytes));
+    }
+    if needed_bytes > 0 && (address == 0 || !address.is_multiple_of(SCRATCH_ALIGNMENT_BYTES)) {
+        return Err(alignment_error("workspace", address, SCRATCH_ALIGNMENT_BYTES));
+    }
+    Ok(())
+}
+
+/// Too little workspace.
+pub(crate) fn short_error(wanted: String, given_bytes: u64) -> BindingError {
+    BindingError::new("workspace", wanted, format!("{given_bytes} bytes"), BindingRule::Workspace)
 }
 
 /// Someone who lends workspace: the library's own [`Pool`], or a framework's allocator.

@@ -1,8 +1,8 @@
 //! Plans on a GPU: right results from one thread, from several, and from a captured graph; what does not fit is refused before anything
 //! is submitted. Where there is no GPU, each test says so and passes.
 
-use verdigris::error::BindingError;
-use verdigris::{Binding, Config, Error, Handle, Limits, Plan};
+use verdigris::error::BindingRule;
+use verdigris::{Binding, Config, Error, Handle, Limits, ProblemPlan};
 use verdigris_cuda::{DeviceBuffer, Stream};
 use verdigris_graph::{GemmProblem, Problem};
 use verdigris_reference::compare::compare;
@@ -57,7 +57,7 @@ fn bindings(operands: &[DeviceBuffer; 3]) -> [Binding<'_>; 3] {
     operands.each_ref().map(|buffer| Binding::Buffer(buffer.slice()))
 }
 
-fn execute(handle: &Handle, plan: &Plan, example: &Example, stream: &Stream) -> Vec<u8> {
+fn execute(handle: &Handle, plan: &ProblemPlan, example: &Example, stream: &Stream) -> Vec<u8> {
     let operands = example.operands(handle, stream);
     let workspace = handle.pool().alloc(stream, plan.workspace_bytes()).expect("allocates");
     plan.execute(stream, &bindings(&operands), workspace.slice()).expect("executes");
@@ -70,7 +70,7 @@ fn a_plan_computes_what_the_reference_does() {
     for (m, n, k) in [(256, 192, 128), (1, 1, 1), (129, 65, 33), (64, 512, 1024)] {
         let example = Example::new(m, n, k);
         for way in handle.survey(&example.problem, &Limits::default()).expect("asks").ranked {
-            let plan = handle.prepare(&example.problem, &way).expect("prepares");
+            let plan = handle.load(&example.problem, &way).expect("prepares");
             example.assert_right(&execute(&handle, &plan, &example, handle.stream()));
         }
     }
@@ -127,16 +127,16 @@ fn what_does_not_fit_is_refused_before_anything_is_submitted() {
     let stream = handle.stream();
     let operands = example.operands(&handle, stream);
     let workspace = handle.pool().alloc(stream, plan.workspace_bytes()).expect("allocates");
-    let good = bindings(&operands);
-    let refused = |bindings: &[Binding<'_>]| match plan.execute(stream, bindings, workspace.slice()) {
-        Err(Error::Binding(error)) => error,
+    let slot = |slot: usize| Binding::Buffer(operands[slot].slice());
+    let refused = |bindings: &[Binding<'_>], name: &str, rule: BindingRule| match plan.execute(stream, bindings, workspace.slice()) {
+        Err(Error::Binding(error)) => assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}"),
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&good[..2]), BindingError::Count { given: 2, needed: 3 });
-    assert!(matches!(refused(&[good[0], Binding::Scalar(1.0), good[2]]), BindingError::Kind { slot: 1, .. }));
+    refused(&[slot(0), slot(1)], "slot 2", BindingRule::Missing);
+    refused(&[slot(0), Binding::Scalar(1.0), slot(2)], "slot 1", BindingRule::Kind);
     let short = Binding::Buffer(operands[1].slice().part(0, 64 * 64 * 2 - 2).expect("a part"));
-    assert!(matches!(refused(&[good[0], short, good[2]]), BindingError::Length { slot: 1, given_bytes: 8190, needed_bytes: 8192 }));
-    assert_eq!(refused(&[good[2], good[1], good[2]]), BindingError::Overlap { output: 2, other: 0 });
+    refused(&[slot(0), short, slot(2)], "slot 1", BindingRule::Length);
+    refused(&[slot(2), slot(1), slot(2)], "slot 2", BindingRule::Overlap);
     assert_eq!(operands[2].download_all(stream).expect("downloads"), example.before(), "nothing was written");
 }
 

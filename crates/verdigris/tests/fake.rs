@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
-use verdigris::error::BindingError;
+use verdigris::error::{BindingError, BindingRule};
 use verdigris::explain::ChosenBy;
-use verdigris::{Binding, Config, Error, GraphPlan, Handle, Mode, Pin, Policy, Stage, Tuning};
-use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
+use verdigris::plan_cache::Answer;
+use verdigris::{Binding, Config, Error, GraphPlan, Handle, Limits, Mode, Pin, Policy, Ranked, Settings, Stage, Tuning};
+use verdigris_cuda::{DeviceBuffer, HostSlice, Pool, PoolOptions, fake};
 use verdigris_engines::engine::Knobs;
-use verdigris_graph::{BinaryOp, Conv, ConvDirection, Graph, GraphBuilder, HostScalar, Precision, ReductionOp, Uid, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, Conv, ConvDirection, GemmProblem, Graph, GraphBuilder, HostScalar, Precision, Problem, ReductionOp, Uid, UnaryOp,
+};
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_tensor::{DType, Layout};
 
@@ -50,6 +53,16 @@ fn bindings<'b>(buffers: &'b [(Uid, Option<DeviceBuffer>)]) -> Vec<(Uid, Binding
     buffers.iter().map(|(uid, buffer)| (*uid, buffer.as_ref().map_or(Binding::Scalar(0.5), of))).collect()
 }
 
+/// Memory of a GPU may be bound as often as one likes.
+fn copied<'b>(bindings: &[(Uid, Binding<'b>)]) -> Vec<(Uid, Binding<'b>)> {
+    let copy = |binding: &Binding<'b>| match binding {
+        Binding::Buffer(slice) => Binding::Buffer(*slice),
+        Binding::Scalar(value) => Binding::Scalar(*value),
+        Binding::Host(_) => panic!("these plans run on a GPU"),
+    };
+    bindings.iter().map(|(uid, binding)| (*uid, copy(binding))).collect()
+}
+
 fn uid(plan: &GraphPlan, name: &str) -> Uid {
     plan.tensors().iter().find(|tensor| tensor.name == name).unwrap_or_else(|| panic!("no {name}")).uid
 }
@@ -68,7 +81,7 @@ fn a_graph_of_two_products_runs_as_two_parts() {
 
     let buffers = buffers(&handle, &plan);
     let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
-    let launches: usize = plan.parts().map(|part| part.executable().launch_count()).sum();
+    let launches: usize = plan.parts().map(|part| part.program().launch_count()).sum();
     fake::launch_count();
     let mut bound = bindings(&buffers);
     for _ in 0..bound.len() {
@@ -110,52 +123,53 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
         }
         other => panic!("{other:?}"),
     };
-    let with = |name: &str, binding: Binding<'static>| -> Vec<(Uid, Binding<'_>)> {
-        let wanted = uid(&plan, name);
-        good.iter().map(|&(uid, old)| (uid, if uid == wanted { binding } else { old })).collect()
-    };
     let place = |name: &str| good.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
     let slice = |name: &str| {
-        let (_, Binding::Buffer(slice)) = good[place(name)] else { panic!("{name} is memory") };
-        slice
+        let (_, Binding::Buffer(slice)) = &good[place(name)] else { panic!("{name} is memory") };
+        *slice
     };
     let replaced = |name: &str, binding| {
-        let mut bound = good.clone();
+        let mut bound = copied(&good);
         bound[place(name)].1 = binding;
         bound
     };
+    let says = |error: BindingError, name: &str, rule: BindingRule| assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}");
 
-    let mut bound = good.clone();
+    let mut bound = copied(&good);
     bound.remove(place("w1"));
-    assert_eq!(refused(&bound), BindingError::Missing { tensor: "w1".to_owned(), uid: uid(&plan, "w1") });
-    let mut bound = good.clone();
+    says(refused(&bound), "w1", BindingRule::Missing);
+    let mut bound = copied(&good);
     bound.push((Uid(99), Binding::Scalar(1.0)));
-    assert_eq!(refused(&bound), BindingError::Unknown { uid: Uid(99) });
+    says(refused(&bound), "#99", BindingRule::Unknown);
     bound.pop();
-    bound.push(good[1]);
-    assert_eq!(refused(&bound), BindingError::Twice { uid: good[1].0 });
-    assert!(matches!(refused(&with("x", Binding::Scalar(1.0))), BindingError::TensorKind { tensor, .. } if tensor == "x"));
+    bound.push(copied(&good).swap_remove(1));
+    says(refused(&bound), &plan.tensors()[1].name, BindingRule::Twice);
+    says(refused(&replaced("x", Binding::Scalar(1.0))), "x", BindingRule::Kind);
     let error = refused(&replaced("factor", Binding::Buffer(slice("x"))));
-    assert!(matches!(error, BindingError::TensorKind { tensor, needed: "a host scalar", .. } if tensor == "factor"));
+    assert_eq!(error.wanted, "a host scalar");
+    says(error, "factor", BindingRule::Kind);
     let short = slice("w1").part(0, 100).expect("a part");
     let needed_bytes = 64 * 128 * 4;
     let error = refused(&replaced("w1", Binding::Buffer(short)));
-    assert_eq!(error, BindingError::TensorLength { tensor: "w1".to_owned(), given_bytes: 100, needed_bytes });
+    assert_eq!(error, BindingError::new("w1", "memory of 32768 bytes", "100 bytes", BindingRule::Length));
     // An odd address: no f32 lies there.
     let large = handle.pool().alloc(handle.stream(), 2 * needed_bytes).expect("allocates");
     let odd = large.slice().part(2, needed_bytes).expect("a part");
-    assert!(matches!(refused(&replaced("w1", Binding::Buffer(odd))), BindingError::TensorAlignment { tensor, .. } if tensor == "w1"));
+    says(refused(&replaced("w1", Binding::Buffer(odd))), "w1", BindingRule::Alignment);
     // A buffer without memory is too short before it is a null pointer.
     let nothing = handle.pool().alloc(handle.stream(), 0).expect("allocates nothing");
-    assert!(matches!(refused(&replaced("w1", Binding::Buffer(nothing.slice()))), BindingError::TensorLength { given_bytes: 0, .. }));
+    says(refused(&replaced("w1", Binding::Buffer(nothing.slice()))), "w1", BindingRule::Length);
     let error = refused(&replaced("w1", Binding::Buffer(fake::null(needed_bytes))));
-    assert_eq!(error, BindingError::Null { tensor: "w1".to_owned() });
-    assert_eq!(error.to_string(), "tensor `w1` is bound to a null pointer");
+    assert_eq!(error.to_string(), "`w1` is bound to a null pointer, it needs memory of 32768 bytes: memory is not at a null pointer");
+    // Memory of the host is no memory of the GPU.
+    let bytes = vec![0; needed_bytes as usize + 256];
+    let aligned = bytes.as_ptr().align_offset(256);
+    says(refused(&replaced("w1", HostSlice::read(&bytes[aligned..]).into())), "w1", BindingRule::Device);
 
     // y may not lie on h, nor on w1; nor may h lie where x does, for x is read again by the second part.
-    assert!(matches!(refused(&replaced("y", Binding::Buffer(slice("h")))), BindingError::TensorOverlap { .. }));
+    says(refused(&replaced("y", Binding::Buffer(slice("h")))), "h", BindingRule::Overlap);
     let error = refused(&replaced("h", Binding::Buffer(slice("w1")))).to_string();
-    assert!(error.contains("output `h` and tensor `w1` share bytes"), "{error}");
+    assert!(error.contains("`h` is bound to bytes that `w1` shares"), "{error}");
     // But the residual's own place is y's for the taking.
     plan.execute(handle.stream(), &replaced("y", Binding::Buffer(slice("x"))), workspace.slice()).expect("in place");
     assert!(fake::launch_count() > 0);
@@ -163,7 +177,7 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
     let half = |offset| Binding::Buffer(shifted.slice().part(offset, 32 * 64 * 4).expect("a part"));
     let mut bound = replaced("x", half(0));
     bound[place("y")].1 = half(256);
-    assert!(matches!(refused(&bound), BindingError::TensorOverlap { .. }), "not quite the same place");
+    says(refused(&bound), "y", BindingRule::Overlap);
 }
 
 #[test]
@@ -186,7 +200,7 @@ fn memory_that_nobody_vouches_for_can_be_asked_about() {
     plan.check_memory(handle.stream(), &bound).expect("all of it is the fake's first device's");
     let elsewhere = Handle::on(&fake::other_context(), &Config::default()).expect("another context");
     let error = plan.check_memory(elsewhere.stream(), &bound).expect_err("asked for the other device").to_string();
-    assert!(error.contains("memory of device 0; the plan runs on device 1"), "{error}");
+    assert!(error.contains("memory of device 0, it needs memory of device 1"), "{error}");
 }
 
 #[test]
@@ -308,7 +322,9 @@ fn addresses_that_are_less_aligned_run_with_other_settings() {
     plan.execute_timed(stream, &shifted(2), workspace.slice()).expect("executes otherwise");
     assert_eq!((plan.downgrades(), handle.loader().cache.loaded_count()), (2, loaded), "nothing is loaded at run time");
     let is_alignment = |outcome: Result<(), Error>, bytes: u64| match outcome {
-        Err(Error::Binding(BindingError::TensorAlignment { alignment_bytes, .. })) => alignment_bytes == bytes,
+        Err(Error::Binding(error)) => {
+            error == BindingError { wanted: format!("a multiple of {bytes} bytes"), rule: BindingRule::Alignment, ..error.clone() }
+        }
         _ => false,
     };
     assert!(is_alignment(plan.execute(stream, &shifted(1), workspace.slice()), 2), "no element lies there");
@@ -366,7 +382,71 @@ fn functions_run_on_a_gpu_and_keep_their_plans() {
     assert_eq!(device.handle().expect("a GPU").loader().cache.loaded_count(), loaded);
     let other = verdigris::Device::gpu(handle(&Config::default()), Policy::default());
     let foreign = verdigris::Tensor::from_values(&other, DType::F32, &[32, 8], &[1.0; 256]).expect("fits");
-    assert!(matches!(verdigris::functional::matmul(&a, &foreign), Err(Error::ForeignDevice { .. })));
+    assert!(matches!(verdigris::functional::matmul(&a, &foreign), Err(Error::Binding(BindingError { rule: BindingRule::Device, .. }))));
+}
+
+/// One choice is remembered, which no estimate would make: whoever asks for the product gets it.
+#[test]
+fn a_remembered_choice_is_taken_by_every_door() {
+    let (m, n, k) = (96, 96, 64);
+    let problem = Problem::Gemm(GemmProblem::packed(m, n, k, DType::F32, DType::F32).expect("a plain product"));
+    let graph = {
+        let mut g = GraphBuilder::new("product");
+        let (a, b) = (g.tensor("a", DType::F32, rows(&[m, k])), g.tensor("b", DType::F32, rows(&[k, n])));
+        let d = g.matmul("mm", a, b, Precision::Fp32).expect("fits");
+        g.store(d, "d", DType::F32).expect("stores");
+        g.finish().expect("valid")
+    };
+    let (device, limits) = (verdigris::Device::gpu(handle(&Config::default()), Policy::default()), Limits::default());
+    let handle = device.handle().expect("a GPU");
+    // The dearest way by estimate, which is loaded, as the cheapest is: what is ready does not decide.
+    let survey = handle.survey(&problem, &Limits { settings: Settings::All, ..Limits::default() }).expect("asks");
+    let (best, last) = (&survey.ranked[0], survey.ranked.last().expect("there is one"));
+    assert_ne!((best.engine, &best.knobs), (last.engine, &last.knobs));
+    let launches = |way: &Ranked| way.program.launches().map(|launch| launch.kernel.name().to_owned()).collect::<Vec<_>>();
+    assert_ne!(launches(best), launches(last));
+    for way in [best, last] {
+        handle.load(&problem, way).expect("the fake compiles everything");
+    }
+    let takes = |wanted: &Ranked, by: ChosenBy| {
+        let wanted = (wanted.engine, wanted.knobs.clone());
+        let chosen = handle.choose(&problem, &limits).expect("chooses");
+        assert_eq!(((chosen.way.engine, chosen.way.knobs), chosen.explanation.chosen_by), (wanted.clone(), by), "Handle::choose");
+        let plan = handle.plan(&problem, &limits).expect("plans");
+        assert_eq!((plan.engine(), plan.knobs().clone()), wanted, "Handle::plan");
+        let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
+        let part = plan.parts().next().expect("one part");
+        assert_eq!(
+            (part.engine(), part.knobs().clone(), plan.explain().parts[0].chosen_by),
+            (wanted.0, wanted.1.clone(), by),
+            "plan_graph"
+        );
+        let plan = device.plan(&graph).expect("plans");
+        let explained = &plan.explain().expect("a GPU's plan").parts[0];
+        let summary = &explained.ways[explained.chosen].summary;
+        assert_eq!((summary.engine, &summary.knobs, explained.chosen_by), (wanted.0.name, &wanted.1, by), "Device");
+    };
+    takes(best, ChosenBy::Estimate);
+    let question = handle.question(verdigris_graph::Key::of(&problem), &limits);
+    let answer = Answer { engine: last.engine.name.to_owned(), knobs: last.knobs.clone(), us: 1.0 };
+    handle.plan_cache().keep(&question, &answer).expect("in memory");
+    takes(last, ChosenBy::PlanCache);
+    // Who names an engine gets that one.
+    let named = Limits { engine: Some(best.engine.name.to_owned()), settings: Settings::Matching(best.knobs.clone()), ..Limits::default() };
+    let plan = handle.plan(&problem, &named).expect("plans");
+    assert_eq!((plan.engine(), plan.knobs()), (best.engine, &best.knobs));
+    // A function of tensors draws the same product: on a device where no other kernels are loaded, it loads none.
+    assert!(last.cost.us > 1.5 * best.cost.us, "so that it is not taken for being ready");
+    let device = verdigris::Device::gpu(self::handle(&Config::default()), Policy::default());
+    let handle = device.handle().expect("a GPU");
+    handle.load(&problem, last).expect("the fake compiles everything");
+    handle.plan_cache().keep(&question, &answer).expect("in memory");
+    let loaded = handle.loader().cache.loaded_count();
+    let ones = |dims: &[u64; 2]| {
+        verdigris::Tensor::from_values(&device, DType::F32, dims, &vec![1.0; (dims[0] * dims[1]) as usize]).expect("fits")
+    };
+    verdigris::functional::matmul(&ones(&[m, k]), &ones(&[k, n])).expect("submits");
+    assert_eq!(handle.loader().cache.loaded_count(), loaded);
 }
 
 /// A graph whose best way needs scratch while another of equal notes needs less: the first of many that is one, since estimates move.
@@ -443,20 +523,20 @@ fn less_workspace_is_met_by_other_ways_that_were_loaded_before() {
     let least = handle.pool().alloc(stream, plan.least_workspace_bytes()).expect("allocates");
     let timed = plan.execute_timed_from(stream, &bound, &least).expect("executes otherwise");
     assert!(timed.is_downgraded && timed.workspace_bytes == plan.least_workspace_bytes(), "{timed:?}");
-    let way = |plan: &verdigris::Plan| (plan.engine().name, plan.knobs().clone());
+    let way = |plan: &verdigris::ProblemPlan| (plan.engine().name, plan.knobs().clone());
     assert!(timed.parts.iter().zip(plan.parts()).any(|((ran, us), chosen)| way(ran) != way(chosen) && *us > 0.0), "{timed:?}");
     assert_eq!(plan.downgrades(), 4);
     // While a stream captures, and for a pinned plan, less is an error.
     fake::set_capturing(true);
     let captured = plan.execute(stream, &bound, part(ladder[0] - 256));
     fake::set_capturing(false);
-    assert!(matches!(captured, Err(Error::Binding(BindingError::Workspace { .. }))), "{captured:?}");
+    assert!(matches!(captured, Err(Error::Binding(BindingError { rule: BindingRule::Workspace, .. }))), "{captured:?}");
     let chosen = plan.parts().next().expect("one part");
     let pin = Pin { part: Some(0), engine: chosen.engine().name.to_owned(), knobs: chosen.knobs().clone() };
     let pinned = handle.plan_graph(&deep, &Policy { mode: Mode::Pinned(vec![pin]), ..Policy::default() }).expect("plans");
     assert_eq!(pinned.workspace_bytes(), ladder[0]);
     let refused = pinned.execute(stream, &bound, part(ladder[0] - 256));
-    assert!(matches!(refused, Err(Error::Binding(BindingError::Workspace { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Binding(BindingError { rule: BindingRule::Workspace, .. }))), "{refused:?}");
 
     // A limit is for the whole plan; what cannot be kept is refused.
     for most in [ladder[0] - 256, 0] {
@@ -590,9 +670,9 @@ fn a_graph_of_more_than_a_thousand_tensors_is_planned_and_its_bindings_are_check
     let place = |name: &str| bound.iter().position(|(known, _)| *known == uid(&plan, name)).expect("bound");
     let (moved, w, other) = (place("moved7"), place("w7"), place("w8"));
     // In place is as good as apart; in the place of another is not.
-    bound[moved].1 = bound[w].1;
+    bound[moved].1 = copied(&bound[w..=w]).swap_remove(0).1;
     plan.execute_from(handle.stream(), &bound, handle.pool()).expect("executes in place");
-    bound[moved].1 = bound[other].1;
+    bound[moved].1 = copied(&bound[other..=other]).swap_remove(0).1;
     let error = plan.execute_from(handle.stream(), &bound, handle.pool()).expect_err("w8 is read later").to_string();
-    assert!(error.contains("output `moved7` and tensor `w8` share bytes"), "{error}");
+    assert!(error.contains("`moved7` is bound to bytes that `w8` shares"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! Functions of tensors on the CPU device: values against plain loops, plans that are kept, and what is refused.
 #![forbid(unsafe_code)]
 
-use verdigris::error::BindingError;
+use verdigris::error::{BindingError, BindingRule};
 use verdigris::functional::{self as f, Conv2d, Pool2d};
 use verdigris::{Config, Device, Error, Policy, Tensor};
 use verdigris_graph::{BinaryOp, CrossEntropySpec, GraphBuilder, LossReduction, ReductionOp, Uid, UnaryOp};
@@ -206,18 +206,22 @@ fn what_does_not_fit_is_refused_by_type() -> TestResult {
     let factor = g.host_scalar("factor", DType::F32);
     let y = g.scale("scale", uid, verdigris_graph::HostScalar::Bound(factor))?;
     g.store(y, "y", DType::F32)?;
-    let ready = device.prepare(&g.finish()?)?;
-    assert_eq!((ready.inputs().len(), ready.outputs().len(), ready.scalars().len()), (1, 1, 1));
+    let plan = device.plan(&g.finish()?)?;
+    assert_eq!((plan.inputs().count(), plan.outputs().count(), plan.scalars().count()), (1, 1, 1));
+    let run = |inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]| device.run(&plan, inputs, scalars);
     let binding = |result: Result<Vec<Tensor>, Error>| match result {
         Err(Error::Binding(error)) => error,
         other => panic!("{other:?}"),
     };
-    assert_eq!(binding(ready.run(&[], &[(factor, 2.0)])), BindingError::Missing { tensor: "x".to_owned(), uid });
-    assert_eq!(binding(ready.run(&[(uid, &x)], &[])), BindingError::Missing { tensor: "factor".to_owned(), uid: factor });
-    assert_eq!(binding(ready.run(&[(uid, &x), (Uid(9), &x)], &[(factor, 2.0)])), BindingError::Unknown { uid: Uid(9) });
+    let says = |error: BindingError, name: &str, rule: BindingRule| assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}");
+    says(binding(run(&[], &[(factor, 2.0)])), "x", BindingRule::Missing);
+    says(binding(run(&[(uid, &x)], &[])), "factor", BindingRule::Missing);
+    says(binding(run(&[(uid, &x), (Uid(9), &x)], &[(factor, 2.0)])), "#9", BindingRule::Unknown);
     let turned = x.permuted(&[1, 0])?;
-    assert!(matches!(ready.run(&[(uid, &turned)], &[(factor, 2.0)]), Err(Error::TensorMismatch { .. })));
-    let (results, report) = ready.run_reported(&[(uid, &x)], &[(factor, 2.0)])?;
+    let unlike = binding(run(&[(uid, &turned)], &[(factor, 2.0)]));
+    assert_eq!((unlike.given.as_str(), unlike.wanted.as_str()), ("f32 [3, 2]:[1, 3]", "f32 [2, 3]:[3, 1]"));
+    says(unlike, "x", BindingRule::Layout);
+    let (results, report) = device.run_timed(&plan, &[(uid, &x)], &[(factor, 2.0)])?;
     near(&results[0], &x.to_values()?.iter().map(|x| 2.0 * x).collect::<Vec<_>>());
     assert_eq!((report.parts.len(), report.parts[0].engine), (1, "cpu.pointwise"));
     assert!(report.us > 0.0);

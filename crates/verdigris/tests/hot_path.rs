@@ -73,7 +73,7 @@ fn executing_takes_no_memory_and_compiles_nothing() {
         plan.execute(handle.stream(), &bound, workspace.slice()).expect("executes");
         assert_eq!(fake::allocations(), NONE);
     }
-    let launches: usize = plan.parts().map(|part| part.executable().launch_count()).sum();
+    let launches: usize = plan.parts().map(|part| part.program().launch_count()).sum();
     assert_eq!(fake::launch_count(), 5 * launches);
     assert_eq!(handle.loader().cache.loaded_count(), loaded);
     // From the pool it is one request to the device's allocator, and none to the host's.
@@ -109,7 +109,7 @@ fn an_execution_in_the_midst_of_another_waits_for_nothing() {
     let bound = bindings(&buffers);
     let make = || handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
     let (outer, inner) = (make(), make());
-    let launches: usize = plan.parts().map(|part| part.executable().launch_count()).sum();
+    let launches: usize = plan.parts().map(|part| part.program().launch_count()).sum();
     fake::launch_count();
     plan.execute_from(handle.stream(), &bound, &Nested { plan: &plan, bound: &bound, outer: &outer, inner: &inner }).expect("executes");
     assert_eq!(fake::launch_count(), 2 * launches, "two on this thread");

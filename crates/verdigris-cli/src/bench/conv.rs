@@ -85,7 +85,7 @@ struct Bench<'h> {
 /// The product, by whoever is faster.
 struct Product {
     operands: Operands,
-    ours: Option<(f64, verdigris::Plan)>,
+    ours: Option<(f64, verdigris::ProblemPlan)>,
     theirs: Option<Answer>,
 }
 
@@ -133,7 +133,7 @@ impl Bench<'_> {
         let ours = Ours { plan: &plan, operands: &operands, workspace: workspace.slice() };
         let submit_ours = |i: u64| ours.submit(handle, i % operands.copies);
         let product_plan = product.as_ref().and_then(|product| product.ours.as_ref().map(|(_, plan)| plan));
-        let product_bytes = product_plan.map_or(0, verdigris::Plan::workspace_bytes);
+        let product_bytes = product_plan.map_or(0, verdigris::ProblemPlan::workspace_bytes);
         let product_workspace = handle.pool().alloc(handle.stream(), product_bytes)?;
         let submit_product = |i: u64| -> Result<()> {
             let Some(product) = &product else { return Ok(()) };

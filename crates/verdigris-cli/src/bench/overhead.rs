@@ -150,7 +150,7 @@ fn execute(handle: &Handle, problem: &Problem, executions: usize, rows: &mut Row
         }
     }
     stream.synchronize()?;
-    rows.add(&format!("host time of an execution, {} launch(es)", plan.executable().launch_count()), &executed, "µs", Some(3.2));
+    rows.add(&format!("host time of an execution, {} launch(es)", plan.program().launch_count()), &executed, "µs", Some(3.2));
     rows.add("host time of a bare launch: an empty kernel, the driver alone", &bare, "µs", None);
     Ok(())
 }

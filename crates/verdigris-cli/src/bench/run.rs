@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use verdigris::explain::ChosenBy;
-use verdigris::{Binding, Handle, Limits, Plan, Ranked, Settings, Survey};
+use verdigris::{Binding, Handle, Limits, ProblemPlan, Ranked, Settings, Survey};
 use verdigris_cuda::DeviceSlice;
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Slot};
 use verdigris_kir::program::KernelRef;
@@ -153,7 +153,7 @@ pub(super) fn all(
 
 /// One of our ways, loaded, with the workspace that it runs in.
 pub(super) struct Ours<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a ProblemPlan,
     pub(super) operands: &'a Operands,
     pub(super) workspace: DeviceSlice<'a>,
 }
@@ -211,7 +211,7 @@ pub(super) fn ways(handle: &Handle, arguments: &RunArguments, problem: &Problem,
 /// The fastest way that is right: its time in a brief trial, its plan, and how right it is.
 pub(super) struct Fastest<'w> {
     pub(super) us: f64,
-    pub(super) plan: Plan,
+    pub(super) plan: ProblemPlan,
     pub(super) way: &'w Ranked,
     pub(super) judgement: Option<Judgement>,
 }
@@ -233,7 +233,7 @@ pub(super) fn fastest<'w>(
         let failed = way.program.launches().find_map(|launch| failures.get(launch.kernel.name()));
         let plan = match failed {
             Some(error) => Err(error.clone()),
-            None => handle.prepare(problem, way).map_err(|error| error.to_string()),
+            None => handle.load(problem, way).map_err(|error| error.to_string()),
         };
         match plan {
             Err(error) => variant.remark = Some(format!("FAILED: {error}")),

@@ -18,7 +18,7 @@ use super::runner::Runner;
 use crate::Verdict;
 use crate::table::{self, Align};
 use verdigris::KernelCounts;
-use verdigris::device::PartReport;
+use verdigris::plan::PartReport;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {

@@ -167,7 +167,7 @@ fn measure(runner: &mut Runner, layer: &Layer, direction: ConvDirection, argumen
             g.output(result, &w)?;
         }
     }
-    let task = runner.prepare(g)?;
+    let task = runner.plan(g)?;
     // Once to warm up.
     runner.run_timed(&task)?;
     let mut samples = Vec::new();

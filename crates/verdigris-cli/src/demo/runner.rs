@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use indicatif::ProgressBar;
-use verdigris::device::PartReport;
-use verdigris::{Config, Device, KernelCounts, Policy, Progress, Ready, Stage, Tensor};
-use verdigris_graph::{GraphBuilder, Uid};
+use verdigris::plan::PartReport;
+use verdigris::{Config, Device, KernelCounts, Plan, Policy, Progress, Stage, Tensor};
+use verdigris_graph::{Graph, GraphBuilder, Uid};
 use verdigris_tensor::{DType, Layout};
 
 /// On a GPU, timing a run means waiting for it: one run in this many is timed.
@@ -20,14 +20,14 @@ pub(super) struct BufferId(usize);
 pub(super) struct Runner {
     device: Device,
     tensors: Vec<Option<Tensor>>,
-    /// Shows which graph is made ready, and how many of its kernels are.
+    /// Shows which graph is planned, and how many of its kernels are loaded.
     shown: ProgressBar,
 }
 
-/// A graph made ready, with the places of its tensors.
+/// A planned graph, with the places of its tensors.
 pub(super) struct Task {
     pub(super) name: String,
-    ready: Ready,
+    plan: Plan,
     bound: BTreeMap<Uid, BufferId>,
     runs: std::cell::Cell<u64>,
 }
@@ -39,7 +39,7 @@ impl Runner {
         Ok(Runner { device, tensors: Vec::new(), shown: ProgressBar::hidden() })
     }
 
-    /// Has a bar show what is made ready.
+    /// Has a bar show what is planned.
     pub(super) fn show(&mut self, bar: ProgressBar) {
         self.shown = bar;
     }
@@ -77,8 +77,8 @@ impl Runner {
         self.tensors.swap(a.id.0, b.id.0);
     }
 
-    /// Makes a graph ready; on a GPU `watch` hears of kernels that are loaded or compiled.
-    pub(super) fn prepare(&mut self, drawn: Drawn) -> anyhow::Result<Task> {
+    /// Plans a graph; on a GPU `watch` hears of kernels that are loaded or compiled.
+    pub(super) fn plan(&mut self, drawn: Drawn) -> anyhow::Result<Task> {
         let graph = drawn.builder.finish()?;
         let (shown, counts) = (&self.shown, self.kernel_counts());
         shown.set_message(format!("graph `{}`", graph.name));
@@ -92,8 +92,8 @@ impl Runner {
                 shown.tick();
             }
         };
-        let ready = self.device.prepare_watched(&graph, &mut watch).with_context(|| format!("graph `{}`", graph.name))?;
-        Ok(Task { name: graph.name, ready, bound: drawn.bound, runs: std::cell::Cell::new(0) })
+        let plan = self.device.plan_under(&graph, self.device.policy(), &mut watch).with_context(|| format!("graph `{}`", graph.name))?;
+        Ok(Task { name: graph.name, plan, bound: drawn.bound, runs: std::cell::Cell::new(0) })
     }
 
     /// Runs a task. Gives what its parts took where this run was timed: every run on the CPU, some on a GPU.
@@ -111,19 +111,19 @@ impl Runner {
 
     fn run_as(&mut self, task: &Task, scalars: &[(Uid, f64)], timed: bool) -> anyhow::Result<Vec<PartReport>> {
         let mut inputs = Vec::new();
-        for wanted in task.ready.inputs() {
+        for wanted in task.plan.inputs() {
             let id = task.bound[&wanted.uid];
             let tensor = self.tensors[id.0].as_ref().with_context(|| format!("`{}` holds nothing yet", wanted.name))?;
             inputs.push((wanted.uid, tensor));
         }
         let context = || format!("graph `{}`", task.name);
         let (outputs, parts) = if timed {
-            let (outputs, report) = task.ready.run_reported(&inputs, scalars).with_context(context)?;
+            let (outputs, report) = self.device.run_timed(&task.plan, &inputs, scalars).with_context(context)?;
             (outputs, report.parts)
         } else {
-            (task.ready.run(&inputs, scalars).with_context(context)?, Vec::new())
+            (self.device.run(&task.plan, &inputs, scalars).with_context(context)?, Vec::new())
         };
-        for (wanted, output) in task.ready.outputs().iter().zip(outputs) {
+        for (wanted, output) in task.plan.outputs().zip(outputs) {
             self.tensors[task.bound[&wanted.uid].0] = Some(output);
         }
         Ok(parts)
@@ -131,6 +131,7 @@ impl Runner {
 }
 
 /// A graph being drawn, whose stored tensors have places.
+#[derive(Clone)]
 pub(super) struct Drawn {
     pub(super) builder: GraphBuilder,
     bound: BTreeMap<Uid, BufferId>,
@@ -150,6 +151,17 @@ impl Drawn {
         let uid = self.builder.tensor(&slot.name, slot.dtype, slot.layout);
         self.bound.insert(uid, slot.id);
         uid
+    }
+
+    /// The tensors that have places.
+    pub(super) fn stored(&self) -> Vec<Uid> {
+        self.bound.keys().copied().collect()
+    }
+
+    /// The part that computes `results` from tensors that are there.
+    pub(super) fn part(self, name: &str, results: &[Uid], given: &[Uid]) -> anyhow::Result<Drawn> {
+        let part = self.builder.finish()?.part(results, given)?;
+        Ok(Drawn { builder: GraphBuilder::from(Graph { name: name.to_owned(), ..part }), bound: self.bound })
     }
 
     /// Has a result written to a slot.

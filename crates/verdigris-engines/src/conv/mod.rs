@@ -19,9 +19,9 @@ use crate::engine::Engine;
 
 /// The engines of this family; [`crate::rewrite`] has those that stand on products.
 pub static ENGINES: &[&dyn Engine] = &[
-    &implicit_gemm::ImplicitGemm,
-    &halo_wgrad::HaloWgrad,
-    &halo::Halo,
+    &Listed::<implicit_gemm::ImplicitGemm>::new(),
+    &Listed::<halo_wgrad::HaloWgrad>::new(),
+    &Listed::<halo::Halo>::new(),
     &Listed::<small_channels::SmallChannels>::new(),
     &Listed::<grouped::Grouped>::new(),
     &Listed::<diagonal::Diagonal>::new(),

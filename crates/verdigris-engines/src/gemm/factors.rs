@@ -1,54 +1,46 @@
 //! Factors of an operand's blocks, as kernels read them: one f32 for each block of an outer index (m of A, n of B) and of k.
 
-use verdigris_graph::Matrix;
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::Arg;
+use verdigris_graph::Scale;
+use verdigris_kir::face::Val;
+use verdigris_kir::params::{Divide, Read};
 
-use crate::parts::batch::{BatchStrides, Chunk, Indices};
+use crate::parts::batch::{BatchStridesBytes, Chunk, Indices};
 
-/// Parameters of one operand's factors.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Factors<'k> {
-    pointer: Pointer<'k>,
-    outer_stride: Val<'k, u64>,
-    k_stride: Val<'k, u64>,
-    outer: Divisor<'k>,
-    along_k: Divisor<'k>,
-    batch: BatchStrides<'k>,
+verdigris_kir::parameters! {
+    /// Parameters of one operand's factors; strides in bytes.
+    #[derive(Clone, Copy, Debug)]
+    pub(super) struct Factors / #[derive(Clone, Copy, Debug)] FactorsArgs of () as _spec {
+        factors: Read = 4,
+        outer_stride: u64,
+        k_stride: u64,
+        /// Elements of a block.
+        outer: Divide,
+        along_k: Divide,
+        batch: BatchStridesBytes = (),
+    }
 }
 
-/// The arguments of [`Factors::declare`]: factors of blocks of `outer` by `k` elements.
-pub(super) fn args(factors: &Matrix, chunk: &Chunk, outer: u64, k: u64) -> Vec<Arg> {
-    // A block larger than any index is one block.
-    let divisor = |extent: u64| Arg::Divisor(u32::try_from(extent).unwrap_or(u32::MAX));
-    let mut args = vec![
-        Arg::Pointer(chunk.address(factors, 0, 0)),
-        Arg::Scalar(Ty::U64, factors.row_stride * 4),
-        Arg::Scalar(Ty::U64, factors.column_stride * 4),
-        divisor(outer),
-        divisor(k),
-    ];
-    args.extend(BatchStrides::args(chunk.strides_bytes(factors)));
-    args
+impl FactorsArgs {
+    /// Those of an operand whose blocks have factors.
+    pub(super) fn of(scale: Option<&Scale>, chunk: &Chunk) -> Option<FactorsArgs> {
+        let Some(Scale::Block { outer, k, factors }) = scale else { return None };
+        // A block larger than any index is one block.
+        let [outer, along_k] = [*outer, *k].map(|extent| u32::try_from(extent).unwrap_or(u32::MAX));
+        Some(FactorsArgs {
+            factors: chunk.address(factors, 0, 0),
+            outer_stride: factors.row_stride * 4,
+            k_stride: factors.column_stride * 4,
+            outer,
+            along_k,
+            batch: chunk.strides_bytes(factors),
+        })
+    }
 }
 
 impl<'k> Factors<'k> {
-    /// Declares the parameters.
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
-        Factors {
-            pointer: k.input("factors", 4),
-            outer_stride: k.scalar("factors_outer_bytes"),
-            k_stride: k.scalar("factors_k_bytes"),
-            outer: k.divisor("block_outer"),
-            along_k: k.divisor("block_k"),
-            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
-        }
-    }
-
     /// Where the factors of a matrix of the batch begin.
     pub(super) fn matrix(&self, indices: Indices<'k>) -> Val<'k, u64> {
-        self.batch.matrix(self.pointer, indices)
+        self.batch.matrix(self.factors, indices)
     }
 
     /// How far behind its beginning the factors of outer index `index` are.

@@ -16,20 +16,20 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem};
-use verdigris_kir::face::{Header, Kernel, Pointer, Scalar, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Scalar, Val, Var, build};
 use verdigris_kir::inst::{MatrixType, MmaShape};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Arg, KernelRef, Program};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Read;
+use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::{buffer_alignments, launches};
+use super::{Tiles, TilesArgs, tiled};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::{BatchIndex, BatchStrides, Indices};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec, Place, Walk};
-
-const ID: EngineId = EngineId { name: "gemm.mma", number: 101 };
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, Walk};
 
 /// Depth of a slab along k, in bytes.
 const SLAB_BYTES: u32 = 64;
@@ -38,31 +38,42 @@ const CHUNK_BYTES: u32 = 16;
 /// Slabs in the ring.
 const STAGES: u32 = 4;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mma;
+/// The engine: an accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Mma {
+    problem: GemmProblem,
+    spec: Spec,
+    /// Bytes of a copy of A and of B.
+    copy_bytes: [u32; 2],
+    /// Two columns are stored at once.
+    pairs: bool,
+    arch: Arch,
+}
 
-impl Engine for Mma {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Mma {
+    const ID: EngineId = EngineId { name: "gemm.mma", number: 101 };
+    type Config = Tile;
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let problem = super::along_rows_of_d(super::product(ID, problem)?);
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let problem = super::along_rows_of_d(super::product(Self::ID, problem)?);
         let (a, b) = (problem.a.dtype, problem.b.dtype);
-        let arithmetic =
-            Arithmetic::of(&problem).ok_or_else(|| ID.refusal(Reason::Precision, format_args!("{a} by {b} in {:?}", problem.precision)))?;
-        ID.require(arch.runs(Target::Sm80), Reason::Target, format_args!("compute capability {:?}, taken from 8.0 on", arch.capability))?;
-        ID.require(problem.k < 1 << 34, Reason::Extent, format_args!("k = {}, taken below 2^34", problem.k))?;
-        ID.require(problem.d.order() == Order::RowMajor, Reason::Layout, "D with no stride of 1")?;
+        let arithmetic = Arithmetic::of(&problem)
+            .ok_or_else(|| Self::ID.refusal(Reason::Precision, format_args!("{a} by {b} in {:?}", problem.precision)))?;
+        Self::ID.require(
+            arch.runs(Target::Sm80),
+            Reason::Target,
+            format_args!("compute capability {:?}, taken from 8.0 on", arch.capability),
+        )?;
+        Self::ID.require(problem.k < 1 << 34, Reason::Extent, format_args!("k = {}, taken below 2^34", problem.k))?;
+        Self::ID.require(problem.d.order() == Order::RowMajor, Reason::Layout, "D with no stride of 1")?;
         let a_lie = Lie::of(&problem.a, problem.m, problem.k);
-        let a_lie = a_lie.ok_or_else(|| ID.refusal(Reason::Layout, "A with no stride of 1"))?;
+        let a_lie = a_lie.ok_or_else(|| Self::ID.refusal(Reason::Layout, "A with no stride of 1"))?;
         let b_lie = Lie::of(&problem.b.transposed(), problem.n, problem.k);
-        let b_lie = b_lie.ok_or_else(|| ID.refusal(Reason::Layout, "B with no stride of 1"))?;
+        let b_lie = b_lie.ok_or_else(|| Self::ID.refusal(Reason::Layout, "B with no stride of 1"))?;
         let direct = a_lie.alignment_bytes < 4 || b_lie.alignment_bytes < 4;
         if !arithmetic.is_16_bit() {
-            ID.require(a_lie.along_k && b_lie.along_k, Reason::Layout, format_args!("{a} operands that do not run along k"))?;
-            ID.require(!direct, Reason::Alignment, format_args!("{a} rows that are no multiple of 4 bytes"))?;
+            Self::ID.require(a_lie.along_k && b_lie.along_k, Reason::Layout, format_args!("{a} operands that do not run along k"))?;
+            Self::ID.require(!direct, Reason::Alignment, format_args!("{a} rows that are no multiple of 4 bytes"))?;
         }
         let mut epilogue = EpilogueSpec::of(&problem);
         // With an even number of columns a pair is inside or outside as a whole.
@@ -70,16 +81,87 @@ impl Engine for Mma {
         // A plain epilogue has both ways in one kernel; a user's chain is compiled for its own.
         epilogue.pairs = pairs && !epilogue.is_plain();
         let target = epilogue.target();
-        ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
         let spec = Spec { arithmetic, tile: Tile::Large, along_k: [a_lie.along_k, b_lie.along_k], direct, epilogue };
         let shared_bytes = spec.shared_bytes();
         let limit = arch.shared_bytes_per_cta;
-        ID.require(shared_bytes <= limit, Reason::SharedMemory, format_args!("{shared_bytes} bytes of {limit}"))?;
+        Self::ID.require(shared_bytes <= limit, Reason::SharedMemory, format_args!("{shared_bytes} bytes of {limit}"))?;
         let copy_bytes = [a_lie.alignment_bytes, b_lie.alignment_bytes];
-        Ok(Box::new(Accepted { problem, spec, copy_bytes, pairs, arch: arch.clone() }))
+        Ok(Mma { problem, spec, copy_bytes, pairs, arch: arch.clone() })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Tile> {
+        // Elements on their way take the registers of a large tile's sums.
+        if self.spec.direct { vec![Tile::Small] } else { vec![Tile::Large, Tile::Small] }
+    }
+
+    fn knobs(tile: &Tile) -> Knobs {
+        Knobs::new([("tile", tile.extent())])
+    }
+
+    fn notes(&self, _: &Tile) -> Notes {
+        let arithmetic = self.spec.arithmetic;
+        Notes {
+            tensor_core: true,
+            down_convert: (arithmetic.a == MatrixType::Tf32).then_some(DType::Tf32),
+            ..Notes::of(if arithmetic.is_integer() { DType::I32 } else { DType::F32 })
+        }
+    }
+
+    fn cost(&self, &tile: &Tile) -> Cost {
+        let p = &self.problem;
+        let extent = f64::from(tile.extent());
+        let tiles = (p.m as f64 / extent).ceil() * (p.n as f64 / extent).ceil() * p.batch_count() as f64;
+        let (efficiency, ctas) = match (tile, self.spec.direct) {
+            (Tile::Large, _) => (0.55, 2.0),
+            (Tile::Small, false) => (0.4, 4.0),
+            (Tile::Small, true) => (0.12, 4.0),
+        };
+        let narrow = self.copy_bytes.iter().map(|&bytes| if bytes < 16 { 0.85 } else { 1.0 }).product::<f64>();
+        let rate = match self.spec.arithmetic.element_bytes() {
+            1 => 2.0,
+            2 => 1.0,
+            _ => 0.5,
+        };
+        let peak = self.arch.tensor_bf16_tflops * rate * efficiency * narrow;
+        let sms = f64::from(self.arch.sm_count);
+        let slots = sms * ctas;
+        // CTAs of a last wave that is not full have their SM to themselves sooner, but not the latency of their slabs.
+        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
+        let k = p.k as f64 + 4.0 * f64::from(self.spec.arithmetic.depth());
+        let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * 1e6);
+        // However few the tiles, a slab takes its latency: 0.23 µs measured on an H200 with 20 to 80 slabs.
+        let latency_us = 0.23 * (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
+        // It draws 55 % of what a copy does: measured where the weights of a batch stream through.
+        let us = compute_us.max(latency_us).max(super::traffic_bytes(p) / (0.55 * self.arch.memory_gb_per_s * 1e3)) + 3.0;
+        Cost { us, leaves_out: "L2 hits, the epilogue's arithmetic" }
+    }
+
+    fn lower(&self, &tile: &Tile) -> Result<Program, Refusal> {
+        let given = Given { spec: Spec { tile, ..self.spec.clone() }, copy_bytes: self.copy_bytes, pairs: self.pairs };
+        let (p, spec) = (&self.problem, &given.spec);
+        // B is loaded as its transpose, n by k.
+        let b = p.b.transposed();
+        Ok(tiled(p, &spec.clone().kernel(), [tile.extent(); 2], spec.arithmetic.depth(), |tiles, chunk, part| {
+            let operand = |matrix: &Matrix, first: u64, i: usize| OperandArgs {
+                matrix: chunk.address(matrix, first, 0),
+                line_bytes: (if spec.along_k[i] { matrix.row_stride } else { matrix.column_stride }) * matrix.dtype.bytes() as u64,
+                batch: chunk.strides_bytes(matrix),
+                copy_bytes: (!spec.direct).then_some(self.copy_bytes[i]),
+            };
+            let arguments = ParamsArgs {
+                tiles,
+                in_pairs: spec.either_way().then_some(self.pairs.into()),
+                batch: chunk.index(),
+                a: operand(&p.a, part.first_row, 0),
+                b: operand(&b, part.first_column, 1),
+                epilogue: spec.epilogue.arguments(p, chunk, part.first_row, part.first_column),
+            };
+            arguments.bound(&given)
+        }))
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let epilogue = |d: DType| EpilogueSpec { exact: d == DType::I32, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         let arithmetic = |ty: MatrixType| Arithmetic { a: ty, b: ty, half_sum: false };
         let mut specs = Vec::new();
@@ -160,7 +242,7 @@ impl Arithmetic {
 /// The tile of a CTA, divided among warps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Tile {
+pub(super) enum Tile {
     /// 128×128 by 2×4 warps of 64×32.
     Large,
     /// 64×64 by 2×2 warps of 32×32.
@@ -168,8 +250,6 @@ enum Tile {
 }
 
 impl Tile {
-    const ALL: [Tile; 2] = [Tile::Large, Tile::Small];
-
     const fn extent(self) -> u32 {
         match self {
             Tile::Large => 128,
@@ -268,120 +348,6 @@ impl Spec {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: GemmProblem,
-    spec: Spec,
-    /// Bytes of a copy of A and of B.
-    copy_bytes: [u32; 2],
-    /// Two columns are stored at once.
-    pairs: bool,
-    arch: Arch,
-}
-
-impl Accepted {
-    fn tiles(&self) -> &'static [Tile] {
-        // Elements on their way take the registers of a large tile's sums.
-        if self.spec.direct { &[Tile::Small] } else { &Tile::ALL }
-    }
-
-    fn tile(&self, knobs: &Knobs) -> Option<Tile> {
-        let extent = knobs.value("tile")?;
-        self.tiles().iter().copied().find(|tile| tile.extent() == extent)
-    }
-
-    fn cost_of(&self, tile: Tile) -> f64 {
-        let p = &self.problem;
-        let extent = f64::from(tile.extent());
-        let tiles = (p.m as f64 / extent).ceil() * (p.n as f64 / extent).ceil() * p.batch_count() as f64;
-        let (efficiency, ctas) = match (tile, self.spec.direct) {
-            (Tile::Large, _) => (0.55, 2.0),
-            (Tile::Small, false) => (0.4, 4.0),
-            (Tile::Small, true) => (0.12, 4.0),
-        };
-        let narrow = self.copy_bytes.iter().map(|&bytes| if bytes < 16 { 0.85 } else { 1.0 }).product::<f64>();
-        let rate = match self.spec.arithmetic.element_bytes() {
-            1 => 2.0,
-            2 => 1.0,
-            _ => 0.5,
-        };
-        let peak = self.arch.tensor_bf16_tflops * rate * efficiency * narrow;
-        let sms = f64::from(self.arch.sm_count);
-        let slots = sms * ctas;
-        // CTAs of a last wave that is not full have their SM to themselves sooner, but not the latency of their slabs.
-        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        let k = p.k as f64 + 4.0 * f64::from(self.spec.arithmetic.depth());
-        let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * 1e6);
-        // However few the tiles, a slab takes its latency: 0.23 µs measured on an H200 with 20 to 80 slabs.
-        let latency_us = 0.23 * (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
-        // It draws 55 % of what a copy does: measured where the weights of a batch stream through.
-        compute_us.max(latency_us).max(super::traffic_bytes(p) / (0.55 * self.arch.memory_gb_per_s * 1e3)) + 3.0
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut tiles = self.tiles().to_vec();
-        tiles.sort_by(|&x, &y| self.cost_of(x).total_cmp(&self.cost_of(y)));
-        let mut settings = tiles.into_iter().map(|tile| Knobs::new([("tile", tile.extent())]));
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        let it = {
-            let arithmetic = self.spec.arithmetic;
-            Notes {
-                tensor_core: true,
-                deterministic: true,
-                down_convert: (arithmetic.a == MatrixType::Tf32).then_some(DType::Tf32),
-                accumulator: if arithmetic.is_integer() { DType::I32 } else { DType::F32 },
-                reduced_sums: false,
-                split_operands: false,
-            }
-        };
-        Ok(it)
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let tile = self.tile(knobs).unwrap_or(Tile::Small);
-            Cost { us: self.cost_of(tile), leaves_out: "L2 hits, the epilogue's arithmetic" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let tile = self.tile(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no tile of this problem")))?;
-        let spec = Spec { tile, ..self.spec.clone() };
-        let p = &self.problem;
-        let copies = [(p.a.slot, u64::from(self.copy_bytes[0])), (p.b.slot, u64::from(self.copy_bytes[1]))];
-        let stores = EpilogueSpec { pairs: self.pairs, ..spec.epilogue.clone() };
-        let alignments = stores.alignments(p).chain(copies);
-        let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, alignments), ..Program::default() };
-        program.steps = launches(p, &spec.clone().kernel(), [tile.extent(); 2], spec.arithmetic.depth(), |args, chunk, part| {
-            if spec.either_way() {
-                args.push(Arg::Scalar(Ty::U32, self.pairs.into()));
-            }
-            args.extend(chunk.args());
-            // B is loaded as its transpose, n by k.
-            let operands = [(&p.a, part.first_row), (&p.b.transposed(), part.first_column)];
-            for (i, (matrix, first)) in operands.into_iter().enumerate() {
-                let line = if spec.along_k[i] { matrix.row_stride } else { matrix.column_stride };
-                args.push(Arg::Pointer(chunk.address(matrix, first, 0)));
-                args.push(Arg::Scalar(Ty::U64, line * matrix.dtype.bytes() as u64));
-                args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
-                if !spec.direct {
-                    args.push(Arg::Scalar(Ty::U32, self.copy_bytes[i].into()));
-                }
-            }
-            args.extend(spec.epilogue.args(p, chunk, part.first_row, part.first_column));
-        });
-        Ok(program)
-    }
-}
-
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
 /// A type of sums.
@@ -411,23 +377,50 @@ impl Sum for i32 {
     }
 }
 
+/// A kernel, and what a launch of it relies on beyond the kernel itself: its arguments say so.
+struct Given {
+    spec: Spec,
+    copy_bytes: [u32; 2],
+    pairs: bool,
+}
+
+impl Given {
+    /// What the kernel relies on, whatever its arguments.
+    fn least(spec: &Spec) -> Given {
+        Given { spec: spec.clone(), copy_bytes: [4; 2], pairs: spec.epilogue.pairs }
+    }
+
+    fn operand(&self, index: usize) -> OperandDecl {
+        let (element_bytes, copies) = (self.spec.arithmetic.element_bytes(), !self.spec.direct);
+        OperandDecl { alignment_bytes: if copies { self.copy_bytes[index] } else { element_bytes }, copies }
+    }
+
+    fn epilogue(&self) -> EpilogueDecl {
+        EpilogueSpec { pairs: self.pairs, ..self.spec.epilogue.clone() }.over_matrices()
+    }
+}
+
+verdigris_kir::parameters! {
+    struct Params / ParamsArgs of Given as given {
+        tiles: TilesArgs = (),
+        /// Whether two columns are stored at once.
+        in_pairs: Option<u32> = given.spec.either_way().then_some(()),
+        batch: BatchIndexArgs = (),
+        a: OperandArgs = given.operand(0),
+        b: OperandArgs = given.operand(1),
+        epilogue: EpilogueArgs = given.epilogue(),
+    }
+}
+
 fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.scalar::<u32>("columns");
-    let column_tiles = k.divisor("column_tiles");
-    let slabs = k.scalar::<u32>("slabs");
-    let last_depth = k.scalar::<u32>("last_depth");
-    let in_pairs = spec.either_way().then(|| k.scalar::<u32>("in_pairs"));
-    let batch = BatchIndex::declare(k, &());
-    let a = Operand::declare(k, "a", spec, 0);
-    let b = Operand::declare(k, "b", spec, 1);
-    let epilogue = spec.epilogue.declare::<f32>(k);
+    let Params { tiles, in_pairs, batch, a, b, epilogue } = Params::declare(k, &Given::least(spec));
+    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
 
     let extent = spec.tile.extent();
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let indices = batch.of_cta();
-    let a = Slabs::new(k, "a_slabs", a, spec, indices, row_tile * extent, rows);
-    let b = Slabs::new(k, "b_slabs", b, spec, indices, column_tile * extent, columns);
+    let a = Slabs::new("a_slabs", (a, spec.along_k[0]), spec, indices, row_tile * extent, rows);
+    let b = Slabs::new("b_slabs", (b, spec.along_k[1]), spec, indices, column_tile * extent, columns);
 
     let [warp_rows, warp_columns] = spec.tile.warps();
     let warp = k.warp();
@@ -586,26 +579,20 @@ fn store_pairs<'k, S: Sum>(
     });
 }
 
-/// Parameters of A, or of B read as its transpose.
-struct Operand<'k> {
-    pointer: Pointer<'k>,
-    line_bytes: Val<'k, u64>,
-    batch: BatchStrides<'k>,
-    copy_bytes: Option<Val<'k, u32>>,
-    along_k: bool,
+/// What an operand relies on, and whether copies bring it.
+#[derive(Clone, Copy)]
+struct OperandDecl {
+    alignment_bytes: u32,
+    copies: bool,
 }
 
-impl<'k> Operand<'k> {
-    fn declare(k: Kernel<'k>, name: &'static str, spec: &Spec, index: usize) -> Self {
-        // What a copy relies on is an argument, so the launch declares it beside the buffer.
-        let alignment_bytes = spec.arithmetic.element_bytes();
-        Operand {
-            pointer: k.input(name, if spec.direct { alignment_bytes } else { alignment_bytes.max(4) }),
-            line_bytes: k.scalar("line_bytes"),
-            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
-            copy_bytes: (!spec.direct).then(|| k.scalar("copy_bytes")),
-            along_k: spec.along_k[index],
-        }
+verdigris_kir::parameters! {
+    /// Parameters of A, or of B read as its transpose.
+    struct Operand / OperandArgs of OperandDecl as decl {
+        matrix: Read = decl.alignment_bytes,
+        line_bytes: u64,
+        batch: BatchStridesBytes = (),
+        copy_bytes: Option<u32> = decl.copies.then_some(()),
     }
 }
 
@@ -638,15 +625,14 @@ struct Slabs<'k> {
 
 impl<'k> Slabs<'k> {
     fn new(
-        k: Kernel<'k>,
         name: &'static str,
-        operand: Operand<'k>,
+        (operand, along_k): (Operand<'k>, bool),
         spec: &Spec,
         indices: Indices<'k>,
         first: Val<'k, u32>,
         end: Val<'k, u32>,
     ) -> Self {
-        let along_k = operand.along_k;
+        let k = first.kernel();
         let (extent, threads) = (spec.tile.extent(), spec.tile.threads());
         let element_bytes = spec.arithmetic.element_bytes();
         let pitch_bytes = if along_k { SLAB_BYTES } else { extent * element_bytes };
@@ -655,7 +641,7 @@ impl<'k> Slabs<'k> {
         let (line, chunk) = (thread >> line_chunks.ilog2(), thread & (line_chunks - 1));
         let line_step = threads / line_chunks;
         let chunks = extent * SLAB_BYTES / CHUNK_BYTES / threads;
-        let matrix = operand.batch.matrix(operand.pointer, indices);
+        let matrix = operand.batch.matrix(operand.matrix, indices);
         let chunk_bytes = chunk * CHUNK_BYTES;
         let (start, slab_bytes) = if along_k {
             (matrix + (first + line).widen() * operand.line_bytes + chunk_bytes.widen(), k.constant(u64::from(SLAB_BYTES)))

@@ -5,19 +5,20 @@ mod mma;
 mod simt;
 mod wgmma;
 
-use verdigris_graph::{GemmProblem, Order, Problem, Slot};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Arg, KernelRef, Launch, Residency, Step};
+use verdigris_graph::{GemmProblem, Order, Problem};
+use verdigris_kir::params::{Arguments, Divide};
+use verdigris_kir::program::{KernelRef, Launch, Program};
 
+use crate::algorithm::Listed;
 use crate::engine::{Engine, EngineId, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::transposed::transposed;
 
 /// The engines of this family. The table is all there is to registering one.
-pub static ENGINES: &[&dyn Engine] = &[&wgmma::Wgmma, &mma::Mma, &simt::Simt];
+pub static ENGINES: &[&dyn Engine] = &[HOPPER, &Listed::<mma::Mma>::new(), &Listed::<simt::Simt>::new()];
 
 /// The engine on Hopper's tensor cores, and what it offers for sums of 16-bit products that stay in f32.
-pub(crate) static HOPPER: &dyn Engine = &wgmma::Wgmma;
+pub(crate) const HOPPER: &dyn Engine = &Listed::<wgmma::Wgmma>::new();
 pub(crate) use wgmma::{forms_sums, sums};
 
 /// The product that a problem is, or the engine's refusal of anything else.
@@ -48,16 +49,10 @@ fn traffic_bytes(problem: &GemmProblem) -> f64 {
         .sum()
 }
 
-/// The alignment of each buffer slot: what the elements of A, B and block factors need, and what `more` says.
-fn buffer_alignments(problem: &GemmProblem, more: impl IntoIterator<Item = (Slot, u64)>) -> Vec<u64> {
+/// A program without launches, with the slots of the problem's buffers.
+fn program(problem: &GemmProblem) -> Program {
     let slots = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
-    let mut alignments = vec![1; slots];
-    let elements = problem.matrices().into_iter().map(|(_, matrix, ..)| (matrix.slot, matrix.dtype.bytes() as u64));
-    for (slot, bytes) in elements.chain(more) {
-        let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-        *alignment = bytes.max(*alignment);
-    }
-    alignments
+    Program { buffer_alignment_bytes: vec![1; slots], ..Program::default() }
 }
 
 /// A part of D that one launch covers.
@@ -71,42 +66,43 @@ struct Part {
     column_tiles: u32,
 }
 
-/// The launches of a kernel whose CTAs compute a tile each: one launch a chunk of the batch and part of D. Its first arguments are the part's
-/// rows and columns, its columns of tiles, and the slabs of `depth` that k has with the depth of the last one; `more` adds the others.
-fn launches(
+verdigris_kir::parameters! {
+    /// What CTAs that compute a tile each have in common.
+    #[derive(Clone, Copy, Debug)]
+    struct Tiles / #[derive(Clone, Copy, Debug)] TilesArgs of () as _spec {
+        /// Of the part of D.
+        rows: u32,
+        columns: u32,
+        column_tiles: Divide,
+        /// Slabs that k has, and the depth of the last one.
+        slabs: u32,
+        last_depth: u32,
+    }
+}
+
+/// The program of a kernel whose CTAs compute a tile each: one launch a chunk of the batch and part of D, with slabs of k of `depth`.
+fn tiled(
     problem: &GemmProblem,
     kernel: &KernelRef,
     tile: [u32; 2],
     depth: u32,
-    more: impl Fn(&mut Vec<Arg>, &Chunk, &Part),
-) -> Vec<Step> {
+    arguments: impl Fn(TilesArgs, &Chunk, &Part) -> Arguments,
+) -> Program {
+    let mut program = program(problem);
     if problem.is_empty() {
-        return Vec::new();
+        return program;
     }
     let depth = u64::from(depth);
-    let (slabs, last_depth) = (problem.k.div_ceil(depth), problem.k - problem.k.saturating_sub(1) / depth * depth);
-    let mut steps = Vec::new();
+    let (slabs, last_depth) = (problem.k.div_ceil(depth) as u32, (problem.k - problem.k.saturating_sub(1) / depth * depth) as u32);
     for chunk in Chunk::all(&problem.batch) {
         for part in split_tiles(problem.m, problem.n, tile) {
-            let mut args = vec![
-                Arg::Scalar(Ty::U32, part.rows.into()),
-                Arg::Scalar(Ty::U32, part.columns.into()),
-                Arg::Divisor(part.column_tiles),
-                Arg::Scalar(Ty::U32, slabs),
-                Arg::Scalar(Ty::U32, last_depth),
-            ];
-            more(&mut args, &chunk, &part);
+            let Part { rows, columns, row_tiles, column_tiles, .. } = part;
+            let arguments = arguments(TilesArgs { rows, columns, column_tiles, slabs, last_depth }, &chunk, &part);
             let [y, z] = chunk.grid();
-            steps.push(Step::Launch(Launch {
-                kernel: kernel.clone(),
-                grid: [part.row_tiles * part.column_tiles, y, z],
-                residency: Residency::Any,
-                overlap: false,
-                args: args.into(),
-            }));
+            program.launch(Launch::new(kernel.clone(), [row_tiles * column_tiles, y, z], arguments));
         }
     }
-    steps
+    program
 }
 
 /// Cuts D into parts whose rows and columns count in 31 bits and whose tiles fit grid x. One part but for giants.

@@ -18,22 +18,22 @@ mod thin;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{GemmProblem, Matrix, Precision, Problem, Scale};
-use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Arg, KernelRef, Program};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Read;
+use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::factors::{self, Factors};
-use super::{buffer_alignments, launches};
+use super::factors::{Factors, FactorsArgs};
+use super::{Tiles, TilesArgs, tiled};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
 use crate::parts::compute::{self, Compute};
 use crate::parts::element::{Arithmetic, Element, RawVar};
-use crate::parts::epilogue::{Epilogue, EpilogueSpec, OperandSpec};
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, OperandSpec};
 use crate::parts::transposed::transposed;
-
-const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
 
 /// Threads of a CTA: 16 by 16.
 const THREADS: u32 = 256;
@@ -42,17 +42,20 @@ const DEPTH: u32 = 16;
 /// The most columns for which the kernel for few of them is offered.
 const THIN_COLUMNS: u64 = 16;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Simt;
+/// The engine: an accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Simt {
+    problem: GemmProblem,
+    spec: Spec,
+    arch: Arch,
+}
 
-impl Engine for Simt {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Simt {
+    const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
+    type Config = Tile;
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let problem = super::product(ID, problem)?;
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let problem = super::product(Self::ID, problem)?;
         // Few rows are few columns of the transposed problem.
         let problem = match problem.m.min(problem.n) <= THIN_COLUMNS {
             true if problem.m < problem.n => transposed(problem),
@@ -60,10 +63,10 @@ impl Engine for Simt {
             false => super::along_rows_of_d(problem),
         };
         let blocks = [&problem.scale_a, &problem.scale_b].map(|scale| matches!(scale, Some(Scale::Block { .. })));
-        ID.require(problem.k < 1 << 35, Reason::Extent, format_args!("k = {}, taken below 2^35", problem.k))?;
+        Self::ID.require(problem.k < 1 << 35, Reason::Extent, format_args!("k = {}, taken below 2^35", problem.k))?;
         if blocks != [false; 2] {
             let largest = problem.m.max(problem.n).max(problem.k);
-            ID.require(largest < 1 << 31, Reason::Extent, format_args!("extent {largest} with block scales, taken below 2^31"))?;
+            Self::ID.require(largest < 1 << 31, Reason::Extent, format_args!("extent {largest} with block scales, taken below 2^31"))?;
         }
         let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of(&problem) };
         // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
@@ -77,11 +80,80 @@ impl Engine for Simt {
             epilogue,
         };
         let target = spec.target();
-        ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", problem.a.dtype, target.ptx()))?;
-        Ok(Box::new(Accepted { problem, spec, arch: arch.clone() }))
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", problem.a.dtype, target.ptx()))?;
+        Ok(Simt { problem, spec, arch: arch.clone() })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Tile> {
+        let thin = self.problem.n <= THIN_COLUMNS && self.spec.block_scales == [false; 2];
+        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| tile != Tile::Thin || thin).collect()
+    }
+
+    fn knobs(tile: &Tile) -> Knobs {
+        Knobs::new([("tile", tile.columns())])
+    }
+
+    fn notes(&self, _: &Tile) -> Notes {
+        let accumulator = match self.spec.arithmetic {
+            Arithmetic::F64 => DType::F64,
+            Arithmetic::I32 => DType::I32,
+            _ => DType::F32,
+        };
+        Notes { down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32), ..Notes::of(accumulator) }
+    }
+
+    fn cost(&self, &tile: &Tile) -> Cost {
+        let p = &self.problem;
+        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
+        let tiles = (p.m as f64 / rows).ceil() * (p.n as f64 / columns).ceil() * p.batch_count() as f64;
+        // What a tile of 256 threads gets of the peak, and how many such CTAs it takes to get it from an SM.
+        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
+            (Tile::Large, _) => (0.8, 2.0),
+            (Tile::Small, Arithmetic::F64) => (0.8, 3.0),
+            (Tile::Small, _) => (0.6, 4.0),
+            (Tile::Tiny, _) => (0.25, 6.0),
+            (Tile::Thin, _) => (0.08, 6.0),
+        };
+        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
+        let sms = f64::from(self.arch.sm_count);
+        let slots = sms * ctas;
+        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
+        let k = p.k as f64 + f64::from(tile.depth());
+        let compute_us = waves * 2.0 * rows * columns * k * slots / (peak * efficiency * 1e6);
+        let us = compute_us.max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0;
+        Cost { us, leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
+    }
+
+    fn lower(&self, &tile: &Tile) -> Result<Program, Refusal> {
+        let spec = Spec { tile, ..self.spec.clone() };
+        let p = &self.problem;
+        // B is loaded as its transpose, n by k.
+        let b = p.b.transposed();
+        Ok(tiled(p, &spec.clone().kernel(), [tile.rows(), tile.columns()], tile.depth(), |tiles, chunk, part| {
+            let operand = |matrix: &Matrix, first: u64, scale: &Option<Scale>| {
+                let bytes = matrix.dtype.bytes() as u64;
+                OperandArgs {
+                    matrix: chunk.address(matrix, first, 0),
+                    outer_stride: matrix.row_stride * bytes,
+                    k_stride: matrix.column_stride * bytes,
+                    // Threads run along the smaller stride.
+                    along_k: u32::from(matrix.column_stride <= matrix.row_stride),
+                    batch: chunk.strides_bytes(matrix),
+                    factors: FactorsArgs::of(scale.as_ref(), chunk),
+                }
+            };
+            let arguments = ParamsArgs {
+                tiles,
+                batch: chunk.index(),
+                a: operand(&p.a, part.first_row, &p.scale_a),
+                b: operand(&b, part.first_column, &p.scale_b),
+                epilogue: spec.epilogue.arguments(p, chunk, part.first_row, part.first_column),
+            };
+            arguments.bound(&spec)
+        }))
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let plain = [
             (DType::F32, Precision::Ieee, DType::F32),
             (DType::F32, Precision::Tf32, DType::F32),
@@ -111,7 +183,7 @@ impl Engine for Simt {
 /// The tile of a CTA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Tile {
+pub(super) enum Tile {
     /// 128×128.
     Large,
     /// 64×64.
@@ -209,135 +281,50 @@ impl Spec {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: GemmProblem,
-    spec: Spec,
-    arch: Arch,
-}
-
-impl Accepted {
-    fn tiles(&self) -> Vec<Tile> {
-        let thin = self.problem.n <= THIN_COLUMNS && self.spec.block_scales == [false; 2];
-        Tile::of(self.spec.arithmetic).iter().copied().filter(|&tile| tile != Tile::Thin || thin).collect()
-    }
-
-    fn cost_of(&self, tile: Tile) -> f64 {
-        let p = &self.problem;
-        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
-        let tiles = (p.m as f64 / rows).ceil() * (p.n as f64 / columns).ceil() * p.batch_count() as f64;
-        // What a tile of 256 threads gets of the peak, and how many such CTAs it takes to get it from an SM.
-        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
-            (Tile::Large, _) => (0.8, 2.0),
-            (Tile::Small, Arithmetic::F64) => (0.8, 3.0),
-            (Tile::Small, _) => (0.6, 4.0),
-            (Tile::Tiny, _) => (0.25, 6.0),
-            (Tile::Thin, _) => (0.08, 6.0),
-        };
-        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
-        let sms = f64::from(self.arch.sm_count);
-        let slots = sms * ctas;
-        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        let k = p.k as f64 + f64::from(tile.depth());
-        let compute_us = waves * 2.0 * rows * columns * k * slots / (peak * efficiency * 1e6);
-        compute_us.max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0
-    }
-
-    fn tile(&self, knobs: &Knobs) -> Option<Tile> {
-        let columns = knobs.value("tile")?;
-        self.tiles().into_iter().find(|tile| tile.columns() == columns)
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut tiles = self.tiles();
-        tiles.sort_by(|&x, &y| self.cost_of(x).total_cmp(&self.cost_of(y)));
-        let mut settings = tiles.into_iter().map(|tile| Knobs::new([("tile", tile.columns())]));
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
-            accumulator: match self.spec.arithmetic {
-                Arithmetic::F64 => DType::F64,
-                Arithmetic::I32 => DType::I32,
-                _ => DType::F32,
-            },
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let tile = self.tile(knobs).unwrap_or(Tile::Small);
-            Cost { us: self.cost_of(tile), leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let tile = self.tile(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no tile of this problem")))?;
-        let spec = Spec { tile, ..self.spec.clone() };
-        let p = &self.problem;
-        let mut program = Program { buffer_alignment_bytes: buffer_alignments(p, spec.epilogue.alignments(p)), ..Program::default() };
-        let tile_extents = [tile.rows(), tile.columns()];
-        program.steps = launches(p, &spec.clone().kernel(), tile_extents, tile.depth(), |args, chunk, part| {
-            args.extend(chunk.args());
-            // B is loaded as its transpose, n by k.
-            let b = p.b.transposed();
-            for (matrix, first, scale) in [(&p.a, part.first_row, &p.scale_a), (&b, part.first_column, &p.scale_b)] {
-                args.extend(operand_args(matrix, chunk, first));
-                if let Some(Scale::Block { outer, k, factors }) = scale {
-                    args.extend(factors::args(factors, chunk, *outer, *k));
-                }
-            }
-            args.extend(spec.epilogue.args(p, chunk, part.first_row, part.first_column));
-        });
-        Ok(program)
-    }
-}
-
-/// The arguments of [`Operand::declare`].
-fn operand_args(matrix: &Matrix, chunk: &Chunk, first: u64) -> Vec<Arg> {
-    let bytes = matrix.dtype.bytes() as u64;
-    let mut args = vec![
-        Arg::Pointer(chunk.address(matrix, first, 0)),
-        Arg::Scalar(Ty::U64, matrix.row_stride * bytes),
-        Arg::Scalar(Ty::U64, matrix.column_stride * bytes),
-        // Threads run along the smaller stride.
-        Arg::Scalar(Ty::U32, u64::from(matrix.column_stride <= matrix.row_stride)),
-    ];
-    args.extend(BatchStrides::args(chunk.strides_bytes(matrix)));
-    args
-}
-
 // ---- the kernel --------------------------------------------------------------------------------------------------------
+
+verdigris_kir::parameters! {
+    /// Parameters of both kernels.
+    struct Params / ParamsArgs of Spec as spec {
+        tiles: TilesArgs = (),
+        batch: BatchIndexArgs = (),
+        a: OperandArgs = OperandDecl { dtype: spec.a, scaled: spec.block_scales[0] },
+        b: OperandArgs = OperandDecl { dtype: spec.b, scaled: spec.block_scales[1] },
+        epilogue: EpilogueArgs = spec.epilogue.over_matrices(),
+    }
+}
+
+/// An operand's elements, and whether its blocks have factors.
+#[derive(Clone, Copy)]
+struct OperandDecl {
+    dtype: DType,
+    scaled: bool,
+}
+
+verdigris_kir::parameters! {
+    /// Parameters of A, or of B read as its transpose: an outer index (m or n) and k; strides in bytes.
+    struct Operand / OperandArgs of OperandDecl as decl {
+        matrix: Read = decl.dtype.bytes() as u32,
+        outer_stride: u64,
+        k_stride: u64,
+        /// Threads run along k.
+        along_k: u32,
+        batch: BatchStridesBytes = (),
+        factors: Option<FactorsArgs> = decl.scaled.then_some(()),
+    }
+}
 
 /// `S` is what is multiplied and summed, `T` what the epilogue computes in.
 fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.scalar::<u32>("columns");
-    let column_tiles = k.divisor("column_tiles");
-    let slabs = k.scalar::<u32>("slabs");
-    let last_depth = k.scalar::<u32>("last_depth");
-    let batch = BatchIndex::declare(k, &());
-    let a = Operand::declare(k, ["a", "a_outer_bytes", "a_k_bytes", "a_along_k"], spec.a, spec.block_scales[0]);
-    let b = Operand::declare(k, ["b", "b_outer_bytes", "b_k_bytes", "b_along_k"], spec.b, spec.block_scales[1]);
-    let epilogue = spec.epilogue.declare::<T>(k);
+    let Params { tiles, batch, a, b, epilogue } = Params::declare(k, spec);
+    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
+    let epilogue = epilogue.of::<T>();
 
     let extent = spec.tile.rows();
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let indices = batch.of_cta();
-    let round_tf32 = spec.arithmetic == Arithmetic::Tf32;
-    let a = Slab::<S>::new(k, "a_slabs", a, indices, extent, row_tile * extent, rows, round_tf32);
-    let b = Slab::<S>::new(k, "b_slabs", b, indices, extent, column_tile * extent, columns, round_tf32);
+    let a = Slab::<S>::new("a_slabs", (a, spec.a), spec, indices, row_tile * extent, rows);
+    let b = Slab::<S>::new("b_slabs", (b, spec.b), spec, indices, column_tile * extent, columns);
 
     // Thread (x, y) holds groups of `width` neighbouring rows and columns, 16 · width apart: 16 bytes each, so that the lanes of a warp
     // read neighbouring 16 bytes of shared memory.
@@ -412,7 +399,7 @@ fn store<'k, S: Element, T: Compute>(
     k: Kernel<'k>,
     spec: &Spec,
     epilogue: &Epilogue<'k, T>,
-    indices: crate::parts::batch::Indices<'k>,
+    indices: Indices<'k>,
     sums: &[Vec<Var<'k, S>>],
     corner: Corner<'k>,
     mine: impl Fn(u32) -> u32,
@@ -445,31 +432,6 @@ fn read<'k, S: Element>(k: Kernel<'k>, slab: Val<'k, u32>, offset_bytes: u32, wi
             if width == 1 { vec![k.ld_shared(slab, offset)] } else { k.ld_shared_vector(slab, offset, width as u8) }
         })
         .collect()
-}
-
-/// Parameters of A, or of B read as its transpose: an outer index (m or n) and k.
-struct Operand<'k> {
-    dtype: DType,
-    pointer: Pointer<'k>,
-    outer_stride: Val<'k, u64>,
-    k_stride: Val<'k, u64>,
-    along_k: Val<'k, u32>,
-    batch: BatchStrides<'k>,
-    factors: Option<Factors<'k>>,
-}
-
-impl<'k> Operand<'k> {
-    fn declare(k: Kernel<'k>, names: [&'static str; 4], dtype: DType, block_scales: bool) -> Self {
-        Operand {
-            dtype,
-            pointer: k.input(names[0], dtype.bytes() as u32),
-            outer_stride: k.scalar(names[1]),
-            k_stride: k.scalar(names[2]),
-            along_k: k.scalar(names[3]),
-            batch: BatchStrides::declare(k, ["stride2_bytes", "stride1_bytes", "stride0_bytes"]),
-            factors: block_scales.then(|| Factors::declare(k)),
-        }
-    }
 }
 
 /// Slabs of an operand: a thread's share in global memory, in registers, and in shared memory.
@@ -510,17 +472,15 @@ struct FactorSlab<'k> {
 }
 
 impl<'k, S: Element> Slab<'k, S> {
-    #[allow(clippy::too_many_arguments, reason = "each says one thing about the operand's place in the kernel")]
     fn new(
-        k: Kernel<'k>,
         name: &'static str,
-        operand: Operand<'k>,
-        indices: crate::parts::batch::Indices<'k>,
-        extent: u32,
+        (operand, dtype): (Operand<'k>, DType),
+        spec: &Spec,
+        indices: Indices<'k>,
         first: Val<'k, u32>,
         end: Val<'k, u32>,
-        round_tf32: bool,
     ) -> Self {
+        let (k, extent) = (first.kernel(), spec.tile.rows());
         let thread = k.thread();
         let along_k = operand.along_k.ne(0);
         let pick = |along_k_value: Val<'k, u32>, other: Val<'k, u32>| k.select(along_k, along_k_value, other);
@@ -528,7 +488,7 @@ impl<'k, S: Element> Slab<'k, S> {
         let depth = pick(thread & (DEPTH - 1), thread >> extent.ilog2());
         let outer_step = pick(k.constant(THREADS / DEPTH), k.constant(0));
         let depth_step = pick(k.constant(0), k.constant(THREADS / extent));
-        let matrix = operand.batch.matrix(operand.pointer, indices);
+        let matrix = operand.batch.matrix(operand.matrix, indices);
         let start = matrix + (first + outer).widen() * operand.outer_stride + depth.widen() * operand.k_stride;
         let count = extent * DEPTH / THREADS;
         // 16 bytes beyond a row of the slab keep the two orders of writing off each other's banks.
@@ -536,8 +496,8 @@ impl<'k, S: Element> Slab<'k, S> {
         let shared = k.shared(name, 2 * DEPTH * pitch_bytes, 16).address();
         Slab {
             k,
-            dtype: operand.dtype,
-            round_tf32,
+            dtype,
+            round_tf32: spec.arithmetic == Arithmetic::Tf32,
             outer,
             depth,
             outer_step,
@@ -546,7 +506,7 @@ impl<'k, S: Element> Slab<'k, S> {
             address: k.var(start),
             step_bytes: outer_step.widen() * operand.outer_stride + depth_step.widen() * operand.k_stride,
             slab_bytes: operand.k_stride * u64::from(DEPTH),
-            raw: (0..count).map(|_| RawVar::new(k, operand.dtype)).collect(),
+            raw: (0..count).map(|_| RawVar::new(k, dtype)).collect(),
             factors: operand.factors.map(|factors| FactorSlab {
                 matrix: factors.matrix(indices),
                 first_outer: first,

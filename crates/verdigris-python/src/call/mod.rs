@@ -3,11 +3,13 @@
 //! A call is a function's number, its attributes as a short text, and up to four tensors. Tensors are read through the table of functions that
 //! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
 //! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map, and beside it in a
-//! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, a graph is drawn ([`recipe`]) and planned. Results and workspace come from PyTorch's own allocator, on its current stream.
+//! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, the library draws the function's
+//! graph ([`verdigris::recipe`], told by [`function`] what the attributes say) and plans it. Results and workspace come from PyTorch's
+//! own allocator, on its current stream.
 
+mod function;
 mod key;
 mod recent;
-mod recipe;
 mod torch;
 
 use std::cell::Cell;
@@ -19,18 +21,20 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
+use verdigris::recipe::{Input, MAX_INPUTS, Recipe, draw};
+use verdigris::{Binding, Workspace};
+use verdigris_cuda::DeviceSlice;
+use verdigris_graph::Uid;
+
 use crate::device::{self, State};
 use crate::dlpack::{self, DLTensor};
 use crate::errors::{Kind, library, raise};
-use crate::memory::{Place, layout_of, unfit};
+use crate::memory::{Place, binding, layout_of, unfit};
 use crate::policy::{self, Policy};
-use crate::ready::{Bound as Memory, Ready, Way, Workspace};
+use function::Function;
 use key::{Key, WordHasher};
-use recipe::{Function, Input, Recipe};
 use torch::{Hooks, hooks};
 
-/// Most tensors that a function reads.
-const MAX_INPUTS: usize = 4;
 /// Most integers beside the attributes.
 const MAX_EXTRA: usize = 4;
 /// Most tensors that a function writes.
@@ -38,16 +42,19 @@ const MAX_OUTPUTS: usize = 2;
 
 /// Where a plan's tensor comes from.
 #[derive(Clone, Copy, Debug)]
-enum Source {
-    Input { place: usize, bytes: u64 },
-    Output { place: usize, bytes: u64 },
+struct Source {
+    uid: Uid,
+    bytes: u64,
+    is_written: bool,
+    /// Its number among the tensors that are written, or that are read.
+    place: usize,
 }
 
 /// A call's plan.
 struct Entry {
     state: Arc<State>,
-    ready: Ready,
-    /// For each of the plan's tensors.
+    plan: verdigris::Plan,
+    /// For each of the plan's tensors, in its order.
     sources: Vec<Source>,
     /// For each result, the arguments of PyTorch's allocation.
     outputs: Vec<Py<PyTuple>>,
@@ -187,44 +194,43 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         let place = place.ok_or_else(|| unfit("a call without tensors", "a function reads at least one"))?;
         let policy = policy::numbered(self.policy);
-        let Recipe { graph, inputs: uids, outputs } = recipe::draw(self.function, self.attributes, &inputs, self.extra(), &policy)?;
+        let function = self.function.told(self.attributes, &inputs, self.extra(), &policy)?;
+        let Recipe { graph, inputs: uids, results } = draw(&function, inputs).map_err(library)?;
         let capturing = hooks.is_capturing(py, place)?;
         // Measuring runs candidates and waits for them, which a capture does not allow.
         let policy = if capturing { policy.unmeasured().unwrap_or(policy) } else { policy };
         let library_policy = policy.library();
-        let (state, ready) = py
+        let (state, plan) = py
             .detach(|| {
                 let state = device::at(place)?;
                 // Loading kernels and their constants goes over a stream of the library's own; a capture elsewhere need not mind.
-                let relaxed = state.gpu.as_ref().map(|gpu| gpu.handle.context().relax_capture()).transpose()?;
-                let ready = Ready::make(&state, &graph, &library_policy, &mut |_| {});
+                let relaxed = state.handle().map(|handle| handle.context().relax_capture()).transpose()?;
+                let plan = state.device.plan_under(&graph, &library_policy, &mut |_| {});
                 drop(relaxed);
-                ready.map(|ready| (state, ready))
+                plan.map(|plan| (state, plan))
             })
             .map_err(library)?;
-        let mut sources = Vec::with_capacity(ready.tensors.len());
-        for fact in &ready.tensors {
-            let uid = fact.desc.uid;
-            let bytes = u64::try_from(fact.desc.layout.span_bytes(fact.desc.dtype)).unwrap_or(u64::MAX);
-            let input = uids.iter().position(|known| *known == Some(uid));
-            let output = outputs.iter().position(|output| output.uid == uid);
-            sources.push(match (input, output) {
-                (Some(place), _) => Source::Input { place, bytes },
-                (None, Some(place)) => Source::Output { place, bytes },
-                (None, None) => return Err(raise(Kind::Graph, format!("tensor `{}` of the call's graph is nobody's", fact.desc.name))),
-            });
+        let mut sources = Vec::with_capacity(plan.bound().len());
+        for (tensor, desc) in plan.bound().iter().zip(plan.tensors()) {
+            let input = uids.iter().position(|known| *known == Some(tensor.uid));
+            let Some(place) = input.or_else(|| results.iter().position(|result| result.uid == tensor.uid)) else {
+                return Err(raise(Kind::Graph, format!("tensor `{}` of the call's graph is nobody's", tensor.name)));
+            };
+            // What the tensors have, whatever the plan needs.
+            let bytes = u64::try_from(desc.layout.span_bytes(desc.dtype)).unwrap_or(u64::MAX);
+            sources.push(Source { uid: tensor.uid, bytes, is_written: input.is_none(), place });
         }
-        let workspace_bytes = ready.workspace_bytes();
+        let workspace_bytes = plan.workspace_bytes();
         let entry = Arc::new(Entry {
-            outputs: outputs
+            outputs: results
                 .iter()
-                .map(|output| hooks.allocation(py, &output.dims, &output.strides, output.dtype))
+                .map(|result| hooks.allocation(py, result.layout.dims(), result.layout.strides(), result.dtype))
                 .collect::<PyResult<_>>()?,
             workspace: (workspace_bytes > 0)
                 .then(|| hooks.allocation(py, &[workspace_bytes], &[1], verdigris_tensor::DType::U8))
                 .transpose()?,
             state,
-            ready,
+            plan,
             sources,
         });
         if !(capturing && policy::numbered(self.policy).unmeasured().is_some()) {
@@ -246,36 +252,26 @@ impl<'a, 'py> Call<'a, 'py> {
             *address = hooks.see(&tensor)?.address();
             *result = Some(tensor);
         }
-        let mut bound = [Memory::Scalar(0.0); MAX_INPUTS + MAX_OUTPUTS];
-        for (memory, source) in bound.iter_mut().zip(&entry.sources) {
-            *memory = match *source {
-                Source::Input { place, bytes } => Memory::Memory { address: seen[place].address(), bytes },
-                Source::Output { place, bytes } => Memory::Memory { address: addresses[place], bytes },
-            };
+        let mut bindings = [const { (Uid(0), Binding::Scalar(0.0)) }; MAX_INPUTS + MAX_OUTPUTS];
+        for (slot, &Source { uid, bytes, is_written, place: number }) in bindings.iter_mut().zip(&entry.sources) {
+            let address = if is_written { addresses[number] } else { seen[number].address() };
+            // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
+            // `results`; the results are new, so that nobody shares them. PyTorch's allocator hands memory out in the order of its
+            // current stream, so that what is freed here is used again after this work.
+            *slot = (uid, unsafe { binding(place, address, bytes, is_written) });
         }
-        let bound = &bound[..entry.sources.len()];
-        match &entry.state.gpu {
-            None => {
-                // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
-                // `results`; the results are new, so that nobody shares them.
-                py.detach(|| unsafe { entry.ready.run_on_cpu(bound) }).map_err(library)?;
+        let bindings = &mut bindings[..entry.sources.len()];
+        let (stream, lent) = match place {
+            Place::Cpu => (None, None),
+            Place::Cuda(_) => {
+                let stream = entry.state.stream(hooks.current_stream(py, place)?);
+                (stream, entry.workspace.as_ref().map(|arguments| hooks.allocate(py, place, arguments)).transpose()?)
             }
-            Some(gpu) => {
-                let raw = hooks.current_stream(py, place)?;
-                let stream = gpu.stream(raw);
-                let lent = match &entry.workspace {
-                    None => None,
-                    Some(arguments) => Some(hooks.allocate(py, place, arguments)?),
-                };
-                let workspace = match &lent {
-                    None => Workspace::Lent { address: 0, bytes: 0 },
-                    Some(tensor) => Workspace::Lent { address: hooks.see(tensor)?.address(), bytes: entry.ready.workspace_bytes() },
-                };
-                // SAFETY: as above; PyTorch's allocator hands memory out in the order of its current stream, so that what is freed here is used
-                // again after this work.
-                py.detach(|| unsafe { entry.ready.submit(gpu, &stream, bound, workspace) }).map_err(library)?;
-            }
-        }
+        };
+        let address = lent.as_ref().map_or(Ok(0), |tensor| Ok::<u64, PyErr>(hooks.see(tensor)?.address()))?;
+        // SAFETY: as above.
+        let workspace = unsafe { DeviceSlice::from_raw(address, entry.plan.workspace_bytes()) };
+        py.detach(|| entry.plan.run(bindings, stream.as_ref(), Workspace::Lent(workspace))).map_err(library)?;
         let [first, second] = results;
         match (first, second) {
             (Some(only), None) => Ok(only.unbind()),
@@ -344,10 +340,7 @@ fn explain_call<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTup
     let (function, text) = attributes(function, arguments)?;
     let call = Call::new(function, text.to_str()?, arguments, None)?;
     let entry = call.entry(py, hooks, &call.see(hooks)?)?;
-    Ok(match entry.ready.way() {
-        Way::Gpu(plan) => plan.explain().to_string(),
-        Way::Cpu(prepared) => prepared.engines().map(|(engine, name)| format!("{}  {name}\n", engine.id())).collect(),
-    })
+    Ok(entry.plan.to_string())
 }
 
 /// The numbers by which functions are called.

@@ -7,10 +7,10 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{ffi, intern};
 use verdigris_tensor::DType;
 
-use super::MAX_INPUTS;
 use crate::dlpack::{self, DLTensor, ExchangeApi};
 use crate::errors::{Kind, raise};
 use crate::memory::{Place, exchange_api};
+use verdigris::recipe::MAX_INPUTS;
 
 /// PyTorch's objects that calls need.
 pub(crate) struct Hooks {

@@ -7,8 +7,7 @@
 
 use verdigris_kir::face::{Kernel, Val, Var};
 
-use super::{Operand, Spec, Tile};
-use crate::parts::batch::BatchIndex;
+use super::{Params, Spec, Tile, Tiles};
 use crate::parts::compute::Compute;
 use crate::parts::element::{Arithmetic, Element, RawVar};
 
@@ -20,17 +19,11 @@ const SHARE: u32 = ROWS * DEPTH / super::THREADS;
 /// Slabs that are on their way at a time.
 const UNROLL: u32 = 4;
 
-/// The parameters are those of the tiled kernel.
+/// The parameters are those of the tiled kernel; no operand has factors.
 pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.scalar::<u32>("columns");
-    let column_tiles = k.divisor("column_tiles");
-    let slabs = k.scalar::<u32>("slabs");
-    let last_depth = k.scalar::<u32>("last_depth");
-    let batch = BatchIndex::declare(k, &());
-    let a = Operand::declare(k, ["a", "a_outer_bytes", "a_k_bytes", "a_along_k"], spec.a, false);
-    let b = Operand::declare(k, ["b", "b_outer_bytes", "b_k_bytes", "b_along_k"], spec.b, false);
-    let epilogue = spec.epilogue.declare::<T>(k);
+    let Params { tiles, batch, a, b, epilogue } = Params::declare(k, spec);
+    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
+    let epilogue = epilogue.of::<T>();
 
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let (first_row, first_column) = (row_tile * ROWS, column_tile * COLUMNS);
@@ -42,11 +35,11 @@ pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finis
     let row = |i: u32| k.select(along_k, share + i, lane);
     let place = |i: u32| k.select(along_k, lane, share + i);
     let rows_and_places: Vec<(Val<'k, u32>, Val<'k, u32>)> = (0..SHARE).map(|i| (row(i), place(i))).collect();
-    let a_matrix = a.batch.matrix(a.pointer, indices);
+    let a_matrix = a.batch.matrix(a.matrix, indices);
     let a_places: Vec<Val<'k, u64>> = (rows_and_places.iter())
         .map(|&(row, place)| a_matrix + (first_row + row).widen() * a.outer_stride + place.widen() * a.k_stride)
         .collect();
-    let b_matrix = b.batch.matrix(b.pointer, indices) + first_column.widen() * b.outer_stride;
+    let b_matrix = b.batch.matrix(b.matrix, indices) + first_column.widen() * b.outer_stride;
     let b_places: Vec<Val<'k, u64>> = rows_and_places.iter().map(|&(_, place)| b_matrix + place.widen() * b.k_stride).collect();
     let (a_moved, b_moved) = (k.var(0u64), k.var(0u64));
     let sums: Vec<Vec<Var<'k, S>>> = (0..SHARE).map(|_| (0..COLUMNS).map(|_| k.var(k.constant(S::ZERO))).collect()).collect();

@@ -5,12 +5,12 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::schedule::Work;
 
 use super::share::{Consumer, Place};
-use super::spec::{Spec, Split, WARPGROUP};
-use crate::parts::add_parts::Parts;
+use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
+use crate::parts::add_parts::{Parts, PartsValues};
 use crate::parts::batch::BatchIndex;
 use crate::parts::cluster_join::ClusterJoin;
-use crate::parts::join::{Join, Part};
-use crate::parts::way_out::{Sum, Tile, Way};
+use crate::parts::join::{Join, JoinValues, Part};
+use crate::parts::way_out::{Sum, Tile, Way, WayValues};
 
 /// The parameters and the shared memory of what follows.
 pub(super) struct Ending<'k> {
@@ -40,14 +40,21 @@ pub(super) struct Kept<'k, T> {
 }
 
 impl<'k> Ending<'k> {
-    /// Declares the parameters.
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec, batch: BatchIndex<'k>) -> Self {
-        let way = (spec.split != Split::Reduced).then(|| spec.way().declare(k));
-        let joining = match (spec.cluster_join(), spec.split) {
-            (Some(join), _) => Joining::Cluster { join: join.declare(k), blocks: spec.blocks(), columns: join.slice_columns() },
-            (None, Split::No) => Joining::No,
-            (None, Split::Joined) => Joining::Scratch(Join::declare(k, spec.consumers, super::spec::FIRST_BARRIER)),
-            (None, Split::Reduced) => Joining::Later(Parts::declare(k, spec.part_tile())),
+    /// Declares the shared memory.
+    pub(super) fn new(
+        k: Kernel<'k>,
+        spec: &Spec,
+        batch: BatchIndex<'k>,
+        way: Option<WayValues<'k>>,
+        join: Option<JoinValues<'k>>,
+        parts: Option<PartsValues<'k>>,
+    ) -> Self {
+        let way = way.map(|way| Way::new(k, way, spec.way()));
+        let joining = match (spec.cluster_join(), join, parts) {
+            (Some(join), ..) => Joining::Cluster { join: join.declare(k), blocks: spec.blocks(), columns: join.slice_columns() },
+            (None, Some(join), _) => Joining::Scratch(Join::new(k, join, spec.consumers, FIRST_BARRIER)),
+            (None, None, Some(parts)) => Joining::Later(Parts::new(k, parts, spec.part_tile())),
+            (None, None, None) => Joining::No,
         };
         Ending { kernel: k, consumers: spec.consumers, cluster: spec.cluster, batch, way, joining }
     }

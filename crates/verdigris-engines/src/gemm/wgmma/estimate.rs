@@ -1,7 +1,7 @@
 //! What a setting costs by estimate: tensor cores, shared memory, L2 and device memory, in the waves that its tiles make.
 
 use super::spec::{Shared, Spec, Split};
-use super::{Plan, Setting};
+use super::{Config, Wgmma};
 use crate::arch::Arch;
 
 /// What the estimate was fitted to: some 12,000 settings of 89 bf16 problems, timed on H200s (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`).
@@ -66,11 +66,11 @@ const COEFFICIENTS: Coefficients = Coefficients {
     launch_us: 1.327,
 };
 
-impl Plan {
-    /// Microseconds that a setting takes; `None` where it is none of this candidate.
-    pub(super) fn estimate(&self, setting: Setting) -> Option<f64> {
-        let spec = self.spec(setting)?;
-        let (schedule, grid) = self.schedule(setting, &spec)?;
+impl Wgmma {
+    /// Microseconds that a config takes.
+    pub(super) fn estimate(&self, config: &Config) -> f64 {
+        let Config { setting, spec, schedule, grid, parts } = config;
+        let grid = *grid;
         let c = &COEFFICIENTS;
         let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
@@ -89,7 +89,7 @@ impl Plan {
         let mut busy_ns = c.start_ns + waves * (f64::from(schedule.steps.div_ceil(spec.cluster_split)) * step_ns + tile_ns);
         // What begins when the last operand is there, and so is hidden behind nothing.
         let mut behind_us = c.launch_us;
-        if let Some(parts) = self.part_grid(setting, &spec) {
+        if let Some(parts) = parts {
             let turns = f64::from(grid) / f64::from(workers);
             let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
             busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
@@ -108,22 +108,22 @@ impl Plan {
         } else if spec.split == Split::Joined && schedule.split_tiles == 0 {
             busy_ns *= 1.02;
         }
-        let traffic_bytes = super::super::traffic_bytes(&self.view(setting).problem);
+        let traffic_bytes = super::super::traffic_bytes(&self.view(setting.turned).problem);
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
-        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(setting, &spec) } else { 0.0 };
+        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(setting.turned, spec) } else { 0.0 };
         // Fewer CTAs than there are load the last wave.
         let tail = if turns > 1.0 { waves / turns } else { 1.0 };
         let memory_ns = (traffic_bytes + again_bytes) * tail / (c.memory_bytes_per_ns * share_of_memory);
         // The shorter of the two is not wholly hidden behind the longer.
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
         let repack_us: f64 = self.repacks.iter().flatten().map(|repack| repack.estimate_us(&self.arch)).sum();
-        Some(both_ns * 1e-3 + behind_us + repack_us)
+        both_ns * 1e-3 + behind_us + repack_us
     }
 
     /// Bytes of the operands that more than one cluster reads.
-    fn read_again_bytes(&self, setting: Setting, spec: &Spec) -> f64 {
-        let view = self.view(setting);
-        let [rows, columns] = self.tiles(setting, spec);
+    fn read_again_bytes(&self, turned: bool, spec: &Spec) -> f64 {
+        let view = self.view(turned);
+        let [rows, columns] = self.tiles(turned, spec);
         let depth_bytes = f64::from(view.k) * f64::from(view.batch) * spec.a.bytes() as f64;
         [(view.m, columns), (view.n, rows)]
             .iter()

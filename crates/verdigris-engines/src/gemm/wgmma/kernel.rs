@@ -7,32 +7,56 @@
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
 use verdigris_kir::face::{AsVal, Kernel, Role};
+use verdigris_kir::params::Map;
+use verdigris_kir::tile::clip::ClipArgs;
 use verdigris_kir::tile::operand::ROW_BYTES;
 use verdigris_kir::tile::ring::publish_barriers;
-use verdigris_kir::tile::schedule::{Schedule, Work};
+use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 
+use super::super::factors::FactorsArgs;
 use super::ending::Ending;
 use super::flight::Flight;
 use super::operands::Operands;
-use super::promote::BlockFactors;
+use super::promote::{BlockFactors, Scaled};
 use super::share::{Consumer, Share};
-use super::spec::{Spec, Split};
+use super::spec::{Shared, Spec, Split};
 use super::sums::Sums;
 use super::turns::Turns;
-use crate::parts::batch::BatchIndex;
-use crate::parts::way_out::Sum;
+use crate::parts::add_parts::PartsArgs;
+use crate::parts::batch::BatchIndexArgs;
+use crate::parts::join::JoinArgs;
+use crate::parts::way_out::{Sum, WayArgs};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
 
+verdigris_kir::parameters! {
+    pub(super) struct Params / ParamsArgs of Spec as spec {
+        pub(super) a: Map = spec.clipped(Shared::A).map(),
+        pub(super) b: Map = spec.clipped(Shared::B).map(),
+        /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
+        pub(super) a_batches: u32,
+        pub(super) b_batches: u32,
+        pub(super) a_clip: ClipArgs = (),
+        pub(super) b_clip: ClipArgs = (),
+        pub(super) schedule: ScheduleArgs = spec.split != Split::No,
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) a_factors: Option<FactorsArgs> = (spec.scaled[0] != Scaled::No).then_some(()),
+        pub(super) b_factors: Option<FactorsArgs> = (spec.scaled[1] != Scaled::No).then_some(()),
+        /// How results leave; they do not where parts are added up by a launch of their own.
+        pub(super) way: Option<WayArgs> = (spec.split != Split::Reduced).then(|| spec.way()),
+        pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
+        pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
+    }
+}
+
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
-    let operands = Operands::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.split != Split::No);
-    let batch = BatchIndex::declare(k, &());
-    let factors = BlockFactors::declare(k, spec.scaled);
-    let ending = Ending::declare(k, spec, batch);
-    let stages = operands.stages();
+    let Params { a, b, a_batches, b_batches, a_clip, b_clip, schedule, batch, a_factors, b_factors, way, join, parts } =
+        Params::declare(k, spec);
+    let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
+    let ending = Ending::new(k, spec, batch, way, join, parts);
+    let stages = Operands::new(k, spec, [a, b], [a_batches, b_batches], [a_clip, b_clip]).stages();
     k.when(k.thread().eq(0), || {
         stages.ring.init();
         ending.init();

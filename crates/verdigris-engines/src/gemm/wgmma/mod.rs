@@ -18,32 +18,28 @@ mod spec;
 mod sums;
 mod turns;
 
+use kernel::ParamsArgs;
 use promote::Scaled;
 use spec::{Axis, Out, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
-use verdigris_kir::ir::{MapDecl, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::ir::{MapDecl, Target};
+use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program};
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
-use super::factors;
+use super::factors::FactorsArgs;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::join;
+use crate::parts::join::JoinArgs;
 use crate::parts::repack::{self, Repack};
 use crate::parts::transposed::transposed;
-use crate::parts::way_out::is_mappable;
-
-/// The engine.
-#[derive(Debug)]
-pub(super) struct Wgmma;
-
-const ID: EngineId = EngineId { name: "gemm.wgmma", number: 103 };
+use crate::parts::way_out::{WayArgs, is_mappable};
 
 /// One row of the table of tiles: the part of a spec that is chosen, not given.
 #[derive(Clone, Copy, Debug)]
@@ -211,40 +207,54 @@ impl View {
     }
 }
 
-struct Plan {
+/// The engine: an accepted problem.
+pub(super) struct Wgmma {
     arch: Arch,
     promote: bool,
     /// The copies to be made of A and of B. Both views see the operands as they are behind them.
     repacks: [Option<Repack>; 2],
     straight: View,
     turned: View,
-    /// All that it offers, the best by estimate first; not empty.
-    settings: Vec<Setting>,
 }
 
-impl Engine for Wgmma {
-    fn id(&self) -> EngineId {
-        ID
-    }
+/// A setting, and what follows from it.
+#[derive(Clone)]
+pub(super) struct Config {
+    setting: Setting,
+    spec: Spec,
+    schedule: ScheduleArgs,
+    /// CTAs, or clusters of them.
+    grid: u32,
+    /// The tiles and their parts, where these are added up later.
+    parts: Option<PartGrid>,
+}
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let gemm = super::product(ID, problem)?;
-        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
-        ID.require(
+impl Algorithm for Wgmma {
+    const ID: EngineId = EngineId { name: "gemm.wgmma", number: 103 };
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let gemm = super::product(Self::ID, problem)?;
+        Self::ID.require(
+            arch.runs(Target::Sm90a),
+            Reason::Target,
+            format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
+        )?;
+        Self::ID.require(
             !gemm.is_empty() && gemm.k > 0,
             Reason::Extent,
             format_args!("m, n, k = {}, {}, {}; none may be 0", gemm.m, gemm.n, gemm.k),
         )?;
-        ID.require(gemm.batch.len() <= 1, Reason::Batch, format_args!("{} batch dims, takes at most 1", gemm.batch.len()))?;
+        Self::ID.require(gemm.batch.len() <= 1, Reason::Batch, format_args!("{} batch dims, takes at most 1", gemm.batch.len()))?;
         let mut scaled = false;
         for (name, scale, extent) in [("A", &gemm.scale_a, gemm.m), ("B", &gemm.scale_b, gemm.n)] {
             let Some(Scale::Block { outer, k, .. }) = scale else { continue };
             scaled = true;
             // Along k a step of depth must not cross blocks; across, nor may the columns of a tile.
             let fits = k.is_multiple_of(128) || *k >= gemm.k;
-            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {k} along k, takes multiples of 128"))?;
+            Self::ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {k} along k, takes multiples of 128"))?;
             let fits = name == "A" || *outer == 1 || outer.is_multiple_of(128) || *outer >= extent;
-            ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {outer} columns, takes 1 and multiples of 128"))?;
+            Self::ID.require(fits, Reason::Scale, format_args!("blocks of {name} of {outer} columns, takes 1 and multiples of 128"))?;
         }
         let (a, b) = (gemm.a.dtype, gemm.b.dtype);
         let takes = match gemm.precision {
@@ -255,14 +265,14 @@ impl Engine for Wgmma {
             Precision::F16 => true,
             Precision::F64 | Precision::Ieee => false,
         };
-        ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
+        Self::ID.require(takes, Reason::Precision, format_args!("{:?} of {a} and {b}", gemm.precision))?;
         let copied = |rows: u64| {
             [rows.saturating_add(128), gemm.k.saturating_add(128), gemm.batch_count()]
                 .iter()
                 .map(|&n| u128::from(n))
                 .fold(1, u128::saturating_mul)
         };
-        ID.require(
+        Self::ID.require(
             copied(gemm.m.max(gemm.n)) < 1 << 56,
             Reason::Extent,
             format_args!(
@@ -289,20 +299,121 @@ impl Engine for Wgmma {
             let extents =
                 format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
                     .to_string();
-            return Err(ID.refusal(Reason::Extent, extents));
+            return Err(Self::ID.refusal(Reason::Extent, extents));
         };
         let promote = scaled || gemm.precision == Precision::Fp8Promoted;
-        let mut plan = Plan { arch: arch.clone(), promote, repacks, straight, turned, settings: Vec::new() };
-        plan.settings = plan.ranked();
-        ID.require(
-            !plan.settings.is_empty(),
-            Reason::Extent,
-            format_args!("m, n, batch = {}, {}, {}; tiles must be below 2^31", gemm.m, gemm.n, gemm.batch_count()),
-        )?;
-        Ok(Box::new(plan))
+        Ok(Wgmma { arch: arch.clone(), promote, repacks, straight, turned })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        let mut configs = Vec::new();
+        // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
+        let few = self.arch.resident_clusters_of(1) / 5;
+        for (shape, turned) in (0..SHAPES.len() as u32).flat_map(|shape| [(shape, false), (shape, true)]) {
+            let spec = self.spec(shape, turned);
+            let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Joined);
+            for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(splits) {
+                let along = [false, true].map(|along_columns| Setting { shape, turned, split, parts: 0, group: 8, along_columns });
+                let along = along.into_iter().filter_map(|setting| self.config(setting, spec.clone()?));
+                configs.extend(along.filter(|Config { schedule, .. }| split == 0 || schedule.split_tiles > 0 && schedule.tiles <= few));
+            }
+            configs.extend(self.in_parts(shape, turned));
+        }
+        configs
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        config.setting.knobs()
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        let operand = self.straight.problem.a.dtype;
+        Notes {
+            tensor_core: true,
+            down_convert: (operand == DType::F32).then_some(DType::Tf32),
+            reduced_sums: operand.is_fp8() && !self.promote,
+            ..Notes::of(self.straight.problem.precision.accumulator())
+        }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: self.estimate(config), leaves_out: "contention for L2, and the clock under the power limit" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let Config { setting, spec, schedule, grid, parts } = config;
+        let view = self.view(setting.turned);
+        let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
+        let [a, b] = view.operands();
+        let d = &view.problem.d;
+        let chunk = Chunk::all(&view.problem.batch).into_iter().next();
+        let chunk = chunk.ok_or_else(|| Self::ID.refusal(Reason::Batch, "an empty batch"))?;
+
+        let mut program = super::program(&view.problem);
+        let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
+            None => slot(matrix),
+            Some(repack) => {
+                let copy = program.add_scratch("repacked operand", repack.scratch_bytes());
+                repack.launches(slot(matrix), copy).into_iter().for_each(|launch| program.launch(launch));
+                copy
+            }
+        };
+        let [a_repack, b_repack] = self.repacks(view);
+        let (a_place, b_place) = (place(&a, a_repack), place(&b, b_repack));
+        let [a_clip, b_clip] = [(Shared::A, view.m), (Shared::B, view.n)].map(|(operand, extent)| {
+            // Clusters are whole, also where there are fewer tiles.
+            let clipped = spec.clipped(operand);
+            let tiles = extent.div_ceil(clipped.tile.rows);
+            clipped.args(extent, if spec.cluster > 1 && spec.shared != operand { tiles.next_multiple_of(spec.cluster) } else { tiles })
+        });
+        let batched = |matrix: &Matrix| u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0));
+
+        let parts = parts.map(|parts| {
+            let scratch = program.add_scratch("parts", parts.scratch_bytes());
+            let epilogue = Wgmma::epilogue_of_parts(view);
+            let arguments = epilogue.arguments(&view.problem, &chunk, 0, 0);
+            let adds = AddSpec { integer: false, slices: parts.slices(), epilogue };
+            (parts.arguments(scratch), parts.launch(adds, scratch, chunk.index(), arguments, [view.m, view.n]))
+        });
+        let (parts, adding) = parts.unzip();
+        let way = adding.is_none().then(|| {
+            let leading_bytes = d.leading_dimension().unwrap_or(1) * d.dtype.bytes() as u64;
+            WayArgs {
+                epilogue: spec.epilogue.arguments(&view.problem, &chunk, 0, 0),
+                place: spec.way().place(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)),
+                sums: None,
+            }
+        });
+        let join = (spec.split == Split::Joined).then(|| {
+            if schedule.split_tiles == 0 {
+                return JoinArgs::without_scratch(a_place);
+            }
+            let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
+            let words = u64::from(spec.tile_m) * u64::from(spec.tile_n) / u64::from(spec.consumers);
+            JoinArgs::with_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words)
+        });
+        let arguments = ParamsArgs {
+            a: (a_place, operand_map(a_clip.boxed(spec.clipped(Shared::A).map()), &a, view.m, view.k, view.batch)),
+            b: (b_place, operand_map(b_clip.boxed(spec.clipped(Shared::B).map()), &b, view.n, view.k, view.batch)),
+            a_batches: batched(&a),
+            b_batches: batched(&b),
+            a_clip,
+            b_clip,
+            schedule: *schedule,
+            batch: chunk.index(),
+            a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
+            b_factors: FactorsArgs::of(view.problem.scale_b.as_ref(), &chunk),
+            way,
+            join,
+            parts,
+        };
+        let arguments = arguments.bound(spec);
+        program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], arguments).overlapping());
+        adding.into_iter().for_each(|launch| program.launch(launch));
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         if target != Target::Sm90a {
             return Vec::new();
         }
@@ -352,10 +463,10 @@ fn catalog_specs() -> Vec<Spec> {
 /// The tiles that engines for other problems may name for 16-bit products whose row-major sums stay in f32.
 const SUM_SHAPES: [usize; 6] = [2, 9, 10, 13, 14, 16];
 
-/// Whether a setting leads to a kernel of [`sums`].
-pub(crate) fn forms_sums(knobs: &Knobs) -> bool {
-    let plain = |setting: &Setting| !setting.turned && !setting.along_columns && setting.parts == 0;
-    Setting::read(knobs).is_some_and(|setting| plain(&setting) && SUM_SHAPES.contains(&(setting.shape as usize)))
+/// Whether a config leads to a kernel of [`sums`].
+pub(crate) fn forms_sums(config: &Knobs) -> bool {
+    let plain = ["turned", "along", "parts"].iter().all(|&knob| config.value(knob).unwrap_or(0) == 0);
+    plain && config.value("shape").is_some_and(|shape| SUM_SHAPES.contains(&(shape as usize)))
 }
 
 /// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
@@ -475,7 +586,7 @@ fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
 }
 
-/// A setting, read from knobs.
+/// What is chosen: the names of a config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     shape: u32,
@@ -499,17 +610,6 @@ impl Setting {
         ];
         Knobs::new(knobs.into_iter().chain((self.parts > 0).then_some(("parts", self.parts))))
     }
-
-    fn read(knobs: &Knobs) -> Option<Setting> {
-        Some(Setting {
-            shape: knobs.value("shape")?,
-            turned: knobs.value("turned")? == 1,
-            split: knobs.value("split")?,
-            parts: knobs.value("parts").unwrap_or(0),
-            group: knobs.value("group")?,
-            along_columns: knobs.value("along")? == 1,
-        })
-    }
 }
 
 /// The most scratch for parts that are added up later.
@@ -521,9 +621,9 @@ const LEAST_PARTS: u32 = 5;
 /// The least steps of depth of such a part, so that its ring fills.
 const LEAST_STEPS: u32 = 4;
 
-impl Plan {
-    fn view(&self, setting: Setting) -> &View {
-        if setting.turned { &self.turned } else { &self.straight }
+impl Wgmma {
+    fn view(&self, turned: bool) -> &View {
+        if turned { &self.turned } else { &self.straight }
     }
 
     /// The copies to be made of the operands of a view.
@@ -532,22 +632,13 @@ impl Plan {
         if view.turned { [b, a] } else { [a, b] }
     }
 
-    fn spec(&self, setting: Setting) -> Option<Spec> {
-        let view = self.view(setting);
-        let shape = SHAPES.get(setting.shape as usize)?;
+    /// What the problem gives to a spec of a shape; nothing where they do not suit each other.
+    fn given(&self, shape: &Shape, turned: bool) -> Option<Given> {
+        let view = self.view(turned);
         let [a, b] = view.operands();
         let (out, transposed) = view.out();
-        let whole = EpilogueSpec::of(&view.problem);
-        // Pairs of columns are guarded by their second one.
-        let epilogue = EpilogueSpec { stores_d: out == Out::Direct, pairs: whole.pairs && view.n.is_multiple_of(2), ..whole };
-        // Without operands there is nothing for a pair to save, and one kernel serves both.
-        let pairs = epilogue.pairs && (epilogue.reads_memory() || epilogue.stores_d);
-        // Nor does it matter how D lies where others store it.
-        let d = if out == Out::Direct { epilogue.d } else { OperandSpec { walk: Walk::Row, ..epilogue.d } };
-        let epilogue = EpilogueSpec { pairs, d, ..epilogue };
-        let scaled = view.scaled(shape.tile_n)?;
-        let given = Given {
-            scaled,
+        Some(Given {
+            scaled: view.scaled(shape.tile_n)?,
             half_sums: view.problem.precision == Precision::F16,
             a: a.dtype,
             b: b.dtype,
@@ -556,14 +647,31 @@ impl Plan {
             promote: self.promote,
             out,
             turned: transposed,
-        };
-        if setting.parts > 0 {
-            return given.in_parts(shape).filter(|_| setting.split == 0);
-        }
-        let spec = given.spec(shape, epilogue)?;
+        })
+    }
+
+    /// The spec of a shape whose kernel writes the result itself.
+    fn spec(&self, shape: u32, turned: bool) -> Option<Spec> {
+        let (view, shape) = (self.view(turned), SHAPES.get(shape as usize)?);
+        let given = self.given(shape, turned)?;
+        let out = given.out;
+        let whole = EpilogueSpec::of(&view.problem);
+        // Pairs of columns are guarded by their second one.
+        let epilogue = EpilogueSpec { stores_d: out == Out::Direct, pairs: whole.pairs && view.n.is_multiple_of(2), ..whole };
+        // Without operands there is nothing for a pair to save, and one kernel serves both.
+        let pairs = epilogue.pairs && (epilogue.reads_memory() || epilogue.stores_d);
+        // Nor does it matter how D lies where others store it.
+        let d = if out == Out::Direct { epilogue.d } else { OperandSpec { walk: Walk::Row, ..epilogue.d } };
+        let spec = given.spec(shape, EpilogueSpec { pairs, d, ..epilogue })?;
         // No CTA is without a step of its own.
-        let joins = spec.split == Split::Joined || setting.split == 0;
-        (view.k.div_ceil(spec.depth()) >= spec.cluster_split && joins).then_some(spec)
+        (view.k.div_ceil(spec.depth()) >= spec.cluster_split).then_some(spec)
+    }
+
+    /// The setting with its work and workers, or nothing where tiles are too many to count, or too few.
+    fn config(&self, setting: Setting, spec: Spec) -> Option<Config> {
+        let parts = self.part_grid(setting, &spec);
+        let (schedule, grid) = self.schedule(setting, &spec, parts.as_ref())?;
+        Some(Config { setting, spec, schedule, grid, parts })
     }
 
     /// What stands between sums and D in the launch that adds parts up.
@@ -575,8 +683,8 @@ impl Plan {
     }
 
     /// Rows and columns of tiles, as clusters take them.
-    fn tiles(&self, setting: Setting, spec: &Spec) -> [u32; 2] {
-        let view = self.view(setting);
+    fn tiles(&self, turned: bool, spec: &Spec) -> [u32; 2] {
+        let view = self.view(turned);
         let across = |operand: Shared| if spec.shared == operand { 1 } else { spec.cluster };
         [(view.m, spec.tile_m, Shared::A), (view.n, spec.tile_n, Shared::B)]
             .map(|(extent, tile, operand)| extent.div_ceil(tile).div_ceil(across(operand)))
@@ -584,27 +692,27 @@ impl Plan {
 
     /// The tiles and their parts; nothing where they are not added up later.
     fn part_grid(&self, setting: Setting, spec: &Spec) -> Option<PartGrid> {
-        let [rows, columns] = self.tiles(setting, spec);
+        let [rows, columns] = self.tiles(setting.turned, spec);
         let [tile_rows, tile_columns] =
             if spec.shared == Shared::B { [rows * spec.cluster, columns] } else { [rows, columns * spec.cluster] };
         (spec.split == Split::Reduced).then(|| PartGrid {
             tile: spec.part_tile(),
             tile_rows,
             tile_columns,
-            matrices: self.view(setting).batch,
+            matrices: self.view(setting.turned).batch,
             parts: setting.parts,
         })
     }
 
-    /// Work and workers, or nothing where tiles are too many to count.
-    fn schedule(&self, setting: Setting, spec: &Spec) -> Option<(ScheduleArgs, u32)> {
-        let view = self.view(setting);
-        let [rows, columns] = self.tiles(setting, spec);
+    /// Work and workers.
+    fn schedule(&self, setting: Setting, spec: &Spec, parts: Option<&PartGrid>) -> Option<(ScheduleArgs, u32)> {
+        let view = self.view(setting.turned);
+        let [rows, columns] = self.tiles(setting.turned, spec);
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
         let workers = (self.arch.resident_clusters_of(spec.ctas())).max(1);
-        if let Some(parts) = self.part_grid(setting, spec) {
+        if let Some(parts) = parts {
             let every = tiles.checked_mul(parts.parts).filter(|&every| every <= MOST_WAVES * workers)?;
             let fits = parts.fits() && parts.scratch_bytes() <= MOST_PARTS_BYTES;
             return fits.then(|| ScheduleArgs::split_evenly(raster, tiles, steps, parts.parts)).flatten().map(|args| (args, every));
@@ -625,12 +733,12 @@ impl Plan {
         Some((args, workers.min(busy.max(tiles - split_tiles)).max(1)))
     }
 
-    /// The settings of a shape whose parts are added up later: whole waves of parts.
-    fn in_parts(&self, shape: u32, turned: bool) -> Vec<Setting> {
-        let setting = Setting { shape, turned, split: 0, parts: 1, group: 8, along_columns: false };
-        let Some(spec) = self.spec(setting) else { return Vec::new() };
-        let view = self.view(setting);
-        let tiles = self.tiles(setting, &spec).into_iter().chain([view.batch]).map(u64::from).product::<u64>();
+    /// The configs of a shape whose parts are added up later: whole waves of parts.
+    fn in_parts(&self, shape: u32, turned: bool) -> Vec<Config> {
+        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, turned)?.in_parts(shape));
+        let Some(spec) = spec else { return Vec::new() };
+        let view = self.view(turned);
+        let tiles = self.tiles(turned, &spec).into_iter().chain([view.batch]).map(u64::from).product::<u64>();
         let (steps, workers) = (view.k.div_ceil(spec.depth()), u64::from(self.arch.resident_clusters_of(spec.ctas())));
         let mut parts: Vec<u32> = (1..=u64::from(MOST_WAVES))
             .map(|waves| (workers * waves / tiles).min(u64::from(steps / LEAST_STEPS)) as u32)
@@ -639,34 +747,8 @@ impl Plan {
             .map(|parts| steps.div_ceil(steps.div_ceil(parts)))
             .collect();
         parts.dedup();
-        let settings = parts.into_iter().map(|parts| Setting { parts, ..setting });
-        settings.filter(|setting| self.schedule(*setting, &spec).is_some()).collect()
-    }
-
-    fn ranked(&self) -> Vec<Setting> {
-        let mut settings = Vec::new();
-        for shape in 0..SHAPES.len() as u32 {
-            for turned in [false, true] {
-                for split in [0, 1, 2, 3, 4, 5, 7] {
-                    for (group, along_columns) in [(8, false), (8, true)] {
-                        let setting = Setting { shape, turned, split, parts: 0, group, along_columns };
-                        // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
-                        let workers = self.arch.resident_clusters_of(1);
-                        let offered = |spec: Spec| {
-                            let schedule = self.schedule(setting, &spec);
-                            let few = |args: &ScheduleArgs| args.split_tiles > 0 && args.tiles <= workers / 5;
-                            schedule.is_some_and(|(args, _)| split == 0 || spec.split == Split::Joined && few(&args))
-                        };
-                        if self.spec(setting).is_some_and(offered) {
-                            settings.push(setting);
-                        }
-                    }
-                }
-                settings.extend(self.in_parts(shape, turned));
-            }
-        }
-        settings.sort_by_cached_key(|setting| (self.estimate(*setting).unwrap_or(f64::MAX) * 1e3) as u64);
-        settings
+        let settings = parts.into_iter().map(|parts| Setting { shape, turned, split: 0, parts, group: 8, along_columns: false });
+        settings.filter_map(|setting| self.config(setting, spec.clone())).collect()
     }
 }
 
@@ -690,115 +772,5 @@ fn map(decl: MapDecl, dims: Vec<u64>, strides_bytes: Vec<u64>) -> MapSpec {
         upper_corner: vec![],
         fill: Default::default(),
         l2: L2Promotion::B256,
-    }
-}
-
-impl Candidate for Plan {
-    fn knobs(&self) -> KnobSpace {
-        let mut knobs = self.settings.iter().map(Setting::knobs);
-        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        let it = {
-            let operand = self.straight.problem.a.dtype;
-            Notes {
-                tensor_core: true,
-                deterministic: true,
-                down_convert: (operand == DType::F32).then_some(DType::Tf32),
-                accumulator: self.straight.problem.precision.accumulator(),
-                reduced_sums: operand.is_fp8() && !self.promote,
-                split_operands: false,
-            }
-        };
-        Ok(it)
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
-            Cost { us, leaves_out: "contention for L2, and the clock under the power limit" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
-        let setting = Setting::read(knobs).ok_or_else(unknown)?;
-        let spec = self.spec(setting).ok_or_else(unknown)?;
-        let view = self.view(setting);
-        let (schedule, grid) = self.schedule(setting, &spec).ok_or_else(unknown)?;
-        let number = |n: u32| Arg::Scalar(Ty::U32, u64::from(n));
-        let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
-        let batched = |matrix: &Matrix| number(u32::from(matrix.batch_strides.first().is_some_and(|&stride| stride != 0)));
-        let [a, b] = view.operands();
-        let d = &view.problem.d;
-
-        let parts = self.part_grid(setting, &spec);
-        let epilogue = if parts.is_some() { Plan::epilogue_of_parts(view) } else { spec.epilogue.clone() };
-        let repacks = self.repacks(view);
-        let in_place = [&a, &b].into_iter().zip(repacks).filter_map(|(matrix, repack)| repack.is_none().then_some(matrix));
-        let mapped = in_place.chain((spec.out == Out::Tma).then_some(d)).map(|matrix| (matrix.slot, 16));
-        let alignments = super::buffer_alignments(&view.problem, epilogue.alignments(&view.problem).chain(mapped));
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
-        let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
-            None => slot(matrix),
-            Some(repack) => {
-                let copy = program.add_scratch("repacked operand", repack.scratch_bytes());
-                program.steps.extend(repack.launches(slot(matrix), copy).into_iter().map(Step::Launch));
-                copy
-            }
-        };
-        let (a_place, b_place) = (place(&a, repacks[0]), place(&b, repacks[1]));
-        let chunk = Chunk::all(&view.problem.batch).into_iter().next().ok_or_else(unknown)?;
-        let [a_clip, b_clip] = [(Shared::A, view.m), (Shared::B, view.n)].map(|(operand, extent)| {
-            // Clusters are whole, also where there are fewer tiles.
-            let clipped = spec.clipped(operand);
-            let tiles = extent.div_ceil(clipped.tile.rows);
-            clipped.args(extent, if spec.cluster > 1 && spec.shared != operand { tiles.next_multiple_of(spec.cluster) } else { tiles })
-        });
-        let mut args = vec![
-            Arg::TensorMap(a_place, operand_map(a_clip.boxed(spec.clipped(Shared::A).map()), &a, view.m, view.k, view.batch)),
-            Arg::TensorMap(b_place, operand_map(b_clip.boxed(spec.clipped(Shared::B).map()), &b, view.n, view.k, view.batch)),
-            batched(&a),
-            batched(&b),
-        ];
-        args.extend([a_clip, b_clip].iter().flat_map(|clip| clip.bound(&())));
-        args.extend(schedule.bound(spec.split != Split::No));
-        args.extend(chunk.args());
-        for scale in [&view.problem.scale_a, &view.problem.scale_b] {
-            if let Some(Scale::Block { outer, k, factors }) = scale {
-                args.extend(factors::args(factors, &chunk, *outer, *k));
-            }
-        }
-        let epilogue_args = epilogue.arguments(&view.problem, &chunk, 0, 0);
-        let mut adding = None;
-        if let Some(parts) = parts {
-            let scratch = program.add_scratch("parts", parts.scratch_bytes());
-            args.extend(parts.parts_args(scratch));
-            let adds = AddSpec { integer: false, slices: parts.slices(), epilogue };
-            adding = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.m, view.n]));
-        } else {
-            args.extend(epilogue.args(&view.problem, &chunk, 0, 0));
-            let d_bytes = d.dtype.bytes() as u64;
-            let leading_bytes = d.leading_dimension().unwrap_or(1) * d_bytes;
-            args.extend(spec.way().args(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)));
-        }
-        if spec.split == Split::Joined && schedule.split_tiles > 0 {
-            let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
-            let words = u64::from(spec.tile_m) * u64::from(spec.tile_n) / u64::from(spec.consumers);
-            args.extend(join::add_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words));
-        } else if spec.split == Split::Joined {
-            args.extend(join::JoinArgs::without_scratch(a_place).bound(&()));
-        }
-        program.steps.push(Step::Launch(Launch {
-            grid: [grid * spec.ctas(), 1, 1],
-            residency: Residency::Any,
-            overlap: true,
-            args: args.into(),
-            kernel: reference(spec),
-        }));
-        program.steps.extend(adding.map(Step::Launch));
-        Ok(program)
     }
 }

@@ -1,7 +1,7 @@
 //! Both operands on their way: from tensor maps into the ring's stages by the load warp, and out of the stages by descriptors to the tensor cores.
 
 use verdigris_kir::face::{Kernel, Mbarrier, SharedPiece, TensorMap, Val};
-use verdigris_kir::tile::clip::Clip;
+use verdigris_kir::tile::clip::{Clip, ClipValues};
 use verdigris_kir::tile::operand::OperandTile;
 use verdigris_kir::tile::ring::{Cursor, Ring, RingScope};
 use verdigris_kir::tile::schedule::Work;
@@ -17,17 +17,20 @@ pub(super) struct Operands<'k, 's> {
     kernel: Kernel<'k>,
     spec: &'s Spec,
     maps: [TensorMap<'k>; 2],
-    /// 1 for an operand with a matrix for each of the batch, 0 for one that all share.
     batches: [Val<'k, u32>; 2],
     clips: [Clip<'k>; 2],
 }
 
 impl<'k, 's> Operands<'k, 's> {
-    /// Declares the parameters.
-    pub(super) fn declare(k: Kernel<'k>, spec: &'s Spec) -> Self {
-        let maps = [k.tensor_map("a", spec.clipped(Shared::A).map()), k.tensor_map("b", spec.clipped(Shared::B).map())];
-        let batches = [k.scalar("a_batches"), k.scalar("b_batches")];
-        Operands { kernel: k, spec, maps, batches, clips: BOTH.map(|operand| Clip::declare(k, spec.clipped(operand))) }
+    pub(super) fn new(
+        k: Kernel<'k>,
+        spec: &'s Spec,
+        maps: [TensorMap<'k>; 2],
+        batches: [Val<'k, u32>; 2],
+        [a, b]: [ClipValues<'k>; 2],
+    ) -> Self {
+        let clips = [Clip::new(spec.clipped(Shared::A), a), Clip::new(spec.clipped(Shared::B), b)];
+        Operands { kernel: k, spec, maps, batches, clips }
     }
 
     /// Declares the stages that they are loaded into.

@@ -58,9 +58,8 @@ pub(super) struct StepFactors<'k> {
 }
 
 impl<'k> BlockFactors<'k> {
-    /// Declares the parameters of the operands that have factors; `None` if neither has.
-    pub(super) fn declare(k: Kernel<'k>, scaled: [Scaled; 2]) -> Option<Self> {
-        let [a, b] = scaled.map(|scaled| (scaled != Scaled::No).then(|| Factors::declare(k)));
+    /// The factors of the operands that have some; `None` if neither has.
+    pub(super) fn new(k: Kernel<'k>, [a, b]: [Option<Factors<'k>>; 2], scaled: [Scaled; 2]) -> Option<Self> {
         (scaled != [Scaled::No; 2]).then_some(BlockFactors { kernel: k, a, b: b.map(|b| (b, scaled[1])) })
     }
 

@@ -1,19 +1,20 @@
-//! A graph made ready, and its runs.
+//! A graph planned, and its runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use verdigris_graph::binding::{BoundTensor, bound_tensors, check};
 use verdigris_graph::{Graph, HostScalar, Op, Pointwise, TensorDesc, Uid};
-use verdigris_tensor::DType;
+use verdigris_tensor::{BindingError, DType};
 
-use crate::bindings::Bindings;
+use crate::bindings::{Bindings, Bound};
 use crate::elements::{View, ViewMut};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::scratch::{Scratch, caught, grow};
-use crate::{contraction, movement, pointwise, pool, reduction, softmax};
+use crate::{operation, pointwise};
 
 /// A graph that has been checked, cut into steps, and given places for its temporaries.
 ///
@@ -21,8 +22,10 @@ use crate::{contraction, movement, pointwise, pool, reduction, softmax};
 /// second run allocates nothing. Work is spread over the rayon pool that `run` is called in; the results do not depend on its size, bit
 /// for bit.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct GraphPlan {
     graph: Graph,
+    /// What a caller binds.
+    bound: Vec<BoundTensor>,
     index: HashMap<Uid, usize>,
     steps: Vec<Step>,
     /// For each tensor, the buffer that holds it, if it is a temporary.
@@ -81,12 +84,12 @@ impl RunReport {
     }
 }
 
-impl Prepared {
+impl GraphPlan {
     /// Checks a graph and plans its execution.
     ///
     /// # Errors
     /// A graph that breaks a rule, or tensors beyond this machine's address space.
-    pub fn new(graph: &Graph) -> Result<Prepared, Error> {
+    pub fn new(graph: &Graph) -> Result<GraphPlan, Error> {
         verdigris_graph::validate::validate(graph)?;
         let limit_bytes = isize::MAX as u64;
         for tensor in &graph.tensors {
@@ -98,12 +101,18 @@ impl Prepared {
         let index: HashMap<Uid, usize> = graph.tensors.iter().enumerate().map(|(i, tensor)| (tensor.uid, i)).collect();
         let mut steps = cut(graph, &index);
         let (places, buffers) = place(graph, &index, &mut steps);
-        Ok(Prepared { graph: graph.clone(), index, steps, places, buffers, free: Mutex::default(), scratch: Scratch::default() })
+        let bound = bound_tensors(graph);
+        Ok(GraphPlan { graph: graph.clone(), bound, index, steps, places, buffers, free: Mutex::default(), scratch: Scratch::default() })
     }
 
     /// The graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// What a caller binds, in the order of the graph's list.
+    pub fn tensors(&self) -> &[BoundTensor] {
+        &self.bound
     }
 
     /// The engine of each step, with the names of the ops that it does.
@@ -124,9 +133,14 @@ impl Prepared {
     /// Computes the outputs from the inputs.
     ///
     /// # Errors
-    /// Bindings that are missing, too short or name no tensor; then nothing is written. [`Error::OutOfMemory`]; then the outputs are undefined.
+    /// Bindings that are missing, too short or name no tensor; then nothing is written. [`Error::OutOfMemory`]; then the outputs are
+    /// undefined.
     pub fn run(&self, bindings: &mut Bindings<'_>) -> Result<RunReport, Error> {
-        let scalars = bindings.scalars.clone();
+        let scalars: BTreeMap<Uid, f64> = bindings
+            .list
+            .iter()
+            .filter_map(|(uid, bound)| if let Bound::Scalar(value) = bound { Some((*uid, *value)) } else { None })
+            .collect();
         let mut cells = self.bind(bindings)?;
         let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut buffers = kept.unwrap_or_else(|| vec![Vec::new(); self.buffers.len()]);
@@ -149,7 +163,7 @@ impl Prepared {
                 let tensor = &self.graph.tensors[self.index[uid]];
                 (*uid, ViewMut { dtype: tensor.dtype, layout: tensor.layout, bytes: cell.bytes_mut() })
             });
-            let context = Context { prepared: self, cells: &cells, scalars: &scalars, scratch: &self.scratch };
+            let context = Context { plan: self, cells: &cells, scalars: &scalars, scratch: &self.scratch };
             caught(|| self.execute(step, &context, outputs.collect()))?;
             for (uid, cell) in step.outputs.iter().zip(written) {
                 cells[self.index[uid]] = cell;
@@ -171,78 +185,23 @@ impl Prepared {
         Ok(report)
     }
 
-    fn execute(&self, step: &Step, context: &Context<'_>, mut outputs: Vec<(Uid, ViewMut<'_>)>) {
-        let op = &self.graph.nodes[step.nodes.start].op;
-        if let Op::Pointwise(_) = op {
-            return pointwise::run(&self.graph.nodes[step.nodes.clone()], context, outputs);
-        }
-        let second = (outputs.len() > 1).then(|| outputs.pop()).flatten().map(|(_, view)| view);
-        let Some((_, output)) = outputs.pop() else { return };
-        match op {
-            Op::Matmul(op) => contraction::matmul(op, context, output),
-            Op::Conv(op) => contraction::conv(op, context, output),
-            Op::Pointwise(_) => {}
-            Op::Reduction(op) => reduction::run(op, context, output),
-            Op::Pool(op) => pool::forward(op, context, output, second),
-            Op::PoolBackward(op) => pool::backward(op, context, output),
-            Op::Softmax(op) => softmax::softmax(op, context, output),
-            Op::SoftmaxBackward(op) => softmax::softmax_backward(op, context, output),
-            Op::CrossEntropy(op) => softmax::cross_entropy(op, context, output, second),
-            Op::CrossEntropyBackward(op) => softmax::cross_entropy_backward(op, context, output),
-            Op::Movement(op) => movement::run(op, context, output),
-        }
+    fn execute(&self, step: &Step, context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        operation::run(&self.graph.nodes[step.nodes.clone()], context, outputs);
     }
 
     /// Gives each stored tensor its buffer, after checking all of them.
-    fn bind<'r>(&self, bindings: &'r mut Bindings<'_>) -> Result<Vec<Cell<'r>>, Error> {
-        let written: Vec<Uid> = self.graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
-        for &uid in bindings.inputs.keys().chain(bindings.outputs.keys()).chain(bindings.scalars.keys()) {
-            let Some(&i) = self.index.get(&uid) else {
-                return Err(Error::Stray { uid, rule: "the graph has no such tensor" });
+    fn bind<'r>(&self, bindings: &'r mut Bindings<'_>) -> Result<Vec<Cell<'r>>, BindingError> {
+        let count = bindings.list.len();
+        // For each binding, whose it is.
+        let mut owners = vec![0; count];
+        check(&self.bound, count, |number| bindings.given(number), |tensor, number| owners[number] = self.index[&self.bound[tensor].uid])?;
+        let mut cells: Vec<Cell<'r>> = self.graph.tensors.iter().map(|_| Cell::Absent).collect();
+        for ((_, bound), owner) in bindings.list.iter_mut().zip(owners) {
+            cells[owner] = match bound {
+                Bound::Read(bytes) => Cell::Read(bytes),
+                Bound::Write(bytes) => Cell::Write(bytes),
+                Bound::Scalar(_) => Cell::Absent,
             };
-            let tensor = &self.graph.tensors[i];
-            if tensor.is_virtual {
-                return Err(Error::Stray { uid, rule: "a virtual tensor has no buffer" });
-            }
-            if tensor.by_value != bindings.scalars.contains_key(&uid) {
-                return Err(Error::Stray { uid, rule: "a host scalar is bound to a value, any other tensor to a buffer" });
-            }
-        }
-        let mut read = vec![false; self.graph.tensors.len()];
-        for uid in self.graph.nodes.iter().flat_map(|node| node.op.inputs()) {
-            read[self.index[&uid]] = true;
-        }
-        let Bindings { inputs, outputs, scalars } = bindings;
-        let mut outputs: HashMap<Uid, &'r mut [u8]> = outputs.iter_mut().map(|(&uid, bytes)| (uid, &mut **bytes)).collect();
-        let mut cells = Vec::with_capacity(self.graph.tensors.len());
-        for (tensor, read) in self.graph.tensors.iter().zip(read) {
-            let uid = tensor.uid;
-            let is_written = written.contains(&uid);
-            if tensor.is_virtual || !(read || is_written) {
-                cells.push(Cell::Absent);
-                continue;
-            }
-            if tensor.by_value {
-                if !scalars.contains_key(&uid) {
-                    return Err(Error::NoScalar { tensor: tensor.name.clone(), uid });
-                }
-                cells.push(Cell::Absent);
-                continue;
-            }
-            let need_bytes = tensor.layout.span_bytes(tensor.dtype) as u64;
-            let (role, other) = if is_written { ("written", inputs.contains_key(&uid)) } else { ("read", outputs.contains_key(&uid)) };
-            let cell = if is_written { outputs.remove(&uid).map(Cell::Write) } else { inputs.get(&uid).map(|bytes| Cell::Read(bytes)) };
-            let hint = match (other, is_written) {
-                (false, _) => "",
-                (true, true) => ", it is bound as an input",
-                (true, false) => ", it is bound as an output",
-            };
-            let cell = cell.ok_or_else(|| Error::Unbound { tensor: tensor.name.clone(), uid, role, hint })?;
-            let have_bytes = cell.bytes().len() as u64;
-            if have_bytes < need_bytes {
-                return Err(Error::ShortBuffer { tensor: tensor.name.clone(), uid, have_bytes, need_bytes });
-            }
-            cells.push(cell);
         }
         Ok(cells)
     }
@@ -279,22 +238,22 @@ impl Cell<'_> {
 
 /// What an engine call sees.
 pub(crate) struct Context<'r> {
-    prepared: &'r Prepared,
+    plan: &'r GraphPlan,
     cells: &'r [Cell<'r>],
-    scalars: &'r std::collections::BTreeMap<Uid, f64>,
+    scalars: &'r BTreeMap<Uid, f64>,
     pub(crate) scratch: &'r Scratch,
 }
 
 impl<'r> Context<'r> {
     /// A tensor that is read.
     pub(crate) fn view(&self, uid: Uid) -> View<'r> {
-        let i = self.prepared.index[&uid];
-        let tensor = &self.prepared.graph.tensors[i];
+        let i = self.plan.index[&uid];
+        let tensor = &self.plan.graph.tensors[i];
         View { dtype: tensor.dtype, layout: tensor.layout, bytes: self.cells[i].bytes() }
     }
 
     pub(crate) fn tensor(&self, uid: Uid) -> &'r TensorDesc {
-        &self.prepared.graph.tensors[self.prepared.index[&uid]]
+        &self.plan.graph.tensors[self.plan.index[&uid]]
     }
 
     /// The value of a factor, as its type holds it.
@@ -329,8 +288,8 @@ fn cut(graph: &Graph, index: &HashMap<Uid, usize>) -> Vec<Step> {
                 continue;
             }
         }
-        let flops = contraction::flops(&node.op, &tensor);
-        steps.push(Step { engine: Engine::of(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
+        let flops = operation::flops(&node.op, &tensor);
+        steps.push(Step { engine: operation::engine(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
     }
     for step in &mut steps {
         for (i, node) in graph.nodes.iter().enumerate().take(step.nodes.end).skip(step.nodes.start) {
