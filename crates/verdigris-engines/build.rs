@@ -1,5 +1,11 @@
 //! Hashes the sources that build and print kernels, for the key under which compiled kernels are kept: a cubin of another revision is
 //! then not found, instead of being served for code that has changed since.
+//!
+//! What cannot shape a kernel's text does not count: comments, white space, unit tests, and of the kernel language the interpreter, the verifier,
+//! probes and conformance. The line numbers that a profiler reads from a kept cubin may therefore be those of an earlier revision.
+
+#[path = "build/essence.rs"]
+mod essence;
 
 use std::fs;
 use std::io;
@@ -8,6 +14,10 @@ use std::path::{Path, PathBuf};
 /// Beside the kernels' own sources, the language that prints them. A package from a registry has no such folder beside it; there the
 /// version numbers, which the key's spec names do not change without, are all there is.
 const FOLDERS: [&str; 2] = ["src", "../verdigris-kir/src"];
+
+/// What runs, judges or tries kernels, and does not make them: folders and files of these names, and all files of unit tests.
+const APART: [&str; 9] =
+    ["conformance", "interp", "interpret.rs", "inst_samples.rs", "probes", "program.rs", "tests", "text.rs", "verify"];
 
 fn main() -> io::Result<()> {
     let mut hash = Hash::new();
@@ -21,7 +31,7 @@ fn main() -> io::Result<()> {
         files.sort();
         for file in files {
             hash.write(file.to_string_lossy().as_bytes());
-            hash.write(&fs::read(&file)?);
+            hash.write(essence::essence(&fs::read_to_string(&file)?).as_bytes());
         }
     }
     println!("cargo::rustc-env=VERDIGRIS_SOURCE_HASH={}", hash.hex());
@@ -31,6 +41,10 @@ fn main() -> io::Result<()> {
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
+        let name = path.file_name().unwrap_or_default();
+        if APART.iter().any(|apart| name == *apart) || name == "tests.rs" {
+            continue;
+        }
         if path.is_dir() {
             list(&path, files)?;
         } else {

@@ -5,27 +5,21 @@
 //! exact than their policies ask for.
 
 use rayon::prelude::*;
-use verdigris_graph::{Conv, ConvDirection, ConvMode, HostScalar, Matmul, Op, OperandScale, Precision, TensorDesc, Uid};
+use verdigris_graph::{Conv, ConvDirection, ConvMode, HostScalar, Matmul, Node, OperandScale, Precision, TensorDesc, Uid};
 use verdigris_tensor::Layout;
 
 use crate::conv::{Geometry, Order, Tensor5, dgrad, fprop, wgrad};
 use crate::elements::{Loaded, View, ViewMut, row_major};
+use crate::engine::Engine;
 use crate::gemm::{Gather, Operand, TILE_ROWS, Target, gemm, pack_whole, packed_len};
+use crate::operation::{Operation, results};
 use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::Scratch;
 
-/// Multiplications and additions of a contraction.
-pub(crate) fn flops<'g>(op: &Op, tensor: &impl Fn(Uid) -> &'g TensorDesc) -> u64 {
-    let product = |dims: &[u64]| dims.iter().fold(1u64, |all, &dim| all.saturating_mul(dim));
-    match op {
-        Op::Matmul(op) => {
-            let k = tensor(op.a).layout.dims().last().copied().unwrap_or(0);
-            product(tensor(op.d).layout.dims()).saturating_mul(k).saturating_mul(2)
-        }
-        Op::Conv(op) => product(tensor(op.y).layout.dims()).saturating_mul(product(&tensor(op.w).layout.dims()[1..])).saturating_mul(2),
-        _ => 0,
-    }
+/// The number of elements under dims.
+fn elements(dims: &[u64]) -> u64 {
+    dims.iter().fold(1u64, |all, &dim| all.saturating_mul(dim))
 }
 
 /// What an exact sum of integers becomes in 32 bits.
@@ -33,7 +27,7 @@ fn wrap<T: Real>(numbers: &mut [T]) {
     numbers.par_iter_mut().for_each(|number| *number = T::from_f64(f64::from(number.to_f64() as i64 as i32)));
 }
 
-pub(crate) fn matmul(op: &Matmul, context: &Context<'_>, output: ViewMut<'_>) {
+fn matmul(op: &Matmul, context: &Context<'_>, output: ViewMut<'_>) {
     match op.precision {
         Precision::F64 => matmul_in::<f64>(op, context, output),
         Precision::I32 => matmul_in::<f64>(op, context, output),
@@ -192,7 +186,7 @@ fn in_order<T: Real>(view: &View<'_>, order: &Layout, numbers: &mut [T]) {
     View { layout, ..*view }.gather(0, numbers);
 }
 
-pub(crate) fn conv(op: &Conv, context: &Context<'_>, output: ViewMut<'_>) {
+fn conv(op: &Conv, context: &Context<'_>, output: ViewMut<'_>) {
     match op.precision {
         Precision::F64 | Precision::I32 => conv_in::<f64>(op, context, output),
         _ => conv_in::<f32>(op, context, output),
@@ -278,4 +272,33 @@ fn strides5(layout: &Layout) -> [usize; 5] {
 
 fn tensor5<'l, T: Real>(loaded: &'l Loaded<'_, '_, T>) -> Tensor5<'l, T> {
     Tensor5 { data: loaded.data(), strides: strides5(&loaded.layout) }
+}
+
+impl Operation for Matmul {
+    const ENGINE: Engine = Engine::Gemm;
+
+    fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
+        let k = tensor(self.a).layout.dims().last().copied().unwrap_or(0);
+        elements(tensor(self.d).layout.dims()).saturating_mul(k).saturating_mul(2)
+    }
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            matmul(self, context, output);
+        }
+    }
+}
+
+impl Operation for Conv {
+    const ENGINE: Engine = Engine::ConvGemm;
+
+    fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
+        elements(tensor(self.y).layout.dims()).saturating_mul(elements(&tensor(self.w).layout.dims()[1..])).saturating_mul(2)
+    }
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            conv(self, context, output);
+        }
+    }
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use verdigris_graph::Op;
-
 /// Who does a step. Ids are for ever: records speak of engines by them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Engine {
@@ -51,18 +49,6 @@ impl Engine {
             Engine::Pool => 5,
             Engine::Softmax => 6,
             Engine::Movement => 7,
-        }
-    }
-
-    pub(crate) fn of(op: &Op) -> Engine {
-        match op {
-            Op::Matmul(_) => Engine::Gemm,
-            Op::Conv(_) => Engine::ConvGemm,
-            Op::Pointwise(_) => Engine::Pointwise,
-            Op::Reduction(_) => Engine::Reduction,
-            Op::Pool(_) | Op::PoolBackward(_) => Engine::Pool,
-            Op::Softmax(_) | Op::SoftmaxBackward(_) | Op::CrossEntropy(_) | Op::CrossEntropyBackward(_) => Engine::Softmax,
-            Op::Movement(_) => Engine::Movement,
         }
     }
 }

@@ -32,6 +32,7 @@ mod error;
 mod functions;
 mod gemm;
 mod movement;
+mod operation;
 mod pointwise;
 mod pool;
 mod prepared;

@@ -1,13 +1,15 @@
 //! Movements: bytes to other places, whatever they mean.
 
-use verdigris_graph::Movement;
+use verdigris_graph::{Movement, Node, Uid};
 use verdigris_tensor::{Layout, num};
 
 use crate::elements::{View, ViewMut, row_major};
+use crate::engine::Engine;
+use crate::operation::{Operation, results};
 use crate::prepared::Context;
 use crate::scratch::made;
 
-pub(crate) fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {
+fn run(op: &Movement, context: &Context<'_>, y: ViewMut<'_>) {
     match op {
         Movement::Reshape { x, .. } => {
             let x = context.view(*x);
@@ -94,4 +96,14 @@ fn copy(y: ViewMut<'_>, from: Layout, start: usize, x: &[u8]) {
             }
         }
     });
+}
+
+impl Operation for Movement {
+    const ENGINE: Engine = Engine::Movement;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            run(self, context, output);
+        }
+    }
 }

@@ -8,7 +8,9 @@ use verdigris_graph::{BinaryOp, Node, Op, Pointwise, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, narrow, widen};
+use crate::engine::Engine;
 use crate::functions;
+use crate::operation::Operation;
 use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::made;
@@ -57,7 +59,7 @@ enum Function<T> {
     Coordinate(usize),
 }
 
-pub(crate) fn run(nodes: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+fn run(nodes: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
     let Some(Op::Pointwise(first)) = nodes.first().map(|node| &node.op) else { return };
     match arithmetic(first, |uid| context.tensor(uid).dtype) {
         DType::F64 => run_in::<f64>(nodes, context, outputs),
@@ -206,5 +208,13 @@ impl<T: Real + num_traits::Float> Chain<'_, T> {
                 narrow(self.dtypes[output], to, &mut pieces[output][start * size..(start + len) * size]);
             }
         }
+    }
+}
+
+impl Operation for Pointwise {
+    const ENGINE: Engine = Engine::Pointwise;
+
+    fn run(&self, nodes: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        run(nodes, context, outputs);
     }
 }

@@ -1,10 +1,12 @@
 //! Pooling and its gradient, a plane (one n, one c) at a time.
 
 use rayon::prelude::*;
-use verdigris_graph::{Pool, PoolBackward, PoolMode, PoolWindows};
+use verdigris_graph::{Node, Pool, PoolBackward, PoolMode, PoolWindows, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, row_major};
+use crate::engine::Engine;
+use crate::operation::{Operation, results};
 use crate::prepared::Context;
 use crate::real::Real;
 use crate::scratch::made;
@@ -112,7 +114,7 @@ fn is_nan<T: Real>(value: T) -> bool {
     value != value
 }
 
-pub(crate) fn forward(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: Option<ViewMut<'_>>) {
+fn forward(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: Option<ViewMut<'_>>) {
     if context.tensor(op.x).dtype == DType::F64 {
         forward_in::<f64>(op, context, y, index)
     } else {
@@ -166,7 +168,7 @@ fn forward_in<T: Real>(op: &Pool, context: &Context<'_>, y: ViewMut<'_>, index: 
     });
 }
 
-pub(crate) fn backward(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_>) {
+fn backward(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_>) {
     let is_f64 = [Some(op.dy), op.x].into_iter().flatten().any(|uid| context.tensor(uid).dtype == DType::F64);
     if is_f64 { backward_in::<f64>(op, context, dx) } else { backward_in::<f32>(op, context, dx) }
 }
@@ -205,4 +207,24 @@ fn backward_in<T: Real>(op: &PoolBackward, context: &Context<'_>, dx: ViewMut<'_
             });
         });
     });
+}
+
+impl Operation for Pool {
+    const ENGINE: Engine = Engine::Pool;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, second)) = results(outputs) {
+            forward(self, context, output, second);
+        }
+    }
+}
+
+impl Operation for PoolBackward {
+    const ENGINE: Engine = Engine::Pool;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            backward(self, context, output);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::elements::{View, ViewMut};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::scratch::{Scratch, caught, grow};
-use crate::{contraction, movement, pointwise, pool, reduction, softmax};
+use crate::{operation, pointwise};
 
 /// A graph that has been checked, cut into steps, and given places for its temporaries.
 ///
@@ -171,26 +171,8 @@ impl Prepared {
         Ok(report)
     }
 
-    fn execute(&self, step: &Step, context: &Context<'_>, mut outputs: Vec<(Uid, ViewMut<'_>)>) {
-        let op = &self.graph.nodes[step.nodes.start].op;
-        if let Op::Pointwise(_) = op {
-            return pointwise::run(&self.graph.nodes[step.nodes.clone()], context, outputs);
-        }
-        let second = (outputs.len() > 1).then(|| outputs.pop()).flatten().map(|(_, view)| view);
-        let Some((_, output)) = outputs.pop() else { return };
-        match op {
-            Op::Matmul(op) => contraction::matmul(op, context, output),
-            Op::Conv(op) => contraction::conv(op, context, output),
-            Op::Pointwise(_) => {}
-            Op::Reduction(op) => reduction::run(op, context, output),
-            Op::Pool(op) => pool::forward(op, context, output, second),
-            Op::PoolBackward(op) => pool::backward(op, context, output),
-            Op::Softmax(op) => softmax::softmax(op, context, output),
-            Op::SoftmaxBackward(op) => softmax::softmax_backward(op, context, output),
-            Op::CrossEntropy(op) => softmax::cross_entropy(op, context, output, second),
-            Op::CrossEntropyBackward(op) => softmax::cross_entropy_backward(op, context, output),
-            Op::Movement(op) => movement::run(op, context, output),
-        }
+    fn execute(&self, step: &Step, context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        operation::run(&self.graph.nodes[step.nodes.clone()], context, outputs);
     }
 
     /// Gives each stored tensor its buffer, after checking all of them.
@@ -329,8 +311,8 @@ fn cut(graph: &Graph, index: &HashMap<Uid, usize>) -> Vec<Step> {
                 continue;
             }
         }
-        let flops = contraction::flops(&node.op, &tensor);
-        steps.push(Step { engine: Engine::of(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
+        let flops = operation::flops(&node.op, &tensor);
+        steps.push(Step { engine: operation::engine(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
     }
     for step in &mut steps {
         for (i, node) in graph.nodes.iter().enumerate().take(step.nodes.end).skip(step.nodes.start) {

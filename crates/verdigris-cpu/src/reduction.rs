@@ -2,10 +2,12 @@
 //! the result does not depend on the number of threads.
 
 use rayon::prelude::*;
-use verdigris_graph::{Reduction, ReductionOp};
+use verdigris_graph::{Node, Reduction, ReductionOp, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{ViewMut, for_runs, row_major};
+use crate::engine::Engine;
+use crate::operation::{Operation, results};
 use crate::prepared::Context;
 use crate::real::Real;
 
@@ -14,7 +16,7 @@ const PIECE: usize = 1 << 15;
 /// Results that are formed side by side where their elements lie side by side.
 const LANES: usize = 64;
 
-pub(crate) fn run(op: &Reduction, context: &Context<'_>, y: ViewMut<'_>) {
+fn run(op: &Reduction, context: &Context<'_>, y: ViewMut<'_>) {
     if context.tensor(op.x).dtype == DType::F64 { run_in::<f64>(op, context, y) } else { run_in::<f32>(op, context, y) }
 }
 
@@ -171,4 +173,14 @@ fn fold_lanes<T: Real>(f: ReductionOp, data: &[T], offsets: &[usize], reduced: &
         }
     });
     sums
+}
+
+impl Operation for Reduction {
+    const ENGINE: Engine = Engine::Reduction;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            run(self, context, output);
+        }
+    }
 }

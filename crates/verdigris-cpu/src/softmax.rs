@@ -2,10 +2,12 @@
 //! is what all its results hang on.
 
 use rayon::prelude::*;
-use verdigris_graph::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward, Uid};
+use verdigris_graph::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Node, Softmax, SoftmaxBackward, Uid};
 use verdigris_tensor::{DType, Layout};
 
 use crate::elements::{View, ViewMut, row_major};
+use crate::engine::Engine;
+use crate::operation::{Operation, results};
 use crate::prepared::Context;
 use crate::real::Real;
 
@@ -57,7 +59,7 @@ fn is_f64(context: &Context<'_>, uids: &[Uid]) -> bool {
     uids.iter().any(|&uid| context.tensor(uid).dtype == DType::F64)
 }
 
-pub(crate) fn softmax(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
+fn softmax(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
     if is_f64(context, &[op.x]) { softmax_in::<f64>(op, context, y) } else { softmax_in::<f32>(op, context, y) }
 }
 
@@ -85,7 +87,7 @@ fn softmax_in<T: Real>(op: &Softmax, context: &Context<'_>, y: ViewMut<'_>) {
     });
 }
 
-pub(crate) fn softmax_backward(op: &SoftmaxBackward, context: &Context<'_>, dx: ViewMut<'_>) {
+fn softmax_backward(op: &SoftmaxBackward, context: &Context<'_>, dx: ViewMut<'_>) {
     if is_f64(context, &[op.y, op.dy]) { backward_in::<f64>(op, context, dx) } else { backward_in::<f32>(op, context, dx) }
 }
 
@@ -134,7 +136,7 @@ fn row_loss(spec: &CrossEntropySpec, row: &[f64], label: i64) -> (f64, f64) {
     (loss, lse)
 }
 
-pub(crate) fn cross_entropy(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, lse: Option<ViewMut<'_>>) {
+fn cross_entropy(op: &CrossEntropy, context: &Context<'_>, loss: ViewMut<'_>, lse: Option<ViewMut<'_>>) {
     if is_f64(context, &[op.logits]) {
         cross_entropy_in::<f64>(op, context, loss, lse);
     } else {
@@ -170,7 +172,7 @@ fn cross_entropy_in<T: Real>(op: &CrossEntropy, context: &Context<'_>, loss: Vie
     }
 }
 
-pub(crate) fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
+fn cross_entropy_backward(op: &CrossEntropyBackward, context: &Context<'_>, dlogits: ViewMut<'_>) {
     if is_f64(context, &[op.logits, op.dloss]) {
         cross_entropy_backward_in::<f64>(op, context, dlogits);
     } else {
@@ -216,4 +218,44 @@ fn cross_entropy_backward_in<T: Real>(op: &CrossEntropyBackward, context: &Conte
             }
         });
     });
+}
+
+impl Operation for Softmax {
+    const ENGINE: Engine = Engine::Softmax;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            softmax(self, context, output);
+        }
+    }
+}
+
+impl Operation for SoftmaxBackward {
+    const ENGINE: Engine = Engine::Softmax;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            softmax_backward(self, context, output);
+        }
+    }
+}
+
+impl Operation for CrossEntropy {
+    const ENGINE: Engine = Engine::Softmax;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, second)) = results(outputs) {
+            cross_entropy(self, context, output, second);
+        }
+    }
+}
+
+impl Operation for CrossEntropyBackward {
+    const ENGINE: Engine = Engine::Softmax;
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        if let Some((output, _)) = results(outputs) {
+            cross_entropy_backward(self, context, output);
+        }
+    }
 }

@@ -23,7 +23,8 @@ use verdigris_kir::program::KernelRef;
 
 use engine::Engine;
 
-/// A hash, as 64 hexadecimal digits, of the sources of this crate and of the kernel language: part of the key of every compiled kernel.
+/// A hash, as 64 hexadecimal digits, of what shapes a kernel's text in the sources of this crate and of the kernel language: part of the key of every
+/// compiled kernel. Comments, tests, the interpreter and the verifier do not count.
 pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Convolutions that are products.
@@ -52,6 +53,10 @@ pub fn catalog(target: Target) -> Vec<KernelRef> {
     let mut seen = HashSet::new();
     engines().flat_map(|engine| engine.catalog(target)).filter(|kernel| seen.insert(kernel.name().to_owned())).collect()
 }
+
+#[cfg(test)]
+#[path = "../build/essence.rs"]
+mod essence;
 
 #[cfg(test)]
 mod tests {

@@ -13,20 +13,22 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{BinaryOp, ChainStep, MapProblem, Problem, UnaryOp};
-use verdigris_kir::face::{Divisor, Header, Kernel, Val, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::face::{Header, Kernel, Val, build};
+use verdigris_kir::inst::CvtRound;
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Divide;
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{self, ChainSpec, Region, StepSpec, Walk, vectors_fit};
-use crate::parts::steps::{AnyVal, Raw};
-
-const ID: EngineId = EngineId { name: "map.simt", number: 300 };
+use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::parts::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
+use crate::parts::space::{Extents, Region};
+use crate::parts::steps::{AnyVal, Raw, load_raw};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&MapSimt];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<MapSimt>::new()];
 
 const THREADS: u32 = 256;
 /// Side of a tile.
@@ -34,27 +36,90 @@ const SIDE: u32 = 32;
 /// Shared memory that tiles of one CTA may take.
 const TILE_BYTES: usize = 40 << 10;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-struct MapSimt;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct MapSimt {
+    problem: MapProblem,
+    arch: Arch,
+    /// The loads that run along another dim than the outputs do, and that dim.
+    turned: Option<(Vec<usize>, usize)>,
+}
 
-impl Engine for MapSimt {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for MapSimt {
+    const ID: EngineId = EngineId { name: "map.simt", number: 300 };
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    /// Neighbours that one access takes; 0 goes through tiles.
+    type Config = u32;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Map(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is map", problem.kind())));
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is map", problem.kind())));
         };
         let target = ChainSpec::of(&problem.chain, &problem.dims, 1).target();
-        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let rank = problem.dims.len();
-        ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        Ok(Box::new(Accepted { problem: problem.clone(), arch: arch.clone() }))
+        Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
+        Ok(MapSimt { problem: problem.clone(), arch: arch.clone(), turned: turned(problem) })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<u32> {
+        let most = vectors_fit(&self.problem.chain, &self.problem.dims);
+        self.turned.iter().map(|_| 0).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most)).collect()
+    }
+
+    fn knobs(&vector: &u32) -> Knobs {
+        Knobs::new([("vector", vector)])
+    }
+
+    fn notes(&self, _: &u32) -> Notes {
+        let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
+        Notes::of(if double { DType::F64 } else { DType::F32 })
+    }
+
+    fn cost(&self, &vector: &u32) -> Cost {
+        let waste = match vector {
+            0 => 1.15,
+            1 => 1.3,
+            _ => 1.0,
+        };
+        let us = 3.0 + waste * self.bytes(vector == 0) / (self.arch.memory_gb_per_s * 1e3);
+        Cost { us, leaves_out: "L2 hits, the functions' arithmetic" }
+    }
+
+    fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
+        let mut program = Program { buffer_alignment_bytes: vec![1; self.problem.slots().len()], ..Program::default() };
+        if self.problem.is_empty() {
+            return Ok(program);
+        }
+        let (dims, chain) = (&self.problem.dims, &self.problem.chain);
+        let rank = dims.len();
+        let mut spec = Spec { chain: ChainSpec::of(chain, dims, vector.max(1)), turned: Vec::new(), along: 0 };
+        if let (0, Some((turned, along))) = (vector, &self.turned) {
+            (spec.turned, spec.along) = (turned.clone(), *along);
+            let extents: Vec<u32> = dims.iter().map(|&dim| dim as u32).collect();
+            let [extent_inner, extent_along] = [extents[rank - 1], extents[*along]];
+            let [tiles_inner, tiles_along] = [extent_inner, extent_along].map(|extent| extent.div_ceil(SIDE));
+            let outer: Vec<u32> = (0..rank - 1).filter(|d| d != along).map(|d| extents[d]).collect();
+            let ctas = tiles_inner * tiles_along * outer.iter().product::<u32>();
+            let chain = spec.chain.args(chain, &Region { first: vec![0; rank], extents });
+            let args = TiledArgs { extent_along, extent_inner, tiles_inner, tiles_along, outer, chain }.bound(&spec);
+            program.launch(Launch::new(spec.kernel(), [ctas, 1, 1], args));
+            return Ok(program);
+        }
+        let kernel = spec.clone().kernel();
+        for region in Region::all(dims, vector) {
+            let points = region.points(vector);
+            let mut extents = region.extents.clone();
+            if let Some(inner) = extents.last_mut() {
+                *inner /= vector;
+            }
+            let args = FlatArgs { points, extents, chain: spec.chain.args(chain, &region) }.bound(&spec);
+            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS * spec.points_per_thread()), 1, 1], args));
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64];
         let mut chains: Vec<Vec<StepSpec>> = Vec::new();
         let load = |dtype| StepSpec::Load { dtype, path: 0, outside: None };
@@ -122,25 +187,12 @@ impl Spec {
     }
 
     fn flat<'k>(&self, k: Kernel<'k>) {
-        let points = k.scalar::<u32>("points");
-        let rank = self.chain.rank;
-        let divisors: Vec<Divisor<'k>> = (1..rank).map(|_| k.divisor("extent")).collect();
-        let chain = self.chain.declare(k);
+        let Flat { points, extents, chain } = Flat::declare(k, self);
         let many = self.points_per_thread();
         let first = k.cta() * (THREADS * many);
         let thread = k.thread();
         let index = |point: Val<'k, u32>| {
-            let mut index = Vec::new();
-            let mut rest = point;
-            for divisor in divisors.iter().rev() {
-                let (outer, inner) = divisor.split(rest);
-                index.push(inner);
-                rest = outer;
-            }
-            if rank > 0 {
-                index.push(rest);
-            }
-            index.reverse();
+            let mut index = extents.index(point);
             if let Some(inner) = index.last_mut() {
                 *inner = *inner * self.chain.vector;
             }
@@ -166,28 +218,14 @@ impl Spec {
     }
 
     fn tiled<'k>(&self, k: Kernel<'k>) {
-        let rank = self.chain.rank;
-        let (p, q) = (self.along, rank - 1);
-        let extent_p = k.scalar::<u32>("extent_along");
-        let extent_q = k.scalar::<u32>("extent_inner");
-        let tiles_q = k.divisor("tiles_inner");
-        let tiles_p = k.divisor("tiles_along");
-        let outer: Vec<usize> = (0..rank).filter(|&d| d != p && d != q).collect();
-        let divisors: Vec<Divisor<'k>> = outer.iter().skip(1).map(|_| k.divisor("extent")).collect();
-        let chain = self.chain.declare(k);
-
-        let (rest, tile_q) = tiles_q.split(k.cta());
-        let (mut rest, tile_p) = tiles_p.split(rest);
-        let zero = k.constant(0u32);
-        let mut base = vec![zero; rank];
-        for (&d, divisor) in outer.iter().skip(1).zip(&divisors).rev() {
-            let (next, inner) = divisor.split(rest);
-            base[d] = inner;
-            rest = next;
-        }
-        if let Some(&d) = outer.first() {
-            base[d] = rest;
-        }
+        let Tiled { extent_along, extent_inner, tiles_inner, tiles_along, outer, chain } = Tiled::declare(k, self);
+        let (p, q) = (self.along, self.chain.rank - 1);
+        let (rest, tile_q) = tiles_inner.split(k.cta());
+        let (rest, tile_p) = tiles_along.split(rest);
+        let mut base = outer.index(rest);
+        // Places for the two dims of a tile.
+        base.insert(p, tile_p);
+        base.push(tile_q);
         let lane = k.lane();
         let row = k.thread() >> 5;
         let steps = SIDE * SIDE / THREADS;
@@ -209,13 +247,13 @@ impl Spec {
         for i in 0..steps {
             let at_q = row + i * (THREADS / SIDE);
             let index = index(lane, at_q);
-            k.when(index[p].lt(extent_p) & index[q].lt(extent_q), || {
+            k.when(index[p].lt(extent_along) & index[q].lt(extent_inner), || {
                 for &(step, bytes, tile) in &tiles {
                     let Some((dtype, address)) = chain.load_address(step, &index) else { continue };
                     let place = tile + (at_q * (SIDE + 1) + lane) * bytes;
-                    match chain::load_raw(k, dtype, address, 1)[0] {
+                    match load_raw(k, dtype, address, 1)[0] {
                         Raw::B8(bits) | Raw::B32(bits) => k.st_shared(place, 0, bits),
-                        Raw::B16(bits) => k.st_shared(place, 0, bits.convert::<u32>(verdigris_kir::inst::CvtRound::None)),
+                        Raw::B16(bits) => k.st_shared(place, 0, bits.convert::<u32>(CvtRound::None)),
                         Raw::B64(bits) => k.st_shared(place, 0, bits),
                     }
                 }
@@ -225,7 +263,7 @@ impl Spec {
         for i in 0..steps {
             let at_p = row + i * (THREADS / SIDE);
             let index = index(at_p, lane);
-            k.when(index[p].lt(extent_p) & index[q].lt(extent_q), || {
+            k.when(index[p].lt(extent_along) & index[q].lt(extent_inner), || {
                 let mut fetched = chain.fetch_but(&index, &self.turned);
                 for &(step, bytes, tile) in &tiles {
                     let place = tile + (lane * (SIDE + 1) + at_p) * bytes;
@@ -244,51 +282,67 @@ impl Spec {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: MapProblem,
-    arch: Arch,
+verdigris_kir::parameters! {
+    /// Of the kernel that goes through points.
+    struct Flat / FlatArgs of Spec as spec {
+        points: u32,
+        /// The innermost counts in vectors.
+        extents: Extents = spec.chain.rank,
+        chain: ChainArgs = spec.chain,
+    }
 }
 
-impl Accepted {
-    /// The loads that run along another dim than the outputs do, and that dim.
-    fn turned(&self) -> Option<(Vec<usize>, usize)> {
-        let dims = &self.problem.dims;
-        let rank = dims.len();
-        if rank < 2 || dims[rank - 1] < 8 || dims.iter().any(|&dim| dim > 1 << 30) {
-            return None;
-        }
-        let across = |strides: &[u64]| {
-            let inner = strides[rank - 1];
-            (inner > 1).then(|| (0..rank - 1).find(|&d| strides[d] == 1 && dims[d] >= 8)).flatten()
-        };
-        let candidates: Vec<(usize, usize, usize)> = (self.problem.chain.steps.iter().enumerate())
-            .filter_map(|(i, step)| match step {
-                ChainStep::Load { from, window: None } => across(&from.strides).map(|d| (i, d, from.dtype.bytes().max(4))),
-                _ => None,
-            })
-            .collect();
-        let along = candidates.first()?.1;
-        let mut room = TILE_BYTES;
-        let mut turned = Vec::new();
-        for (step, dim, bytes) in candidates {
-            let size = (SIDE * (SIDE + 1)) as usize * bytes;
-            if dim == along && size <= room {
-                room -= size;
-                turned.push(step);
-            }
-        }
-        let outer = (0..rank - 1).filter(|&d| d != along).map(|d| dims[d]).product::<u64>();
-        let side = u64::from(SIDE);
-        let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
-        (tiles < 1 << 31).then_some((turned, along))
+verdigris_kir::parameters! {
+    /// Of the kernel that goes through tiles.
+    struct Tiled / TiledArgs of Spec as spec {
+        extent_along: u32,
+        extent_inner: u32,
+        tiles_inner: Divide,
+        tiles_along: Divide,
+        /// Of the dims that a tile does not lie along.
+        outer: Extents = spec.chain.rank - 2,
+        chain: ChainArgs = spec.chain,
     }
+}
 
+/// The loads that run along another dim than the outputs do, and that dim.
+fn turned(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
+    let dims = &problem.dims;
+    let rank = dims.len();
+    if rank < 2 || dims[rank - 1] < 8 || dims.iter().any(|&dim| dim > 1 << 30) {
+        return None;
+    }
+    let across = |strides: &[u64]| {
+        let inner = strides[rank - 1];
+        (inner > 1).then(|| (0..rank - 1).find(|&d| strides[d] == 1 && dims[d] >= 8)).flatten()
+    };
+    let candidates: Vec<(usize, usize, usize)> = (problem.chain.steps.iter().enumerate())
+        .filter_map(|(i, step)| match step {
+            ChainStep::Load { from, window: None } => across(&from.strides).map(|d| (i, d, from.dtype.bytes().max(4))),
+            _ => None,
+        })
+        .collect();
+    let along = candidates.first()?.1;
+    let mut room = TILE_BYTES;
+    let mut turned = Vec::new();
+    for (step, dim, bytes) in candidates {
+        let size = (SIDE * (SIDE + 1)) as usize * bytes;
+        if dim == along && size <= room {
+            room -= size;
+            turned.push(step);
+        }
+    }
+    let outer = (0..rank - 1).filter(|&d| d != along).map(|d| dims[d]).product::<u64>();
+    let side = u64::from(SIDE);
+    let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
+    (tiles < 1 << 31).then_some((turned, along))
+}
+
+impl MapSimt {
     /// Bytes that cross the memory bus, and those that are fetched beside them by strided accesses of 32 bytes.
     fn bytes(&self, tiled: bool) -> f64 {
         let dims = &self.problem.dims;
-        let turned = if tiled { self.turned().map(|(turned, _)| turned).unwrap_or_default() } else { Vec::new() };
+        let turned = self.turned.as_ref().filter(|_| tiled).map_or(&[][..], |(turned, _)| turned);
         let mut bytes = 0.0;
         for (i, step) in self.problem.chain.steps.iter().enumerate() {
             let Some(view) = step.view() else { continue };
@@ -297,107 +351,5 @@ impl Accepted {
             bytes += elements * if strided { 32.0 } else { view.dtype.bytes() as f64 };
         }
         bytes
-    }
-
-    fn vectors(&self) -> Vec<u32> {
-        let most = vectors_fit(&self.problem.chain, &self.problem.dims);
-        [8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).collect()
-    }
-
-    fn us(&self, vector: u32) -> f64 {
-        let waste = match vector {
-            0 => 1.15,
-            1 => 1.3,
-            _ => 1.0,
-        };
-        3.0 + waste * self.bytes(vector == 0) / (self.arch.memory_gb_per_s * 1e3)
-    }
-
-    fn settings(&self) -> Vec<u32> {
-        let mut settings: Vec<u32> = self.turned().map(|_| 0).into_iter().chain(self.vectors()).collect();
-        settings.sort_by(|&x, &y| self.us(x).total_cmp(&self.us(y)));
-        settings
-    }
-
-    fn alignments(&self, spec: &ChainSpec) -> Vec<u64> {
-        chain::alignments(self.problem.slots().len(), [(spec, &self.problem.chain)])
-    }
-}
-
-impl Candidate for Accepted {
-    /// `vector`: neighbours that one access takes; 0 goes through tiles.
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings().into_iter().map(|vector| Knobs::new([("vector", vector)]));
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        let it = {
-            let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
-            Notes {
-                tensor_core: false,
-                deterministic: true,
-                down_convert: None,
-                accumulator: if double { DType::F64 } else { DType::F32 },
-                reduced_sums: false,
-                split_operands: false,
-            }
-        };
-        Ok(it)
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        Ok(Cost { us: self.us(knobs.value("vector").unwrap_or(1)), leaves_out: "L2 hits, the functions' arithmetic" })
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let vector = knobs.value("vector").filter(|vector| self.settings().contains(vector));
-        let vector = vector.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this problem")))?;
-        let (dims, chain) = (&self.problem.dims, &self.problem.chain);
-        let spec = ChainSpec::of(chain, dims, vector.max(1));
-        let mut program = Program { buffer_alignment_bytes: self.alignments(&spec), ..Program::default() };
-        if self.problem.is_empty() {
-            return Ok(program);
-        }
-        let mut launch = |kernel: KernelRef, ctas: u32, args: Vec<Arg>| {
-            program.steps.push(Step::Launch(Launch {
-                kernel,
-                grid: [ctas, 1, 1],
-                residency: Residency::Any,
-                overlap: false,
-                args: args.into(),
-            }));
-        };
-        if vector == 0
-            && let Some((turned, along)) = self.turned()
-        {
-            let rank = dims.len();
-            let extents: Vec<u32> = dims.iter().map(|&dim| dim as u32).collect();
-            let tiles = [extents[rank - 1], extents[along]].map(|extent| extent.div_ceil(SIDE));
-            let outer: Vec<u32> = (0..rank - 1).filter(|&d| d != along).map(|d| extents[d]).collect();
-            let mut args = vec![
-                Arg::Scalar(Ty::U32, extents[along].into()),
-                Arg::Scalar(Ty::U32, extents[rank - 1].into()),
-                Arg::Divisor(tiles[0]),
-                Arg::Divisor(tiles[1]),
-            ];
-            args.extend(outer.iter().skip(1).map(|&extent| Arg::Divisor(extent)));
-            args.extend(spec.args(chain, &Region { first: vec![0; rank], extents }));
-            let ctas = tiles[0] * tiles[1] * outer.iter().product::<u32>();
-            launch(Spec { chain: spec, turned, along }.kernel(), ctas, args);
-            return Ok(program);
-        }
-        let spec = Spec { chain: spec, turned: Vec::new(), along: 0 };
-        let kernel = spec.clone().kernel();
-        for region in Region::all(dims, vector) {
-            let points = region.points(vector);
-            let mut args = vec![Arg::Scalar(Ty::U32, points.into())];
-            let rank = region.extents.len();
-            args.extend((1..rank).map(|d| Arg::Divisor(if d + 1 == rank { region.extents[d] / vector } else { region.extents[d] })));
-            args.extend(spec.chain.args(chain, &region));
-            launch(kernel.clone(), points.div_ceil(THREADS * spec.points_per_thread()), args);
-        }
-        Ok(program)
     }
 }

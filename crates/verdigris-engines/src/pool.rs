@@ -12,39 +12,41 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{PoolMode, PoolPass, PoolProblem, Problem, View, Windows};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
-use verdigris_kir::inst::CvtRound;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Divide;
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{Region, load_raw, store_raw};
+use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::compute;
-use crate::parts::steps::{AnyVal, Chained, Raw};
-
-const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
+use crate::parts::space::{Extents, Operand, OperandSpec, Region};
+use crate::parts::steps::{AnyVal, Chained};
 
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Direct];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<Direct>::new()];
 
 const THREADS: u32 = 256;
 /// Beyond it, positions within windows would not count in 31 bits.
 const LIMIT: u64 = 1 << 30;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-struct Direct;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Direct {
+    problem: PoolProblem,
+    spec: Spec,
+    arch: Arch,
+}
 
-impl Engine for Direct {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Direct {
+    const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
+    type Config = ();
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Pool(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is pool", problem.kind())));
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is pool", problem.kind())));
         };
         for i in 0..3 {
             let (extent, out) = (problem.extents[i], problem.out[i]);
@@ -55,15 +57,65 @@ impl Engine for Direct {
                 Windows::Adaptive => extent.saturating_mul(out),
             };
             let largest = extent.max(out).max(reach);
-            ID.require(largest < LIMIT, Reason::Extent, format_args!("windows that reach {largest} elements far, taken below 2^30"))?;
+            Self::ID.require(
+                largest < LIMIT,
+                Reason::Extent,
+                format_args!("windows that reach {largest} elements far, taken below 2^30"),
+            )?;
         }
-        let accepted = Accepted { problem: problem.clone(), arch: arch.clone() };
-        let target = accepted.spec().target();
-        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
-        Ok(Box::new(accepted))
+        let spec = Spec::of(problem);
+        let target = spec.target();
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(Direct { problem: problem.clone(), spec, arch: arch.clone() })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<()> {
+        vec![()]
+    }
+
+    fn knobs((): &()) -> Knobs {
+        Knobs::default()
+    }
+
+    fn notes(&self, (): &()) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn cost(&self, (): &()) -> Cost {
+        let bytes: f64 = (self.problem.operands().into_iter())
+            .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
+            .sum();
+        // Some ten instructions for each tap, of which an SM starts 128 lanes' a cycle.
+        let taps_us = self.problem.flops() * 10.0 / (f64::from(self.arch.sm_count) * 128.0 * 1.7e3);
+        let us = 3.0 + (1.3 * bytes / (self.arch.memory_gb_per_s * 1e3)).max(taps_us);
+        Cost { us, leaves_out: "windows that meet in caches, strided reads" }
+    }
+
+    fn lower(&self, (): &()) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, &self.spec);
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let (_, dims) = written(p);
+        let kernel = spec.clone().kernel();
+        for region in Region::all(&spec.order.map(|dim| dims[dim]), 1) {
+            let mut first = [0; 5];
+            spec.order.iter().zip(&region.first).for_each(|(&dim, &at)| first[dim] = at);
+            let points = region.points(1);
+            let args = PoolArgs {
+                points,
+                extents: region.extents,
+                first: [first[2], first[3], first[4]].map(|first| first as u32),
+                axes: (0..3).map(|i| Axis::args(p.extents[i] as u32, p.out[i] as u32, &p.windows[i])).collect(),
+                operands: p.operands().into_iter().map(|(_, view, ..)| Operand::of(view, &first[..2])).collect(),
+            };
+            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS), 1, 1], args.bound(spec)));
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut specs = Vec::new();
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
             for order in [[0, 2, 3, 4, 1], [0, 1, 2, 3, 4]] {
@@ -89,6 +141,14 @@ impl Engine for Direct {
             }
         }
         specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+/// What is written, and its dims.
+fn written(problem: &PoolProblem) -> (&View, [u64; 5]) {
+    match &problem.pass {
+        PoolPass::Forward { y, .. } => (y, problem.y_dims()),
+        PoolPass::Backward { dx, .. } => (dx, problem.x_dims()),
     }
 }
 
@@ -126,6 +186,26 @@ struct Spec {
 }
 
 impl Spec {
+    fn of(p: &PoolProblem) -> Spec {
+        let kind = match (&p.pass, p.mode) {
+            (PoolPass::Forward { index, .. }, PoolMode::Max) => Kind::Max { index: index.is_some() },
+            (PoolPass::Forward { .. }, PoolMode::Average { count_include_pad }) => Kind::Average { padded: count_include_pad },
+            (PoolPass::Backward { index, .. }, PoolMode::Max) => Kind::MaxBackward { index: index.is_some() },
+            (PoolPass::Backward { .. }, PoolMode::Average { count_include_pad }) => Kind::AverageBackward { padded: count_include_pad },
+        };
+        let (written, dims) = written(p);
+        // Channels fastest if they are so in what is written.
+        let spatial = (2..5).filter(|&d| dims[d] > 1).map(|d| written.strides[d]).min().unwrap_or(u64::MAX);
+        let last = dims[1] > 1 && written.strides[1] < spatial;
+        Spec {
+            kind,
+            double: p.compute == DType::F64,
+            types: p.operands().into_iter().map(|(_, view, ..)| view.dtype).collect(),
+            adaptive: p.windows.map(|windows| windows == Windows::Adaptive),
+            order: if last { [0, 2, 3, 4, 1] } else { [0, 1, 2, 3, 4] },
+        }
+    }
+
     fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Max { index: false } => "max",
@@ -157,47 +237,36 @@ impl Spec {
     }
 
     fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
-        let points = k.scalar::<u32>("points");
-        let divisors: Vec<Divisor<'k>> = (1..5).map(|_| k.divisor("extent")).collect();
-        let first: Vec<Val<'k, u32>> = (0..3).map(|_| k.scalar("first")).collect();
-        let axes: Vec<Axis<'k>> = self.adaptive.iter().map(|&adaptive| Axis::declare(k, adaptive)).collect();
-        let mut types = self.types.iter().copied();
-        let mut operand = |written: bool| Operand::declare(k, types.next().unwrap_or(DType::F32), written);
+        let Pool { points, extents, first, axes, operands } = Pool::declare(k, self);
+        let axes: Vec<Axis<'k>> = axes.into_iter().map(Axis::of).collect();
         let point = k.cta() * THREADS + k.thread();
         // The position of this thread in the dims of what is written.
-        let mut rest = point;
         let mut index = [k.constant(0u32); 5];
-        for (&dim, divisor) in self.order[1..].iter().zip(&divisors).rev() {
-            let (outer, inner) = divisor.split(rest);
-            index[dim] = inner;
-            rest = outer;
+        for (&dim, at) in self.order.iter().zip(extents.index(point)) {
+            index[dim] = at;
         }
-        index[self.order[0]] = rest;
-        let at: Vec<Val<'k, u32>> = (0..3).map(|i| index[i + 2] + first[i]).collect();
-        let place = [at[0], at[1], at[2]];
+        let (outer, [depth, height, width]) = ([index[0], index[1]], [index[2], index[3], index[4]]);
+        let place = [depth + first[0], height + first[1], width + first[2]];
         let number = |value: f64| T::constant(k, value);
-        match self.kind {
-            Kind::Max { index: wanted } => {
-                let (x, y) = (operand(false), operand(true));
-                let places = wanted.then(|| operand(true));
-                let x = x.plane(&index);
+        match (self.kind, operands.as_slice()) {
+            (Kind::Max { .. }, [x, y, places @ ..]) => {
+                let x = x.at(&outer);
                 k.when(point.lt(points), || {
-                    let winner = Winner::<T>::find(k, &axes, place, &|at| x.load(at));
-                    y.plane(&index).store(place, winner.value(k, y.dtype));
-                    if let Some(places) = &places {
-                        places.plane(&index).store(place, AnyVal::I64(winner.place.get().widen()));
+                    let winner = Winner::<T>::find(k, &axes, place, &|at| x.load(&at));
+                    y.at(&outer).store(&place, winner.value(k, y.dtype));
+                    if let [places] = places {
+                        places.at(&outer).store(&place, AnyVal::I64(winner.place.get().widen()));
                     }
                 });
             }
-            Kind::Average { padded } => {
-                let (x, y) = (operand(false), operand(true));
-                let x = x.plane(&index);
+            (Kind::Average { padded }, [x, y]) => {
+                let x = x.at(&outer);
                 k.when(point.lt(points), || {
                     let sum = k.var(number(0.0));
                     let count = k.var(0u32);
                     taps(k, &axes, place, &|at, inside| {
                         k.when(inside, || {
-                            sum.set(sum + x.load::<T>(at));
+                            sum.set(sum + x.load::<T>(&at));
                             count.set(count + 1);
                         });
                     });
@@ -205,92 +274,122 @@ impl Spec {
                     let mean = T::quotient(sum.get(), T::from_i32(count.signed()));
                     // A window that meets no element.
                     let mean = k.select(count.eq(0), number(0.0), mean);
-                    y.plane(&index).store(place, T::wrap(mean));
+                    y.at(&outer).store(&place, T::wrap(mean));
                 });
             }
-            Kind::MaxBackward { index: stored } => {
-                let dy = operand(false);
-                let (x, places) = if stored { (None, Some(operand(false))) } else { (Some(operand(false)), None) };
-                let dx = operand(true);
-                let dy = dy.plane(&index);
-                let x = x.map(|x| x.plane(&index));
-                let places = places.map(|places| places.plane(&index));
+            (Kind::MaxBackward { index }, [dy, known, dx]) => {
+                // Where the maximum was, or what it is found in again.
+                let (dy, known) = (dy.at(&outer), known.at(&outer));
                 let mine = (place[0] * axes[1].extent + place[1]) * axes[2].extent + place[2];
                 k.when(point.lt(points), || {
                     let sum = k.var(number(0.0));
                     windows(k, &axes, place, &|out| {
-                        let won = match (&places, &x) {
-                            (Some(places), _) => places.load_index(out).eq(mine.widen().bitcast::<i64>()),
-                            (None, Some(x)) => Winner::<T>::find(k, &axes, out, &|at| x.load(at)).place.eq(mine.signed()),
-                            (None, None) => k.constant(false),
+                        let won = if index {
+                            known.load_integer(&out).eq(mine.widen().bitcast::<i64>())
+                        } else {
+                            Winner::<T>::find(k, &axes, out, &|at| known.load(&at)).place.eq(mine.signed())
                         };
-                        k.when(won, || sum.set(sum + dy.load::<T>(out)));
+                        k.when(won, || sum.set(sum + dy.load::<T>(&out)));
                     });
-                    dx.plane(&index).store(place, T::wrap(sum.get()));
+                    dx.at(&outer).store(&place, T::wrap(sum.get()));
                 });
             }
-            Kind::AverageBackward { padded } => {
-                let (dy, dx) = (operand(false), operand(true));
-                let dy = dy.plane(&index);
+            (Kind::AverageBackward { padded }, [dy, dx]) => {
+                let dy = dy.at(&outer);
                 k.when(point.lt(points), || {
                     let sum = k.var(number(0.0));
                     windows(k, &axes, place, &|out| {
                         let count = if padded { window_size(k, &axes, out) } else { inside_size(k, &axes, out) };
-                        let share = T::quotient(dy.load::<T>(out), T::from_i32(count.signed()));
+                        let share = T::quotient(dy.load::<T>(&out), T::from_i32(count.signed()));
                         sum.set(sum + share);
                     });
-                    dx.plane(&index).store(place, T::wrap(sum.get()));
+                    dx.at(&outer).store(&place, T::wrap(sum.get()));
                 });
             }
+            (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
         }
     }
 }
 
+verdigris_kir::parameters! {
+    /// Of every kernel here.
+    struct Pool / PoolArgs of Spec as spec {
+        points: u32,
+        /// In the order that threads run through.
+        extents: Extents = 5,
+        /// The first window or element along each spatial dim.
+        first: [u32; 3],
+        axes: Vec<AxisArgs> = spec.adaptive.to_vec(),
+        operands: Vec<Operand> = OperandSpec::list(&spec.types, 5, if spec.kind == (Kind::Max { index: true }) { 2 } else { 1 }),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Windows along a spatial dim, adaptive or sliding.
+    struct AxisValues / AxisArgs of bool as adaptive {
+        extent: u32,
+        out: u32,
+        adaptive: Option<AdaptiveArgs> = adaptive.then_some(()),
+        sliding: Option<SlidingArgs> = (!adaptive).then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What adaptive windows divide by.
+    #[derive(Clone, Copy, Debug)]
+    struct Adaptive / AdaptiveArgs of () as _spec {
+        extent: Divide,
+        out: Divide,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Of windows that slide.
+    #[derive(Clone, Copy, Debug)]
+    struct Sliding / SlidingArgs of () as _spec {
+        taps: u32,
+        stride: Divide,
+        dilation: Divide,
+        pad: u32,
+    }
+}
+
 /// Windows along one spatial dim.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Axis<'k> {
     extent: Val<'k, u32>,
     out: Val<'k, u32>,
     form: AxisForm<'k>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum AxisForm<'k> {
-    Sliding { taps: Val<'k, u32>, stride: Divisor<'k>, dilation: Divisor<'k>, pad: Val<'k, u32> },
-    Adaptive { extent: Divisor<'k>, out: Divisor<'k> },
+    Sliding(Sliding<'k>),
+    Adaptive(Adaptive<'k>),
 }
 
 impl<'k> Axis<'k> {
-    fn declare(k: Kernel<'k>, adaptive: bool) -> Axis<'k> {
-        let (extent, out) = (k.scalar("spatial"), k.scalar("out"));
-        let form = if adaptive {
-            AxisForm::Adaptive { extent: k.divisor("spatial_divisor"), out: k.divisor("out_divisor") }
-        } else {
-            AxisForm::Sliding { taps: k.scalar("taps"), stride: k.divisor("stride"), dilation: k.divisor("dilation"), pad: k.scalar("pad") }
-        };
-        Axis { extent, out, form }
+    fn of(AxisValues { extent, out, adaptive, sliding }: AxisValues<'k>) -> Axis<'k> {
+        let sliding = || AxisForm::Sliding(sliding.expect("windows that are not adaptive slide"));
+        Axis { extent, out, form: adaptive.map_or_else(sliding, AxisForm::Adaptive) }
     }
 
-    /// The arguments of [`Axis::declare`].
-    fn args(extent: u64, out: u64, windows: &Windows) -> Vec<Arg> {
-        let mut args = vec![Arg::Scalar(Ty::U32, extent), Arg::Scalar(Ty::U32, out)];
-        match *windows {
-            Windows::Adaptive => args.extend([Arg::Divisor(extent.max(1) as u32), Arg::Divisor(out.max(1) as u32)]),
-            Windows::Sliding { taps, stride, dilation, pad_before } => args.extend([
-                Arg::Scalar(Ty::U32, taps),
-                Arg::Divisor(stride as u32),
-                Arg::Divisor(dilation as u32),
-                Arg::Scalar(Ty::U32, pad_before),
-            ]),
-        }
-        args
+    fn args(extent: u32, out: u32, windows: &Windows) -> AxisArgs {
+        let (adaptive, sliding) = match *windows {
+            Windows::Adaptive => (Some(AdaptiveArgs { extent: extent.max(1), out: out.max(1) }), None),
+            Windows::Sliding { taps, stride, dilation, pad_before } => {
+                let [taps, stride, dilation, pad] = [taps, stride, dilation, pad_before].map(|count| count as u32);
+                (None, Some(SlidingArgs { taps, stride, dilation, pad }))
+            }
+        };
+        AxisArgs { extent, out, adaptive, sliding }
     }
 
     /// The first tap of window `o`, how many there are, and the distance between them. A tap in front of the first element is a large number.
     fn window(&self, o: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
         match &self.form {
-            AxisForm::Sliding { taps, stride, dilation, pad } => (o * stride.value() - *pad, *taps, dilation.value()),
-            AxisForm::Adaptive { out, .. } => {
+            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => (o * stride.value() - *pad, *taps, dilation.value()),
+            AxisForm::Adaptive(Adaptive { out, .. }) => {
                 let k = o.kernel();
                 let begin = out.quotient(o * self.extent);
                 let end = out.quotient((o + 1) * self.extent + self.out - 1);
@@ -303,7 +402,7 @@ impl<'k> Axis<'k> {
     fn holders(&self, i: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
         let k = i.kernel();
         match &self.form {
-            AxisForm::Sliding { taps, stride, dilation, pad } => {
+            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => {
                 let reach = (*taps - 1) * dilation.value();
                 let behind = i + *pad;
                 // ⌈(behind − reach) / stride⌉, or 0, to ⌊behind / stride⌋.
@@ -311,7 +410,7 @@ impl<'k> Axis<'k> {
                 let end = (stride.quotient(behind) + 1).min(self.out);
                 (first, k.select(end.gt(first), end - first, 0u32))
             }
-            AxisForm::Adaptive { extent, .. } => {
+            AxisForm::Adaptive(Adaptive { extent, .. }) => {
                 // Window o holds i where ⌊o · extent / out⌋ ≤ i < ⌈(o + 1) · extent / out⌉.
                 let first = extent.quotient(i * self.out);
                 let end = extent.quotient((i + 1) * self.out + self.extent - 1).min(self.out);
@@ -323,12 +422,12 @@ impl<'k> Axis<'k> {
     /// Whether a tap of window `o` is element `i`; windows that [`Axis::holders`] names may step over it.
     fn holds(&self, o: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, bool> {
         match &self.form {
-            AxisForm::Sliding { taps, stride, dilation, pad } => {
+            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => {
                 let distance = i + *pad - o * stride.value();
                 let (tap, rest) = dilation.split(distance);
                 rest.eq(0) & tap.lt(*taps)
             }
-            AxisForm::Adaptive { .. } => {
+            AxisForm::Adaptive(_) => {
                 let (begin, count, _) = self.window(o);
                 (i - begin).lt(count)
             }
@@ -339,8 +438,8 @@ impl<'k> Axis<'k> {
     fn inside(&self, k: Kernel<'k>, o: Val<'k, u32>) -> Val<'k, u32> {
         let (_, count, _) = self.window(o);
         match &self.form {
-            AxisForm::Adaptive { .. } => count,
-            AxisForm::Sliding { dilation, pad, stride, .. } => {
+            AxisForm::Adaptive(_) => count,
+            AxisForm::Sliding(Sliding { dilation, pad, stride, .. }) => {
                 // The first tap at or behind element 0, and the first at or behind the end.
                 let at = o * stride.value();
                 let skipped = k.select(at.lt(*pad), dilation.quotient(*pad - at + dilation.value() - 1), 0u32);
@@ -430,171 +529,5 @@ impl<'k, T: Chained> Winner<'k, T> {
             Some((least, _)) => T::wrap(k.select(self.place.lt(0), T::constant(k, least as f64), peak)),
             None => T::wrap(peak),
         }
-    }
-}
-
-/// An operand: strides over `[n, c, depth, height, width]`, in bytes.
-#[derive(Clone, Debug)]
-struct Operand<'k> {
-    dtype: DType,
-    pointer: Pointer<'k>,
-    strides: Vec<Val<'k, u64>>,
-}
-
-impl<'k> Operand<'k> {
-    fn declare(k: Kernel<'k>, dtype: DType, written: bool) -> Operand<'k> {
-        let bytes = dtype.bytes() as u32;
-        let pointer = if written { k.output("output", bytes) } else { k.input("input", bytes) };
-        Operand { dtype, pointer, strides: (0..5).map(|_| k.scalar("stride_bytes")).collect() }
-    }
-
-    /// The arguments of [`Operand::declare`], from image and channel `first` on.
-    fn args(view: &View, first: [u64; 2]) -> Vec<Arg> {
-        let bytes = view.dtype.bytes() as u64;
-        let elements = view.offset + first[0] * view.strides[0] + first[1] * view.strides[1];
-        let mut args = vec![Arg::Pointer(Address { base: Base::Buffer(view.slot.0 as usize), offset_bytes: elements * bytes })];
-        args.extend(view.strides.iter().map(|stride| Arg::Scalar(Ty::U64, stride * bytes)));
-        args
-    }
-
-    /// The spatial dims of one image and channel.
-    fn plane(&self, index: &[Val<'k, u32>; 5]) -> Plane<'k> {
-        let address = self.pointer.address() + index[0].widen() * self.strides[0] + index[1].widen() * self.strides[1];
-        Plane { dtype: self.dtype, address, strides: [self.strides[2], self.strides[3], self.strides[4]] }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Plane<'k> {
-    dtype: DType,
-    address: Val<'k, u64>,
-    strides: [Val<'k, u64>; 3],
-}
-
-impl<'k> Plane<'k> {
-    fn at(&self, place: Place<'k>) -> Val<'k, u64> {
-        place.into_iter().zip(self.strides).fold(self.address, |address, (i, stride)| address + i.widen() * stride)
-    }
-
-    fn load<T: Chained>(&self, place: Place<'k>) -> Val<'k, T> {
-        let k = self.address.kernel();
-        AnyVal::Stored(self.dtype, load_raw(k, self.dtype, self.at(place), 1)[0]).get(k)
-    }
-
-    fn load_index(&self, place: Place<'k>) -> Val<'k, i64> {
-        match load_raw(self.address.kernel(), self.dtype, self.at(place), 1)[0] {
-            Raw::B64(bits) => bits.bitcast(),
-            Raw::B32(bits) => bits.signed().widen(),
-            Raw::B16(bits) => bits.convert(CvtRound::None),
-            Raw::B8(bits) => bits.signed().widen(),
-        }
-    }
-
-    fn store(&self, place: Place<'k>, value: AnyVal<'k>) {
-        let k = self.address.kernel();
-        store_raw(k, self.at(place), &[value.encoded(k, self.dtype)]);
-    }
-}
-
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: PoolProblem,
-    arch: Arch,
-}
-
-impl Accepted {
-    fn spec(&self) -> Spec {
-        let p = &self.problem;
-        let kind = match (&p.pass, p.mode) {
-            (PoolPass::Forward { index, .. }, PoolMode::Max) => Kind::Max { index: index.is_some() },
-            (PoolPass::Forward { .. }, PoolMode::Average { count_include_pad }) => Kind::Average { padded: count_include_pad },
-            (PoolPass::Backward { index, .. }, PoolMode::Max) => Kind::MaxBackward { index: index.is_some() },
-            (PoolPass::Backward { .. }, PoolMode::Average { count_include_pad }) => Kind::AverageBackward { padded: count_include_pad },
-        };
-        let (written, dims) = self.written();
-        // Channels fastest if they are so in what is written.
-        let spatial = (2..5).filter(|&d| dims[d] > 1).map(|d| written.strides[d]).min().unwrap_or(u64::MAX);
-        let last = dims[1] > 1 && written.strides[1] < spatial;
-        Spec {
-            kind,
-            double: p.compute == DType::F64,
-            types: p.operands().into_iter().map(|(_, view, ..)| view.dtype).collect(),
-            adaptive: p.windows.map(|windows| windows == Windows::Adaptive),
-            order: if last { [0, 2, 3, 4, 1] } else { [0, 1, 2, 3, 4] },
-        }
-    }
-
-    fn written(&self) -> (&View, [u64; 5]) {
-        match &self.problem.pass {
-            PoolPass::Forward { y, .. } => (y, self.problem.y_dims()),
-            PoolPass::Backward { dx, .. } => (dx, self.problem.x_dims()),
-        }
-    }
-
-    fn us(&self) -> f64 {
-        let bytes: f64 = (self.problem.operands().into_iter())
-            .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
-            .sum();
-        // Some ten instructions for each tap, of which an SM starts 128 lanes' a cycle.
-        let taps_us = self.problem.flops() * 10.0 / (f64::from(self.arch.sm_count) * 128.0 * 1.7e3);
-        3.0 + (1.3 * bytes / (self.arch.memory_gb_per_s * 1e3)).max(taps_us)
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        KnobSpace::new(Knobs::default(), [])
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: None,
-            accumulator: self.problem.compute,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, _: &Knobs) -> Result<Cost, Refusal> {
-        Ok(Cost { us: self.us(), leaves_out: "windows that meet in caches, strided reads" })
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        ID.require(*knobs == Knobs::default(), Reason::Knobs, format_args!("{knobs}, there are no knobs"))?;
-        let p = &self.problem;
-        let mut alignments = vec![1; p.slots().len()];
-        for (_, view, ..) in p.operands() {
-            alignments[view.slot.0 as usize] = view.dtype.bytes() as u64;
-        }
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
-        if p.is_empty() {
-            return Ok(program);
-        }
-        let spec = self.spec();
-        let kernel = spec.clone().kernel();
-        let (_, dims) = self.written();
-        let ordered: Vec<u64> = spec.order.iter().map(|&dim| dims[dim]).collect();
-        for region in Region::all(&ordered, 1) {
-            let mut first = [0; 5];
-            spec.order.iter().zip(&region.first).for_each(|(&dim, &at)| first[dim] = at);
-            let mut args = vec![Arg::Scalar(Ty::U32, region.points(1).into())];
-            args.extend(region.extents[1..].iter().map(|&extent| Arg::Divisor(extent)));
-            args.extend(first[2..].iter().map(|&at| Arg::Scalar(Ty::U32, at)));
-            args.extend((0..3).flat_map(|i| Axis::args(p.extents[i], p.out[i], &p.windows[i])));
-            for (_, view, ..) in p.operands() {
-                args.extend(Operand::args(view, [first[0], first[1]]));
-            }
-            program.steps.push(Step::Launch(Launch {
-                kernel: kernel.clone(),
-                grid: [region.points(1).div_ceil(THREADS), 1, 1],
-                residency: Residency::Any,
-                overlap: false,
-                args: args.into(),
-            }));
-        }
-        Ok(program)
     }
 }

@@ -12,25 +12,28 @@
 //! **Numbers.** Sums are formed in f32 (f64) by fixed trees, so results repeat bit for bit on a device; many short sums lose less than one long
 //! one would.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Chain, Problem, ReduceProblem, ReductionOp};
-use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Special;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Read, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{self, ChainSpec, Region, StepSpec, Walk, vectors_fit};
+use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::parts::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
 use crate::parts::lanes;
 use crate::parts::math::Math;
+use crate::parts::space::{Extents, Region};
 use crate::parts::steps::{AnyVal, Chained};
 
-const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
-
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&ReduceSimt];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<ReduceSimt>::new()];
 
 const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
@@ -43,28 +46,152 @@ const MOST_PARTS: u64 = 512;
 /// Turns of the loop over the elements that are on their way at a time.
 const UNROLL: u32 = 4;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-struct ReduceSimt;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct ReduceSimt {
+    problem: ReduceProblem,
+    /// Columns rather than rows.
+    columns: bool,
+    /// The chain before, over dims in the order that the form wants, and those dims.
+    before: Chain,
+    dims: Vec<u64>,
+    after: ChainSpec,
+    arch: Arch,
+}
 
-impl Engine for ReduceSimt {
-    fn id(&self) -> EngineId {
-        ID
-    }
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Config {
+    /// Elements that one access takes.
+    vector: u32,
+    /// Into how many each reduction is cut.
+    parts: u64,
+}
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+impl Algorithm for ReduceSimt {
+    const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Reduce(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is reduce", problem.kind())));
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is reduce", problem.kind())));
         };
-        let accepted = Accepted::new(problem.clone(), arch.clone());
+        let accepted = ReduceSimt::new(problem.clone(), arch.clone());
         let rank = problem.kept.len() + problem.reduced.len();
-        ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        let target = accepted.spec(1).before.target().max(accepted.after.target());
-        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
-        Ok(Box::new(accepted))
+        Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
+        let target = accepted.spec(1).target();
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(accepted)
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        // Without a reduced dim, neighbours along the innermost one are results of their own.
+        let most = if self.columns || !self.problem.reduced.is_empty() { vectors_fit(&self.before, &self.dims) } else { 1 };
+        let mut configs = Vec::new();
+        for vector in [most, 1] {
+            let [turn, results] = self.reach(vector);
+            let ctas = self.problem.results().div_ceil(results).max(1);
+            let wanted = (4 * u64::from(self.arch.sm_count)).div_ceil(ctas);
+            let possible = self.problem.depth() / (turn * u64::from(TURNS_OF_A_PART));
+            for parts in [wanted.min(possible).clamp(1, MOST_PARTS), 1] {
+                let config = Config { vector, parts };
+                if !configs.contains(&config) {
+                    configs.push(config);
+                }
+            }
+        }
+        configs
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("vector", config.vector), ("parts", config.parts as u32)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes::of(self.problem.accumulator)
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores()).map(|view| {
+            let elements: f64 =
+                self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
+            let strided = view.strides.last().is_some_and(|&stride| stride > 1);
+            elements * if strided { 32.0 } else { view.dtype.bytes() as f64 }
+        });
+        let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
+        let [_, results] = self.reach(config.vector);
+        let ctas = self.problem.results().div_ceil(results).max(1) * config.parts;
+        // A CTA with few loads on their way gets a part of what an SM can read.
+        let busy = (ctas as f64 / (2.0 * f64::from(self.arch.sm_count))).min(1.0);
+        let joins = if config.parts > 1 { 3.0 } else { 0.0 };
+        let waste = if config.vector == 1 { 1.3 } else { 1.0 };
+        let us = 3.0 + joins + waste * bytes / (self.arch.memory_gb_per_s * 1e3 * busy);
+        Cost { us, leaves_out: "L2 hits, the functions' arithmetic" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let kept_regions = Region::all(&p.kept, if self.columns { config.vector } else { 1 });
+        let mut reduced_regions = Region::all(&p.reduced, if self.columns { 1 } else { config.vector });
+        if reduced_regions.is_empty() {
+            // Of nothing there is one result all the same.
+            reduced_regions = vec![Region { first: vec![0; p.reduced.len()], extents: vec![0; p.reduced.len()] }];
+        }
+        let depth_of = |region: &Region| region.extents.iter().product::<u32>();
+        let [turn, results_of_cta] = self.reach(config.vector);
+        // Parts of each region, in elements, and how many there are in all.
+        let cuts: Vec<(u32, u32)> = (reduced_regions.iter())
+            .map(|region| {
+                let depth = u64::from(depth_of(region));
+                let each = depth.div_ceil(config.parts).next_multiple_of(turn).max(turn);
+                (each as u32, depth.div_ceil(each).max(1) as u32)
+            })
+            .collect();
+        let parts: u32 = cuts.iter().map(|(_, count)| count).sum();
+        let bytes = p.accumulator.bytes() as u64;
+        let most_results = kept_regions.iter().map(|region| u64::from(region.points(1))).max().unwrap_or(0);
+        let scratch = (parts > 1).then(|| program.add_scratch("partial", u64::from(parts) * most_results * bytes));
+        let mut spec = self.spec(config.vector);
+        let join = Spec { form: Form::Join, ..spec.clone() }.reduced_to_form();
+        spec.after = spec.after.filter(|_| scratch.is_none());
+        let kernel = spec.clone().kernel();
+        let count = p.depth() as f64;
+        for kept in &kept_regions {
+            let results = kept.points(1);
+            let mut part = 0u64;
+            for (reduced, &(part_depth, count_of_parts)) in reduced_regions.iter().zip(&cuts) {
+                let (outer, inner) = if self.columns { (reduced, kept) } else { (kept, reduced) };
+                let both =
+                    Region { first: [&outer.first[..], &inner.first].concat(), extents: [&outer.extents[..], &inner.extents].concat() };
+                let args = ElementsArgs {
+                    results,
+                    count,
+                    kept: kept.extents.clone(),
+                    depth: depth_of(reduced),
+                    part_depth,
+                    reduced: reduced.extents.clone(),
+                    before: spec.before.args(&self.before, &both),
+                    partial: scratch.map(|scratch| Address { offset_bytes: part * u64::from(results) * bytes, ..scratch }),
+                    after: spec.after.as_ref().map(|after| after.args(&p.after, kept)),
+                };
+                let ctas = u64::from(results).div_ceil(results_of_cta) as u32;
+                program.launch(Launch::new(kernel.clone(), [ctas, count_of_parts, 1], args.bound(&spec)));
+                part += u64::from(count_of_parts);
+            }
+            if let Some(partial) = scratch {
+                let after = Some(self.after.args(&p.after, kept));
+                let args = PartsArgs { results, count, kept: kept.extents.clone(), parts, partial, after }.bound(&join);
+                program.launch(Launch::new(join.clone().kernel(), [results.div_ceil(THREADS), 1, 1], args));
+            }
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
         for from in [DType::F32, DType::F16, DType::Bf16, DType::F64] {
             let accumulator = if from == DType::F64 { DType::F64 } else { DType::F32 };
@@ -86,7 +213,7 @@ impl Engine for ReduceSimt {
                 }
             }
         }
-        let mut names = std::collections::HashSet::new();
+        let mut names = HashSet::new();
         let wanted = kernels.into_iter().filter(|spec| spec.target() <= target && names.insert(spec.name()));
         wanted.map(Spec::kernel).collect()
     }
@@ -167,13 +294,23 @@ impl Spec {
         self.before.target().max(self.after.as_ref().map_or(Target::Sm80, ChainSpec::target))
     }
 
+    /// Bytes of what is summed.
+    fn bytes(&self) -> u32 {
+        if self.double { 8 } else { 4 }
+    }
+
     fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || self.build())
     }
 
     fn build(&self) -> KernelBody {
         let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
-        build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
+        build(header, |k| match (self.form == Form::Join, self.double) {
+            (false, false) => self.elements::<f32>(k),
+            (false, true) => self.elements::<f64>(k),
+            (true, false) => self.join::<f32>(k),
+            (true, true) => self.join::<f64>(k),
+        })
     }
 
     fn identity<'k, T: Math>(&self, k: Kernel<'k>) -> Val<'k, T> {
@@ -226,68 +363,41 @@ impl Spec {
         }
     }
 
-    fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
-        let results = k.scalar::<u32>("results");
-        let count = k.scalar::<f64>("count");
-        let divisors = |rank: usize| (1..rank).map(|_| k.divisor("extent")).collect::<Vec<_>>();
-        let kept_extents = divisors(self.ranks[0]);
-        let split = |point: Val<'k, u32>, divisors: &[Divisor<'k>], rank: usize| {
-            let mut index = Vec::new();
-            let mut rest = point;
-            for divisor in divisors.iter().rev() {
-                let (outer, inner) = divisor.split(rest);
-                index.push(inner);
-                rest = outer;
-            }
-            if rank > 0 {
-                index.push(rest);
-            }
-            index.reverse();
-            index
-        };
+    /// A thread adds up the parts of a result.
+    fn join<'k, T: Chained>(&self, k: Kernel<'k>) {
+        let Parts { results, count, kept, parts, partial, after } = Parts::declare(k, self);
+        let Some(after) = after else { return };
         let bytes = T::TY.bytes();
-        if self.form == Form::Join {
-            let parts = k.scalar::<u32>("parts");
-            let from = k.input("partial", bytes);
-            let Some(after) = self.after.as_ref().map(|after| after.declare(k)) else { return };
-            let result = k.cta() * THREADS + k.thread();
-            k.when(result.lt(results), || {
-                let whole = k.var(self.identity::<T>(k));
-                let place = k.var(from.at(result, bytes));
-                k.range_unrolled(parts, UNROLL, |_| {
-                    whole.set(self.combine(whole.get(), k.ld_global::<T>(place, 0)));
-                    place.set(place + results.mul_wide(bytes));
-                });
-                let value = T::wrap(self.finish(whole.get(), count));
-                let index = split(result, &kept_extents, self.ranks[0]);
-                let fetched = after.fetch(&index);
-                after.run(&index, &fetched, &[value]);
+        let result = k.cta() * THREADS + k.thread();
+        k.when(result.lt(results), || {
+            let whole = k.var(self.identity::<T>(k));
+            let place = k.var(partial.at(result, bytes));
+            k.range_unrolled(parts, UNROLL, |_| {
+                whole.set(self.combine(whole.get(), k.ld_global::<T>(place, 0)));
+                place.set(place + results.mul_wide(bytes));
             });
-            return;
-        }
-        let depth = k.scalar::<u32>("depth");
-        let part_depth = k.scalar::<u32>("part_depth");
-        let reduced_extents = divisors(self.ranks[1]);
-        let before = self.before.declare(k);
-        enum End<'k> {
-            Results(chain::ChainCode<'k>),
-            Parts(verdigris_kir::face::Pointer<'k>),
-        }
-        let end = match &self.after {
-            Some(after) => End::Results(after.declare(k)),
-            None => End::Parts(k.output("partial", bytes)),
-        };
+            let value = T::wrap(self.finish(whole.get(), count));
+            let index = kept.index(result);
+            let fetched = after.fetch(&index);
+            after.run(&index, &fetched, &[value]);
+        });
+    }
+
+    fn elements<'k, T: Chained>(&self, k: Kernel<'k>) {
+        let Elements { results, count, kept: kept_extents, depth, part_depth, reduced, before, partial, after } =
+            Elements::declare(k, self);
+        let bytes = T::TY.bytes();
         let vector = self.before.vector;
         let part = k.special(Special::CtaY);
         let first = part * part_depth;
         let last = (first + part_depth).min(depth);
-        let deliver = |result: Val<'k, u32>, whole: Val<'k, T>| match &end {
-            End::Parts(to) => {
+        let deliver = |result: Val<'k, u32>, whole: Val<'k, T>| {
+            if let Some(to) = partial {
                 let row = to.address() + part.mul_wide(results) * u64::from(bytes);
                 k.st_global(row + result.mul_wide(bytes), 0, whole);
             }
-            End::Results(after) => {
-                let index = split(result, &kept_extents, self.ranks[0]);
+            if let Some(after) = &after {
+                let index = kept_extents.index(result);
                 let fetched = after.fetch(&index);
                 after.run(&index, &fetched, &[T::wrap(self.finish(whole, count))]);
             }
@@ -305,11 +415,11 @@ impl Spec {
                 let result = k.cta() * teams + (thread >> team.ilog2());
                 // All threads of the CTA stay together; those without a result take the last one's elements and deliver nothing.
                 let mine = result.min(results - 1);
-                let kept = split(mine, &kept_extents, self.ranks[0]);
+                let kept = kept_extents.index(mine);
                 let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
                 let take = |point: Val<'k, u32>| {
                     let mut index = kept.clone();
-                    index.extend(split(point, &reduced_extents, self.ranks[1]));
+                    index.extend(reduced.index(point));
                     let values = values(&index);
                     for (lane, sum) in sums.iter().enumerate() {
                         sum.set(self.take(sum.get(), lane_of(&values, lane)));
@@ -341,10 +451,10 @@ impl Spec {
                 let result = (k.cta() * 32 + lane) * vector;
                 let inside = result.lt(results);
                 let mine = k.select(inside, result, 0u32);
-                let kept = split(mine, &kept_extents, self.ranks[0]);
+                let kept = kept_extents.index(mine);
                 let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
                 let take = |point: Val<'k, u32>| {
-                    let mut index = split(point, &reduced_extents, self.ranks[1]);
+                    let mut index = reduced.index(point);
                     index.extend(kept.iter().copied());
                     let values = values(&index);
                     for (lane, sum) in sums.iter().enumerate() {
@@ -377,28 +487,37 @@ impl Spec {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: ReduceProblem,
-    /// Columns rather than rows.
-    columns: bool,
-    /// The chain before, over dims in the order that the form wants, and those dims.
-    before: Chain,
-    dims: Vec<u64>,
-    after: ChainSpec,
-    arch: Arch,
+verdigris_kir::parameters! {
+    /// Of the kernel that reads elements. Results go on, or parts of them to scratch.
+    struct Elements / ElementsArgs of Spec as spec {
+        results: u32,
+        /// Elements of a result in all.
+        count: f64,
+        kept: Extents = spec.ranks[0],
+        /// Elements of a result in this launch, and in a part.
+        depth: u32,
+        part_depth: u32,
+        reduced: Extents = spec.ranks[1],
+        before: ChainArgs = spec.before,
+        partial: Option<Write> = spec.after.is_none().then(|| spec.bytes()),
+        after: Option<ChainArgs> = spec.after,
+    }
 }
 
-/// One way to do it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Setting {
-    vector: u32,
-    parts: u64,
+verdigris_kir::parameters! {
+    /// Of the kernel that joins parts.
+    struct Parts / PartsArgs of Spec as spec {
+        results: u32,
+        count: f64,
+        kept: Extents = spec.ranks[0],
+        parts: u32,
+        partial: Read = spec.bytes(),
+        after: Option<ChainArgs> = spec.after,
+    }
 }
 
-impl Accepted {
-    fn new(problem: ReduceProblem, arch: Arch) -> Accepted {
+impl ReduceSimt {
+    fn new(problem: ReduceProblem, arch: Arch) -> Self {
         let (kept, reduced) = (problem.kept.len(), problem.reduced.len());
         // Columns where results lie side by side in what is read, or nearer to each other than the elements of one do.
         let stride = |axis: Option<usize>| {
@@ -408,14 +527,14 @@ impl Accepted {
         let (along_results, along_elements) =
             (stride(kept.checked_sub(1)), stride((kept + reduced).checked_sub(1).filter(|_| reduced > 0)));
         let columns = along_results < along_elements && problem.kept.last().is_some_and(|&extent| extent >= 4);
-        let mut before = problem.before.clone();
-        let mut dims: Vec<u64> = problem.kept.iter().chain(&problem.reduced).copied().collect();
+        let mut order: Vec<usize> = (0..kept + reduced).collect();
         if columns {
-            before = turned(&before, kept, reduced);
-            dims.rotate_left(kept);
+            order.rotate_left(kept);
         }
+        let dims: Vec<u64> = problem.kept.iter().chain(&problem.reduced).copied().collect();
+        let (before, dims) = (problem.before.permuted(&order), order.iter().map(|&axis| dims[axis]).collect());
         let after = ChainSpec::of(&problem.after, &problem.kept, 1);
-        Accepted { problem, columns, before, dims, after, arch }
+        ReduceSimt { problem, columns, before, dims, after, arch }
     }
 
     fn form(&self) -> Form {
@@ -444,172 +563,5 @@ impl Accepted {
             Form::Row { team } => [u64::from(team * vector), u64::from(THREADS / team)],
             Form::Columns | Form::Join => [u64::from(WARPS), u64::from(32 * vector)],
         }
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        // Without a reduced dim, neighbours along the innermost one are results of their own.
-        let most = if self.columns || !self.problem.reduced.is_empty() { vectors_fit(&self.before, &self.dims) } else { 1 };
-        let mut settings = Vec::new();
-        for vector in [most, 1] {
-            let [turn, results] = self.reach(vector);
-            let ctas = self.problem.results().div_ceil(results).max(1);
-            let wanted = (4 * u64::from(self.arch.sm_count)).div_ceil(ctas);
-            let possible = self.problem.depth() / (turn * u64::from(TURNS_OF_A_PART));
-            let parts = wanted.min(possible).clamp(1, MOST_PARTS);
-            for parts in [parts, 1] {
-                let setting = Setting { vector, parts };
-                if !settings.contains(&setting) {
-                    settings.push(setting);
-                }
-            }
-        }
-        settings
-    }
-
-    fn us(&self, setting: Setting) -> f64 {
-        let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores()).map(|view| {
-            let elements: f64 =
-                self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
-            let strided = view.strides.last().is_some_and(|&stride| stride > 1);
-            elements * if strided { 32.0 } else { view.dtype.bytes() as f64 }
-        });
-        let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
-        let [_, results] = self.reach(setting.vector);
-        let ctas = self.problem.results().div_ceil(results).max(1) * setting.parts;
-        // A CTA with few loads on their way gets a part of what an SM can read.
-        let busy = (ctas as f64 / (2.0 * f64::from(self.arch.sm_count))).min(1.0);
-        let joins = if setting.parts > 1 { 3.0 } else { 0.0 };
-        let waste = if setting.vector == 1 { 1.3 } else { 1.0 };
-        3.0 + joins + waste * bytes / (self.arch.memory_gb_per_s * 1e3 * busy)
-    }
-
-    fn setting(&self, knobs: &Knobs) -> Option<Setting> {
-        let setting = Setting { vector: knobs.value("vector")?, parts: u64::from(knobs.value("parts")?) };
-        self.settings().contains(&setting).then_some(setting)
-    }
-}
-
-/// A chain over `[kept…, reduced…]` as one over `[reduced…, kept…]`.
-fn turned(chain: &Chain, kept: usize, reduced: usize) -> Chain {
-    let order: Vec<usize> = (kept..kept + reduced).chain(0..kept).collect();
-    chain.permuted(&order)
-}
-
-impl Candidate for Accepted {
-    /// `vector`: elements that one access takes; `parts`: into how many each reduction is cut.
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings();
-        settings.sort_by(|&x, &y| self.us(x).total_cmp(&self.us(y)));
-        let mut settings = settings.into_iter().map(|setting| Knobs::new([("vector", setting.vector), ("parts", setting.parts as u32)]));
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: None,
-            accumulator: self.problem.accumulator,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let setting = self.setting(knobs).unwrap_or(Setting { vector: 1, parts: 1 });
-            Cost { us: self.us(setting), leaves_out: "L2 hits, the functions' arithmetic" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let setting =
-            self.setting(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this problem")))?;
-        let p = &self.problem;
-        let spec = self.spec(setting.vector);
-        let alignments = chain::alignments(p.slots().len(), [(&spec.before, &self.before), (&self.after, &p.after)]);
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
-        if p.is_empty() {
-            return Ok(program);
-        }
-        let kept_regions = Region::all(&p.kept, if self.columns { setting.vector } else { 1 });
-        let mut reduced_regions = Region::all(&p.reduced, if self.columns { 1 } else { setting.vector });
-        if reduced_regions.is_empty() {
-            // Of nothing there is one result all the same.
-            reduced_regions = vec![Region { first: vec![0; p.reduced.len()], extents: vec![0; p.reduced.len()] }];
-        }
-        let depth_of = |region: &Region| region.extents.iter().product::<u32>();
-        let [turn, results_of_cta] = self.reach(setting.vector);
-        // Parts of each region, in elements, and how many there are in all.
-        let cuts: Vec<(u32, u32)> = (reduced_regions.iter())
-            .map(|region| {
-                let depth = u64::from(depth_of(region));
-                let each = depth.div_ceil(setting.parts).next_multiple_of(turn).max(turn);
-                (each as u32, depth.div_ceil(each).max(1) as u32)
-            })
-            .collect();
-        let parts: u32 = cuts.iter().map(|(_, count)| count).sum();
-        let bytes = p.accumulator.bytes() as u64;
-        let most_results = kept_regions.iter().map(|region| u64::from(region.points(1))).max().unwrap_or(0);
-        let joined = parts > 1;
-        let scratch = joined.then(|| program.add_scratch("partial", u64::from(parts) * most_results * bytes));
-        let mut first_spec = spec.clone();
-        if joined {
-            first_spec.after = None;
-        }
-        let kernel = first_spec.kernel();
-        let count = Arg::Scalar(Ty::F64, (p.depth() as f64).to_bits());
-        for kept in &kept_regions {
-            let results = kept.points(1);
-            let kept_divisors = || kept.extents.iter().skip(1).map(|&extent| Arg::Divisor(extent));
-            let mut part = 0u64;
-            for (reduced, &(each, count_of_parts)) in reduced_regions.iter().zip(&cuts) {
-                let mut args = vec![Arg::Scalar(Ty::U32, results.into()), count.clone()];
-                args.extend(kept_divisors());
-                args.push(Arg::Scalar(Ty::U32, depth_of(reduced).into()));
-                args.push(Arg::Scalar(Ty::U32, each.into()));
-                args.extend(reduced.extents.iter().skip(1).map(|&extent| Arg::Divisor(extent.max(1))));
-                let (outer, inner) = if self.columns { (reduced, kept) } else { (kept, reduced) };
-                let both = Region {
-                    first: outer.first.iter().chain(&inner.first).copied().collect(),
-                    extents: outer.extents.iter().chain(&inner.extents).copied().collect(),
-                };
-                args.extend(spec.before.args(&self.before, &both));
-                match scratch {
-                    Some(scratch) => {
-                        let offset_bytes = part * u64::from(results) * bytes;
-                        args.push(Arg::Pointer(Address { offset_bytes, ..scratch }));
-                    }
-                    None => args.extend(self.after.args(&p.after, kept)),
-                }
-                let ctas = u64::from(results).div_ceil(results_of_cta) as u32;
-                program.steps.push(Step::Launch(Launch {
-                    kernel: kernel.clone(),
-                    grid: [ctas, count_of_parts, 1],
-                    residency: Residency::Any,
-                    overlap: false,
-                    args: args.into(),
-                }));
-                part += u64::from(count_of_parts);
-            }
-            if let Some(scratch) = scratch {
-                let join = Spec { form: Form::Join, ..spec.clone() }.reduced_to_form();
-                let mut args = vec![Arg::Scalar(Ty::U32, results.into()), count.clone()];
-                args.extend(kept_divisors());
-                args.push(Arg::Scalar(Ty::U32, parts.into()));
-                args.push(Arg::Pointer(scratch));
-                args.extend(self.after.args(&p.after, kept));
-                program.steps.push(Step::Launch(Launch {
-                    kernel: join.kernel(),
-                    grid: [results.div_ceil(THREADS), 1, 1],
-                    residency: Residency::Any,
-                    overlap: false,
-                    args: args.into(),
-                }));
-            }
-        }
-        Ok(program)
     }
 }

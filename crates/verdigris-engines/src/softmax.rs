@@ -13,51 +13,142 @@
 //! (2⁻¹²⁶) become 0. Results repeat bit for bit.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{Loss, LossReduction, Problem, RowFunction, SoftmaxProblem, View};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, SharedPiece, Val, Var, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_graph::{LossReduction, Problem, RowFunction, SoftmaxProblem};
+use verdigris_kir::face::{Header, Kernel, SharedPiece, Val, Var, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Read, ReadWrite, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
 use verdigris_tensor::DType;
 
+use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{Region, load_raw, store_raw};
+use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::compute;
-use crate::parts::steps::{AnyVal, Chained, Raw};
+use crate::parts::space::{Extents, Operand, OperandSpec, Region, Strided, element};
+use crate::parts::steps::{Chained, store_raw};
 use crate::parts::{lanes, math};
 
-const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
-
 /// The engines of this family.
-pub static ENGINES: &[&dyn Engine] = &[&Rows];
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<Rows>::new()];
 
 const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-struct Rows;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+struct Rows {
+    problem: SoftmaxProblem,
+    spec: Spec,
+    arch: Arch,
+}
 
-impl Engine for Rows {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Rows {
+    const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
+    type Config = ();
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Softmax(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is softmax", problem.kind())));
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is softmax", problem.kind())));
         };
         let extent = problem.extent;
-        ID.require(extent < 1 << 31, Reason::Extent, format_args!("rows of {extent} elements, taken below 2^31"))?;
+        Self::ID.require(extent < 1 << 31, Reason::Extent, format_args!("rows of {extent} elements, taken below 2^31"))?;
         let rank = problem.rows.len();
-        ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
-        let accepted = Accepted { problem: problem.clone(), arch: arch.clone() };
-        let target = accepted.spec().target();
-        ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
-        Ok(Box::new(accepted))
+        Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
+        let spec = Spec::of(problem);
+        let target = spec.target();
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(Rows { problem: problem.clone(), spec, arch: arch.clone() })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<()> {
+        vec![()]
+    }
+
+    fn knobs((): &()) -> Knobs {
+        Knobs::default()
+    }
+
+    fn notes(&self, (): &()) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn cost(&self, (): &()) -> Cost {
+        let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
+        let reads = if self.spec.held == 0 { 2.0 } else { 1.0 };
+        let bytes: f64 = (self.problem.operands().into_iter())
+            .filter(|(_, view, _)| view.strides.last().is_some_and(|&stride| stride > 0))
+            .map(|(_, view, written)| elements * view.dtype.bytes() as f64 * if written { 1.0 } else { reads })
+            .sum();
+        let joined = matches!(self.spec.kind, Kind::CrossEntropy { kept: true, .. } | Kind::CrossEntropyBackward { counted: true, .. });
+        let us = if joined { 6.0 } else { 3.0 } + bytes / (self.arch.memory_gb_per_s * 1e3);
+        Cost { us, leaves_out: "L2 hits, exponentials, the tail of few rows" }
+    }
+
+    fn lower(&self, (): &()) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, &self.spec);
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let bytes = p.compute.bytes() as u64;
+        let kept = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. });
+        let counted = matches!(spec.kind, Kind::CrossEntropyBackward { counted: true, .. });
+        let loss = match &p.function {
+            RowFunction::CrossEntropy { loss_spec, .. } | RowFunction::CrossEntropyBackward { loss_spec, .. } => Some(loss_spec),
+            _ => None,
+        };
+        let ignore_index = loss.and_then(|loss| loss.ignore_index).unwrap_or(0);
+        let mean = loss.is_some_and(|loss| loss.reduction == LossReduction::Mean);
+        let sums = kept.then(|| ["losses", "weights"].map(|name| program.add_scratch(name, p.row_count() * bytes)));
+        let count = counted.then(|| program.add_scratch("count", 8));
+        let regions = Region::all(&p.rows, 1);
+        if let (Some(count), RowFunction::CrossEntropyBackward { labels, .. }) = (count, &p.function) {
+            program.steps.push(Step::Fill { at: count, bytes: 8, value: 0 });
+            let counting = Spec { types: vec![labels.dtype], rank: spec.rank, ..Spec::plain(Kind::Count, THREADS, 0) };
+            for region in &regions {
+                let args = CountArgs {
+                    rows: region.points(1),
+                    ignore_index,
+                    extents: region.extents.clone(),
+                    labels: Operand::of(labels, &region.first),
+                    count,
+                };
+                program.launch(Launch::new(counting.clone().kernel(), [1; 3], args.bound(&counting)));
+            }
+        }
+        let mut done = 0u64;
+        for region in &regions {
+            let rows = region.points(1);
+            let loss = loss.map(|loss| LossArgs {
+                smoothing: loss.smoothing.0,
+                classes: p.extent as f64,
+                ignore_index,
+                sums: sums.map(|sums| sums.map(|sum| Address { offset_bytes: done * bytes, ..sum })),
+                counted: count,
+                count: spec.counts_all().then(|| if mean { p.row_count() as f64 } else { 1.0 }),
+            });
+            let operands = p.operands().into_iter().filter(|(name, ..)| !(kept && *name == "loss"));
+            let args = OfRowsArgs {
+                rows,
+                extent: p.extent as u32,
+                extents: region.extents.clone(),
+                operands: operands.map(|(_, view, _)| Operand::of(view, &region.first)).collect(),
+                loss,
+            };
+            let ctas = rows.div_ceil(THREADS / spec.team);
+            program.launch(Launch::new(spec.clone().kernel(), [ctas, 1, 1], args.bound(spec)));
+            done += u64::from(rows);
+        }
+        if let (Some([losses, weights]), RowFunction::CrossEntropy { loss, .. }) = (sums, &p.function) {
+            let plain = Spec::plain(Kind::Join { mean }, THREADS, 0);
+            let join = Spec { double: spec.double, types: vec![loss.dtype], rank: 0, ..plain };
+            let args = JoinArgs { rows: p.row_count(), losses, weights: mean.then_some(weights), loss: element(loss, []) };
+            program.launch(Launch::new(join.clone().kernel(), [1; 3], args.bound(&join)));
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut specs = Vec::new();
         let forms = [(32, 1), (32, 2), (32, 4), (32, 8), (32, 16), (32, 32), (THREADS, 8), (THREADS, 16), (THREADS, 0), (1, 0)];
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -119,6 +210,47 @@ struct Spec {
 }
 
 impl Spec {
+    fn of(p: &SoftmaxProblem) -> Spec {
+        let rank = p.rows.len();
+        let double = p.compute == DType::F64;
+        let kind = match &p.function {
+            RowFunction::Softmax { log: false, .. } => Kind::Softmax,
+            RowFunction::Softmax { log: true, .. } => Kind::LogSoftmax,
+            RowFunction::SoftmaxBackward { log: false, .. } => Kind::SoftmaxBackward,
+            RowFunction::SoftmaxBackward { log: true, .. } => Kind::LogSoftmaxBackward,
+            RowFunction::CrossEntropy { loss_spec, lse, .. } => Kind::CrossEntropy {
+                smooth: loss_spec.smoothing.0 > 0.0,
+                ignore: loss_spec.ignore_index.is_some(),
+                lse: lse.is_some(),
+                kept: loss_spec.reduction != LossReduction::None,
+            },
+            RowFunction::CrossEntropyBackward { loss_spec, lse, .. } => {
+                let ignore = loss_spec.ignore_index.is_some();
+                Kind::CrossEntropyBackward { ignore, lse: lse.is_some(), counted: ignore && loss_spec.reduction == LossReduction::Mean }
+            }
+        };
+        let kept = matches!(kind, Kind::CrossEntropy { kept: true, .. });
+        let types = p.operands().into_iter().filter(|(name, ..)| !(kept && *name == "loss")).map(|(_, view, _)| view.dtype).collect();
+        // The operand whose strides tell how rows lie.
+        let strides = match &p.function {
+            RowFunction::Softmax { x: main, .. }
+            | RowFunction::SoftmaxBackward { y: main, .. }
+            | RowFunction::CrossEntropy { logits: main, .. }
+            | RowFunction::CrossEntropyBackward { logits: main, .. } => &main.strides,
+        };
+        let beside = rank > 0 && strides[rank - 1] < strides[rank] && p.rows[rank - 1] >= 8;
+        let (team, held) = match (beside, p.extent.max(1)) {
+            (true, _) => (1, 0),
+            (false, extent @ ..=1024) => (32, (extent.div_ceil(32) as u32).next_power_of_two()),
+            (false, ..=2048) => (THREADS, 8),
+            (false, ..=4096) => (THREADS, 16),
+            (false, _) => (THREADS, 0),
+        };
+        // Two rows of f64 take four registers an element.
+        let held = if double && held > 16 { 0 } else { held };
+        Spec { kind, double, types, team, held, rank }
+    }
+
     fn plain(kind: Kind, team: u32, held: u32) -> Spec {
         Spec { kind, double: false, types: Vec::new(), team, held, rank: 1 }
     }
@@ -148,6 +280,28 @@ impl Spec {
         self.types.iter().map(|&dtype| compute::target_of(dtype)).max().unwrap_or(Target::Sm80)
     }
 
+    /// Bytes of what is computed in.
+    fn bytes(&self) -> u32 {
+        if self.double { 8 } else { 4 }
+    }
+
+    fn operands(&self) -> Vec<OperandSpec> {
+        let outputs = match self.kind {
+            Kind::CrossEntropy { lse, kept, .. } => usize::from(lse) + usize::from(!kept),
+            _ => 1,
+        };
+        OperandSpec::list(&self.types, self.rank + 1, outputs)
+    }
+
+    fn has_loss(&self) -> bool {
+        matches!(self.kind, Kind::CrossEntropy { .. } | Kind::CrossEntropyBackward { .. })
+    }
+
+    /// The number of rows that a loss was divided by is an argument.
+    fn counts_all(&self) -> bool {
+        matches!(self.kind, Kind::CrossEntropyBackward { counted: false, .. })
+    }
+
     fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || self.build())
     }
@@ -160,39 +314,32 @@ impl Spec {
     fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
         match self.kind {
             Kind::Count => self.count::<T>(k),
-            Kind::Join { mean } => self.join::<T>(k, mean),
+            Kind::Join { .. } => self.join::<T>(k),
             _ => self.rows::<T>(k),
         }
     }
 
     /// One CTA goes through all labels.
     fn count<'k, T: Chained>(&self, k: Kernel<'k>) {
-        let rows = k.scalar::<u32>("rows");
-        let ignored = k.scalar::<i64>("ignore_index");
-        let divisors: Vec<Divisor<'k>> = (1..self.rank).map(|_| k.divisor("extent")).collect();
-        let labels = Operand::declare(k, self.types[0], self.rank, false);
-        let to = k.in_out("count", 8);
+        let Count { rows, ignore_index, extents, labels, count } = Count::declare(k, self);
         let sum = k.var(0.0f64);
         k.range_step(k.thread(), rows, THREADS, |row| {
-            let label = labels.label(k, &split(row, &divisors, self.rank));
-            sum.set(sum + k.select(label.eq(ignored), 0.0f64, 1.0f64));
+            let label = labels.load_integer(&extents.index(row));
+            sum.set(sum + k.select(label.eq(ignore_index), 0.0f64, 1.0f64));
         });
         let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, 8), 16);
         let whole = lanes::over_cta(k, scratch, WARPS, sum.get(), &|x, y| x + y);
         // Launches for the parts of a giant add to what stands there.
         k.when(k.thread().eq(0), || {
-            let before = k.ld_global::<f64>(to.address(), 0);
-            k.st_global(to.address(), 0, before + whole);
+            let before = k.ld_global::<f64>(count.address(), 0);
+            k.st_global(count.address(), 0, before + whole);
         });
     }
 
     /// One CTA adds up all row losses.
-    fn join<'k, T: Chained>(&self, k: Kernel<'k>, mean: bool) {
-        let rows = k.scalar::<u64>("rows");
+    fn join<'k, T: Chained>(&self, k: Kernel<'k>) {
+        let Join { rows, losses, weights, loss } = Join::declare(k, self);
         let bytes = T::TY.bytes();
-        let from = k.input("losses", bytes);
-        let weights = mean.then(|| k.input("weights", bytes));
-        let to = k.output("loss", self.types[0].bytes() as u32);
         let zero = T::constant(k, 0.0);
         let (sum, weight) = (k.var(zero), k.var(zero));
         let row = k.var(k.thread().widen());
@@ -200,7 +347,7 @@ impl Spec {
             || row.lt(rows),
             || {
                 let at = row.get() * u64::from(bytes);
-                sum.set(sum + k.ld_global::<T>(from.address() + at, 0));
+                sum.set(sum + k.ld_global::<T>(losses.address() + at, 0));
                 if let Some(weights) = weights {
                     weight.set(weight + k.ld_global::<T>(weights.address() + at, 0));
                 }
@@ -210,14 +357,12 @@ impl Spec {
         let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, bytes), 16);
         let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
         let total = lanes::over_cta(k, scratch, WARPS, sum.get(), &add);
-        let total = if mean { T::quotient(total, lanes::over_cta(k, scratch, WARPS, weight.get(), &add)) } else { total };
-        k.when(k.thread().eq(0), || store_raw(k, to.address(), &[T::wrap(total).encoded(k, self.types[0])]));
+        let total = if weights.is_some() { T::quotient(total, lanes::over_cta(k, scratch, WARPS, weight.get(), &add)) } else { total };
+        k.when(k.thread().eq(0), || store_raw(k, loss.address(), &[T::wrap(total).encoded(k, self.types[0])]));
     }
 
     fn rows<'k, T: Chained>(&self, k: Kernel<'k>) {
-        let rows = k.scalar::<u32>("rows");
-        let extent = k.scalar::<u32>("extent");
-        let divisors: Vec<Divisor<'k>> = (1..self.rank).map(|_| k.divisor("extent")).collect();
+        let OfRows { rows, extent, extents, operands, loss } = OfRows::declare(k, self);
         let number = |value: f64| T::constant(k, value);
         let (team, member, row) = match self.team {
             1 => (1, k.constant(0u32), k.cta() * THREADS + k.thread()),
@@ -226,57 +371,46 @@ impl Spec {
         // All threads stay together; those without a row take the last one and write nothing.
         let inside = row.lt(rows);
         let row = row.min(rows - 1);
-        let index = split(row, &divisors, self.rank);
+        let index = extents.index(row);
         let scratch = (team == THREADS).then(|| k.shared("warps", lanes::scratch_bytes(WARPS, T::TY.bytes()), 16));
         let share = Share { k, extent, member, team, held: self.held, scratch };
-        let mut types = self.types.iter().copied();
-        let mut operand = |written: bool| Operand::declare(k, types.next().unwrap_or(DType::F32), self.rank, written);
-        match self.kind {
-            Kind::Softmax | Kind::LogSoftmax => {
-                let (x, y) = (operand(false), operand(true));
-                let x = share.hold::<T>(&x, &index);
+        match (self.kind, operands.as_slice()) {
+            (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
+                let x = share.hold::<T>(x, &index);
                 let (peak, sum) = share.peak_and_sum(&x);
-                let to = y.row(&index);
+                let to = y.at(&index);
                 let scale = T::quotient(number(1.0), sum);
                 let below = math::log(sum);
                 share.each(|at, slot| {
                     let shifted = x.value(at, slot) - peak;
                     let value = if self.kind == Kind::LogSoftmax { shifted - below } else { T::exp(shifted) * scale };
-                    k.when(inside, || to.store(at, T::wrap(value)));
+                    k.when(inside, || to.store(&[at], T::wrap(value)));
                 });
             }
-            Kind::SoftmaxBackward | Kind::LogSoftmaxBackward => {
-                let (y, dy, dx) = (operand(false), operand(false), operand(true));
-                let (y, dy) = (share.hold::<T>(&y, &index), share.hold::<T>(&dy, &index));
+            (Kind::SoftmaxBackward | Kind::LogSoftmaxBackward, [y, dy, dx]) => {
+                let (y, dy) = (share.hold::<T>(y, &index), share.hold::<T>(dy, &index));
                 let log = self.kind == Kind::LogSoftmaxBackward;
                 let sum = share.sum(|at, slot| {
                     let dy = dy.value(at, slot);
                     if log { dy } else { dy * y.value(at, slot) }
                 });
-                let to = dx.row(&index);
+                let to = dx.at(&index);
                 share.each(|at, slot| {
                     let (y, dy) = (y.value(at, slot), dy.value(at, slot));
                     let value = if log { k.fma(T::exp(y), -sum, dy) } else { y * (dy - sum) };
-                    k.when(inside, || to.store(at, T::wrap(value)));
+                    k.when(inside, || to.store(&[at], T::wrap(value)));
                 });
             }
-            Kind::CrossEntropy { smooth, ignore, lse, kept } => {
-                let (logits, labels) = (operand(false), operand(false));
-                let loss = (!kept).then(|| operand(true));
-                let lse = lse.then(|| operand(true));
-                let spread = T::from_f64(k.scalar::<f64>("smoothing"));
-                let classes = T::from_f64(k.scalar::<f64>("classes"));
-                let ignored = k.scalar::<i64>("ignore_index");
-                let parts = kept.then(|| {
-                    let bytes = T::TY.bytes();
-                    (k.output("losses", bytes), k.output("weights", bytes))
-                });
-                let x = share.hold::<T>(&logits, &index);
+            (Kind::CrossEntropy { smooth, ignore, kept, .. }, [logits, labels, results @ ..]) => {
+                let Some(LossValues { smoothing, classes, ignore_index, sums, .. }) = loss else { return };
+                let (loss, lse) = if kept { (None, results.first()) } else { (results.first(), results.get(1)) };
+                let (spread, classes) = (T::from_f64(smoothing), T::from_f64(classes));
+                let x = share.hold::<T>(logits, &index);
                 let (peak, sum) = share.peak_and_sum(&x);
                 let whole = peak + math::log(sum);
                 let all = if smooth { share.sum(|at, slot| x.value(at, slot)) } else { number(0.0) };
                 k.when(inside & member.eq(0), || {
-                    let label = labels.label(k, &index);
+                    let label = labels.load_integer(&index);
                     let known = label.ge(0i64) & label.lt(extent.widen().bitcast::<i64>());
                     let target = k.var(number(f64::NAN));
                     k.when(known, || target.set(x.load(label.unsigned().low32())));
@@ -287,150 +421,110 @@ impl Spec {
                     }
                     let mut weight = number(1.0);
                     if ignore {
-                        let skipped = label.eq(ignored);
+                        let skipped = label.eq(ignore_index);
                         value = k.select(skipped, number(0.0), value);
                         weight = k.select(skipped, number(0.0), weight);
                     }
-                    if let Some(loss) = &loss {
-                        loss.row(&index).store(k.constant(0u32), T::wrap(value));
+                    if let Some(loss) = loss {
+                        loss.store(&index, T::wrap(value));
                     }
-                    if let Some(lse) = &lse {
-                        lse.row(&index).store(k.constant(0u32), T::wrap(whole));
+                    if let Some(lse) = lse {
+                        lse.store(&index, T::wrap(whole));
                     }
-                    if let Some((losses, weights)) = parts {
+                    if let Some([losses, weights]) = sums {
                         k.st_global(losses.at(row, T::TY.bytes()), 0, value);
                         k.st_global(weights.at(row, T::TY.bytes()), 0, weight);
                     }
                 });
             }
-            Kind::CrossEntropyBackward { ignore, lse, counted } => {
-                let (logits, labels, dloss) = (operand(false), operand(false), operand(false));
-                let lse = lse.then(|| operand(false));
-                let dlogits = operand(true);
-                let spread = T::from_f64(k.scalar::<f64>("smoothing"));
-                let classes = T::from_f64(k.scalar::<f64>("classes"));
-                let ignored = k.scalar::<i64>("ignore_index");
-                let count = if counted {
-                    let from = k.input("count", 8);
-                    T::from_f64(k.ld_global::<f64>(from.address(), 0))
-                } else {
-                    T::from_f64(k.scalar::<f64>("count"))
+            (Kind::CrossEntropyBackward { ignore, .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
+                let Some(LossValues { smoothing, classes, ignore_index, counted, count, .. }) = loss else { return };
+                let (spread, classes) = (T::from_f64(smoothing), T::from_f64(classes));
+                let count = match (counted, count) {
+                    (Some(from), _) => k.ld_global::<f64>(from.address(), 0),
+                    (None, count) => count.expect("a number that is not counted is given"),
                 };
-                let x = share.hold::<T>(&logits, &index);
-                let whole = match &lse {
-                    Some(lse) => lse.row(&index).load::<T>(k.constant(0u32)),
+                let count = T::from_f64(count);
+                let x = share.hold::<T>(logits, &index);
+                let whole = match lse.first() {
+                    Some(lse) => lse.load::<T>(&index),
                     None => {
                         let (peak, sum) = share.peak_and_sum(&x);
                         peak + math::log(sum)
                     }
                 };
-                let label = labels.label(k, &index);
+                let label = labels.load_integer(&index);
                 let known = label.ge(0i64) & label.lt(extent.widen().bitcast::<i64>());
-                let gradient = T::quotient(dloss.row(&index).load::<T>(k.constant(0u32)), count);
+                let gradient = T::quotient(dloss.load::<T>(&index), count);
                 let gradient = k.select(known, gradient, number(f64::NAN));
                 let each_class = T::quotient(spread, classes);
-                let to = dlogits.row(&index);
+                let to = dlogits.at(&index);
                 let target = label.unsigned().low32();
                 share.each(|at, slot| {
                     let hit = k.select(at.eq(target), number(1.0) - spread, number(0.0));
                     let mut value = gradient * (T::exp(x.value(at, slot) - whole) - hit - each_class);
                     if ignore {
-                        value = k.select(label.eq(ignored), number(0.0), value);
+                        value = k.select(label.eq(ignore_index), number(0.0), value);
                     }
-                    k.when(inside, || to.store(at, T::wrap(value)));
+                    k.when(inside, || to.store(&[at], T::wrap(value)));
                 });
             }
-            Kind::Count | Kind::Join { .. } => {}
+            (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
         }
     }
 }
 
-fn split<'k>(point: Val<'k, u32>, divisors: &[Divisor<'k>], rank: usize) -> Vec<Val<'k, u32>> {
-    let mut index = Vec::new();
-    let mut rest = point;
-    for divisor in divisors.iter().rev() {
-        let (outer, inner) = divisor.split(rest);
-        index.push(inner);
-        rest = outer;
-    }
-    if rank > 0 {
-        index.push(rest);
-    }
-    index.reverse();
-    index
-}
-
-/// An operand: strides over the rows' dims and along the axis, in bytes.
-#[derive(Clone, Debug)]
-struct Operand<'k> {
-    dtype: DType,
-    pointer: Pointer<'k>,
-    strides: Vec<Val<'k, u64>>,
-    along: Val<'k, u64>,
-}
-
-impl<'k> Operand<'k> {
-    fn declare(k: Kernel<'k>, dtype: DType, rank: usize, written: bool) -> Operand<'k> {
-        let bytes = dtype.bytes() as u32;
-        let pointer = if written { k.output("output", bytes) } else { k.input("input", bytes) };
-        Operand { dtype, pointer, strides: (0..rank).map(|_| k.scalar("row_stride_bytes")).collect(), along: k.scalar("stride_bytes") }
-    }
-
-    /// The arguments of [`Operand::declare`].
-    fn args(view: &View, region: &Region) -> Vec<Arg> {
-        let bytes = view.dtype.bytes() as u64;
-        let first: u64 = view.strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
-        let mut args =
-            vec![Arg::Pointer(Address { base: Base::Buffer(view.slot.0 as usize), offset_bytes: (view.offset + first) * bytes })];
-        args.extend(view.strides.iter().map(|stride| Arg::Scalar(Ty::U64, stride * bytes)));
-        args
-    }
-
-    fn row(&self, index: &[Val<'k, u32>]) -> Row<'k> {
-        let address = self.strides.iter().zip(index).fold(self.pointer.address(), |address, (&stride, &i)| address + i.widen() * stride);
-        Row { dtype: self.dtype, address, along: self.along }
-    }
-
-    /// The label of a row.
-    fn label(&self, k: Kernel<'k>, index: &[Val<'k, u32>]) -> Val<'k, i64> {
-        match load_raw(k, self.dtype, self.row(index).address, 1)[0] {
-            Raw::B8(bits) if self.dtype == DType::I8 => ((bits << 24).signed() >> 24).widen(),
-            Raw::B8(bits) => bits.signed().widen(),
-            Raw::B16(bits) => bits.convert(verdigris_kir::inst::CvtRound::None),
-            Raw::B32(bits) => bits.signed().widen(),
-            Raw::B64(bits) => bits.bitcast(),
-        }
+verdigris_kir::parameters! {
+    /// Of the kernel that counts rows.
+    struct Count / CountArgs of Spec as spec {
+        rows: u32,
+        ignore_index: i64,
+        extents: Extents = spec.rank,
+        labels: Operand = OperandSpec { dtype: spec.types[0], rank: spec.rank + 1, written: false },
+        /// Launches for the parts of a giant add to what stands there.
+        count: ReadWrite = 8,
     }
 }
 
-/// An operand at a row.
-#[derive(Clone, Copy, Debug)]
-struct Row<'k> {
-    dtype: DType,
-    address: Val<'k, u64>,
-    along: Val<'k, u64>,
+verdigris_kir::parameters! {
+    /// Of the kernel that adds up losses.
+    struct Join / JoinArgs of Spec as spec {
+        rows: u64,
+        losses: Read = spec.bytes(),
+        weights: Option<Read> = (spec.kind == Kind::Join { mean: true }).then(|| spec.bytes()),
+        loss: Write = spec.types[0].bytes() as u32,
+    }
 }
 
-impl<'k> Row<'k> {
-    fn at(&self, position: Val<'k, u32>) -> Val<'k, u64> {
-        if position.as_constant() == Some(0) { self.address } else { self.address + position.widen() * self.along }
+verdigris_kir::parameters! {
+    /// Of the kernels that go through rows.
+    struct OfRows / OfRowsArgs of Spec as spec {
+        rows: u32,
+        extent: u32,
+        extents: Extents = spec.rank,
+        operands: Vec<Operand> = spec.operands(),
+        loss: Option<LossArgs> = spec.has_loss().then(|| spec.clone()),
     }
+}
 
-    fn load<T: Chained>(&self, position: Val<'k, u32>) -> Val<'k, T> {
-        let k = self.address.kernel();
-        AnyVal::Stored(self.dtype, load_raw(k, self.dtype, self.at(position), 1)[0]).get(k)
-    }
-
-    fn store(&self, position: Val<'k, u32>, value: AnyVal<'k>) {
-        let k = self.address.kernel();
-        store_raw(k, self.at(position), &[value.encoded(k, self.dtype)]);
+verdigris_kir::parameters! {
+    /// Of a loss and its gradient.
+    struct LossValues / LossArgs of Spec as spec {
+        smoothing: f64,
+        classes: f64,
+        ignore_index: i64,
+        /// Where losses and weights of the rows go to be added up.
+        sums: Option<[Write; 2]> = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. }).then(|| spec.bytes()),
+        /// The number of rows that are not ignored, or of all.
+        counted: Option<Read> = matches!(spec.kind, Kind::CrossEntropyBackward { counted: true, .. }).then_some(8),
+        count: Option<f64> = spec.counts_all().then_some(()),
     }
 }
 
 /// A row that is read: from registers if it is held.
 #[derive(Clone, Debug)]
 struct Held<'k, T> {
-    row: Row<'k>,
+    row: Strided<'k>,
     values: Vec<Var<'k, T>>,
 }
 
@@ -443,7 +537,7 @@ impl<'k, T: Chained> Held<'k, T> {
     }
 
     fn load(&self, position: Val<'k, u32>) -> Val<'k, T> {
-        self.row.load(position)
+        self.row.load(&[position])
     }
 }
 
@@ -471,9 +565,9 @@ impl<'k> Share<'k> {
         }
     }
 
-    fn hold<T: Chained>(&self, operand: &Operand<'k>, index: &[Val<'k, u32>]) -> Held<'k, T> {
+    fn hold<T: Chained>(&self, operand: &Strided<'k>, index: &[Val<'k, u32>]) -> Held<'k, T> {
         let zero = T::constant(self.k, 0.0);
-        let held = Held { row: operand.row(index), values: (0..self.held).map(|_| self.k.var(zero)).collect() };
+        let held = Held { row: operand.at(index), values: (0..self.held).map(|_| self.k.var(zero)).collect() };
         if self.held > 0 {
             self.each(|at, slot| {
                 if let Some(slot) = slot {
@@ -504,183 +598,5 @@ impl<'k> Share<'k> {
         self.each(|at, slot| peak.set(T::max_nan(peak.get(), x.value(at, slot))));
         let peak = self.over_team(peak.get(), &|x, y| T::max_nan(x, y));
         (peak, self.sum(|at, slot| T::exp(x.value(at, slot) - peak)))
-    }
-}
-
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: SoftmaxProblem,
-    arch: Arch,
-}
-
-impl Accepted {
-    /// The operand whose strides tell how rows lie.
-    fn main(&self) -> &View {
-        match &self.problem.function {
-            RowFunction::Softmax { x, .. } => x,
-            RowFunction::SoftmaxBackward { y, .. } => y,
-            RowFunction::CrossEntropy { logits, .. } | RowFunction::CrossEntropyBackward { logits, .. } => logits,
-        }
-    }
-
-    fn loss(&self) -> Option<&Loss> {
-        match &self.problem.function {
-            RowFunction::CrossEntropy { loss_spec, .. } | RowFunction::CrossEntropyBackward { loss_spec, .. } => Some(loss_spec),
-            _ => None,
-        }
-    }
-
-    fn spec(&self) -> Spec {
-        let p = &self.problem;
-        let rank = p.rows.len();
-        let double = p.compute == DType::F64;
-        let kind = match &p.function {
-            RowFunction::Softmax { log: false, .. } => Kind::Softmax,
-            RowFunction::Softmax { log: true, .. } => Kind::LogSoftmax,
-            RowFunction::SoftmaxBackward { log: false, .. } => Kind::SoftmaxBackward,
-            RowFunction::SoftmaxBackward { log: true, .. } => Kind::LogSoftmaxBackward,
-            RowFunction::CrossEntropy { loss_spec, lse, .. } => Kind::CrossEntropy {
-                smooth: loss_spec.smoothing.0 > 0.0,
-                ignore: loss_spec.ignore_index.is_some(),
-                lse: lse.is_some(),
-                kept: loss_spec.reduction != LossReduction::None,
-            },
-            RowFunction::CrossEntropyBackward { loss_spec, lse, .. } => {
-                let ignore = loss_spec.ignore_index.is_some();
-                Kind::CrossEntropyBackward { ignore, lse: lse.is_some(), counted: ignore && loss_spec.reduction == LossReduction::Mean }
-            }
-        };
-        let kept = matches!(kind, Kind::CrossEntropy { kept: true, .. });
-        let types = p.operands().into_iter().filter(|(name, ..)| !(kept && *name == "loss")).map(|(_, view, _)| view.dtype).collect();
-        let strides = &self.main().strides;
-        let beside = rank > 0 && strides[rank - 1] < strides[rank] && p.rows[rank - 1] >= 8;
-        let (team, held) = match (beside, p.extent.max(1)) {
-            (true, _) => (1, 0),
-            (false, extent @ ..=1024) => (32, (extent.div_ceil(32) as u32).next_power_of_two()),
-            (false, ..=2048) => (THREADS, 8),
-            (false, ..=4096) => (THREADS, 16),
-            (false, _) => (THREADS, 0),
-        };
-        // Two rows of f64 take four registers an element.
-        let held = if double && held > 16 { 0 } else { held };
-        Spec { kind, double, types, team, held, rank }
-    }
-
-    fn us(&self) -> f64 {
-        let spec = self.spec();
-        let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
-        let reads = if spec.held == 0 { 2.0 } else { 1.0 };
-        let bytes: f64 = (self.problem.operands().into_iter())
-            .filter(|(_, view, _)| view.strides.last().is_some_and(|&stride| stride > 0))
-            .map(|(_, view, written)| elements * view.dtype.bytes() as f64 * if written { 1.0 } else { reads })
-            .sum();
-        let launches = if matches!(spec.kind, Kind::CrossEntropy { kept: true, .. } | Kind::CrossEntropyBackward { counted: true, .. }) {
-            6.0
-        } else {
-            3.0
-        };
-        launches + bytes / (self.arch.memory_gb_per_s * 1e3)
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        KnobSpace::new(Knobs::default(), [])
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: None,
-            accumulator: self.problem.compute,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, _: &Knobs) -> Result<Cost, Refusal> {
-        Ok(Cost { us: self.us(), leaves_out: "L2 hits, exponentials, the tail of few rows" })
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        ID.require(*knobs == Knobs::default(), Reason::Knobs, format_args!("{knobs}, there are no knobs"))?;
-        let p = &self.problem;
-        let spec = self.spec();
-        let mut alignments = vec![1; p.slots().len()];
-        for (_, view, _) in p.operands() {
-            alignments[view.slot.0 as usize] = view.dtype.bytes() as u64;
-        }
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
-        if p.is_empty() {
-            return Ok(program);
-        }
-        let rank = p.rows.len();
-        let bytes = p.compute.bytes() as u64;
-        let kept = matches!(spec.kind, Kind::CrossEntropy { kept: true, .. });
-        let counted = matches!(spec.kind, Kind::CrossEntropyBackward { counted: true, .. });
-        let loss = self.loss();
-        let ignored = loss.and_then(|loss| loss.ignore_index).unwrap_or(0);
-        let mean = loss.is_some_and(|loss| loss.reduction == LossReduction::Mean);
-        let launch = |kernel: KernelRef, ctas: u32, args: Vec<Arg>| {
-            Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
-        };
-        let losses = kept.then(|| program.add_scratch("losses", p.row_count() * bytes));
-        let weights = kept.then(|| program.add_scratch("weights", p.row_count() * bytes));
-        let count = counted.then(|| program.add_scratch("count", 8));
-        let regions = Region::all(&p.rows, 1);
-        let rows_args = |region: &Region| {
-            let mut args = vec![Arg::Scalar(Ty::U32, region.points(1).into())];
-            args.push(Arg::Scalar(Ty::U32, p.extent));
-            args.extend(region.extents.iter().skip(1).map(|&extent| Arg::Divisor(extent)));
-            args
-        };
-        if let (Some(count), RowFunction::CrossEntropyBackward { labels, .. }) = (count, &p.function) {
-            program.steps.push(Step::Fill { at: count, bytes: 8, value: 0 });
-            let kernel = Spec { types: vec![labels.dtype], rank, ..Spec::plain(Kind::Count, THREADS, 0) }.kernel();
-            for region in &regions {
-                let mut args = rows_args(region);
-                args[1] = Arg::Scalar(Ty::S64, ignored as u64);
-                args.extend(Operand::args(labels, region));
-                args.push(Arg::Pointer(count));
-                program.steps.push(launch(kernel.clone(), 1, args));
-            }
-        }
-        let kernel = spec.clone().kernel();
-        let mut done = 0u64;
-        for region in &regions {
-            let mut args = rows_args(region);
-            for (_, view, _) in p.operands().into_iter().filter(|(name, ..)| !(kept && *name == "loss")) {
-                args.extend(Operand::args(view, region));
-            }
-            if let Some(loss) = loss {
-                args.push(Arg::Scalar(Ty::F64, loss.smoothing.0.to_bits()));
-                args.push(Arg::Scalar(Ty::F64, (p.extent as f64).to_bits()));
-                args.push(Arg::Scalar(Ty::S64, ignored as u64));
-            }
-            for part in [losses, weights].into_iter().flatten() {
-                args.push(Arg::Pointer(Address { offset_bytes: done * bytes, ..part }));
-            }
-            if matches!(spec.kind, Kind::CrossEntropyBackward { .. }) {
-                let whole = if mean { p.row_count() as f64 } else { 1.0 };
-                args.push(count.map_or(Arg::Scalar(Ty::F64, whole.to_bits()), Arg::Pointer));
-            }
-            let rows_of_cta = THREADS / spec.team;
-            program.steps.push(launch(kernel.clone(), region.points(1).div_ceil(rows_of_cta), args));
-            done += u64::from(region.points(1));
-        }
-        if let (Some(losses), Some(weights), RowFunction::CrossEntropy { loss, .. }) = (losses, weights, &p.function) {
-            let kernel =
-                Spec { double: spec.double, types: vec![loss.dtype], rank: 0, ..Spec::plain(Kind::Join { mean }, THREADS, 0) }.kernel();
-            let mut args = vec![Arg::Scalar(Ty::U64, p.row_count()), Arg::Pointer(losses)];
-            if mean {
-                args.push(Arg::Pointer(weights));
-            }
-            let at = Address { base: Base::Buffer(loss.slot.0 as usize), offset_bytes: loss.offset * loss.dtype.bytes() as u64 };
-            args.push(Arg::Pointer(at));
-            program.steps.push(launch(kernel, 1, args));
-        }
-        Ok(program)
     }
 }

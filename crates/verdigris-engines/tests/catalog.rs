@@ -195,7 +195,7 @@ fn random_convolutions_out_of_slabs_name_only_kernels_of_the_catalog() {
         problems += 1;
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
         taken += 1;
-        let estimates: Vec<f64> = candidate.knobs().settings().iter().map(|knobs| candidate.cost(knobs).us).collect();
+        let estimates: Vec<f64> = candidate.knobs().settings().iter().map(|knobs| candidate.cost(knobs).expect("listed").us).collect();
         assert!(estimates.iter().all(|us| us.is_finite() && *us > 0.0) && estimates.is_sorted(), "{estimates:?}");
         for knobs in candidate.knobs().settings() {
             let program = candidate.program(knobs).expect("a listed setting has a program");

@@ -495,7 +495,7 @@ fn tiles_that_are_turned_on_the_chip() {
     let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
     let candidate =
         engine.accept(&Problem::Conv(tf32(base([3, 64, 96], [3, 3], [1, 1]))), &small()).unwrap_or_else(|refusal| panic!("{refusal}"));
-    let notes = candidate.notes(candidate.knobs().default_setting());
+    let notes = candidate.notes(candidate.knobs().default_setting()).expect("listed");
     assert!(notes.down_convert == Some(DType::Tf32) && !notes.split_operands);
 }
 
@@ -571,7 +571,8 @@ fn split_operands_keep_the_digits_of_f32() {
         let candidate = engine.accept(&Problem::Conv(problem.clone()), &small()).unwrap_or_else(|refusal| panic!("{refusal}"));
         let settings = candidate.knobs();
         let knobs = settings.default_setting();
-        assert!(candidate.notes(knobs).split_operands && candidate.notes(knobs).down_convert.is_none());
+        let notes = candidate.notes(knobs).expect("listed");
+        assert!(notes.split_operands && notes.down_convert.is_none());
         let mut memory = Memory::new();
         let mut buffers: Vec<(Slot, Vec<u8>)> =
             operands.iter().zip(&values).map(|((_, tensor, _), values)| (tensor.slot, encode(DType::F32, values))).collect();

@@ -81,6 +81,16 @@ pub enum Error {
         /// What is supported instead.
         rule: &'static str,
     },
+    /// A gradient that does not exist, or that no ops express.
+    #[error("op `{op}`, tensor `{tensor}`: no gradient; {rule}")]
+    Gradient {
+        /// The op that passes none on, or the graph's name where no op is to blame.
+        op: String,
+        /// The tensor whose gradient it would be.
+        tensor: String,
+        /// Why.
+        rule: &'static str,
+    },
     /// Text that is no graph or problem.
     #[error("line {line}, column {column}: {message}")]
     Json {

@@ -1,12 +1,13 @@
 //! The graph and its builder.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
-use crate::op::{HostScalar, Op, Real, Role};
+use crate::op::{HostScalar, Op, Operation, Real, Role};
 use crate::ops::conv::{Conv, ConvDirection};
 use crate::ops::matmul::{Matmul, Precision};
 use crate::ops::movement::Movement;
@@ -46,9 +47,29 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The tensor of this uid.
+    /// The tensor of this uid. Found at once where uids rise along the list, as a builder gives them and as [`Graph::canonical`] does; in any
+    /// other order every tensor may be looked at.
     pub fn tensor(&self, uid: Uid) -> Option<&TensorDesc> {
-        self.tensors.iter().find(|tensor| tensor.uid == uid)
+        self.place(uid).map(|place| &self.tensors[place])
+    }
+
+    fn tensor_mut(&mut self, uid: Uid) -> Option<&mut TensorDesc> {
+        self.place(uid).map(|place| &mut self.tensors[place])
+    }
+
+    fn place(&self, uid: Uid) -> Option<usize> {
+        let found = self.tensors.binary_search_by_key(&uid, |tensor| tensor.uid).ok();
+        found.or_else(|| self.tensors.iter().position(|tensor| tensor.uid == uid))
+    }
+
+    /// The graph, or where uids do not rise along the list of tensors, one that differs in this alone.
+    pub(crate) fn with_tensors_in_order(&self) -> Cow<'_, Graph> {
+        if self.tensors.is_sorted_by_key(|tensor| tensor.uid) {
+            return Cow::Borrowed(self);
+        }
+        let mut graph = self.clone();
+        graph.tensors.sort_by_key(|tensor| tensor.uid);
+        Cow::Owned(graph)
     }
 
     /// The same graph under canonical names, and the uid that each tensor had: names are empty, uids count from 0 in the order in which
@@ -106,13 +127,23 @@ impl Graph {
 /// ```
 #[derive(Clone, Debug)]
 pub struct GraphBuilder {
-    graph: Graph,
+    pub(crate) graph: Graph,
+    /// The uid of the next tensor.
+    next: i64,
+}
+
+/// A builder that goes on with a graph: its tensors keep their uids, what is stored stays stored.
+impl From<Graph> for GraphBuilder {
+    fn from(graph: Graph) -> GraphBuilder {
+        let next = graph.tensors.iter().map(|tensor| tensor.uid.0).max().unwrap_or(0).saturating_add(1);
+        GraphBuilder { graph, next }
+    }
 }
 
 impl GraphBuilder {
     /// An empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any } }
+        GraphBuilder::from(Graph { name: name.to_owned(), tensors: Vec::new(), nodes: Vec::new(), determinism: Determinism::Any })
     }
 
     /// Asks that two executions agree bit for bit.
@@ -139,7 +170,7 @@ impl GraphBuilder {
     /// An unknown uid. The number is checked by [`GraphBuilder::finish`].
     pub fn align(&mut self, uid: Uid, alignment_bytes: u64) -> Result<(), Error> {
         let op = self.graph.name.clone();
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.alignment_bytes = Some(alignment_bytes);
         Ok(())
     }
@@ -156,8 +187,7 @@ impl GraphBuilder {
     /// # Errors
     /// Dims that do not fit.
     pub fn matmul(&mut self, name: &str, a: Uid, b: Uid, precision: Precision) -> Result<Uid, Error> {
-        let d = self.next_uid();
-        self.matmul_with(name, Matmul::new(a, b, d, precision))
+        self.matmul_with(name, Matmul::new(a, b, Uid(0), precision))
     }
 
     /// A matmul with all its attributes; its `d` is replaced by a new virtual tensor, whose uid is returned.
@@ -453,7 +483,7 @@ impl GraphBuilder {
     /// An unknown uid. That the op which writes it can is checked by [`GraphBuilder::finish`].
     pub fn set_dtype(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
         let op = self.graph.name.clone();
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid).ok_or(Error::UnknownTensor { op, uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.dtype = dtype;
         Ok(())
     }
@@ -473,9 +503,7 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid. That the dims fit is checked by [`GraphBuilder::finish`].
     pub fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout) -> Result<(), Error> {
-        let tensor = (self.graph.tensors.iter_mut())
-            .find(|tensor| tensor.uid == uid)
-            .ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
+        let tensor = self.graph.tensor_mut(uid).ok_or_else(|| Error::UnknownTensor { op: name.to_owned(), uid })?;
         *tensor = TensorDesc { alignment_bytes: tensor.alignment_bytes, ..TensorDesc::new(uid, name, dtype, layout) };
         Ok(())
     }
@@ -485,8 +513,8 @@ impl GraphBuilder {
     /// # Errors
     /// An unknown uid.
     pub fn round_to(&mut self, uid: Uid, dtype: DType) -> Result<(), Error> {
-        let tensor = self.graph.tensors.iter_mut().find(|tensor| tensor.uid == uid);
-        let tensor = tensor.ok_or_else(|| Error::UnknownTensor { op: self.graph.name.clone(), uid })?;
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
         tensor.dtype = dtype;
         Ok(())
     }
@@ -520,15 +548,18 @@ impl GraphBuilder {
         }
     }
 
-    fn next_uid(&self) -> Uid {
-        Uid(self.graph.tensors.len() as i64 + 1)
+    fn next_uid(&mut self) -> Uid {
+        let uid = Uid(self.next);
+        // At the end of the range the next uid is one that is taken, which `finish` refuses.
+        self.next = self.next.saturating_add(1);
+        uid
     }
 
-    fn push(&mut self, name: &str, op: Op) {
+    pub(crate) fn push(&mut self, name: &str, op: Op) {
         self.graph.nodes.push(Node { name: name.to_owned(), op });
     }
 
-    fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
+    pub(crate) fn virtual_tensor(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<Uid, Error> {
         let layout = Layout::row_major(dims).map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
         let uid = self.next_uid();
         let tensor = TensorDesc::new(uid, name, dtype, layout);
@@ -537,7 +568,7 @@ impl GraphBuilder {
     }
 
     /// Type and dims of a pointwise result. It is f64 if an operand is, and f32 for all else, so that nothing is rounded on the way.
-    fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
+    pub(crate) fn result_of(&self, op: &str, operands: &[Uid]) -> Result<(DType, Vec<u64>), Error> {
         let operands = operands.iter().map(|&uid| self.graph.tensor_of(op, uid)).collect::<Result<Vec<_>, Error>>()?;
         Ok((Pointwise::compute_dtype(operands.iter().map(|tensor| tensor.dtype)), Pointwise::infer(op, &operands)?))
     }

@@ -2,10 +2,11 @@
 //!
 //! A [`Graph`] of [`Op`]s on [`TensorDesc`]s is built ([`GraphBuilder`]) or read from JSON ([`json`]), checked as a whole
 //! ([`validate`]), and cut into [`Problem`]s ([`pattern::problems`]): canonical, device-free subgraphs that one engine may take. Equal
-//! problems have equal [`Key`]s, whatever their tensors were called.
+//! problems have equal [`Key`]s, whatever their tensors were called. [`gradient`] adds to a graph what computes its gradients.
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod gradient;
 mod graph;
 pub mod json;
 mod key;
@@ -13,6 +14,7 @@ mod op;
 pub mod ops;
 pub mod pattern;
 pub mod problem;
+pub mod spec;
 mod tensor;
 pub mod validate;
 
@@ -20,13 +22,7 @@ pub use error::Error;
 pub use graph::{Graph, GraphBuilder, Node};
 pub use key::Key;
 pub use op::{HostScalar, Op, Real, Role};
-pub use ops::conv::{Conv, ConvDirection, ConvMode};
-pub use ops::matmul::{Matmul, OperandScale, Precision};
-pub use ops::movement::Movement;
-pub use ops::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
-pub use ops::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
-pub use ops::reduction::{Reduction, ReductionOp};
-pub use ops::softmax::{CrossEntropy, CrossEntropyBackward, CrossEntropySpec, LossReduction, Softmax, SoftmaxBackward};
+pub use ops::names::*;
 pub use problem::{
     Access, Chain, ChainStep, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem,
     Matrix, Operand, Order, PoolPass, PoolProblem, Problem, ReduceProblem, RowFunction, Scale, Slot, SoftmaxProblem, Statistics, Tensor,

@@ -6,43 +6,69 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::ops::conv::Conv;
-use crate::ops::matmul::Matmul;
-use crate::ops::movement::Movement;
-use crate::ops::pointwise::Pointwise;
-use crate::ops::pool::{Pool, PoolBackward};
-use crate::ops::reduction::Reduction;
-use crate::ops::softmax::{CrossEntropy, CrossEntropyBackward, Softmax, SoftmaxBackward};
+use crate::ops::names::*;
+use crate::spec::OpSpec;
 use crate::tensor::Uid;
 
-/// One operation with its attributes and the tensors it reads and writes.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Op {
-    /// `D = alpha · A · B + beta · C`, batched.
-    Matmul(Matmul),
-    /// One function of up to three tensors, element by element.
-    Pointwise(Pointwise),
-    /// Convolution, forward or a gradient of it.
-    Conv(Conv),
-    /// A sum, product, extremum, mean or norm over axes.
-    Reduction(Reduction),
-    /// Max or average pooling.
-    Pool(Pool),
-    /// The gradient of pooling.
-    PoolBackward(PoolBackward),
-    /// Softmax or log-softmax.
-    Softmax(Softmax),
-    /// The gradient of softmax or log-softmax.
-    SoftmaxBackward(SoftmaxBackward),
-    /// Cross-entropy of logits and integer labels.
-    CrossEntropy(CrossEntropy),
-    /// The gradient of cross-entropy.
-    CrossEntropyBackward(CrossEntropyBackward),
-    /// The same values in other places.
-    Movement(Movement),
+/// What each op says of itself; the crates that run it ask for more.
+pub(crate) trait Operation {
+    /// Its line of the table.
+    const SPEC: OpSpec;
+
+    /// Shows every uid: inputs in the order of the fields, then outputs, the main result first.
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid));
+
+    /// Checks the op against its own rules; `op` is its name in errors.
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error>;
+
+    /// The rule of differentiation: from the gradients of what the op writes, those of what it reads.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error>;
 }
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One operation with its attributes and the tensors it reads and writes.
+        #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Op {
+            $($(#[$doc])* $name($name),)*
+        }
+
+        /// The description of every op.
+        pub static SPECS: &[OpSpec] = &[$($name::SPEC,)*];
+
+        impl Op {
+            /// Shows every uid to `visit`: inputs in the order of the op's fields, then outputs, the main result first.
+            pub fn visit_uids(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+                match self {
+                    $(Op::$name(op) => op.visit(visit),)*
+                }
+            }
+
+            /// What this op is, as data.
+            pub fn spec(&self) -> &'static OpSpec {
+                match self {
+                    $(Op::$name(_) => const { &$name::SPEC },)*
+                }
+            }
+
+            pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+                match self {
+                    $(Op::$name(this) => this.check(op, graph),)*
+                }
+            }
+
+            pub(crate) fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+                match self {
+                    $(Op::$name(op) => op.differentiate(at),)*
+                }
+            }
+        }
+    };
+}
+crate::each_op!(ops);
 
 /// Whether an op reads or writes a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,23 +80,6 @@ pub enum Role {
 }
 
 impl Op {
-    /// Shows every uid to `visit`: inputs in the order of the op's fields, then outputs, the main result first.
-    pub fn visit_uids(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        match self {
-            Op::Matmul(op) => op.visit(visit),
-            Op::Pointwise(op) => op.visit(visit),
-            Op::Conv(op) => op.visit(visit),
-            Op::Reduction(op) => op.visit(visit),
-            Op::Pool(op) => op.visit(visit),
-            Op::PoolBackward(op) => op.visit(visit),
-            Op::Softmax(op) => op.visit(visit),
-            Op::SoftmaxBackward(op) => op.visit(visit),
-            Op::CrossEntropy(op) => op.visit(visit),
-            Op::CrossEntropyBackward(op) => op.visit(visit),
-            Op::Movement(op) => op.visit(visit),
-        }
-    }
-
     fn uids(&self, role: Role) -> Vec<Uid> {
         let mut uids = Vec::new();
         self.clone().visit_uids(&mut |this, uid| {
@@ -94,22 +103,6 @@ impl Op {
     /// The main result: the first of [`Op::outputs`].
     pub fn output(&self) -> Uid {
         self.outputs()[0]
-    }
-
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
-        match self {
-            Op::Matmul(matmul) => matmul.check(op, graph),
-            Op::Pointwise(pointwise) => pointwise.check(op, graph),
-            Op::Conv(conv) => conv.check(op, graph),
-            Op::Reduction(reduction) => reduction.check(op, graph),
-            Op::Pool(pool) => pool.check(op, graph),
-            Op::PoolBackward(pool) => pool.check(op, graph),
-            Op::Softmax(softmax) => softmax.check(op, graph),
-            Op::SoftmaxBackward(softmax) => softmax.check(op, graph),
-            Op::CrossEntropy(loss) => loss.check(op, graph),
-            Op::CrossEntropyBackward(loss) => loss.check(op, graph),
-            Op::Movement(movement) => movement.check(op, graph),
-        }
     }
 }
 

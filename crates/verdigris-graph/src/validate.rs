@@ -58,13 +58,15 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
         }
     }
 
+    // Every op looks its tensors up.
+    let in_order = &*graph.with_tensors_in_order();
     let outputs: HashSet<Uid> = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
     let mut written = HashSet::new();
     let mut read = HashSet::new();
     for node in &graph.nodes {
         let op = node.name.as_str();
         for uid in node.op.inputs() {
-            let tensor = graph.tensor_of(op, uid)?;
+            let tensor = in_order.tensor_of(op, uid)?;
             if !written.contains(&uid) {
                 if outputs.contains(&uid) {
                     return structure(op, tensor, "a tensor is written before it is read, by an op earlier in the list");
@@ -76,7 +78,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
             read.insert(uid);
         }
         for uid in node.op.outputs() {
-            let output = graph.tensor_of(op, uid)?;
+            let output = in_order.tensor_of(op, uid)?;
             if output.by_value {
                 return structure(op, output, "a host scalar is not written");
             }
@@ -87,7 +89,7 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
                 return structure(op, output, "a tensor is written once");
             }
         }
-        node.op.check(op, graph)?;
+        node.op.check(op, in_order)?;
     }
     for tensor in &graph.tensors {
         if tensor.is_virtual && !(written.contains(&tensor.uid) && read.contains(&tensor.uid)) {

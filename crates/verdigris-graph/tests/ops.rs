@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
     BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key,
     LossReduction, Matmul, Movement, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, TensorDesc, TernaryOp,
@@ -178,7 +179,7 @@ fn every_op_survives_json() -> TestResult {
             other => panic!("{other}"),
         })
         .collect();
-    assert_eq!(kinds.len(), 11, "{kinds:?}");
+    assert_eq!(kinds, SPECS.iter().map(|spec| spec.name.to_owned()).collect());
     assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
     // Names in the text are those that `name` gives.
     for f in UNARY {
@@ -203,6 +204,100 @@ fn every_op_survives_json() -> TestResult {
 fn fields_of(value: &mut serde_json::Value) -> &mut serde_json::Map<String, serde_json::Value> {
     let map = value.as_object_mut().expect("an op has fields");
     if map.len() == 1 { fields_of(map.values_mut().next().expect("there is one")) } else { map }
+}
+
+/// The uids that stand under a field: one, a list, or one with attributes.
+fn uids_of(value: &serde_json::Value) -> Vec<i64> {
+    match value {
+        serde_json::Value::Array(list) => list.iter().flat_map(uids_of).collect(),
+        serde_json::Value::Object(map) => map.get("tensor").or(map.get("bound")).into_iter().flat_map(uids_of).collect(),
+        value => value.as_i64().into_iter().collect(),
+    }
+}
+
+/// The table says of each op what its JSON has: names, fields, which of them are tensors read and written, what may be left out and what
+/// stands for it, and a value that is refused for each attribute.
+#[test]
+fn the_table_is_what_json_reads() -> TestResult {
+    let graph = everything()?;
+    let mut forms = BTreeSet::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        let spec = node.op.spec();
+        let value = serde_json::to_value(&node.op)?;
+        let (name, inner) = value.as_object().and_then(|map| map.iter().next()).ok_or("an op is an object")?;
+        assert_eq!(name, spec.name);
+        let fields = inner.as_object().ok_or("an op has fields")?;
+        let form = match spec.forms {
+            [form] if form.name.is_empty() => form,
+            forms => forms.iter().find(|form| fields.contains_key(form.name)).ok_or(format!("{spec:?} lacks {inner}"))?,
+        };
+        forms.insert((spec.name, form.name));
+        let pointer = if form.name.is_empty() { format!("/{name}") } else { format!("/{name}/{}", form.name) };
+        let of = |name: &str| format!("{pointer}/{}", name.replace('.', "/"));
+
+        // Every field is in the table, once.
+        let mut named: BTreeSet<&str> = form.operands.iter().map(|operand| operand.name).collect();
+        named.extend(form.attributes.iter().map(|attribute| attribute.name.split('.').next().unwrap()));
+        for field in value.pointer(&pointer).and_then(|fields| fields.as_object()).ok_or("fields")?.keys() {
+            assert!(named.contains(field.as_str()), "{name}: {field}");
+        }
+        // Tensors are read and written as it says; host scalars are read, too.
+        let mut uids = BTreeSet::new();
+        for operand in form.operands {
+            let role = match operand.role {
+                Some(role) => role,
+                None if value.pointer(&of(operand.name)) == Some(&node.op.output().0.into()) => Role::Output,
+                None => Role::Input,
+            };
+            uids.extend(value.pointer(&of(operand.name)).into_iter().flat_map(uids_of).map(|uid| (role == Role::Output, Uid(uid))));
+        }
+        let bound = form.attributes.iter().filter_map(|attribute| value.pointer(&of(attribute.name))?.get("bound"));
+        uids.extend(bound.flat_map(uids_of).map(|uid| (false, Uid(uid))));
+        let read = node.op.inputs().into_iter().map(|uid| (false, uid));
+        assert_eq!(uids, read.chain(node.op.outputs().into_iter().map(|uid| (true, uid))).collect(), "{name}");
+
+        // What must be there and what need not.
+        let without = |field: &str| {
+            let mut less = value.clone();
+            let (parent, last) = of(field).rsplit_once('/').map(|(parent, last)| (parent.to_owned(), last.to_owned())).unwrap();
+            let removed = less.pointer_mut(&parent).and_then(|fields| fields.as_object_mut()).and_then(|fields| fields.remove(&last));
+            (removed.is_some(), serde_json::from_value::<Op>(less))
+        };
+        for operand in form.operands {
+            let (was_there, read) = without(operand.name);
+            assert_eq!(read.is_ok(), operand.presence == Presence::Optional, "{name} without {}", operand.name);
+            assert!(was_there || operand.presence == Presence::Optional);
+            if operand.presence == Presence::Optional {
+                let mut more = value.clone();
+                let fields = more.pointer_mut(&pointer).and_then(|fields| fields.as_object_mut()).ok_or("fields")?;
+                fields.entry(operand.name).or_insert(serde_json::json!([]));
+                let error = serde_json::from_value::<Op>(more).err().map(|error| error.to_string()).unwrap_or_default();
+                assert!(!error.contains("unknown field"), "{name}: {error}");
+            }
+        }
+        for attribute in form.attributes {
+            let (_, read) = without(attribute.name);
+            match attribute.default {
+                None => assert!(read.is_err(), "{name} without {}", attribute.name),
+                Some(default) => {
+                    let mut set = value.clone();
+                    let place = of(attribute.name);
+                    *set.pointer_mut(&place).ok_or(format!("{name} has {place}"))? = serde_json::from_str(default)?;
+                    assert_eq!(read?, serde_json::from_value::<Op>(set)?, "{name}: what stands for {}", attribute.name);
+                }
+            }
+            // A value that the check refuses, in the graph that is right without it.
+            let mut wrong = serde_json::to_value(&graph)?;
+            let place = format!("/nodes/{at}/op{}", of(attribute.name));
+            *wrong.pointer_mut(&place).ok_or(place)? = serde_json::from_str(attribute.refused)?;
+            let error =
+                json::graph_from_json(&wrong.to_string()).expect_err(&format!("{name}: {} = {}", attribute.name, attribute.refused));
+            assert!(matches!(&error, Error::Json { .. }) || error.to_string().contains(&format!("`{}`", node.name)), "{error}");
+        }
+    }
+    let all = SPECS.iter().flat_map(|spec| spec.forms.iter().map(|form| (spec.name, form.name))).collect();
+    assert_eq!(forms, all, "the graph of everything has an op of each form");
+    Ok(())
 }
 
 #[test]

@@ -356,3 +356,53 @@ fn what_a_reduction_stores_is_not_read_by_the_same_launch() -> TestResult {
     check_order(&parts, &[x]);
     Ok(())
 }
+
+#[test]
+fn uids_and_their_order_are_the_callers_and_nothing_is_cut_by_them() -> TestResult {
+    let mut g = GraphBuilder::new("layers");
+    let mut x = g.tensor("x", DType::F16, rows(&[8, 16]));
+    for _ in 0..3 {
+        let w = g.tensor("w", DType::F16, rows(&[16, 16]));
+        let product = g.matmul("product", x, w, Precision::Fp32)?;
+        x = g.unary("relu", UnaryOp::Relu, product)?;
+        g.round_to(x, DType::F16)?;
+    }
+    g.store(x, "y", DType::F16)?;
+    let graph = g.finish()?;
+    let mut other = graph.clone();
+    let renamed = |uid: Uid| Uid(uid.0 * 7919 % 101 - 50);
+    other.tensors.iter_mut().for_each(|tensor| tensor.uid = renamed(tensor.uid));
+    other.nodes.iter_mut().for_each(|node| node.op.visit_uids(&mut |_, uid| *uid = renamed(*uid)));
+    other.tensors.reverse();
+    assert!(!other.tensors.is_sorted_by_key(|tensor| tensor.uid));
+    for tensor in &other.tensors {
+        assert_eq!(other.tensor(tensor.uid), Some(tensor));
+    }
+    assert_eq!((other.tensor(Uid(1000)), graph.tensor(Uid(1000))), (None, None));
+    let (these, those) = (partition(&graph)?, partition(&other)?);
+    assert_eq!(kinds(&these), ["gemm", "gemm", "gemm"]);
+    for (this, that) in these.parts.iter().zip(&those.parts) {
+        assert_eq!(this.problem, that.problem);
+        assert!(this.bindings.iter().map(|&uid| renamed(uid)).eq(that.bindings.iter().copied()));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_fused_and_what_was_not_is_told_with_the_reason() -> TestResult {
+    let mut g = GraphBuilder::new("two readers");
+    let x = g.tensor("x", DType::F32, rows(&[4, 4]));
+    let p = g.matmul("product", x, x, Precision::Ieee)?;
+    let r = g.unary("relu", UnaryOp::Relu, p)?;
+    let s = g.unary("sin", UnaryOp::Sin, r)?;
+    let y = g.binary("sum", BinaryOp::Add, r, s)?;
+    g.store(y, "y", DType::F32)?;
+    let graph = g.finish()?;
+    let (partition, account) = verdigris_graph::pattern::partition_with_account(&graph)?;
+    assert_eq!((kinds(&partition), &account.parts[..]), (vec!["gemm", "map"], &[vec![0, 1], vec![2, 3]][..]));
+    let text = account.describe(&graph);
+    assert!(text.contains("gemm.epilogue: 1 `relu` stands with 0 `product`"), "{text}");
+    assert!(text.contains("gemm.epilogue: 2 `sin` and 0 `product` stand together only if one op alone reads the value"), "{text}");
+    assert!(text.contains("map.chain: 3 `sum` stands with 2 `sin`"), "{text}");
+    Ok(())
+}

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use verdigris_graph::{BinaryOp, Graph, Op, Pointwise, TensorDesc, Uid, UnaryOp};
+use verdigris_graph::{Graph, TensorDesc, Uid};
 use verdigris_tensor::{DType, num};
 
 use crate::data::{Distribution, Random, factors, fill, host_scalar};
+use crate::operation;
 use crate::ops::pool::Windows;
 use crate::run::Inputs;
 
 /// What a reader needs of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role<'g> {
+pub(crate) enum Data<'g> {
     /// Nothing in particular; the flag tells the left operand of a product.
     Any(bool),
     /// Numbers well above 0.
@@ -42,39 +43,15 @@ pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inp
             inputs.scalars.insert(tensor.uid, host_scalar(&mut stream, tensor.dtype == DType::F64));
             continue;
         }
-        let role = (graph.nodes.iter()).find_map(|node| role_of(graph, &node.op, tensor.uid)).unwrap_or(Role::Any(false));
-        inputs.buffers.insert(tensor.uid, bytes(graph, tensor, role, distribution, seed));
+        // What the first op that reads it needs.
+        let reader = graph.nodes.iter().find(|node| node.op.inputs().contains(&tensor.uid));
+        let data = reader.map_or(Data::Any(false), |node| operation::data_of(&node.op, graph, tensor.uid));
+        inputs.buffers.insert(tensor.uid, bytes(graph, tensor, data, distribution, seed));
     }
     inputs
 }
 
-/// What the first op that reads a tensor needs of it; `None` if this op does not read it.
-fn role_of<'g>(graph: &Graph, op: &'g Op, uid: Uid) -> Option<Role<'g>> {
-    if !op.inputs().contains(&uid) {
-        return None;
-    }
-    let classes = |logits: Uid, axis: u32| graph.tensor(logits).map_or(1, |logits| logits.layout.dims()[axis as usize]);
-    Some(match op {
-        Op::Matmul(matmul) => {
-            let is_scale = [matmul.scale_a, matmul.scale_b].iter().flatten().any(|scale| scale.tensor == uid);
-            if is_scale { Role::Factors } else { Role::Any(matmul.a == uid) }
-        }
-        Op::Conv(conv) => Role::Any(conv.operands()[0] == uid),
-        Op::Pointwise(Pointwise::Unary { f: UnaryOp::Log | UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal, .. }) => Role::Positive,
-        Op::Pointwise(Pointwise::Unary { f: UnaryOp::Not, .. }) => Role::Truth,
-        Op::Pointwise(Pointwise::Binary { f: BinaryOp::Div | BinaryOp::Mod | BinaryOp::FloorMod, z, .. }) if *z == uid => Role::Positive,
-        Op::Pointwise(Pointwise::Binary { f: BinaryOp::Pow, x, .. }) if *x == uid => Role::Positive,
-        Op::Pointwise(Pointwise::Binary { f: BinaryOp::And | BinaryOp::Or, .. }) => Role::Truth,
-        Op::Pointwise(Pointwise::Ternary { f: verdigris_graph::TernaryOp::Select, t, .. }) if *t == uid => Role::Truth,
-        Op::SoftmaxBackward(op) if op.y == uid => Role::Probabilities(op.log),
-        Op::CrossEntropy(op) if op.labels == uid => Role::Labels(classes(op.logits, op.spec.axis), op.spec.ignore_index),
-        Op::CrossEntropyBackward(op) if op.labels == uid => Role::Labels(classes(op.logits, op.spec.axis), op.spec.ignore_index),
-        Op::PoolBackward(op) if op.index == Some(uid) => Role::Positions(op),
-        _ => Role::Any(false),
-    })
-}
-
-fn bytes(graph: &Graph, tensor: &TensorDesc, role: Role<'_>, distribution: Distribution, seed: u64) -> Vec<u8> {
+fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distribution, seed: u64) -> Vec<u8> {
     let (dtype, elements) = (tensor.dtype, tensor.layout.span_elements());
     let mut random = Random::new(seed);
     let mut drawn = |draw: &mut dyn FnMut(&mut Random) -> f64| {
@@ -85,20 +62,20 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, role: Role<'_>, distribution: Distr
         }
         bytes
     };
-    match role {
-        Role::Any(is_left) => fill(dtype, distribution, is_left, seed, elements),
-        Role::Positive if dtype.is_float() => fill(dtype, Distribution::SameSign, false, seed, elements),
-        Role::Positive => drawn(&mut |random| 1.0 + random.below(100) as f64),
-        Role::Factors if dtype == DType::F32 => factors(seed, elements),
-        Role::Factors => drawn(&mut |random| 0.5 + random.unit()),
-        Role::Truth => drawn(&mut |random| random.below(2) as f64),
-        Role::Probabilities(false) => drawn(&mut Random::unit),
-        Role::Probabilities(true) => drawn(&mut |random| -4.0 * random.unit()),
-        Role::Labels(classes, ignored) => drawn(&mut |random| match ignored {
+    match data {
+        Data::Any(is_left) => fill(dtype, distribution, is_left, seed, elements),
+        Data::Positive if dtype.is_float() => fill(dtype, Distribution::SameSign, false, seed, elements),
+        Data::Positive => drawn(&mut |random| 1.0 + random.below(100) as f64),
+        Data::Factors if dtype == DType::F32 => factors(seed, elements),
+        Data::Factors => drawn(&mut |random| 0.5 + random.unit()),
+        Data::Truth => drawn(&mut |random| random.below(2) as f64),
+        Data::Probabilities(false) => drawn(&mut Random::unit),
+        Data::Probabilities(true) => drawn(&mut |random| -4.0 * random.unit()),
+        Data::Labels(classes, ignored) => drawn(&mut |random| match ignored {
             Some(ignored) if random.below(5) == 0 => ignored as f64,
             _ => random.below(classes.max(1)) as f64,
         }),
-        Role::Positions(pool) => {
+        Data::Positions(pool) => {
             let Some(dx) = graph.tensor(pool.dx) else { return Vec::new() };
             let extents = &dx.layout.dims()[2..];
             let windows = Windows::new(&pool.windows, extents, &tensor.layout.dims()[2..]);

@@ -10,16 +10,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use verdigris_graph::{Graph, HostScalar, Op, Pointwise, TensorDesc, Uid};
+use verdigris_graph::{Graph, TensorDesc, Uid};
 
 use crate::data::Random;
-use crate::ops::conv::Convolved;
-use crate::ops::matmul::Multiplied;
-use crate::ops::movement::Moved;
-use crate::ops::pointwise::Mapped;
-use crate::ops::pool::{Pooled, PooledBack};
-use crate::ops::reduction::Reduced;
-use crate::ops::softmax::{CrossEntropied, CrossEntropiedBack, Softmaxed, SoftmaxedBack};
+use crate::operation;
 use crate::run::{Expected, Inputs};
 use crate::source::{Formula, Source};
 use crate::tolerance::significant_bits;
@@ -110,7 +104,7 @@ pub fn evaluate(graph: &Graph, inputs: &Inputs<Uid>, selection: Selection) -> Re
     let read = graph.nodes.iter().flat_map(|node| node.op.inputs()).collect();
     let mut evaluation = Evaluation { graph, inputs, selection, read, sources: HashMap::new(), bits: demands(graph) };
     for node in &graph.nodes {
-        evaluation.step(&node.op)?;
+        operation::evaluate(&node.op, &mut evaluation)?;
     }
     let written: Vec<Uid> = graph.nodes.iter().flat_map(|node| node.op.outputs()).collect();
     let outputs = graph.tensors.iter().filter(|tensor| !tensor.is_virtual && written.contains(&tensor.uid));
@@ -151,9 +145,10 @@ fn demands(graph: &Graph) -> HashMap<Uid, u32> {
     bits
 }
 
-struct Evaluation<'a> {
+/// A graph being evaluated, op by op.
+pub(crate) struct Evaluation<'a> {
     graph: &'a Graph,
-    inputs: &'a Inputs<Uid>,
+    pub(crate) inputs: &'a Inputs<Uid>,
     selection: Selection,
     /// Tensors that some op reads.
     read: HashSet<Uid>,
@@ -162,12 +157,12 @@ struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    fn described(&self, uid: Uid) -> Result<&'a TensorDesc, GraphError> {
+    pub(crate) fn described(&self, uid: Uid) -> Result<&'a TensorDesc, GraphError> {
         let unknown = || verdigris_graph::Error::UnknownTensor { op: self.graph.name.clone(), uid };
         Ok(self.graph.tensor(uid).ok_or_else(unknown)?)
     }
 
-    fn source(&mut self, uid: Uid) -> Result<Source<'a>, GraphError> {
+    pub(crate) fn source(&mut self, uid: Uid) -> Result<Source<'a>, GraphError> {
         if let Some(source) = self.sources.get(&uid) {
             return Ok(source.clone());
         }
@@ -184,16 +179,16 @@ impl<'a> Evaluation<'a> {
         Ok(source)
     }
 
-    fn scalar(&self, uid: Uid) -> Result<f64, GraphError> {
+    pub(crate) fn scalar(&self, uid: Uid) -> Result<f64, GraphError> {
         self.inputs.scalars.get(&uid).copied().ok_or(GraphError::NoScalar { uid })
     }
 
-    fn dims(&self, uid: Uid) -> Result<&'a [u64], GraphError> {
+    pub(crate) fn dims(&self, uid: Uid) -> Result<&'a [u64], GraphError> {
         Ok(self.described(uid)?.layout.dims())
     }
 
     /// Takes in the result of an op.
-    fn put(&mut self, uid: Uid, formula: impl Formula + 'a) -> Result<(), GraphError> {
+    pub(crate) fn put(&mut self, uid: Uid, formula: impl Formula + 'a) -> Result<(), GraphError> {
         let tensor = self.described(uid)?;
         let dims = tensor.layout.dims();
         // Of a result that nothing else reads, only the selection is wanted.
@@ -206,77 +201,8 @@ impl<'a> Evaluation<'a> {
         Ok(())
     }
 
-    fn step(&mut self, op: &'a Op) -> Result<(), GraphError> {
-        let bits = |this: &Self, uid: Uid| this.bits.get(&uid).copied().unwrap_or(53);
-        match op {
-            Op::Matmul(matmul) => {
-                let out = self.dims(matmul.d)?;
-                let (scalars, missing) = (&self.inputs.scalars, |uid| GraphError::NoScalar { uid });
-                let scalar = |uid: Uid| scalars.get(&uid).copied().ok_or_else(|| missing(uid));
-                let formula = Multiplied::new(matmul, out, |uid| self.source(uid), scalar)?;
-                self.put(matmul.d, formula)
-            }
-            Op::Pointwise(op) => {
-                let inputs = op.operands().into_iter().map(|uid| self.source(uid)).collect::<Result<_, _>>()?;
-                let factor = match op {
-                    Pointwise::Scale { factor: HostScalar::Fixed(real), .. } => real.0,
-                    Pointwise::Scale { factor: HostScalar::Bound(uid), .. } => self.scalar(*uid)?,
-                    _ => 1.0,
-                };
-                let y = op.output();
-                self.put(y, Mapped::new(op, inputs, factor, self.dims(y)?, bits(self, y)))
-            }
-            Op::Conv(conv) => {
-                let [left, right] = conv.operands();
-                let (left, right) = (self.source(left)?, self.source(right)?);
-                self.put(conv.output(), Convolved::new(conv, left, right, self.dims(conv.output())?))
-            }
-            Op::Reduction(reduction) => {
-                let x = self.source(reduction.x)?;
-                self.put(reduction.y, Reduced::new(reduction, x))
-            }
-            Op::Pool(pool) => {
-                let (x, out) = (self.source(pool.x)?, self.dims(pool.y)?);
-                self.put(pool.y, Pooled::new(pool.mode, &pool.windows, x.clone(), out, false))?;
-                match pool.index {
-                    Some(index) => self.put(index, Pooled::new(pool.mode, &pool.windows, x, out, true)),
-                    None => Ok(()),
-                }
-            }
-            Op::PoolBackward(pool) => {
-                let dy = self.source(pool.dy)?;
-                let x = pool.x.map(|x| self.source(x)).transpose()?;
-                let index = pool.index.map(|index| self.source(index)).transpose()?;
-                let formula = PooledBack::new(pool.mode, &pool.windows, &dy, x.as_ref(), index.as_ref(), self.dims(pool.dx)?);
-                self.put(pool.dx, formula)
-            }
-            Op::Softmax(op) => {
-                let x = self.source(op.x)?;
-                self.put(op.y, Softmaxed::new(x, op.axis, op.log, bits(self, op.y)))
-            }
-            Op::SoftmaxBackward(op) => {
-                let (y, dy) = (self.source(op.y)?, self.source(op.dy)?);
-                self.put(op.dx, SoftmaxedBack::new(y, dy, op.axis, op.log, bits(self, op.dx)))
-            }
-            Op::CrossEntropy(op) => {
-                let (logits, labels) = (self.source(op.logits)?, self.source(op.labels)?);
-                let formula = CrossEntropied::new(op.spec, logits.clone(), labels.clone(), false, bits(self, op.loss));
-                self.put(op.loss, formula)?;
-                match op.lse {
-                    Some(lse) => self.put(lse, CrossEntropied::new(op.spec, logits, labels, true, bits(self, lse))),
-                    None => Ok(()),
-                }
-            }
-            Op::CrossEntropyBackward(op) => {
-                let (logits, labels, dloss) = (self.source(op.logits)?, self.source(op.labels)?, self.source(op.dloss)?);
-                let lse = op.lse.map(|lse| self.source(lse)).transpose()?;
-                self.put(op.dlogits, CrossEntropiedBack::new(op.spec, logits, labels, dloss, lse, bits(self, op.dlogits)))
-            }
-            Op::Movement(movement) => {
-                let inputs = op.inputs().into_iter().map(|uid| self.source(uid)).collect::<Result<_, _>>()?;
-                let y = self.described(movement.output())?;
-                self.put(y.uid, Moved::new(movement, y.dtype, inputs, y.layout.dims()))
-            }
-        }
+    /// The significant bits of a tensor that matter in the end.
+    pub(crate) fn bits(&self, uid: Uid) -> u32 {
+        self.bits.get(&uid).copied().unwrap_or(53)
     }
 }

@@ -30,6 +30,8 @@ pub mod fuzz;
 pub mod graph;
 pub mod graph_cases;
 pub mod judge;
+pub mod networks;
+mod operation;
 pub mod ops;
 pub mod run;
 mod source;

@@ -1,5 +1,6 @@
 //! Measuring on the GPU: correctness first, then ours and the peer in turns on the same buffers.
 
+mod choice;
 mod conv;
 mod conv_sample;
 mod correctness;
@@ -36,6 +37,8 @@ enum Suite {
     Gemm(Box<GemmArguments>),
     /// Convolutions, against the matrix product of the same extents.
     Conv(Box<conv::Arguments>),
+    /// The choice at once against the measured one, on problems drawn at random.
+    Choice(choice::Arguments),
     /// What the library itself costs: compiling, loading, choosing, submitting.
     Overhead(overhead::Arguments),
 }
@@ -107,6 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     match &arguments.suite {
         Suite::Gemm(arguments) => gemm(arguments),
         Suite::Conv(arguments) => conv::run(arguments),
+        Suite::Choice(arguments) => choice::run(arguments),
         Suite::Overhead(arguments) => overhead::run(arguments),
     }
 }

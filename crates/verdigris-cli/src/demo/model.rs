@@ -1,12 +1,12 @@
 //! The network and its training as graphs: forward, backward, update, and (for fp16) the check of scaled gradients.
 //!
 //! Three convolutions of 3 × 3 with bias and ReLU, two max poolings, a linear layer, softmax cross-entropy; Adam. Every number that
-//! training makes is made by a graph; the host only brings batches in and factors that depend on the step.
+//! training makes is made by a graph; the host only brings batches in and factors that depend on the step. The backward graph is the gradient
+//! of the forward graph ([`verdigris_graph::gradient`]).
 
 use verdigris::loss_scale::{UnscaleGraph, unscale_graph};
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, HostScalar, LossReduction, PoolBackward, PoolMode, PoolWindows,
-    Precision, Real, ReductionOp, Uid, UnaryOp,
+    BinaryOp, Conv, ConvDirection, CrossEntropySpec, HostScalar, LossReduction, PoolMode, PoolWindows, Precision, Real, Uid, UnaryOp,
 };
 use verdigris_reference::data::Random;
 use verdigris_tensor::{DType, Layout, num};
@@ -107,15 +107,8 @@ impl Plans<'_> {
 struct Activations {
     /// After ReLU.
     convolved: [Slot; 3],
-    /// The inputs of the second and third convolution and of the linear layer.
+    /// The inputs of the third convolution and of the linear layer.
     pooled: [Slot; 2],
-    gradients: Gradients,
-}
-
-struct Gradients {
-    logits: Slot,
-    /// Of what comes out of each convolution, before its bias.
-    convolved: [Slot; 3],
 }
 
 impl Model {
@@ -134,10 +127,6 @@ impl Model {
         let activations = Activations {
             convolved: [activation("relu1", c1, side)?, activation("relu2", c2, side)?, activation("relu3", c3, side / 2)?],
             pooled: [activation("pool2", c2, side / 2)?, activation("pool3", c3, side / 4)?],
-            gradients: Gradients {
-                convolved: [activation("d_conv1", c1, side)?, activation("d_conv2", c2, side)?, activation("d_conv3", c3, side / 2)?],
-                logits: plans.slot("d_logits", storage, &[b, CLASSES as u64])?,
-            },
         };
 
         let shapes: [(&str, Vec<u64>, u64); 8] = [
@@ -157,8 +146,7 @@ impl Model {
         }
 
         let io = [&x, &labels, &logits, &loss, &dloss];
-        let forward = forward(&mut plans, io, &activations, &parameters)?;
-        let backward = backward(&mut plans, io, &activations, &parameters)?;
+        let (forward, backward) = passes(&mut plans, io, &activations, &parameters)?;
         let unscale = if numbers == Numbers::Fp16 { Some(unscale(&mut plans, &parameters)?) } else { None };
         let mut model = Model { x, labels, logits, loss, dloss, forward, backward, parameters, unscale, steps_done: 0 };
         model.scale_loss(runner, 1.0)?;
@@ -282,16 +270,16 @@ pub(super) fn write_numbers(runner: &mut Runner, slot: &Slot, values: &[f64]) ->
     runner.write(slot, &bytes)
 }
 
-fn forward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters: &[Parameter]) -> anyhow::Result<Task> {
-    let [x, labels, logits_slot, loss_slot, _] = io;
+/// The forward graph, and the backward graph that follows from it: it reads what the forward graph stored.
+fn passes(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters: &[Parameter]) -> anyhow::Result<(Task, Task)> {
+    let [x, labels, logits_slot, loss_slot, dloss] = io;
     let mut g = plans.draw("forward");
     let (mut value, labels) = (g.input(x), g.input(labels));
+    let read: Vec<Uid> = parameters.iter().map(|parameter| g.input(parameter.read())).collect();
     for layer in 0..3 {
-        let w = g.input(parameters[2 * layer].read());
-        let bias = g.input(parameters[2 * layer + 1].read());
-        let conv = plans.conv(value, w, Uid(0));
+        let conv = plans.conv(value, read[2 * layer], Uid(0));
         let convolved = g.builder.conv_fprop(&format!("conv{}", layer + 1), conv)?;
-        let sum = g.builder.binary("bias", BinaryOp::Add, convolved, bias)?;
+        let sum = g.builder.binary("bias", BinaryOp::Add, convolved, read[2 * layer + 1])?;
         let relu = g.builder.unary("relu", UnaryOp::Relu, sum)?;
         value = g.output(relu, &kept.convolved[layer])?;
         if layer > 0 {
@@ -299,79 +287,22 @@ fn forward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters
             value = g.output(pooled, &kept.pooled[layer - 1])?;
         }
     }
-    let w = g.input(parameters[6].read());
-    let bias = g.input(parameters[7].read());
-    let flat = g.builder.reshape("flatten", value, &[plans.batch, w_rows(&parameters[6])])?;
-    let product = g.builder.matmul("linear", flat, w, plans.numbers.precision())?;
-    let logits = g.builder.binary("bias", BinaryOp::Add, product, bias)?;
+    let flat = g.builder.reshape("flatten", value, &[plans.batch, parameters[6].gradient.dims()[0]])?;
+    let product = g.builder.matmul("linear", flat, read[6], plans.numbers.precision())?;
+    let logits = g.builder.binary("bias", BinaryOp::Add, product, read[7])?;
     g.output(logits, logits_slot)?;
     let loss = g.builder.cross_entropy("loss", CrossEntropySpec::new(1, LossReduction::Mean), logits, labels)?;
     g.output(loss, loss_slot)?;
-    plans.runner.prepare(g)
-}
 
-fn w_rows(parameter: &Parameter) -> u64 {
-    parameter.gradient.dims()[0]
-}
-
-fn backward(plans: &mut Plans<'_>, io: [&Slot; 5], kept: &Activations, parameters: &[Parameter]) -> anyhow::Result<Task> {
-    let [x, labels, logits, _, dloss] = io;
-    let precision = plans.numbers.precision();
-    let mut g = plans.draw("backward");
-    let (x, labels, logits, dloss) = (g.input(x), g.input(labels), g.input(logits), g.input(dloss));
-    let spec = CrossEntropySpec::new(1, LossReduction::Mean);
-    let loss = CrossEntropyBackward { spec, logits, labels, dloss, lse: None, dlogits: Uid(0) };
-    let d_logits = g.builder.cross_entropy_backward("d_loss", loss)?;
-    let d_logits = g.output(d_logits, &kept.gradients.logits)?;
-
-    let pooled = [g.input(&kept.pooled[0]), g.input(&kept.pooled[1])];
-    let convolved = [g.input(&kept.convolved[0]), g.input(&kept.convolved[1]), g.input(&kept.convolved[2])];
-    let w4 = g.input(parameters[6].read());
-    let (batch, flat_len) = (plans.batch, w_rows(&parameters[6]));
-    let flat = g.builder.reshape("flatten", pooled[1], &[batch, flat_len])?;
-    let flat_t = g.builder.transpose("flatten_t", flat, &[1, 0])?;
-    let d_w4 = g.builder.matmul("d_linear_w", flat_t, d_logits, precision)?;
-    g.output(d_w4, parameters[6].written_gradient())?;
-    let d_bias4 = g.builder.reduction("d_bias4", ReductionOp::Add, d_logits, &[0])?;
-    g.output(d_bias4, parameters[7].written_gradient())?;
-    let w4_t = g.builder.transpose("linear_w_t", w4, &[1, 0])?;
-    let d_flat = g.builder.matmul("d_linear_x", d_logits, w4_t, precision)?;
-    let mut gradient = g.builder.reshape("unflatten", d_flat, kept.pooled[1].dims())?;
-
-    for layer in (0..3).rev() {
-        let name = |what: &str| format!("{what}{}", layer + 1);
-        let relu = convolved[layer];
-        if layer > 0 {
-            let pool = PoolBackward {
-                mode: PoolMode::Max,
-                windows: PoolWindows::tiles(&[2, 2]),
-                dy: gradient,
-                x: Some(relu),
-                index: None,
-                dx: Uid(0),
-            };
-            gradient = g.builder.pool_backward(&name("d_pool"), pool, kept.convolved[layer].dims())?;
-        }
-        // ReLU's result is positive where its input is, so it serves as the input.
-        let d_relu = g.builder.binary(&name("d_relu"), BinaryOp::Backward(UnaryOp::Relu), gradient, relu)?;
-        let d_convolved = g.output(d_relu, &kept.gradients.convolved[layer])?;
-        let d_bias = g.builder.reduction(&name("d_bias"), ReductionOp::Add, d_convolved, &[0, 2, 3])?;
-        g.output(d_bias, parameters[2 * layer + 1].written_gradient())?;
-        let input = match layer {
-            0 => x,
-            1 => convolved[0],
-            _ => pooled[0],
-        };
-        let conv = plans.conv(input, Uid(0), d_convolved);
-        let d_w = g.builder.conv_wgrad(&name("d_conv_w"), conv, parameters[2 * layer].gradient.dims())?;
-        g.output(d_w, parameters[2 * layer].written_gradient())?;
-        if layer > 0 {
-            let w = g.input(parameters[2 * layer].read());
-            let dims = if layer == 1 { kept.convolved[0].dims() } else { kept.pooled[0].dims() };
-            gradient = g.builder.conv_dgrad(&name("d_conv_x"), plans.conv(Uid(0), w, d_convolved), dims)?;
-        }
+    let stored = g.stored();
+    let mut with_gradients = g.clone();
+    let dloss = with_gradients.input(dloss);
+    let gradients = with_gradients.builder.gradient_from(&[(loss, dloss)], &read)?;
+    for (&gradient, parameter) in gradients.iter().zip(parameters) {
+        with_gradients.output(gradient, parameter.written_gradient())?;
     }
-    plans.runner.prepare(g)
+    let backward = with_gradients.part("backward", &gradients, &stored)?;
+    Ok((plans.runner.prepare(g)?, plans.runner.prepare(backward)?))
 }
 
 fn unscale(plans: &mut Plans<'_>, parameters: &[Parameter]) -> anyhow::Result<(Task, Uid, Slot)> {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use indicatif::ProgressBar;
 use verdigris::device::PartReport;
 use verdigris::{Config, Device, KernelCounts, Policy, Progress, Ready, Stage, Tensor};
-use verdigris_graph::{GraphBuilder, Uid};
+use verdigris_graph::{Graph, GraphBuilder, Uid};
 use verdigris_tensor::{DType, Layout};
 
 /// On a GPU, timing a run means waiting for it: one run in this many is timed.
@@ -131,6 +131,7 @@ impl Runner {
 }
 
 /// A graph being drawn, whose stored tensors have places.
+#[derive(Clone)]
 pub(super) struct Drawn {
     pub(super) builder: GraphBuilder,
     bound: BTreeMap<Uid, BufferId>,
@@ -150,6 +151,17 @@ impl Drawn {
         let uid = self.builder.tensor(&slot.name, slot.dtype, slot.layout);
         self.bound.insert(uid, slot.id);
         uid
+    }
+
+    /// The tensors that have places.
+    pub(super) fn stored(&self) -> Vec<Uid> {
+        self.bound.keys().copied().collect()
+    }
+
+    /// The part that computes `results` from tensors that are there.
+    pub(super) fn part(self, name: &str, results: &[Uid], given: &[Uid]) -> anyhow::Result<Drawn> {
+        let part = self.builder.finish()?.part(results, given)?;
+        Ok(Drawn { builder: GraphBuilder::from(Graph { name: name.to_owned(), ..part }), bound: self.bound })
     }
 
     /// Has a result written to a slot.

@@ -1,11 +1,10 @@
 //! A chain ([`verdigris_graph::Chain`]) compiled into a kernel.
 //!
-//! A [`ChainSpec`] is what shapes code: steps, element types, which views run alike, how they run along the innermost dim, and the size class of
-//! offsets. Extents, strides, windows, factors and attributes are arguments, in the order of [`ChainSpec::args`]. A kernel declares the chain
-//! once, then at each point fetches what it loads and runs it:
+//! A [`ChainSpec`] is what shapes code: steps, element types, which views run alike, how they run along the innermost dim, and the size
+//! class of offsets. Extents, strides, windows, factors and attributes are arguments: [`ChainArgs`], which a kernel declares among its
+//! parameters as a [`ChainCode`]. At each point it fetches what the chain loads and runs it:
 //!
 //! ```text
-//! let chain = spec.declare(k);
 //! let fetched = chain.fetch(&index);                    // loads alone, so that those of several points overlap
 //! let values = chain.run(&index, &fetched, None);       // functions and stores
 //! ```
@@ -13,15 +12,16 @@
 //! With `vector` above 1 a point stands for so many neighbours along the innermost dim, of which the index names the first.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{BinaryOp, Chain, ChainStep, HostScalar, TernaryOp, UnaryOp, View, Window};
+use verdigris_graph::{BinaryOp, Chain, ChainStep, HostScalar, TernaryOp, UnaryOp, Window};
 use verdigris_kir::face::{Kernel, Pointer, Val};
-use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base};
+use verdigris_kir::inst::CvtRound;
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
 use verdigris_tensor::{DType, num};
 
 use super::compute;
-use super::steps::{self, AnyVal, Raw};
+use super::space::{Access, Memory, Region, element};
+use super::steps::{self, AnyVal, Raw, load_raw, store_raw};
 
 /// How a view runs along the innermost dim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -82,53 +82,6 @@ pub(crate) struct ChainSpec {
     pub paths: Vec<Walk>,
     /// The steps.
     pub steps: Vec<StepSpec>,
-}
-
-/// A part of a space that one launch covers: its first point and its extents.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Region {
-    /// The first index of each dim.
-    pub first: Vec<u64>,
-    /// Extents.
-    pub extents: Vec<u32>,
-}
-
-impl Region {
-    /// Cuts a space into parts of at most 2^30 points, if a vector of neighbours along the innermost dim counts as one.
-    pub(crate) fn all(dims: &[u64], vector: u32) -> Vec<Region> {
-        const POINTS: u64 = 1 << 30;
-        if dims.contains(&0) {
-            return Vec::new();
-        }
-        let mut sizes = vec![1; dims.len()];
-        let mut room = POINTS;
-        for (i, (size, &extent)) in sizes.iter_mut().zip(dims).enumerate().rev() {
-            let unit = if i + 1 == dims.len() { u64::from(vector) } else { 1 };
-            *size = extent.min((room * unit).min(1 << 31)).max(1);
-            room = (room / size.div_ceil(unit)).max(1);
-        }
-        let mut regions = vec![Region { first: Vec::new(), extents: Vec::new() }];
-        for (&extent, &size) in dims.iter().zip(&sizes) {
-            regions = regions
-                .into_iter()
-                .flat_map(|region| {
-                    (0..extent.div_ceil(size)).map(move |i| {
-                        let mut next = region.clone();
-                        next.first.push(i * size);
-                        next.extents.push(size.min(extent - i * size) as u32);
-                        next
-                    })
-                })
-                .collect();
-        }
-        regions
-    }
-
-    /// Points, a vector of neighbours counting as one.
-    pub(crate) fn points(&self, vector: u32) -> u32 {
-        let inner = self.extents.last().map_or(1, |extent| extent.div_ceil(vector));
-        self.extents.iter().rev().skip(1).product::<u32>() * inner
-    }
 }
 
 /// The ways in which a chain's views run, each once: strides, and the window of those that have one.
@@ -237,123 +190,82 @@ impl ChainSpec {
         words.join("_")
     }
 
-    /// Bytes that one access of a view takes, which its buffer must be aligned to.
-    fn access_bytes(&self, dtype: DType, path: u32) -> u32 {
+    /// What a load or a store does with memory, and the bytes of one access.
+    fn access(&self, step: &StepSpec) -> Option<Access> {
+        let (dtype, path, written) = match *step {
+            StepSpec::Load { dtype, path, .. } => (dtype, path, false),
+            StepSpec::Store { dtype, path, .. } => (dtype, path, true),
+            _ => return None,
+        };
         let many = if self.paths[path as usize] == Walk::Unit { self.vector } else { 1 };
-        (many * dtype.bytes() as u32).min(16)
+        Some(Access { written, bytes: (many * dtype.bytes() as u32).min(16) })
     }
 
-    /// The alignment in bytes that the chain relies on, by slot.
-    pub(crate) fn alignments<'a>(&'a self, chain: &'a Chain) -> impl Iterator<Item = (u32, u64)> + 'a {
-        self.steps.iter().zip(&chain.steps).filter_map(|(spec, step)| match (spec, step.view()) {
-            (StepSpec::Load { dtype, path, .. } | StepSpec::Store { dtype, path, .. }, Some(view)) => {
-                Some((view.slot.0, u64::from(self.access_bytes(*dtype, *path))))
+    /// The strides of each path that are parameters: whether they are narrow.
+    fn strides(&self) -> Vec<Vec<bool>> {
+        let count = |walk: Walk| self.rank - usize::from(walk != Walk::Strided && self.rank > 0);
+        self.paths.iter().map(|&walk| vec![self.narrow; count(walk)]).collect()
+    }
+
+    fn shapes(&self) -> Vec<StepShape> {
+        let shape = |step: &StepSpec| {
+            let (window, fill) = match *step {
+                StepSpec::Load { outside: Some(outside), .. } => (self.rank, outside == Outside::Fill),
+                _ => (0, false),
+            };
+            let attributes = match *step {
+                StepSpec::Unary(f, _) => steps::attributes(f).len(),
+                StepSpec::Binary(f, ..) => steps::binary_attributes(f).len(),
+                _ => 0,
+            };
+            let index = (*step == StepSpec::Index).then_some(self.rank);
+            StepShape { memory: self.access(step), window, fill, factor: *step == StepSpec::Scalar, index, attributes }
+        };
+        self.steps.iter().map(shape).collect()
+    }
+
+    /// What a launch gives for the chain over a part of the space.
+    pub(crate) fn args(&self, chain: &Chain, region: &Region) -> ChainArgs {
+        let strides = paths(chain).into_iter().zip(self.strides()).map(|((strides, _), given)| strides[..given.len()].to_vec()).collect();
+        let steps = chain.steps.iter().map(|step| match step {
+            ChainStep::Load { from, window: Some(window) } => {
+                let inside: Vec<(u64, u64)> = (0..self.rank)
+                    .map(|d| {
+                        let end = region.first[d] + u64::from(region.extents[d]);
+                        let low = window.first[d].clamp(region.first[d], end);
+                        (low, window.end[d].clamp(low, end))
+                    })
+                    .collect();
+                let empty = inside.iter().any(|(low, high)| low == high);
+                let at = inside.iter().zip(&window.first).map(|((low, _), first)| if empty { 0 } else { low - first });
+                let bounds = inside.iter().zip(&region.first).map(|((low, high), first)| [low - first, if empty { 0 } else { high - low }]);
+                StepArgs {
+                    memory: Some(element(from, at)),
+                    window: bounds.map(|bounds| bounds.map(|bound| bound as u32)).collect(),
+                    fill: window.over.is_none().then(|| bits(from.dtype, window.fill.0)),
+                    ..StepArgs::default()
+                }
             }
-            _ => None,
-        })
-    }
-
-    // ---- arguments -----------------------------------------------------------------------------------------------------
-
-    /// The arguments of [`ChainSpec::declare`] for a part of the space.
-    pub(crate) fn args(&self, chain: &Chain, region: &Region) -> Vec<Arg> {
-        let mut args = Vec::new();
-        for ((strides, _), walk) in paths(chain).into_iter().zip(&self.paths) {
-            let count = self.strides_of(*walk);
-            args.extend(
-                strides[..count]
-                    .iter()
-                    .map(|&stride| if self.narrow { Arg::Scalar(Ty::U32, stride & 0xffff_ffff) } else { Arg::Scalar(Ty::U64, stride) }),
-            );
-        }
-        for (spec, step) in self.steps.iter().zip(&chain.steps) {
-            match (spec, step) {
-                (StepSpec::Load { dtype, .. }, ChainStep::Load { from, window: Some(window) }) => {
-                    let inside: Vec<(u64, u64)> = (0..self.rank)
-                        .map(|d| {
-                            let end = region.first[d] + u64::from(region.extents[d]);
-                            let low = window.first[d].clamp(region.first[d], end);
-                            (low, window.end[d].clamp(low, end))
-                        })
-                        .collect();
-                    let empty = inside.iter().any(|(low, high)| low == high);
-                    let at = inside.iter().zip(&window.first).map(|((low, _), first)| if empty { 0 } else { low - first });
-                    args.push(pointer(from, at));
-                    for (d, (low, high)) in inside.iter().enumerate() {
-                        args.push(Arg::Scalar(Ty::U32, low - region.first[d]));
-                        args.push(Arg::Scalar(Ty::U32, if empty { 0 } else { high - low }));
-                    }
-                    if window.over.is_none() {
-                        args.push(Arg::Scalar(Ty::U64, bits(*dtype, window.fill.0)));
-                    }
-                }
-                (StepSpec::Load { .. }, ChainStep::Load { from: view, window: None })
-                | (StepSpec::Store { .. }, ChainStep::Store { to: view, .. }) => {
-                    args.push(pointer(view, region.first.iter().copied()));
-                }
-                (StepSpec::Scalar, ChainStep::Scalar(factor)) => args.push(match *factor {
-                    HostScalar::Bound(slot) => Arg::HostScalar(slot.0 as usize),
-                    HostScalar::Fixed(value) => Arg::Scalar(Ty::F64, value.0.to_bits()),
-                }),
-                (StepSpec::Index, ChainStep::Index { strides }) => {
-                    let first = strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
-                    args.push(Arg::Scalar(Ty::U64, first));
-                    args.extend(strides.iter().map(|&stride| Arg::Scalar(Ty::U64, stride)));
-                }
-                (StepSpec::Unary(..), ChainStep::Unary { f, .. }) => args.extend(attribute_args(steps::attributes(*f))),
-                (StepSpec::Binary(..), ChainStep::Binary { f, .. }) => args.extend(attribute_args(steps::binary_attributes(*f))),
-                _ => {}
+            ChainStep::Load { from: view, window: None } | ChainStep::Store { to: view, .. } => {
+                StepArgs { memory: Some(element(view, region.first.iter().copied())), ..StepArgs::default() }
             }
-        }
-        args
+            ChainStep::Scalar(factor) => {
+                let factor = match *factor {
+                    HostScalar::Bound(slot) => HostNumber::Bound(slot.0 as usize),
+                    HostScalar::Fixed(value) => HostNumber::Fixed(value.0),
+                };
+                StepArgs { factor: Some(factor), ..StepArgs::default() }
+            }
+            ChainStep::Index { strides } => {
+                let first = strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
+                StepArgs { index: Some(IndexArgs { first, strides: strides.clone() }), ..StepArgs::default() }
+            }
+            ChainStep::Unary { f, .. } => StepArgs { attributes: steps::attributes(*f), ..StepArgs::default() },
+            ChainStep::Binary { f, .. } => StepArgs { attributes: steps::binary_attributes(*f), ..StepArgs::default() },
+            ChainStep::Given | ChainStep::Ternary { .. } | ChainStep::Round { .. } => StepArgs::default(),
+        });
+        ChainArgs { strides, steps: steps.collect() }
     }
-
-    fn strides_of(&self, walk: Walk) -> usize {
-        self.rank - usize::from(walk != Walk::Strided && self.rank > 0)
-    }
-
-    /// Declares the parameters.
-    pub(crate) fn declare<'k>(&self, k: Kernel<'k>) -> ChainCode<'k> {
-        let strides = (self.paths.iter())
-            .map(|walk| {
-                let count = self.strides_of(*walk);
-                (0..count)
-                    .map(|_| if self.narrow { Stride::Narrow(k.scalar("stride")) } else { Stride::Wide(k.scalar("stride")) })
-                    .collect()
-            })
-            .collect();
-        let attributes = |count: usize| (0..count).map(|_| k.scalar::<f64>("attribute")).collect();
-        let steps = (self.steps.iter())
-            .map(|step| match *step {
-                StepSpec::Load { dtype, path, outside: None } => Step::Load(k.input("input", self.access_bytes(dtype, path)), None),
-                StepSpec::Load { dtype, path, outside: Some(outside) } => {
-                    let pointer = k.input("input", self.access_bytes(dtype, path));
-                    let inside = (0..self.rank).map(|_| (k.scalar("window_first"), k.scalar("window_extent"))).collect();
-                    let otherwise = match outside {
-                        Outside::Fill => Otherwise::Fill(k.scalar("window_fill")),
-                        Outside::Load(x) => Otherwise::Load(x as usize),
-                    };
-                    Step::Load(pointer, Some((inside, otherwise)))
-                }
-                StepSpec::Store { dtype, path, .. } => Step::Store(k.output("output", self.access_bytes(dtype, path))),
-                StepSpec::Scalar => Step::Factor(k.scalar("factor")),
-                StepSpec::Index => Step::Index(k.scalar("index_first"), (0..self.rank).map(|_| k.scalar("index_stride")).collect()),
-                StepSpec::Unary(f, _) => Step::Attributes(attributes(steps::attributes(f).len())),
-                StepSpec::Binary(f, ..) => Step::Attributes(attributes(steps::binary_attributes(f).len())),
-                StepSpec::Given | StepSpec::Ternary(..) | StepSpec::Round(..) => Step::Attributes(Vec::new()),
-            })
-            .collect();
-        ChainCode { k, spec: self.clone(), strides, steps }
-    }
-}
-
-fn pointer(view: &View, first: impl Iterator<Item = u64>) -> Arg {
-    let elements = view.offset + view.strides.iter().zip(first).map(|(stride, first)| stride * first).sum::<u64>();
-    Arg::Pointer(Address { base: Base::Buffer(view.slot.0 as usize), offset_bytes: elements * view.dtype.bytes() as u64 })
-}
-
-fn attribute_args(values: Vec<f64>) -> impl Iterator<Item = Arg> {
-    values.into_iter().map(|value| Arg::Scalar(Ty::F64, value.to_bits()))
 }
 
 /// The bits of a number as an element.
@@ -387,27 +299,88 @@ pub(crate) fn vectors_fit(chain: &Chain, dims: &[u64]) -> u32 {
 
 // ---- the kernel's side -------------------------------------------------------------------------------------------------
 
+/// A stride: 32 bits wide where the spec says narrow.
 #[derive(Clone, Copy, Debug)]
 enum Stride<'k> {
     Narrow(Val<'k, u32>),
     Wide(Val<'k, u64>),
 }
 
-type Inside<'k> = Vec<(Val<'k, u32>, Val<'k, u32>)>;
+impl Parameter for Stride<'_> {
+    type Spec = bool;
+    type Value<'k> = Stride<'k>;
+    type Argument = u64;
 
-#[derive(Clone, Copy, Debug)]
-enum Otherwise<'k> {
-    Fill(Val<'k, u64>),
-    Load(usize),
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, narrow: &bool) -> Stride<'k> {
+        if *narrow { Stride::Narrow(u32::declare(k, name, &())) } else { Stride::Wide(u64::declare(k, name, &())) }
+    }
+
+    fn bind(stride: u64, name: &'static str, narrow: &bool, to: &mut Arguments) {
+        // A dim of one point may have any stride, which then multiplies 0.
+        if *narrow { u32::bind(stride as u32, name, &(), to) } else { u64::bind(stride, name, &(), to) }
+    }
 }
 
-#[derive(Clone, Debug)]
-enum Step<'k> {
-    Load(Pointer<'k>, Option<(Inside<'k>, Otherwise<'k>)>),
-    Store(Pointer<'k>),
-    Factor(Val<'k, f64>),
-    Index(Val<'k, u64>, Vec<Val<'k, u64>>),
-    Attributes(Vec<Val<'k, f64>>),
+/// Which parameters a step has.
+#[derive(Clone, Copy, Debug)]
+struct StepShape {
+    memory: Option<Access>,
+    /// Dims of its window.
+    window: usize,
+    fill: bool,
+    factor: bool,
+    /// Dims of a coordinate.
+    index: Option<usize>,
+    attributes: usize,
+}
+
+verdigris_kir::parameters! {
+    /// A coordinate: its value at the first point, and what each dim adds.
+    #[derive(Clone, Debug)]
+    struct Index / #[derive(Debug)] IndexArgs of usize as rank {
+        first: u64,
+        strides: Vec<u64> = vec![(); *rank],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The parameters of a step.
+    #[derive(Clone, Debug)]
+    struct Step / #[derive(Debug, Default)] StepArgs of StepShape as shape {
+        memory: Option<Memory> = shape.memory,
+        /// First index and extent of each dim.
+        window: Vec<[u32; 2]> = vec![(); shape.window],
+        /// The bits that stand outside of the window.
+        fill: Option<u64> = shape.fill.then_some(()),
+        factor: Option<AtExecution<f64>> = shape.factor.then_some(()),
+        index: Option<IndexArgs> = shape.index,
+        attributes: Vec<f64> = vec![(); shape.attributes],
+    }
+}
+
+/// What a launch gives for a chain ([`ChainSpec::args`]): the kernel declares it as a [`ChainCode`].
+#[derive(Debug)]
+pub(crate) struct ChainArgs {
+    strides: Vec<Vec<u64>>,
+    steps: Vec<StepArgs>,
+}
+
+impl Parameter for ChainArgs {
+    type Spec = ChainSpec;
+    type Value<'k> = ChainCode<'k>;
+    type Argument = ChainArgs;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &ChainSpec) -> ChainCode<'k> {
+        let strides = Vec::<Vec<Stride<'_>>>::declare(k, "stride", &spec.strides());
+        ChainCode { k, spec: spec.clone(), strides, steps: Vec::<StepArgs>::declare(k, "step", &spec.shapes()) }
+    }
+
+    fn bind(chain: ChainArgs, _: &'static str, spec: &ChainSpec, to: &mut Arguments) {
+        Vec::<Vec<Stride<'_>>>::bind(chain.strides, "stride", &spec.strides(), to);
+        Vec::<StepArgs>::bind(chain.steps, "step", &spec.shapes(), to);
+    }
 }
 
 /// A chain in a kernel.
@@ -483,21 +456,25 @@ impl<'k> ChainCode<'k> {
         k.scope(at, || {
             let mut fetched: Fetched<'k> = Vec::with_capacity(self.steps.len());
             for (i, (spec, step)) in self.spec.steps.iter().zip(&self.steps).enumerate() {
-                let next = match (*spec, step) {
-                    _ if without.contains(&i) => Vec::new(),
-                    (StepSpec::Load { dtype, path, .. }, Step::Load(pointer, None)) => {
-                        let places = self.places(*pointer, path as usize, index, dtype.bytes() as u32);
-                        self.load(dtype, path as usize, &places)
-                    }
-                    (StepSpec::Load { dtype, path, .. }, Step::Load(pointer, Some((inside, otherwise)))) => {
-                        let inner: Vec<Val<'k, u32>> = index.iter().zip(inside).map(|(&i, (first, _))| i - *first).collect();
-                        let holds = inner.iter().zip(inside).map(|(&i, (_, extent))| i.lt(*extent));
-                        let holds = holds.reduce(|all, one| all & one).unwrap_or(k.constant(true));
-                        let outside = match *otherwise {
-                            Otherwise::Fill(fill) => vec![self.raw_of(dtype, fill.low32(), (fill >> 32).low32())],
-                            Otherwise::Load(x) => fetched[x].clone(),
-                        };
-                        self.load_windowed(dtype, path as usize, *pointer, &inner, holds, &outside)
+                let next = match (*spec, step.memory) {
+                    (StepSpec::Load { dtype, path, outside }, Some(pointer)) if !without.contains(&i) => {
+                        let path = path as usize;
+                        match outside {
+                            None => self.load(dtype, path, &self.places(pointer, path, index, dtype.bytes() as u32)),
+                            Some(outside) => {
+                                let inner: Vec<Val<'k, u32>> = index.iter().zip(&step.window).map(|(&i, [first, _])| i - *first).collect();
+                                let holds = inner.iter().zip(&step.window).map(|(&i, [_, extent])| i.lt(*extent));
+                                let holds = holds.reduce(|all, one| all & one).unwrap_or(k.constant(true));
+                                let outside = match (outside, step.fill) {
+                                    (Outside::Load(x), _) => fetched[x as usize].clone(),
+                                    (Outside::Fill, fill) => {
+                                        let fill = fill.expect("a window that fills has what it fills with");
+                                        vec![self.raw_of(dtype, fill.low32(), (fill >> 32).low32())]
+                                    }
+                                };
+                                self.load_windowed(dtype, path, pointer, &inner, holds, &outside)
+                            }
+                        }
                     }
                     _ => Vec::new(),
                 };
@@ -528,7 +505,7 @@ impl<'k> ChainCode<'k> {
         let count = if repeats { 1 } else { self.spec.vector as usize };
         let halves = |value: &AnyVal<'k>| match *value {
             AnyVal::Stored(_, Raw::B8(bits) | Raw::B32(bits)) => (bits, None),
-            AnyVal::Stored(_, Raw::B16(bits)) => (bits.convert::<u32>(verdigris_kir::inst::CvtRound::None), None),
+            AnyVal::Stored(_, Raw::B16(bits)) => (bits.convert::<u32>(CvtRound::None), None),
             AnyVal::Stored(_, Raw::B64(bits)) => {
                 let (low, high) = k.split32(bits);
                 (low, Some(high))
@@ -584,24 +561,20 @@ impl<'k> ChainCode<'k> {
                 let doubled =
                     |operands: &[u32]| operands.iter().any(|&x| matches!(of(x, 0), AnyVal::F64(_) | AnyVal::Stored(DType::F64, _)));
                 // A factor takes the type of what it meets.
-                let operand = |x: u32, lane: usize, all: &[u32]| match (&self.steps[x as usize], of(x, lane)) {
-                    (Step::Factor(factor), _) => {
-                        let others: Vec<u32> =
-                            all.iter().copied().filter(|&other| !matches!(self.steps[other as usize], Step::Factor(_))).collect();
-                        if doubled(&others) {
-                            AnyVal::F64(*factor)
-                        } else {
-                            AnyVal::F32(factor.convert(verdigris_kir::inst::CvtRound::Nearest))
-                        }
+                let operand = |x: u32, lane: usize, all: &[u32]| match self.steps[x as usize].factor {
+                    Some(factor) => {
+                        let others: Vec<u32> = all.iter().copied().filter(|&other| self.steps[other as usize].factor.is_none()).collect();
+                        if doubled(&others) { AnyVal::F64(factor) } else { AnyVal::F32(factor.convert(CvtRound::Nearest)) }
                     }
-                    (_, value) => value,
+                    None => of(x, lane),
                 };
                 let each = |f: &dyn Fn(usize) -> AnyVal<'k>| (0..lanes).map(f).collect::<Vec<_>>();
-                let next = match (*spec, step) {
-                    (StepSpec::Load { .. }, _) => fetched[i].clone(),
-                    (StepSpec::Given, _) => given.to_vec(),
-                    (StepSpec::Scalar, Step::Factor(factor)) => vec![AnyVal::F64(*factor)],
-                    (StepSpec::Index, Step::Index(first, strides)) => {
+                let next = match *spec {
+                    StepSpec::Load { .. } => fetched[i].clone(),
+                    StepSpec::Given => given.to_vec(),
+                    StepSpec::Scalar => step.factor.map(AnyVal::F64).into_iter().collect(),
+                    StepSpec::Index => {
+                        let Index { first, strides } = step.index.as_ref().expect("a coordinate has strides");
                         let at = index.iter().zip(strides).fold(*first, |sum, (&i, &stride)| sum + i.widen() * stride);
                         each(&|lane| {
                             let here = match (lane, strides.last()) {
@@ -611,18 +584,20 @@ impl<'k> ChainCode<'k> {
                             AnyVal::I64(here.bitcast())
                         })
                     }
-                    (StepSpec::Unary(f, x), Step::Attributes(a)) => each(&|lane| steps::unary(k, f, operand(x, lane, &[x]), a)),
-                    (StepSpec::Binary(f, x, z), Step::Attributes(a)) => {
-                        each(&|lane| steps::binary(k, f, operand(x, lane, &[x, z]), operand(z, lane, &[x, z]), a))
+                    StepSpec::Unary(f, x) => each(&|lane| steps::unary(k, f, operand(x, lane, &[x]), &step.attributes)),
+                    StepSpec::Binary(f, x, z) => {
+                        let all = [x, z];
+                        each(&|lane| steps::binary(k, f, operand(x, lane, &all), operand(z, lane, &all), &step.attributes))
                     }
-                    (StepSpec::Ternary(f, x, z, t), _) => {
+                    StepSpec::Ternary(f, x, z, t) => {
                         let all = [x, z, t];
                         each(&|lane| steps::ternary(k, f, operand(x, lane, &all), operand(z, lane, &all), operand(t, lane, &all)))
                     }
-                    (StepSpec::Round(dtype, x), _) => each(&|lane| operand(x, lane, &[x]).rounded(k, dtype)),
-                    (StepSpec::Store { dtype, path, x }, Step::Store(pointer)) => {
+                    StepSpec::Round(dtype, x) => each(&|lane| operand(x, lane, &[x]).rounded(k, dtype)),
+                    StepSpec::Store { dtype, path, x } => {
+                        let pointer = step.memory.expect("a store has memory");
                         let raws: Vec<Raw<'k>> = (0..lanes).map(|lane| operand(x, lane, &[x]).encoded(k, dtype)).collect();
-                        let places = self.places(*pointer, path as usize, index, dtype.bytes() as u32);
+                        let places = self.places(pointer, path as usize, index, dtype.bytes() as u32);
                         if self.spec.paths[path as usize] == Walk::Unit {
                             store_raw(k, places[0], &raws);
                         } else {
@@ -630,8 +605,6 @@ impl<'k> ChainCode<'k> {
                         }
                         Vec::new()
                     }
-                    // `declare` makes each step's kind from its spec.
-                    (spec, step) => unreachable!("{spec:?} declared as {step:?}"),
                 };
                 values.push(next);
             }
@@ -641,102 +614,11 @@ impl<'k> ChainCode<'k> {
 
     /// The address of an element of a load at a point, for kernels that load by themselves.
     pub(crate) fn load_address(&self, step: usize, index: &[Val<'k, u32>]) -> Option<(DType, Val<'k, u64>)> {
-        match (self.spec.steps.get(step), self.steps.get(step)) {
-            (Some(&StepSpec::Load { dtype, path, .. }), Some(Step::Load(pointer, None))) => {
-                Some((dtype, self.address(*pointer, self.offset(path as usize, index), dtype.bytes() as u32)))
+        match (self.spec.steps[step], self.steps[step].memory) {
+            (StepSpec::Load { dtype, path, outside: None }, Some(pointer)) => {
+                Some((dtype, self.address(pointer, self.offset(path as usize, index), dtype.bytes() as u32)))
             }
             _ => None,
         }
     }
-}
-
-/// Loads `many` neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
-pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, many: u32) -> Vec<Raw<'k>> {
-    let bytes = dtype.bytes() as u32;
-    if many == 1 {
-        return vec![match bytes {
-            1 => Raw::B8(k.ld_global_byte(address, 0, false)),
-            2 => Raw::B16(k.ld_global::<u16>(address, 0)),
-            4 => Raw::B32(k.ld_global::<u32>(address, 0)),
-            _ => Raw::B64(k.ld_global::<u64>(address, 0)),
-        }];
-    }
-    let total = many * bytes;
-    let mut raws = Vec::new();
-    for at in (0..total).step_by(16) {
-        let offset = i64::from(at);
-        let words: Vec<Val<'k, u32>> = match (total - at).min(16) {
-            2 => vec![k.ld_global::<u16>(address, offset).convert(verdigris_kir::inst::CvtRound::None)],
-            4 => vec![k.ld_global::<u32>(address, offset)],
-            size => k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, Cache::Default),
-        };
-        let size = (total - at).min(16);
-        for element in 0..size / bytes {
-            let begin = element * bytes;
-            let word = words[(begin / 4) as usize];
-            raws.push(match bytes {
-                1 => Raw::B8((word >> (8 * (begin % 4))) & 0xffu32),
-                2 => Raw::B16((word >> (8 * (begin % 4))).low16()),
-                4 => Raw::B32(word),
-                _ => Raw::B64(k.join32(word, words[(begin / 4) as usize + 1])),
-            });
-        }
-    }
-    raws
-}
-
-/// Stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
-pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>]) {
-    if let [raw] = raws {
-        match *raw {
-            Raw::B8(bits) => k.st_global_byte(address, 0, bits),
-            Raw::B16(bits) => k.st_global(address, 0, bits),
-            Raw::B32(bits) => k.st_global(address, 0, bits),
-            Raw::B64(bits) => k.st_global(address, 0, bits),
-        }
-        return;
-    }
-    let words: Vec<Val<'k, u32>> = match raws[0] {
-        Raw::B8(_) => {
-            let byte = |raw: &Raw<'k>| if let Raw::B8(bits) = *raw { bits } else { k.constant(0) };
-            let quad = |four: &[Raw<'k>]| four.iter().enumerate().map(|(i, raw)| byte(raw) << (8 * i as u32)).reduce(|all, one| all | one);
-            raws.chunks(4).filter_map(quad).collect()
-        }
-        Raw::B16(_) => {
-            let half = |raw: &Raw<'k>| if let Raw::B16(bits) = *raw { bits } else { k.constant(0) };
-            raws.chunks(2).map(|pair| k.join16(half(&pair[0]), half(&pair[1]))).collect()
-        }
-        Raw::B32(_) | Raw::B64(_) => raws
-            .iter()
-            .flat_map(|raw| match *raw {
-                Raw::B64(bits) => {
-                    let (low, high) = k.split32(bits);
-                    vec![low, high]
-                }
-                Raw::B32(bits) => vec![bits],
-                _ => Vec::new(),
-            })
-            .collect(),
-    };
-    if let (Raw::B8(_), 2, [word]) = (raws[0], raws.len(), words.as_slice()) {
-        k.st_global(address, 0, word.low16());
-        return;
-    }
-    for (i, group) in words.chunks(4).enumerate() {
-        match group {
-            [word] => k.st_global(address, 16 * i as i64, *word),
-            _ => k.st_global_vector(address, 16 * i as i64, group, Cache::Default),
-        }
-    }
-}
-
-/// The alignment of each slot, from the chains that use it.
-pub(crate) fn alignments<'a>(slots: usize, chains: impl IntoIterator<Item = (&'a ChainSpec, &'a Chain)>) -> Vec<u64> {
-    let mut alignments = vec![1; slots];
-    for (slot, bytes) in chains.into_iter().flat_map(|(spec, chain)| spec.alignments(chain)) {
-        if let Some(alignment) = alignments.get_mut(slot as usize) {
-            *alignment = bytes.max(*alignment);
-        }
-    }
-    alignments
 }

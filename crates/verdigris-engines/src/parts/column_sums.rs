@@ -18,7 +18,7 @@ use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_kir::tile::staging::SLAB_ROWS;
 use verdigris_tensor::DType;
 
@@ -246,11 +246,6 @@ impl SumGrid {
     /// The arguments of the kernel that forms the parts.
     pub(crate) fn arguments(&self, scratch: Address) -> ColumnSumsArgs {
         ColumnSumsArgs { sums_parts: scratch, sums_width: self.width(), sums_pitch: self.pitch }
-    }
-
-    /// The same, for a launch whose arguments are listed.
-    pub(crate) fn args(&self, scratch: Address) -> Vec<Arg> {
-        self.arguments(scratch).bound(&()).into_iter().collect()
     }
 
     /// Microseconds for what follows the kernel that forms the parts.

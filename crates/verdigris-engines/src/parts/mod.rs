@@ -18,6 +18,7 @@ pub(crate) mod operand;
 pub(crate) mod prologue;
 pub(crate) mod repack;
 mod row_staging;
+pub(crate) mod space;
 pub(crate) mod steps;
 pub(crate) mod transposed;
 pub(crate) mod unpack;

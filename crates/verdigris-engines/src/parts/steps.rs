@@ -4,7 +4,7 @@
 
 use verdigris_graph::{BinaryOp, Real, TernaryOp, UnaryOp};
 use verdigris_kir::face::{Bf16, F16, Kernel, Val};
-use verdigris_kir::inst::{CvtRound, Packed};
+use verdigris_kir::inst::{Cache, CvtRound, Packed};
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
@@ -98,6 +98,86 @@ impl<'k> AnyVal<'k> {
             DType::F32 => AnyVal::F32(self.get(k)),
             DType::F64 => AnyVal::F64(self.get(k)),
             _ => AnyVal::Stored(dtype, self.encoded(k, dtype)),
+        }
+    }
+}
+
+/// Loads `many` neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
+pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, many: u32) -> Vec<Raw<'k>> {
+    let bytes = dtype.bytes() as u32;
+    if many == 1 {
+        return vec![match bytes {
+            1 => Raw::B8(k.ld_global_byte(address, 0, false)),
+            2 => Raw::B16(k.ld_global::<u16>(address, 0)),
+            4 => Raw::B32(k.ld_global::<u32>(address, 0)),
+            _ => Raw::B64(k.ld_global::<u64>(address, 0)),
+        }];
+    }
+    let total = many * bytes;
+    let mut raws = Vec::new();
+    for at in (0..total).step_by(16) {
+        let offset = i64::from(at);
+        let words: Vec<Val<'k, u32>> = match (total - at).min(16) {
+            2 => vec![k.ld_global::<u16>(address, offset).convert(CvtRound::None)],
+            4 => vec![k.ld_global::<u32>(address, offset)],
+            size => k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, Cache::Default),
+        };
+        let size = (total - at).min(16);
+        for element in 0..size / bytes {
+            let begin = element * bytes;
+            let word = words[(begin / 4) as usize];
+            raws.push(match bytes {
+                1 => Raw::B8((word >> (8 * (begin % 4))) & 0xffu32),
+                2 => Raw::B16((word >> (8 * (begin % 4))).low16()),
+                4 => Raw::B32(word),
+                _ => Raw::B64(k.join32(word, words[(begin / 4) as usize + 1])),
+            });
+        }
+    }
+    raws
+}
+
+/// Stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
+pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>]) {
+    if let [raw] = raws {
+        match *raw {
+            Raw::B8(bits) => k.st_global_byte(address, 0, bits),
+            Raw::B16(bits) => k.st_global(address, 0, bits),
+            Raw::B32(bits) => k.st_global(address, 0, bits),
+            Raw::B64(bits) => k.st_global(address, 0, bits),
+        }
+        return;
+    }
+    let words: Vec<Val<'k, u32>> = match raws[0] {
+        Raw::B8(_) => {
+            let byte = |raw: &Raw<'k>| if let Raw::B8(bits) = *raw { bits } else { k.constant(0) };
+            let quad = |four: &[Raw<'k>]| four.iter().enumerate().map(|(i, raw)| byte(raw) << (8 * i as u32)).reduce(|all, one| all | one);
+            raws.chunks(4).filter_map(quad).collect()
+        }
+        Raw::B16(_) => {
+            let half = |raw: &Raw<'k>| if let Raw::B16(bits) = *raw { bits } else { k.constant(0) };
+            raws.chunks(2).map(|pair| k.join16(half(&pair[0]), half(&pair[1]))).collect()
+        }
+        Raw::B32(_) | Raw::B64(_) => raws
+            .iter()
+            .flat_map(|raw| match *raw {
+                Raw::B64(bits) => {
+                    let (low, high) = k.split32(bits);
+                    vec![low, high]
+                }
+                Raw::B32(bits) => vec![bits],
+                _ => Vec::new(),
+            })
+            .collect(),
+    };
+    if let (Raw::B8(_), 2, [word]) = (raws[0], raws.len(), words.as_slice()) {
+        k.st_global(address, 0, word.low16());
+        return;
+    }
+    for (i, group) in words.chunks(4).enumerate() {
+        match group {
+            [word] => k.st_global(address, 16 * i as i64, *word),
+            _ => k.st_global_vector(address, 16 * i as i64, group, Cache::Default),
         }
     }
 }

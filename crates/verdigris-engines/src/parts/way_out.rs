@@ -219,7 +219,7 @@ verdigris_kir::parameters! {
         rows: u32,
         columns: u32,
         lines: Option<LinesArgs> = spec.line_alignment_bytes(),
-        d: Option<Map> = (spec.out == Out::Tma).then(|| spec.d_map()),
+        pub(crate) d: Option<Map> = (spec.out == Out::Tma).then(|| spec.d_map()),
     }
 }
 

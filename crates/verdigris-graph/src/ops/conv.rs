@@ -29,8 +29,10 @@ use serde::{Deserialize, Serialize};
 
 use super::matmul::Precision;
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::Role;
+use crate::op::{Operation, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{STEP_LIMIT, attribute, data};
 
@@ -141,17 +143,6 @@ impl Conv {
         }
     }
 
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        let (left, right, output) = match self.direction {
-            ConvDirection::Fprop => (&mut self.x, &mut self.w, &mut self.y),
-            ConvDirection::Dgrad => (&mut self.y, &mut self.w, &mut self.x),
-            ConvDirection::Wgrad => (&mut self.x, &mut self.y, &mut self.w),
-        };
-        visit(Role::Input, left);
-        visit(Role::Input, right);
-        visit(Role::Output, output);
-    }
-
     /// The attributes that have an entry for each spatial dim, by name.
     fn steps(&self) -> [(&'static str, &Vec<u64>); 4] {
         let Conv { strides, dilations, pads_before, pads_after, .. } = self;
@@ -243,8 +234,65 @@ impl Conv {
         }
         Ok(dims)
     }
+}
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+impl Operation for Conv {
+    const SPEC: OpSpec = OpSpec {
+        name: "conv",
+        summary: "Convolution over one to three spatial dims, and its gradients; transposed convolution is `dgrad`.",
+        forms: &[Form {
+            name: "",
+            formula: "y[n, k, o] = Σ over c, f of x[n, g(k)·C + c, o·s − p + f·d] · w[k, c, f]     (dgrad, wgrad: its transposes)",
+            operands: &[
+                OperandSpec::either("x", "`[n, c, spatial…]`; written by `dgrad`"),
+                OperandSpec::either("w", "`[k, c / groups, filter…]`; written by `wgrad`"),
+                OperandSpec::either("y", "`[n, k, out…]`; written by `fprop`"),
+            ],
+            attributes: &[
+                AttributeSpec::new("direction", "`fprop dgrad wgrad`", "which tensor is written", "\"forward\""),
+                AttributeSpec::new("pads_before", "list, one for each spatial dim", "below 2³¹", "[1]"),
+                AttributeSpec::new("pads_after", "list, one for each spatial dim", "below 2³¹", "[1]"),
+                AttributeSpec::new("strides", "list, one for each spatial dim", "at least 1, below 2³¹", "[0, 1]"),
+                AttributeSpec::new("dilations", "list, one for each spatial dim", "at least 1, below 2³¹", "[1, 0]"),
+                AttributeSpec::new("groups", "number", "at least 1; divides `c` and `k`", "0"),
+                AttributeSpec::new("mode", "`cross_correlation convolution`", "whether the filter is flipped", "\"flipped\"")
+                    .or("\"cross_correlation\""),
+                AttributeSpec::new("precision", "as of `matmul`", "it takes the types of the two tensors read", "\"i32\""),
+            ],
+            shape: "`out = ⌊(spatial + pads − (d · (filter − 1) + 1)) / s⌋ + 1`",
+            gradient: "of each tensor read, the direction that writes it, with the gradient of what was written in its place",
+            methods: &[
+                Method::new(
+                    "conv_fprop",
+                    "x: Uid, w: Uid, *, stride: Each = 1, padding: Each = 0, \
+                     padding_after: Each | None = None, dilation: Each = 1, groups: int = 1, flip: bool = False, precision: str | None = None, name: str = \"conv\"",
+                ),
+                Method::new(
+                    "conv_dgrad",
+                    "dy: Uid, w: Uid, x_dims: Sequence[int], *, stride: Each = 1, padding: Each = 0, \
+                     padding_after: Each | None = None, dilation: Each = 1, groups: int = 1, flip: bool = False, precision: str | None = None, name: str = \"dgrad\"",
+                ),
+                Method::new(
+                    "conv_wgrad",
+                    "x: Uid, dy: Uid, w_dims: Sequence[int], *, stride: Each = 1, padding: Each = 0, \
+                     padding_after: Each | None = None, dilation: Each = 1, groups: int = 1, flip: bool = False, precision: str | None = None, name: str = \"wgrad\"",
+                ),
+            ],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let (left, right, output) = match self.direction {
+            ConvDirection::Fprop => (&mut self.x, &mut self.w, &mut self.y),
+            ConvDirection::Dgrad => (&mut self.y, &mut self.w, &mut self.x),
+            ConvDirection::Wgrad => (&mut self.x, &mut self.y, &mut self.w),
+        };
+        visit(Role::Input, left);
+        visit(Role::Input, right);
+        visit(Role::Output, output);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let x = data(graph, op, self.x)?;
         let w = data(graph, op, self.w)?;
         let y = data(graph, op, self.y)?;
@@ -263,5 +311,46 @@ impl Conv {
             Some(rule) => Err(Error::DType { op: op.to_owned(), tensor: left.name.clone(), got: left.dtype, rule }),
             None => Ok(()),
         }
+    }
+
+    /// Each direction is linear in both of its operands, and their gradients are the other two directions, with the gradient of what is
+    /// written in its place.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(gradient) = at.of(self.output()) else { return Ok(()) };
+        let [left, _] = self.operands();
+        let is_fp8 = at.tensor(left)?.dtype.is_fp8();
+        let precision = if is_fp8 && self.precision != Precision::Ieee { Precision::Fp32 } else { self.precision };
+        let dtype = Backward::operand_dtype(at.tensor(left)?.dtype);
+        let gradient = if self.operands().iter().any(|&uid| at.wants(uid)) { at.round(gradient, dtype)? } else { gradient };
+        let mut filled = Conv { precision, ..self.clone() };
+        match self.direction {
+            ConvDirection::Fprop => filled.y = gradient,
+            ConvDirection::Dgrad => filled.x = gradient,
+            ConvDirection::Wgrad => filled.w = gradient,
+        }
+        for direction in ConvDirection::ALL.into_iter().filter(|&direction| direction != self.direction) {
+            let of = Conv { direction, ..self.clone() }.output();
+            if !at.wants(of) {
+                continue;
+            }
+            let dims = at.dims(of)?;
+            let mut conv = filled.clone();
+            let given = match direction {
+                ConvDirection::Fprop => {
+                    (conv.x, conv.w) = (at.round(conv.x, dtype)?, at.round(conv.w, dtype)?);
+                    at.graph.conv_fprop(&at.named("y"), conv)?
+                }
+                ConvDirection::Dgrad => {
+                    (conv.y, conv.w) = (at.round(conv.y, dtype)?, at.round(conv.w, dtype)?);
+                    at.graph.conv_dgrad(&at.named("x"), conv, &dims)?
+                }
+                ConvDirection::Wgrad => {
+                    (conv.x, conv.y) = (at.round(conv.x, dtype)?, at.round(conv.y, dtype)?);
+                    at.graph.conv_wgrad(&at.named("w"), conv, &dims)?
+                }
+            };
+            at.give(of, given)?;
+        }
+        Ok(())
     }
 }

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{HostScalar, Role};
+use crate::op::{HostScalar, Operation, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{broadcasts_to, data, factor, same_dims};
 
@@ -152,23 +154,6 @@ impl Matmul {
         Matmul { a, b, c: None, d, alpha: HostScalar::ONE, beta: HostScalar::ZERO, precision, scale_a: None, scale_b: None }
     }
 
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        visit(Role::Input, &mut self.a);
-        visit(Role::Input, &mut self.b);
-        if let Some(c) = &mut self.c {
-            visit(Role::Input, c);
-        }
-        for scalar in [&mut self.alpha, &mut self.beta] {
-            if let HostScalar::Bound(uid) = scalar {
-                visit(Role::Input, uid);
-            }
-        }
-        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
-            visit(Role::Input, &mut scale.tensor);
-        }
-        visit(Role::Output, &mut self.d);
-    }
-
     /// The dims of `D`.
     ///
     /// # Errors
@@ -202,8 +187,62 @@ impl Matmul {
         dims.extend([a_matrix[0], b_matrix[1]]);
         Ok(dims)
     }
+}
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+impl Operation for Matmul {
+    const SPEC: OpSpec = OpSpec {
+        name: "matmul",
+        summary: "The product of matrices, batched, with what is added to it.",
+        forms: &[Form {
+            name: "",
+            formula: "D[b…, m, n] = alpha · Σₖ (sA · A[b…, m, k]) · (sB · B[b…, k, n]) + beta · C[b…, m, n]",
+            operands: &[
+                OperandSpec::read("a", "`[b…, m, k]`, of a type that the precision takes"),
+                OperandSpec::read("b", "`[b…, k, n]`, of a type that the precision takes"),
+                OperandSpec::read("c", "`[b…, m, n]` or what broadcasts to it").optional(),
+                OperandSpec::read("scale_a", "`{tensor, block}`: f32 factors of an fp8 A, one or one for each block").optional(),
+                OperandSpec::read("scale_b", "the same for B").optional(),
+                OperandSpec::written("d", "`[b…, m, n]`"),
+            ],
+            attributes: &[
+                AttributeSpec::new("alpha", "`{fixed: number}` or `{bound: uid}` of a host scalar", "finite", r#"{"bound":0}"#),
+                AttributeSpec::new("beta", "as `alpha`", "finite; with 0, `C` is not read", r#"{"bound":0}"#),
+                AttributeSpec::new(
+                    "precision",
+                    "`f64 ieee fp32 tf32 f16 fp8_fast fp8_promoted i32`",
+                    "it takes the types of A and B",
+                    "\"i32\"",
+                ),
+            ],
+            shape: "batch dims broadcast from the right; `m` and `n` are those of A and B, whose `k` agree",
+            gradient: "`dA = alpha · dD · Bᵀ`, `dB = alpha · Aᵀ · dD`, `dC = beta · dD`; refused with `scale_a` or `scale_b`",
+            methods: &[Method::new(
+                "matmul",
+                "a: Uid, b: Uid, c: Uid | None = None, *, alpha: float | Uid | None = None, beta: float | Uid | None = None, \
+                 precision: str | None = None, scale_a: Uid | None = None, block_a: tuple[int, int] | None = None, \
+                 scale_b: Uid | None = None, block_b: tuple[int, int] | None = None, name: str = \"matmul\"",
+            )],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.a);
+        visit(Role::Input, &mut self.b);
+        if let Some(c) = &mut self.c {
+            visit(Role::Input, c);
+        }
+        for scalar in [&mut self.alpha, &mut self.beta] {
+            if let HostScalar::Bound(uid) = scalar {
+                visit(Role::Input, uid);
+            }
+        }
+        for scale in [&mut self.scale_a, &mut self.scale_b].into_iter().flatten() {
+            visit(Role::Input, &mut scale.tensor);
+        }
+        visit(Role::Output, &mut self.d);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let a = data(graph, op, self.a)?;
         let b = data(graph, op, self.b)?;
         let d = data(graph, op, self.d)?;
@@ -226,6 +265,61 @@ impl Matmul {
         }
         Ok(())
     }
+
+    /// `dA = alpha · dD · Bᵀ`, `dB = alpha · Aᵀ · dD`, `dC = beta · dD`.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dd) = at.of(self.d) else { return Ok(()) };
+        if let Some(c) = self.c.filter(|&c| at.wants(c)) {
+            let dc = if self.beta == HostScalar::ONE { dd } else { at.graph.scale(&at.name, dd, self.beta)? };
+            at.give(c, dc)?;
+        }
+        if let Some(scale) = [self.scale_a, self.scale_b].into_iter().flatten().find(|scale| at.wants(scale.tensor)) {
+            return at.refuse(scale.tensor, "a factor of dequantization is no variable of the product");
+        }
+        if !(at.wants(self.a) || at.wants(self.b)) {
+            return Ok(());
+        }
+        if self.scale_a.is_some() || self.scale_b.is_some() {
+            let of = if at.wants(self.a) { self.a } else { self.b };
+            return at.refuse(of, "fp8 operands with factors of dequantization have no gradient; multiply what they were made from");
+        }
+        let is_fp8 = at.tensor(self.a)?.dtype.is_fp8();
+        let precision = if is_fp8 && self.precision != Precision::Ieee { Precision::Fp32 } else { self.precision };
+        let dtype = Backward::operand_dtype(at.tensor(self.a)?.dtype);
+        let dd = at.round(dd, dtype)?;
+        if at.wants(self.a) {
+            let b = at.round(self.b, dtype)?;
+            let turned = turned(at, b, "b")?;
+            let product = Matmul { alpha: self.alpha, ..Matmul::new(dd, turned, self.d, precision) };
+            let da = at.graph.matmul_with(&at.named("a"), product)?;
+            at.give(self.a, da)?;
+        }
+        if at.wants(self.b) {
+            let (a_dims, b_dims, d_dims) = (at.dims(self.a)?, at.dims(self.b)?, at.dims(self.d)?);
+            let mut a = at.round(self.a, dtype)?;
+            let mut dd = dd;
+            // A matrix that all of a batch share: the rows of the batch are rows of one product.
+            let batch = d_dims.len() - 2;
+            let is_shared = b_dims[..b_dims.len() - 2].iter().all(|&dim| dim == 1);
+            if is_shared && batch > 0 && a_dims[..a_dims.len() - 2] == d_dims[..batch] {
+                let rows = d_dims[..=batch].iter().product();
+                a = at.graph.reshape(&at.named("a_rows"), a, &[rows, a_dims[a_dims.len() - 1]])?;
+                dd = at.graph.reshape(&at.named("d_rows"), dd, &[rows, d_dims[batch + 1]])?;
+            }
+            let turned = turned(at, a, "a")?;
+            let product = Matmul { alpha: self.alpha, ..Matmul::new(turned, dd, self.d, precision) };
+            let db = at.graph.matmul_with(&at.named("b"), product)?;
+            at.give(self.b, db)?;
+        }
+        Ok(())
+    }
+}
+
+/// Matrices with rows and columns exchanged.
+fn turned(at: &mut Backward<'_>, x: Uid, operand: &str) -> Result<Uid, Error> {
+    let rank = at.tensor(x)?.layout.rank() as u32;
+    let permutation: Vec<u32> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    at.graph.transpose(&at.named(&format!("{operand}_t")), x, &permutation)
 }
 
 fn check_scale(graph: &Graph, op: &str, scale: OperandScale, operand: &TensorDesc, outer: u64, k: u64, batch: &[u64]) -> Result<(), Error> {

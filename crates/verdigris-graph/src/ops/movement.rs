@@ -16,8 +16,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{Real, Role};
+use crate::op::{Operation, Real, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, broadcasts_to, data, same_dims};
 
@@ -86,24 +88,6 @@ pub enum Movement {
 }
 
 impl Movement {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        let y = match self {
-            Movement::Concat { xs, y, .. } => {
-                xs.iter_mut().for_each(|x| visit(Role::Input, x));
-                y
-            }
-            Movement::Reshape { x, y }
-            | Movement::Transpose { x, y, .. }
-            | Movement::Slice { x, y, .. }
-            | Movement::Pad { x, y, .. }
-            | Movement::Broadcast { x, y } => {
-                visit(Role::Input, x);
-                y
-            }
-        };
-        visit(Role::Output, y);
-    }
-
     /// The name used in serialized form.
     pub const fn name(&self) -> &'static str {
         match self {
@@ -200,8 +184,106 @@ impl Movement {
             }
         }))
     }
+}
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+impl Operation for Movement {
+    const SPEC: OpSpec = OpSpec {
+        name: "movement",
+        summary: "The same values in other places; the result has the type of what is moved.",
+        forms: &[
+            Form {
+                name: "reshape",
+                formula: "the elements in row-major order under other dims",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[],
+                shape: "those of `y`, which the caller gives; as many elements",
+                gradient: "`dy` under the dims of `x`",
+                methods: &[Method::new("reshape", r#"x: Uid, dims: Sequence[int], *, name: str = "reshape""#)],
+            },
+            Form {
+                name: "transpose",
+                formula: "dim j of y is dim permutation[j] of x",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[AttributeSpec::new("permutation", "list, one for each dim", "names each dim once", r#"[0, 0]"#)],
+                shape: "those of `x` in the order of the permutation",
+                gradient: "`dy` under the inverse permutation",
+                methods: &[Method::new("transpose", r#"x: Uid, permutation: Sequence[int], *, name: str = "transpose""#)],
+            },
+            Form {
+                name: "slice",
+                formula: "y[i] = x[start + i · step] along each dim",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[
+                    AttributeSpec::new("starts", "list, one for each dim", "not above the stop", r#"[11, 0]"#),
+                    AttributeSpec::new("stops", "list, one for each dim", "at most the extent", r#"[99, 5]"#),
+                    AttributeSpec::new("steps", "list, one for each dim", "at least 1", r#"[0, 1]"#),
+                ],
+                shape: "`⌈(stop − start) / step⌉` along each dim",
+                gradient: "`dy` with zeros between and around",
+                methods: &[Method::new(
+                    "slice",
+                    r#"x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice""#,
+                )],
+            },
+            Form {
+                name: "concat",
+                formula: "the inputs one behind the other along an axis",
+                operands: &[
+                    OperandSpec::read("xs", "of the type of `y`; dims equal but for the axis").several(),
+                    OperandSpec::written("y", "any stored type"),
+                ],
+                attributes: &[AttributeSpec::new("axis", "number", "below the number of dims", r#"9"#)],
+                shape: "the extents along the axis add up",
+                gradient: "the parts of `dy`",
+                methods: &[Method::new("concat", r#"xs: Sequence[Uid], axis: int, *, name: str = "concat""#)],
+            },
+            Form {
+                name: "pad",
+                formula: "x with elements of a value around it",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[
+                    AttributeSpec::new("before", "list, one for each dim", "one for each dim", r#"[1]"#),
+                    AttributeSpec::new("after", "list, one for each dim", "one for each dim", r#"[1]"#),
+                    AttributeSpec::new("value", "number", "finite", r#"null"#),
+                ],
+                shape: "`before + extent + after` along each dim",
+                gradient: "the part of `dy` without the border",
+                methods: &[Method::new(
+                    "pad",
+                    r#"x: Uid, before: Sequence[int], after: Sequence[int], value: float = 0.0, *, name: str = "pad""#,
+                )],
+            },
+            Form {
+                name: "broadcast",
+                formula: "x repeated along dims of 1 and new leading dims",
+                operands: &[OperandSpec::read("x", "of the type of `y`"), OperandSpec::written("y", "any stored type")],
+                attributes: &[],
+                shape: "those of `y`, which the caller gives; `x` broadcasts to them",
+                gradient: "`dy` summed over what was repeated",
+                methods: &[Method::new("broadcast", r#"x: Uid, dims: Sequence[int], *, name: str = "broadcast""#)],
+            },
+        ],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let y = match self {
+            Movement::Concat { xs, y, .. } => {
+                xs.iter_mut().for_each(|x| visit(Role::Input, x));
+                y
+            }
+            Movement::Reshape { x, y }
+            | Movement::Transpose { x, y, .. }
+            | Movement::Slice { x, y, .. }
+            | Movement::Pad { x, y, .. }
+            | Movement::Broadcast { x, y } => {
+                visit(Role::Input, x);
+                y
+            }
+        };
+        visit(Role::Output, y);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let mut inputs = Vec::new();
         let mut copy = self.clone();
         copy.visit(&mut |role, uid| {
@@ -238,4 +320,75 @@ impl Movement {
             None => Ok(()),
         }
     }
+
+    /// The way back: what was moved goes to where it came from, what was added is dropped, what was repeated is summed.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.output()) else { return Ok(()) };
+        let name = at.name.clone();
+        match self {
+            // Sums and dims are made right where a gradient is taken in.
+            Movement::Reshape { x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let dx = at.graph.reshape(&name, dy, &dims)?;
+                at.give(*x, dx)
+            }
+            Movement::Broadcast { x, .. } => at.give(*x, dy),
+            Movement::Transpose { permutation, x, .. } if at.wants(*x) => {
+                let mut inverse = vec![0; permutation.len()];
+                permutation.iter().enumerate().for_each(|(i, &dim)| inverse[dim as usize] = i as u32);
+                let dx = at.graph.transpose(&name, dy, &inverse)?;
+                at.give(*x, dx)
+            }
+            Movement::Slice { starts, steps, x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let spread = spread(at, dy, starts, steps, &dims)?;
+                let have = at.dims(spread)?;
+                let after: Vec<u64> = (0..dims.len()).map(|i| dims[i] - starts[i] - have[i]).collect();
+                let dx = if have == dims { spread } else { at.graph.pad(&name, spread, starts, &after, 0.0)? };
+                at.give(*x, dx)
+            }
+            Movement::Pad { before, x, .. } if at.wants(*x) => {
+                let dims = at.dims(*x)?;
+                let stops: Vec<u64> = before.iter().zip(&dims).map(|(start, dim)| start + dim).collect();
+                let dx = at.graph.slice(&name, dy, before, &stops, &vec![1; dims.len()])?;
+                at.give(*x, dx)
+            }
+            Movement::Concat { axis, xs, .. } => {
+                let along = *axis as usize;
+                let (mut starts, mut stops) = (vec![0; at.dims(dy)?.len()], at.dims(dy)?);
+                for &x in xs {
+                    stops[along] = starts[along] + at.dims(x)?[along];
+                    if at.wants(x) {
+                        let dx = at.graph.slice(&name, dy, &starts, &stops, &vec![1; starts.len()])?;
+                        at.give(x, dx)?;
+                    }
+                    starts[along] = stops[along];
+                }
+                Ok(())
+            }
+            Movement::Reshape { .. } | Movement::Transpose { .. } | Movement::Slice { .. } | Movement::Pad { .. } => Ok(()),
+        }
+    }
+}
+
+/// Elements at their distance again: `steps − 1` zeros after each along each dim, as far as dims that begin at `starts` reach.
+fn spread(at: &mut Backward<'_>, x: Uid, starts: &[u64], steps: &[u64], dims: &[u64]) -> Result<Uid, Error> {
+    let have = at.dims(x)?;
+    let apart: Vec<u64> = (0..have.len()).map(|i| if have[i] > 1 { steps[i] } else { 1 }).collect();
+    if apart.iter().all(|&step| step == 1) {
+        return Ok(x);
+    }
+    let name = at.name.clone();
+    // [a, b] becomes [a, 1, b, 1], then [a, step, b, step], then [a · step, b · step].
+    let single: Vec<u64> = have.iter().flat_map(|&dim| [dim, 1]).collect();
+    let after: Vec<u64> = apart.iter().flat_map(|&step| [0, step - 1]).collect();
+    let whole: Vec<u64> = have.iter().zip(&apart).map(|(dim, step)| dim * step).collect();
+    let split = at.graph.reshape(&name, x, &single)?;
+    let padded = at.graph.pad(&name, split, &vec![0; single.len()], &after, 0.0)?;
+    let joined = at.graph.reshape(&name, padded, &whole)?;
+    let stops: Vec<u64> = (0..dims.len()).map(|i| whole[i].min(dims[i] - starts[i])).collect();
+    if stops == whole {
+        return Ok(joined);
+    }
+    at.graph.slice(&name, joined, &vec![0; dims.len()], &stops, &vec![1; dims.len()])
 }

@@ -14,12 +14,16 @@
 //! **Derivatives.** [`BinaryOp::Backward`] gives `dx = dy · f′(x)` for each activation. At a kink of `f` the derivative is the one of the
 //! side that the forward formula takes there: ReLU has `f′(0) = 0`, a clamp has 0 at and beyond both bounds.
 
+mod gradient;
+
 use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{HostScalar, Real, Role};
+use crate::op::{HostScalar, Operation, Real, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{axis, data, factor, same_dims};
 
@@ -456,18 +460,6 @@ pub enum Pointwise {
 }
 
 impl Pointwise {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        let (inputs, y): (Vec<&mut Uid>, &mut Uid) = match self {
-            Pointwise::Unary { x, y, .. } | Pointwise::Scale { x, factor: HostScalar::Fixed(_), y } => (vec![x], y),
-            Pointwise::Binary { x, z, y, .. } => (vec![x, z], y),
-            Pointwise::Ternary { x, z, t, y, .. } => (vec![x, z, t], y),
-            Pointwise::GenIndex { y, .. } => (vec![], y),
-            Pointwise::Scale { x, factor: HostScalar::Bound(uid), y } => (vec![x, uid], y),
-        };
-        inputs.into_iter().for_each(|uid| visit(Role::Input, uid));
-        visit(Role::Output, y);
-    }
-
     /// The tensors read by pointer: the inputs but for a host scalar.
     pub fn operands(&self) -> Vec<Uid> {
         match *self {
@@ -505,8 +497,105 @@ impl Pointwise {
         }
         Ok(dims)
     }
+}
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+impl Operation for Pointwise {
+    const SPEC: OpSpec = OpSpec {
+        name: "pointwise",
+        summary: "A function of up to three tensors, element by element. The functions and their formulas stand in `ops/pointwise.rs`.",
+        forms: &[
+            Form {
+                name: "unary",
+                formula: "y = f(x)",
+                operands: &[OperandSpec::read("x", "any stored type"), OperandSpec::written("y", "any stored type")],
+                attributes: &[AttributeSpec::new(
+                    "f",
+                    "a name of `UnaryOp`, or `{name: {attribute: number}}`",
+                    "attributes are finite and in order",
+                    r#""cube""#,
+                )],
+                shape: "those of `x`",
+                gradient: "`dy · f′(x)`; nothing through ceil, floor, round, sign, not, is_finite, is_nan",
+                methods: &[Method::new("unary", r#"f: str, x: Uid, *, name: str = "unary", **attributes: float"#)],
+            },
+            Form {
+                name: "binary",
+                formula: "y = f(x, z)",
+                operands: &[
+                    OperandSpec::read("x", "any stored type"),
+                    OperandSpec::read("z", "any stored type"),
+                    OperandSpec::written("y", "any stored type"),
+                ],
+                attributes: &[AttributeSpec::new(
+                    "f",
+                    "a name of `BinaryOp`, or `{backward: activation}`",
+                    "only activations have a `backward`",
+                    r#"{"backward":"exp"}"#,
+                )],
+                shape: "the common dims, broadcast from the right",
+                gradient: "`dy · ∂f/∂x` and `dy · ∂f/∂z`, summed where an operand was repeated; nothing through comparisons and logic; of `backward` with respect to `dy`, and to `x` for activations of straight parts",
+                methods: &[
+                    Method::new("binary", r#"f: str, x: Uid, z: Uid, *, name: str = "binary""#),
+                    Method::new("activation_backward", r#"f: str, dy: Uid, x: Uid, *, name: str = "backward", **attributes: float"#),
+                ],
+            },
+            Form {
+                name: "ternary",
+                formula: "y = f(x, z, t)",
+                operands: &[
+                    OperandSpec::read("x", "any stored type"),
+                    OperandSpec::read("z", "any stored type"),
+                    OperandSpec::read("t", "any stored type"),
+                    OperandSpec::written("y", "any stored type"),
+                ],
+                attributes: &[AttributeSpec::new("f", "`select prelu_backward`", "", r#""mux""#)],
+                shape: "the common dims, broadcast from the right",
+                gradient: "of `select`, to the one chosen; of `prelu_backward`, to `x` and `t`",
+                methods: &[Method::new("ternary", r#"f: str, x: Uid, z: Uid, t: Uid, *, name: str = "ternary""#)],
+            },
+            Form {
+                name: "gen_index",
+                formula: "y[i₀, …] = i_axis",
+                operands: &[OperandSpec::written("y", "any stored type")],
+                attributes: &[AttributeSpec::new("axis", "number", "below the number of dims", r#"7"#)],
+                shape: "those of `y`, which the caller gives",
+                gradient: "none: it reads nothing",
+                methods: &[Method::new("gen_index", r#"dims: Sequence[int], axis: int, *, name: str = "index""#)],
+            },
+            Form {
+                name: "scale",
+                formula: "y = factor · x",
+                operands: &[OperandSpec::read("x", "any stored type"), OperandSpec::written("y", "any stored type")],
+                attributes: &[AttributeSpec::new(
+                    "factor",
+                    "`{fixed: number}` or `{bound: uid}` of a host scalar",
+                    "finite",
+                    r#"{"bound":0}"#,
+                )],
+                shape: "those of `x`",
+                gradient: "`factor · dy`",
+                methods: &[Method::new("scale", r#"x: Uid, factor: float | Uid, *, name: str = "scale""#)],
+            },
+        ],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        let (inputs, y): (Vec<&mut Uid>, &mut Uid) = match self {
+            Pointwise::Unary { x, y, .. } | Pointwise::Scale { x, factor: HostScalar::Fixed(_), y } => (vec![x], y),
+            Pointwise::Binary { x, z, y, .. } => (vec![x, z], y),
+            Pointwise::Ternary { x, z, t, y, .. } => (vec![x, z, t], y),
+            Pointwise::GenIndex { y, .. } => (vec![], y),
+            Pointwise::Scale { x, factor: HostScalar::Bound(uid), y } => (vec![x, uid], y),
+        };
+        inputs.into_iter().for_each(|uid| visit(Role::Input, uid));
+        visit(Role::Output, y);
+    }
+
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        self.pass_back(at)
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let y = data(graph, op, self.output())?;
         match *self {
             Pointwise::Unary { f, .. } => f.check(op)?,

@@ -27,8 +27,10 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::Role;
+use crate::op::{Operation, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{STEP_LIMIT, attribute, data, of_type, same_dims};
 
@@ -177,6 +179,16 @@ impl PoolWindows {
     }
 }
 
+const POOL_ATTRIBUTES: &[AttributeSpec] = &[
+    AttributeSpec::new("mode", "`max` or `{average: {count_include_pad}}`", "", "\"least\""),
+    AttributeSpec::new(
+        "windows",
+        "`{sliding: {window, strides, dilations, pads_before, pads_after}}` or `{adaptive: {out}}`, one for each spatial dim",
+        "at least 1, below 2³¹; padding below the dilated window, which fits",
+        r#"{"sliding":{"window":[0,1],"strides":[1,1],"dilations":[1,1],"pads_before":[0,0],"pads_after":[0,0]}}"#,
+    ),
+];
+
 /// Pooling; the module's head has the formulas.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -194,8 +206,42 @@ pub struct Pool {
     pub index: Option<Uid>,
 }
 
-impl Pool {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for Pool {
+    const SPEC: OpSpec = OpSpec {
+        name: "pool",
+        summary: "The greatest element or the mean of each window, over one to three spatial dims.",
+        forms: &[Form {
+            name: "",
+            formula: "y[n, c, o] = the greatest of, or the mean of, x[n, c, i] over the i of window o",
+            operands: &[
+                OperandSpec::read("x", "`[n, c, spatial…]`, any stored type"),
+                OperandSpec::written("y", "`[n, c, out…]`, any stored type"),
+                OperandSpec::written("index", "i32 or i64: where each maximum is; of `max` alone").optional(),
+            ],
+            attributes: POOL_ATTRIBUTES,
+            shape: "`out = ⌊(spatial + pads − (dilation · (window − 1) + 1)) / stride⌋ + 1`, or as given if adaptive",
+            gradient: "`pool_backward`",
+            methods: &[
+                Method::new(
+                    "pool",
+                    "mode: Literal[\"max\", \"average\"], x: Uid, window: Sequence[int] | None = None, *, \
+                     stride: Sequence[int] | None = None, padding: Sequence[int] | None = None, \
+                     padding_after: Sequence[int] | None = None, dilation: Sequence[int] | None = None, \
+                     adaptive: Sequence[int] | None = None, count_include_pad: bool = True, name: str = \"pool\"",
+                ),
+                Method::new(
+                    "max_pool_with_index",
+                    "x: Uid, window: Sequence[int] | None = None, *, \
+                     stride: Sequence[int] | None = None, padding: Sequence[int] | None = None, \
+                     padding_after: Sequence[int] | None = None, dilation: Sequence[int] | None = None, \
+                     adaptive: Sequence[int] | None = None, index_dtype: str = \"i32\", name: str = \"max_pool\"",
+                )
+                .two(),
+            ],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.x);
         visit(Role::Output, &mut self.y);
         if let Some(index) = &mut self.index {
@@ -203,7 +249,7 @@ impl Pool {
         }
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let x = data(graph, op, self.x)?;
         let dims = self.windows.infer(op, x)?;
         same_dims(op, data(graph, op, self.y)?, &dims, "y has the dims [n, c, out…] that x and the windows give")?;
@@ -211,6 +257,16 @@ impl Pool {
             Some(index) => check_index(op, self.mode, data(graph, op, index)?, x, &dims),
             None => Ok(()),
         }
+    }
+
+    /// The backward op; it reads the index where the forward op writes one, else `x`.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.y).filter(|_| at.wants(self.x)) else { return Ok(()) };
+        let x = (self.mode == PoolMode::Max && self.index.is_none()).then_some(self.x);
+        let back = PoolBackward { mode: self.mode, windows: self.windows.clone(), dy, x, index: self.index, dx: self.x };
+        let dims = at.dims(self.x)?;
+        let dx = at.graph.pool_backward(&at.name, back, &dims)?;
+        at.give(self.x, dx)
     }
 }
 
@@ -259,8 +315,34 @@ pub struct PoolBackward {
     pub dx: Uid,
 }
 
-impl PoolBackward {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for PoolBackward {
+    const SPEC: OpSpec = OpSpec {
+        name: "pool_backward",
+        summary: "The gradient of pooling.",
+        forms: &[Form {
+            name: "",
+            formula: "dx[n, c, i] = Σ of dy[n, c, o] over the o whose maximum i is, or of dy[n, c, o] / count over the o that see i",
+            operands: &[
+                OperandSpec::read("dy", "`[n, c, out…]`"),
+                OperandSpec::read("x", "the forward input; of `max` without `index`").optional(),
+                OperandSpec::read("index", "what the forward op wrote; of `max` without `x`").optional(),
+                OperandSpec::written("dx", "`[n, c, spatial…]`"),
+            ],
+            attributes: POOL_ATTRIBUTES,
+            shape: "those of the forward input",
+            gradient: "of `average`: `pool`; of `max` refused, since no op gathers",
+            methods: &[Method::new(
+                "pool_backward",
+                "mode: Literal[\"max\", \"average\"], dy: Uid, x_dims: Sequence[int], window: Sequence[int] | None = None, *, \
+                 x: Uid | None = None, index: Uid | None = None, stride: Sequence[int] | None = None, \
+                 padding: Sequence[int] | None = None, padding_after: Sequence[int] | None = None, \
+                 dilation: Sequence[int] | None = None, adaptive: Sequence[int] | None = None, \
+                 count_include_pad: bool = True, name: str = \"pool_backward\"",
+            )],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.dy);
         for input in [&mut self.x, &mut self.index].into_iter().flatten() {
             visit(Role::Input, input);
@@ -268,7 +350,7 @@ impl PoolBackward {
         visit(Role::Output, &mut self.dx);
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let dx = data(graph, op, self.dx)?;
         let dims = self.windows.infer(op, dx)?;
         let dy = data(graph, op, self.dy)?;
@@ -283,5 +365,15 @@ impl PoolBackward {
             (PoolMode::Max, None, Some(index)) => check_index(op, self.mode, data(graph, op, index)?, dx, &dims),
             (PoolMode::Max, ..) => structure(dx, "the gradient of max pooling reads either x or the index"),
         }
+    }
+
+    /// Average pooling is its own gradient's gradient. That of a maximum would gather elements, which no op does.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(gradient) = at.of(self.dx).filter(|_| at.wants(self.dy)) else { return Ok(()) };
+        if self.mode == PoolMode::Max {
+            return at.refuse(self.dy, "the gradient of max pooling has no gradient: it would gather elements, which no op does");
+        }
+        let ddy = at.graph.pool(&at.name, self.mode, self.windows.clone(), gradient)?;
+        at.give(self.dy, ddy)
     }
 }

@@ -20,8 +20,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::Role;
+use crate::op::{Operation, Role};
+use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, data, same_dims};
 
@@ -94,11 +97,6 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
-        visit(Role::Input, &mut self.x);
-        visit(Role::Output, &mut self.y);
-    }
-
     /// The dims of `y`.
     ///
     /// # Errors
@@ -113,9 +111,99 @@ impl Reduction {
         }
         Ok(dims)
     }
+}
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+impl Operation for Reduction {
+    const SPEC: OpSpec = OpSpec {
+        name: "reduction",
+        summary: "A sum, product, extremum, mean or norm over axes.",
+        forms: &[Form {
+            name: "",
+            formula: "y[…, 0, …] = f over all indices of the axes of x[…]",
+            operands: &[OperandSpec::read("x", "any stored type"), OperandSpec::written("y", "any stored type")],
+            attributes: &[
+                AttributeSpec::new("f", "`add mul min max amax avg norm1 norm2 mul_no_zeros`", "", "\"median\""),
+                AttributeSpec::new("axes", "list", "at least one, ascending, axes of `x`", "[2, 0]"),
+            ],
+            shape: "those of `x` with 1 at each axis",
+            gradient: "`dy · ∂y/∂x`; extrema share among equals, a product gives the product of the others, a norm of 0 gives 0",
+            methods: &[Method::new("reduction", "f: str, x: Uid, axes: Sequence[int], *, name: str = \"reduce\"")],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        visit(Role::Input, &mut self.x);
+        visit(Role::Output, &mut self.y);
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let dims = Reduction::infer(op, &self.axes, data(graph, op, self.x)?)?;
         same_dims(op, data(graph, op, self.y)?, &dims, "a reduced axis has extent 1, the others are those of x")
+    }
+
+    /// `∂y / ∂x` of each function; of a product it is the product of the others, also where some are 0.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let (x, Some(dy)) = (self.x, at.of(self.y)) else { return Ok(()) };
+        if !at.wants(x) {
+            return Ok(());
+        }
+        // The result as the arithmetic had it, where what is stored is rounded further.
+        let result = |at: &mut Backward<'_>, f: ReductionOp| {
+            if f == self.f && at.is_exact(self.y, x)? {
+                return Ok(self.y);
+            }
+            at.graph.reduction(&at.name, f, x, &self.axes)
+        };
+        let dx = match self.f {
+            ReductionOp::Add => dy,
+            ReductionOp::Avg => {
+                let dims = at.dims(x)?;
+                let count: u64 = self.axes.iter().map(|&axis| dims[axis as usize]).product();
+                // A mean of nothing has no element to pass a gradient to.
+                at.scale(dy, 1.0 / count.max(1) as f64)?
+            }
+            ReductionOp::Min | ReductionOp::Max | ReductionOp::Amax => {
+                let y = result(at, self.f)?;
+                let compared = if self.f == ReductionOp::Amax { at.unary(UnaryOp::Abs, x)? } else { x };
+                let is_it = at.binary(BinaryOp::Eq, compared, y)?;
+                let ties = at.graph.reduction(&at.name, ReductionOp::Add, is_it, &self.axes)?;
+                let share = at.binary(BinaryOp::Div, dy, ties)?;
+                let dx = at.mul(is_it, share)?;
+                if self.f == ReductionOp::Amax {
+                    let sign = at.unary(UnaryOp::Sign, x)?;
+                    at.mul(dx, sign)?
+                } else {
+                    dx
+                }
+            }
+            ReductionOp::Norm1 => {
+                let sign = at.unary(UnaryOp::Sign, x)?;
+                at.mul(sign, dy)?
+            }
+            ReductionOp::Norm2 => {
+                // x / y, and 0 where the norm is 0.
+                let y = result(at, ReductionOp::Norm2)?;
+                let is_zero = at.unary(UnaryOp::Not, y)?;
+                let divisor = at.binary(BinaryOp::Add, y, is_zero)?;
+                let share = at.binary(BinaryOp::Div, dy, divisor)?;
+                at.mul(x, share)?
+            }
+            ReductionOp::Mul | ReductionOp::MulNoZeros => {
+                let product = result(at, ReductionOp::MulNoZeros)?;
+                let is_zero = at.unary(UnaryOp::Not, x)?;
+                let divisor = at.binary(BinaryOp::Add, x, is_zero)?;
+                let others = at.binary(BinaryOp::Div, product, divisor)?;
+                let counts = if self.f == ReductionOp::Mul {
+                    let zeros = at.graph.reduction(&at.name, ReductionOp::Add, is_zero, &self.axes)?;
+                    let other_zeros = at.binary(BinaryOp::Sub, zeros, is_zero)?;
+                    at.unary(UnaryOp::Not, other_zeros)?
+                } else {
+                    at.unary(UnaryOp::Not, is_zero)?
+                };
+                let slope = at.mul(others, counts)?;
+                at.mul(slope, dy)?
+            }
+        };
+        at.give(x, dx)
     }
 }

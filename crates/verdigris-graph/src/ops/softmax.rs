@@ -27,10 +27,24 @@ use serde::{Deserialize, Serialize};
 use verdigris_tensor::DType;
 
 use crate::error::Error;
+use crate::gradient::Backward;
 use crate::graph::Graph;
-use crate::op::{Real, Role};
+use crate::op::{Operation, Real, Role};
+use crate::ops::pointwise::{BinaryOp, UnaryOp};
+use crate::ops::reduction::ReductionOp;
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
 use crate::tensor::{TensorDesc, Uid};
 use crate::validate::{attribute, axis, data, of_type, same_dims};
+
+const SOFTMAX_ATTRIBUTES: &[AttributeSpec] =
+    &[AttributeSpec::new("axis", "number", "below the number of dims", "5"), AttributeSpec::new("log", "true or false", "", "2")];
+
+const LOSS_ATTRIBUTES: &[AttributeSpec] = &[
+    AttributeSpec::new("spec.axis", "number", "below the number of dims", "5"),
+    AttributeSpec::new("spec.label_smoothing", "number", "from 0 to 1", "1.5").or("0.0"),
+    AttributeSpec::new("spec.ignore_index", "an integer or null", "", "\"none\"").or("null"),
+    AttributeSpec::new("spec.reduction", "`none sum mean`", "", "\"max\""),
+];
 
 const FLOAT: &str = "softmax and cross-entropy are of floating-point data";
 
@@ -54,16 +68,38 @@ pub struct Softmax {
     pub y: Uid,
 }
 
-impl Softmax {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for Softmax {
+    const SPEC: OpSpec = OpSpec {
+        name: "softmax",
+        summary: "Softmax, or its logarithm, along an axis.",
+        forms: &[Form {
+            name: "",
+            formula: "y = e^(x − max x) / Σ e^(x − max x), or its logarithm",
+            operands: &[OperandSpec::read("x", "floating-point"), OperandSpec::written("y", "floating-point")],
+            attributes: SOFTMAX_ATTRIBUTES,
+            shape: "those of `x`",
+            gradient: "`softmax_backward`",
+            methods: &[Method::new("softmax", "x: Uid, axis: int, log: bool = False, *, name: str = \"softmax\"")],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.x);
         visit(Role::Output, &mut self.y);
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let x = float(op, graph, self.x)?;
         axis(op, &x, self.axis)?;
         same_dims(op, &float(op, graph, self.y)?, x.layout.dims(), "y has the dims of x")
+    }
+
+    /// The backward op, from the result.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let Some(dy) = at.of(self.y).filter(|_| at.wants(self.x)) else { return Ok(()) };
+        let y = if at.is_exact(self.y, self.x)? { self.y } else { at.graph.softmax(&at.name, self.x, self.axis, self.log)? };
+        let dx = at.graph.softmax_backward(&at.name, y, dy, self.axis, self.log)?;
+        at.give(self.x, dx)
     }
 }
 
@@ -83,18 +119,76 @@ pub struct SoftmaxBackward {
     pub dx: Uid,
 }
 
-impl SoftmaxBackward {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for SoftmaxBackward {
+    const SPEC: OpSpec = OpSpec {
+        name: "softmax_backward",
+        summary: "The gradient of softmax, or of its logarithm, from the result.",
+        forms: &[Form {
+            name: "",
+            formula: "dx = y · (dy − Σ dy · y), or dx = dy − e^y · Σ dy",
+            operands: &[
+                OperandSpec::read("y", "the forward result, floating-point"),
+                OperandSpec::read("dy", "floating-point"),
+                OperandSpec::written("dx", "floating-point"),
+            ],
+            attributes: SOFTMAX_ATTRIBUTES,
+            shape: "those of `y`",
+            gradient: "with `u` the gradient of `dx`: `ddy = y · (u − Σ u · y)`, `d(y) = u · (dy − Σ dy · y) − dy · Σ u · y`; \
+                       of the logarithm `ddy = u − Σ u · e^y`, `d(y) = −u · e^y · Σ dy`",
+            methods: &[Method::new(
+                "softmax_backward",
+                "y: Uid, dy: Uid, axis: int, log: bool = False, *, name: str = \"softmax_backward\"",
+            )],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.y);
         visit(Role::Input, &mut self.dy);
         visit(Role::Output, &mut self.dx);
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         let y = float(op, graph, self.y)?;
         axis(op, &y, self.axis)?;
         same_dims(op, &float(op, graph, self.dy)?, y.layout.dims(), "dy has the dims of y")?;
         same_dims(op, &float(op, graph, self.dx)?, y.layout.dims(), "dx has the dims of y")
+    }
+
+    /// With `u` the gradient of `dx`: softmax `ddy = y · (u − Σ u · y)`, `d(y) = u · (dy − Σ dy · y) − dy · Σ u · y`; log-softmax
+    /// `ddy = u − Σ u · e^y`, `d(y) = −u · e^y · Σ dy`.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let (y, dy, Some(u)) = (self.y, self.dy, at.of(self.dx)) else { return Ok(()) };
+        let sum = |at: &mut Backward<'_>, x: Uid| at.graph.reduction(&at.name, ReductionOp::Add, x, &[self.axis]);
+        if self.log {
+            let exp = at.unary(UnaryOp::Exp, y)?;
+            let weighted = at.mul(u, exp)?;
+            if at.wants(dy) {
+                let total = sum(at, weighted)?;
+                let ddy = at.binary(BinaryOp::Sub, u, total)?;
+                at.give(dy, ddy)?;
+            }
+            if at.wants(y) {
+                let total = sum(at, dy)?;
+                let product = at.mul(weighted, total)?;
+                let given = at.unary(UnaryOp::Neg, product)?;
+                at.give(y, given)?;
+            }
+            return Ok(());
+        }
+        if at.wants(dy) {
+            let ddy = at.graph.softmax_backward(&at.name, y, u, self.axis, false)?;
+            at.give(dy, ddy)?;
+        }
+        if at.wants(y) {
+            let (own, other) = (at.mul(dy, y)?, at.mul(u, y)?);
+            let (own, other) = (sum(at, own)?, sum(at, other)?);
+            let centered = at.binary(BinaryOp::Sub, dy, own)?;
+            let (left, right) = (at.mul(u, centered)?, at.mul(dy, other)?);
+            let given = at.binary(BinaryOp::Sub, left, right)?;
+            at.give(y, given)?;
+        }
+        Ok(())
     }
 }
 
@@ -196,8 +290,33 @@ pub struct CrossEntropy {
     pub lse: Option<Uid>,
 }
 
-impl CrossEntropy {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for CrossEntropy {
+    const SPEC: OpSpec = OpSpec {
+        name: "cross_entropy",
+        summary: "The cross-entropy of logits and integer labels, with label smoothing ε.",
+        forms: &[Form {
+            name: "",
+            formula: "loss = L − (1 − ε) · x[t] − ε / C · Σ x of each row, summed, or their mean          L = ln Σ e^x",
+            operands: &[
+                OperandSpec::read("logits", "floating-point"),
+                OperandSpec::read("labels", "integers, 1 at the class axis"),
+                OperandSpec::written("loss", "the dims of `labels`, or all 1"),
+                OperandSpec::written("lse", "`L` of each row").optional(),
+            ],
+            attributes: LOSS_ATTRIBUTES,
+            shape: "those of the logits with 1 at the class axis; all 1 for `sum` and `mean`",
+            gradient: "`cross_entropy_backward`; of `lse`, `e^(x − L)`",
+            methods: &[Method::new(
+                "cross_entropy",
+                "logits: Uid, labels: Uid, axis: int, *, label_smoothing: float = 0.0, \
+                 ignore_index: int | None = None, reduction: Literal[\"none\", \"sum\", \"mean\"] = \"mean\", \
+                 name: str = \"cross_entropy\"",
+            )
+            .two()],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.logits);
         visit(Role::Input, &mut self.labels);
         visit(Role::Output, &mut self.loss);
@@ -206,8 +325,30 @@ impl CrossEntropy {
         }
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         self.spec.check(op, graph, self.logits, self.labels, self.loss, self.lse)
+    }
+
+    /// The backward op for the loss; `dx = dlse · e^(x − lse)` for the log-sum-exp.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let CrossEntropy { spec, logits, labels, loss, lse } = *self;
+        if !at.wants(logits) {
+            return Ok(());
+        }
+        if let Some(dloss) = at.of(loss) {
+            let back = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: logits };
+            let dlogits = at.graph.cross_entropy_backward(&at.name, back)?;
+            at.give(logits, dlogits)?;
+        }
+        if let Some(lse) = lse
+            && let Some(dlse) = at.of(lse)
+        {
+            let below = at.binary(BinaryOp::Sub, logits, lse)?;
+            let share = at.unary(UnaryOp::Exp, below)?;
+            let dlogits = at.mul(share, dlse)?;
+            at.give(logits, dlogits)?;
+        }
+        Ok(())
     }
 }
 
@@ -230,8 +371,33 @@ pub struct CrossEntropyBackward {
     pub dlogits: Uid,
 }
 
-impl CrossEntropyBackward {
-    pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+impl Operation for CrossEntropyBackward {
+    const SPEC: OpSpec = OpSpec {
+        name: "cross_entropy_backward",
+        summary: "The gradient of cross-entropy.",
+        forms: &[Form {
+            name: "",
+            formula: "dx[c] = g · (e^(x[c] − L) − (1 − ε) · [c = t] − ε / C)          g = dloss, over the rows that count for `mean`",
+            operands: &[
+                OperandSpec::read("logits", "floating-point"),
+                OperandSpec::read("labels", "integers, 1 at the class axis"),
+                OperandSpec::read("dloss", "the dims of the loss"),
+                OperandSpec::read("lse", "what the forward op wrote; computed again without it").optional(),
+                OperandSpec::written("dlogits", "the dims of the logits"),
+            ],
+            attributes: LOSS_ATTRIBUTES,
+            shape: "those of the logits",
+            gradient: "refused",
+            methods: &[Method::new(
+                "cross_entropy_backward",
+                "logits: Uid, labels: Uid, dloss: Uid, axis: int, *, lse: Uid | None = None, label_smoothing: float = 0.0, \
+                 ignore_index: int | None = None, reduction: Literal[\"none\", \"sum\", \"mean\"] = \"mean\", \
+                 name: str = \"cross_entropy_backward\"",
+            )],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
         visit(Role::Input, &mut self.logits);
         visit(Role::Input, &mut self.labels);
         visit(Role::Input, &mut self.dloss);
@@ -241,9 +407,18 @@ impl CrossEntropyBackward {
         visit(Role::Output, &mut self.dlogits);
     }
 
-    pub(crate) fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
         self.spec.check(op, graph, self.logits, self.labels, self.dloss, self.lse)?;
         let dims = data(graph, op, self.logits)?.layout.dims().to_vec();
         same_dims(op, &float(op, graph, self.dlogits)?, &dims, "dlogits has the dims of the logits")
+    }
+
+    /// Refused: the count of rows that a mean divides by is inside of the op.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let inputs = [Some(self.logits), Some(self.dloss), self.lse];
+        match inputs.into_iter().flatten().find(|&uid| at.wants(uid)) {
+            Some(uid) => at.refuse(uid, "the gradient of cross-entropy has no gradient as an op; compose the loss from log-softmax"),
+            None => Ok(()),
+        }
     }
 }

@@ -25,8 +25,14 @@ pub(super) struct Before {
 }
 
 impl Cut<'_> {
+    /// An op as a step of a convolution's prologue, if it can be one.
+    pub(super) fn step_of_prologue(&self, op: usize, conv: usize) -> Result<Option<Before>, Error> {
+        let (Some(pointwise), Op::Conv(conv)) = (self.pointwise(op), self.web.op(conv)) else { return Ok(None) };
+        self.in_prologue(pointwise, self.tensor(activations(conv))?.layout.dims())
+    }
+
     /// Whether an op can be a step of a prologue that gives a tensor of these dims, and on what.
-    pub(super) fn in_prologue(&self, pointwise: &Pointwise, dims: &[u64]) -> Result<Option<Before>, Error> {
+    fn in_prologue(&self, pointwise: &Pointwise, dims: &[u64]) -> Result<Option<Before>, Error> {
         let of_dims = |uid: Uid| Ok::<bool, Error>(self.tensor(uid)?.layout.dims() == dims);
         Ok(match *pointwise {
             Pointwise::Unary { x, .. } | Pointwise::Scale { x, .. } => {

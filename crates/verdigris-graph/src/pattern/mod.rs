@@ -1,6 +1,7 @@
 //! From a graph to the problems that engines take.
 //!
-//! [`partition`] cuts any valid graph into [`Subgraph`]s, in an order in which each can run. A small closed set of patterns, and no search:
+//! [`partition`] cuts any valid graph into [`Subgraph`]s, in an order in which each can run. A small closed set of patterns, and no search; the
+//! table of them, with all conditions, is in `rules.rs`, and [`fusions`] gives it in words. In short:
 //!
 //! - **A matmul or a convolution** takes the chain of pointwise ops behind it, as long as its epilogue has them. The chain follows the value
 //!   from op to op while it is read by exactly one pointwise op whose other operands lie in memory; a stored tensor in the middle of the
@@ -17,13 +18,21 @@
 //! A virtual tensor that one problem writes and another reads needs memory after all: it is a *temporary*, with the layout that it was
 //! declared with. The value of a tensor is what its type holds, so a value that stays in registers is rounded to the type of its tensor: the
 //! fused result is that of the unfused graph.
+//!
+//! Two parts become one only if no third has to run between them. That is looked for around the two (`parts.rs`), with a bound on what one
+//! join and one op may cost, so that cutting takes time by the number of ops.
 
+mod account;
 mod conv;
 mod cut;
 mod gemm;
 mod map;
+mod order;
+mod parts;
 mod rows;
+mod rules;
 mod seen;
+mod web;
 
 use crate::error::Error;
 use crate::graph::Graph;
@@ -31,6 +40,7 @@ use crate::op::Op;
 use crate::problem::Problem;
 use crate::tensor::{TensorDesc, Uid};
 
+pub use account::{Account, Decision, FusionText, fusions};
 use cut::Cut;
 
 /// A problem, and what the caller calls its slots.
@@ -57,22 +67,31 @@ pub struct Partition {
 /// # Errors
 /// All that [`crate::validate::validate`] finds; strides that memory cannot hold.
 pub fn partition(graph: &Graph) -> Result<Partition, Error> {
+    partition_with_account(graph).map(|(partition, _)| partition)
+}
+
+/// As [`partition`], and how it came to it: every fusion of the table that was looked at, and why some were not made.
+///
+/// # Errors
+/// As [`partition`].
+pub fn partition_with_account(graph: &Graph) -> Result<(Partition, Account), Error> {
     crate::validate::validate(graph)?;
     let mut cut = Cut::new(graph)?;
-    cut.grow_anchors()?;
-    cut.grow_maps();
+    cut.gather()?;
+    let gathered = cut.in_order();
     let mut parts = Vec::new();
-    for members in cut.in_order() {
+    for members in &gathered {
         let anchor = members.iter().copied().find(|&node| cut::is_anchor(&graph.nodes[node].op));
         match anchor.map(|anchor| (anchor, &graph.nodes[anchor].op)) {
-            None => parts.extend(map::lower(&mut cut, &members)?),
-            Some((anchor, Op::Matmul(matmul))) => parts.push(gemm::lower(&cut, anchor, matmul, &members)?),
-            Some((anchor, Op::Conv(conv))) => parts.push(conv::lower(&cut, anchor, conv, &members)?),
-            Some((anchor, Op::Reduction(reduction))) => parts.push(map::lower_reduction(&cut, anchor, reduction, &members)?),
+            None => parts.extend(map::lower(&mut cut, members)?),
+            Some((anchor, Op::Matmul(matmul))) => parts.push(gemm::lower(&cut, anchor, matmul, members)?),
+            Some((anchor, Op::Conv(conv))) => parts.push(conv::lower(&cut, anchor, conv, members)?),
+            Some((anchor, Op::Reduction(reduction))) => parts.push(map::lower_reduction(&cut, anchor, reduction, members)?),
             Some((anchor, _)) => parts.push(rows::lower(&cut, anchor)?),
         }
     }
-    Ok(Partition { parts, temporaries: cut.temporaries() })
+    let (temporaries, account) = cut.finish(gathered);
+    Ok((Partition { parts, temporaries }, account))
 }
 
 /// Cuts a graph that needs no memory of its own into problems.

@@ -1,8 +1,10 @@
 //! Convolution and its gradients: one element at a time, by the formulas of `verdigris_graph::ops::conv` as they stand.
 
-use verdigris_graph::{Conv, ConvDirection, ConvMode};
+use verdigris_graph::{Conv, ConvDirection, ConvMode, Error, Graph, Precision, Uid};
 use verdigris_tensor::{DType, Layout};
 
+use crate::fuzz::{Draft, MOST_ELEMENTS, MOST_PRODUCTS, TYPES};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::matmul::SumOfBounded;
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
@@ -255,5 +257,77 @@ impl Formula for Convolved<'_> {
 
     fn compute(&self) -> DType {
         self.conv.precision.accumulator()
+    }
+}
+
+impl Operation for Conv {
+    const DRAWS: u64 = 3;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let [left, right] = self.operands();
+        let (left, right) = (at.source(left)?, at.source(right)?);
+        at.put(self.output(), Convolved::new(self, left, right, at.dims(self.output())?))
+    }
+
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        Data::Any(self.operands()[0] == uid)
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.conv()
+    }
+}
+
+impl Draft {
+    fn conv(&mut self) -> Result<(), Error> {
+        let direction = self.pick(&ConvDirection::ALL);
+        let left = self.image(|value| Precision::usual(value.dtype, value.dtype).is_some(), &TYPES[..12])?;
+        let spatial = left.dims.len() - 2;
+        let mut conv = Conv::new(direction, left.uid, left.uid, left.uid, spatial, Precision::F64);
+        for i in 0..spatial {
+            conv.pads_before[i] = self.below(4);
+            conv.pads_after[i] = self.below(4);
+            conv.strides[i] = 1 + self.below(3);
+            conv.dilations[i] = 1 + self.below(3);
+        }
+        if self.one_in(3) {
+            conv.mode = ConvMode::Convolution;
+        }
+        let taps: Vec<u64> = (0..spatial).map(|_| 1 + self.random.below(3)).collect();
+        let divisors: Vec<u64> = (1..=left.dims[1]).filter(|groups| left.dims[1].is_multiple_of(*groups)).collect();
+        conv.groups = if self.one_in(2) { 1 } else { self.pick(&divisors) };
+        let other = conv.groups * (1 + self.below(4));
+        let dims = |first: u64, second: u64, rest: &[u64]| [&[first, second], rest].concat();
+        let (right, out) = match direction {
+            ConvDirection::Fprop | ConvDirection::Wgrad => {
+                let outs: Option<Vec<u64>> = (0..spatial).map(|i| conv.out_extent(i, left.dims[i + 2], taps[i])).collect();
+                let Some(outs) = outs else { return Ok(()) };
+                let (w, y) = (dims(other, left.dims[1] / conv.groups, &taps), dims(left.dims[0], other, &outs));
+                if direction == ConvDirection::Fprop { (w, y) } else { (y, w) }
+            }
+            ConvDirection::Dgrad => {
+                let least: Option<Vec<u64>> = (0..spatial).map(|i| conv.least_extent(i, left.dims[i + 2], taps[i])).collect();
+                let Some(mut extents) = least else { return Ok(()) };
+                for (extent, stride) in extents.iter_mut().zip(&conv.strides) {
+                    *extent += self.random.below(*stride);
+                }
+                (dims(left.dims[1], other / conv.groups, &taps), dims(left.dims[0], other, &extents))
+            }
+        };
+        let products = out.iter().product::<u64>() * right.iter().product::<u64>() / right[0].max(1);
+        if out.iter().product::<u64>() > MOST_ELEMENTS || right.iter().product::<u64>() > MOST_ELEMENTS || products > MOST_PRODUCTS {
+            return Ok(());
+        }
+        let operand = self.value(|value| value.dims == right && value.dtype == left.dtype, left.dtype, &right)?;
+        let Some(precision) = self.precision(left.dtype, operand.dtype) else { return Ok(()) };
+        conv.precision = precision;
+        let name = self.name(direction.name());
+        let result = match direction {
+            ConvDirection::Fprop => self.builder.conv_fprop(&name, Conv { w: operand.uid, ..conv })?,
+            ConvDirection::Dgrad => self.builder.conv_dgrad(&name, Conv { w: operand.uid, ..conv }, &out)?,
+            ConvDirection::Wgrad => self.builder.conv_wgrad(&name, Conv { y: operand.uid, ..conv }, &out)?,
+        };
+        self.note_read(&[left.uid, operand.uid]);
+        self.result(result, &out, precision.accumulator(), &TYPES).map(drop)
     }
 }

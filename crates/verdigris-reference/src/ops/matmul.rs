@@ -1,9 +1,11 @@
 //! The sum of products in `f64`.
 
-use verdigris_graph::{HostScalar, Matmul, OperandScale, Precision, Uid};
+use verdigris_graph::{Error, Graph, HostScalar, Matmul, OperandScale, Precision, Uid};
 use verdigris_tensor::DType;
 use verdigris_tensor::num;
 
+use crate::fuzz::{Draft, MOST_ELEMENTS, MOST_PRODUCTS, TYPES};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::source::{Formula, Source};
 use crate::tolerance::{self, Bounded};
 use crate::tolerance_pointwise::pass;
@@ -242,5 +244,56 @@ impl Formula for Multiplied<'_> {
     fn compute(&self) -> DType {
         let is_plain = self.alpha == 1.0 && self.c.is_none();
         if is_plain { self.precision.accumulator() } else { self.precision.epilogue() }
+    }
+}
+
+impl Operation for Matmul {
+    const DRAWS: u64 = 2;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let out = at.dims(self.d)?;
+        let inputs = at.inputs;
+        let scalar = |uid: Uid| inputs.scalars.get(&uid).copied().ok_or(GraphError::NoScalar { uid });
+        let formula = Multiplied::new(self, out, |uid| at.source(uid), scalar)?;
+        at.put(self.d, formula)
+    }
+
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        let is_scale = [self.scale_a, self.scale_b].iter().flatten().any(|scale| scale.tensor == uid);
+        if is_scale { Data::Factors } else { Data::Any(self.a == uid) }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.matmul()
+    }
+}
+
+impl Draft {
+    fn matmul(&mut self) -> Result<(), Error> {
+        let (dtype, m, k) = (self.pick(&TYPES[..12]), 1 + self.below(20), 1 + self.below(40));
+        let a = self.value(|value| value.dims.len() >= 2 && Precision::usual(value.dtype, value.dtype).is_some(), dtype, &[m, k])?;
+        let (batch, rows) = a.dims.split_at(a.dims.len() - 2);
+        let mut dims = self.narrower(batch);
+        let n = 1 + self.below(20);
+        dims.extend([rows[1], n]);
+        let b = self.value(|value| value.dims == dims && value.dtype == a.dtype, a.dtype, &dims)?;
+        let Some(precision) = self.precision(a.dtype, b.dtype) else { return Ok(()) };
+        let out: Vec<u64> = batch.iter().copied().chain([rows[0], n]).collect();
+        if out.iter().product::<u64>() > MOST_ELEMENTS || out.iter().product::<u64>() * rows[1] > MOST_PRODUCTS {
+            return Ok(());
+        }
+        let name = self.name("matmul");
+        let d = if self.one_in(3) {
+            let c = self.second(&out)?;
+            let (alpha, beta) = (HostScalar::Fixed(self.real()), HostScalar::Fixed(self.real()));
+            let matmul = Matmul { c: Some(c.uid), alpha, beta, ..Matmul::new(a.uid, b.uid, Uid(0), precision) };
+            let d = self.builder.matmul_with(&name, matmul)?;
+            self.note_read(&[c.uid]);
+            d
+        } else {
+            self.builder.matmul(&name, a.uid, b.uid, precision)?
+        };
+        self.note_read(&[a.uid, b.uid]);
+        self.result(d, &out, precision.accumulator(), &TYPES).map(drop)
     }
 }

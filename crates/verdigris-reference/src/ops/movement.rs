@@ -1,8 +1,10 @@
 //! Movements: which element of which input stands at an index of the result.
 
-use verdigris_graph::Movement;
+use verdigris_graph::{Error, Movement, Op};
 use verdigris_tensor::{DType, num};
 
+use crate::fuzz::{Draft, Value};
+use crate::operation::{Evaluation, GraphError, Operation};
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
@@ -74,5 +76,83 @@ impl Formula for Moved<'_> {
 
     fn compute(&self) -> DType {
         self.dtype
+    }
+}
+
+impl Operation for Movement {
+    const DRAWS: u64 = 3;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let inputs = Op::Movement(self.clone()).inputs().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
+        let y = at.described(self.output())?;
+        at.put(y.uid, Moved::new(self, y.dtype, inputs, y.layout.dims()))
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.movement()
+    }
+}
+
+impl Draft {
+    fn movement(&mut self) -> Result<(), Error> {
+        let x = self.with_axis(false)?;
+        let name = self.name("move");
+        let rank = x.dims.len();
+        let (y, dims) = match self.below(6) {
+            0 => {
+                let dims = match self.below(3) {
+                    0 => vec![x.dims.iter().product()],
+                    1 => vec![1].into_iter().chain(x.dims.iter().copied()).collect(),
+                    _ => x.dims.iter().rev().copied().collect::<Vec<u64>>(),
+                };
+                (self.builder.reshape(&name, x.uid, &dims)?, dims)
+            }
+            1 => {
+                let mut permutation: Vec<u32> = (0..rank as u32).collect();
+                for i in (1..rank).rev() {
+                    let j = self.below(i as u64 + 1) as usize;
+                    permutation.swap(i, j);
+                }
+                let y = self.builder.transpose(&name, x.uid, &permutation)?;
+                (y, permutation.iter().map(|&dim| x.dims[dim as usize]).collect())
+            }
+            2 => {
+                let starts: Vec<u64> = x.dims.iter().map(|&dim| self.random.below(dim + 1)).collect();
+                let stops: Vec<u64> = starts.iter().zip(&x.dims).map(|(&start, &dim)| dim - self.random.below(dim - start + 1)).collect();
+                let steps: Vec<u64> = (0..rank).map(|_| 1 + self.random.below(3)).collect();
+                let dims = (0..rank).map(|i| (stops[i] - starts[i]).div_ceil(steps[i])).collect();
+                (self.builder.slice(&name, x.uid, &starts, &stops, &steps)?, dims)
+            }
+            3 => {
+                let axis = self.below(rank as u64) as usize;
+                let mut other = x.dims.clone();
+                other[axis] = 1 + self.below(4);
+                let fits = |value: &Value| {
+                    value.dtype == x.dtype && value.dims.len() == rank && (0..rank).all(|i| i == axis || value.dims[i] == x.dims[i])
+                };
+                let second = self.value(fits, x.dtype, &other)?;
+                let y = self.builder.concat(&name, &[x.uid, second.uid], axis as u32)?;
+                self.note_read(&[second.uid]);
+                let mut dims = x.dims.clone();
+                dims[axis] += second.dims[axis];
+                (y, dims)
+            }
+            4 => {
+                let mut list = || -> Vec<u64> { (0..rank).map(|_| self.random.below(3)).collect() };
+                let (before, after) = (list(), list());
+                let value = self.real().0;
+                let dims = (0..rank).map(|i| before[i] + x.dims[i] + after[i]).collect();
+                (self.builder.pad(&name, x.uid, &before, &after, value)?, dims)
+            }
+            _ => {
+                let mut dims: Vec<u64> = x.dims.iter().map(|&dim| if dim == 1 { 1 + self.random.below(4) } else { dim }).collect();
+                if rank < 5 && self.one_in(2) {
+                    dims.insert(0, 2);
+                }
+                (self.builder.broadcast(&name, x.uid, &dims)?, dims)
+            }
+        };
+        self.note_read(&[x.uid]);
+        self.result(y, &dims, x.dtype, &[]).map(drop)
     }
 }

@@ -1,8 +1,10 @@
 //! Pointwise functions in `f64`: values, derivatives, and where they turn or jump.
 
-use verdigris_graph::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
+use verdigris_graph::{BinaryOp, Error, Graph, HostScalar, Pointwise, Real, TernaryOp, Uid, UnaryOp};
 use verdigris_tensor::DType;
 
+use crate::fuzz::{Draft, TYPES};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::source::{Formula, Source};
 use crate::tolerance::Bounded;
 
@@ -381,6 +383,145 @@ impl Formula for Mapped<'_> {
 
     fn compute(&self) -> DType {
         self.compute
+    }
+}
+
+impl Operation for Pointwise {
+    const DRAWS: u64 = 10;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let inputs = self.operands().into_iter().map(|uid| at.source(uid)).collect::<Result<_, _>>()?;
+        let factor = match self {
+            Pointwise::Scale { factor: HostScalar::Fixed(real), .. } => real.0,
+            Pointwise::Scale { factor: HostScalar::Bound(uid), .. } => at.scalar(*uid)?,
+            _ => 1.0,
+        };
+        let y = self.output();
+        at.put(y, Mapped::new(self, inputs, factor, at.dims(y)?, at.bits(y)))
+    }
+
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        match self {
+            Pointwise::Unary { f: UnaryOp::Log | UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal, .. } => Data::Positive,
+            Pointwise::Unary { f: UnaryOp::Not, .. } => Data::Truth,
+            Pointwise::Binary { f: BinaryOp::Div | BinaryOp::Mod | BinaryOp::FloorMod, z, .. } if *z == uid => Data::Positive,
+            Pointwise::Binary { f: BinaryOp::Pow, x, .. } if *x == uid => Data::Positive,
+            Pointwise::Binary { f: BinaryOp::And | BinaryOp::Or, .. } => Data::Truth,
+            Pointwise::Ternary { f: TernaryOp::Select, t, .. } if *t == uid => Data::Truth,
+            _ => Data::Any(false),
+        }
+    }
+
+    fn draw(draft: &mut Draft, nth: u64) -> Result<(), Error> {
+        match nth {
+            0..=3 => draft.unary(),
+            4..=7 => draft.binary(),
+            8 => draft.ternary(),
+            _ => draft.scale_or_index(),
+        }
+    }
+}
+
+impl Draft {
+    fn activation(&mut self) -> UnaryOp {
+        let (a, b) = (self.real(), self.real());
+        let (low, high) = if a.0 <= b.0 { (a, b) } else { (b, a) };
+        let beta = Real(0.25 * (1 + self.below(8)) as f64);
+        self.pick(&[
+            UnaryOp::Relu,
+            UnaryOp::LeakyRelu { slope: a },
+            UnaryOp::ClippedRelu { lower: low, upper: high, slope: b },
+            UnaryOp::Clamp { lower: low, upper: high },
+            UnaryOp::GeluErf,
+            UnaryOp::GeluTanh,
+            UnaryOp::Silu,
+            UnaryOp::Swish { beta },
+            UnaryOp::Sigmoid,
+            UnaryOp::Tanh,
+            UnaryOp::Elu { alpha: a },
+            UnaryOp::Softplus { beta },
+            UnaryOp::HardSwish,
+            UnaryOp::HardSigmoid,
+            UnaryOp::Mish,
+        ])
+    }
+
+    fn unary(&mut self) -> Result<(), Error> {
+        let x = self.any()?;
+        let (scale, shift) = (self.real(), self.real());
+        let others = [
+            UnaryOp::Identity,
+            UnaryOp::Neg,
+            UnaryOp::Abs,
+            UnaryOp::Exp,
+            UnaryOp::Log,
+            UnaryOp::Sqrt,
+            UnaryOp::Rsqrt,
+            UnaryOp::Reciprocal,
+            UnaryOp::Erf,
+            UnaryOp::Sin,
+            UnaryOp::Cos,
+            UnaryOp::Tan,
+            UnaryOp::Ceil,
+            UnaryOp::Floor,
+            UnaryOp::Round,
+            UnaryOp::Sign,
+            UnaryOp::Not,
+            UnaryOp::IsFinite,
+            UnaryOp::IsNan,
+            UnaryOp::Affine { scale, shift },
+        ];
+        let f = if self.one_in(2) { self.activation() } else { self.pick(&others) };
+        let name = self.name(f.name());
+        let y = self.builder.unary(&name, f, x.uid)?;
+        self.note_read(&[x.uid]);
+        self.pointwise_result(y, &x.dims, &[x.dtype])
+    }
+
+    fn binary(&mut self) -> Result<(), Error> {
+        let x = self.any()?;
+        let z = self.second(&x.dims)?;
+        let f = match self.below(4) {
+            0 => BinaryOp::Backward(self.activation()),
+            1 => self.pick(&BinaryOp::ALL),
+            _ => self.pick(&BinaryOp::IN_EPILOGUE),
+        };
+        let (left, right) = if self.one_in(3) { (&z, &x) } else { (&x, &z) };
+        let name = self.name(f.name());
+        let y = self.builder.binary(&name, f, left.uid, right.uid)?;
+        self.note_read(&[x.uid, z.uid]);
+        self.pointwise_result(y, &x.dims, &[x.dtype, z.dtype])
+    }
+
+    fn ternary(&mut self) -> Result<(), Error> {
+        let x = self.any()?;
+        let (z, t) = (self.second(&x.dims)?, self.second(&x.dims)?);
+        let f = self.pick(&TernaryOp::ALL);
+        let name = self.name(f.name());
+        let y = self.builder.ternary(&name, f, x.uid, z.uid, t.uid)?;
+        self.note_read(&[x.uid, z.uid, t.uid]);
+        self.pointwise_result(y, &x.dims, &[x.dtype, z.dtype, t.dtype])
+    }
+
+    fn scale_or_index(&mut self) -> Result<(), Error> {
+        if self.one_in(3) {
+            let dims = self.dims();
+            let axis = self.below(dims.len() as u64) as u32;
+            let name = self.name("index");
+            let y = self.builder.gen_index(&name, &dims, axis)?;
+            return self.result(y, &dims, DType::I64, &TYPES).map(drop);
+        }
+        let x = self.any()?;
+        let factor = if self.one_in(2) {
+            let name = self.name("factor");
+            HostScalar::Bound(self.builder.host_scalar(&name, DType::F32))
+        } else {
+            HostScalar::Fixed(self.real())
+        };
+        let name = self.name("scale");
+        let y = self.builder.scale(&name, x.uid, factor)?;
+        self.note_read(&[x.uid]);
+        self.pointwise_result(y, &x.dims, &[x.dtype])
     }
 }
 

@@ -1,8 +1,10 @@
 //! Pooling and its gradients: windows as the formulas of `verdigris_graph::ops::pool` lay them.
 
-use verdigris_graph::{Pointwise, PoolMode, PoolWindows};
-use verdigris_tensor::DType;
+use verdigris_graph::{Error, Graph, Pointwise, Pool, PoolBackward, PoolMode, PoolWindows, TensorDesc, Uid};
+use verdigris_tensor::{DType, Layout};
 
+use crate::fuzz::{Draft, MOST_ELEMENTS, TYPES};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::reduction::{SumInAnyOrder, greatest};
 use crate::source::{Formula, Source, advance};
 use crate::tolerance::{Bounded, roundoff};
@@ -216,4 +218,132 @@ impl Formula for PooledBack {
     fn compute(&self) -> DType {
         self.compute
     }
+}
+
+impl Operation for Pool {
+    const DRAWS: u64 = 1;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let (x, out) = (at.source(self.x)?, at.dims(self.y)?);
+        at.put(self.y, Pooled::new(self.mode, &self.windows, x.clone(), out, false))?;
+        match self.index {
+            Some(index) => at.put(index, Pooled::new(self.mode, &self.windows, x, out, true)),
+            None => Ok(()),
+        }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.pool()
+    }
+}
+
+impl Operation for PoolBackward {
+    const DRAWS: u64 = 1;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let dy = at.source(self.dy)?;
+        let x = self.x.map(|x| at.source(x)).transpose()?;
+        let index = self.index.map(|index| at.source(index)).transpose()?;
+        let formula = PooledBack::new(self.mode, &self.windows, &dy, x.as_ref(), index.as_ref(), at.dims(self.dx)?);
+        at.put(self.dx, formula)
+    }
+
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        if self.index == Some(uid) { Data::Positions(self) } else { Data::Any(false) }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.pool_backward()
+    }
+}
+
+impl Draft {
+    fn windows(&mut self, extents: &[u64]) -> PoolWindows {
+        if self.one_in(3) {
+            return PoolWindows::Adaptive { out: extents.iter().map(|&extent| 1 + self.random.below(extent + 1)).collect() };
+        }
+        let window: Vec<u64> = extents.iter().map(|&extent| 1 + self.random.below(extent.min(3))).collect();
+        let dilations: Vec<u64> =
+            window.iter().zip(extents).map(|(&taps, &extent)| if (taps - 1) * 2 < extent { 1 + self.random.below(2) } else { 1 }).collect();
+        let mut pads = || window.iter().zip(&dilations).map(|(taps, dilation)| self.random.below((taps - 1) * dilation + 1)).collect();
+        let (pads_before, pads_after) = (pads(), pads());
+        let strides = window.iter().map(|_| 1 + self.random.below(3)).collect();
+        PoolWindows::Sliding { window, strides, dilations, pads_before, pads_after }
+    }
+
+    fn pool(&mut self) -> Result<(), Error> {
+        let x = self.image(|_| true, &TYPES)?;
+        let windows = self.windows(&x.dims[2..]);
+        let Some(out) = window_outputs(&windows, &x.dims) else { return Ok(()) };
+        let name = self.name("pool");
+        let compute = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        match self.below(3) {
+            0 => {
+                let mode = PoolMode::Average { count_include_pad: self.one_in(2) };
+                let y = self.builder.pool(&name, mode, windows, x.uid)?;
+                self.note_read(&[x.uid]);
+                self.result(y, &out, compute, &TYPES).map(drop)
+            }
+            1 => {
+                let y = self.builder.pool(&name, PoolMode::Max, windows, x.uid)?;
+                self.note_read(&[x.uid]);
+                self.result(y, &out, x.dtype, &TYPES).map(drop)
+            }
+            _ => {
+                let index_type = self.pick(&[DType::I32, DType::I64]);
+                let (y, index) = self.builder.max_pool_with_index(&name, windows.clone(), x.uid, index_type)?;
+                self.note_read(&[x.uid]);
+                self.result(y, &out, x.dtype, &TYPES)?;
+                let index = self.result(index, &out, index_type, &[])?;
+                if self.one_in(2) {
+                    let dtype = self.pick(&TYPES);
+                    let dy = self.value(|value| value.dims == out && value.uid != index.uid, dtype, &out)?;
+                    let back = PoolBackward { mode: PoolMode::Max, windows, dy: dy.uid, x: None, index: Some(index.uid), dx: Uid(0) };
+                    let name = self.name("unpool");
+                    let dx = self.builder.pool_backward(&name, back, &x.dims)?;
+                    self.note_read(&[dy.uid, index.uid]);
+                    self.pointwise_result(dx, &x.dims, &[dy.dtype])?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn pool_backward(&mut self) -> Result<(), Error> {
+        let x = self.image(|_| true, &TYPES)?;
+        let windows = self.windows(&x.dims[2..]);
+        let Some(out) = window_outputs(&windows, &x.dims) else { return Ok(()) };
+        let dtype = self.pick(&TYPES);
+        let dy = self.value(|value| value.dims == out, dtype, &out)?;
+        let mut back = PoolBackward { mode: PoolMode::Max, windows, dy: dy.uid, x: None, index: None, dx: Uid(0) };
+        let mut read = vec![dy.uid];
+        let mut types = vec![dy.dtype];
+        match self.below(3) {
+            0 => back.mode = PoolMode::Average { count_include_pad: self.one_in(2) },
+            1 => {
+                back.x = Some(x.uid);
+                read.push(x.uid);
+                types.push(x.dtype);
+            }
+            _ => {
+                let index_type = self.pick(&[DType::I32, DType::I64]);
+                let index = self.input(index_type, &out)?;
+                // Each place holds one index, which a repeated one would not be for every window.
+                back.index = Some(index.uid);
+                let layout = self.layout(&out, false)?;
+                self.builder.store_as(index.uid, "index", index_type, layout)?;
+            }
+        }
+        let name = self.name("unpool");
+        let dx = self.builder.pool_backward(&name, back, &x.dims)?;
+        self.note_read(&read);
+        self.pointwise_result(dx, &x.dims, &types)
+    }
+}
+
+/// The dims of `y` under windows that fit; `None` if they do not.
+fn window_outputs(windows: &PoolWindows, x_dims: &[u64]) -> Option<Vec<u64>> {
+    let described = TensorDesc::new(Uid(0), "x", DType::F32, Layout::row_major(x_dims).ok()?);
+    let dims = windows.infer("pool", &described).ok()?;
+    (dims.iter().product::<u64>() <= MOST_ELEMENTS).then_some(dims)
 }

@@ -1,9 +1,11 @@
 //! Reductions: one result at a time, over all elements that go into it.
 
-use verdigris_graph::{Pointwise, Reduction, ReductionOp};
+use verdigris_graph::{Error, Pointwise, Reduction, ReductionOp};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
+use crate::fuzz::Draft;
+use crate::operation::{Evaluation, GraphError, Operation};
 use crate::source::{Formula, Source, advance};
 use crate::tolerance::{Bounded, roundoff};
 
@@ -186,5 +188,34 @@ pub(crate) fn greatest(elements: impl Iterator<Item = Bounded>, of_nothing: f64)
         Bounded::exact(value)
     } else {
         Bounded { value, error: (high - value).max(value - low) }
+    }
+}
+
+impl Operation for Reduction {
+    const DRAWS: u64 = 2;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let x = at.source(self.x)?;
+        at.put(self.y, Reduced::new(self, x))
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.reduction()
+    }
+}
+
+impl Draft {
+    fn reduction(&mut self) -> Result<(), Error> {
+        let x = self.with_axis(false)?;
+        let mut axes: Vec<u32> = (0..x.dims.len() as u32).filter(|_| self.random.below(2) == 0).collect();
+        if axes.is_empty() {
+            axes = vec![x.dims.len() as u32 - 1];
+        }
+        let f = self.pick(&ReductionOp::ALL);
+        let name = self.name(f.name());
+        let y = self.builder.reduction(&name, f, x.uid, &axes)?;
+        self.note_read(&[x.uid]);
+        let dims: Vec<u64> = (0..x.dims.len()).map(|dim| if axes.contains(&(dim as u32)) { 1 } else { x.dims[dim] }).collect();
+        self.pointwise_result(y, &dims, &[x.dtype])
     }
 }

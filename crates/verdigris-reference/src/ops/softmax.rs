@@ -4,10 +4,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use verdigris_graph::{BinaryOp, CrossEntropySpec, LossReduction, Pointwise, UnaryOp};
+use verdigris_graph::{
+    BinaryOp, CrossEntropy, CrossEntropyBackward, CrossEntropySpec, Error, Graph, LossReduction, Pointwise, Real, Softmax, SoftmaxBackward,
+    Uid, UnaryOp,
+};
 use verdigris_tensor::DType;
 use verdigris_tensor::num::power_of_two;
 
+use crate::fuzz::{Draft, TYPES};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::reduction::SumInAnyOrder;
 use crate::source::{Formula, Source, advance};
 use crate::tolerance::{Bounded, roundoff};
@@ -410,6 +415,150 @@ impl Formula for CrossEntropiedBack<'_> {
 
     fn compute(&self) -> DType {
         self.losses.logits.compute
+    }
+}
+
+impl Operation for Softmax {
+    const DRAWS: u64 = 1;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let x = at.source(self.x)?;
+        at.put(self.y, Softmaxed::new(x, self.axis, self.log, at.bits(self.y)))
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.softmax()
+    }
+}
+
+impl Operation for SoftmaxBackward {
+    // The forward op's draws make every second one of these.
+    const DRAWS: u64 = 0;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let (y, dy) = (at.source(self.y)?, at.source(self.dy)?);
+        at.put(self.dx, SoftmaxedBack::new(y, dy, self.axis, self.log, at.bits(self.dx)))
+    }
+
+    fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
+        if self.y == uid { Data::Probabilities(self.log) } else { Data::Any(false) }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.softmax()
+    }
+}
+
+/// What labels hold: classes of the logits.
+fn labels(graph: &Graph, logits: Uid, spec: &CrossEntropySpec) -> Data<'static> {
+    let classes = graph.tensor(logits).map_or(1, |logits| logits.layout.dims()[spec.axis as usize]);
+    Data::Labels(classes, spec.ignore_index)
+}
+
+impl Operation for CrossEntropy {
+    const DRAWS: u64 = 1;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let (logits, labels) = (at.source(self.logits)?, at.source(self.labels)?);
+        let formula = CrossEntropied::new(self.spec, logits.clone(), labels.clone(), false, at.bits(self.loss));
+        at.put(self.loss, formula)?;
+        match self.lse {
+            Some(lse) => at.put(lse, CrossEntropied::new(self.spec, logits, labels, true, at.bits(lse))),
+            None => Ok(()),
+        }
+    }
+
+    fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
+        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(false) }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.cross_entropy()
+    }
+}
+
+impl Operation for CrossEntropyBackward {
+    // The forward op's draws make every second one of these.
+    const DRAWS: u64 = 0;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let (logits, labels, dloss) = (at.source(self.logits)?, at.source(self.labels)?, at.source(self.dloss)?);
+        let lse = self.lse.map(|lse| at.source(lse)).transpose()?;
+        at.put(self.dlogits, CrossEntropiedBack::new(self.spec, logits, labels, dloss, lse, at.bits(self.dlogits)))
+    }
+
+    fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
+        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(false) }
+    }
+
+    fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
+        draft.cross_entropy()
+    }
+}
+
+impl Draft {
+    fn softmax(&mut self) -> Result<(), Error> {
+        let x = self.with_axis(true)?;
+        let axis = self.below(x.dims.len() as u64) as u32;
+        let log = self.one_in(2);
+        let name = self.name("softmax");
+        let (y, types) = if self.one_in(2) {
+            let y = self.builder.softmax(&name, x.uid, axis, log)?;
+            (y, vec![x.dtype])
+        } else {
+            let dtype = self.pick(&TYPES[..10]);
+            let dy = self.value(|value| value.dims == x.dims && value.dtype.is_float(), dtype, &x.dims)?;
+            let dx = self.builder.softmax_backward(&name, x.uid, dy.uid, axis, log)?;
+            self.note_read(&[dy.uid]);
+            (dx, vec![x.dtype, dy.dtype])
+        };
+        self.note_read(&[x.uid]);
+        let compute = if types.contains(&DType::F64) { DType::F64 } else { DType::F32 };
+        self.result(y, &x.dims, compute, &TYPES[..10]).map(drop)
+    }
+
+    fn cross_entropy(&mut self) -> Result<(), Error> {
+        let x = self.with_axis(true)?;
+        let axis = self.below(x.dims.len() as u64) as u32;
+        let spec = CrossEntropySpec {
+            label_smoothing: Real([0.0, 0.0, 0.125, 0.5][self.below(4) as usize]),
+            ignore_index: if self.one_in(2) { Some([0, -100, 2][self.below(3) as usize]) } else { None },
+            ..CrossEntropySpec::new(axis, self.pick(&[LossReduction::None, LossReduction::Sum, LossReduction::Mean]))
+        };
+        let mut rows = x.dims.clone();
+        rows[axis as usize] = 1;
+        let loss_dims = if spec.reduction == LossReduction::None { rows.clone() } else { vec![1; rows.len()] };
+        let label_type = self.pick(&[DType::I32, DType::I64]);
+        let labels = self.input(label_type, &rows)?;
+        let compute = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let name = self.name("loss");
+        if self.one_in(2) {
+            let (loss, lse) = if self.one_in(2) {
+                let (loss, lse) = self.builder.cross_entropy_with_lse(&name, spec, x.uid, labels.uid)?;
+                (loss, Some(lse))
+            } else {
+                (self.builder.cross_entropy(&name, spec, x.uid, labels.uid)?, None)
+            };
+            self.note_read(&[x.uid]);
+            if let Some(lse) = lse {
+                self.result(lse, &rows, compute, &TYPES[..10])?;
+            }
+            return self.result(loss, &loss_dims, compute, &TYPES[..10]).map(drop);
+        }
+        let dtype = self.pick(&TYPES[..10]);
+        let dloss = self.value(|value| value.dims == loss_dims && value.dtype.is_float(), dtype, &loss_dims)?;
+        let lse = if self.one_in(3) { Some(self.input(DType::F32, &rows)?) } else { None };
+        let back = CrossEntropyBackward {
+            spec,
+            logits: x.uid,
+            labels: labels.uid,
+            dloss: dloss.uid,
+            lse: lse.map(|lse| lse.uid),
+            dlogits: Uid(0),
+        };
+        let dx = self.builder.cross_entropy_backward(&name, back)?;
+        self.note_read(&[x.uid, dloss.uid]);
+        self.result(dx, &x.dims, compute, &TYPES[..10]).map(drop)
     }
 }
 

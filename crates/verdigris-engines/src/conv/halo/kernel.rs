@@ -8,18 +8,19 @@
 
 use std::fmt;
 
-use verdigris_kir::face::{Divisor, Header, Kernel, LoadOptions, Role, TensorMap, Val, WgmmaA, build};
+use verdigris_kir::face::{Header, Kernel, LoadOptions, Role, Val, WgmmaA, build};
 use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
+use verdigris_kir::params::{Divide, Map};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
-use crate::parts::batch::BatchIndex;
+use crate::parts::batch::BatchIndexArgs;
 use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::way_out::{Out, Tile, WaySpec};
+use crate::parts::way_out::{Out, Tile, Way, WayArgs, WaySpec};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -174,85 +175,66 @@ impl Spec {
     }
 }
 
-/// Parameters: how pixels are cut into boxes, boxes into blocks, and where taps read. Dims stand with the width first, then height, depth, images.
-struct Walk<'k> {
-    pixels: TensorMap<'k>,
-    filter: TensorMap<'k>,
-    /// Tiles of columns over all groups; a CTA keeps to one.
-    column_tiles: Divisor<'k>,
-    /// Those of a group, or of as many groups as a tile has; and the step from there to the next: in the channels that are read, in the
-    /// result's columns, in the filter's depth and columns.
-    group_tiles: Divisor<'k>,
-    group_steps: [Val<'k, u32>; 4],
-    /// CTAs that walk over the boxes of one tile of columns, and these boxes.
-    workers: Val<'k, u32>,
-    boxes: Val<'k, u32>,
-    /// Boxes along the width, height and depth.
-    counts: [Divisor<'k>; 3],
-    /// Pixels of the result, and of a box, in each dim.
-    extents: [Val<'k, u32>; 4],
-    box_extents: [Val<'k, u32>; 4],
-    /// Where the slab of the box at 0 begins.
-    origin: [Val<'k, i32>; 3],
-    /// Extents of a slab, but for images.
-    slab: [Divisor<'k>; 3],
-    slab_bytes: Val<'k, u32>,
-    /// The same rounded up to where a slab may begin.
-    slab_pitch_bytes: Val<'k, u32>,
-    /// Where slabs begin behind the filters.
-    slabs_at_bytes: Val<'k, u32>,
-    /// Pixels of the slab from one run of a block to the next.
-    run_pitch: Val<'k, u32>,
-    /// The slab's pixel at which each block of a tile begins.
-    blocks: Vec<Val<'k, u32>>,
-    channel_blocks: Val<'k, u32>,
-    /// Instruction steps of the last block of channels.
-    last_steps: Val<'k, u32>,
-    taps: Val<'k, u32>,
-    /// Taps along the width and height.
-    filter_width: Val<'k, u32>,
-    filter_height: Val<'k, u32>,
-    /// How far descriptors move from a tap to the next one: in its row, to the next row, to the next plane.
-    tap_steps: [Val<'k, u32>; 3],
-    /// The first tap's position in the filter, and the step to the next.
-    first_position: Val<'k, u32>,
-    position_step: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// How pixels are cut into boxes, boxes into blocks, and where taps read. Dims stand with the width first, then height, depth, images.
+    pub(super) struct Walk / WalkArgs of Spec as spec {
+        pub(super) pixels: Map = spec.pixels().map(RANK),
+        pub(super) filter: Map = spec.filter_map(),
+        /// Tiles of columns over all groups; a CTA keeps to one.
+        pub(super) column_tiles: Divide,
+        /// Those of a group, or of as many groups as a tile has; and the step from there to the next: in the channels that are read, in the
+        /// result's columns, in the filter's depth and columns.
+        pub(super) group_tiles: Divide,
+        pub(super) group_steps: [u32; 4],
+        /// CTAs that walk over the boxes of one tile of columns, and these boxes.
+        pub(super) workers: u32,
+        pub(super) boxes: u32,
+        /// Boxes along the width, height and depth.
+        pub(super) counts: [Divide; 3],
+        /// Pixels of the result, and of a box, in each dim.
+        pub(super) extents: [u32; 4],
+        pub(super) box_extents: [u32; 4],
+        /// Where the slab of the box at 0 begins.
+        pub(super) origin: [i32; 3],
+        /// Extents of a slab, but for images.
+        pub(super) slab: [Divide; 3],
+        pub(super) slab_bytes: u32,
+        /// The same rounded up to where a slab may begin.
+        pub(super) slab_pitch_bytes: u32,
+        /// Where slabs begin behind the filters.
+        pub(super) slabs_at_bytes: u32,
+        /// Pixels of the slab from one run of a block to the next.
+        pub(super) run_pitch: u32,
+        /// The slab's pixel at which each block of a tile begins.
+        pub(super) blocks: Vec<u32> = vec![(); spec.tile_blocks() as usize],
+        pub(super) channel_blocks: u32,
+        /// Instruction steps of the last block of channels.
+        pub(super) last_steps: u32,
+        pub(super) taps: u32,
+        /// Taps along the width and height.
+        pub(super) filter_width: u32,
+        pub(super) filter_height: u32,
+        /// How far descriptors move from a tap to the next one: in its row, to the next row, to the next plane.
+        pub(super) tap_steps: [u32; 3],
+        /// The first tap's position in the filter, and the step to the next.
+        pub(super) first_position: u32,
+        pub(super) position_step: u32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// All parameters of the kernel.
+    pub(super) struct Halo / HaloArgs of Spec as spec {
+        pub(super) walk: WalkArgs = *spec,
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) way: WayArgs = spec.way(),
+    }
 }
 
 /// A box: its first pixel, and image.
 type Place<'k> = [Val<'k, u32>; 4];
 
 impl<'k> Walk<'k> {
-    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        Walk {
-            pixels: k.tensor_map("pixels", spec.pixels().map(RANK)),
-            filter: k.tensor_map("filter", spec.filter_map()),
-            column_tiles: k.divisor("column_tiles"),
-            group_tiles: k.divisor("group_tiles"),
-            group_steps: ["group_channels", "group_columns", "group_filter_depth", "group_filter_columns"].map(|name| k.scalar(name)),
-            workers: k.scalar("workers"),
-            boxes: k.scalar("boxes"),
-            counts: ["boxes_w", "boxes_h", "boxes_d"].map(|name| k.divisor(name)),
-            extents: ["width", "height", "depth", "images"].map(|name| k.scalar(name)),
-            box_extents: ["box_w", "box_h", "box_d", "box_n"].map(|name| k.scalar(name)),
-            origin: ["origin_w", "origin_h", "origin_d"].map(|name| k.scalar(name)),
-            slab: ["slab_w", "slab_h", "slab_d"].map(|name| k.divisor(name)),
-            slab_bytes: k.scalar("slab_bytes"),
-            slab_pitch_bytes: k.scalar("slab_pitch_bytes"),
-            slabs_at_bytes: k.scalar("slabs_at_bytes"),
-            run_pitch: k.scalar("run_pitch"),
-            blocks: (0..spec.tile_blocks()).map(|_| k.scalar("block")).collect(),
-            channel_blocks: k.scalar("channel_blocks"),
-            last_steps: k.scalar("last_steps"),
-            taps: k.scalar("taps"),
-            filter_width: k.scalar("filter_width"),
-            filter_height: k.scalar("filter_height"),
-            tap_steps: ["tap_step_w", "tap_step_h", "tap_step_d"].map(|name| k.scalar(name)),
-            first_position: k.scalar("first_position"),
-            position_step: k.scalar("position_step"),
-        }
-    }
-
     /// The first pixel of box `index`.
     fn place(&self, index: Val<'k, u32>) -> Place<'k> {
         let (rest, w) = self.counts[0].split(index);
@@ -284,9 +266,8 @@ impl<'k> Walk<'k> {
 
 fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (pixels, filter) = (spec.pixels(), spec.filter_tile());
-    let walk = Walk::declare(k, spec);
-    let batch = BatchIndex::declare(k, &());
-    let way = spec.way().declare(k);
+    let Halo { walk, batch, way } = Halo::declare(k, spec);
+    let way = Way::new(k, way, spec.way());
 
     let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);
     let slabs = Ring::new(k, SLABS, spec.sharers(), RingScope::Cta);

@@ -23,29 +23,27 @@ mod boxes;
 mod kernel;
 
 use boxes::{Cut, Dense, PixelBox, cuts};
-use kernel::Spec;
+use kernel::{HaloArgs, Spec, WalkArgs};
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
-use verdigris_kir::ir::{Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use super::chain::product;
 use super::direct::statistics;
+use super::empty_program;
 use super::lines::{filter_matrix, lies_in_lines, tap_stride};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::way_out::is_mappable;
+use crate::parts::way_out::{WayArgs, is_mappable};
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
-
-/// The engine.
-#[derive(Debug)]
-pub(super) struct Halo;
 
 /// One row of the table of tiles.
 #[derive(Clone, Copy, Debug)]
@@ -107,47 +105,6 @@ const SHAPES: &[Shape] = &[
 /// The most boxes that are offered of a tile.
 const BOXES_OF_SHAPE: usize = 4;
 
-impl Engine for Halo {
-    fn id(&self) -> EngineId {
-        ID
-    }
-
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Conv(conv) = problem else {
-            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
-        };
-        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
-        require_operands(conv)?;
-        require_extents(conv)?;
-        let view = View::new(conv)?;
-        let mut plan = Plan { arch: arch.clone(), view, settings: Vec::new() };
-        plan.settings = plan.settings();
-        let halo = plan.view.dense.halo();
-        ID.require(
-            !plan.settings.is_empty(),
-            Reason::SharedMemory,
-            format_args!("a halo of {halo:?} pixels (width first) around boxes of 128 and more"),
-        )?;
-        Ok(Box::new(plan))
-    }
-
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
-        if target != Target::Sm90a {
-            return Vec::new();
-        }
-        let types = [DType::Bf16, DType::F16];
-        let with_shapes = types.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| (dtype, shape)));
-        with_shapes
-            .filter(|(dtype, shape)| *dtype == DType::Bf16 || shape.halves)
-            .flat_map(|(dtype, shape)| {
-                let epilogue = EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row });
-                let epilogue = EpilogueSpec { stores_d: false, ..epilogue };
-                [Major::Depth, Major::Rows].map(|filter| reference(shape.spec(dtype, filter, epilogue.clone())))
-            })
-            .collect()
-    }
-}
-
 fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
 }
@@ -156,6 +113,11 @@ impl Shape {
     fn spec(&self, dtype: DType, filter: Major, epilogue: EpilogueSpec) -> Spec {
         let Shape { channels, blocks, tile_n, stages, groups, .. } = *self;
         Spec { dtype, channels, filter, tile_n, groups, blocks, stages, epilogue }
+    }
+
+    /// Whether there are kernels for the type.
+    fn serves(&self, dtype: DType) -> bool {
+        dtype == DType::Bf16 || self.halves
     }
 }
 
@@ -222,6 +184,7 @@ struct View {
 }
 
 /// How a tile stands to the groups of a problem.
+#[derive(Clone, Copy, Debug)]
 struct Columns {
     /// Tiles of a group (or of a tile's groups), and over all groups.
     group_tiles: u64,
@@ -272,20 +235,6 @@ impl View {
         Ok(View { dense: Dense::new(conv), filter, major, product, depth, columns, conv: conv.clone() })
     }
 
-    fn alignments(&self, epilogue: &EpilogueSpec) -> Vec<u64> {
-        let conv = &self.conv;
-        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
-        let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
-        let mapped = [conv.activations().slot, conv.w.slot, self.product.d.slot].map(|slot| (slot, 16));
-        for (slot, bytes) in elements.chain(epilogue.alignments(&self.product)).chain(mapped) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-
     /// The map of the pixels, with the box of a slab.
     fn pixels_map(&self, tile: SlabTile, slab: [u64; 4]) -> MapSpec {
         let tensor = self.conv.activations();
@@ -326,35 +275,22 @@ impl View {
     }
 }
 
-/// A tile and a box for it, with the estimate.
+/// A tile and a box for it.
 #[derive(Clone, Debug)]
-struct Setting {
+pub(super) struct Config {
+    /// The number of the tile.
     shape: u32,
+    spec: Spec,
+    columns: Columns,
     cut: Cut,
     us: f64,
 }
 
-impl Setting {
-    fn knobs(&self) -> Knobs {
-        let PixelBox { extents: [width, height, depth, images], flat } = self.cut.pixels;
-        let number = |n: u64| n as u32;
-        Knobs::new([
-            ("shape", self.shape),
-            ("width", number(width)),
-            ("height", number(height)),
-            ("depth", number(depth)),
-            ("images", number(images)),
-            ("flat", u32::from(flat)),
-        ])
-    }
-}
-
 /// An accepted problem.
-struct Plan {
+pub(super) struct Halo {
     arch: Arch,
     view: View,
-    /// The quickest first.
-    settings: Vec<Setting>,
+    epilogue: EpilogueSpec,
 }
 
 /// What the estimate is made of; those of `conv.implicit_gemm` where they are the same.
@@ -387,21 +323,8 @@ const COEFFICIENTS: Coefficients = Coefficients {
     launch_us: 1.327,
 };
 
-impl Plan {
-    fn epilogue(&self) -> EpilogueSpec {
-        let whole = EpilogueSpec::of(&self.view.product);
-        // Without operands there is nothing for a pair to save.
-        let pairs = whole.pairs && whole.reads_memory();
-        EpilogueSpec { stores_d: false, pairs, ..whole }
-    }
-
-    fn spec(&self, shape: u32) -> Option<Spec> {
-        let dtype = self.view.conv.activations().dtype;
-        let shape = SHAPES.get(shape as usize).filter(|shape| dtype == DType::Bf16 || shape.halves)?;
-        Some(shape.spec(dtype, self.view.major, self.epilogue()))
-    }
-
-    /// Nothing where the tile does not fit the groups.
+impl Halo {
+    /// How tiles of a spec stand to the groups; nothing where they do not fit them.
     fn columns(&self, spec: &Spec) -> Option<Columns> {
         let View { conv, depth, columns, .. } = &self.view;
         let groups = u64::from(spec.groups);
@@ -439,17 +362,15 @@ impl Plan {
         self.kept(spec).is_some_and(|kept| Self::slab_bytes(spec, cut) <= u64::from(spec.slab_room_bytes(kept)))
     }
 
-    /// Tiles of columns, CTAs for each of them, and boxes.
-    fn layout(&self, spec: &Spec, cut: &Cut) -> [u64; 3] {
-        let columns = self.columns(spec).map_or(1, |columns| columns.tiles);
+    /// CTAs for each tile of columns, and boxes.
+    fn layout(&self, columns: Columns, cut: &Cut) -> [u64; 2] {
         let boxes = cut.counts(&self.view.dense).iter().product::<u64>();
-        let workers = (u64::from(self.arch.sm_count) / columns).clamp(1, boxes);
-        [columns, workers, boxes]
+        [(u64::from(self.arch.sm_count) / columns.tiles).clamp(1, boxes), boxes]
     }
 
-    fn estimate(&self, spec: &Spec, cut: &Cut) -> f64 {
+    fn estimate(&self, spec: &Spec, columns: Columns, cut: &Cut) -> f64 {
         let c = &COEFFICIENTS;
-        let [columns, workers, boxes] = self.layout(spec, cut);
+        let [workers, boxes] = self.layout(columns, cut);
         let (taps, channel_blocks) = (self.view.dense.taps() as f64, self.channel_blocks(spec) as f64);
         let n = f64::from(spec.tile_n);
         let blocks = f64::from(spec.tile_blocks());
@@ -466,7 +387,7 @@ impl Plan {
         let share = boxes as f64 / workers as f64;
         let waves = (0.5 * (share + share.ceil())).max(1.0);
         // More tiles of columns than SMs are waves of CTAs.
-        let rounds = (columns * workers).div_ceil(u64::from(self.arch.sm_count)) as f64;
+        let rounds = (columns.tiles * workers).div_ceil(u64::from(self.arch.sm_count)) as f64;
         let kept_bytes = if spec.is_kept() { taps * channel_blocks * f64::from(spec.filter_bytes()) } else { 0.0 };
         let busy_ns = rounds * (c.start_ns + kept_bytes / c.cta_bytes_per_ns + waves * turn_ns + way_ns);
         let memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
@@ -474,113 +395,157 @@ impl Plan {
         (busy_ns.powi(3) + memory_ns.powi(3)).cbrt() * 1e-3 + c.launch_us + statistics::estimate_us(&self.view.conv, &self.arch)
     }
 
-    fn settings(&self) -> Vec<Setting> {
-        let mut settings = Vec::new();
-        for shape in 0..SHAPES.len() as u32 {
-            let Some(spec) = self.spec(shape).filter(|spec| self.columns(spec).is_some()) else { continue };
-            let cuts = cuts(&self.view.dense, u64::from(spec.tile_blocks()));
-            let fitting = cuts.into_iter().filter(|cut| self.fits(&spec, cut));
-            let mut of_shape: Vec<Setting> = fitting.map(|cut| Setting { shape, us: self.estimate(&spec, &cut), cut }).collect();
-            of_shape.sort_by(|one, other| one.us.total_cmp(&other.us));
-            settings.extend(of_shape.into_iter().take(BOXES_OF_SHAPE));
-        }
-        settings.sort_by(|one, other| one.us.total_cmp(&other.us));
-        settings
+    /// The boxes that fit a tile, the quickest first.
+    fn boxes(&self, shape: u32) -> Vec<Config> {
+        let dtype = self.view.conv.activations().dtype;
+        let spec = SHAPES
+            .get(shape as usize)
+            .filter(|shape| shape.serves(dtype))
+            .map(|shape| shape.spec(dtype, self.view.major, self.epilogue.clone()));
+        let Some((spec, columns)) = spec.and_then(|spec| self.columns(&spec).map(|columns| (spec, columns))) else { return Vec::new() };
+        let cuts = cuts(&self.view.dense, u64::from(spec.tile_blocks())).into_iter().filter(|cut| self.fits(&spec, cut));
+        let config = |cut: Cut| Config { shape, columns, us: self.estimate(&spec, columns, &cut), cut, spec: spec.clone() };
+        let mut boxes: Vec<Config> = cuts.map(config).collect();
+        boxes.sort_by(|one, other| one.us.total_cmp(&other.us));
+        boxes
     }
 
-    /// The arguments of the kernel's walk, in the order in which it declares them.
-    fn walk_args(&self, spec: &Spec, cut: &Cut) -> Vec<Arg> {
+    /// The arguments of the kernel's walk.
+    fn walk(&self, config: &Config) -> WalkArgs {
         let View { dense, conv, .. } = &self.view;
-        let number = |n: u64| Arg::Scalar(Ty::U32, n & 0xffff_ffff);
-        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
-        let [columns, workers, boxes] = self.layout(spec, cut);
-        let (group_tiles, groups) = self.columns(spec).map_or((1, 1), |columns| (columns.group_tiles, columns.groups));
-        let (channels, result) = (self.view.depth * groups, self.view.columns * groups);
-        let of_filter = if conv.direction == Direction::Fprop { [0, result] } else { [channels, 0] };
+        let Config { spec, columns, cut, .. } = config;
+        let [workers, boxes] = self.layout(*columns, cut);
+        let [channels, result] = [self.view.depth, self.view.columns].map(|of_group| (of_group * columns.groups) as u32);
+        let [depth_step, column_step] = if conv.direction == Direction::Fprop { [0, result] } else { [channels, 0] };
         let advance = i64::from(spec.pixels().pixel_advance());
         let slab_bytes = Self::slab_bytes(spec, cut);
         let alignment = u64::from(SlabTile::ALIGNMENT_BYTES);
         let filters = if spec.is_kept() { self.kept(spec).unwrap_or(0) } else { spec.stages };
         let filters_bytes = u64::from(filters) * u64::from(spec.filter_bytes());
         let slot = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
-        let mut args = vec![
-            Arg::TensorMap(slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
-            Arg::TensorMap(slot(&conv.w), self.view.filter_map(spec)),
-            Arg::Divisor(columns as u32),
-            Arg::Divisor(group_tiles as u32),
-            number(channels),
-            number(result),
-            number(of_filter[0]),
-            number(of_filter[1]),
-            number(workers),
-            number(boxes),
-        ];
-        args.extend(cut.counts(dense)[..3].iter().map(|&count| Arg::Divisor(count as u32)));
-        args.extend(dense.extents().map(number));
-        args.extend(cut.pixels.extents.map(number));
-        args.extend(dense.origin.map(signed));
-        args.extend(cut.slab[..3].iter().map(|&extent| Arg::Divisor(extent as u32)));
-        args.extend([slab_bytes, slab_bytes.next_multiple_of(alignment), filters_bytes.next_multiple_of(alignment)].map(number));
-        args.push(number(cut.run_pitch));
-        args.extend(cut.blocks.iter().map(|&block| number(block)));
-        args.extend([self.channel_blocks(spec), self.last_steps(spec), dense.taps(), dense.filter[0], dense.filter[1]].map(number));
-        args.extend(cut.tap_steps(dense).map(|step| number((step * advance) as u64)));
-        let (first, step) = if dense.backwards { (dense.taps() - 1, u64::MAX) } else { (0, 1) };
-        args.extend([first, step].map(number));
-        args
+        let number = |n: u64| n as u32;
+        let but_images = |[width, height, depth, _]: [u64; 4]| [width, height, depth].map(number);
+        let (first_position, position_step) = if dense.backwards { (number(dense.taps() - 1), u32::MAX) } else { (0, 1) };
+        WalkArgs {
+            pixels: (slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
+            filter: (slot(&conv.w), self.view.filter_map(spec)),
+            column_tiles: number(columns.tiles),
+            group_tiles: number(columns.group_tiles),
+            group_steps: [channels, result, depth_step, column_step],
+            workers: number(workers),
+            boxes: number(boxes),
+            counts: but_images(cut.counts(dense)),
+            extents: dense.extents().map(number),
+            box_extents: cut.pixels.extents.map(number),
+            origin: dense.origin.map(|n| n as i32),
+            slab: but_images(cut.slab),
+            slab_bytes: number(slab_bytes),
+            slab_pitch_bytes: number(slab_bytes.next_multiple_of(alignment)),
+            slabs_at_bytes: number(filters_bytes.next_multiple_of(alignment)),
+            run_pitch: number(cut.run_pitch),
+            blocks: cut.blocks.iter().map(|&block| number(block)).collect(),
+            channel_blocks: number(self.channel_blocks(spec)),
+            last_steps: number(self.last_steps(spec)),
+            taps: number(dense.taps()),
+            filter_width: number(dense.filter[0]),
+            filter_height: number(dense.filter[1]),
+            tap_steps: cut.tap_steps(dense).map(|step| (step * advance) as u32),
+            first_position,
+            position_step,
+        }
     }
 }
 
-impl Candidate for Plan {
-    fn knobs(&self) -> KnobSpace {
-        let mut knobs = self.settings.iter().map(Setting::knobs);
-        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
-    }
+impl Algorithm for Halo {
+    const ID: EngineId = ID;
 
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
+    type Config = Config;
 
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
-            Cost { us, leaves_out: "contention for L2 and for shared memory, and the clock under the power limit" }
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
         };
-        Ok(it)
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        require_extents(conv)?;
+        let view = View::new(conv)?;
+        let whole = EpilogueSpec::of(&view.product);
+        // Without operands there is nothing for a pair to save.
+        let pairs = whole.pairs && whole.reads_memory();
+        let accepted = Halo { arch: arch.clone(), view, epilogue: EpilogueSpec { stores_d: false, pairs, ..whole } };
+        let halo = accepted.view.dense.halo();
+        ID.require(
+            (0..SHAPES.len() as u32).any(|shape| !accepted.boxes(shape).is_empty()),
+            Reason::SharedMemory,
+            format_args!("a halo of {halo:?} pixels (width first) around boxes of 128 and more"),
+        )?;
+        Ok(accepted)
     }
 
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
-        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs).ok_or_else(unknown)?;
-        let spec = self.spec(setting.shape).ok_or_else(unknown)?;
+    fn configs(&self) -> Vec<Config> {
+        (0..SHAPES.len() as u32).flat_map(|shape| self.boxes(shape).into_iter().take(BOXES_OF_SHAPE)).collect()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        let PixelBox { extents: [width, height, depth, images], flat } = config.cut.pixels;
+        let number = |n: u64| n as u32;
+        Knobs::new([
+            ("shape", config.shape),
+            ("width", number(width)),
+            ("height", number(height)),
+            ("depth", number(depth)),
+            ("images", number(images)),
+            ("flat", u32::from(flat)),
+        ])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: config.us, leaves_out: "contention for L2 and for shared memory, and the clock under the power limit" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let Config { spec, columns, cut, .. } = config;
         let View { product, conv, .. } = &self.view;
-        let chunk = Chunk::all(&product.batch).into_iter().next().ok_or_else(unknown)?;
-        let mut program = Program { buffer_alignment_bytes: self.view.alignments(&spec.epilogue), ..Program::default() };
-        let mut args = self.walk_args(&spec, &setting.cut);
-        args.extend(chunk.args());
-        args.extend(spec.epilogue.args(product, &chunk, 0, 0));
+        // A product without batch dims is one launch.
+        let chunk = Chunk { first: vec![], extents: [1; 3] };
         let d = &product.d;
-        let leading = d.row_stride * d.dtype.bytes() as u64;
+        let leading_bytes = d.row_stride * d.dtype.bytes() as u64;
         let extents = [product.m as u32, product.n as u32, 1];
-        args.extend(spec.way().args(Address::buffer(d.slot.0 as usize), extents, leading, chunk.strides_bytes(d)));
-        let [column_tiles, workers, _] = self.layout(&spec, &setting.cut);
-        program.steps.push(Step::Launch(Launch {
-            grid: [(column_tiles * workers) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: true,
-            args: args.into(),
-            kernel: reference(spec),
-        }));
+        let args = HaloArgs {
+            walk: self.walk(config),
+            batch: chunk.index(),
+            way: WayArgs {
+                epilogue: spec.epilogue.arguments(product, &chunk, 0, 0),
+                place: spec.way().place(Address::buffer(d.slot.0 as usize), extents, leading_bytes, chunk.strides_bytes(d)),
+                sums: None,
+            },
+        };
+        let mut program = empty_program(conv);
+        let [workers, _] = self.layout(*columns, cut);
+        program.launch(Launch::new(reference(spec.clone()), [(columns.tiles * workers) as u32, 1, 1], args.bound(spec)).overlapping());
         if let Some(statistics) = &conv.statistics {
             statistics::steps(conv, statistics, &mut program);
         }
         Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let types = [DType::Bf16, DType::F16];
+        let with_shapes = types.into_iter().flat_map(|dtype| SHAPES.iter().map(move |shape| (dtype, shape)));
+        with_shapes
+            .filter(|(dtype, shape)| shape.serves(*dtype))
+            .flat_map(|(dtype, shape)| {
+                let epilogue = EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row });
+                let epilogue = EpilogueSpec { stores_d: false, ..epilogue };
+                [Major::Depth, Major::Rows].map(|filter| reference(shape.spec(dtype, filter, epilogue.clone())))
+            })
+            .collect()
     }
 }

@@ -137,14 +137,16 @@ pub(super) fn position(axes: &[Axis; AXES], tap: [u64; BOX_AXES]) -> u64 {
     (0..BOX_AXES).rev().fold(0, |place, i| place * axes[i].filter + tap[i])
 }
 
-/// Steps of sixteen pixels through a box or a slab, counted in its pixels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stride {
-    /// From one run of a step to the other.
-    pub(super) pitch: u32,
-    /// From one step to the next, and from one line of steps to the next.
-    pub(super) inner: u32,
-    pub(super) outer: u32,
+verdigris_kir::parameters! {
+    /// Steps of sixteen pixels through a box or a slab, counted in its pixels.
+    #[derive(Clone, Copy)]
+    pub(super) struct StrideValues / #[derive(Clone, Copy, PartialEq, Eq, Debug)] Stride of () as _spec {
+        /// From one run of a step to the other.
+        pub(super) pitch: u32,
+        /// From one step to the next, and from one line of steps to the next.
+        pub(super) inner: u32,
+        pub(super) outer: u32,
+    }
 }
 
 /// A box of pixels of y and the slab of x around it.

@@ -8,14 +8,13 @@
 //! along the diagonal, channels of one group each, belong to filters; the others are formed, for that costs nothing, and never read.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::face::{Divisor, Kernel, Val};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::Arg;
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::params::Divide;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
 use crate::parts::cluster_sums::Sharers;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// The named barrier of all who multiply.
 const BARRIER: u32 = 1;
@@ -70,36 +69,48 @@ impl Bundles {
     }
 }
 
-impl JoinSpec {
-    /// The arguments of [`Joined::declare`].
-    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> Vec<Arg> {
-        let number = |n: u64| Arg::Scalar(Ty::U32, n);
-        let divisor = |n: u64| Arg::Divisor(n as u32);
-        let mut args = vec![divisor(bundles.tiles[0]), number(bundles.bundle[0]), number(bundles.bundle[1]), number(conv.k)];
-        args.extend([divisor(bundles.group[0]), number(bundles.group[1]), Arg::Divisor(spec.columns() / 8)]);
-        args.extend(conv.filter[1..].iter().map(|&taps| divisor(taps)));
-        args.extend(self.epilogue.conv_args(conv));
-        args
+verdigris_kir::parameters! {
+    /// How channels of groups stand in a tile, and taps in the filter; and the epilogue.
+    pub(super) struct JoinedValues / JoinedArgs of JoinSpec as join {
+        /// Rows of tiles of a bundle.
+        tile_rows: Divide,
+        /// Channels of y and of x of a bundle.
+        bundle: [u32; 2],
+        /// Channels of y.
+        outputs: u32,
+        group_rows: Divide,
+        group_columns: u32,
+        /// Blocks of eight columns of a unit.
+        unit_blocks: Divide,
+        /// Height and width.
+        filter: [Divide; 2],
+        epilogue: EpilogueArgs = join.epilogue.over_tensors(),
     }
 }
 
-/// The parameters of the way out.
+impl JoinSpec {
+    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> JoinedArgs {
+        let [_, height, width] = conv.filter.map(|taps| taps as u32);
+        let [group_rows, group_columns] = bundles.group.map(|channels| channels as u32);
+        JoinedArgs {
+            tile_rows: bundles.tiles[0] as u32,
+            bundle: bundles.bundle.map(|channels| channels as u32),
+            outputs: conv.k as u32,
+            group_rows,
+            group_columns,
+            unit_blocks: spec.columns() / 8,
+            filter: [height, width],
+            epilogue: self.epilogue.conv_arguments(conv),
+        }
+    }
+}
+
+/// The way out in the kernel.
 pub(super) struct Joined<'a, 'k> {
-    kernel: Kernel<'k>,
-    spec: &'a Spec,
-    join: &'a JoinSpec,
-    /// Rows of tiles of a bundle.
-    tile_rows: Divisor<'k>,
-    bundle: [Val<'k, u32>; 2],
-    /// Channels of y.
-    outputs: Val<'k, u32>,
-    group_rows: Divisor<'k>,
-    group_columns: Val<'k, u32>,
-    /// Blocks of eight columns of a unit.
-    unit_blocks: Divisor<'k>,
-    /// Height and width.
-    filter: [Divisor<'k>; 2],
-    epilogue: Epilogue<'k, f32>,
+    pub(super) kernel: Kernel<'k>,
+    pub(super) spec: &'a Spec,
+    pub(super) join: &'a JoinSpec,
+    pub(super) values: JoinedValues<'k>,
 }
 
 /// Which channels a CTA multiplies.
@@ -119,30 +130,12 @@ pub(super) struct Taps<'k> {
     pub(super) step: Val<'k, u32>,
 }
 
-impl<'a, 'k> Joined<'a, 'k> {
-    pub(super) fn declare(k: Kernel<'k>, spec: &'a Spec, join: &'a JoinSpec) -> Self {
-        let tile_rows = k.divisor("bundle_tile_rows");
-        let bundle = ["bundle_rows", "bundle_columns"].map(|name| k.scalar(name));
-        Joined {
-            kernel: k,
-            spec,
-            join,
-            tile_rows,
-            bundle,
-            outputs: k.scalar("outputs"),
-            group_rows: k.divisor("outputs_of_group"),
-            group_columns: k.scalar("inputs_of_group"),
-            unit_blocks: k.divisor("blocks_of_unit"),
-            filter: ["filter_height", "filter_width"].map(|name| k.divisor(name)),
-            epilogue: join.epilogue.declare_conv(k),
-        }
-    }
-
+impl<'k> Joined<'_, 'k> {
     /// The channels of a tile.
     pub(super) fn channels(&self, [row, column]: [Val<'k, u32>; 2]) -> Channels<'k> {
-        let (bundle, tile_row) = self.tile_rows.split(row);
+        let (bundle, tile_row) = self.values.tile_rows.split(row);
         let of_bundle = [tile_row * ROWS, column * self.spec.channels];
-        Channels { first: [0, 1].map(|side| bundle * self.bundle[side] + of_bundle[side]), of_bundle }
+        Channels { first: [0, 1].map(|side| bundle * self.values.bundle[side] + of_bundle[side]), of_bundle }
     }
 
     /// Adds up what the cluster's CTAs have and stores it, by all who multiply; `sums` may take the place of what they multiplied.
@@ -164,42 +157,42 @@ impl<'a, 'k> Joined<'a, 'k> {
         let vectors = spec.units_of_cta() * (spec.columns() / 8) * WARPGROUP;
         k.range_step(first, vectors, sharers.ctas * threads, |vector| {
             let holder = vector & (WARPGROUP - 1);
-            let (unit, block) = self.unit_blocks.split(vector >> WARPGROUP.ilog2());
+            let (unit, block) = self.values.unit_blocks.split(vector >> WARPGROUP.ilog2());
             let blocks_of_tap = (spec.channels / 8).ilog2();
             let (tap, block) = (block >> blocks_of_tap, block & (spec.channels / 8 - 1));
             let column = channels.of_bundle[1] + block * 8 + Fragment::<f32>::column(holder);
             let rows = [0u32, 8].map(|half| {
                 let row = Fragment::<f32>::row(holder) + half;
                 let of_bundle = channels.of_bundle[0] + row;
-                let (group, _) = self.group_rows.split(of_bundle);
+                let (group, _) = self.values.group_rows.split(of_bundle);
                 let output = channels.first[0] + row;
                 // Channels of x counted in the row's group; those before it wrap around.
-                (output, of_bundle.lt(self.bundle[0]) & output.lt(self.outputs), column - group * self.group_columns)
+                (output, of_bundle.lt(self.values.bundle[0]) & output.lt(self.values.outputs), column - group * self.values.group_columns)
             });
             let entry = taps.units + (unit * taps.unit_bytes).widen();
             let is_kept = k.ld_global::<u32>(entry, 8).le(tap);
-            let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.group_columns);
+            let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.values.group_columns);
             // Where pairs may be stored, groups begin and end at even channels.
             let any = belongs(0, 0) | belongs(1, 0);
             let any = if self.join.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
             k.when(is_kept & any, || {
                 let whole: [Val<'k, f32>; 4] = shared.whole(vector);
                 let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
-                let (rest, w) = self.filter[1].split(position);
-                let (d, h) = self.filter[0].split(rest);
+                let (rest, w) = self.values.filter[1].split(position);
+                let (d, h) = self.values.filter[0].split(rest);
                 for half in 0..2 {
                     let (output, _, channel) = rows[half];
                     let values = [whole[2 * half], whole[2 * half + 1]];
                     if self.join.epilogue.pairs {
                         k.when(belongs(half, 0), || {
-                            let at = self.epilogue.at_pixel([output, d, h, w], channel);
+                            let at = self.values.epilogue.at_pixel([output, d, h, w], channel);
                             at.store_pair(at.apply_pair(values, 0), 0);
                         });
                         continue;
                     }
                     for (odd, value) in (0u32..).zip(values) {
                         k.when(belongs(half, odd), || {
-                            let at = self.epilogue.at_pixel([output, d, h, w], channel + odd);
+                            let at = self.values.epilogue.at_pixel([output, d, h, w], channel + odd);
                             at.store(at.apply(value, 0), 0);
                         });
                     }

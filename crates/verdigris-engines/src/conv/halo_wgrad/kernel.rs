@@ -6,17 +6,18 @@ use std::fmt;
 
 use verdigris_kir::face::{Header, Kernel, Role, Val, WgmmaA, build};
 use verdigris_kir::inst::{Cache, MatrixType, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapType, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, MapSpec};
+use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::params::{Divide, Map, Read};
+use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
-use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, position};
-use super::joined::{JoinSpec, Joined, Taps};
-use crate::parts::add_parts::{PartTile, Parts};
+use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, Stride, StrideValues, position};
+use super::joined::{JoinSpec, Joined, JoinedArgs, Taps};
+use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
@@ -60,12 +61,6 @@ impl fmt::Display for Spec {
             None => Ok(()),
         }
     }
-}
-
-/// Where sums go.
-enum Ending<'a, 'k> {
-    Parts(Parts<'k>),
-    Joined(Box<Joined<'a, 'k>>),
 }
 
 impl Spec {
@@ -126,82 +121,61 @@ impl Spec {
     }
 }
 
-/// What a launch is told.
-pub(super) struct Task<'a> {
-    pub(super) axes: &'a [Axis; AXES],
-    pub(super) cover: &'a Cover,
-    pub(super) pixels: &'a PixelBox,
-    /// Maps of dy and x, and the table of taps.
-    pub(super) maps: [(Address, MapSpec); 2],
-    pub(super) taps: Address,
-    /// Tiles of channels of y and x.
-    pub(super) tiles: [u32; 2],
-    /// CTAs that share the boxes.
-    pub(super) parts: u32,
+/// The table of taps: for each group the place of its slab against its box, by axis; then its units, each with its first row in the slab,
+/// its first tap's place in the result, and the first of its taps that is kept.
+pub(super) fn tap_table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
+    let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
+    let mut words: Vec<u32> = Vec::new();
+    for group in &cover.groups {
+        let shift = |i: usize| (group.first[i] * axes[i].dilation) as i64 - axes[i].pad as i64;
+        words.extend((0..BOX_AXES).map(|i| shift(i) as i32 as u32));
+        words.push(0);
+        for unit in &group.units {
+            let tap: [u64; BOX_AXES] = std::array::from_fn(|i| unit.tap[i] - group.first[i]);
+            let place = position(axes, unit.tap);
+            let place = if flip { last - place } else { place };
+            words.extend([pixels.tap_pixels(axes, tap) as u32, place as u32, unit.kept_from, 0]);
+        }
+    }
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-fn number(n: u32) -> Arg {
-    Arg::Scalar(Ty::U32, u64::from(n))
+verdigris_kir::parameters! {
+    /// What a launch is told, but for where its sums go.
+    pub(super) struct Task / TaskArgs of Spec as spec {
+        pub(super) dy: Map = spec.dy().map(AXES as u32 + 1),
+        pub(super) x: Map = spec.x().map(AXES as u32 + 1),
+        /// CTAs of one share of the boxes; the groups of taps and the columns of tiles among these.
+        pub(super) ctas_of_part: Divide,
+        pub(super) groups: Divide,
+        pub(super) tile_columns: Divide,
+        /// Boxes of each share, and the shares that have one more.
+        pub(super) least_boxes: u32,
+        pub(super) parts_of_one_more: u32,
+        /// Boxes along the axes over which a box extends, and its pixels.
+        pub(super) counts: [Divide; BOX_AXES],
+        pub(super) extents: [u32; BOX_AXES],
+        /// Where the slab stands behind the box, and the bytes of both.
+        pub(super) slab_at_bytes: u32,
+        pub(super) loaded_bytes: u32,
+        /// Steps of a line, and lines.
+        pub(super) steps: [u32; 2],
+        pub(super) of_box: Stride = (),
+        pub(super) of_slab: Stride = (),
+        /// Pixels of the slab from one tap of a unit to the next, and the same in the filter's order.
+        pub(super) tap_pixels: u32,
+        pub(super) tap_step: u32,
+        /// The table of taps.
+        pub(super) taps: Read = 16,
+    }
 }
 
-impl Task<'_> {
-    /// The table of taps: for each group the place of its slab against its box, by axis; then its units, each with its first row in the slab,
-    /// its first tap's place in the result, and the first of its taps that is kept.
-    pub(super) fn table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
-        let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
-        let mut words: Vec<u32> = Vec::new();
-        for group in &cover.groups {
-            let shift = |i: usize| (group.first[i] * axes[i].dilation) as i64 - axes[i].pad as i64;
-            words.extend((0..BOX_AXES).map(|i| shift(i) as i32 as u32));
-            words.push(0);
-            for unit in &group.units {
-                let tap: [u64; BOX_AXES] = std::array::from_fn(|i| unit.tap[i] - group.first[i]);
-                let place = position(axes, unit.tap);
-                let place = if flip { last - place } else { place };
-                words.extend([pixels.tap_pixels(axes, tap) as u32, place as u32, unit.kept_from, 0]);
-            }
-        }
-        words.into_iter().flat_map(u32::to_le_bytes).collect()
-    }
-
-    /// Boxes along each axis.
-    fn counts(&self) -> [u32; AXES] {
-        self.pixels.counts(self.axes).map(|count| count as u32)
-    }
-
-    fn ctas_of_part(&self) -> u32 {
-        self.tiles[0] * self.tiles[1] * self.cover.groups.len() as u32
-    }
-
-    /// CTAs.
-    pub(super) fn grid(&self) -> u32 {
-        self.ctas_of_part() * self.parts
-    }
-
-    /// Arguments in the order in which [`sum_products`] declares them, at last those of its ending.
-    pub(super) fn args(&self, spec: &Spec, flip: bool, ending: Vec<Arg>) -> Vec<Arg> {
-        let (counts, groups) = (self.counts(), self.cover.groups.len() as u32);
-        let (grid_of_part, [_, columns]) = (self.ctas_of_part(), self.tiles);
-        let boxes: u32 = counts.iter().product();
-        let mut args: Vec<Arg> = self.maps.iter().cloned().map(|(address, map)| Arg::TensorMap(address, map)).collect();
-        args.extend([grid_of_part, groups, columns].map(Arg::Divisor));
-        args.extend([boxes / self.parts, boxes % self.parts].map(number));
-        args.extend(counts[..BOX_AXES].iter().map(|&count| Arg::Divisor(count)));
-        args.extend(self.pixels.extents.map(number));
-        let (slab_at, _) = spec.places(self.pixels);
-        let loaded = self.pixels.pixels() * spec.dy().row_bytes() + self.pixels.slab_pixels() * spec.x().row_bytes();
-        args.extend([slab_at, loaded].map(number));
-        args.extend(self.pixels.steps.map(number));
-        for stride in [self.pixels.of_box, self.pixels.of_slab] {
-            args.extend([stride.pitch, stride.inner, stride.outer].map(number));
-        }
-        let mut along = [0; BOX_AXES];
-        along[self.cover.axis] = 1;
-        let step = self.cover.tap_step(self.axes) as u32;
-        args.extend([self.pixels.tap_pixels(self.axes, along) as u32, if flip { step.wrapping_neg() } else { step }].map(number));
-        args.push(Arg::Pointer(self.taps));
-        args.extend(ending);
-        args
+verdigris_kir::parameters! {
+    /// All parameters of the kernel.
+    pub(super) struct HaloWgrad / HaloWgradArgs of Spec as spec {
+        pub(super) task: TaskArgs = *spec,
+        pub(super) parts: Option<PartsArgs> = spec.join.is_none().then_some(()),
+        pub(super) joined: Option<JoinedArgs> = spec.join.clone(),
     }
 }
 
@@ -213,28 +187,19 @@ struct Steps<'k> {
 }
 
 impl<'k> Steps<'k> {
-    fn declare(k: Kernel<'k>, tile: SlabTile) -> Self {
-        let [pitch, inner, outer] = ["pitch", "step_pixels", "line_pixels"].map(|name| k.scalar::<u32>(name));
+    fn of(tile: SlabTile, StrideValues { pitch, inner, outer }: StrideValues<'k>) -> Self {
         Steps { high: tile.descriptor_high(pitch), inner: tile.pixels(inner), outer: tile.pixels(outer) }
     }
 }
 
 fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (dy, x) = (spec.dy(), spec.x());
-    let (dy_map, x_map) = (k.tensor_map("dy", dy.map(AXES as u32 + 1)), k.tensor_map("x", x.map(AXES as u32 + 1)));
-    let [grid_of_part, groups, columns] = ["ctas_of_part", "groups", "tile_columns"].map(|name| k.divisor(name));
-    let (least_boxes, more_boxes) = (k.scalar::<u32>("least_boxes"), k.scalar::<u32>("parts_of_one_more"));
-    let counts = ["boxes_across", "boxes_down", "boxes_deep"].map(|name| k.divisor(name));
-    let extents = ["box_width", "box_height", "box_depth"].map(|name| k.scalar::<u32>(name));
-    let (slab_at, loaded_bytes) = (k.scalar::<u32>("slab_at_bytes"), k.scalar::<u32>("loaded_bytes"));
-    let (steps, lines) = (k.scalar::<u32>("steps_of_line"), k.scalar::<u32>("lines"));
-    let (of_box, of_slab) = (Steps::declare(k, dy), Steps::declare(k, x));
-    let (tap_pixels, tap_step) = (k.scalar::<u32>("tap_pixels"), k.scalar::<u32>("tap_step"));
-    let taps = k.input("taps", 16);
-    let ending = match &spec.join {
-        None => Ending::Parts(Parts::declare(k, spec.part_tile())),
-        Some(join) => Ending::Joined(Box::new(Joined::declare(k, spec, join))),
-    };
+    let HaloWgrad { task, parts, joined } = HaloWgrad::declare(k, spec);
+    let Task { dy: dy_map, x: x_map, ctas_of_part, groups, tile_columns, least_boxes, parts_of_one_more, counts, extents, .. } = task;
+    let Task { slab_at_bytes: slab_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
+    let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
+    let joined = joined.zip(spec.join.as_ref()).map(|(values, join)| Joined { kernel: k, spec, join, values });
+    let (of_box, of_slab) = (Steps::of(dy, task.of_box), Steps::of(x, task.of_slab));
 
     let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
     let ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
@@ -249,19 +214,16 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
 
     // CTAs of one share of the boxes stand side by side, so that what they read is in L2; those of one tile, where they are a cluster.
     let (part, tile) = match &spec.join {
-        None => grid_of_part.split(k.cta()),
+        None => ctas_of_part.split(k.cta()),
         Some(JoinSpec { ctas: 1, .. }) => (k.constant(0), k.cta()),
         Some(join) => (k.cluster_rank(), k.cta() >> join.ctas.ilog2()),
     };
     let (tile, group) = groups.split(tile);
-    let (row, column) = columns.split(tile);
-    let own = match &ending {
-        Ending::Parts(_) => None,
-        Ending::Joined(joined) => Some(joined.channels([row, column])),
-    };
+    let (row, column) = tile_columns.split(tile);
+    let own = joined.as_ref().map(|joined| joined.channels([row, column]));
     let [first_row, first_column] = own.map_or([row * ROWS, column * spec.channels], |own| own.first);
-    let first_box = part * least_boxes + part.min(more_boxes);
-    let own_boxes = least_boxes + k.select(part.lt(more_boxes), 1u32, 0u32);
+    let first_box = part * least_boxes + part.min(parts_of_one_more);
+    let own_boxes = least_boxes + k.select(part.lt(parts_of_one_more), 1u32, 0u32);
     let group_bytes = GROUP_BYTES + UNIT_BYTES * spec.units_of_cta();
     let entry = taps.at(group, group_bytes);
 
@@ -340,24 +302,21 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
         });
         k.wgmma_wait(0);
 
-        match &ending {
-            Ending::Parts(parts) => {
-                let registers = (spec.channels / 2) as usize;
-                for (unit, sum) in sums.iter().enumerate() {
-                    let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
-                    for (tap, own) in sum.registers().chunks(registers).enumerate() {
-                        let tap = tap as u32;
-                        k.when(kept_from.le(tap), || {
-                            parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
-                        });
-                    }
+        if let Some(parts) = &parts {
+            let registers = (spec.channels / 2) as usize;
+            for (unit, sum) in sums.iter().enumerate() {
+                let (place, kept_from) = (word(unit as u32, 1), word(unit as u32, 2));
+                for (tap, own) in sum.registers().chunks(registers).enumerate() {
+                    let tap = tap as u32;
+                    k.when(kept_from.le(tap), || {
+                        parts.keep(own.iter().copied(), [row, column, place + tap_step * tap, part], k.constant(0), thread);
+                    });
                 }
             }
-            Ending::Joined(joined) => {
-                let channels = own.unwrap_or_else(|| unreachable!("channels of a joined tile"));
-                let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
-                joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
-            }
+        }
+        if let Some((joined, channels)) = joined.as_ref().zip(own) {
+            let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
+            joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
         }
     };
 

@@ -32,23 +32,21 @@ use std::rc::Rc;
 
 use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
 use joined::{Bundles, JoinSpec};
-use kernel::{CONSUMERS, ROWS, Spec, Task};
+use kernel::{CONSUMERS, HaloWgradArgs, ROWS, Spec, TaskArgs, tap_table};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::{MapDecl, Target};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::program::{Address, Base, KernelRef, L2Promotion, Launch, MapSpec, Program};
 use verdigris_tensor::DType;
 
 use super::chain::product;
+use super::empty_program;
 use super::lines::{lies_in_lines, tap_stride};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::add_parts::{AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-
-/// The engine.
-#[derive(Debug)]
-pub(super) struct HaloWgrad;
 
 const ID: EngineId = EngineId { name: "conv.halo_wgrad", number: 209 };
 
@@ -104,61 +102,6 @@ const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// Boxes of a shape and an order that are offered, and the most waves of CTAs that share them.
 const BOXES_OF_ORDER: usize = 2;
 const MOST_WAVES: u64 = 2;
-
-impl Engine for HaloWgrad {
-    fn id(&self) -> EngineId {
-        ID
-    }
-
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Conv(conv) = problem else {
-            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
-        };
-        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
-        require_operands(conv)?;
-        require_layout(conv)?;
-        require_extents(conv)?;
-        // Several groups are no product.
-        let product = if conv.groups == 1 { Some(as_product(conv)?) } else { None };
-        let joined = EpilogueSpec::of_conv(conv);
-        let epilogue = product.as_ref().map_or_else(|| joined.clone(), EpilogueSpec::of);
-        ID.require(
-            has_kernels(&epilogue),
-            Reason::Layout,
-            format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
-        )?;
-        let mut plan = Plan { arch: arch.clone(), product, joined, orders: orders(conv), conv: conv.clone(), settings: Vec::new() };
-        plan.settings = plan.found();
-        ID.require(
-            !plan.settings.is_empty(),
-            Reason::SharedMemory,
-            format_args!(
-                "no slab of a filter of {:?} with dilations {:?} has room, for {} groups of {} and {} channels",
-                conv.filter,
-                conv.dilations,
-                conv.groups,
-                conv.c / conv.groups,
-                conv.k / conv.groups
-            ),
-        )?;
-        Ok(Box::new(plan))
-    }
-
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
-        if target != Target::Sm90a {
-            return Vec::new();
-        }
-        let in_pairs = |dtype| EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
-        let clusters = |shape: &Shape| if shape.joined { &CLUSTERS[..] } else { &CLUSTERS[..1] };
-        let kernels = TYPES.into_iter().flat_map(|dtype| {
-            SHAPES.iter().flat_map(move |shape| clusters(shape).iter().map(move |&ctas| shape.spec(dtype, ctas, &in_pairs(dtype)).kernel()))
-        });
-        let adds = TYPES
-            .into_iter()
-            .flat_map(|dtype| [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel()));
-        kernels.chain(adds).collect()
-    }
-}
 
 /// The plain results of the catalog are stored in pairs; what is fused is made when asked for.
 fn has_kernels(epilogue: &EpilogueSpec) -> bool {
@@ -252,48 +195,40 @@ impl Shape {
     }
 }
 
-/// A setting, read from knobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
+/// A tile, a box and how many CTAs share the pixels, worked out.
+#[derive(Clone)]
+pub(super) struct Config {
+    /// The number of the tile.
     shape: u32,
+    spec: Spec,
     /// The order of the axes of pixels.
     order: u32,
-    /// The axis along which the taps of an instruction lie, innermost first.
-    axis: u32,
-    /// The box.
-    extents: [u32; 3],
+    cover: Rc<Cover>,
+    pixels: PixelBox,
+    boxes: u64,
+    /// Tiles of channels of y and of x.
+    tiles: [u32; 2],
+    /// The groups that make these tiles, where clusters add up their sums.
+    bundles: Option<Bundles>,
     /// CTAs that share the pixels.
     parts: u32,
+    us: f64,
 }
 
-impl Setting {
-    fn knobs(&self) -> Knobs {
-        let [wide, high, deep] = self.extents;
-        let Setting { shape, order, axis, parts, .. } = *self;
-        let values = [("shape", shape), ("order", order), ("axis", axis), ("wide", wide), ("high", high), ("deep", deep), ("parts", parts)];
-        Knobs::new(values)
-    }
-
-    fn read(knobs: &Knobs) -> Option<Setting> {
-        Some(Setting {
-            shape: knobs.value("shape")?,
-            order: knobs.value("order")?,
-            axis: knobs.value("axis")?,
-            extents: [knobs.value("wide")?, knobs.value("high")?, knobs.value("deep")?],
-            parts: knobs.value("parts")?,
-        })
+impl Config {
+    fn ctas(&self) -> u64 {
+        u64::from(self.tiles[0]) * u64::from(self.tiles[1]) * self.cover.groups.len() as u64 * u64::from(self.parts)
     }
 }
 
 /// An accepted problem.
-struct Plan {
+pub(super) struct HaloWgrad {
     arch: Arch,
     conv: ConvProblem,
     orders: Vec<[Axis; AXES]>,
     /// The result of a single group, as the launch that adds parts up knows it; and the epilogue where clusters do.
     product: Option<GemmProblem>,
     joined: EpilogueSpec,
-    settings: Vec<(Setting, f64)>,
 }
 
 /// What the estimate is made of.
@@ -332,55 +267,35 @@ const COEFFICIENTS: Coefficients = Coefficients {
     join_ns: 200.0,
 };
 
-/// A setting worked out.
-struct Layout {
-    spec: Spec,
-    axes: [Axis; AXES],
-    cover: Rc<Cover>,
-    pixels: PixelBox,
-    /// Tiles of channels of y and of x.
-    tiles: [u32; 2],
-    /// The groups that make these tiles, where clusters add up their sums.
-    bundles: Option<Bundles>,
-    boxes: u64,
-    grid: PartGrid,
-    parts: u32,
-}
-
-impl Layout {
-    fn ctas(&self) -> u64 {
-        u64::from(self.tiles[0]) * u64::from(self.tiles[1]) * self.cover.groups.len() as u64 * u64::from(self.parts)
-    }
-}
-
-impl Plan {
+impl HaloWgrad {
     /// The spec of a shape for so many CTAs that share the pixels.
-    fn spec(&self, shape: u32, parts: u32) -> Option<Spec> {
-        let shape =
-            SHAPES.get(shape as usize).filter(|shape| if shape.joined { has_kernels(&self.joined) } else { self.product.is_some() })?;
-        (!shape.joined || CLUSTERS.contains(&parts)).then(|| shape.spec(self.conv.x.dtype, parts, &self.joined))
+    fn spec(&self, shape: &Shape, parts: u32) -> Option<Spec> {
+        let serves = if shape.joined { has_kernels(&self.joined) && CLUSTERS.contains(&parts) } else { self.product.is_some() };
+        serves.then(|| shape.spec(self.conv.x.dtype, parts, &self.joined))
     }
 
-    fn cover(&self, spec: &Spec, order: u32, axis: u32) -> Option<Rc<Cover>> {
-        let axis = (axis < geometry::BOX_AXES as u32).then_some(axis as usize)?;
-        Cover::new(self.orders.get(order as usize)?, axis, u64::from(spec.taps), spec.units_of_cta() as usize).map(Rc::new)
+    /// Along the axis that leaves the fewest taps idle, or the least halo.
+    fn cover(&self, spec: &Spec, axes: &[Axis; AXES]) -> Option<Rc<Cover>> {
+        let units = spec.units_of_cta() as usize;
+        let covers = (0..geometry::BOX_AXES).filter_map(|axis| Cover::new(axes, axis, u64::from(spec.taps), units));
+        covers.min_by_key(|cover| (cover.groups.len(), cover.halo.iter().sum::<u64>())).map(Rc::new)
     }
 
-    /// Nothing where the setting does not fit the problem or the chip.
-    fn layout(&self, setting: Setting) -> Option<Layout> {
-        let spec = self.spec(setting.shape, setting.parts)?;
-        let cover = self.cover(&spec, setting.order, setting.axis)?;
-        let pixels = PixelBox::new(setting.extents, cover.halo)?;
-        self.laid_out(spec, setting.order, cover, pixels, setting.parts)
+    /// Tiles and parts, where a second launch adds these up.
+    fn part_grid(&self, config: &Config) -> PartGrid {
+        let [tile_rows, tile_columns] = config.tiles;
+        let matrices = self.conv.filter.iter().product::<u64>() as u32;
+        PartGrid { tile: config.spec.part_tile(), tile_rows, tile_columns, matrices, parts: config.parts }
     }
 
-    fn laid_out(&self, spec: Spec, order: u32, cover: Rc<Cover>, pixels: PixelBox, parts: u32) -> Option<Layout> {
-        let axes = *self.orders.get(order as usize)?;
+    /// Nothing where the box does not fit the problem or the chip.
+    fn config(&self, shape: u32, parts: u32, order: u32, cover: &Rc<Cover>, pixels: PixelBox) -> Option<Config> {
+        let spec = self.spec(SHAPES.get(shape as usize)?, parts)?;
         let (_, bytes) = spec.places(&pixels);
         if bytes > spec.stage_bytes() || parts == 0 {
             return None;
         }
-        let boxes = pixels.counts(&axes).iter().fold(1u64, |all, &count| all.saturating_mul(count));
+        let boxes = pixels.counts(self.orders.get(order as usize)?).iter().fold(1u64, |all, &count| all.saturating_mul(count));
         let bundles = match spec.join {
             Some(_) => Some(Bundles::new(&self.conv, spec.channels)?),
             None => None,
@@ -391,102 +306,82 @@ impl Plan {
             return None;
         }
         let tiles = tiles.map(|tiles| tiles as u32);
-        let grid = PartGrid {
-            tile: spec.part_tile(),
-            tile_rows: tiles[0],
-            tile_columns: tiles[1],
-            matrices: self.conv.filter.iter().product::<u64>() as u32,
-            parts,
-        };
-        let layout = Layout { spec, axes, cover, pixels, tiles, bundles, boxes, grid, parts };
-        let room = layout.bundles.is_some() || layout.grid.fits() && layout.grid.scratch_bytes() <= MOST_PARTS_BYTES;
-        (u64::from(parts) <= boxes && boxes < COUNT_LIMIT && layout.ctas() < COUNT_LIMIT && room).then_some(layout)
+        let config = Config { shape, spec, order, cover: cover.clone(), pixels, boxes, tiles, bundles, parts, us: 0.0 };
+        let grid = self.part_grid(&config);
+        let room = bundles.is_some() || grid.fits() && grid.scratch_bytes() <= MOST_PARTS_BYTES;
+        let fits = u64::from(parts) <= boxes && boxes < COUNT_LIMIT && config.ctas() < COUNT_LIMIT && room;
+        fits.then(|| Config { us: self.estimate(&config), ..config })
     }
 
-    fn estimate(&self, layout: &Layout) -> f64 {
-        let (c, spec) = (&COEFFICIENTS, &layout.spec);
-        let (ctas, sms) = (layout.ctas() as f64, f64::from(self.arch.sm_count));
+    fn estimate(&self, config: &Config) -> f64 {
+        let (c, spec) = (&COEFFICIENTS, &config.spec);
+        let (ctas, sms) = (config.ctas() as f64, f64::from(self.arch.sm_count));
         let busy = ctas.min(sms);
         // A step of sixteen pixels: the tensor cores, or the shared memory that feeds them and that the copy engine fills.
-        let (steps, products) = (f64::from(layout.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
+        let (steps, products) = (f64::from(config.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
         let columns = f64::from(spec.columns());
         let loaded_bytes =
-            f64::from(layout.pixels.pixels() * spec.dy().row_bytes()) + f64::from(layout.pixels.slab_pixels() * spec.x().row_bytes());
+            f64::from(config.pixels.pixels() * spec.dy().row_bytes()) + f64::from(config.pixels.slab_pixels() * spec.x().row_bytes());
         let tensor_cycles = steps * products * columns / 2.0 / c.share_of_tensor;
         let shared_cycles = steps * products * (16.0 + columns / 4.0) + loaded_bytes / 128.0;
         let box_ns = (tensor_cycles.max(shared_cycles) / c.cycles_per_ns)
             .max(loaded_bytes / c.cta_bytes_per_ns)
             .max(loaded_bytes * busy / c.l2_bytes_per_ns)
             + c.box_ns;
-        let waves = match layout.bundles {
+        let waves = match config.bundles {
             None => (ctas / sms).ceil(),
             Some(_) => {
                 // Measured, a few clusters less are resident than an empty chip has room for; of CTAs alone as many as it has room for.
-                let room = self.arch.resident_clusters_of(layout.parts);
-                let room = if layout.parts > 1 { room - room / 16 } else { room };
-                (ctas / f64::from(layout.parts) / f64::from(room.max(1))).ceil()
+                let room = self.arch.resident_clusters_of(config.parts);
+                let room = if config.parts > 1 { room - room / 16 } else { room };
+                (ctas / f64::from(config.parts) / f64::from(room.max(1))).ceil()
             }
         };
-        let work_ns = waves * (c.start_ns + layout.boxes.div_ceil(u64::from(layout.parts)) as f64 * box_ns);
+        let work_ns = waves * (c.start_ns + config.boxes.div_ceil(u64::from(config.parts)) as f64 * box_ns);
         // Halos are read again by the boxes beside them, for the most part out of L2.
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
         let memory_ns = self.conv.traffic_bytes() / (c.memory_bytes_per_ns * share_of_memory);
         let both_ns = (work_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        if layout.bundles.is_some() {
+        if config.bundles.is_some() {
             // Each CTA puts its sums into shared memory and reads its share of everyone's.
             let sums_bytes = 256.0 * f64::from(spec.units_of_cta()) * columns;
             let join_ns = c.join_ns + sums_bytes / c.cta_bytes_per_ns;
             return (both_ns + waves * join_ns) * 1e-3 + c.launch_us;
         }
-        let parts_ns = 2.0 * layout.grid.scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
+        let parts_ns = 2.0 * self.part_grid(config).scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
         (both_ns + parts_ns) * 1e-3 + c.launch_us + c.add_launch_us
     }
 
-    /// Every setting that is offered, the quickest first.
-    fn found(&self) -> Vec<(Setting, f64)> {
-        let mut settings: Vec<(Setting, f64)> = Vec::new();
-        for shape in 0..SHAPES.len() as u32 {
-            let Some(spec) = self.spec(shape, 1) else { continue };
-            let mut of_shape: Vec<(Setting, f64)> = Vec::new();
-            for order in 0..self.orders.len() as u32 {
-                let covers = (0..geometry::BOX_AXES as u32).filter_map(|axis| Some((axis, self.cover(&spec, order, axis)?)));
-                // Along the axis that leaves the fewest taps idle, or the least halo.
-                let size = |cover: &Cover| (cover.groups.len(), cover.halo.iter().sum::<u64>());
-                let Some((axis, cover)) = covers.min_by_key(|(_, cover)| size(cover)) else { continue };
-                for pixels in boxes(&self.orders[order as usize], cover.halo, BOX_PIXELS) {
-                    of_shape.extend(self.shares(&spec, order, &cover, &pixels).into_iter().filter_map(|parts| {
-                        let layout = self.laid_out(self.spec(shape, parts)?, order, cover.clone(), pixels, parts)?;
-                        Some((Setting { shape, order, axis, extents: pixels.extents, parts }, self.estimate(&layout)))
-                    }));
+    /// The configs of a shape that are offered: several shares of a box, and several boxes.
+    fn of_shape(&self, shape: u32) -> Vec<Config> {
+        let Some(spec) = SHAPES.get(shape as usize).and_then(|shape| self.spec(shape, 1)) else { return Vec::new() };
+        let mut configs: Vec<Config> = Vec::new();
+        for (order, axes) in (0..).zip(&self.orders) {
+            let Some(cover) = self.cover(&spec, axes) else { continue };
+            for pixels in boxes(axes, cover.halo, BOX_PIXELS) {
+                let config = |parts: u32| self.config(shape, parts, order, &cover, pixels);
+                // Into how many shares the boxes of a tile are worth cutting: any cluster's, or those of whole waves.
+                let mut shares = CLUSTERS.to_vec();
+                if spec.join.is_none() {
+                    let Some(whole) = config(1) else { continue };
+                    let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / whole.ctas()).clamp(1, whole.boxes) as u32;
+                    shares = (1..=MOST_WAVES).map(wave).collect();
+                    shares.dedup();
                 }
+                configs.extend(shares.into_iter().filter_map(config));
             }
-            of_shape.sort_by(|one, other| one.1.total_cmp(&other.1));
-            // Several shares of one box, and several boxes.
-            let mut seen: Vec<(u32, [u32; 3])> = Vec::new();
-            of_shape.retain(|(setting, _)| {
-                let chosen = (setting.order, setting.extents);
-                let of_order = seen.iter().filter(|(order, _)| *order == setting.order).count();
-                if !seen.contains(&chosen) && of_order < BOXES_OF_ORDER {
-                    seen.push(chosen);
-                }
-                seen.contains(&chosen)
-            });
-            settings.extend(of_shape);
         }
-        settings.sort_by(|one, other| one.1.total_cmp(&other.1));
-        settings
-    }
-
-    /// Into how many shares the boxes of a tile are worth cutting: those of whole waves; or any cluster's.
-    fn shares(&self, spec: &Spec, order: u32, cover: &Rc<Cover>, pixels: &PixelBox) -> Vec<u32> {
-        if spec.join.is_some() {
-            return CLUSTERS.to_vec();
-        }
-        let Some(layout) = self.laid_out(spec.clone(), order, cover.clone(), *pixels, 1) else { return Vec::new() };
-        let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / layout.ctas()).clamp(1, layout.boxes) as u32;
-        let mut shares: Vec<u32> = (1..=MOST_WAVES).map(wave).collect();
-        shares.dedup();
-        shares
+        configs.sort_by(|one, other| one.us.total_cmp(&other.us));
+        let mut seen: Vec<(u32, [u32; 3])> = Vec::new();
+        configs.retain(|config| {
+            let chosen = (config.order, config.pixels.extents);
+            let of_order = seen.iter().filter(|(order, _)| *order == config.order).count();
+            if !seen.contains(&chosen) && of_order < BOXES_OF_ORDER {
+                seen.push(chosen);
+            }
+            seen.contains(&chosen)
+        });
+        configs
     }
 
     /// The map of x or dy.
@@ -503,90 +398,139 @@ impl Plan {
             l2: L2Promotion::B256,
         }
     }
+
+    /// The arguments of the kernel, whose table of taps stands at `taps`.
+    fn task(&self, config: &Config, axes: &[Axis; AXES], taps: Address) -> TaskArgs {
+        let Config { spec, cover, pixels, tiles, parts, .. } = config;
+        let conv = &self.conv;
+        let boxed = |[width, height, depth]: [u32; 3]| [width, height, depth, 1];
+        let dy = self.map(spec.dy().boxed(&boxed(pixels.extents)), conv.k, axes.map(|axis| axis.output), axes.map(|axis| axis.y_stride));
+        let x = self.map(spec.x().boxed(&boxed(pixels.slab)), conv.c, axes.map(|axis| axis.input), axes.map(|axis| axis.x_stride));
+        let in_place = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
+        let [across, down, deep, _] = pixels.counts(axes).map(|count| count as u32);
+        let (slab_at_bytes, _) = spec.places(pixels);
+        let mut along = [0; geometry::BOX_AXES];
+        along[cover.axis] = 1;
+        let tap_step = cover.tap_step(axes) as u32;
+        TaskArgs {
+            dy: (in_place(&conv.y), dy),
+            x: (in_place(&conv.x), x),
+            ctas_of_part: (config.ctas() / u64::from(*parts)) as u32,
+            groups: cover.groups.len() as u32,
+            tile_columns: tiles[1],
+            least_boxes: config.boxes as u32 / parts,
+            parts_of_one_more: config.boxes as u32 % parts,
+            counts: [across, down, deep],
+            extents: pixels.extents,
+            slab_at_bytes,
+            loaded_bytes: pixels.pixels() * spec.dy().row_bytes() + pixels.slab_pixels() * spec.x().row_bytes(),
+            steps: pixels.steps,
+            of_box: pixels.of_box,
+            of_slab: pixels.of_slab,
+            tap_pixels: pixels.tap_pixels(axes, along) as u32,
+            tap_step: if conv.flip { tap_step.wrapping_neg() } else { tap_step },
+            taps,
+        }
+    }
 }
 
-impl Candidate for Plan {
-    fn knobs(&self) -> KnobSpace {
-        let mut knobs = self.settings.iter().map(|(setting, _)| setting.knobs());
-        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
-    }
+impl Algorithm for HaloWgrad {
+    const ID: EngineId = ID;
 
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
+    type Config = Config;
 
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let layout = Setting::read(knobs).and_then(|setting| self.layout(setting));
-            let us = layout.map_or(f64::INFINITY, |layout| self.estimate(&layout));
-            Cost { us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
         };
-        Ok(it)
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        require_layout(conv)?;
+        require_extents(conv)?;
+        // Several groups are no product.
+        let product = if conv.groups == 1 { Some(as_product(conv)?) } else { None };
+        let joined = EpilogueSpec::of_conv(conv);
+        let epilogue = product.as_ref().map_or_else(|| joined.clone(), EpilogueSpec::of);
+        ID.require(
+            has_kernels(&epilogue),
+            Reason::Layout,
+            format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
+        )?;
+        let accepted = HaloWgrad { arch: arch.clone(), product, joined, orders: orders(conv), conv: conv.clone() };
+        ID.require(
+            (0..SHAPES.len() as u32).any(|shape| !accepted.of_shape(shape).is_empty()),
+            Reason::SharedMemory,
+            format_args!(
+                "no slab of a filter of {:?} with dilations {:?} has room, for {} groups of {} and {} channels",
+                conv.filter,
+                conv.dilations,
+                conv.groups,
+                conv.c / conv.groups,
+                conv.k / conv.groups
+            ),
+        )?;
+        Ok(accepted)
     }
 
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
-        let setting = Setting::read(knobs).ok_or_else(unknown)?;
-        let Layout { spec, axes, cover, pixels, tiles, bundles, grid, parts, .. } = self.layout(setting).ok_or_else(unknown)?;
+    fn configs(&self) -> Vec<Config> {
+        (0..SHAPES.len() as u32).flat_map(|shape| self.of_shape(shape)).collect()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        let [wide, high, deep] = config.pixels.extents;
+        let Config { shape, order, parts, .. } = *config;
+        let axis = config.cover.axis as u32;
+        Knobs::new([("shape", shape), ("order", order), ("axis", axis), ("wide", wide), ("high", high), ("deep", deep), ("parts", parts)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: config.us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let Config { spec, cover, pixels, .. } = config;
         let conv = &self.conv;
+        let axes = &self.orders[config.order as usize];
 
-        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        for (slot, bytes) in elements.chain(self.joined.conv_alignments(conv)).chain([(conv.x.slot, 16), (conv.y.slot, 16)]) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        let mut program = Program { buffer_alignment_bytes: alignments, ..Program::default() };
-        program.constants.push(Task::table(&axes, &cover, &pixels, conv.flip));
+        let mut program = empty_program(conv);
+        program.constants.push(tap_table(axes, cover, pixels, conv.flip));
         let taps = Address { base: Base::Constant(0), offset_bytes: 0 };
-
-        let boxed = |extents: [u32; 3]| [extents[0], extents[1], extents[2], 1];
-        let dy_map =
-            self.map(spec.dy().boxed(&boxed(pixels.extents)), conv.k, axes.map(|axis| axis.output), axes.map(|axis| axis.y_stride));
-        let x_map = self.map(spec.x().boxed(&boxed(pixels.slab)), conv.c, axes.map(|axis| axis.input), axes.map(|axis| axis.x_stride));
-        let in_place = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
-        let task = Task {
-            axes: &axes,
-            cover: &cover,
-            pixels: &pixels,
-            maps: [(in_place(&conv.y), dy_map), (in_place(&conv.x), x_map)],
-            taps,
-            tiles,
-            parts,
-        };
-        let launch = |ending: Vec<Arg>| {
-            Step::Launch(Launch {
-                grid: [task.grid(), 1, 1],
-                residency: Residency::Any,
-                overlap: true,
-                args: task.args(&spec, conv.flip, ending).into(),
-                kernel: spec.clone().kernel(),
-            })
-        };
-        if let Some((join, bundles)) = spec.join.as_ref().zip(bundles) {
-            program.steps.push(launch(join.args(conv, &spec, &bundles)));
+        let task = self.task(config, axes, taps);
+        let launch = |args: HaloWgradArgs| Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)).overlapping();
+        if let Some((join, bundles)) = spec.join.as_ref().zip(config.bundles) {
+            program.launch(launch(HaloWgradArgs { task, parts: None, joined: Some(join.args(conv, spec, &bundles)) }));
             return Ok(program);
         }
-        let product = self.product.as_ref().ok_or_else(unknown)?;
-        let chunk = Chunk::all(&product.batch).into_iter().next().ok_or_else(unknown)?;
+        let Some(product) = &self.product else { unreachable!("several groups are joined") };
+        // Taps are few enough for one launch.
+        let Some(chunk) = Chunk::all(&product.batch).into_iter().next() else { unreachable!("a filter has taps") };
         let epilogue = EpilogueSpec::of(product);
-        for (slot, bytes) in epilogue.alignments(product) {
-            let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
+        let grid = self.part_grid(config);
         let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
-        program.steps.push(launch(grid.parts_args(scratch)));
+        program.launch(launch(HaloWgradArgs { task, parts: Some(grid.arguments(scratch)), joined: None }));
         let epilogue_args = epilogue.arguments(product, &chunk, 0, 0);
-        let slices = if parts >= SLICES { SLICES } else { 1 };
+        let slices = if config.parts >= SLICES { SLICES } else { 1 };
         let adds = AddSpec { integer: false, slices, epilogue };
-        program.steps.push(Step::Launch(grid.launch(adds, scratch, chunk.index(), epilogue_args, [conv.k as u32, conv.c as u32])));
+        program.launch(grid.launch(adds, scratch, chunk.index(), epilogue_args, [conv.k as u32, conv.c as u32]));
         Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let in_pairs = |dtype| EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
+        let clusters = |shape: &Shape| if shape.joined { &CLUSTERS[..] } else { &CLUSTERS[..1] };
+        let kernels = TYPES.into_iter().flat_map(|dtype| {
+            SHAPES.iter().flat_map(move |shape| clusters(shape).iter().map(move |&ctas| shape.spec(dtype, ctas, &in_pairs(dtype)).kernel()))
+        });
+        let adds = TYPES
+            .into_iter()
+            .flat_map(|dtype| [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel()));
+        kernels.chain(adds).collect()
     }
 }

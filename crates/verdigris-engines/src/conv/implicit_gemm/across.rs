@@ -9,23 +9,30 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::Spec;
-use crate::parts::batch::BatchIndex;
+use crate::parts::batch::BatchIndexArgs;
 use crate::parts::cluster_join::ClusterJoin;
-use crate::parts::epilogue::Epilogue;
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::parts::way_out::Sum;
 
-/// The parameters of the way out.
+verdigris_kir::parameters! {
+    /// The parameters of the way out, as those of a way out of elements.
+    pub(super) struct AcrossValues / AcrossArgs of EpilogueSpec as epilogue {
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) epilogue: EpilogueArgs = epilogue.over_matrices(),
+        /// Pixels, and channels of a group.
+        pub(super) pixels: u32,
+        pub(super) channels: u32,
+    }
+}
+
+/// The way out in the kernel.
 pub(super) struct Across<'k> {
     kernel: Kernel<'k>,
     join: ClusterJoin<'k>,
     /// Accumulators of a consumer, and the pixels of each that are this CTA's when the parts have come together.
     blocks: u32,
     slice: u32,
-    batch: BatchIndex<'k>,
-    epilogue: Epilogue<'k, f32>,
-    /// Pixels, and channels of a group.
-    pixels: Val<'k, u32>,
-    channels: Val<'k, u32>,
+    values: AcrossValues<'k>,
 }
 
 /// Where a tile's results belong.
@@ -38,19 +45,10 @@ pub(super) struct Place<'k> {
 }
 
 impl<'k> Across<'k> {
-    /// Declares the parameters, in the order of those of a way out of elements.
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
+    /// Of parameters that a group declares.
+    pub(super) fn new(k: Kernel<'k>, values: AcrossValues<'k>, spec: &Spec) -> Self {
         let join = spec.cluster_join();
-        Across {
-            kernel: k,
-            join: join.declare(k),
-            blocks: spec.blocks(),
-            slice: join.slice_columns(),
-            batch: BatchIndex::declare(k, &()),
-            epilogue: spec.epilogue.declare(k),
-            pixels: k.scalar("rows"),
-            channels: k.scalar("columns"),
-        }
+        Across { kernel: k, join: join.declare(k), blocks: spec.blocks(), slice: join.slice_columns(), values }
     }
 
     /// Initializes barriers: by one thread, before they are published.
@@ -63,7 +61,7 @@ impl<'k> Across<'k> {
         let k = self.kernel;
         let sums: Vec<Fragment<'k, T>> = (0..self.blocks).map(|_| Fragment::unset(k, self.slice)).collect();
         self.join.sum(parts, &sums, k.var_named("turn", 0u32), thread);
-        let matrix = self.epilogue.begin(self.batch.split(at.batch));
+        let matrix = self.values.epilogue.begin(self.values.batch.split(at.batch));
         // Of two neighbouring rows and columns, one lane takes one column and its neighbour the other: pairs of channels of a pixel.
         let (row, column) = (Fragment::<T>::row(thread & 127), Fragment::<T>::column(thread & 127));
         let odd = (row & 1).ne(0u32);
@@ -75,12 +73,12 @@ impl<'k> Across<'k> {
                 let got = [0, 2].map(|half| k.shfl_bfly(k.select(odd, whole[half], whole[half + 1]), 4));
                 let pixel_of_tile = first_pixel + 8 * vector;
                 let pixel = at.pixel + pixel_of_tile;
-                k.when(pixel_of_tile.lt(at.pixels) & pixel.lt(self.pixels), || {
+                k.when(pixel_of_tile.lt(at.pixels) & pixel.lt(self.values.pixels), || {
                     let place = matrix.at(pixel, channel);
                     for half in [0, 1] {
                         let (below, own) = (8 * half as u32, [whole[2 * half], whole[2 * half + 1]]);
                         let pair = [k.select(odd, got[half], own[0]), k.select(odd, own[1], got[half])];
-                        k.when((channel + (below + 1)).lt(self.channels), || {
+                        k.when((channel + (below + 1)).lt(self.values.channels), || {
                             place.store_pair(place.apply_pair(pair, below), below);
                         });
                     }

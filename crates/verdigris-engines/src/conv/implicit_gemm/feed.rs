@@ -7,10 +7,9 @@
 //! further images and positions. Classes of rows stand in a second table, eight words each: first tap, taps, first position in the target by
 //! dimension, three words of nothing. Those without taps stand last.
 
-use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Pointer, SharedPiece, TensorMap, Val};
+use verdigris_kir::face::{Kernel, LoadOptions, SharedPiece, TensorMap, Val};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Address, Arg};
+use verdigris_kir::params::{Arguments, Divide, Map, Parameter, Read};
 use verdigris_kir::tile::clip::{Clip, ClipArgs};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
@@ -64,30 +63,26 @@ pub(super) struct Slots<'k> {
     pub(super) b_options: LoadOptions<'k>,
 }
 
-/// A walk over pixels: from a row of the product to the place where the copy engine begins.
-struct Walk<'k> {
-    counts: Vec<Divisor<'k>>,
-    lower: Vec<Val<'k, i32>>,
-    step: Vec<Val<'k, i32>>,
+verdigris_kir::parameters! {
+    /// A walk over pixels: from a row of the product to the place where the copy engine begins. One of each for a spatial dimension.
+    pub(super) struct Walk / WalkArgs of u32 as spatial {
+        counts: Vec<Divide> = vec![(); *spatial as usize],
+        lower: Vec<i32> = vec![(); *spatial as usize],
+        step: Vec<i32> = vec![(); *spatial as usize],
+    }
+}
+
+impl WalkArgs {
+    pub(super) fn of(gather: &Gather) -> Self {
+        WalkArgs {
+            counts: gather.walks.iter().map(|walk| walk.count as u32).collect(),
+            lower: gather.walks.iter().map(|walk| walk.lower as i32).collect(),
+            step: gather.walks.iter().map(|walk| walk.step as i32).collect(),
+        }
+    }
 }
 
 impl<'k> Walk<'k> {
-    fn declare(k: Kernel<'k>, spatial: u32) -> Self {
-        Walk {
-            counts: (0..spatial).map(|_| k.divisor("walk_count")).collect(),
-            lower: (0..spatial).map(|_| k.scalar("walk_lower")).collect(),
-            step: (0..spatial).map(|_| k.scalar("walk_step")).collect(),
-        }
-    }
-
-    fn args(gather: &Gather) -> Vec<Arg> {
-        let counts = gather.walks.iter().map(|walk| Arg::Divisor(walk.count as u32));
-        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
-        let lower = gather.walks.iter().map(|walk| signed(walk.lower));
-        let step = gather.walks.iter().map(|walk| signed(walk.step as i64));
-        counts.chain(lower).chain(step).collect()
-    }
-
     /// Position in the walk, innermost dimension first, and image.
     fn indices(&self, row: Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, u32>) {
         let mut rest = row;
@@ -130,18 +125,21 @@ impl<'k> RowMap<'_, 'k> {
     }
 }
 
-/// Parameters of classes of rows.
-struct Scatter<'k> {
-    table: Pointer<'k>,
-    /// Tiles of one class, and the last class that has tiles.
-    class_tiles: Divisor<'k>,
-    last_class: Val<'k, u32>,
-    /// Where classes without taps have no tiles: how many there are of all.
-    all_classes: Option<Val<'k, u32>>,
-    groups: Divisor<'k>,
-    images: Val<'k, u32>,
-    extents: Vec<Val<'k, u32>>,
-    strides: Vec<Val<'k, u32>>,
+verdigris_kir::parameters! {
+    /// Classes of rows.
+    pub(super) struct Scatter / ScatterArgs of Spec as spec {
+        pub(super) table: Read = CLASS_BYTES,
+        /// Tiles of one class, and the last class that has tiles.
+        pub(super) class_tiles: Divide,
+        pub(super) last_class: u32,
+        /// Where classes without taps have no tiles: how many there are of all.
+        pub(super) all_classes: Option<u32> = spec.clears().then_some(()),
+        pub(super) groups: Divide,
+        pub(super) images: u32,
+        /// Of the result, and from one row of a class to the next in it.
+        pub(super) extents: Vec<u32> = vec![(); spec.spatial as usize],
+        pub(super) strides: Vec<u32> = vec![(); spec.spatial as usize],
+    }
 }
 
 /// The offsets of a tap, as the table packs them.
@@ -164,56 +162,86 @@ impl<'k> Offsets<'k> {
     }
 }
 
-/// Pixels as rows, filters as columns.
-struct GatherFeed<'k> {
-    pixels: TensorMap<'k>,
-    filter: TensorMap<'k>,
-    walk: Walk<'k>,
-    taps: Pointer<'k>,
-    /// Slabs of channels of one tap.
-    slabs: Divisor<'k>,
-    /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and depth.
-    group_channels: Val<'k, u32>,
-    group_columns: Val<'k, u32>,
-    group_depth: Val<'k, u32>,
-    /// What there is of the filter's columns.
-    columns: Clip<'k>,
-    /// Where a cluster shares a depth, the pixels of a tile.
-    across: Option<Clip<'k>>,
-    scatter: Option<Scatter<'k>>,
+verdigris_kir::parameters! {
+    /// Pixels as rows, filters as columns.
+    pub(super) struct GatherFeed / GatherArgs of Spec as spec {
+        pub(super) pixels: Map = spec.gathered_map(),
+        pub(super) filter: Map = spec.clipped(spec.gathers()[1]).map(),
+        pub(super) walk: WalkArgs = spec.spatial,
+        pub(super) taps: Read = TAP_BYTES,
+        /// Slabs of channels of one tap.
+        pub(super) slabs: Divide,
+        /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and depth.
+        pub(super) group_channels: u32,
+        pub(super) group_columns: u32,
+        pub(super) group_depth: u32,
+        /// What there is of the filter's columns.
+        pub(super) columns: ClipArgs = (),
+        /// Where a cluster shares a depth, the pixels of a tile.
+        pub(super) across: Option<ClipArgs> = spec.shares_depth().then_some(()),
+        pub(super) scatter: Option<ScatterArgs> = spec.has_classes().then(|| spec.clone()),
+    }
 }
 
-/// Channels of dy as rows, taps and channels of x as columns.
-struct FilterFeed<'k> {
-    dy: TensorMap<'k>,
-    pixels: TensorMap<'k>,
-    walk: Walk<'k>,
-    taps: Pointer<'k>,
-    /// How many taps there are.
-    tap_count: Val<'k, u32>,
-    /// Slabs of channels of one tap, as columns count them.
-    slabs: Divisor<'k>,
-    /// Matrices of the result that belong to one group: its taps, or 1 where taps are columns.
-    group_matrices: Divisor<'k>,
-    group_rows: Val<'k, u32>,
-    group_channels: Val<'k, u32>,
-    /// Steps over all pixels; they are made once for each product of terms.
-    pass_steps: Divisor<'k>,
-    /// Which terms these are, four bits a product: that of x in the lower two, that of dy in the upper.
-    passes: Val<'k, u32>,
-    images: Val<'k, u32>,
-    /// What there is of rows and columns, where tiles are not turned.
-    clips: Option<[Clip<'k>; 2]>,
-    /// Where slabs are too many for registers: channel and offsets of each.
-    places: Option<SharedPiece<'k>>,
+verdigris_kir::parameters! {
+    /// Channels of dy as rows, taps and channels of x as columns.
+    pub(super) struct FilterFeed / FilterArgs of Spec as spec {
+        pub(super) dy: Map = spec.dy_map(),
+        pub(super) pixels: Map = spec.gathered_map(),
+        pub(super) walk: WalkArgs = spec.spatial,
+        pub(super) taps: Read = TAP_BYTES,
+        /// How many taps there are.
+        pub(super) tap_count: u32,
+        /// Slabs of channels of one tap, as columns count them.
+        pub(super) slabs: Divide,
+        /// Matrices of the result that belong to one group: its taps, or 1 where taps are columns.
+        pub(super) group_matrices: Divide,
+        pub(super) group_rows: u32,
+        pub(super) group_channels: u32,
+        /// Steps over all pixels; they are made once for each product of terms.
+        pub(super) pass_steps: Divide,
+        /// Which terms these are, four bits a product: that of x in the lower two, that of dy in the upper.
+        pub(super) passes: u32,
+        pub(super) images: u32,
+        /// What there is of rows and columns, where tiles are not turned.
+        pub(super) clips: Option<[ClipArgs; 2]> = (!spec.turns()).then_some(()),
+    }
 }
 
 /// The loads of a kernel.
 pub(super) enum Feed<'k> {
-    #[allow(private_interfaces, reason = "made and matched here")]
     Gather(GatherFeed<'k>),
-    #[allow(private_interfaces, reason = "made and matched here")]
-    Filter(FilterFeed<'k>),
+    /// With shared memory where slabs are too many for registers: channel and offsets of each.
+    Filter(FilterFeed<'k>, Option<SharedPiece<'k>>),
+}
+
+/// What a launch gives for [`Feed`].
+pub(super) enum FeedArgs {
+    Gather(GatherArgs),
+    Filter(FilterArgs),
+}
+
+impl Parameter for FeedArgs {
+    type Spec = Spec;
+    type Value<'k> = Feed<'k>;
+    type Argument = FeedArgs;
+
+    fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &Spec) -> Feed<'k> {
+        match spec.kind {
+            Kind::Gather { .. } => Feed::Gather(GatherFeed::declare(k, spec)),
+            Kind::Filter => {
+                let feed = FilterFeed::declare(k, spec);
+                Feed::Filter(feed, spec.turns().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)))
+            }
+        }
+    }
+
+    fn bind(argument: FeedArgs, name: &'static str, spec: &Spec, to: &mut Arguments) {
+        match argument {
+            FeedArgs::Gather(gather) => GatherArgs::bind(gather, name, spec, to),
+            FeedArgs::Filter(filter) => FilterArgs::bind(filter, name, spec, to),
+        }
+    }
 }
 
 /// What the consumers must know of a piece of work.
@@ -226,142 +254,12 @@ pub(super) struct Target<'f, 'k> {
     pub(super) rows: Option<RowMap<'f, 'k>>,
 }
 
-/// The numbers behind [`GatherFeed`].
-pub(super) struct GatherArgs<'a> {
-    pub(super) gather: &'a Gather,
-    pub(super) pixels: Arg,
-    pub(super) filter: Arg,
-    pub(super) taps: Address,
-    pub(super) classes: Option<ClassArgs>,
-    pub(super) slabs: u32,
-    pub(super) group_channels: u32,
-    pub(super) group_columns: u32,
-    pub(super) group_depth: u32,
-    pub(super) columns: ClipArgs,
-    pub(super) across: Option<ClipArgs>,
-    pub(super) groups: u32,
-    pub(super) images: u32,
-}
-
-/// The numbers behind [`Scatter`].
-pub(super) struct ClassArgs {
-    pub(super) table: Address,
-    /// Classes that have tiles, and how many one has.
-    pub(super) tiled: u32,
-    pub(super) tiles: u32,
-    /// Where the others have none: how many there are of all.
-    pub(super) all: Option<u32>,
-}
-
-/// The numbers behind [`FilterFeed`].
-pub(super) struct FilterArgs<'a> {
-    pub(super) gather: &'a Gather,
-    pub(super) dy: Arg,
-    pub(super) pixels: Arg,
-    pub(super) taps: Address,
-    pub(super) tap_count: u32,
-    pub(super) slabs: u32,
-    pub(super) group_matrices: u32,
-    pub(super) group_rows: u32,
-    pub(super) group_channels: u32,
-    pub(super) pass_steps: u32,
-    pub(super) passes: &'a [[u32; 2]],
-    pub(super) images: u32,
-    pub(super) clips: Option<[ClipArgs; 2]>,
-}
-
-fn number(n: u32) -> Arg {
-    Arg::Scalar(Ty::U32, u64::from(n))
-}
-
-impl GatherArgs<'_> {
-    /// Arguments in the order of [`Feed::declare`].
-    pub(super) fn args(self) -> Vec<Arg> {
-        let mut args = vec![self.pixels, self.filter];
-        args.extend(Walk::args(self.gather));
-        args.extend([Arg::Pointer(self.taps), Arg::Divisor(self.slabs)]);
-        args.extend([self.group_channels, self.group_columns, self.group_depth].map(number));
-        args.extend(self.columns.bound(&()));
-        args.extend(self.across.iter().flat_map(|clip| clip.bound(&())));
-        if let Some(ClassArgs { table, tiled, tiles, all }) = self.classes {
-            args.extend([Arg::Pointer(table), Arg::Divisor(tiles), number(tiled - 1)]);
-            args.extend(all.map(number));
-            args.extend([Arg::Divisor(self.groups), number(self.images)]);
-            args.extend(self.gather.target.iter().chain(&self.gather.scatter).map(|&n| number(n as u32)));
-        }
-        args
-    }
-}
-
-impl FilterArgs<'_> {
-    /// Arguments in the order of [`Feed::declare`].
-    pub(super) fn args(self) -> Vec<Arg> {
-        let mut args = vec![self.dy, self.pixels];
-        args.extend(Walk::args(self.gather));
-        args.push(Arg::Pointer(self.taps));
-        args.push(number(self.tap_count));
-        args.extend([Arg::Divisor(self.slabs), Arg::Divisor(self.group_matrices)]);
-        args.extend([self.group_rows, self.group_channels].map(number));
-        let passes = self.passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x);
-        args.extend([Arg::Divisor(self.pass_steps), number(passes), number(self.images)]);
-        args.extend(self.clips.iter().flatten().flat_map(|clip| clip.bound(&())));
-        args
-    }
-}
-
 impl<'k> Feed<'k> {
-    /// Declares the parameters.
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let spatial = spec.spatial;
-        let gathered = spec.gathered_map();
-        let [of_pixels, of_filter] = spec.gathers().map(|operand| spec.clipped(operand));
-        match spec.kind {
-            Kind::Gather { classes, .. } => Feed::Gather(GatherFeed {
-                pixels: k.tensor_map("pixels", gathered),
-                filter: k.tensor_map("filter", of_filter.map()),
-                walk: Walk::declare(k, spatial),
-                taps: k.input("taps", TAP_BYTES),
-                slabs: k.divisor("slabs"),
-                group_channels: k.scalar("group_channels"),
-                group_columns: k.scalar("group_columns"),
-                group_depth: k.scalar("group_depth"),
-                columns: Clip::declare(k, of_filter),
-                across: spec.shares_depth().then(|| Clip::declare(k, of_pixels)),
-                scatter: classes.then(|| Scatter {
-                    table: k.input("classes", CLASS_BYTES),
-                    class_tiles: k.divisor("class_tiles"),
-                    last_class: k.scalar("last_class"),
-                    all_classes: spec.clears().then(|| k.scalar("all_classes")),
-                    groups: k.divisor("groups"),
-                    images: k.scalar("images"),
-                    extents: (0..spatial).map(|_| k.scalar("target_extent")).collect(),
-                    strides: (0..spatial).map(|_| k.scalar("scatter")).collect(),
-                }),
-            }),
-            Kind::Filter => Feed::Filter(FilterFeed {
-                dy: k.tensor_map("dy", spec.dy_map()),
-                pixels: k.tensor_map("pixels", gathered),
-                walk: Walk::declare(k, spatial),
-                taps: k.input("taps", TAP_BYTES),
-                tap_count: k.scalar("tap_count"),
-                slabs: k.divisor("slabs"),
-                group_matrices: k.divisor("group_matrices"),
-                group_rows: k.scalar("group_rows"),
-                group_channels: k.scalar("group_channels"),
-                pass_steps: k.divisor("pass_steps"),
-                passes: k.scalar("passes"),
-                images: k.scalar("images"),
-                clips: (!spec.turns()).then(|| [Shared::A, Shared::B].map(|operand| Clip::declare(k, spec.clipped(operand)))),
-                places: spec.turns().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)),
-            }),
-        }
-    }
-
     /// The tensor maps.
     pub(super) fn maps(&self) -> impl Iterator<Item = &TensorMap<'k>> {
         match self {
             Feed::Gather(feed) => [&feed.pixels, &feed.filter],
-            Feed::Filter(feed) => [&feed.dy, &feed.pixels],
+            Feed::Filter(feed, _) => [&feed.dy, &feed.pixels],
         }
         .into_iter()
     }
@@ -369,28 +267,33 @@ impl<'k> Feed<'k> {
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
     pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
         let clips = match self {
-            Feed::Gather(feed) if spec.across => [Some(feed.columns), feed.across],
-            Feed::Gather(feed) => [None, Some(feed.columns)],
-            Feed::Filter(feed) => feed.clips.map_or([None; 2], |clips| clips.map(Some)),
+            Feed::Gather(feed) if spec.across => [Some(feed.column_clip(spec)), feed.pixel_clip(spec)],
+            Feed::Gather(feed) => [None, Some(feed.column_clip(spec))],
+            Feed::Filter(feed, _) => feed.clips(spec).map_or([None; 2], |clips| clips.map(Some)),
         };
         for (clip, slots) in clips.into_iter().zip([a, b]) {
             clip.iter().for_each(|clip| clip.clear(slots, spec.stages, k.thread(), spec.threads()));
         }
     }
 
+    /// The pixels of a tile, where a cluster shares a depth.
+    fn pixel_clip(&self, spec: &Spec) -> Option<Clip<'k>> {
+        if let Feed::Gather(feed) = self { feed.pixel_clip(spec) } else { None }
+    }
+
     /// Columns from one tile to the next.
     pub(super) fn tile_columns(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
-        match self {
-            Feed::Gather(GatherFeed { across: Some(pixels), .. }) => pixels.rows(k.constant(0)),
-            _ => k.constant(spec.tile_n),
+        match self.pixel_clip(spec) {
+            Some(pixels) => pixels.rows(k.constant(0)),
+            None => k.constant(spec.tile_n),
         }
     }
 
     /// Columns of a tile that this CTA loads, where its peers load the others.
     pub(super) fn columns_of_share(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
-        match self {
-            Feed::Gather(GatherFeed { across: Some(pixels), .. }) => pixels.box_rows(),
-            _ => k.constant(spec.loaded(Shared::B)),
+        match self.pixel_clip(spec) {
+            Some(pixels) => pixels.box_rows(),
+            None => k.constant(spec.loaded(Shared::B)),
         }
     }
 
@@ -445,12 +348,20 @@ impl<'k> Feed<'k> {
     pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
         match self {
             Feed::Gather(feed) => feed.load(k, spec, work, row, column, slots),
-            Feed::Filter(feed) => feed.load(k, spec, work, row, column, slots),
+            Feed::Filter(feed, places) => feed.load(k, spec, work, row, column, slots, *places),
         }
     }
 }
 
 impl<'k> GatherFeed<'k> {
+    fn column_clip(&self, spec: &Spec) -> Clip<'k> {
+        Clip::new(spec.clipped(spec.gathers()[1]), self.columns)
+    }
+
+    fn pixel_clip(&self, spec: &Spec) -> Option<Clip<'k>> {
+        self.across.map(|across| Clip::new(spec.clipped(spec.gathers()[0]), across))
+    }
+
     /// How many taps a class has, and where its rows belong.
     fn class<'f>(&'f self, k: Kernel<'k>, scatter: &'f Scatter<'k>, class: Val<'k, u32>) -> (Val<'k, u32>, RowMap<'f, 'k>) {
         let address = scatter.table.at(class, CLASS_BYTES);
@@ -484,9 +395,10 @@ impl<'k> GatherFeed<'k> {
         let next: Vec<_> = read().into_iter().map(|word| k.var(word)).collect();
         let (group_channel, group_depth) = (group * self.group_channels, group * self.group_depth);
         let filter_column = column + group * self.group_columns;
-        let columns = self.columns.rows(column - filter_part);
-        let pixel_bytes = self.across.map_or(k.constant(pixel_tile.bytes()), |tile| tile.bytes(tile.rows(k.constant(0))));
-        let bytes = self.columns.bytes(columns) + pixel_bytes;
+        let clip = self.column_clip(spec);
+        let columns = clip.rows(column - filter_part);
+        let pixel_bytes = self.pixel_clip(spec).map_or(k.constant(pixel_tile.bytes()), |tile| tile.bytes(tile.rows(k.constant(0))));
+        let bytes = clip.bytes(columns) + pixel_bytes;
         let steps_left = k.var_named("steps_left", steps);
         let first_slab = k.var_named("slab", slabs_before);
         k.while_(
@@ -506,7 +418,7 @@ impl<'k> GatherFeed<'k> {
                     let stage = slots.ring.stage();
                     let pixel_slot = pixel_slots + stage * pixel_tile.bytes() + pixel_part * verdigris_kir::tile::operand::ROW_BYTES;
                     pixels.load(pixel_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, pixel_options);
-                    self.columns.load(
+                    clip.load(
                         filter_slots + stage * filter_tile.bytes(),
                         filter_part,
                         columns,
@@ -529,7 +441,22 @@ impl<'k> GatherFeed<'k> {
 }
 
 impl<'k> FilterFeed<'k> {
-    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
+    fn clips(&self, spec: &Spec) -> Option<[Clip<'k>; 2]> {
+        let [rows, columns] = self.clips?;
+        Some([Clip::new(spec.clipped(Shared::A), rows), Clip::new(spec.clipped(Shared::B), columns)])
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a piece of work, its place and where it goes")]
+    fn load(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        work: &Work<'k>,
+        row: Val<'k, u32>,
+        column: Val<'k, u32>,
+        slots: &Slots<'k>,
+        places: Option<SharedPiece<'k>>,
+    ) {
         let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
         let slab_width = spec.depth();
         let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
@@ -545,7 +472,7 @@ impl<'k> FilterFeed<'k> {
         };
         let slabs = spec.loaded(Shared::B) / slab_width;
         let slab_bytes = pixels.operand().bytes();
-        if let Some(places) = self.places {
+        if let Some(places) = places {
             k.range(slabs, |slab| {
                 let (channel, Offsets { plane, depth }) = place(first_slab + slab);
                 k.st_shared_vector(places.address() + slab * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
@@ -568,7 +495,7 @@ impl<'k> FilterFeed<'k> {
             });
             return;
         }
-        let Some([row_clip, column_clip]) = &self.clips else { return };
+        let Some([row_clip, column_clip]) = self.clips(spec) else { return };
         let (tile_rows, tile_columns) = (row_clip.rows(row - slots.a_part), column_clip.rows(column - slots.b_part));
         let bytes = row_clip.bytes(tile_rows) + column_clip.bytes(tile_columns);
         let own_columns = tile_columns - slots.b_part.min(tile_columns);

@@ -16,19 +16,19 @@ use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
 use verdigris_kir::tile::im2col::Im2colTile;
 use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
-use verdigris_kir::tile::schedule::{Schedule, Work};
+use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 use verdigris_tensor::DType;
 
-use super::across::{self, Across};
-use super::feed::{Feed, Slots};
+use super::across::{self, Across, AcrossArgs};
+use super::feed::{FeedArgs, Slots};
 use super::turned;
-use crate::parts::add_parts::{PartTile, Parts};
-use crate::parts::batch::BatchIndex;
+use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
+use crate::parts::batch::BatchIndexArgs;
 use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::formats::{map_type, matrix_type};
-use crate::parts::join::{Join, Part};
-use crate::parts::way_out::{Out, Sum, Tile, WaySpec};
+use crate::parts::join::{Join, JoinArgs, Part};
+use crate::parts::way_out::{Out, Sum, Tile, Way, WayArgs, WaySpec};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
@@ -174,7 +174,12 @@ impl Spec {
     /// Whether rows of classes without taps are no tiles: warps beside the one that loads store their zeros while others multiply.
     pub(super) fn clears(&self) -> bool {
         let stores_zeros = self.out == Out::Scattered && self.epilogue.keeps_zero() && self.tile_n.is_power_of_two();
-        matches!(self.kind, Kind::Gather { classes: true, .. }) && stores_zeros
+        self.has_classes() && stores_zeros
+    }
+
+    /// Whether rows fall into classes with taps of their own.
+    pub(super) fn has_classes(&self) -> bool {
+        matches!(self.kind, Kind::Gather { classes: true, .. })
     }
 
     /// CTAs of a cluster.
@@ -387,14 +392,33 @@ impl Spec {
     }
 }
 
+verdigris_kir::parameters! {
+    /// All parameters of the kernels.
+    pub(super) struct Conv / ConvArgs of Spec as spec {
+        pub(super) feed: FeedArgs = *spec,
+        pub(super) schedule: ScheduleArgs = spec.splits_over_grid(),
+        pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
+        pub(super) across: Option<AcrossArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
+        pub(super) ending: Option<EndingArgs> = (spec.split != Split::Reduced && !spec.shares_depth()).then(|| spec.way()),
+        pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The way of whole tiles to memory.
+    pub(super) struct Ending / EndingArgs of WaySpec as way {
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) way: WayArgs = *way,
+    }
+}
+
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let feed = Feed::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.splits_over_grid());
-    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
-    let across = spec.shares_depth().then(|| Across::declare(k, spec));
-    let ending = (parts.is_none() && across.is_none()).then(|| (BatchIndex::declare(k, &()), spec.way().declare(k)));
-    let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
+    let Conv { feed, schedule, parts, across, ending, join } = Conv::declare(k, spec);
+    let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
+    let across = across.map(|across| Across::new(k, across, spec));
+    let ending = ending.map(|Ending { batch, way }| (batch, Way::new(k, way, spec.way())));
+    let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);

@@ -35,31 +35,29 @@ mod terms;
 mod turned;
 mod view;
 
-use kernel::{Kind, Shared, Spec, Split};
+use across::AcrossArgs;
+use kernel::{ConvArgs, EndingArgs, Kind, Shared, Spec, Split};
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 use view::View;
 
 use super::direct::statistics;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::column_sums::{self, SumGrid};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::join;
+use crate::parts::join::JoinArgs;
 use crate::parts::repack;
 use crate::parts::unpack;
-use crate::parts::way_out::Out;
-
-/// The engine.
-#[derive(Debug)]
-pub(super) struct ImplicitGemm;
+use crate::parts::way_out::{Out, WayArgs};
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 
@@ -242,45 +240,6 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     }
 }
 
-impl Engine for ImplicitGemm {
-    fn id(&self) -> EngineId {
-        ID
-    }
-
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
-        let Problem::Conv(conv) = problem else {
-            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
-        };
-        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
-        require_operands(conv)?;
-        let view = View::new(conv)?;
-        let promote = conv.precision == Precision::Fp8Promoted && !view.prepared.converted;
-        let plan = Plan { arch: arch.clone(), view, promote };
-        ID.require(!plan.settings().is_empty(), Reason::Epilogue, "no tile suits this chain")?;
-        Ok(Box::new(plan))
-    }
-
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
-        if target != Target::Sm90a {
-            return Vec::new();
-        }
-        let mut results: Vec<DType> =
-            TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).map(|&(_, d, _)| d).collect();
-        results.sort_by_key(|d| d.name());
-        results.dedup();
-        let adds = results.into_iter().flat_map(|d| add_parts::catalog(d, false));
-        catalog_specs()
-            .into_iter()
-            .map(reference)
-            .chain(adds)
-            .chain(repack::catalog())
-            .chain(unpack::catalog())
-            .chain(terms::catalog())
-            .chain([column_sums::kernel()])
-            .collect()
-    }
-}
-
 /// What this engine asks of the problem as a whole.
 fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
     let extents = conv.gemm_extents();
@@ -427,50 +386,43 @@ fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
 }
 
-/// A setting, read from knobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is chosen of a config.
+#[derive(Clone, Copy, Debug)]
 struct Setting {
     shape: u32,
     /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts;
     /// more than 2 are added up by a launch of their own.
     split: u32,
-    group: u32,
     along_columns: bool,
     /// Whether sums over channels are formed on the way out, and not of the stored result; nothing where none are asked for.
     sums: Option<bool>,
 }
 
 impl Setting {
-    fn knobs(&self) -> Knobs {
-        let knobs = [("shape", self.shape), ("split", self.split), ("group", self.group), ("along", u32::from(self.along_columns))];
-        Knobs::new(knobs.into_iter().chain(self.sums.map(|formed| ("sums", u32::from(formed)))))
+    /// Rows of tiles that are walked together. Where they lie across, tiles that read the same rows of the filter run side by side, which took up to
+    /// 6 % less on an H200.
+    fn group(self) -> u32 {
+        if SHAPES.get(self.shape as usize).is_some_and(|shape| shape.depth_parts > 1) { 1 } else { 8 }
     }
-
-    fn read(knobs: &Knobs) -> Option<Setting> {
-        Some(Setting {
-            shape: knobs.value("shape")?,
-            split: knobs.value("split")?,
-            group: knobs.value("group")?,
-            along_columns: knobs.value("along")? == 1,
-            sums: knobs.value("sums").map(|formed| formed == 1),
-        })
-    }
-}
-
-/// An accepted problem.
-struct Plan {
-    arch: Arch,
-    promote: bool,
-    view: View,
 }
 
 /// How a setting lays the work over the chip.
-struct Layout {
+#[derive(Clone)]
+pub(super) struct Config {
+    setting: Setting,
+    spec: Spec,
     schedule: ScheduleArgs,
     /// Clusters that are launched.
     grid: u32,
     /// Tiles and parts, where a second launch adds these up.
     reduced: Option<PartGrid>,
+}
+
+/// An accepted problem.
+pub(super) struct ImplicitGemm {
+    arch: Arch,
+    promote: bool,
+    view: View,
 }
 
 /// What the estimate is made of; most are those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
@@ -530,7 +482,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     launch_us: 1.327,
 };
 
-impl Plan {
+impl ImplicitGemm {
     /// The epilogue of a product, for a kernel that stores D element by element or leaves by other ways.
     fn epilogue(product: &GemmProblem, stores_d: bool) -> EpilogueSpec {
         let whole = EpilogueSpec::of(product);
@@ -561,9 +513,9 @@ impl Plan {
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
         let shares_depth = matches!(split, Split::Clustered(_));
         let product = if shape.across && !shares_depth { &view.transposed } else { &view.product };
-        let spec = given.spec(shape, split, Plan::epilogue(product, view.out == Out::Direct || shares_depth))?;
+        let spec = given.spec(shape, split, Self::epilogue(product, view.out == Out::Direct || shares_depth))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
-        Some(Spec { has_sums: spec.has_sums && fits, ..spec })
+        (spec.has_sums == has_sums && fits).then_some(spec)
     }
 
     /// The parts of sums over channels that a kernel forms.
@@ -590,48 +542,54 @@ impl Plan {
         ([rows, columns], self.arch.resident_clusters_of(spec.ctas()).max(1))
     }
 
-    /// Nothing where the setting splits what cannot be split so.
-    fn layout(&self, setting: Setting, spec: &Spec) -> Option<Layout> {
+    /// Nothing where the setting does not suit the problem, or splits what cannot be split so.
+    fn config(&self, setting: Setting) -> Option<Config> {
+        let spec = self.spec(setting)?;
         let view = &self.view;
-        let ([rows, columns], workers) = self.tiles(spec);
-        let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
-        let tiles = rows * columns * view.matrices(spec);
+        let ([rows, columns], workers) = self.tiles(&spec);
+        let raster = RasterArgs::new(rows, columns, setting.group(), setting.along_columns);
+        let tiles = rows * columns * view.matrices(&spec);
         let steps = view.steps(spec.depth());
-        if spec.shares_depth() {
+        let (schedule, grid, reduced) = if spec.shares_depth() {
+            if steps < spec.depth_parts() || setting.along_columns {
+                return None;
+            }
             // A cluster has one tile, and each of its CTAs some of the depth.
-            let schedule = ScheduleArgs::whole(raster, tiles, steps);
-            return (steps >= spec.depth_parts() && !setting.along_columns).then_some(Layout { schedule, grid: tiles, reduced: None });
-        }
-        if setting.split == 0 {
-            return Some(Layout { schedule: ScheduleArgs::whole(raster, tiles, steps), grid: workers.min(tiles), reduced: None });
-        }
-        // Steps are counted in 32 bits.
-        if u64::from(tiles) * (u64::from(steps) + 64) >= 1 << 32 {
+            (ScheduleArgs::whole(raster, tiles, steps), tiles, None)
+        } else if setting.split == 0 {
+            (ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles), None)
+        } else if u64::from(tiles) * (u64::from(steps) + 64) >= 1 << 32 {
+            // Steps are counted in 32 bits.
             return None;
-        }
-        if setting.split < 3 {
+        } else if setting.split < 3 {
             let split_tiles = (tiles % workers + (setting.split - 1) * workers).min(tiles);
+            if split_tiles == 0 {
+                return None;
+            }
             let schedule = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
             let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
-            let grid = workers.min(busy.max(tiles - split_tiles)).max(1);
-            return (split_tiles > 0).then_some(Layout { schedule, grid, reduced: None });
-        }
-        let parts = setting.split - 1;
-        let most = if spec.split == Split::Reduced { 4 * workers } else { workers };
-        if u64::from(tiles) * u64::from(parts) > u64::from(most) {
-            return None;
-        }
-        let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
-        let [in_rows, in_columns] = spec.tiles_of_cluster();
-        let reduced = (spec.split == Split::Reduced).then(|| PartGrid {
-            tile: spec.part_tile(),
-            tile_rows: rows * in_rows,
-            tile_columns: columns * in_columns,
-            matrices: view.product.batch_count() as u32,
-            parts,
-        });
-        let fits = reduced.is_none_or(|grid| grid.fits() && grid.scratch_bytes() <= MOST_PARTS_BYTES);
-        fits.then_some(Layout { schedule, grid: tiles * parts, reduced })
+            (schedule, workers.min(busy.max(tiles - split_tiles)).max(1), None)
+        } else {
+            let parts = setting.split - 1;
+            let most = if spec.split == Split::Reduced { 4 * workers } else { workers };
+            if u64::from(tiles) * u64::from(parts) > u64::from(most) {
+                return None;
+            }
+            let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
+            let [in_rows, in_columns] = spec.tiles_of_cluster();
+            let reduced = (spec.split == Split::Reduced).then(|| PartGrid {
+                tile: spec.part_tile(),
+                tile_rows: rows * in_rows,
+                tile_columns: columns * in_columns,
+                matrices: view.product.batch_count() as u32,
+                parts,
+            });
+            if reduced.is_some_and(|grid| !grid.fits() || grid.scratch_bytes() > MOST_PARTS_BYTES) {
+                return None;
+            }
+            (schedule, tiles * parts, reduced)
+        };
+        Some(Config { setting, spec, schedule, grid, reduced })
     }
 
     /// The splits that are worth a trial with a shape.
@@ -640,7 +598,7 @@ impl Plan {
             return vec![0];
         }
         let mut splits = vec![0, 1, 2, 3];
-        let setting = Setting { shape, split: 4, group: 8, along_columns: false, sums: None };
+        let setting = Setting { shape, split: 4, along_columns: false, sums: None };
         let Some(spec) = self.spec(setting) else { return splits };
         let ([rows, columns], workers) = self.tiles(&spec);
         let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices(&spec));
@@ -658,9 +616,8 @@ impl Plan {
         splits
     }
 
-    fn estimate(&self, setting: Setting) -> Option<f64> {
-        let spec = self.spec(setting)?;
-        let Layout { schedule, grid, reduced } = self.layout(setting, &spec)?;
+    fn estimate(&self, config: &Config) -> f64 {
+        let Config { spec, schedule, grid, reduced, .. } = config;
         let c = &COEFFICIENTS;
         let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
@@ -669,11 +626,11 @@ impl Plan {
         // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
         let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
         let math_cycles = math_cycles.max(turning_cycles);
-        let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(&spec) / spec.cluster } else { spec.loaded(Shared::B) };
+        let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(spec) / spec.cluster } else { spec.loaded(Shared::B) };
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
         // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
-        let room = self.tiles(&spec).1;
-        let clusters = grid.min(if spec.shares_depth() { room - room / 16 } else { room });
+        let room = self.tiles(spec).1;
+        let clusters = (*grid).min(if spec.shares_depth() { room - room / 16 } else { room });
         let ctas = f64::from(clusters * spec.ctas());
         let l2_bytes_per_ns = match self.view.kind {
             Kind::Filter => c.apart_bytes_per_ns,
@@ -686,13 +643,13 @@ impl Plan {
         let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
         let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
         let joined_ns = if spec.shares_depth() {
-            c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(self.view.pixels_of_tile(&spec))
+            c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(self.view.pixels_of_tile(spec))
         } else {
             0.0
         };
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
         // Of tiles taken in turn, one's way out lies under the other's main loop.
-        let steps = self.view.mean_steps(&spec);
+        let steps = self.view.mean_steps(spec);
         let steps = if spec.shares_depth() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
         let main_ns = steps * step_ns;
         let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
@@ -701,7 +658,7 @@ impl Plan {
         let mut busy_ns = c.start_ns + waves * (turn_ns + sums_ns);
         let mut launches_us = c.launch_us;
         if let Some(parts) = reduced {
-            let turns = f64::from(grid) / f64::from(clusters);
+            let turns = f64::from(*grid) / f64::from(clusters);
             let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
             busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
             launches_us += parts.estimate_us(&self.arch);
@@ -714,113 +671,104 @@ impl Plan {
         let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
         // The shorter of the two is not wholly hidden behind the longer.
         let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        let sums_us = match self.sums(&spec) {
+        let sums_us = match self.sums(spec) {
             Some(sums) => sums.estimate_us(&self.arch),
             None => statistics::estimate_us(&self.view.prepared.conv, &self.arch),
         };
-        Some(both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us)
+        both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us
     }
 
-    /// Rows of tiles that are walked together. Where they lie across, tiles that read the same rows of the filter run side by side, which took up to
-    /// 6 % less on an H200.
-    fn group(shape: u32) -> u32 {
-        if SHAPES.get(shape as usize).is_some_and(|shape| shape.depth_parts > 1) { 1 } else { 8 }
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let mut settings = Vec::new();
+    /// Every config, shape by shape.
+    fn listed(&self) -> impl Iterator<Item = Config> + '_ {
         let sums: &[Option<bool>] = if self.view.prepared.conv.statistics.is_some() { &[Some(true), Some(false)] } else { &[None] };
-        for shape in 0..SHAPES.len() as u32 {
-            for split in self.splits(shape) {
-                for (along_columns, &sums) in [false, true].into_iter().flat_map(|along| sums.iter().map(move |sums| (along, sums))) {
-                    let setting = Setting { shape, split, group: Plan::group(shape), along_columns, sums };
-                    let suits = |spec: Spec| spec.has_sums == (sums == Some(true)) && self.layout(setting, &spec).is_some();
-                    if self.spec(setting).is_some_and(suits) {
-                        settings.push(setting);
-                    }
-                }
-            }
-        }
-        // Of equals, the one that draws less from L2: where the tensor cores are the limit, the estimate does not tell them apart.
-        let drawn = |setting: Setting| {
-            self.spec(setting).map(|spec| ((spec.loaded(Shared::A) + spec.loaded(Shared::B)) << 12) / (spec.tile_m + spec.tile_n))
-        };
-        settings.sort_by_cached_key(|&setting| ((self.estimate(setting).unwrap_or(f64::MAX) * 1e3) as u64, drawn(setting)));
-        settings
+        let splits = (0..SHAPES.len() as u32).flat_map(|shape| self.splits(shape).into_iter().map(move |split| (shape, split)));
+        let settings = splits.flat_map(move |(shape, split)| {
+            let orders = [false, true].into_iter();
+            orders.flat_map(move |along_columns| sums.iter().map(move |&sums| Setting { shape, split, along_columns, sums }))
+        });
+        settings.filter_map(|setting| self.config(setting))
     }
 }
 
-impl Candidate for Plan {
-    fn knobs(&self) -> KnobSpace {
-        let settings = self.settings();
-        let mut knobs = settings.iter().map(Setting::knobs);
-        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
-    }
+impl Algorithm for ImplicitGemm {
+    const ID: EngineId = ID;
 
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        let it = {
-            let operand = self.view.a;
-            Notes {
-                tensor_core: true,
-                deterministic: true,
-                down_convert: (operand == DType::F32).then_some(DType::Tf32),
-                accumulator: if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 },
-                reduced_sums: operand.is_fp8() && !self.promote,
-                split_operands: self.view.prepared.terms > 1,
-            }
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Conv(conv) = problem else {
+            return Err(ID.refusal(Reason::Problem, "takes convolutions"));
         };
-        Ok(it)
+        ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
+        require_operands(conv)?;
+        let view = View::new(conv)?;
+        let promote = conv.precision == Precision::Fp8Promoted && !view.prepared.converted;
+        let accepted = ImplicitGemm { arch: arch.clone(), view, promote };
+        ID.require(accepted.listed().next().is_some(), Reason::Epilogue, "no tile suits this chain")?;
+        Ok(accepted)
     }
 
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = Setting::read(knobs).and_then(|setting| self.estimate(setting)).unwrap_or(f64::INFINITY);
-            Cost { us, leaves_out: "contention for L2, what padding saves, and the clock under the power limit" }
-        };
-        Ok(it)
+    /// Of equals, those first that draw less from L2: where the tensor cores are the limit, the estimate does not tell them apart.
+    fn configs(&self) -> Vec<Config> {
+        let mut configs: Vec<Config> = self.listed().collect();
+        configs.sort_by_key(|Config { spec, .. }| ((spec.loaded(Shared::A) + spec.loaded(Shared::B)) << 12) / (spec.tile_m + spec.tile_n));
+        configs
     }
 
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
-        let setting = Setting::read(knobs).ok_or_else(unknown)?;
-        let spec = self.spec(setting).ok_or_else(unknown)?;
+    fn knobs(Config { setting, .. }: &Config) -> Knobs {
+        let Setting { shape, split, along_columns, sums } = *setting;
+        let knobs = [("shape", shape), ("split", split), ("group", setting.group()), ("along", u32::from(along_columns))];
+        Knobs::new(knobs.into_iter().chain(sums.map(|formed| ("sums", u32::from(formed)))))
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        let operand = self.view.a;
+        Notes {
+            tensor_core: true,
+            down_convert: (operand == DType::F32).then_some(DType::Tf32),
+            reduced_sums: operand.is_fp8() && !self.promote,
+            split_operands: self.view.prepared.terms > 1,
+            ..Notes::of(if matches!(operand, DType::I8 | DType::U8) { DType::I32 } else { DType::F32 })
+        }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: self.estimate(config), leaves_out: "contention for L2, what padding saves, and the clock under the power limit" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let Config { spec, schedule, grid, reduced, .. } = config;
         let view = &self.view;
-        let Layout { schedule, grid, reduced } = self.layout(setting, &spec).ok_or_else(unknown)?;
-        let chunk = Chunk::all(&view.product.batch).into_iter().next().ok_or_else(unknown)?;
+        let Some(chunk) = Chunk::all(&view.product.batch).into_iter().next() else { unreachable!("there are groups, and taps") };
 
-        let epilogue = if reduced.is_some() { Plan::epilogue(&view.product, true) } else { spec.epilogue.clone() };
-        let mut program = Program { buffer_alignment_bytes: view.alignments(&spec, &epilogue), ..Program::default() };
+        let epilogue = if reduced.is_some() { Self::epilogue(&view.product, true) } else { spec.epilogue.clone() };
+        let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
+        let mut program = view.prepared.empty_program();
         let places = view.prepared.copy_ahead(&mut program);
-        let ([rows, columns], _) = self.tiles(&spec);
+        let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
-        let mut args = view.feed_args(&spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        args.extend(schedule.bound(spec.splits_over_grid()));
-        let sums = self.sums(&spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
-        let epilogue_args = epilogue.arguments(view.product_of(&spec), &chunk, 0, 0);
-        let add = if let Some(parts) = reduced {
+        let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
+        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, across: None, ending: None, join: None };
+        let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
+        let mut add = None;
+        if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
-            args.extend(parts.parts_args(scratch));
+            args.parts = Some(parts.arguments(scratch));
             let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
-            Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]))
+            add = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]));
+        } else if spec.shares_depth() {
+            args.across = Some(AcrossArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
         } else {
-            args.extend(chunk.args());
-            args.extend(epilogue.args(view.product_of(&spec), &chunk, 0, 0));
-            args.extend(view.way_args(&spec, &chunk));
-            args.extend(sums.iter().flat_map(|(sums, scratch)| sums.args(*scratch)));
-            None
-        };
+            let sums = sums.as_ref().map(|(sums, scratch)| sums.arguments(*scratch));
+            let way = WayArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };
+            args.ending = Some(EndingArgs { batch: chunk.index(), way });
+        }
         if spec.split == Split::Joined {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
-            args.extend(join::add_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
+            args.join = Some(JoinArgs::with_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
         }
-        program.steps.push(Step::Launch(Launch {
-            grid: [grid * spec.ctas(), 1, 1],
-            residency: Residency::Any,
-            overlap: true,
-            args: args.into(),
-            kernel: reference(spec),
-        }));
-        program.steps.extend(add.map(Step::Launch));
+        program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args.bound(spec)).overlapping());
+        add.into_iter().for_each(|add| program.launch(add));
         match (&view.prepared.conv.statistics, sums) {
             (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, statistics::targets(wanted), &mut program),
             (Some(wanted), None) => statistics::steps(&view.prepared.conv, wanted, &mut program),
@@ -828,5 +776,25 @@ impl Candidate for Plan {
         }
         view.prepared.bind(&mut program, &places);
         Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let mut results: Vec<DType> =
+            TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).map(|&(_, d, _)| d).collect();
+        results.sort_by_key(|d| d.name());
+        results.dedup();
+        let adds = results.into_iter().flat_map(|d| add_parts::catalog(d, false));
+        catalog_specs()
+            .into_iter()
+            .map(reference)
+            .chain(adds)
+            .chain(repack::catalog())
+            .chain(unpack::catalog())
+            .chain(terms::catalog())
+            .chain([column_sums::kernel()])
+            .collect()
     }
 }

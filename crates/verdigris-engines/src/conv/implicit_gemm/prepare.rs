@@ -8,7 +8,7 @@
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Matrix, Slot, Tensor};
-use verdigris_kir::program::{Address, Program, Step};
+use verdigris_kir::program::{Address, Program};
 use verdigris_tensor::DType;
 
 use super::super::lines::{filter_matrix, lies_in_lines, tap_stride};
@@ -16,7 +16,6 @@ use super::ID;
 use super::terms::Terms;
 use crate::arch::Arch;
 use crate::engine::{Reason, Refusal};
-use crate::parts::prologue::PrologueSpec;
 use crate::parts::repack::{Repack, packed_tensor};
 use crate::parts::unpack::Unpack;
 
@@ -45,17 +44,14 @@ pub(super) struct Prepared {
     copies: Vec<(Slot, Slot, Copy)>,
     /// From a slot behind the caller's to one of these.
     backs: Vec<(Slot, Slot, Unpack)>,
-    alignments: Vec<(Slot, u64)>,
 }
 
 impl Prepared {
     /// `rows`: results whose rows begin anywhere may leave line by line. `classes`: rows of the product fall into classes.
     pub(super) fn new(conv: &ConvProblem, rows: bool, classes: bool) -> Result<Prepared, Refusal> {
         let slots = conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let alignments = elements.chain(PrologueSpec::alignments(conv)).collect();
         let inner = ConvProblem { prologue: Vec::new(), ..conv.clone() };
-        let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots, copies: Vec::new(), backs: Vec::new(), alignments };
+        let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots, copies: Vec::new(), backs: Vec::new() };
         for (name, tensor, extents) in conv.tensors() {
             let size = extents.iter().fold(1u128, |all, &extent| all.saturating_mul(u128::from(extent).next_multiple_of(32)));
             ID.require(
@@ -214,7 +210,6 @@ impl Prepared {
     ) -> Tensor {
         let slot = self.next_slot();
         let copy = Terms::of_tensor(tensor, to, terms, extents, order, through);
-        self.alignments.push((tensor.slot, copy.alignment_bytes()));
         self.copies.push((tensor.slot, slot, Copy::Terms(copy)));
         packed_tensor(&Tensor { slot, dtype: to, ..tensor.clone() }, extents, 1, order)
     }
@@ -245,14 +240,9 @@ impl Prepared {
         ahead.chain(self.backs.iter().map(|(_, _, back)| back.estimate_us(arch))).sum()
     }
 
-    /// The alignment of each of the caller's slots: what the copies rely on, and what the kernels that follow do.
-    pub(super) fn alignments(&self, mut kernels: Vec<u64>) -> Vec<u64> {
-        kernels.resize(self.slots, 1);
-        for &(slot, bytes) in &self.alignments {
-            let alignment: &mut u64 = &mut kernels[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        kernels
+    /// A program without steps for the caller's buffers.
+    pub(super) fn empty_program(&self) -> Program {
+        Program { buffer_alignment_bytes: vec![1; self.slots], ..Program::default() }
     }
 
     /// Adds the copies ahead to a program. Returns where each slot behind the caller's lies.
@@ -269,7 +259,7 @@ impl Prepared {
                 Copy::Moved(repack) => repack.launches(from, scratch),
                 Copy::Terms(terms) => terms.launches(from, scratch),
             };
-            program.steps.extend(launches.into_iter().map(Step::Launch));
+            launches.into_iter().for_each(|launch| program.launch(launch));
             places.push((*to, scratch));
         }
         for (from, _, back) in &self.backs {
@@ -282,7 +272,7 @@ impl Prepared {
     pub(super) fn bind(&self, program: &mut Program, places: &[(Slot, Address)]) {
         for (from, to, back) in &self.backs {
             let launches = back.launches(Address::buffer(from.0 as usize), Address::buffer(to.0 as usize));
-            program.steps.extend(launches.into_iter().map(Step::Launch));
+            launches.into_iter().for_each(|launch| program.launch(launch));
         }
         for (slot, place) in places {
             program.place_buffer(slot.0 as usize, *place);

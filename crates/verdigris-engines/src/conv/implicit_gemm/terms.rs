@@ -12,16 +12,17 @@
 //! **Source.** Henry et al., "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", ARITH 2019.
 
 use verdigris_graph::{ConvProblem, Matrix, Tensor};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
 use crate::arch::Arch;
-use crate::parts::batch::{BatchIndex, BatchStrides, Chunk};
+use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
 use crate::parts::compute;
-use crate::parts::prologue::PrologueSpec;
+use crate::parts::prologue::{PrologueArgs, PrologueSpec};
 use crate::parts::repack::{Lines, packed_tensor};
 
 /// Threads of a CTA.
@@ -75,6 +76,11 @@ impl Spec {
         build(header, |k| if self.walk == Walk::Across { across(k, self) } else { along(k, self) })
     }
 
+    /// What the source's address is a multiple of: its elements, or pairs of them.
+    fn source_alignment_bytes(&self) -> u32 {
+        self.from.bytes() as u32 * if self.walk == Walk::Pairs { 2 } else { 1 }
+    }
+
     /// Channels of a tile.
     fn tile_channels(&self) -> u32 {
         TILE_BYTES / self.to.bytes() as u32
@@ -100,8 +106,7 @@ pub(super) struct Terms {
     lines: u64,
     length: u64,
     batch: Vec<u64>,
-    /// The arguments of the prologue.
-    prologue: Vec<Arg>,
+    prologue: Option<PrologueArgs>,
 }
 
 impl Terms {
@@ -125,7 +130,7 @@ impl Terms {
             _ => Walk::Across,
         };
         let prologue = through.map_or(PrologueSpec::none(source.dtype), PrologueSpec::of);
-        let args = through.map_or(Vec::new(), |problem| prologue.args(problem));
+        let args = through.filter(|_| !prologue.is_empty()).map(|problem| prologue.arguments(problem));
         let spec = Spec { from: source.dtype, to, terms, walk, prologue };
         Terms { source, packed, spec, lines: lines.count, length: extents[1], batch: lines.batch, prologue: args }
     }
@@ -137,11 +142,6 @@ impl Terms {
     /// The size of the copy.
     pub(super) fn scratch_bytes(&self) -> u64 {
         u64::from(self.spec.terms) * self.term_bytes()
-    }
-
-    /// The alignment in bytes that the copy relies on.
-    pub(super) fn alignment_bytes(&self) -> u64 {
-        self.spec.from.bytes() as u64 * if self.spec.walk == Walk::Pairs { 2 } else { 1 }
     }
 
     /// Microseconds that the copy takes.
@@ -159,73 +159,80 @@ impl Terms {
         let pieces = if across { self.length.div_ceil(u64::from(self.spec.tile_channels())) } else { self.length.div_ceil(2) };
         let shared = if across { u64::from(TILE_LINES) } else { 1 };
         let lines_at_once = ((LAUNCH_PIECES / pieces.max(1)).max(1) * shared).min(LAUNCH_PIECES);
-        let long = |n: u64| Arg::Scalar(Ty::U64, n);
-        let number = |n: u64| Arg::Scalar(Ty::U32, n);
         let mut launches = Vec::new();
         for chunk in Chunk::all(&self.batch) {
             for first_line in (0..self.lines).step_by(lines_at_once as usize) {
                 let lines = lines_at_once.min(self.lines - first_line);
-                let at = |matrix: &Matrix, base: Address, bytes: u64| {
-                    let offset = matrix.offset(&chunk.first, first_line, 0) * bytes;
-                    Arg::Pointer(Address { offset_bytes: base.offset_bytes + offset, ..base })
+                let at = |matrix: &Matrix, base: Address, bytes: u64| Address {
+                    offset_bytes: base.offset_bytes + matrix.offset(&chunk.first, first_line, 0) * bytes,
+                    ..base
                 };
-                let mut args = vec![at(&self.source, source, from_bytes), at(&self.packed, scratch, to_bytes)];
-                args.extend([self.source.row_stride, self.source.column_stride].map(|stride| long(stride * from_bytes)));
-                args.extend([long(self.packed.row_stride * to_bytes), long(self.term_bytes())]);
-                args.extend([number(lines), number(self.length), Arg::Divisor(pieces as u32)]);
-                args.extend(chunk.args());
-                args.extend(BatchStrides::args(chunk.strides_bytes(&self.source)));
-                args.extend(BatchStrides::args(chunk.strides_bytes(&self.packed)));
-                args.extend(self.prologue.iter().cloned());
+                let args = TermsArgs {
+                    source: at(&self.source, source, from_bytes),
+                    terms: at(&self.packed, scratch, to_bytes),
+                    line_bytes: self.source.row_stride * from_bytes,
+                    channel_bytes: self.source.column_stride * from_bytes,
+                    pitch_bytes: self.packed.row_stride * to_bytes,
+                    term_bytes: self.term_bytes(),
+                    lines: lines as u32,
+                    channels: self.length as u32,
+                    pieces: pieces as u32,
+                    batch: chunk.index(),
+                    source_batch: chunk.strides_bytes(&self.source),
+                    target_batch: chunk.strides_bytes(&self.packed),
+                    prologue: self.prologue.clone(),
+                };
                 let ctas = if across { lines.div_ceil(shared) * pieces } else { (lines * pieces).div_ceil(u64::from(THREADS * UNROLL)) };
                 let [y, z] = chunk.grid();
-                let kernel = self.spec.clone().kernel();
-                launches.push(Launch { kernel, grid: [ctas as u32, y, z], residency: Residency::Any, overlap: true, args: args.into() });
+                launches.push(Launch::new(self.spec.clone().kernel(), [ctas as u32, y, z], args.bound(&self.spec)).overlapping());
             }
         }
         launches
     }
 }
 
-/// Parameters of both kernels, in the order of [`Terms::launches`].
+verdigris_kir::parameters! {
+    /// Parameters of both kernels.
+    struct Values / TermsArgs of Spec as spec {
+        source: Read = spec.source_alignment_bytes(),
+        terms: Write = 16,
+        /// From a line, and from a channel, of the source to the next.
+        line_bytes: u64,
+        channel_bytes: u64,
+        /// From a line of a term to the next, and from a term.
+        pitch_bytes: u64,
+        term_bytes: u64,
+        lines: u32,
+        channels: u32,
+        /// Pairs, or tiles, of a line.
+        pieces: Divide,
+        batch: BatchIndexArgs = (),
+        source_batch: BatchStridesBytes = (),
+        target_batch: BatchStridesBytes = (),
+        prologue: Option<PrologueArgs> = (!spec.prologue.is_empty()).then(|| spec.prologue.over_channels(false)),
+    }
+}
+
+/// The parameters, and where this CTA's matrices lie.
 struct Params<'k> {
+    values: Values<'k>,
     source: Val<'k, u64>,
     target: Val<'k, u64>,
-    line_stride: Val<'k, u64>,
-    channel_stride: Val<'k, u64>,
-    pitch: Val<'k, u64>,
-    term: Val<'k, u64>,
-    lines: Val<'k, u32>,
-    channels: Val<'k, u32>,
-    /// Pairs, or tiles, of a line.
-    pieces: Divisor<'k>,
-    prologue: crate::parts::prologue::Prologue<'k, f32>,
 }
 
 impl<'k> Params<'k> {
     fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let element = spec.from.bytes() as u32;
-        let source: Pointer<'k> = k.input("source", if spec.walk == Walk::Pairs { 2 * element } else { element });
-        let target = k.output("terms", 16);
-        let strides = ["line_bytes", "channel_bytes", "pitch_bytes", "term_bytes"].map(|name| k.scalar::<u64>(name));
-        let (lines, channels, pieces) = (k.scalar("lines"), k.scalar("channels"), k.divisor("pieces"));
-        let batch = BatchIndex::declare(k, &());
-        let source_batch = BatchStrides::declare(k, ["source_stride2", "source_stride1", "source_stride0"]);
-        let target_batch = BatchStrides::declare(k, ["target_stride2", "target_stride1", "target_stride0"]);
-        let prologue = spec.prologue.declare(k);
-        let indices = batch.of_cta();
-        let [line_stride, channel_stride, pitch, term] = strides;
-        let (source, target) = (source_batch.matrix(source, indices), target_batch.matrix(target, indices));
-        Params { source, target, line_stride, channel_stride, pitch, term, lines, channels, pieces, prologue }
+        let values = Values::declare(k, spec);
+        let indices = values.batch.of_cta();
+        let (source, target) = (values.source_batch.matrix(values.source, indices), values.target_batch.matrix(values.terms, indices));
+        Params { values, source, target }
     }
 
     /// Two neighbouring channels on their way: behind the prologue where they exist, 0 elsewhere.
-    fn prepare(&self, k: Kernel<'k>, spec: &Spec, values: &[Var<'k, f32>; 2], exists: [Val<'k, bool>; 2], channel: Val<'k, u32>) {
-        if spec.prologue.is_empty() {
-            return;
-        }
+    fn prepare(&self, k: Kernel<'k>, values: &[Var<'k, f32>; 2], exists: [Val<'k, bool>; 2], channel: Val<'k, u32>) {
+        let Some(prologue) = &self.values.prologue else { return };
         for (i, (value, exists)) in values.iter().zip(exists).enumerate() {
-            k.when(exists, || value.set(self.prologue.apply(value.get(), channel + i as u32)));
+            k.when(exists, || value.set(prologue.apply(value.get(), channel + i as u32)));
         }
     }
 }
@@ -275,18 +282,18 @@ fn along<'k>(k: Kernel<'k>, spec: &Spec) {
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
     k.griddep_launch();
-    let count = params.lines * params.pieces.value();
+    let count = params.values.lines * params.values.pieces.value();
     let first = k.cta() * (THREADS * UNROLL) + k.thread();
     let element = spec.from.bytes() as u32;
     // All loads stand before the first use, so that they are on their way together.
     let pairs: Vec<(Pair<'k>, Val<'k, u64>)> = (0..UNROLL)
         .map(|turn| {
             let index = first + turn * THREADS;
-            let (line, pair) = params.pieces.split(index);
+            let (line, pair) = params.values.pieces.split(index);
             let channel = pair * 2;
-            let from = params.source + line.widen() * params.line_stride + channel.mul_wide(element);
+            let from = params.source + line.widen() * params.values.line_bytes + channel.mul_wide(element);
             let values = [k.var(0.0f32), k.var(0.0f32)];
-            let exists = [index.lt(count), index.lt(count) & (channel + 1).lt(params.channels)];
+            let exists = [index.lt(count), index.lt(count) & (channel + 1).lt(params.values.channels)];
             if spec.walk == Walk::Pairs {
                 k.when_else(
                     exists[1],
@@ -301,20 +308,20 @@ fn along<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(exists[i], || value.set(compute::load::<f32>(k, spec.from, from, i as i64 * i64::from(element))));
                 }
             }
-            let to = params.target + line.widen() * params.pitch + pair.mul_wide(2 * spec.to.bytes() as u32);
+            let to = params.target + line.widen() * params.values.pitch_bytes + pair.mul_wide(2 * spec.to.bytes() as u32);
             (Pair { values, exists, channel }, to)
         })
         .collect();
     for (Pair { values, exists, channel }, to) in pairs {
         k.when(exists[0], || {
-            params.prepare(k, spec, &values, exists, channel);
+            params.prepare(k, &values, exists, channel);
             let mut to = to;
             for words in terms(k, spec, [values[0].get(), values[1].get()]) {
                 match words[..] {
                     [word] => k.st_global(to, 0, word),
                     _ => k.st_global_vector(to, 0, &words, Cache::Default),
                 }
-                to = to + params.term;
+                to = to + params.values.term_bytes;
             }
         });
     }
@@ -327,22 +334,22 @@ fn across<'k>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_launch();
     let tile_bytes = TILE_LINES * TILE_PITCH_BYTES;
     let tiles = k.shared("tiles", spec.terms * tile_bytes, 4).address();
-    let (tile_line, tile_piece) = params.pieces.split(k.cta());
+    let (tile_line, tile_piece) = params.values.pieces.split(k.cta());
     let (first_line, first_channel) = (tile_line * TILE_LINES, tile_piece * spec.tile_channels());
     let thread = k.thread();
 
     // In: a warp takes 32 neighbouring lines at one channel; a thread every fourth pair of channels of its line.
     let line = k.lane() + (k.warp() & 1u32) * 32;
     let first_pair = k.warp() >> 1;
-    let line_exists = (first_line + line).lt(params.lines);
-    let from = params.source + (first_line + line).widen() * params.line_stride;
+    let line_exists = (first_line + line).lt(params.values.lines);
+    let from = params.source + (first_line + line).widen() * params.values.line_bytes;
     let pairs: Vec<Pair<'k>> = (0..spec.tile_channels() / 8)
         .map(|turn| {
             let channel = first_channel + (first_pair + turn * 4) * 2;
             let values = [k.var(0.0f32), k.var(0.0f32)];
-            let exists = [0, 1].map(|i| line_exists & (channel + i as u32).lt(params.channels));
+            let exists = [0, 1].map(|i| line_exists & (channel + i as u32).lt(params.values.channels));
             for (i, value) in values.iter().enumerate() {
-                let at = from + (channel + i as u32).widen() * params.channel_stride;
+                let at = from + (channel + i as u32).widen() * params.values.channel_bytes;
                 k.when(exists[i], || value.set(compute::load::<f32>(k, spec.from, at, 0)));
             }
             Pair { values, exists, channel }
@@ -351,7 +358,7 @@ fn across<'k>(k: Kernel<'k>, spec: &Spec) {
     let pair_bytes = 2 * spec.to.bytes() as u32;
     let place = tiles + line * TILE_PITCH_BYTES + first_pair * pair_bytes;
     for (turn, Pair { values, exists, channel }) in pairs.into_iter().enumerate() {
-        params.prepare(k, spec, &values, exists, channel);
+        params.prepare(k, &values, exists, channel);
         for (term, words) in terms(k, spec, [values[0].get(), values[1].get()]).into_iter().enumerate() {
             for (i, word) in words.into_iter().enumerate() {
                 let offset = term as i64 * i64::from(tile_bytes) + turn as i64 * 4 * i64::from(pair_bytes) + 4 * i as i64;
@@ -367,11 +374,11 @@ fn across<'k>(k: Kernel<'k>, spec: &Spec) {
             let line = (thread >> 3) + turn * (THREADS / 8);
             let chunk = thread & 7;
             let channel = first_channel + chunk * (spec.tile_channels() / 8);
-            k.when((first_line + line).lt(params.lines) & channel.lt(params.channels), || {
+            k.when((first_line + line).lt(params.values.lines) & channel.lt(params.values.channels), || {
                 let from = tiles + line * TILE_PITCH_BYTES + chunk * 16;
                 let words: Vec<Val<'k, u32>> = (0..4).map(|i| k.ld_shared(from, i64::from(term * tile_bytes) + 4 * i)).collect();
-                let to = params.target + (first_line + line).widen() * params.pitch + channel.mul_wide(spec.to.bytes() as u32);
-                k.st_global_vector(to + params.term * u64::from(term), 0, &words, Cache::Default);
+                let to = params.target + (first_line + line).widen() * params.values.pitch_bytes + channel.mul_wide(spec.to.bytes() as u32);
+                k.st_global_vector(to + params.values.term_bytes * u64::from(term), 0, &words, Cache::Default);
             });
         }
     }

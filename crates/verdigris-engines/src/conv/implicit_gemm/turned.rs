@@ -17,14 +17,13 @@ use verdigris_kir::ir::MapType;
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::operand::{Major, OperandTile};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
-use verdigris_kir::tile::schedule::{Schedule, Work};
+use verdigris_kir::tile::schedule::Work;
 
-use super::feed::{Feed, Slots};
-use super::kernel::{FIRST_BARRIER, Spec, Split, WARPGROUP};
+use super::feed::Slots;
+use super::kernel::{Conv, Ending, FIRST_BARRIER, Spec, WARPGROUP};
 use crate::parts::add_parts::Parts;
-use crate::parts::batch::BatchIndex;
 use crate::parts::join::{Join, Part};
-use crate::parts::way_out::Tile;
+use crate::parts::way_out::{Tile, Way};
 
 /// A slab: as many pixels as a step is deep, by the channels of 128 bytes.
 pub(super) const SLAB_BYTES: u32 = 4096;
@@ -63,11 +62,10 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     // B as it is multiplied: rows of channels, 32 pixels each.
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let feed = Feed::declare(k, spec);
-    let schedule = Schedule::declare(k, spec.splits_over_grid());
-    let parts = (spec.split == Split::Reduced).then(|| Parts::declare(k, spec.part_tile()));
-    let ending = parts.is_none().then(|| (BatchIndex::declare(k, &()), spec.way().declare(k)));
-    let join = (spec.split == Split::Joined).then(|| Join::declare(k, spec.consumers, FIRST_BARRIER));
+    let Conv { feed, schedule, parts, ending, join, .. } = Conv::declare(k, spec);
+    let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
+    let ending = ending.map(|Ending { batch, way }| (batch, Way::new(k, way, spec.way())));
+    let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);

@@ -3,23 +3,22 @@
 use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Slot, Tensor};
 use verdigris_kir::ir::MapDecl;
-use verdigris_kir::program::{Address, Arg, Base, L2Promotion, MapSpec, Program};
+use verdigris_kir::program::{Address, Base, L2Promotion, MapSpec, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
 use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::feed::{ClassArgs, FilterArgs, GatherArgs, class_table, tap_table};
+use super::feed::{FeedArgs, FilterArgs, GatherArgs, ScatterArgs, WalkArgs, class_table, tap_table};
 use super::geometry::{AxisShape, Gather};
-use super::kernel::{Kind, Shared, Spec, Split};
+use super::kernel::{Kind, Shared, Spec};
 use super::prepare::Prepared;
 use super::terms;
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
-use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::transposed::transposed;
-use crate::parts::way_out::{Out, is_mappable};
+use crate::parts::way_out::{Out, PlaceArgs, is_mappable};
 
 /// The problem in the kernel's terms.
 pub(super) struct View {
@@ -256,24 +255,8 @@ impl View {
         }
     }
 
-    /// The alignment of each of the caller's buffers.
-    pub(super) fn alignments(&self, spec: &Spec, epilogue: &EpilogueSpec) -> Vec<u64> {
-        let conv = &self.prepared.conv;
-        let mut alignments = vec![1; conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = conv.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = conv.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]);
-        let elements = elements.chain(sums.map(|sum| (sum.slot, sum.dtype.bytes() as u64)));
-        let mapped = !matches!(spec.out, Out::Direct | Out::Rows) && spec.split != Split::Reduced;
-        let mapped = [Some((conv.activations().slot, 16)), Some((self.other.slot, 16)), mapped.then_some((self.product.d.slot, 16))];
-        for (slot, bytes) in elements.chain(epilogue.alignments(self.product_of(spec))).chain(mapped.into_iter().flatten()) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        self.prepared.alignments(alignments)
-    }
-
     /// The arguments of the loads of so many tiles, of rows and columns of tiles; adds tables to the program.
-    pub(super) fn feed_args(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> Vec<Arg> {
+    pub(super) fn feed(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> FeedArgs {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
@@ -287,17 +270,23 @@ impl View {
         let [of_pixels, of_filter] = spec.gathers();
         let across = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
         let decl = across.map_or(spec.gathered_map(), |across| across.boxed(spec.gathered_map()));
-        let pixels = Arg::TensorMap(in_place(activations.slot), self.gathered_map(decl, activations, all_images));
+        let pixels = (in_place(activations.slot), self.gathered_map(decl, activations, all_images));
+        let walk = WalkArgs::of(gather);
         match self.kind {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
                 let taps = constant(tap_table(gather, &passes, [images, self.taps]));
                 let tiled = self.tiled_classes(spec);
-                let classes = matches!(self.kind, Kind::Gather { classes: true, .. }).then(|| ClassArgs {
+                let numbers = |extents: &[u64]| extents.iter().map(|&n| n as u32).collect();
+                let scatter = spec.has_classes().then(|| ScatterArgs {
                     table: constant(class_table(&gather.classes, passes.len() as u32)),
-                    tiled,
-                    tiles: tiles / tiled,
-                    all: spec.clears().then_some(gather.classes.len() as u32),
+                    class_tiles: tiles / tiled,
+                    last_class: tiled - 1,
+                    all_classes: spec.clears().then_some(gather.classes.len() as u32),
+                    groups,
+                    images,
+                    extents: numbers(&gather.target),
+                    strides: numbers(&gather.scatter),
                 });
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
@@ -308,24 +297,20 @@ impl View {
                 let filter = matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]);
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
                 let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
-                let filter = Arg::TensorMap(in_place(self.other.slot), MapSpec { l2, ..filter });
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
-                GatherArgs {
-                    gather,
+                FeedArgs::Gather(GatherArgs {
                     pixels,
-                    filter,
+                    filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
+                    walk,
                     taps,
-                    classes,
                     slabs: self.slabs(spec.depth()),
                     group_channels: self.group_depth,
                     group_columns,
                     group_depth,
                     columns,
                     across,
-                    groups,
-                    images,
-                }
-                .args()
+                    scatter,
+                })
             }
             Kind::Filter => {
                 let taps = constant(tap_table(gather, &[[0, 0]], [0, 0]));
@@ -343,10 +328,10 @@ impl View {
                 let clips = (!spec.turns()).then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all slabs of a row of tiles belong to it.
                 let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
-                FilterArgs {
-                    gather,
-                    dy: Arg::TensorMap(in_place(self.other.slot), map),
+                FeedArgs::Filter(FilterArgs {
+                    dy: (in_place(self.other.slot), map),
                     pixels,
+                    walk,
                     taps,
                     tap_count: self.taps,
                     slabs: if self.tap_matrices { slabs_of_tiles } else { self.slabs(spec.depth()) },
@@ -354,27 +339,27 @@ impl View {
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
                     pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
-                    passes: &passes,
+                    passes: passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x),
                     images,
                     clips,
-                }
-                .args()
+                })
             }
         }
     }
 
-    /// The arguments of the way out.
-    pub(super) fn way_args(&self, spec: &Spec, chunk: &Chunk) -> Vec<Arg> {
+    /// Where the result is.
+    pub(super) fn place(&self, spec: &Spec, chunk: &Chunk) -> PlaceArgs {
         let d = &self.product.d;
-        let leading = d.row_stride * d.dtype.bytes() as u64;
+        let leading_bytes = d.row_stride * d.dtype.bytes() as u64;
         let batch = self.product.batch_count() as u32;
         let [rows, columns] = if spec.writes_transposed() { [self.columns, self.rows] } else { [self.rows, self.columns] };
-        let mut args = spec.way().args(Address::buffer(d.slot.0 as usize), [rows, columns, batch], leading, chunk.strides_bytes(d));
+        let at = Address::buffer(d.slot.0 as usize);
+        let mut place = spec.way().place(at, [rows, columns, batch], leading_bytes, chunk.strides_bytes(d));
         // The map ends with the line, which in scratch is longer than its columns.
-        if let Some(Arg::TensorMap(_, map)) = args.last_mut() {
+        if let Some((_, map)) = &mut place.d {
             map.dims[0] = self.prepared.line_end(d, self.product.n);
         }
-        args
+        place
     }
 
     fn gathered_map(&self, decl: MapDecl, tensor: &Tensor, images: u64) -> MapSpec {

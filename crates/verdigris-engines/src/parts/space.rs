@@ -1,0 +1,237 @@
+//! Spaces of points: the parts of one that launches cover, the index of a point from its number, operands that lie over it by strides,
+//! and the kernel parameters for all of these.
+
+use verdigris_graph::View;
+use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
+use verdigris_kir::inst::CvtRound;
+use verdigris_kir::params::{Arguments, Divide, Parameter, Read, Write};
+use verdigris_kir::program::{Address, Base};
+use verdigris_tensor::DType;
+
+use super::steps::{AnyVal, Chained, Raw, load_raw, store_raw};
+
+/// A part of a space that one launch covers: its first point and its extents.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Region {
+    /// The first index of each dim.
+    pub first: Vec<u64>,
+    /// Extents.
+    pub extents: Vec<u32>,
+}
+
+impl Region {
+    /// Cuts a space into parts of at most 2^30 points, if a vector of neighbours along the innermost dim counts as one.
+    pub(crate) fn all(dims: &[u64], vector: u32) -> Vec<Region> {
+        const POINTS: u64 = 1 << 30;
+        if dims.contains(&0) {
+            return Vec::new();
+        }
+        let mut sizes = vec![1; dims.len()];
+        let mut room = POINTS;
+        for (i, (size, &extent)) in sizes.iter_mut().zip(dims).enumerate().rev() {
+            let unit = if i + 1 == dims.len() { u64::from(vector) } else { 1 };
+            *size = extent.min((room * unit).min(1 << 31)).max(1);
+            room = (room / size.div_ceil(unit)).max(1);
+        }
+        let mut regions = vec![Region { first: Vec::new(), extents: Vec::new() }];
+        for (&extent, &size) in dims.iter().zip(&sizes) {
+            regions = regions
+                .into_iter()
+                .flat_map(|region| {
+                    (0..extent.div_ceil(size)).map(move |i| {
+                        let mut next = region.clone();
+                        next.first.push(i * size);
+                        next.extents.push(size.min(extent - i * size) as u32);
+                        next
+                    })
+                })
+                .collect();
+        }
+        regions
+    }
+
+    /// Points, a vector of neighbours counting as one.
+    pub(crate) fn points(&self, vector: u32) -> u32 {
+        let inner = self.extents.last().map_or(1, |extent| extent.div_ceil(vector));
+        self.extents.iter().rev().skip(1).product::<u32>() * inner
+    }
+}
+
+/// The address of a view's element at an index.
+pub(crate) fn element(view: &View, index: impl IntoIterator<Item = u64>) -> Address {
+    let elements = view.offset + view.strides.iter().zip(index).map(|(stride, i)| stride * i).sum::<u64>();
+    Address { base: Base::Buffer(view.slot.0 as usize), offset_bytes: elements * view.dtype.bytes() as u64 }
+}
+
+// ---- parameters --------------------------------------------------------------------------------------------------------
+
+/// The extents of a space, by which the number of a point becomes its index. The spec is the number of dims; all extents are given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Extents {}
+
+/// A space in a kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Space<'k> {
+    rank: usize,
+    /// All but the first, which nothing is divided by.
+    inner: Vec<Divisor<'k>>,
+}
+
+impl Parameter for Extents {
+    type Spec = usize;
+    type Value<'k> = Space<'k>;
+    type Argument = Vec<u32>;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, &rank: &usize) -> Space<'k> {
+        Space { rank, inner: Vec::<Divide>::declare(k, name, &vec![(); rank.saturating_sub(1)]) }
+    }
+
+    fn bind(extents: Vec<u32>, name: &'static str, rank: &usize, to: &mut Arguments) {
+        // A space without points has none to divide.
+        let inner = extents.into_iter().skip(1).map(|extent| extent.max(1)).collect();
+        Vec::<Divide>::bind(inner, name, &vec![(); rank.saturating_sub(1)], to);
+    }
+}
+
+impl<'k> Space<'k> {
+    /// The index of a point; the last dim runs fastest.
+    pub(crate) fn index(&self, point: Val<'k, u32>) -> Vec<Val<'k, u32>> {
+        let mut index = Vec::with_capacity(self.rank);
+        let mut rest = point;
+        for extent in self.inner.iter().rev() {
+            let (outer, inner) = extent.split(rest);
+            index.push(inner);
+            rest = outer;
+        }
+        index.extend((self.rank > 0).then_some(rest));
+        index.reverse();
+        index
+    }
+}
+
+/// Global memory that the kernel reads, or writes, as the spec says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {}
+
+/// What a kernel does with memory, and the alignment in bytes that it relies on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub written: bool,
+    pub bytes: u32,
+}
+
+impl Parameter for Memory {
+    type Spec = Access;
+    type Value<'k> = Pointer<'k>;
+    type Argument = Address;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, access: &Access) -> Pointer<'k> {
+        if access.written { Write::declare(k, name, &access.bytes) } else { Read::declare(k, name, &access.bytes) }
+    }
+
+    fn bind(address: Address, name: &'static str, access: &Access, to: &mut Arguments) {
+        if access.written { Write::bind(address, name, &access.bytes, to) } else { Read::bind(address, name, &access.bytes, to) }
+    }
+}
+
+/// An operand over a space, by strides: the kernel gets a [`Strided`].
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    first: Address,
+    strides_bytes: Vec<u64>,
+}
+
+impl Operand {
+    /// From an index on.
+    pub(crate) fn of(view: &View, first: &[u64]) -> Operand {
+        let bytes = view.dtype.bytes() as u64;
+        let strides_bytes = view.strides.iter().map(|stride| stride * bytes).collect();
+        Operand { first: element(view, first.iter().copied()), strides_bytes }
+    }
+}
+
+/// What shapes an operand in a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OperandSpec {
+    pub dtype: DType,
+    /// Dims of the space.
+    pub rank: usize,
+    pub written: bool,
+}
+
+impl OperandSpec {
+    /// Operands of these types, of which the last `outputs` are written.
+    pub(crate) fn list(types: &[DType], rank: usize, outputs: usize) -> Vec<OperandSpec> {
+        types.iter().enumerate().map(|(i, &dtype)| OperandSpec { dtype, rank, written: i + outputs >= types.len() }).collect()
+    }
+
+    fn access(&self) -> Access {
+        Access { written: self.written, bytes: self.dtype.bytes() as u32 }
+    }
+}
+
+impl Parameter for Operand {
+    type Spec = OperandSpec;
+    type Value<'k> = Strided<'k>;
+    type Argument = Operand;
+
+    #[track_caller]
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, spec: &OperandSpec) -> Strided<'k> {
+        let address = Memory::declare(k, name, &spec.access()).address();
+        Strided { dtype: spec.dtype, address, strides_bytes: Vec::<u64>::declare(k, name, &vec![(); spec.rank]) }
+    }
+
+    fn bind(operand: Operand, name: &'static str, spec: &OperandSpec, to: &mut Arguments) {
+        Memory::bind(operand.first, name, &spec.access(), to);
+        Vec::<u64>::bind(operand.strides_bytes, name, &vec![(); spec.rank], to);
+    }
+}
+
+/// An operand in a kernel, or what is left of one at an index of its first dims.
+#[derive(Clone, Debug)]
+pub(crate) struct Strided<'k> {
+    pub dtype: DType,
+    address: Val<'k, u64>,
+    strides_bytes: Vec<Val<'k, u64>>,
+}
+
+impl<'k> Strided<'k> {
+    fn address(&self, index: &[Val<'k, u32>]) -> Val<'k, u64> {
+        self.strides_bytes.iter().zip(index).fold(self.address, |address, (&stride, &i)| address + i.widen() * stride)
+    }
+
+    /// What is left at an index of the first dims.
+    pub(crate) fn at(&self, index: &[Val<'k, u32>]) -> Strided<'k> {
+        let strides_bytes = self.strides_bytes.iter().skip(index.len()).copied().collect();
+        Strided { dtype: self.dtype, address: self.address(index), strides_bytes }
+    }
+
+    /// The bits at an index; dims that it leaves out are at 0.
+    fn raw(&self, index: &[Val<'k, u32>]) -> Raw<'k> {
+        load_raw(self.address.kernel(), self.dtype, self.address(index), 1)[0]
+    }
+
+    /// The element at an index; dims that it leaves out are at 0.
+    pub(crate) fn load<T: Chained>(&self, index: &[Val<'k, u32>]) -> Val<'k, T> {
+        AnyVal::Stored(self.dtype, self.raw(index)).get(self.address.kernel())
+    }
+
+    /// The element, of an integer type.
+    pub(crate) fn load_integer(&self, index: &[Val<'k, u32>]) -> Val<'k, i64> {
+        match self.raw(index) {
+            Raw::B8(bits) if self.dtype == DType::I8 => ((bits << 24).signed() >> 24).widen(),
+            Raw::B8(bits) => bits.signed().widen(),
+            Raw::B16(bits) => bits.convert(CvtRound::None),
+            Raw::B32(bits) => bits.signed().widen(),
+            Raw::B64(bits) => bits.bitcast(),
+        }
+    }
+
+    /// Rounds and stores an element.
+    pub(crate) fn store(&self, index: &[Val<'k, u32>], value: AnyVal<'k>) {
+        let (k, address) = (self.address.kernel(), self.address(index));
+        store_raw(k, address, &[value.encoded(k, self.dtype)]);
+    }
+}
