@@ -14,6 +14,7 @@ pub mod map;
 pub mod parts;
 pub mod pool;
 pub mod reduce;
+pub mod rewrite;
 pub mod softmax;
 
 use std::collections::HashSet;
@@ -27,19 +28,12 @@ use engine::Engine;
 /// compiled kernel. Comments, tests, the interpreter and the verifier do not count.
 pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
-/// Convolutions that are products.
-static POINTWISE: conv::pointwise::Pointwise = conv::pointwise::Pointwise { products: gemm::ENGINES };
-
-/// Convolutions that are products beside a launch that unfolds or folds.
-static UNFOLDED: conv::unfolded::Unfolded =
-    conv::unfolded::Unfolded { product: gemm::HOPPER, forms_sums: gemm::forms_sums, sums: gemm::sums };
-
-/// The engines that stand on those of another family.
-static ACROSS: &[&dyn Engine] = &[&POINTWISE, &UNFOLDED];
-
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, ACROSS, conv::ENGINES].into_iter().flatten().copied()
+    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, rewrite::ENGINES, conv::ENGINES]
+        .into_iter()
+        .flatten()
+        .copied()
 }
 
 /// The engine of that name.

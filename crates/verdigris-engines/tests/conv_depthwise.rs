@@ -108,7 +108,8 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
             }
         }
         let other = direct.accept(&problem, &arch).expect("it takes everything");
-        let us = [candidate.cost(space.default_setting()).us, other.cost(other.knobs().default_setting()).us];
+        let costs = [candidate.cost(space.default_setting()), other.cost(other.knobs().default_setting())];
+        let us = costs.map(|cost| cost.expect("the default is listed").us);
         if us[0] > us[1] {
             slower.push(format!("{us:?} µs: {problem:?}"));
         }

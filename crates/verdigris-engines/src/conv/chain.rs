@@ -5,7 +5,7 @@ use verdigris_graph::{ConvProblem, EpilogueStep, GemmProblem, HostScalar, Matrix
 use crate::engine::{EngineId, Reason, Refusal};
 
 /// The same steps with their operands as matrices, or the first refusal of `place`.
-pub(super) fn over_matrices(
+pub(crate) fn over_matrices(
     steps: &[EpilogueStep<Tensor>],
     place: impl Fn(&Tensor) -> Result<Matrix, Refusal>,
 ) -> Result<Vec<EpilogueStep>, Refusal> {

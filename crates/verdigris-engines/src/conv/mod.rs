@@ -1,17 +1,15 @@
 //! Convolution in its three directions ([`verdigris_graph::ConvProblem`] has the formula in full).
 
-mod chain;
+pub(crate) mod chain;
 mod depthwise;
 mod diagonal;
-mod direct;
+pub(crate) mod direct;
 mod grouped;
 mod halo;
 mod halo_wgrad;
 mod implicit_gemm;
 mod lines;
-pub(crate) mod pointwise;
 mod small_channels;
-pub(crate) mod unfolded;
 
 use verdigris_graph::ConvProblem;
 use verdigris_kir::program::Program;
@@ -19,16 +17,16 @@ use verdigris_kir::program::Program;
 use crate::algorithm::Listed;
 use crate::engine::Engine;
 
-/// The engines of this family; `pointwise` and `unfolded`, which stand on another family's, are registered with both.
+/// The engines of this family; [`crate::rewrite`] has those that stand on products.
 pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<implicit_gemm::ImplicitGemm>::new(),
     &Listed::<halo_wgrad::HaloWgrad>::new(),
     &Listed::<halo::Halo>::new(),
-    &small_channels::SmallChannels,
-    &grouped::Grouped,
-    &diagonal::Diagonal,
-    &depthwise::Depthwise,
-    &direct::Direct,
+    &Listed::<small_channels::SmallChannels>::new(),
+    &Listed::<grouped::Grouped>::new(),
+    &Listed::<diagonal::Diagonal>::new(),
+    &Listed::<depthwise::Depthwise>::new(),
+    &Listed::<direct::Direct>::new(),
 ];
 
 /// A program without steps for the buffers of a problem; its launches say what their addresses must be multiples of.

@@ -15,7 +15,7 @@ use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Divide, Read, Write};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_tensor::DType;
 
@@ -104,11 +104,6 @@ impl PartGrid {
         PartsArgs { parts: scratch, parts_of_a_tile: self.parts, tile_rows: self.tile_rows, tile_columns: self.tile_columns }
     }
 
-    /// The same, for a launch whose arguments are listed.
-    pub(crate) fn parts_args(&self, scratch: Address) -> Vec<Arg> {
-        self.arguments(scratch).bound(&()).into_iter().collect()
-    }
-
     /// Vectors of four elements of D.
     pub(crate) fn vectors(&self) -> u64 {
         self.sums() * self.tile.words() / 4
@@ -169,11 +164,6 @@ impl<'k> Parts<'k> {
     /// Of parameters that a group declares.
     pub(crate) fn new(k: Kernel<'k>, values: PartsValues<'k>, tile: PartTile) -> Self {
         Parts { kernel: k, tile, values }
-    }
-
-    /// Declares the parameters.
-    pub(crate) fn declare(k: Kernel<'k>, tile: PartTile) -> Self {
-        Parts::new(k, PartsValues::declare(k, &()), tile)
     }
 
     /// Puts a warpgroup's sums of a part of a tile into scratch: their registers in order, and as `place` the tile's row, column and matrix, and

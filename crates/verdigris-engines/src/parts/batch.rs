@@ -146,18 +146,6 @@ impl Parameter for BatchStridesBytes {
 pub struct BatchStrides<'k>([Val<'k, u64>; DIMS]);
 
 impl<'k> BatchStrides<'k> {
-    /// Declares the three parameters.
-    pub fn declare(k: Kernel<'k>, names: [&'static str; DIMS]) -> Self {
-        BatchStrides(names.map(|name| k.scalar(name)))
-    }
-
-    /// The arguments of [`BatchStrides::declare`].
-    pub fn args(strides_bytes: [u64; DIMS]) -> impl Iterator<Item = Arg> {
-        let mut arguments = Arguments::new();
-        arguments.bind::<BatchStridesBytes>("", &(), strides_bytes);
-        arguments.into_iter()
-    }
-
     /// The address of the matrix at `indices`, the first one being at `pointer`.
     pub fn matrix(&self, pointer: Pointer<'k>, indices: Indices<'k>) -> Val<'k, u64> {
         indices.into_iter().zip(self.0).fold(pointer.address(), |address, (index, stride)| address + index.widen() * stride)

@@ -273,11 +273,6 @@ impl EpilogueSpec {
         EpilogueDecl { spec: self.clone(), layout: Layout::Matrices }
     }
 
-    /// Declares the parameters. `T` is f64 exactly where [`EpilogueSpec::double`] says so.
-    pub fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Epilogue<'k, T> {
-        EpilogueArgs::declare(k, "", &self.over_matrices()).of()
-    }
-
     /// The arguments for a part of a problem that begins at `(row, column)`.
     pub fn arguments(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> EpilogueArgs {
         let operand = |spec: OperandSpec, matrix: &Matrix| {
@@ -322,21 +317,6 @@ impl EpilogueSpec {
         operand: impl Fn(OperandSpec, &P) -> OperandArgs,
     ) -> EpilogueArgs {
         EpilogueArgs(self.step_arguments(steps, self.stores_d.then(|| operand(self.d, d)), &operand))
-    }
-
-    /// [`EpilogueSpec::arguments`], for a launch whose arguments are listed.
-    pub fn args(&self, problem: &GemmProblem, chunk: &Chunk, row: u64, column: u64) -> Vec<Arg> {
-        self.arguments(problem, chunk, row, column).listed(&self.over_matrices())
-    }
-
-    /// The alignment in bytes that the epilogue relies on, by buffer slot.
-    pub fn alignments<'a>(&'a self, problem: &'a GemmProblem) -> impl Iterator<Item = (Slot, u64)> + 'a {
-        let scales = [&problem.scale_a, &problem.scale_b].into_iter().filter_map(|scale| match scale {
-            Some(Scale::Tensor { slot }) => Some((*slot, 4)),
-            _ => None,
-        });
-        let many = if self.pairs { 2 } else { 1 };
-        scales.chain(operands(problem).map(move |matrix| (matrix.slot, many * matrix.dtype.bytes() as u64)))
     }
 }
 
@@ -794,7 +774,7 @@ mod tests {
 
     fn kernel(spec: &EpilogueSpec) -> KernelBody {
         build(Header { name: spec.name(), target: spec.target(), ..Header::default() }, |k| {
-            let epilogue = spec.declare::<f32>(k);
+            let epilogue = EpilogueArgs::declare(k, "epilogue", &spec.over_matrices());
             let zero = k.constant(0u32);
             let place = epilogue.begin([zero; DIMS]).at(k.cta(), k.thread() * 2);
             let sum = k.constant(1.0f32);

@@ -10,7 +10,7 @@
 use verdigris_kir::face::{Kernel, SharedPiece, Val};
 use verdigris_kir::inst::{Atomic, Cache, Fence, Order, Scope};
 use verdigris_kir::params::ReadWrite;
-use verdigris_kir::program::{Address, Arg, Program, Step};
+use verdigris_kir::program::{Address, Program, Step};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::way_out::Sum;
@@ -67,20 +67,10 @@ impl JoinArgs {
     }
 }
 
-/// [`JoinArgs::with_scratch`], for a launch whose arguments are listed.
-pub(crate) fn add_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> Vec<Arg> {
-    JoinArgs::with_scratch(program, owners, most_parts, words).bound(&()).into_iter().collect()
-}
-
 impl<'k> Join<'k> {
     /// Declares the shared memory. Warpgroup `w` of the `warpgroups` that join uses named barrier `barrier + w`.
     pub(crate) fn new(k: Kernel<'k>, values: JoinValues<'k>, warpgroups: u32, barrier: u32) -> Self {
         Join { kernel: k, values, told: k.shared("arrivals seen", 4 * warpgroups, 4), barrier }
-    }
-
-    /// The same, and declares the parameters.
-    pub(crate) fn declare(k: Kernel<'k>, warpgroups: u32, barrier: u32) -> Self {
-        Join::new(k, JoinValues::declare(k, &()), warpgroups, barrier)
     }
 
     /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum. All threads of the warpgroup call it.

@@ -11,7 +11,7 @@ use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
 use verdigris_kir::inst::{Cache, CvtRound, Packed};
 use verdigris_kir::ir::{MapDecl, MapType};
 use verdigris_kir::params::{Map, Write};
-use verdigris_kir::program::{Address, Arg, L2Promotion, MapSpec};
+use verdigris_kir::program::{Address, L2Promotion, MapSpec};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
@@ -181,11 +181,6 @@ impl WaySpec {
         PlaceArgs { rows, columns, lines: self.line_alignment_bytes().map(|_| lines()), d: (self.out == Out::Tma).then(map) }
     }
 
-    /// The same behind the arguments of the epilogue, for a launch whose arguments are listed.
-    pub(crate) fn args(&self, d: Address, extents: [u32; 3], leading_bytes: u64, batch_strides_bytes: [u64; DIMS]) -> Vec<Arg> {
-        self.place(d, extents, leading_bytes, batch_strides_bytes).bound(self).into_iter().collect()
-    }
-
     /// What the address of D is a multiple of, where lines of it are stored.
     fn line_alignment_bytes(&self) -> Option<u32> {
         match self.out {
@@ -193,12 +188,6 @@ impl WaySpec {
             Out::Scattered => Some(PIECE_BYTES),
             Out::Tma | Out::Direct => None,
         }
-    }
-
-    /// Declares the parameters.
-    pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> Way<'k> {
-        let values = WayValues::declare(k, &self);
-        Way::new(k, values, self)
     }
 }
 

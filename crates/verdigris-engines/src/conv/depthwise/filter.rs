@@ -3,30 +3,34 @@
 //! A thread has the channels of one 32-bit word and all taps of the block, in f32. It reads a block of 4×7 (2×4) gradients and each line of the
 //! tile that they meet once.
 
-use verdigris_kir::face::{Divisor, Kernel, Val, Var};
+use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_kir::params::Write;
 
-use super::place::{Present, Share, Slabs, Stand, Tiles};
+use super::pixels::{Product, ProductArguments};
+use super::place::{Present, Stand};
 use super::spec::Spec;
-use super::tile::{Activations, Channels, TileExtents, widen};
+use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, widen};
 
 /// A thread's sums: rows and columns of taps, channels.
 type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Filter / FilterArguments of Spec as spec {
+        pub(super) product: ProductArguments = *spec,
+        pub(super) gradient_extents: TileExtentsArguments = (),
+        pub(super) gradients: ActivationsArguments = *spec,
+        /// Rows and columns of the filter.
+        pub(super) filter: [u32; 2],
+        pub(super) parts: Write = 4,
+    }
+}
+
 /// Builds the kernel.
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
-    let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
-    let all_channels = k.scalar::<u32>("channels");
-    let share = Share::declare(k);
-    let all_slabs = k.divisor("slabs");
-    let slabs = Slabs::declare(k);
-    let tiles = Tiles::declare(k);
-    let stand = Stand::declare(k, spec);
-    let extents = TileExtents::declare(k, spec);
-    let x = Activations::declare(k, spec);
-    let gradient_extents = TileExtents::declare(k, spec);
-    let y = Activations::declare(k, spec);
-    let filter = ["filter_height", "filter_width"].map(|name| k.scalar::<u32>(name));
-    let parts = k.output("parts", 4);
+    let Filter { product, gradient_extents, gradients: y, filter, parts } = Filter::declare(k, spec);
+    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations: x } = product;
+    let stand = Stand::new(k, spec, places);
 
     let (x_bytes, y_bytes) = (spec.tile_pixels() * spec.pixel_bytes(), spec.output_pixels() * spec.pixel_bytes());
     let stage_bytes = x_bytes + y_bytes;
@@ -51,8 +55,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
     let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
     let (outputs_ahead, lines_ahead) = stand.ahead(spec);
-    let own = extents.offset(stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
-    let own_gradients = gradient_extents.offset(stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
+    let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
+    let own_gradients = gradient_extents.offset(spec, stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
 
     let present = Present::new(spec, &slab, filter);
     if spec.overlaps() {

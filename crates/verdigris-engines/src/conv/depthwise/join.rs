@@ -1,10 +1,11 @@
 //! The second launch of a wgrad: adds up the parts of a filter's gradient in their order, and applies the epilogue.
 
 use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
-use super::place::Slabs;
-use crate::parts::epilogue::EpilogueSpec;
+use super::place::SlabsArguments;
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
 pub(super) const CHANNELS: u32 = 32;
@@ -20,19 +21,32 @@ pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
     })
 }
 
-/// Parts are `[part][slab, row and column of its taps][channel]`; a CTA has one tap of 32 channels.
+verdigris_kir::parameters! {
+    /// Parts are `[part][slab, row and column of its taps][channel]`.
+    pub(super) struct Join / JoinArguments of EpilogueSpec as epilogue {
+        pub(super) parts: Read = 4,
+        pub(super) count: u32,
+        pub(super) part_bytes: u64,
+        pub(super) channel_blocks: Divide,
+        pub(super) channels: u32,
+        pub(super) slabs: SlabsArguments = (),
+        /// Columns and rows of a block of taps.
+        pub(super) block_columns: Divide,
+        pub(super) block_rows: Divide,
+        /// Depth, height and width of the filter.
+        pub(super) filter: [u32; 3],
+        /// Of a flipped filter the last element is the first tap.
+        pub(super) flipped: u32,
+        pub(super) epilogue: EpilogueArgs = epilogue.over_tensors(),
+    }
+}
+
+/// A CTA has one tap of 32 channels.
 fn join<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
-    let parts = k.input("parts", 4);
-    let count = k.scalar::<u32>("parts_count");
-    let part_bytes = k.scalar::<u64>("part_bytes");
-    let channel_blocks = k.divisor("channel_blocks");
-    let channels = k.scalar::<u32>("channels");
-    let slabs = Slabs::declare(k);
-    let [block_columns, block_rows] = ["block_columns", "block_rows"].map(|name| k.divisor(name));
-    let extents = ["filter_depth", "filter_height", "filter_width"].map(|name| k.scalar::<u32>(name));
-    // Of a flipped filter the last element is the first tap.
-    let is_flipped = k.scalar::<u32>("flipped").ne(0);
-    let epilogue = epilogue.declare_conv::<f32>(k);
+    let join = Join::declare(k, epilogue);
+    let Join { parts, count, part_bytes, channel_blocks, channels, slabs, block_columns, block_rows, filter: extents, flipped, epilogue } =
+        join;
+    let is_flipped = flipped.ne(0);
 
     let (tap, block) = channel_blocks.split(k.cta());
     let channel = block * CHANNELS + k.lane();

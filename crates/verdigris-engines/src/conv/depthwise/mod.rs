@@ -36,31 +36,43 @@ mod view;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::params::Arguments;
+use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use std::rc::Rc;
+
 use super::direct::statistics;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use pixels::{PixelsArguments, ProductArguments};
+use place::ShareArguments;
 use spec::{Copying, Kind, Spec, Stride, Team};
-use view::{Places, View, divisor, double_word, word};
+use view::{Places, View, divisor};
 
 const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };
 
 /// What a launch counts in 32 bits stays below this.
 const COUNT_LIMIT: u64 = 1 << 30;
 
-/// The engine.
-#[derive(Debug)]
-pub(super) struct Depthwise;
+/// An accepted problem: the kernels that may take it.
+#[derive(Clone, Debug)]
+pub(super) struct Depthwise(Vec<Rc<Cut>>);
 
-impl Engine for Depthwise {
-    fn id(&self) -> EngineId {
-        ID
-    }
+/// A kernel for the problem, and how often its CTAs fill the chip.
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    cut: Rc<Cut>,
+    waves: u64,
+}
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+impl Algorithm for Depthwise {
+    const ID: EngineId = ID;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(conv) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, takes conv", problem.kind())));
         };
@@ -87,13 +99,41 @@ impl Engine for Depthwise {
             Reason::Precision,
             format_args!("{:?}, sums in f32", conv.precision),
         )?;
-        let accepted = Accepted::new(conv, &View::new(conv)?, arch)?;
-        let target = accepted.cuts[0].spec.target();
+        let cuts = Cut::all(conv, &View::new(conv)?, arch)?;
+        let target = cuts[0].spec.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("needs {}", target.ptx()))?;
-        Ok(Box::new(accepted))
+        Ok(Depthwise(cuts.into_iter().map(Rc::new).collect()))
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        self.0.iter().flat_map(|cut| cut.waves().into_iter().map(|waves| Config { cut: cut.clone(), waves })).collect()
+    }
+
+    fn knobs(Config { cut, waves }: &Config) -> Knobs {
+        Knobs::new([("block", cut.number), ("waves", *waves as u32)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes::of(DType::F32)
+    }
+
+    fn cost(&self, Config { cut, waves }: &Config) -> Cost {
+        Cost { us: cut.us(*waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+    }
+
+    fn lower(&self, Config { cut, waves }: &Config) -> Result<Program, Refusal> {
+        let mut program = super::empty_program(&cut.problem);
+        match cut.spec.kind {
+            Kind::Pixels => cut.pixel_steps(*waves, &mut program),
+            Kind::Filter => cut.filter_steps(*waves, &mut program),
+        }
+        if let Some(statistics) = &cut.problem.statistics {
+            statistics::steps(&cut.problem, statistics, &mut program);
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
         for dtype in [DType::Bf16, DType::F16, DType::F32] {
             for copying in [Copying::Vectors(16), Copying::Vectors(8), Copying::Vectors(4), Copying::Elements] {
@@ -152,14 +192,6 @@ fn plain(d: DType, copying: Copying) -> EpilogueSpec {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    cuts: Vec<Cut>,
-    /// Numbers of cuts, and how often CTAs fill the chip; the best first.
-    settings: Vec<(u32, u64)>,
-}
-
 /// A kernel for a problem, and how its launch is cut.
 #[derive(Clone, Debug)]
 struct Cut {
@@ -173,8 +205,9 @@ struct Cut {
     arch: Arch,
 }
 
-impl Accepted {
-    fn new(conv: &ConvProblem, view: &View, arch: &Arch) -> Result<Accepted, Refusal> {
+impl Cut {
+    /// The kernels for a problem, with how it is cut for each.
+    fn all(conv: &ConvProblem, view: &View, arch: &Arch) -> Result<Vec<Cut>, Refusal> {
         let kind = if conv.direction == Direction::Wgrad { Kind::Filter } else { Kind::Pixels };
         let dtype = conv.operands()[0].1.dtype;
         let epilogue = EpilogueSpec::of_conv(&view.problem);
@@ -207,26 +240,10 @@ impl Accepted {
         for cut in &cuts {
             cut.require_counts()?;
         }
-        let of_cut = |cut: &Cut| cut.waves().into_iter().map(|waves| (cut.number, waves, cut.us(waves))).collect::<Vec<_>>();
-        let mut settings: Vec<(u32, u64, f64)> = cuts.iter().flat_map(of_cut).collect();
-        settings.sort_by(|a, b| a.2.total_cmp(&b.2));
-        ID.require(!settings.is_empty(), Reason::Extent, format_args!("filters of {:?}", conv.filter))?;
-        Ok(Accepted { cuts, settings: settings.into_iter().map(|(number, waves, _)| (number, waves)).collect() })
+        ID.require(!cuts.is_empty(), Reason::Extent, format_args!("filters of {:?}", conv.filter))?;
+        Ok(cuts)
     }
 
-    /// The cut and the waves of a setting.
-    fn setting(&self, knobs: &Knobs) -> Result<(&Cut, u64), Refusal> {
-        let found = self.settings.iter().find(|&&setting| Accepted::knobs_of(setting) == *knobs);
-        let cut = found.and_then(|&(number, waves)| Some((self.cuts.iter().find(|cut| cut.number == number)?, waves)));
-        cut.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))
-    }
-
-    fn knobs_of((block, waves): (u32, u64)) -> Knobs {
-        Knobs::new([("block", block), ("waves", waves as u32)])
-    }
-}
-
-impl Cut {
     /// The spec of the kernel that multiplies; of a wgrad, the epilogue is the second launch's.
     fn product(&self) -> Spec {
         let epilogue = self.spec.epilogue.clone().filter(|_| self.spec.kind == Kind::Pixels);
@@ -323,25 +340,6 @@ impl Cut {
         (compute_us.powi(5) + memory_us.powi(5)).powf(0.2) + 1.5 + statistics::estimate_us(p, &self.arch)
     }
 
-    fn alignments(&self) -> Vec<u64> {
-        let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let vectors = match self.spec.copying {
-            Copying::Vectors(bytes) => u64::from(bytes),
-            Copying::Elements => 1,
-        };
-        let [(_, first, _), (_, second, _)] = p.operands();
-        let wide = [first, second].into_iter().filter(|tensor| tensor.slot != p.w.slot).map(|tensor| (tensor.slot, vectors));
-        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
-        let epilogue = self.epilogue();
-        for (slot, bytes) in elements.chain(wide).chain(sums).chain(epilogue.conv_alignments(p)) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-
     /// How often CTAs fill the chip: more of them share work out more evenly, fewer read taps and begin less often.
     const WAVES: [u64; 3] = [1, 2, 4];
 
@@ -356,92 +354,68 @@ impl Cut {
         all
     }
 
-    fn launch(kernel: KernelRef, ctas: u64, overlap: bool, args: Vec<Arg>) -> Step {
-        Step::Launch(Launch { kernel, grid: [ctas as u32, 1, 1], residency: Residency::Any, overlap, args: args.into() })
+    /// The arguments that both products begin with.
+    fn product_arguments(&self, waves: u64) -> ProductArguments {
+        let (view, spec) = (&self.view, &self.spec);
+        let (extents, activations) = view.activation_arguments(spec, self.places);
+        ProductArguments {
+            channel_blocks: divisor(self.channel_blocks()),
+            channels: view.channels() as u32,
+            share: ShareArguments { items: self.items() as u32, most: self.items_of_cta(waves) as u32, parts: self.parts(waves) as u32 },
+            all_slabs: divisor(self.slabs()),
+            slabs: view.slab_arguments(spec.block),
+            tiles: view.tile_arguments(spec, self.places),
+            places: self.places.0.map(divisor),
+            extents,
+            activations,
+        }
     }
 
-    /// The arguments that both products begin with.
-    fn first_args(&self, waves: u64) -> Vec<Arg> {
-        let (view, spec) = (&self.view, &self.spec);
-        let mut args = vec![
-            divisor(self.channel_blocks()),
-            word(view.channels()),
-            word(self.items()),
-            word(self.items_of_cta(waves)),
-            word(self.parts(waves)),
-        ];
-        args.push(divisor(self.slabs()));
-        args.extend(view.slab_args(spec.block));
-        args.extend(view.tile_args(spec, self.places));
-        args.extend(View::stand_args(self.places));
-        args.extend(view.activation_args(spec, self.places));
-        args
+    /// Adds the launch of the product.
+    fn launch(&self, waves: u64, args: Arguments, program: &mut Program) {
+        let launch = Launch::new(self.product().kernel(), [(self.columns() * self.parts(waves)) as u32, 1, 1], args);
+        program.launch(if self.spec.overlaps() { launch.overlapping() } else { launch });
     }
 
     fn pixel_steps(&self, waves: u64, program: &mut Program) {
-        let mut args = self.first_args(waves);
-        args.extend(self.view.filter_args());
-        args.extend(self.epilogue().conv_args(&self.view.problem));
-        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
+        let args = PixelsArguments {
+            product: self.product_arguments(waves),
+            filter: self.view.filter_arguments(),
+            epilogue: Some(self.epilogue().conv_arguments(&self.view.problem)),
+        };
+        self.launch(waves, args.bound(&self.product()), program);
     }
 
     fn filter_steps(&self, waves: u64, program: &mut Program) {
         let (view, spec, p) = (&self.view, &self.spec, &self.view.problem);
         let parts = program.add_scratch("parts of a filter's gradient", self.part_bytes() * self.parts(waves));
-        let mut args = self.first_args(waves);
-        args.extend(view.gradient_args(spec, self.places));
-        args.extend(p.filter[1..].iter().copied().map(word));
-        args.push(Arg::Pointer(parts));
-        program.steps.push(Cut::launch(self.product().kernel(), self.columns() * self.parts(waves), self.spec.overlaps(), args));
+        let (gradient_extents, gradients) = view.gradient_arguments(spec, self.places);
+        let args = filter::FilterArguments {
+            product: self.product_arguments(waves),
+            gradient_extents,
+            gradients,
+            filter: [p.filter[1] as u32, p.filter[2] as u32],
+            parts,
+        };
+        self.launch(waves, args.bound(spec), program);
 
         let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
-        let mut args = vec![Arg::Pointer(parts), word(self.parts(waves)), double_word(self.part_bytes()), divisor(blocks)];
-        args.push(word(view.channels()));
-        args.extend(view.slab_args(spec.block));
-        args.extend([spec.block[1], spec.block[0]].map(|extent| divisor(u64::from(extent))));
-        args.extend(p.filter.map(word));
-        args.push(word(u64::from(p.flip)));
-        args.extend(self.epilogue().conv_args(p));
-        let taps = self.slabs() * u64::from(spec.taps());
-        program.steps.push(Cut::launch(join::kernel(self.epilogue()), taps * blocks, false, args));
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let all = self.settings.iter().map(|&setting| Accepted::knobs_of(setting));
-        KnobSpace::new(Accepted::knobs_of(self.settings[0]), all)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let (cut, waves) = self.setting(knobs).unwrap_or((&self.cuts[0], Cut::WAVES[0]));
-            Cost { us: cut.us(waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+        let epilogue = self.epilogue();
+        let args = join::JoinArguments {
+            parts,
+            count: self.parts(waves) as u32,
+            part_bytes: self.part_bytes(),
+            channel_blocks: divisor(blocks),
+            channels: view.channels() as u32,
+            slabs: view.slab_arguments(spec.block),
+            block_columns: spec.block[1],
+            block_rows: spec.block[0],
+            filter: p.filter.map(|extent| extent as u32),
+            flipped: u32::from(p.flip),
+            epilogue: epilogue.conv_arguments(p),
         };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let (cut, waves) = self.setting(knobs)?;
-        let mut program = Program { buffer_alignment_bytes: cut.alignments(), ..Program::default() };
-        match cut.spec.kind {
-            Kind::Pixels => cut.pixel_steps(waves, &mut program),
-            Kind::Filter => cut.filter_steps(waves, &mut program),
-        }
-        if let Some(statistics) = &cut.problem.statistics {
-            statistics::steps(&cut.problem, statistics, &mut program);
-        }
-        Ok(program)
+        let taps = self.slabs() * u64::from(spec.taps());
+        let args = args.bound(&epilogue);
+        program.launch(Launch::new(join::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
     }
 }

@@ -3,36 +3,54 @@
 //! A thread has the channels of one 32-bit word of a block of 4×7 (of strides 2×4 and 4×8) outputs, in f32. It reads each line of the tile that the block meets
 //! once, widens it, and adds what it gives to all of its outputs: behind a word read from shared memory stand up to 28 multiplications by a tap.
 
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val, Var};
+use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_kir::params::{Divide, Read};
 
-use super::place::{NextWork, Present, Share, Slab, Slabs, Stand, Tile, Tiles, Work};
+use super::place::{NextWork, Present, ShareArguments, Slab, SlabsArguments, Stand, Tile, Tiles, TilesArguments, Work};
 use super::spec::Spec;
-use super::tile::{Activations, Channels, TileExtents, split_small, widen};
+use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
-/// The filter in memory.
-struct Filter<'k> {
-    pointer: Pointer<'k>,
-    /// Over filters, depth, height and width; addresses count modulo 2⁶⁴, so that a walk may go backwards from the origin.
-    strides: [Val<'k, u64>; 4],
-    origin: Val<'k, u64>,
-    extents: [Val<'k, u32>; 2],
-    /// Filter of a channel of the result: channel · factor, and the slab's.
-    factor: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// What both products begin with: channels, the share of a CTA, and the tiles that are multiplied by taps.
+    pub(super) struct Product / ProductArguments of Spec as spec {
+        pub(super) channel_blocks: Divide,
+        pub(super) channels: u32,
+        pub(super) share: ShareArguments = (),
+        pub(super) all_slabs: Divide,
+        pub(super) slabs: SlabsArguments = (),
+        pub(super) tiles: TilesArguments = (),
+        /// Places of threads: images, rows and columns.
+        pub(super) places: [Divide; 3],
+        pub(super) extents: TileExtentsArguments = (),
+        pub(super) activations: ActivationsArguments = *spec,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The filter in memory.
+    pub(super) struct Filter / FilterArguments of Spec as spec {
+        pub(super) pointer: Read = spec.dtype.bytes() as u32,
+        /// Over filters, depth, height and width; addresses count modulo 2⁶⁴, so that a walk may go backwards from the origin.
+        pub(super) strides: [u64; 4],
+        pub(super) origin: u64,
+        pub(super) extents: [u32; 2],
+        /// Filter of a channel of the result: channel · factor, and the slab's.
+        pub(super) factor: u32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Pixels / PixelsArguments of Spec as spec {
+        pub(super) product: ProductArguments = *spec,
+        pub(super) filter: FilterArguments = *spec,
+        pub(super) epilogue: Option<EpilogueArgs> = spec.epilogue.as_ref().map(EpilogueSpec::over_tensors),
+    }
 }
 
 impl<'k> Filter<'k> {
-    fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        Filter {
-            pointer: k.input("filter", spec.dtype.bytes() as u32),
-            strides: ["filter_bytes", "filter_depth_bytes", "filter_height_bytes", "filter_width_bytes"].map(|name| k.scalar(name)),
-            origin: k.scalar("filter_origin"),
-            extents: ["filter_height", "filter_width"].map(|name| k.scalar(name)),
-            factor: k.scalar("filter_factor"),
-        }
-    }
-
     /// Brings the taps of a slab to the table: taps by channels, in f32, zeros where there is none.
     fn fetch(&self, k: Kernel<'k>, spec: &Spec, slab: &Slab<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
         let [rows, columns] = spec.block;
@@ -58,18 +76,11 @@ impl<'k> Filter<'k> {
 type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 
 /// Builds the kernel.
-pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
-    let channel_blocks: Divisor<'k> = k.divisor("channel_blocks");
-    let all_channels = k.scalar::<u32>("channels");
-    let share = Share::declare(k);
-    let all_slabs = k.divisor("slabs");
-    let slabs = Slabs::declare(k);
-    let tiles = Tiles::declare(k);
-    let stand = Stand::declare(k, spec);
-    let extents = TileExtents::declare(k, spec);
-    let activations = Activations::declare(k, spec);
-    let filter = Filter::declare(k, spec);
-    let epilogue = epilogue.declare_conv::<f32>(k);
+pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
+    let Pixels { product, filter, epilogue } = Pixels::declare(k, spec);
+    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations } = product;
+    let stand = Stand::new(k, spec, places);
+    let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
     let stage_bytes = spec.tile_pixels() * spec.pixel_bytes();
     let stages = k.shared("tiles", spec.stages() * stage_bytes, 128).address();
@@ -97,7 +108,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
     let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
     let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
     let (outputs_ahead, lines_ahead) = stand.ahead(spec);
-    let own = extents.offset(stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
+    let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
     let taps = stand.lane * (4 * spec.channels());
     // Where there is room for all blocks of taps, they stay.
     let is_scarce = all_slabs.value().gt(spec.table_blocks());

@@ -1,45 +1,33 @@
 //! Where a CTA works: which outputs, which tile of activations, which taps; and where a thread stands in it.
 
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
+use verdigris_kir::params::Divide;
 
 use super::spec::Spec;
 use super::tile::Origin;
 
-/// Rows or columns: tiles of outputs follow each other, for each residue modulo the dilation on its own.
-///
-/// With tile `i` of residue `ρ` and block `b` of the taps, the first output is `ρ + i · tile_out + first_out`, and the first line read
-/// `i · tile_in + ρ · residue_in + b · block_in + first_in`; from line to line and from output to output it is `step`.
-#[derive(Clone, Copy)]
-struct Axis<'k> {
-    tiles: Divisor<'k>,
-    residues: Divisor<'k>,
-    tile_in: Val<'k, i32>,
-    residue_in: Val<'k, i32>,
-    block_in: Val<'k, i32>,
-    first_in: Val<'k, i32>,
-    tile_out: Val<'k, i32>,
-    first_out: Val<'k, i32>,
-    step: Val<'k, u32>,
-    /// Outputs.
-    extent: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// Rows or columns: tiles of outputs follow each other, for each residue modulo the dilation on its own.
+    ///
+    /// With tile `i` of residue `ρ` and block `b` of the taps, the first output is `ρ + i · tile_out + first_out`, and the first line read
+    /// `i · tile_in + ρ · residue_in + b · block_in + first_in`; from line to line and from output to output it is `step`.
+    #[derive(Clone, Copy)]
+    pub(super) struct Axis / AxisArguments of () as _spec {
+        pub(super) tiles: Divide,
+        pub(super) residues: Divide,
+        pub(super) tile_in: i32,
+        pub(super) residue_in: i32,
+        pub(super) block_in: i32,
+        pub(super) first_in: i32,
+        pub(super) tile_out: i32,
+        pub(super) first_out: i32,
+        pub(super) step: u32,
+        /// Outputs.
+        pub(super) extent: u32,
+    }
 }
 
 impl<'k> Axis<'k> {
-    fn declare(k: Kernel<'k>) -> Self {
-        Axis {
-            tiles: k.divisor("tiles"),
-            residues: k.divisor("residues"),
-            tile_in: k.scalar("tile_in"),
-            residue_in: k.scalar("residue_in"),
-            block_in: k.scalar("block_in"),
-            first_in: k.scalar("first_in"),
-            tile_out: k.scalar("tile_out"),
-            first_out: k.scalar("first_out"),
-            step: k.scalar("step"),
-            extent: k.scalar("extent_out"),
-        }
-    }
-
     /// The rest of a number of which tile and residue are the lowest digits; first line and first output.
     fn split(&self, number: Val<'k, u32>, block: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, i32>, Val<'k, i32>) {
         let k = number.kernel();
@@ -52,15 +40,18 @@ impl<'k> Axis<'k> {
     }
 }
 
-/// The depth, one plane at a time: output `o` reads with tap `t` plane `(o · plane + t · tap + first) / divisor` where that is whole and inside.
-#[derive(Clone, Copy)]
-struct Depth<'k> {
-    extent: Divisor<'k>,
-    plane: Val<'k, i32>,
-    tap: Val<'k, i32>,
-    first: Val<'k, i32>,
-    divisor: Divisor<'k>,
-    planes: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// The depth, one plane at a time: output `o` reads with tap `t` plane `(o · plane + t · tap + first) / divisor` where that is whole and inside.
+    #[derive(Clone, Copy)]
+    pub(super) struct Depth / DepthArguments of () as _spec {
+        pub(super) extent: Divide,
+        pub(super) plane: i32,
+        pub(super) tap: i32,
+        pub(super) first: i32,
+        pub(super) divisor: Divide,
+        /// Planes of the activations.
+        pub(super) planes: u32,
+    }
 }
 
 /// Which taps, and which of the filters that a channel of x has.
@@ -143,19 +134,17 @@ impl<'k> Present<'k> {
     }
 }
 
-/// How slabs are numbered: the columns of blocks first, then rows, depth and filters.
-#[derive(Clone, Copy)]
-pub(super) struct Slabs<'k> {
-    columns: Divisor<'k>,
-    rows: Divisor<'k>,
-    depths: Divisor<'k>,
+verdigris_kir::parameters! {
+    /// How slabs are numbered: the columns of blocks first, then rows, depth and filters.
+    #[derive(Clone, Copy)]
+    pub(super) struct Slabs / SlabsArguments of () as _spec {
+        pub(super) columns: Divide,
+        pub(super) rows: Divide,
+        pub(super) depths: Divide,
+    }
 }
 
 impl<'k> Slabs<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
-        Slabs { columns: k.divisor("block_columns"), rows: k.divisor("block_rows"), depths: k.divisor("depth_taps") }
-    }
-
     pub(super) fn split(&self, slab: Val<'k, u32>) -> Slab<'k> {
         let (rest, column) = self.columns.split(slab);
         let (rest, row) = self.rows.split(rest);
@@ -164,20 +153,18 @@ impl<'k> Slabs<'k> {
     }
 }
 
-/// The items of a CTA: every so-many-th, so that CTAs work side by side in memory, and read each other's neighbours out of L2.
-#[derive(Clone, Copy)]
-pub(super) struct Share<'k> {
-    items: Val<'k, u32>,
-    most: Val<'k, u32>,
-    parts: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// The items of a CTA: every so-many-th, so that CTAs work side by side in memory, and read each other's neighbours out of L2.
+    #[derive(Clone, Copy)]
+    pub(super) struct Share / ShareArguments of () as _spec {
+        pub(super) items: u32,
+        /// The most items of a part.
+        pub(super) most: u32,
+        pub(super) parts: u32,
+    }
 }
 
 impl<'k> Share<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
-        let [items, most, parts] = ["items", "most_items", "parts"].map(|name| k.scalar(name));
-        Share { items, most, parts }
-    }
-
     /// How many items a part has.
     pub(super) fn count(&self, part: Val<'k, u32>) -> Val<'k, u32> {
         let whole = self.most - 1;
@@ -190,16 +177,18 @@ impl<'k> Share<'k> {
     }
 }
 
-/// All tiles of a launch.
-#[derive(Clone, Copy)]
-pub(super) struct Tiles<'k> {
-    rows: Axis<'k>,
-    columns: Axis<'k>,
-    depth: Depth<'k>,
-    /// Images of a tile.
-    images_of_tile: Val<'k, u32>,
-    /// All images.
-    pub(super) images: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// All tiles of a launch.
+    #[derive(Clone, Copy)]
+    pub(super) struct Tiles / TilesArguments of () as _spec {
+        pub(super) rows: AxisArguments = (),
+        pub(super) columns: AxisArguments = (),
+        pub(super) depth: DepthArguments = (),
+        /// Images of a tile.
+        pub(super) images_of_tile: u32,
+        /// All images.
+        pub(super) images: u32,
+    }
 }
 
 /// One tile.
@@ -214,23 +203,6 @@ pub(super) struct Tile<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
-        Tiles {
-            rows: Axis::declare(k),
-            columns: Axis::declare(k),
-            depth: Depth {
-                extent: k.divisor("depth_out"),
-                plane: k.scalar("depth_plane"),
-                tap: k.scalar("depth_tap"),
-                first: k.scalar("depth_first"),
-                divisor: k.divisor("depth_divisor"),
-                planes: k.scalar("depth_in"),
-            },
-            images_of_tile: k.scalar("images_of_tile"),
-            images: k.scalar("all_images"),
-        }
-    }
-
     /// The tile of an item of work, with the taps of a slab.
     pub(super) fn at(&self, item: Val<'k, u32>, slab: &Slab<'k>) -> Tile<'k> {
         let k = item.kernel();
@@ -272,8 +244,8 @@ pub(super) struct Stand<'k> {
 }
 
 impl<'k> Stand<'k> {
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let [images, rows, columns] = ["places_images", "places_rows", "places_columns"].map(|name| k.divisor(name));
+    /// Of this thread, if the places of a CTA are so many images, rows and columns.
+    pub(super) fn new(k: Kernel<'k>, spec: &Spec, [images, rows, columns]: [Divisor<'k>; 3]) -> Self {
         let place = k.thread() >> spec.lanes().ilog2();
         let (rest, column) = columns.split(place);
         let (image, row) = rows.split(rest);

@@ -137,6 +137,14 @@ impl Spec {
         self.epilogue.as_ref().map_or(own, |epilogue| epilogue.target().max(own))
     }
 
+    /// Bytes of activations that are copied at a time.
+    pub(super) fn copied_bytes(&self) -> u32 {
+        match self.copying {
+            Copying::Vectors(bytes) => bytes,
+            Copying::Elements => self.dtype.bytes() as u32,
+        }
+    }
+
     /// Whether a launch begins while the one in front of it ends.
     pub(super) fn overlaps(&self) -> bool {
         self.team != Team::Plain
@@ -150,9 +158,9 @@ impl Spec {
     fn build(&self) -> KernelBody {
         let header =
             Header { name: self.to_string(), target: self.target(), threads: self.threads(), min_ctas: self.ctas_of_sm(), cluster: 1 };
-        build(header, |k| match &self.epilogue {
-            Some(epilogue) => pixels::kernel(k, self, epilogue),
-            None => filter::kernel(k, self),
+        build(header, |k| match self.kind {
+            Kind::Pixels => pixels::kernel(k, self),
+            Kind::Filter => filter::kernel(k, self),
         })
     }
 

@@ -3,31 +3,40 @@
 //! A tile is rows of pixels of one or more images: 64 or 128 bytes a pixel (the channels of a CTA), rows a pitch apart. What lies outside of the tensor
 //! is zero in the tile, so that no product asks.
 
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::params::{Divide, Read};
 use verdigris_tensor::DType;
 
 use super::spec::{Copying, Spec};
 use crate::parts::compute;
 
-/// A tensor of activations.
-#[derive(Clone, Copy)]
-pub(super) struct Activations<'k> {
-    pointer: Pointer<'k>,
-    images: Val<'k, u32>,
-    extents: [Val<'k, u32>; 2],
-    /// Over images, depth, height and width, in bytes.
-    strides: [Val<'k, u64>; 4],
-    channels: ChannelWalk<'k>,
+verdigris_kir::parameters! {
+    /// A tensor of activations.
+    #[derive(Clone, Copy)]
+    pub(super) struct Activations / ActivationsArguments of Spec as spec {
+        pub(super) pointer: Read = spec.copied_bytes(),
+        pub(super) images: u32,
+        /// Rows and columns.
+        pub(super) extents: [u32; 2],
+        /// Over images, depth, height and width, in bytes.
+        pub(super) strides: [u64; 4],
+        /// Of [`Copying::Vectors`]: a CTA copies 2 to this many rows at a time.
+        pub(super) copied_rows_log2: Option<u32> = matches!(spec.copying, Copying::Vectors(_)).then_some(()),
+        pub(super) channels: Option<ChannelsArguments> = (spec.copying == Copying::Elements).then_some(()),
+    }
 }
 
-/// Which channel of the tensor belongs to a channel of the result.
-#[derive(Clone, Copy)]
-#[allow(clippy::large_enum_variant, reason = "a kernel has one or two while it is built")]
-enum ChannelWalk<'k> {
-    /// The same one, and neighbours are neighbours in memory; so many bytes of them are copied at a time, by a CTA of 2 to `rows_log2` rows.
-    Unit { bytes: u32, rows_log2: Val<'k, u32> },
-    /// Channel `quotient(channel) · factor` and an addend, `stride` bytes apart.
-    Mapped { quotient: Divisor<'k>, factor: Val<'k, u32>, stride: Val<'k, u64>, along: Divisor<'k>, channels_first: Val<'k, u32> },
+verdigris_kir::parameters! {
+    /// Of [`Copying::Elements`]: a channel of the result reads channel `quotient(channel) · factor` and an addend, `stride` bytes apart.
+    #[derive(Clone, Copy)]
+    pub(super) struct ChannelWalk / ChannelsArguments of () as _spec {
+        pub(super) quotient: Divide,
+        pub(super) factor: u32,
+        pub(super) stride: u64,
+        /// Lanes stand along so many columns, or channels.
+        pub(super) along: Divide,
+        pub(super) channels_first: u32,
+    }
 }
 
 /// Where a tile lies.
@@ -56,60 +65,27 @@ pub(super) struct Channels<'k> {
     pub(super) addend: Val<'k, u32>,
 }
 
-/// The extents of a tile.
-#[derive(Clone, Copy)]
-pub(super) struct TileExtents<'k> {
-    /// Rows of an image.
-    rows: Divisor<'k>,
-    /// Rows of all images.
-    all_rows: Val<'k, u32>,
-    columns: Val<'k, u32>,
-    pub(super) pitch_bytes: Val<'k, u32>,
-    pixel_bytes: u32,
+verdigris_kir::parameters! {
+    /// The extents of a tile.
+    #[derive(Clone, Copy)]
+    pub(super) struct TileExtents / TileExtentsArguments of () as _spec {
+        /// Rows of an image.
+        pub(super) rows: Divide,
+        /// Rows of all images.
+        pub(super) all_rows: u32,
+        pub(super) columns: u32,
+        pub(super) pitch_bytes: u32,
+    }
 }
 
 impl<'k> TileExtents<'k> {
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        TileExtents {
-            rows: k.divisor("tile_rows"),
-            all_rows: k.scalar("tile_all_rows"),
-            columns: k.scalar("tile_columns"),
-            pitch_bytes: k.scalar("tile_pitch_bytes"),
-            pixel_bytes: spec.pixel_bytes(),
-        }
-    }
-
     /// The offset of a pixel.
-    pub(super) fn offset(&self, image: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
-        (image * self.rows.value() + row) * self.pitch_bytes + column * self.pixel_bytes
+    pub(super) fn offset(&self, spec: &Spec, image: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>) -> Val<'k, u32> {
+        (image * self.rows.value() + row) * self.pitch_bytes + column * spec.pixel_bytes()
     }
 }
 
 impl<'k> Activations<'k> {
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let (is_vector, bytes) = match spec.copying {
-            Copying::Vectors(bytes) => (true, bytes),
-            Copying::Elements => (false, spec.dtype.bytes() as u32),
-        };
-        Activations {
-            pointer: k.input("activations", bytes),
-            images: k.scalar("images"),
-            extents: ["height", "width"].map(|name| k.scalar(name)),
-            strides: ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar(name)),
-            channels: if is_vector {
-                ChannelWalk::Unit { bytes, rows_log2: k.scalar("copied_rows_log2") }
-            } else {
-                ChannelWalk::Mapped {
-                    quotient: k.divisor("channel_quotient"),
-                    factor: k.scalar("channel_factor"),
-                    stride: k.scalar("channel_bytes"),
-                    along: k.divisor("copied_along"),
-                    channels_first: k.scalar("channels_first"),
-                }
-            },
-        }
-    }
-
     /// Starts bringing a tile to shared memory at `to`; it is there behind the thread's `cp.async` groups and a barrier.
     pub(super) fn fetch(
         &self,
@@ -121,8 +97,8 @@ impl<'k> Activations<'k> {
         to: Val<'k, u32>,
     ) {
         let plane = self.pointer.address() + at.plane.widen() * self.strides[1];
-        match self.channels {
-            ChannelWalk::Unit { bytes, rows_log2 } => {
+        match (spec.copying, self.copied_rows_log2, self.channels) {
+            (Copying::Vectors(bytes), Some(rows_log2), _) => {
                 let vectors = spec.pixel_bytes() / bytes;
                 // The CTA brings a few rows of pixels at a time; a thread stays in its column, and walks down.
                 let pixels = spec.threads() / vectors;
@@ -160,7 +136,7 @@ impl<'k> Activations<'k> {
                     image.set(image + 1);
                 });
             }
-            ChannelWalk::Mapped { quotient, factor, stride, along, channels_first } => {
+            (_, _, Some(ChannelWalk { quotient, factor, stride, along, channels_first })) => {
                 let bytes = spec.dtype.bytes() as u32;
                 let elements = tile.columns * spec.cta_channels();
                 let channels_first = channels_first.ne(0);
@@ -184,6 +160,7 @@ impl<'k> Activations<'k> {
                     });
                 });
             }
+            _ => unreachable!("each way of copying has parameters of its own"),
         }
     }
 

@@ -1,11 +1,13 @@
 //! A problem as the kernels see it: which of its dims are height and width, what lies where, and how it is cut into tiles.
 
 use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Tensor};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Address, Arg};
+use verdigris_kir::program::Address;
 
 use super::ID;
+use super::pixels::FilterArguments;
+use super::place::{AxisArguments, DepthArguments, SlabsArguments, TilesArguments};
 use super::spec::{Copying, Spec, Stride};
+use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::engine::{Reason, Refusal};
 
 /// A problem with its dims in the order of the kernels.
@@ -141,38 +143,21 @@ impl Places {
     }
 }
 
-/// An argument of 32 bits.
-pub(super) fn word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U32, value & 0xffff_ffff)
-}
-
-fn signed(value: i64) -> Arg {
-    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
-}
-
-/// An argument of 64 bits.
-pub(super) fn double_word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U64, value)
-}
-
 /// A divisor, 1 in place of 0.
-pub(super) fn divisor(value: u64) -> Arg {
-    Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
+pub(super) fn divisor(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX).max(1)
 }
 
 impl View {
-    /// The arguments of [`super::place::Slabs`].
-    pub(super) fn slab_args(&self, block: [u32; 2]) -> Vec<Arg> {
+    pub(super) fn slab_arguments(&self, block: [u32; 2]) -> SlabsArguments {
         let [rows, columns] = self.blocks(block);
-        [columns, rows, self.problem.filter[0]].map(divisor).to_vec()
+        SlabsArguments { columns: divisor(columns), rows: divisor(rows), depths: divisor(self.problem.filter[0]) }
     }
 
-    /// The arguments of [`super::place::Tiles`].
-    pub(super) fn tile_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
+    pub(super) fn tile_arguments(&self, spec: &Spec, places: Places) -> TilesArguments {
         let p = &self.problem;
         let (outputs, extents) = (places.outputs(spec), self.outputs());
-        let mut args = Vec::new();
-        for axis in 0..2 {
+        let axis = |axis: usize| {
             let dim = axis + 1;
             let [residues, tiles] = self.tiles(dim, outputs[axis]);
             let (step, pad, taps) = (self.step(dim) as i64, p.pads_before[dim] as i64, i64::from(spec.block[axis]));
@@ -185,74 +170,98 @@ impl View {
                 Stride::Two => [2 * step * outputs, 2, step * taps, -pad],
                 Stride::Half => [outputs / 2, 0, -(taps / 2), (pad - before) / 2 - i64::from(Stride::lead(spec.block[axis]))],
             };
-            args.extend([divisor(tiles), divisor(residues)]);
-            args.extend([tile_in, residue_in, block_in, first_in, step * outputs, -before].map(signed));
-            args.extend([word(step as u64), word(extents[dim])]);
-        }
-        let (pad, stride, dilation) = (p.pads_before[0] as i64, p.strides[0], p.dilations[0] as i64);
+            AxisArguments {
+                tiles: divisor(tiles),
+                residues: divisor(residues),
+                tile_in: tile_in as i32,
+                residue_in: residue_in as i32,
+                block_in: block_in as i32,
+                first_in: first_in as i32,
+                tile_out: (step * outputs) as i32,
+                first_out: -before as i32,
+                step: step as u32,
+                extent: extents[dim] as u32,
+            }
+        };
+        let (pad, stride, dilation) = (p.pads_before[0] as i32, p.strides[0], p.dilations[0] as i32);
         let is_dgrad = p.direction == Direction::Dgrad;
-        let [plane, tap, first] = if is_dgrad { [1, -dilation, pad] } else { [stride as i64, dilation, -pad] };
-        args.push(divisor(extents[0]));
-        args.extend([plane, tap, first].map(signed));
-        args.push(divisor(if is_dgrad { stride } else { 1 }));
-        args.extend([self.activations().1[0], places.0[0], p.n].map(word));
-        args
+        let [plane, tap, first] = if is_dgrad { [1, -dilation, pad] } else { [stride as i32, dilation, -pad] };
+        TilesArguments {
+            rows: axis(0),
+            columns: axis(1),
+            depth: DepthArguments {
+                extent: divisor(extents[0]),
+                plane,
+                tap,
+                first,
+                divisor: divisor(if is_dgrad { stride } else { 1 }),
+                planes: self.activations().1[0] as u32,
+            },
+            images_of_tile: places.0[0] as u32,
+            images: p.n as u32,
+        }
     }
 
-    /// The arguments of [`super::place::Stand`].
-    pub(super) fn stand_args(places: Places) -> Vec<Arg> {
-        places.0.map(divisor).to_vec()
-    }
-
-    /// The arguments of [`super::tile::TileExtents`] and [`super::tile::Activations`] for the tile that is multiplied by taps.
-    pub(super) fn activation_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
+    /// Of the tile that is multiplied by taps.
+    pub(super) fn activation_arguments(&self, spec: &Spec, places: Places) -> (TileExtentsArguments, ActivationsArguments) {
         let (tensor, extents) = self.activations();
         // A channel of the result stands for one of x: of fprop and wgrad, the one that its filter reads; of dgrad, the filters of one.
         let channels = if self.problem.direction == Direction::Dgrad { [1, self.multiplier] } else { [self.multiplier, 1] };
-        self.copy_args(spec, places, places.lines(spec), (tensor, extents), channels)
+        self.copy_arguments(spec, places, places.lines(spec), (tensor, extents), channels)
     }
 
     /// The same for the gradients of y that a wgrad reads.
-    pub(super) fn gradient_args(&self, spec: &Spec, places: Places) -> Vec<Arg> {
-        self.copy_args(spec, places, places.outputs(spec), (&self.problem.y, self.problem.output), [1, 1])
+    pub(super) fn gradient_arguments(&self, spec: &Spec, places: Places) -> (TileExtentsArguments, ActivationsArguments) {
+        self.copy_arguments(spec, places, places.outputs(spec), (&self.problem.y, self.problem.output), [1, 1])
     }
 
-    fn copy_args(
+    fn copy_arguments(
         &self,
         spec: &Spec,
         places: Places,
         [rows, columns]: [u64; 2],
         (tensor, extents): (&Tensor, [u64; 3]),
-        channels: [u64; 2],
-    ) -> Vec<Arg> {
+        [quotient, factor]: [u64; 2],
+    ) -> (TileExtentsArguments, ActivationsArguments) {
         let bytes = tensor.dtype.bytes() as u64;
-        let [image, channel, spatial @ ..] = tensor.strides.map(|stride| stride * bytes);
-        let mut args = vec![divisor(rows), word(rows * places.0[0]), word(columns), word(columns * u64::from(spec.pixel_bytes()))];
-        args.push(Arg::Pointer(Address::buffer(tensor.slot.0 as usize)));
-        args.push(word(self.problem.n));
-        args.extend(extents[1..].iter().copied().map(word));
-        args.push(double_word(image));
-        args.extend(spatial.map(double_word));
-        match spec.copying {
+        let [image, channel, depth, height, width] = tensor.strides.map(|stride| stride * bytes);
+        let tile = TileExtentsArguments {
+            rows: divisor(rows),
+            all_rows: (rows * places.0[0]) as u32,
+            columns: columns as u32,
+            pitch_bytes: (columns * u64::from(spec.pixel_bytes())) as u32,
+        };
+        let copied_rows_log2 = match spec.copying {
             Copying::Vectors(bytes) => {
                 // As many rows as a CTA's vectors are enough for.
                 let pixels = u64::from(spec.threads() * bytes / spec.pixel_bytes());
                 let side_by_side = (pixels / columns.max(1)).clamp(1, rows.max(1));
-                args.push(word(u64::from(side_by_side.ilog2())));
+                Some(side_by_side.ilog2())
             }
-            Copying::Elements => {
-                let [quotient, factor] = channels;
-                // Lanes along whatever lies closer.
-                let first = tensor.strides[1] > tensor.strides[4];
-                let along = if first { columns } else { u64::from(spec.cta_channels()) };
-                args.extend([divisor(quotient), word(factor), double_word(channel), divisor(along), word(u64::from(first))]);
-            }
-        }
-        args
+            Copying::Elements => None,
+        };
+        // Lanes along whatever lies closer.
+        let columns_first = tensor.strides[1] > tensor.strides[4];
+        let channels = (spec.copying == Copying::Elements).then(|| ChannelsArguments {
+            quotient: divisor(quotient),
+            factor: factor as u32,
+            stride: channel,
+            along: divisor(if columns_first { columns } else { u64::from(spec.cta_channels()) }),
+            channels_first: u32::from(columns_first),
+        });
+        let activations = ActivationsArguments {
+            pointer: Address::buffer(tensor.slot.0 as usize),
+            images: self.problem.n as u32,
+            extents: [extents[1] as u32, extents[2] as u32],
+            strides: [image, depth, height, width],
+            copied_rows_log2,
+            channels,
+        };
+        (tile, activations)
     }
 
-    /// The arguments of the filter that is read.
-    pub(super) fn filter_args(&self) -> Vec<Arg> {
+    /// Of the filter that is read.
+    pub(super) fn filter_arguments(&self) -> FilterArguments {
         let p = &self.problem;
         let bytes = p.w.dtype.bytes() as u64;
         let [filter, _, taps @ ..] = p.w.strides.map(|stride| stride * bytes);
@@ -260,12 +269,14 @@ impl View {
         // where taps are met one by one, only these.
         let is_reversed = |dim: usize| p.flip != (dim > 0 && p.direction == Direction::Dgrad && self.stride == Stride::One);
         let origin = (0..3).filter(|&dim| is_reversed(dim)).fold(0u64, |sum, dim| sum + (p.filter[dim] - 1) * taps[dim]);
-        let walk: Vec<u64> = (0..3).map(|dim| if is_reversed(dim) { taps[dim].wrapping_neg() } else { taps[dim] }).collect();
-        let mut args = vec![Arg::Pointer(Address::buffer(p.w.slot.0 as usize)), double_word(filter)];
-        args.extend(walk.into_iter().map(double_word));
-        args.push(double_word(origin));
-        args.extend([p.filter[1], p.filter[2], if p.direction == Direction::Dgrad { self.multiplier } else { 1 }].map(word));
-        args
+        let walk = |dim: usize| if is_reversed(dim) { taps[dim].wrapping_neg() } else { taps[dim] };
+        FilterArguments {
+            pointer: Address::buffer(p.w.slot.0 as usize),
+            strides: [filter, walk(0), walk(1), walk(2)],
+            origin,
+            extents: [p.filter[1] as u32, p.filter[2] as u32],
+            factor: if p.direction == Direction::Dgrad { self.multiplier as u32 } else { 1 },
+        }
     }
 }
 

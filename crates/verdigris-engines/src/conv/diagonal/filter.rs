@@ -5,24 +5,35 @@
 //! tile to its last; then they go to scratch as a part of their own.
 
 use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_kir::params::{Map, Write};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 use super::spec::{CHUNK, STRIP, Spec, Tap, WARPS};
-use super::tile::{Rows, Stand, Tiles, Window, roles};
+use super::tile::{Rows, Stand, Tiles, TilesArguments, Window, roles};
 
 /// Sums of a chunk: by pairs of taps.
 type Sums<'k> = Vec<[Var<'k, f32>; 4]>;
 
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Filter / FilterArguments of Spec as spec {
+        pub(super) tiles: TilesArguments = (),
+        pub(super) activations: Map = spec.read_map(),
+        pub(super) gradients: Map = spec.other_map(),
+        pub(super) channels: u32,
+        /// Channels of a group are 2 to this.
+        pub(super) group_shift: u32,
+        pub(super) flipped: u32,
+        pub(super) parts: Write = 4,
+        pub(super) part_bytes: u64,
+    }
+}
+
 /// Builds the kernel.
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
-    let tiles = Tiles::declare(k, spec);
-    let activations = k.tensor_map("activations", spec.read_map());
-    let gradients = k.tensor_map("gradients", spec.other_map());
-    let channels = k.scalar::<u32>("channels");
-    let group = k.scalar::<u32>("group_shift");
-    let is_flipped = k.scalar::<u32>("flipped").ne(0);
-    let parts = k.output("parts", 4);
-    let part_bytes = k.scalar::<u64>("part_bytes");
+    let Filter { tiles, activations, gradients, channels, group_shift: group, flipped, parts, part_bytes } = Filter::declare(k, spec);
+    let tiles = Tiles::new(k, spec, tiles);
+    let is_flipped = flipped.ne(0);
 
     let stages = k.shared("tiles", spec.stages() * spec.stage_bytes(), 1024).address();
     let ring = Ring::new(k, spec.stages(), WARPS, RingScope::Cta);

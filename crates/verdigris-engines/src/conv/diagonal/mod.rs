@@ -29,16 +29,18 @@ mod spec;
 mod tile;
 
 use spec::{CHUNK, Kind, Spec, Stride};
+use tile::TilesArguments;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
-use verdigris_kir::ir::{MapDecl, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
+use verdigris_kir::ir::{MapDecl, Target};
+use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
-use super::direct::{divisor, double_word, statistics, word};
+use super::direct::{divisor, statistics};
 use super::grouped::sum;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
 const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
@@ -50,39 +52,70 @@ const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// CTAs of a last slab of few channels, as a share of those of a whole one: its tiles take no less time than this.
 const LEAST_SHARE: f64 = 0.9;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Diagonal;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Diagonal {
+    problem: ConvProblem,
+    epilogue: EpilogueSpec,
+    arch: Arch,
+    configs: Vec<Config>,
+}
 
-impl Engine for Diagonal {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Diagonal {
+    const ID: EngineId = ID;
+    type Config = Config;
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(problem) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
         };
         require_operands(problem)?;
         require_extents(problem)?;
-        let accepted = Accepted::new(problem, arch)?;
-        ID.require(
-            !accepted.settings.is_empty(),
-            Reason::Extent,
-            format_args!("a filter of {:?} under strides {:?} in {:?}", problem.filter, problem.strides, problem.direction),
-        )?;
-        let target = accepted.settings[0].spec.target().max(accepted.epilogue.target());
+        let accepted = Diagonal::new(problem, arch)?;
+        let Some(first) = accepted.configs.first() else {
+            let (filter, strides) = (problem.filter, problem.strides);
+            return Err(
+                ID.refusal(Reason::Extent, format_args!("a filter of {filter:?} under strides {strides:?} in {:?}", problem.direction))
+            );
+        };
+        let target = first.spec.target().max(accepted.epilogue.target());
         ID.require(arch.runs(target), Reason::Target, format_args!("needs {}", target.ptx()))?;
-        let most = accepted.settings.iter().map(|setting| setting.spec.shared_bytes()).max().unwrap_or(0);
+        let most = accepted.configs.iter().map(|config| config.spec.shared_bytes()).max().unwrap_or(0);
         ID.require(
             most <= arch.shared_bytes_per_cta,
             Reason::SharedMemory,
             format_args!("{} bytes of shared memory, needed are {most}", arch.shared_bytes_per_cta),
         )?;
-        Ok(Box::new(accepted))
+        Ok(accepted)
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        self.configs.clone()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("tile", config.number)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: self.estimate(config), leaves_out: "L2 hits, the epilogue's operands" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = super::empty_program(p);
+        match config.spec.kind {
+            Kind::Pixels => self.pixel_steps(config, &mut program),
+            Kind::Filter => self.filter_steps(config, &mut program),
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
         for dtype in [DType::Bf16, DType::F16] {
             for kind in [Kind::Pixels, Kind::Filter] {
@@ -185,7 +218,7 @@ fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
 
 /// A kernel, and how its launch is cut.
 #[derive(Clone, Debug)]
-struct Setting {
+pub(super) struct Config {
     spec: Spec,
     number: u32,
     /// Tiles of images, down and across.
@@ -194,14 +227,9 @@ struct Setting {
     whole_slabs: u64,
     whole_parts: u64,
     last_parts: u64,
-    us: f64,
 }
 
-impl Setting {
-    fn knobs(&self) -> Knobs {
-        Knobs::new([("tile", self.number)])
-    }
-
+impl Config {
     fn tile_count(&self) -> u64 {
         self.tiles.iter().product()
     }
@@ -216,18 +244,8 @@ impl Setting {
     }
 }
 
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: ConvProblem,
-    epilogue: EpilogueSpec,
-    arch: Arch,
-    /// The best first.
-    settings: Vec<Setting>,
-}
-
-impl Accepted {
-    fn new(p: &ConvProblem, arch: &Arch) -> Result<Accepted, Refusal> {
+impl Diagonal {
+    fn new(p: &ConvProblem, arch: &Arch) -> Result<Diagonal, Refusal> {
         let whole = EpilogueSpec::of_conv(p);
         let (kind, epilogue) = if p.direction == Direction::Wgrad {
             // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
@@ -242,16 +260,13 @@ impl Accepted {
             (_, Direction::Dgrad) => Stride::Half,
             _ => Stride::Two,
         };
-        let mut accepted = Accepted { problem: p.clone(), epilogue, arch: arch.clone(), settings: Vec::new() };
+        let mut accepted = Diagonal { problem: p.clone(), epilogue, arch: arch.clone(), configs: Vec::new() };
         let taps = p.filter[1] as u32;
-        let mut settings = Vec::new();
         for (number, (channels, shape)) in (0..).zip(Spec::shapes(kind, stride, taps)) {
             let epilogue = (kind == Kind::Pixels).then(|| accepted.epilogue.clone());
             let spec = Spec { kind, stride, taps, channels, shape, dtype: p.x.dtype, epilogue };
-            settings.extend(accepted.setting(spec, number));
+            accepted.configs.extend(accepted.config(spec, number));
         }
-        settings.sort_by(|a, b| a.us.total_cmp(&b.us));
-        accepted.settings = settings;
         Ok(accepted)
     }
 
@@ -262,7 +277,7 @@ impl Accepted {
         [height, width]
     }
 
-    fn setting(&self, spec: Spec, number: u32) -> Option<Setting> {
+    fn config(&self, spec: Spec, number: u32) -> Option<Config> {
         let p = &self.problem;
         let [rows, columns] = self.cut();
         let [height, width] = spec.written().map(u64::from);
@@ -279,9 +294,8 @@ impl Accepted {
         let whole_parts = ((sms / (whole_slabs as f64 + share)) as u64).clamp(1, most);
         let idle = (self.arch.sm_count as u64).saturating_sub(whole_slabs * whole_parts);
         let last_parts = if whole_slabs < slabs { idle.clamp(1, most.min(whole_parts)) } else { 0 };
-        let mut setting = Setting { spec, number, tiles, whole_slabs, whole_parts, last_parts, us: 0.0 };
-        setting.us = self.estimate(&setting);
-        (setting.tile_count() < COUNT_LIMIT && setting.ctas() < COUNT_LIMIT).then_some(setting)
+        let config = Config { spec, number, tiles, whole_slabs, whole_parts, last_parts };
+        (config.tile_count() < COUNT_LIMIT && config.ctas() < COUNT_LIMIT).then_some(config)
     }
 
     /// Bytes of one part of a filter's gradient.
@@ -290,8 +304,8 @@ impl Accepted {
     }
 
     /// Microseconds: the longest of what device memory, L2, and the tensor cores and shared memory take, with what stands around.
-    fn estimate(&self, setting: &Setting) -> f64 {
-        let (spec, p) = (&setting.spec, &self.problem);
+    fn estimate(&self, config: &Config) -> f64 {
+        let (spec, p) = (&config.spec, &self.problem);
         let taps = f64::from(spec.taps * spec.taps);
         let chunks = f64::from(spec.chunks());
         let steps = f64::from(spec.shape.units() / spec.sharing() * spec.shape.rows / 2);
@@ -301,124 +315,119 @@ impl Accepted {
         let reads = 32.0 * (chunks / 2.0) * (reach * f64::from(spec.stride.step()) * 1.15 + 1.0);
         let spread = f64::from(spec.stride.spread());
         let tile = steps * (products.max(reads) * 1.3 + 20.0 * spread * spread) + 600.0;
-        let most_tiles = (setting.tile_count().div_ceil(setting.whole_parts) as f64).max(match setting.last_parts {
+        let most_tiles = (config.tile_count().div_ceil(config.whole_parts) as f64).max(match config.last_parts {
             0 => 0.0,
-            parts => setting.tile_count().div_ceil(parts) as f64 * LEAST_SHARE,
+            parts => config.tile_count().div_ceil(parts) as f64 * LEAST_SHARE,
         });
-        let rounds = (setting.ctas() as f64 / f64::from(self.arch.sm_count)).ceil().max(1.0);
+        let rounds = (config.ctas() as f64 / f64::from(self.arch.sm_count)).ceil().max(1.0);
         let busy_us = rounds * most_tiles * tile / 1650.0;
         let share = f64::from(self.arch.sm_count) / 132.0;
         let [rows, columns] = spec.read();
         let [height, width] = spec.written();
         let pixels = f64::from((rows * columns + height * width) * spec.shape.images);
-        let l2_us = pixels * setting.tile_count() as f64 * p.c as f64 * 2.0 / (5.2e6 * share);
+        let l2_us = pixels * config.tile_count() as f64 * p.c as f64 * 2.0 / (5.2e6 * share);
         // Few channels of a pixel at a time: shorter bursts.
         let rate = if spec.channels == 64 || p.c == 32 { 1.0 } else { 0.88 };
         let memory_us = p.traffic_bytes() / (rate * self.arch.memory_gb_per_s * 1e3);
         let both = (busy_us.powi(4) + l2_us.powi(4) + memory_us.powi(4)).powf(0.25);
         let fetch = 1.0 + 0.03 * taps;
         let parts = match spec.kind {
-            Kind::Filter => 3.0 + 2.0 * (setting.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
+            Kind::Filter => 3.0 + 2.0 * (config.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
             Kind::Pixels => 0.0,
         };
         both + fetch + parts + statistics::estimate_us(p, &self.arch) + 1.0
     }
 
-    fn alignments(&self) -> Vec<u64> {
-        let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
-        let mapped = [p.x.slot, p.y.slot].map(|slot| (slot, 16));
-        for (slot, bytes) in elements.chain(sums).chain(mapped).chain(self.epilogue.conv_alignments(p)) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-
-    /// The arguments of `Tiles::declare`.
-    fn tile_args(&self, setting: &Setting) -> Vec<Arg> {
-        let (spec, p) = (&setting.spec, &self.problem);
-        let [_, down, across] = setting.tiles;
-        let mut args = vec![divisor(across), divisor(down), word(setting.tile_count())];
-        args.extend([divisor(setting.whole_slabs), word(setting.whole_parts), word(setting.last_parts)]);
+    fn tile_arguments(&self, config: &Config) -> TilesArguments {
+        let (spec, p) = (&config.spec, &self.problem);
+        let [_, down, across] = config.tiles;
         let last = i64::from(spec.taps) - 1;
         let first_read = |dim: usize| {
             let pad = p.pads_before[dim] as i64;
-            match (spec.stride, p.direction) {
+            let first = match (spec.stride, p.direction) {
                 (Stride::Half, _) => (pad - i64::from(spec.odd_pad())) / 2 - i64::from(spec.lead()),
                 (_, Direction::Dgrad) => pad - last,
                 _ => -pad,
-            }
+            };
+            first as i32
         };
-        args.extend([first_read(1), first_read(2)].map(signed));
-        args
+        TilesArguments {
+            across: divisor(across),
+            down: divisor(down),
+            count: config.tile_count() as u32,
+            whole_slabs: divisor(config.whole_slabs),
+            whole_parts: config.whole_parts as u32,
+            last_parts: config.last_parts as u32,
+            first_read: [first_read(1), first_read(2)],
+        }
     }
 
-    /// The arguments of the filter.
-    fn filter_args(&self, spec: &Spec) -> Vec<Arg> {
+    /// Channels of a group are 2 to this.
+    fn group_shift(&self) -> u32 {
+        (self.problem.c / self.problem.groups).trailing_zeros()
+    }
+
+    fn filter_arguments(&self, spec: &Spec) -> pixels::FilterArguments {
         let p = &self.problem;
         let [k, c, _, row, column] = p.w.strides.map(|stride| stride * p.w.dtype.bytes() as u64);
         let is_dgrad = p.direction == Direction::Dgrad;
         // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round.
         let is_reversed = p.flip != (is_dgrad && spec.stride == Stride::One);
-        let origin = if is_reversed { (u64::from(spec.taps) - 1) * (row + column) } else { 0 };
         let walk = |stride: u64| if is_reversed { stride.wrapping_neg() } else { stride };
-        let channels = if is_dgrad { [k, 0, 0, c] } else { [0, c, k, 0] };
-        let mut args = vec![Arg::Pointer(Address::buffer(p.w.slot.0 as usize)), double_word(origin)];
-        args.extend(channels.map(double_word));
-        args.extend([walk(row), walk(column)].map(double_word));
-        args.push(word(u64::from((p.c / p.groups).trailing_zeros())));
-        args
+        pixels::FilterArguments {
+            pointer: Address::buffer(p.w.slot.0 as usize),
+            origin: if is_reversed { (u64::from(spec.taps) - 1) * (row + column) } else { 0 },
+            input: if is_dgrad { [k, 0] } else { [0, c] },
+            output: if is_dgrad { [0, c] } else { [k, 0] },
+            taps: [walk(row), walk(column)],
+            group: self.group_shift(),
+        }
     }
 
-    fn pixel_steps(&self, setting: &Setting, program: &mut Program) {
-        let (spec, p) = (&setting.spec, &self.problem);
+    fn pixel_steps(&self, config: &Config, program: &mut Program) {
+        let (spec, p) = (&config.spec, &self.problem);
         let (extents, result) = (p.result_extents(), p.result());
         let (activations, read) = if p.direction == Direction::Dgrad { (&p.y, p.y_extents()) } else { (&p.x, p.x_extents()) };
-        let mut args = self.tile_args(setting);
-        args.push(map(spec.read_map(), activations, read));
-        args.push(map(spec.other_map(), result, extents));
-        args.extend([extents[0], extents[3], extents[4], extents[1]].map(word));
-        args.extend(self.filter_args(spec));
-        args.extend(self.epilogue.conv_args(p));
-        program.steps.push(launch(setting, args));
+        let args = pixels::PixelsArguments {
+            tiles: self.tile_arguments(config),
+            activations: map(spec.read_map(), activations, read),
+            result: map(spec.other_map(), result, extents),
+            extents: [0, 3, 4, 1].map(|dim| extents[dim] as u32),
+            filter: self.filter_arguments(spec),
+            epilogue: Some(self.epilogue.conv_arguments(p)),
+        };
+        program.launch(Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, program);
         }
     }
 
-    fn filter_steps(&self, setting: &Setting, program: &mut Program) {
-        let (spec, p) = (&setting.spec, &self.problem);
-        let (part_bytes, count) = (self.part_bytes(), setting.parts());
+    fn filter_steps(&self, config: &Config, program: &mut Program) {
+        let (spec, p) = (&config.spec, &self.problem);
+        let (part_bytes, count) = (self.part_bytes(), config.parts());
         // Of a last slab with fewer CTAs, the parts that nobody has are zero.
         let parts = program.add_scratch("parts of sums", part_bytes * count);
-        if setting.last_parts > 0 && setting.last_parts != setting.whole_parts {
+        if config.last_parts > 0 && config.last_parts != config.whole_parts {
             program.steps.push(Step::Fill { at: parts, bytes: part_bytes * count, value: 0 });
         }
-        let mut args = self.tile_args(setting);
-        args.push(map(spec.read_map(), &p.x, p.x_extents()));
-        args.push(map(spec.other_map(), &p.y, p.y_extents()));
-        args.extend([word(p.c), word(u64::from((p.c / p.groups).trailing_zeros())), word(p.flip.into())]);
-        args.extend([Arg::Pointer(parts), double_word(part_bytes)]);
-        program.steps.push(launch(setting, args));
+        let args = filter::FilterArguments {
+            tiles: self.tile_arguments(config),
+            activations: map(spec.read_map(), &p.x, p.x_extents()),
+            gradients: map(spec.other_map(), &p.y, p.y_extents()),
+            channels: p.c as u32,
+            group_shift: self.group_shift(),
+            flipped: u32::from(p.flip),
+            parts,
+            part_bytes,
+        };
+        program.launch(Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)));
         let sum = sum::Spec { epilogue: self.epilogue.clone() };
-        program.steps.push(Step::Launch(sum.launch(p, parts, count, part_bytes)));
+        program.launch(sum.launch(p, parts, count, part_bytes));
     }
 }
 
-fn launch(setting: &Setting, args: Vec<Arg>) -> Step {
-    let kernel = setting.spec.clone().kernel();
-    Step::Launch(Launch { kernel, grid: [setting.ctas() as u32, 1, 1], residency: Residency::Any, overlap: false, args: args.into() })
-}
-
-fn signed(value: i64) -> Arg {
-    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
-}
-
 /// A tensor with its channels last, as channels, columns, rows and images.
-fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> Arg {
+fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> (Address, MapSpec) {
     let bytes = tensor.dtype.bytes() as u64;
     // Where there is one, its distance to the next one says nothing.
     let stride = |dim: usize| if extents[dim] <= 1 { 16 } else { tensor.strides[dim] * bytes };
@@ -432,42 +441,5 @@ fn map(decl: MapDecl, tensor: &Tensor, extents: [u64; 5]) -> Arg {
         fill: Default::default(),
         l2: L2Promotion::B128,
     };
-    Arg::TensorMap(Address::buffer(tensor.slot.0 as usize), spec)
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(Setting::knobs);
-        KnobSpace::new(settings.next().unwrap_or_default(), settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
-            Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs);
-        let setting = setting.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        match setting.spec.kind {
-            Kind::Pixels => self.pixel_steps(setting, &mut program),
-            Kind::Filter => self.filter_steps(setting, &mut program),
-        }
-        Ok(program)
-    }
+    (Address::buffer(tensor.slot.0 as usize), spec)
 }

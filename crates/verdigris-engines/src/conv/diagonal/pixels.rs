@@ -4,13 +4,14 @@
 //! A warp holds the filters of its chunks as the matrices on the diagonal, in registers, for as long as the CTA lives. It walks down a strip:
 //! each row of pixels is read once for each column of taps, and meets all rows of taps from registers.
 
-use verdigris_kir::face::{Kernel, Pointer, Val, Var};
+use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_kir::params::{Map, Read};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 use super::spec::{CHUNK, LEAVING, MULTIPLIERS, STRIP, Spec, Tap, WARPS};
-use super::tile::{Rows, Stand, Tile, Tiles, Window, roles};
+use super::tile::{Rows, Stand, Tile, Tiles, TilesArguments, Window, roles};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 /// The named barrier of the warps that multiply.
 const BARRIER: u32 = 1;
@@ -18,14 +19,24 @@ const BARRIER: u32 = 1;
 /// The matrices of a warp's filters: by chunk, then by tap.
 type Filters<'k> = Vec<Vec<Val<'k, u32>>>;
 
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Pixels / PixelsArguments of Spec as spec {
+        pub(super) tiles: TilesArguments = (),
+        pub(super) activations: Map = spec.read_map(),
+        pub(super) result: Map = spec.other_map(),
+        /// Images, rows, columns and channels of the result.
+        pub(super) extents: [u32; 4],
+        pub(super) filter: FilterArguments = (),
+        pub(super) epilogue: Option<EpilogueArgs> = spec.epilogue.as_ref().map(EpilogueSpec::over_tensors),
+    }
+}
+
 /// Builds the kernel.
-pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
-    let tiles = Tiles::declare(k, spec);
-    let activations = k.tensor_map("activations", spec.read_map());
-    let result = k.tensor_map("result", spec.other_map());
-    let extents = ["images", "rows", "columns", "channels"].map(|name| k.scalar::<u32>(name));
-    let filter = Filter::declare(k);
-    let epilogue = epilogue.declare_conv::<f32>(k);
+pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
+    let Pixels { tiles, activations, result, extents, filter, epilogue } = Pixels::declare(k, spec);
+    let tiles = Tiles::new(k, spec, tiles);
+    let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
     let stages = k.shared("tiles", spec.stages() * spec.stage_bytes(), 1024).address();
     let leaving = k.shared("leaving", LEAVING * spec.other_bytes(), 1024).address();
@@ -67,30 +78,22 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec, epilogue: &EpilogueSpec) {
     roles(k, spec, &multiply, &load);
 }
 
-/// The filter in memory. Of input channel `i` and output channel `o`, which share a group, an element is `input · i + output · o` and the like
-/// of their numbers in the group away from the first one.
-struct Filter<'k> {
-    pointer: Pointer<'k>,
-    origin: Val<'k, u64>,
-    input: [Val<'k, u64>; 2],
-    output: [Val<'k, u64>; 2],
-    taps: [Val<'k, u64>; 2],
-    /// Channels of a group are 2 to this.
-    group: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// The filter in memory. Of input channel `i` and output channel `o`, which share a group, an element is `input · i + output · o` and the like
+    /// of their numbers in the group away from the first one.
+    pub(super) struct Filter / FilterArguments of () as _spec {
+        pub(super) pointer: Read = 2,
+        pub(super) origin: u64,
+        pub(super) input: [u64; 2],
+        pub(super) output: [u64; 2],
+        /// From row to row and from column to column.
+        pub(super) taps: [u64; 2],
+        /// Channels of a group are 2 to this.
+        pub(super) group: u32,
+    }
 }
 
 impl<'k> Filter<'k> {
-    fn declare(k: Kernel<'k>) -> Self {
-        Filter {
-            pointer: k.input("filter", 2),
-            origin: k.scalar("filter_origin"),
-            input: ["filter_input", "filter_input_of_group"].map(|name| k.scalar(name)),
-            output: ["filter_output", "filter_output_of_group"].map(|name| k.scalar(name)),
-            taps: ["filter_row", "filter_column"].map(|name| k.scalar(name)),
-            group: k.scalar("group_shift"),
-        }
-    }
-
     /// The matrices of the chunks from channel `first` on: a lane has elements `(2 (lane % 4), lane / 4)` and the next one along the input.
     fn fetch(&self, k: Kernel<'k>, spec: &Spec, first: Val<'k, u32>, channels: Val<'k, u32>) -> Filters<'k> {
         let lane = k.lane();

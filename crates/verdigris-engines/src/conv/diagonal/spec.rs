@@ -162,9 +162,9 @@ impl Spec {
             min_ctas: 1,
             cluster: 1,
         };
-        build(header, |k| match &self.epilogue {
-            Some(epilogue) => pixels::kernel(k, self, epilogue),
-            None => filter::kernel(k, self),
+        build(header, |k| match self.kind {
+            Kind::Pixels => pixels::kernel(k, self),
+            Kind::Filter => filter::kernel(k, self),
         })
     }
 

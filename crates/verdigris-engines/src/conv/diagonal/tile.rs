@@ -5,9 +5,26 @@ use std::collections::BTreeMap;
 
 use verdigris_kir::face::{Divisor, Kernel, LoadOptions, Role, TensorMap, Val};
 use verdigris_kir::ir::Swizzle;
+use verdigris_kir::params::Divide;
 use verdigris_kir::tile::ring::Cursor;
 
 use super::spec::{CHUNK, STRIP, Spec, WARPS};
+
+verdigris_kir::parameters! {
+    /// How a launch is cut. Slabs of all their channels come first, side by side; then the last one, which has fewer and needs fewer CTAs.
+    #[derive(Clone, Copy)]
+    pub(super) struct TilesValues / TilesArguments of () as _spec {
+        pub(super) across: Divide,
+        pub(super) down: Divide,
+        pub(super) count: u32,
+        pub(super) whole_slabs: Divide,
+        /// CTAs of a whole slab, and of the last one.
+        pub(super) whole_parts: u32,
+        pub(super) last_parts: u32,
+        /// Row and column of the pixel that tile 0 reads first.
+        pub(super) first_read: [i32; 2],
+    }
+}
 
 /// The tiles of a launch. A CTA has one slab of channels and every so-manieth tile.
 #[derive(Clone, Copy)]
@@ -35,13 +52,8 @@ pub(super) struct Tile<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    pub(super) fn declare(k: Kernel<'k>, spec: &Spec) -> Self {
-        let [across, down] = ["tiles_across", "tiles_down"].map(|name| k.divisor(name));
-        let count = k.scalar("tiles");
-        // Slabs of all their channels come first, side by side; then the last one, which has fewer and needs fewer CTAs.
-        let whole_slabs = k.divisor("whole_slabs");
-        let [whole_parts, last_parts] = ["parts_of_whole_slab", "parts_of_last_slab"].map(|name| k.scalar::<u32>(name));
-        let first_read = ["first_read_row", "first_read_column"].map(|name| k.scalar(name));
+    pub(super) fn new(k: Kernel<'k>, spec: &Spec, values: TilesValues<'k>) -> Self {
+        let TilesValues { across, down, count, whole_slabs, whole_parts, last_parts, first_read } = values;
         let (cta, whole) = (k.cta(), whole_slabs.value() * whole_parts);
         let is_last = cta.ge(whole);
         let (part, slab) = whole_slabs.split(cta);

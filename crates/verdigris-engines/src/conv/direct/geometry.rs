@@ -1,11 +1,11 @@
 //! Which pixels, which taps: the numbers of a convolution as its kernels take them.
 
 use verdigris_graph::{ConvProblem, Direction};
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::{Arg, Divisor};
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, Divisor};
 
+use super::divisor;
 use super::kernel::CLASS_BYTES;
-use super::{divisor, double_word, word};
 
 /// A box of images, depths, heights and widths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,11 +47,66 @@ impl Boxes {
         self.lengths.iter().product()
     }
 
-    /// The arguments of a kernel's box.
-    pub(super) fn args(&self) -> Vec<Arg> {
-        let mut args: Vec<Arg> = self.first.into_iter().map(word).collect();
-        args.extend(self.lengths[1..].iter().copied().map(divisor));
-        args
+    pub(super) fn arguments(&self) -> PixelBoxArguments {
+        let [_, depths, heights, widths] = self.lengths;
+        PixelBoxArguments { first: self.first.map(|first| first as u32), lengths: [depths, heights, widths].map(divisor) }
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The pixels of a launch: a box of images, depths, heights and widths.
+    #[derive(Clone, Copy)]
+    pub(super) struct PixelBox / PixelBoxArguments of () as _spec {
+        pub(super) first: [u32; 4],
+        pub(super) lengths: [Divide; 3],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// How the pixels of fprop or dgrad meet activations ([`PixelGeometry`]), by depth, height and width.
+    #[derive(Clone, Copy)]
+    pub(in crate::conv) struct Steps / StepsArguments of () as _spec {
+        /// From pixel to pixel, in the activations.
+        pub(in crate::conv) pixels: [i32; 3],
+        /// From tap to tap, in the activations.
+        pub(in crate::conv) taps: [i32; 3],
+        /// The result's pixel is `index · step + residue`.
+        pub(in crate::conv) results: [u32; 3],
+        /// Extents of the activations.
+        pub(in crate::conv) extents: [u32; 3],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// A filter of fprop or dgrad whose address is a multiple of so many bytes: strides in bytes, which count modulo 2⁶⁴ so that a walk may go
+    /// backwards from the origin.
+    #[derive(Clone, Copy)]
+    pub(in crate::conv) struct FilterWalk / FilterWalkArguments of u32 as alignment_bytes {
+        pub(in crate::conv) pointer: Read = *alignment_bytes,
+        pub(in crate::conv) origin: u64,
+        /// Over groups, channels of the result, and channels of the activations.
+        pub(in crate::conv) group: u64,
+        pub(in crate::conv) outer: u64,
+        pub(in crate::conv) channel: u64,
+        /// Over taps.
+        pub(in crate::conv) taps: [u64; 3],
+        /// Over the taps of a class.
+        pub(in crate::conv) tap_steps: [u64; 3],
+    }
+}
+
+verdigris_kir::parameters! {
+    /// How a wgrad's taps meet x, by depth, height and width.
+    #[derive(Clone, Copy)]
+    pub(super) struct GradientSteps / GradientStepsArguments of () as _spec {
+        /// From pixel to pixel of the output.
+        pub(super) pixels: [i32; 3],
+        /// From tap to tap.
+        pub(super) taps: [i32; 3],
+        /// What tap 0 of pixel 0 reads.
+        pub(super) offsets: [i32; 3],
+        /// Extents of x.
+        pub(super) extents: [u32; 3],
     }
 }
 
@@ -170,18 +225,17 @@ impl PixelGeometry {
         (bytes, starts)
     }
 
-    /// Steps and extents.
-    pub(in crate::conv) fn args(&self) -> Vec<Arg> {
-        let dims = &self.0;
-        let mut args: Vec<Arg> = dims.iter().map(|dim| signed(dim.pixel_step)).collect();
-        args.extend(dims.iter().map(|dim| signed(dim.tap_step)));
-        args.extend(dims.iter().map(|dim| word(dim.result_step)));
-        args.extend(dims.iter().map(|dim| word(dim.extent)));
-        args
+    pub(in crate::conv) fn steps(&self) -> StepsArguments {
+        let dims = self.0.each_ref();
+        StepsArguments {
+            pixels: dims.map(|dim| dim.pixel_step as i32),
+            taps: dims.map(|dim| dim.tap_step as i32),
+            results: dims.map(|dim| dim.result_step as u32),
+            extents: dims.map(|dim| dim.extent as u32),
+        }
     }
 
-    /// The filter: address, origin, strides over groups, over channels of the result and of the activations, over taps, over taps of a class.
-    pub(in crate::conv) fn filter_args(&self, problem: &ConvProblem) -> Vec<Arg> {
+    pub(in crate::conv) fn filter(&self, problem: &ConvProblem) -> FilterWalkArguments {
         let w = &problem.w;
         let bytes = w.dtype.bytes() as u64;
         let [k, c, taps @ ..] = w.strides.map(|stride| stride * bytes);
@@ -189,35 +243,28 @@ impl PixelGeometry {
         // Flipped, the walk begins at the last tap and goes backwards; addresses count modulo 2^64.
         let origin = if problem.flip { (0..3).fold(0u64, |sum, dim| sum + (problem.filter[dim] - 1) * taps[dim]) } else { 0 };
         let taps = taps.map(|stride| if problem.flip { stride.wrapping_neg() } else { stride });
-        let mut args = vec![Arg::Pointer(verdigris_kir::program::Address::buffer(w.slot.0 as usize))];
-        args.extend([origin, k * (problem.k / problem.groups), outer, channel].map(double_word));
-        args.extend(taps.map(double_word));
-        args.extend((0..3).map(|dim| double_word(taps[dim].wrapping_mul(self.0[dim].filter_step))));
-        args
+        FilterWalkArguments {
+            pointer: Address::buffer(w.slot.0 as usize),
+            origin,
+            group: k * (problem.k / problem.groups),
+            outer,
+            channel,
+            taps,
+            tap_steps: std::array::from_fn(|dim| taps[dim].wrapping_mul(self.0[dim].filter_step)),
+        }
     }
 }
 
-/// Steps of x over pixels of the output and over taps, what tap 0 of pixel 0 reads, and the extents of x.
-pub(super) fn filter_gradient_args(p: &ConvProblem) -> Vec<Arg> {
-    let dims = 0..3;
-    let step = |dim: usize| p.dilations[dim] as i64;
-    let first = |dim: usize| (if p.flip { (p.filter[dim] - 1) as i64 * step(dim) } else { 0 }) - p.pads_before[dim] as i64;
-    let mut args: Vec<Arg> = dims.clone().map(|dim| signed(p.strides[dim] as i64)).collect();
-    args.extend(dims.clone().map(|dim| signed(if p.flip { -step(dim) } else { step(dim) })));
-    args.extend(dims.clone().map(|dim| signed(first(dim))));
-    args.extend(dims.map(|dim| word(p.input[dim])));
-    args
-}
-
-/// The arguments of a filter gradient's columns.
-pub(super) fn column_args(p: &ConvProblem) -> Vec<Arg> {
-    let mut args = vec![divisor(p.c / p.groups)];
-    args.extend(p.filter.map(divisor));
-    args
-}
-
-fn signed(value: i64) -> Arg {
-    Arg::Scalar(Ty::S32, u64::from(value as i32 as u32))
+/// How the taps of a wgrad meet x.
+pub(super) fn gradient_steps(p: &ConvProblem) -> GradientStepsArguments {
+    let step = |dim: usize| p.dilations[dim] as i32;
+    let first = |dim: usize| (if p.flip { (p.filter[dim] - 1) as i32 * step(dim) } else { 0 }) - p.pads_before[dim] as i32;
+    GradientStepsArguments {
+        pixels: p.strides.map(|stride| stride as i32),
+        taps: [0, 1, 2].map(|dim| if p.flip { -step(dim) } else { step(dim) }),
+        offsets: [0, 1, 2].map(first),
+        extents: p.input.map(|extent| extent as u32),
+    }
 }
 
 #[cfg(test)]

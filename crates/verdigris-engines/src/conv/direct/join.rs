@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 
-use super::kernel::{FilterColumns, finish};
-use super::{Order, THREADS, divisor, double_word, geometry, word};
-use crate::parts::batch::{BatchIndex, Chunk};
+use super::kernel::{FilterColumnsArguments, finish};
+use super::{Order, THREADS, divisor};
+use crate::parts::batch::{BatchIndexArgs, Chunk};
 use crate::parts::element::{Arithmetic, Element};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -41,40 +42,51 @@ impl Spec {
     }
 }
 
+verdigris_kir::parameters! {
+    struct Join / JoinArguments of Spec as spec {
+        elements: u32,
+        rows: u32,
+        columns: Divide,
+        count: u32,
+        parts: Read = if spec.arithmetic == Arithmetic::F64 { 8 } else { 4 },
+        part_bytes: u64,
+        group_bytes: u64,
+        batch: BatchIndexArgs = (),
+        first_group: u32,
+        columns_of: FilterColumnsArguments = (),
+        epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
+    }
+}
+
 /// Adds the launches for `count` parts, each of which holds all groups.
 pub(super) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, group_bytes]: [u64; 2], count: u64, program: &mut Program) {
     let extents = p.gemm_extents();
     let elements = extents.m * extents.n;
     let kernel = spec.clone().kernel();
     for chunk in Chunk::all(&[p.groups]) {
-        let mut args = vec![word(elements), word(extents.m), divisor(extents.n), word(count)];
-        args.extend([Arg::Pointer(parts), double_word(part_bytes), double_word(group_bytes)]);
-        args.extend(chunk.args());
-        args.push(word(chunk.first[0]));
-        args.extend(geometry::column_args(p));
-        args.extend(spec.epilogue.conv_args(p));
+        let args = JoinArguments {
+            elements: elements as u32,
+            rows: extents.m as u32,
+            columns: divisor(extents.n),
+            count: count as u32,
+            parts,
+            part_bytes,
+            group_bytes,
+            batch: chunk.index(),
+            first_group: chunk.first[0] as u32,
+            columns_of: FilterColumnsArguments::of(p),
+            epilogue: spec.epilogue.conv_arguments(p),
+        };
         let [y, z] = chunk.grid();
-        program.steps.push(Step::Launch(Launch {
-            kernel: kernel.clone(),
-            grid: [elements.div_ceil(u64::from(THREADS)) as u32, y, z],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
+        let grid = [elements.div_ceil(u64::from(THREADS)) as u32, y, z];
+        program.launch(Launch::new(kernel.clone(), grid, args.bound(spec)));
     }
 }
 
 fn join<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
-    let elements = k.scalar::<u32>("elements");
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.divisor("columns");
-    let count = k.scalar::<u32>("parts_count");
-    let parts = k.input("parts", S::TY.bytes());
-    let [part_bytes, group_bytes] = ["part_bytes", "group_bytes"].map(|name| k.scalar::<u64>(name));
-    let batch = BatchIndex::declare(k, &());
-    let first_group = k.scalar::<u32>("first_group");
-    let columns_of = FilterColumns::declare(k, spec.order);
-    let epilogue = spec.epilogue.declare_conv::<S::Computed>(k);
+    let values = Join::declare(k, spec);
+    let Join { elements, rows, columns, count, parts, part_bytes, group_bytes, batch, first_group, columns_of, epilogue } = values;
+    let epilogue = epilogue.of::<S::Computed>();
 
     let [_, _, group] = batch.of_cta();
     let group = group + first_group;
@@ -87,7 +99,7 @@ fn join<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
             address.set(address.get() + part_bytes);
         });
         let (row, column) = columns.split(element);
-        let ([d, h, w], channel) = columns_of.split(column);
+        let ([d, h, w], channel) = columns_of.split(spec.order, column);
         let place = epilogue.at_pixel([group * rows + row, d, h, w], channel);
         if spec.epilogue.exact {
             place.store_exact(S::to_i32(sum.get()), 0);

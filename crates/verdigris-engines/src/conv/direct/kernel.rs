@@ -5,14 +5,19 @@
 //! contributes is worked out once for each slab, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val, Var};
+use verdigris_graph::{ConvProblem, Tensor};
+use verdigris_kir::face::{Divisor, Kernel, Val, Var};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::Address;
 
-use super::{Kind, Order, Spec, THREADS, Tile};
-use crate::parts::batch::BatchIndex;
+use super::geometry::{FilterWalkArguments, GradientStepsArguments, PixelBox, PixelBoxArguments, StepsArguments};
+use super::{Kind, Order, Spec, THREADS, Tile, divisor};
+use crate::parts::batch::BatchIndexArgs;
 use crate::parts::compute;
 use crate::parts::conv_epilogue::Pixel;
 use crate::parts::element::{Arithmetic, Element, RawVar};
-use crate::parts::prologue::Prologue;
+use crate::parts::epilogue::EpilogueArgs;
+use crate::parts::prologue::{Prologue, PrologueArgs};
 
 /// Depth of a slab.
 pub(super) const DEPTH: u32 = 16;
@@ -25,25 +30,27 @@ const NOTHING: u32 = u32::MAX;
 /// Bytes of what the table of classes holds for one class of one dim.
 pub(super) const CLASS_BYTES: u32 = 32;
 
-/// A tensor's address and strides: `[n, channel, depth, height, width]`.
-#[derive(Clone, Copy)]
-struct Strided<'k> {
-    pointer: Pointer<'k>,
-    first: Val<'k, u64>,
-    channel: Val<'k, u64>,
-    spatial: [Val<'k, u64>; 3],
+verdigris_kir::parameters! {
+    /// A tensor's address, which is a multiple of so many bytes, and its strides in bytes.
+    #[derive(Clone, Copy)]
+    pub(super) struct Strided / StridedArguments of u32 as alignment_bytes {
+        pub(super) pointer: Read = *alignment_bytes,
+        /// Over images.
+        pub(super) first: u64,
+        pub(super) channel: u64,
+        /// Over depth, height and width.
+        pub(super) spatial: [u64; 3],
+    }
+}
+
+impl StridedArguments {
+    pub(super) fn of(tensor: &Tensor) -> StridedArguments {
+        let [first, channel, spatial @ ..] = tensor.strides.map(|stride| stride * tensor.dtype.bytes() as u64);
+        StridedArguments { pointer: Address::buffer(tensor.slot.0 as usize), first, channel, spatial }
+    }
 }
 
 impl<'k> Strided<'k> {
-    fn declare(k: Kernel<'k>, name: &'static str, bytes: usize) -> Self {
-        Strided {
-            pointer: k.input(name, bytes as u32),
-            first: k.scalar("first_bytes"),
-            channel: k.scalar("channel_bytes"),
-            spatial: ["depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar(name)),
-        }
-    }
-
     /// The distance of coordinates, which may lie outside, from the first pixel.
     fn offset(&self, [d, h, w]: [Val<'k, i32>; 3]) -> Val<'k, u64> {
         let [depth, height, width] = self.spatial;
@@ -51,21 +58,7 @@ impl<'k> Strided<'k> {
     }
 }
 
-/// The pixels of a launch: a box of images, depths, heights and widths.
-#[derive(Clone, Copy)]
-struct PixelBox<'k> {
-    first: [Val<'k, u32>; 4],
-    lengths: [Divisor<'k>; 3],
-}
-
 impl<'k> PixelBox<'k> {
-    fn declare(k: Kernel<'k>) -> Self {
-        PixelBox {
-            first: ["first_n", "first_depth", "first_height", "first_width"].map(|name| k.scalar(name)),
-            lengths: ["box_depth", "box_height", "box_width"].map(|name| k.divisor(name)),
-        }
-    }
-
     /// Image, depth, height and width of a pixel, counted in the box row-major.
     fn split(&self, pixel: Val<'k, u32>) -> Pixel<'k> {
         let [depths, heights, widths] = self.lengths;
@@ -430,31 +423,73 @@ pub(super) fn product<S: Element>(k: Kernel<'_>, spec: &Spec) {
     }
 }
 
+verdigris_kir::parameters! {
+    /// Of fprop and dgrad.
+    pub(super) struct Pixels / PixelsArguments of Spec as spec {
+        pub(super) rows: u32,
+        pub(super) columns: u32,
+        pub(super) column_tiles: Divide,
+        pub(super) row_tiles: Divide,
+        pub(super) height_classes: Divide,
+        pub(super) width_classes: Divide,
+        /// The tables of classes by depth, height and width, and where they begin.
+        pub(super) classes: Read = 16,
+        pub(super) table_starts: [u64; 3],
+        pub(super) pixel_box: PixelBoxArguments = (),
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) first_group: u32,
+        pub(super) steps: StepsArguments = (),
+        /// Channels of the activations in a group.
+        pub(super) channels: Divide,
+        pub(super) group_channels: u32,
+        pub(super) activations: StridedArguments = spec.gathered.bytes() as u32,
+        pub(super) filter: FilterWalkArguments = spec.plain.bytes() as u32,
+        pub(super) prologue: PrologueArgs = spec.prologue.over_channels(spec.arithmetic == Arithmetic::F64),
+        pub(super) epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Of wgrad.
+    pub(super) struct Filter / FilterArguments of Spec as spec {
+        pub(super) rows: u32,
+        pub(super) columns: u32,
+        pub(super) column_tiles: Divide,
+        pub(super) row_tiles: Divide,
+        pub(super) depth: u32,
+        pub(super) part_depth: u32,
+        pub(super) pixel_box: PixelBoxArguments = (),
+        pub(super) batch: BatchIndexArgs = (),
+        pub(super) first_group: u32,
+        pub(super) steps: GradientStepsArguments = (),
+        pub(super) columns_of: FilterColumnsArguments = (),
+        pub(super) group_channels: u32,
+        pub(super) x: StridedArguments = spec.gathered.bytes() as u32,
+        pub(super) y: StridedArguments = spec.plain.bytes() as u32,
+        pub(super) prologue: PrologueArgs = spec.prologue.over_channels(spec.arithmetic == Arithmetic::F64),
+        pub(super) parts: Option<PartsArguments> = spec.split.then(|| spec.sum_bytes() as u32),
+        pub(super) epilogue: Option<EpilogueArgs> = (!spec.split).then(|| spec.epilogue.over_tensors()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Where parts of sums of so many bytes go.
+    pub(super) struct Parts / PartsArguments of u32 as sum_bytes {
+        pub(super) parts: Write = *sum_bytes,
+        pub(super) part_bytes: u64,
+        pub(super) group_bytes: u64,
+        pub(super) first_part: u32,
+    }
+}
+
 /// fprop and dgrad: rows are pixels of the result, columns its channels, the depth runs over taps and channels of the activations.
 fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.scalar::<u32>("columns");
-    let [column_tiles, row_tiles] = ["column_tiles", "row_tiles"].map(|name| k.divisor(name));
-    let [classes_h, classes_w] = ["height_classes", "width_classes"].map(|name| k.divisor(name));
-    let class_tables = k.input("classes", 16);
-    let [depth_table, height_table, width_table] = ["depth_table", "height_table", "width_table"].map(|name| k.scalar::<u64>(name));
-    let pixel_box = PixelBox::declare(k);
-    let batch = BatchIndex::declare(k, &());
-    let first_group = k.scalar::<u32>("first_group");
-    let pixel_steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<i32>(name));
-    let tap_steps = ["depth_tap", "height_tap", "width_tap"].map(|name| k.scalar::<i32>(name));
-    let result_steps = ["depth_result", "height_result", "width_result"].map(|name| k.scalar::<u32>(name));
-    let extents = ["depth", "height", "width"].map(|name| k.scalar::<u32>(name));
-    let channels = k.divisor("channels");
-    let group_channels = k.scalar::<u32>("group_channels");
-    let gathered = Strided::declare(k, "activations", spec.gathered.bytes());
-    let filter = k.input("filter", spec.plain.bytes() as u32);
-    let [filter_origin, filter_group, filter_outer, filter_channel] =
-        ["filter_origin", "filter_group", "filter_outer", "filter_channel"].map(|name| k.scalar::<u64>(name));
-    let filter_taps = ["filter_depth", "filter_height", "filter_width"].map(|name| k.scalar::<u64>(name));
-    let filter_tap_steps = ["filter_depth_step", "filter_height_step", "filter_width_step"].map(|name| k.scalar::<u64>(name));
-    let prologue = (!spec.prologue.is_empty()).then(|| spec.prologue.declare::<S::Computed>(k));
-    let epilogue = spec.epilogue.declare_conv::<S::Computed>(k);
+    let values = Pixels::declare(k, spec);
+    let Pixels { rows, columns, column_tiles, row_tiles, pixel_box, batch, first_group, channels, group_channels, filter, .. } = values;
+    let (classes_h, classes_w, gathered, steps) = (values.height_classes, values.width_classes, values.activations, values.steps);
+    let [depth_table, height_table, width_table] = values.table_starts;
+    let prologue = (!spec.prologue.is_empty()).then(|| values.prologue.of::<S::Computed>());
+    let epilogue = values.epilogue.of::<S::Computed>();
 
     let (rest, column_tile) = column_tiles.split(k.cta());
     let (class, row_tile) = row_tiles.split(rest);
@@ -462,7 +497,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let (class_d, class_h) = classes_h.split(rest);
     let [_, _, group] = batch.of_cta();
     let group = group + first_group;
-    let tables = class_tables.address();
+    let tables = values.classes.address();
     let classes = [(depth_table, class_d), (height_table, class_h), (width_table, class_w)]
         .map(|(table, residue)| Class::read(k, tables + table, residue));
     let depth = classes[0].count * classes[1].count * classes[2].count * group_channels;
@@ -489,8 +524,8 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
                 }
             };
             let is_inside = index.lt(depth);
-            let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| tap[dim].signed() * tap_steps[dim]);
-            let plain = (0..3).fold(channel.widen() * filter_channel, |sum, dim| sum + tap[dim].widen() * filter_tap_steps[dim]);
+            let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| tap[dim].signed() * steps.taps[dim]);
+            let plain = (0..3).fold(channel.widen() * filter.channel, |sum, dim| sum + tap[dim].widen() * filter.tap_steps[dim]);
             let entry = Entry {
                 gather_offset: channel.widen() * gathered.channel + gathered.offset(coordinates),
                 plain_offset: plain,
@@ -506,7 +541,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         let [n, d, h, w] = pixel_box.split(row);
         let pixel = [d, h, w];
         let is_inside = row.lt(rows) & d.lt(classes[0].extent) & h.lt(classes[1].extent) & w.lt(classes[2].extent);
-        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(pixel[dim].signed(), pixel_steps[dim], classes[dim].offset));
+        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(pixel[dim].signed(), steps.pixels[dim], classes[dim].offset));
         let base = gathered.pointer.address() + (group * group_channels).widen() * gathered.channel + n.widen() * gathered.first;
         Outer {
             address: base + gathered.offset(coordinates),
@@ -515,17 +550,17 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
             inside: k.constant(1),
         }
     };
-    let filter_base = (0..3).fold(filter.address() + filter_origin + group.widen() * filter_group, |sum, dim| {
-        sum + classes[dim].first_tap.widen() * filter_taps[dim]
+    let filter_base = (0..3).fold(filter.pointer.address() + filter.origin + group.widen() * filter.group, |sum, dim| {
+        sum + classes[dim].first_tap.widen() * filter.taps[dim]
     });
     let plain_outer = |line: Val<'k, u32>| {
         let column = first_column + line;
         let inside = k.select(column.lt(columns), 1u32, 0u32);
         let nowhere = k.constant(0i32);
-        Outer { address: filter_base + column.widen() * filter_outer, coordinates: [nowhere; 3], channel: k.constant(0), inside }
+        Outer { address: filter_base + column.widen() * filter.outer, coordinates: [nowhere; 3], channel: k.constant(0), inside }
     };
     let along_depth = spec.order == Order::ChannelsLast;
-    let reading = Reading::Gathered(extents, prologue.as_ref());
+    let reading = Reading::Gathered(steps.extents, prologue.as_ref());
     let a = Side::<S>::new(k, spec, table, "activation_slabs", spec.tile.rows(), along_depth, reading, gather_outer);
     // Taps run through neighbouring elements of a filter with channels first, channels through those of the other.
     let b = Side::<S>::new(k, spec, table, "filter_slabs", spec.tile.columns(), true, Reading::Plain, plain_outer);
@@ -536,7 +571,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         let [n, d, h, w] = pixel_box.split(row);
         let is_inside = row.lt(rows) & d.lt(classes[0].extent) & h.lt(classes[1].extent) & w.lt(classes[2].extent);
         k.when(is_inside, || {
-            let [d, h, w]: [Val<'k, u32>; 3] = std::array::from_fn(|dim| k.fma([d, h, w][dim], result_steps[dim], classes[dim].residue));
+            let [d, h, w]: [Val<'k, u32>; 3] = std::array::from_fn(|dim| k.fma([d, h, w][dim], steps.results[dim], classes[dim].residue));
             for (sum, &column) in line.iter().zip(&sums.columns) {
                 let column = first_column + column;
                 k.when(column.lt(columns), || {
@@ -557,23 +592,11 @@ type StoreSum<'k, S> = Box<dyn Fn(Val<'k, u32>, Val<'k, u32>, Val<'k, S>) + 'k>;
 
 /// wgrad: rows are output channels, columns taps and input channels, the depth runs over pixels of the output.
 fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
-    let rows = k.scalar::<u32>("rows");
-    let columns = k.scalar::<u32>("columns");
-    let [column_tiles, row_tiles] = ["column_tiles", "row_tiles"].map(|name| k.divisor(name));
-    let depth = k.scalar::<u32>("depth");
-    let part_depth = k.scalar::<u32>("part_depth");
-    let pixel_box = PixelBox::declare(k);
-    let batch = BatchIndex::declare(k, &());
-    let first_group = k.scalar::<u32>("first_group");
-    let pixel_steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<i32>(name));
-    let tap_steps = ["depth_tap", "height_tap", "width_tap"].map(|name| k.scalar::<i32>(name));
-    let offsets = ["depth_offset", "height_offset", "width_offset"].map(|name| k.scalar::<i32>(name));
-    let extents = ["depth", "height", "width"].map(|name| k.scalar::<u32>(name));
-    let columns_of = FilterColumns::declare(k, spec.order);
-    let group_channels = k.scalar::<u32>("group_channels");
-    let gathered = Strided::declare(k, "x", spec.gathered.bytes());
-    let plain = Strided::declare(k, "y", spec.plain.bytes());
-    let prologue = (!spec.prologue.is_empty()).then(|| spec.prologue.declare::<S::Computed>(k));
+    let values = Filter::declare(k, spec);
+    let Filter { rows, columns, column_tiles, row_tiles, depth, part_depth, pixel_box, batch, first_group, steps, group_channels, .. } =
+        values;
+    let (columns_of, gathered, plain, order) = (values.columns_of, values.x, values.y, spec.order);
+    let prologue = (!spec.prologue.is_empty()).then(|| values.prologue.of::<S::Computed>());
 
     let (rest, column_tile) = column_tiles.split(k.cta());
     let (part, row_tile) = row_tiles.split(rest);
@@ -591,7 +614,7 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
             let [n, d, h, w] = pixel_box.split(index);
             let is_inside = index.lt(end);
             let pixel = [d, h, w].map(|index| index.signed());
-            let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| pixel[dim] * pixel_steps[dim]);
+            let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| pixel[dim] * steps.pixels[dim]);
             let entry = Entry {
                 gather_offset: n.widen() * gathered.first + gathered.offset(coordinates),
                 plain_offset: n.widen() * plain.first + plain.offset(pixel),
@@ -603,9 +626,9 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     };
     let gather_outer = |line: Val<'k, u32>| {
         let column = first_column + line;
-        let (tap, channel) = columns_of.split(column);
+        let (tap, channel) = columns_of.split(order, column);
         let channel = group * group_channels + channel;
-        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(tap[dim].signed(), tap_steps[dim], offsets[dim]));
+        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(tap[dim].signed(), steps.taps[dim], steps.offsets[dim]));
         Outer {
             address: gathered.pointer.address() + channel.widen() * gathered.channel + gathered.offset(coordinates),
             coordinates: [coordinates[0], coordinates[1], k.select(column.lt(columns), coordinates[2], OUTSIDE)],
@@ -624,23 +647,20 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         }
     };
     let along_depth = spec.order == Order::ChannelsFirst;
-    let reading = Reading::Gathered(extents, prologue.as_ref());
+    let reading = Reading::Gathered(steps.extents, prologue.as_ref());
     let a = Side::<S>::new(k, spec, table, "y_slabs", spec.tile.rows(), along_depth, Reading::Plain, plain_outer);
     let b = Side::<S>::new(k, spec, table, "x_slabs", spec.tile.columns(), along_depth, reading, gather_outer);
 
-    let store: StoreSum<'k, S> = if spec.split {
-        let parts = k.output("parts", S::TY.bytes());
-        let [part_bytes, group_bytes] = ["part_bytes", "group_bytes"].map(|name| k.scalar::<u64>(name));
-        let first_part = k.scalar::<u32>("first_part");
+    let store: StoreSum<'k, S> = if let Some(Parts { parts, part_bytes, group_bytes, first_part }) = values.parts {
         let base = parts.address() + (first_part + part).widen() * part_bytes + group.widen() * group_bytes;
         Box::new(move |row, column, sum| {
             k.st_global(base + row.widen() * columns.widen() * u64::from(S::TY.bytes()) + column.mul_wide(S::TY.bytes()), 0, sum);
         })
     } else {
-        let epilogue = spec.epilogue.declare_conv::<S::Computed>(k);
+        let epilogue = values.epilogue.expect("a kernel without parts has an epilogue").of::<S::Computed>();
         let (exact, arithmetic) = (spec.epilogue.exact, spec.arithmetic);
         Box::new(move |row, column, sum| {
-            let ([d, h, w], channel) = columns_of.split(column);
+            let ([d, h, w], channel) = columns_of.split(order, column);
             let place = epilogue.at_pixel([group * rows + row, d, h, w], channel);
             if exact {
                 place.store_exact(S::to_i32(sum), 0);
@@ -659,27 +679,26 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     }
 }
 
-/// Which tap and which channel a column of a filter gradient is.
-#[derive(Clone, Copy)]
-pub(super) struct FilterColumns<'k> {
-    order: Order,
-    channels: Divisor<'k>,
-    taps: [Divisor<'k>; 3],
+verdigris_kir::parameters! {
+    /// Which tap and which channel a column of a filter gradient is.
+    #[derive(Clone, Copy)]
+    pub(super) struct FilterColumns / FilterColumnsArguments of () as _spec {
+        pub(super) channels: Divide,
+        pub(super) taps: [Divide; 3],
+    }
+}
+
+impl FilterColumnsArguments {
+    pub(super) fn of(p: &ConvProblem) -> FilterColumnsArguments {
+        FilterColumnsArguments { channels: divisor(p.c / p.groups), taps: p.filter.map(divisor) }
+    }
 }
 
 impl<'k> FilterColumns<'k> {
-    pub(super) fn declare(k: Kernel<'k>, order: Order) -> Self {
-        FilterColumns {
-            order,
-            channels: k.divisor("channels"),
-            taps: ["depth_taps", "height_taps", "width_taps"].map(|name| k.divisor(name)),
-        }
-    }
-
     /// Neighbouring columns are neighbouring channels, or neighbouring taps where the filter has its channels first.
-    pub(super) fn split(&self, column: Val<'k, u32>) -> ([Val<'k, u32>; 3], Val<'k, u32>) {
+    pub(super) fn split(&self, order: Order, column: Val<'k, u32>) -> ([Val<'k, u32>; 3], Val<'k, u32>) {
         let [depths, heights, widths] = self.taps;
-        match self.order {
+        match order {
             Order::ChannelsLast => {
                 let (rest, channel) = self.channels.split(column);
                 let (rest, w) = widths.split(rest);

@@ -24,24 +24,25 @@
 pub(super) mod geometry;
 mod join;
 pub(super) mod kernel;
-pub(super) mod statistics;
+pub(crate) mod statistics;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
 use verdigris_kir::face::{Header, build};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::compute;
 use crate::parts::element::Arithmetic;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
 use crate::parts::prologue::PrologueSpec;
 use geometry::{Boxes, PixelGeometry};
-use kernel::DEPTH;
+use kernel::{DEPTH, FilterColumnsArguments, PartsArguments, StridedArguments};
 
 const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
 
@@ -52,16 +53,27 @@ const COUNT_LIMIT: u64 = 1 << 31;
 /// CTAs of one launch, groups apart.
 const TILE_LIMIT: u64 = 1 << 30;
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Direct;
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Direct {
+    problem: ConvProblem,
+    spec: Spec,
+    arch: Arch,
+}
 
-impl Engine for Direct {
-    fn id(&self) -> EngineId {
-        ID
-    }
+/// A tile, and how the sum is cut.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Config {
+    tile: Tile,
+    /// Parts of the sum of one launch; 0 for none, with the epilogue in the same kernel.
+    parts: u64,
+}
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+impl Algorithm for Direct {
+    const ID: EngineId = ID;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(problem) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
         };
@@ -94,17 +106,71 @@ impl Engine for Direct {
         };
         let target = spec.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", gathered.dtype, target.ptx()))?;
-        let accepted = Accepted { problem: problem.clone(), spec, arch: arch.clone() };
         if kind == Kind::Pixels {
             let classes = PixelGeometry::of(problem).class_count();
             let across = extents.n.div_ceil(u64::from(Tile::Small.columns())).max(1);
             let tiles = classes.saturating_mul(across);
             ID.require(tiles < TILE_LIMIT, Reason::Extent, format_args!("{tiles} residue classes by column tiles, taken below 2^30"))?;
         }
-        Ok(Box::new(accepted))
+        Ok(Direct { problem: problem.clone(), spec, arch: arch.clone() })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        let columns = self.problem.gemm_extents().n;
+        let few = columns <= 16;
+        let tiles = Tile::of(self.spec.kind, self.spec.gathered, self.spec.arithmetic);
+        let mut configs = Vec::new();
+        for &tile in tiles.iter().filter(|&&tile| few || tile != Tile::Thin) {
+            if self.spec.kind == Kind::Pixels {
+                configs.push(Config { tile, parts: 0 });
+                continue;
+            }
+            // Sums over more pixels than a launch counts meet in workspace.
+            if self.boxes(tile).len() <= 1 {
+                configs.push(Config { tile, parts: 0 });
+            }
+            let parts = self.wanted_parts(tile);
+            let elements = self.problem.gemm_extents().m.saturating_mul(columns);
+            if elements < COUNT_LIMIT && (parts > 1 || self.boxes(tile).len() > 1) {
+                configs.push(Config { tile, parts });
+            }
+        }
+        configs
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("tile", config.tile.rows()), ("split", config.parts as u32)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        let accumulator = match self.spec.arithmetic {
+            Arithmetic::F64 => DType::F64,
+            Arithmetic::I32 => DType::I32,
+            _ => DType::F32,
+        };
+        Notes { down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32), ..Notes::of(accumulator) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: self.estimate_us(*config), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = super::empty_program(p);
+        if !p.is_empty() {
+            match self.spec.kind {
+                Kind::Pixels => self.pixel_steps(*config, &mut program),
+                Kind::Filter => self.filter_steps(*config, &mut program),
+            }
+        }
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, &mut program);
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
         for Types { gathered, plain, arithmetic, result } in Types::all() {
             let epilogue = EpilogueSpec {
@@ -316,23 +382,7 @@ impl Spec {
     }
 }
 
-/// A setting of the knobs.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Setting {
-    tile: Tile,
-    /// Parts of the sum of one launch; 0 for none, with the epilogue in the same kernel.
-    parts: u64,
-}
-
-/// An accepted problem.
-#[derive(Clone, Debug)]
-struct Accepted {
-    problem: ConvProblem,
-    spec: Spec,
-    arch: Arch,
-}
-
-impl Accepted {
+impl Direct {
     /// The boxes of pixels that launches cover: of the result, or of what a wgrad sums over.
     fn boxes(&self, tile: Tile) -> Vec<Boxes> {
         let p = &self.problem;
@@ -345,30 +395,6 @@ impl Accepted {
                 Boxes::all(geometry.pixels(p.n), (row_tiles * u64::from(tile.rows())).min(COUNT_LIMIT - 256))
             }
         }
-    }
-
-    fn settings(&self) -> Vec<Setting> {
-        let columns = self.problem.gemm_extents().n;
-        let few = columns <= 16;
-        let tiles = Tile::of(self.spec.kind, self.spec.gathered, self.spec.arithmetic);
-        let mut settings = Vec::new();
-        for &tile in tiles.iter().filter(|&&tile| few || tile != Tile::Thin) {
-            if self.spec.kind == Kind::Pixels {
-                settings.push(Setting { tile, parts: 0 });
-                continue;
-            }
-            // Sums over more pixels than a launch counts meet in workspace.
-            if self.boxes(tile).len() <= 1 {
-                settings.push(Setting { tile, parts: 0 });
-            }
-            let parts = self.wanted_parts(tile);
-            let elements = self.problem.gemm_extents().m.saturating_mul(columns);
-            if elements < COUNT_LIMIT && (parts > 1 || self.boxes(tile).len() > 1) {
-                settings.push(Setting { tile, parts });
-            }
-        }
-        settings.sort_by(|a, b| self.cost_of(*a).total_cmp(&self.cost_of(*b)));
-        settings
     }
 
     /// Parts of a wgrad's sum that fill the chip twice, but with at least 8 slabs each.
@@ -386,10 +412,10 @@ impl Accepted {
         rows.saturating_mul(extents.n.div_ceil(u64::from(tile.columns()))).saturating_mul(extents.groups)
     }
 
-    fn cost_of(&self, setting: Setting) -> f64 {
-        let (p, tile) = (&self.problem, setting.tile);
+    fn estimate_us(&self, config: Config) -> f64 {
+        let (p, tile) = (&self.problem, config.tile);
         let extents = p.gemm_extents();
-        let parts = setting.parts.max(1) as f64;
+        let parts = config.parts.max(1) as f64;
         let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
         let tiles = self.tiles(tile) as f64 * parts;
         // What a tile gets of the peak beside the work of gathering, and how many such CTAs it takes to get it from an SM.
@@ -408,160 +434,73 @@ impl Accepted {
         let share = if dense > 0.0 { (p.flops() / dense).min(1.0) } else { 0.0 };
         let depth = extents.k as f64 * share / parts + f64::from(DEPTH);
         let compute_us = waves * 2.0 * rows * columns * depth * slots / (peak * efficiency * 1e6);
-        let sums_bytes = if setting.parts == 0 {
+        let sums_bytes = if config.parts == 0 {
             0.0
         } else {
             2.0 * parts * extents.m as f64 * extents.n as f64 * extents.groups as f64 * self.spec.sum_bytes() as f64
         };
-        let launches = 1.0 + f64::from(u8::from(setting.parts > 0));
+        let launches = 1.0 + f64::from(u8::from(config.parts > 0));
         compute_us.max(p.traffic_bytes() / (self.arch.memory_gb_per_s * 1e3))
             + sums_bytes / (self.arch.memory_gb_per_s * 1e3)
             + 3.0 * launches
             + statistics::estimate_us(p, &self.arch)
     }
-
-    fn knobs_of(setting: Setting) -> Knobs {
-        Knobs::new([("tile", setting.tile.rows()), ("split", setting.parts as u32)])
-    }
-
-    fn setting(&self, knobs: &Knobs) -> Option<Setting> {
-        self.settings().into_iter().find(|&setting| Accepted::knobs_of(setting) == *knobs)
-    }
-
-    fn alignments(&self) -> Vec<u64> {
-        let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
-        for (slot, bytes) in elements.chain(PrologueSpec::alignments(p)).chain(sums).chain(self.spec.epilogue.conv_alignments(p)) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-}
-
-/// An argument of 32 bits.
-pub(super) fn word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U32, value & 0xffff_ffff)
-}
-
-/// An argument of 64 bits.
-pub(super) fn double_word(value: u64) -> Arg {
-    Arg::Scalar(Ty::U64, value)
 }
 
 /// A divisor, 1 in place of 0.
-pub(super) fn divisor(value: u64) -> Arg {
-    Arg::Divisor(u32::try_from(value).unwrap_or(u32::MAX).max(1))
+pub(super) fn divisor(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX).max(1)
 }
 
-/// The arguments of a tensor: address, and strides over n, channels and the spatial dims.
-fn tensor_args(tensor: &verdigris_graph::Tensor) -> Vec<Arg> {
-    let bytes = tensor.dtype.bytes() as u64;
-    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
-    args.extend(tensor.strides.iter().map(|stride| double_word(stride * bytes)));
-    args
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings().into_iter().map(Accepted::knobs_of);
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: false,
-            deterministic: true,
-            down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32),
-            accumulator: match self.spec.arithmetic {
-                Arithmetic::F64 => DType::F64,
-                Arithmetic::I32 => DType::I32,
-                _ => DType::F32,
-            },
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let setting = self.setting(knobs).unwrap_or(Setting { tile: Tile::Small, parts: 0 });
-            Cost { us: self.cost_of(setting), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let setting =
-            self.setting(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        if !self.problem.is_empty() {
-            match self.spec.kind {
-                Kind::Pixels => self.pixel_steps(setting, &mut program),
-                Kind::Filter => self.filter_steps(setting, &mut program),
-            }
-        }
-        if let Some(statistics) = &self.problem.statistics {
-            statistics::steps(&self.problem, statistics, &mut program);
-        }
-        Ok(program)
-    }
-}
-
-impl Accepted {
-    fn launch(program: &mut Program, kernel: &KernelRef, grid: [u32; 3], args: Vec<Arg>) {
-        program.steps.push(Step::Launch(Launch {
-            kernel: kernel.clone(),
-            grid,
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
-    }
-
-    fn pixel_steps(&self, setting: Setting, program: &mut Program) {
+impl Direct {
+    fn pixel_steps(&self, config: Config, program: &mut Program) {
         let p = &self.problem;
-        let spec = Spec { tile: setting.tile, ..self.spec.clone() };
+        let spec = Spec { tile: config.tile, ..self.spec.clone() };
         let kernel = spec.clone().kernel();
         let geometry = PixelGeometry::of(p);
         let (tables, table_starts) = geometry.tables();
         program.constants.push(tables);
         let classes = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
         let columns = p.gemm_extents().n;
-        let column_tiles = columns.div_ceil(u64::from(setting.tile.columns()));
+        let column_tiles = columns.div_ceil(u64::from(config.tile.columns()));
         let group_channels = p.activation_channels() / p.groups;
-        for pixel_box in self.boxes(setting.tile) {
+        for pixel_box in self.boxes(config.tile) {
             let rows = pixel_box.count();
-            let row_tiles = rows.div_ceil(u64::from(setting.tile.rows()));
+            let row_tiles = rows.div_ceil(u64::from(config.tile.rows()));
             for chunk in Chunk::all(&[p.groups]) {
-                let mut args = vec![word(rows), word(columns), divisor(column_tiles), divisor(row_tiles)];
                 let [_, classes_h, classes_w] = geometry.class_counts();
-                args.extend([divisor(classes_h), divisor(classes_w), Arg::Pointer(classes)]);
-                args.extend(table_starts.map(double_word));
-                args.extend(pixel_box.args());
-                args.extend(chunk.args());
-                args.push(word(chunk.first[0]));
-                args.extend(geometry.args());
-                args.extend([divisor(group_channels), word(group_channels)]);
-                args.extend(tensor_args(p.activations()));
-                args.extend(geometry.filter_args(p));
-                args.extend(spec.prologue.args(p));
-                args.extend(spec.epilogue.conv_args(p));
+                let args = kernel::PixelsArguments {
+                    rows: rows as u32,
+                    columns: columns as u32,
+                    column_tiles: divisor(column_tiles),
+                    row_tiles: divisor(row_tiles),
+                    height_classes: divisor(classes_h),
+                    width_classes: divisor(classes_w),
+                    classes,
+                    table_starts,
+                    pixel_box: pixel_box.arguments(),
+                    batch: chunk.index(),
+                    first_group: chunk.first[0] as u32,
+                    steps: geometry.steps(),
+                    channels: divisor(group_channels),
+                    group_channels: group_channels as u32,
+                    activations: StridedArguments::of(p.activations()),
+                    filter: geometry.filter(p),
+                    prologue: spec.prologue.arguments(p),
+                    epilogue: spec.epilogue.conv_arguments(p),
+                };
                 let [y, z] = chunk.grid();
                 let tiles = row_tiles * column_tiles * geometry.class_count();
-                Accepted::launch(program, &kernel, [tiles as u32, y, z], args);
+                program.launch(Launch::new(kernel.clone(), [tiles as u32, y, z], args.bound(&spec)));
             }
         }
     }
 
-    fn filter_steps(&self, setting: Setting, program: &mut Program) {
+    fn filter_steps(&self, config: Config, program: &mut Program) {
         let p = &self.problem;
         let extents = p.gemm_extents();
-        let tile = setting.tile;
-        let spec = Spec { tile, split: setting.parts > 0, ..self.spec.clone() };
+        let tile = config.tile;
+        let spec = Spec { tile, split: config.parts > 0, ..self.spec.clone() };
         let kernel = spec.clone().kernel();
         let (row_tiles, column_tiles) = (extents.m.div_ceil(u64::from(tile.rows())), extents.n.div_ceil(u64::from(tile.columns())));
         // Nothing to sum up is one sum over nothing.
@@ -571,7 +510,7 @@ impl Accepted {
         }
         // Parts end at whole slabs.
         let part_depths: Vec<u64> = (boxes.iter())
-            .map(|pixel_box| pixel_box.count().div_ceil(setting.parts.max(1)).next_multiple_of(u64::from(DEPTH)).max(u64::from(DEPTH)))
+            .map(|pixel_box| pixel_box.count().div_ceil(config.parts.max(1)).next_multiple_of(u64::from(DEPTH)).max(u64::from(DEPTH)))
             .collect();
         let counts: Vec<u64> = boxes.iter().zip(&part_depths).map(|(pixel_box, depth)| pixel_box.count().div_ceil(*depth).max(1)).collect();
         let group_bytes = extents.m * extents.n * spec.sum_bytes();
@@ -581,23 +520,28 @@ impl Accepted {
         let mut first_part = 0;
         for ((pixel_box, part_depth), count) in boxes.iter().zip(&part_depths).zip(&counts) {
             for chunk in Chunk::all(&[p.groups]) {
-                let mut args = vec![word(extents.m), word(extents.n), divisor(column_tiles), divisor(row_tiles)];
-                args.extend([word(pixel_box.count()), word(*part_depth)]);
-                args.extend(pixel_box.args());
-                args.extend(chunk.args());
-                args.push(word(chunk.first[0]));
-                args.extend(geometry::filter_gradient_args(p));
-                args.extend(geometry::column_args(p));
-                args.push(word(p.c / p.groups));
-                args.extend(tensor_args(&p.x));
-                args.extend(tensor_args(&p.y));
-                args.extend(spec.prologue.args(p));
-                match parts {
-                    Some(parts) => args.extend([Arg::Pointer(parts), double_word(part_bytes), double_word(group_bytes), word(first_part)]),
-                    None => args.extend(spec.epilogue.conv_args(p)),
-                }
+                let args = kernel::FilterArguments {
+                    rows: extents.m as u32,
+                    columns: extents.n as u32,
+                    column_tiles: divisor(column_tiles),
+                    row_tiles: divisor(row_tiles),
+                    depth: pixel_box.count() as u32,
+                    part_depth: *part_depth as u32,
+                    pixel_box: pixel_box.arguments(),
+                    batch: chunk.index(),
+                    first_group: chunk.first[0] as u32,
+                    steps: geometry::gradient_steps(p),
+                    columns_of: FilterColumnsArguments::of(p),
+                    group_channels: (p.c / p.groups) as u32,
+                    x: StridedArguments::of(&p.x),
+                    y: StridedArguments::of(&p.y),
+                    prologue: spec.prologue.arguments(p),
+                    parts: parts.map(|parts| PartsArguments { parts, part_bytes, group_bytes, first_part: first_part as u32 }),
+                    epilogue: (!spec.split).then(|| spec.epilogue.conv_arguments(p)),
+                };
                 let [y, z] = chunk.grid();
-                Accepted::launch(program, &kernel, [(row_tiles * column_tiles * count) as u32, y, z], args);
+                let grid = [(row_tiles * column_tiles * count) as u32, y, z];
+                program.launch(Launch::new(kernel.clone(), grid, args.bound(&spec)));
             }
             first_part += count;
         }

@@ -1,11 +1,13 @@
 //! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`crate::parts::column_sums`], else one CTA a channel.
 
-use verdigris_graph::{ConvProblem, Statistics};
+use verdigris_graph::{Channels, ConvProblem, Statistics};
 use verdigris_kir::face::{Header, Kernel, Val, build};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::params::{Divide, Write};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use super::{THREADS, divisor, double_word, tensor_args, word};
+use super::kernel::{Strided, StridedArguments};
+use super::{THREADS, divisor};
 use crate::arch::Arch;
 use crate::parts::column_sums::{self, Targets};
 use crate::parts::compute::{self, Compute};
@@ -32,7 +34,7 @@ fn line_elements(p: &ConvProblem) -> Option<u64> {
 }
 
 /// Microseconds that the launches take; 0 where no sums are asked for.
-pub(in crate::conv) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
+pub(crate) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
     if p.statistics.is_none() {
         return 0.0;
     }
@@ -43,7 +45,7 @@ pub(in crate::conv) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
 }
 
 /// Adds the launches. Of no pixels, the sums are 0.
-pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
+pub(crate) fn steps(p: &ConvProblem, statistics: &Statistics, program: &mut Program) {
     let [n, channels, d, h, w] = p.result_extents();
     if channels == 0 {
         return;
@@ -55,32 +57,45 @@ pub(in crate::conv) fn steps(p: &ConvProblem, statistics: &Statistics, program: 
         column_sums::of_lines(lines, result.dtype, counts, bytes, targets(statistics), program);
         return;
     }
-    let mut args = vec![word(n * d * h * w), divisor(d), divisor(h), divisor(w)];
-    args.extend(tensor_args(result));
-    for sum in [&statistics.sum, &statistics.sum_of_squares] {
-        args.push(Arg::Pointer(Address::buffer(sum.slot.0 as usize)));
-        args.push(double_word(sum.stride * sum.dtype.bytes() as u64));
+    let total = |sum: &Channels| TotalArguments { at: Address::buffer(sum.slot.0 as usize), stride: sum.stride * sum.dtype.bytes() as u64 };
+    let double = p.precision.epilogue() == DType::F64;
+    let args = SumsArguments {
+        pixels: (n * d * h * w) as u32,
+        extents: [d, h, w].map(divisor),
+        result: StridedArguments::of(result),
+        totals: [total(&statistics.sum), total(&statistics.sum_of_squares)],
+    };
+    let args = args.bound(&(result.dtype, if double { 8 } else { 4 }));
+    program.launch(Launch::new(kernel(result.dtype, double), [channels as u32, 1, 1], args));
+}
+
+verdigris_kir::parameters! {
+    /// Of a result of this type, and sums of so many bytes.
+    struct Sums / SumsArguments of (DType, u32) as spec {
+        pixels: u32,
+        /// Depths, heights and widths.
+        extents: [Divide; 3],
+        result: StridedArguments = spec.0.bytes() as u32,
+        totals: [TotalArguments; 2] = spec.1,
     }
-    program.steps.push(Step::Launch(Launch {
-        kernel: kernel(result.dtype, p.precision.epilogue() == DType::F64),
-        grid: [channels as u32, 1, 1],
-        residency: Residency::Any,
-        overlap: false,
-        args: args.into(),
-    }));
+}
+
+verdigris_kir::parameters! {
+    /// Where sums of so many bytes go.
+    #[derive(Clone, Copy)]
+    struct Total / TotalArguments of u32 as bytes {
+        at: Write = *bytes,
+        /// Bytes from channel to channel.
+        stride: u64,
+    }
 }
 
 fn sums<'k, T: Compute>(k: Kernel<'k>, stored: DType) {
-    let pixels = k.scalar::<u32>("pixels");
-    let [depths, heights, widths] = ["depths", "heights", "widths"].map(|name| k.divisor(name));
-    let result = k.input("result", stored.bytes() as u32);
-    let strides = ["n_bytes", "channel_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar::<u64>(name));
-    let outputs = [["sum", "sum_bytes"], ["sum_of_squares", "sum_of_squares_bytes"]]
-        .map(|[name, stride]| (k.output(name, T::TY.bytes()), k.scalar::<u64>(stride)));
+    let Sums { pixels, extents: [depths, heights, widths], result, totals: outputs } = Sums::declare(k, &(stored, T::TY.bytes()));
 
     let (thread, channel) = (k.thread(), k.cta());
-    let [first, of_channel, depth, height, width] = strides;
-    let base = result.address() + channel.widen() * of_channel;
+    let Strided { pointer, first, channel: of_channel, spatial: [depth, height, width] } = result;
+    let base = pointer.address() + channel.widen() * of_channel;
     let totals = [k.var(T::constant(k, 0.0)), k.var(T::constant(k, 0.0))];
     k.range_step(thread, pixels, THREADS, |pixel| {
         let (rest, w) = widths.split(pixel);
@@ -109,8 +124,8 @@ fn sums<'k, T: Compute>(k: Kernel<'k>, stored: DType) {
         half /= 2;
     }
     k.when(thread.eq(0), || {
-        for (total, (output, stride)) in totals.iter().zip(outputs) {
-            k.st_global(output.address() + channel.widen() * stride, 0, total.get());
+        for (total, Total { at, stride }) in totals.iter().zip(outputs) {
+            k.st_global(at.address() + channel.widen() * stride, 0, total.get());
         }
     });
 }

@@ -8,14 +8,15 @@ use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::{MatrixType, MmaShape};
 use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::THREADS;
-use super::pixels::{Blocks, Pixels, Tile};
+use super::pixels::{Blocks, BlocksArguments, Pixels, Tile};
 use super::slab::{CHUNK, PITCH_BYTES, SLOTS, Slab};
 use super::tiling::{PIXEL_BYTES, Room, TAP_BYTES};
-use super::walk::{Chunk, Place, Walk};
+use super::walk::{Chunk, Place, Walk, WalkArguments};
 
 /// Pixels of a tile, and shared memory as that tile has it.
 const TILE: Tile = Tile::Small;
@@ -123,16 +124,33 @@ impl<'k> Share<'k> {
     }
 }
 
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Values / FilterArguments of () as _spec {
+        pub(super) walk: WalkArguments = (),
+        pub(super) blocks: BlocksArguments = (),
+        pub(super) slabs: Divide,
+        pub(super) column_parts: Divide,
+        pub(super) tap_groups: Divide,
+        /// Parts of a sum.
+        pub(super) lanes: u32,
+        pub(super) x: Read = 16,
+        pub(super) x_strides: [u64; 4],
+        pub(super) y: Read = 16,
+        pub(super) y_strides: [u64; 4],
+        pub(super) flipped: u32,
+        pub(super) parts: Write = 4,
+        pub(super) part_bytes: u64,
+    }
+}
+
 fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
     let (slab, taps_of_warp) = (spec.slab, spec.taps_of_warp());
-    let walk = Walk::declare(k, TILE.pixels(), TILE.arena_bytes());
-    let blocks = Blocks::declare(k);
-    let [slabs, column_parts, tap_groups] = ["slabs", "column_parts", "tap_groups"].map(|name| k.divisor(name));
-    let lanes = k.scalar::<u32>("parts_of_a_sum");
-    let [x, y] = ["x", "y"].map(|name| Pixels::declare(k, k.input(name, 16)));
-    let flipped = k.scalar::<u32>("flipped");
-    let parts = k.output("parts", 4);
-    let part_bytes = k.scalar::<u64>("part_bytes");
+    let values = Values::declare(k, &());
+    let Values { blocks, slabs, column_parts, tap_groups, lanes, flipped, parts, part_bytes, .. } = values;
+    let walk = Walk::new(k, values.walk, TILE.pixels(), TILE.arena_bytes());
+    let x = Pixels { pointer: values.x, strides: values.x_strides };
+    let y = Pixels { pointer: values.y, strides: values.y_strides };
 
     let (rest, slab_number) = slabs.split(k.cta());
     let (rest, column_part) = column_parts.split(rest);
@@ -164,9 +182,9 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
         (0..taps_of_warp).map(|_| std::array::from_fn(|_| std::array::from_fn(|_| k.var(0.0f32)))).collect();
     let element = if spec.operands == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
     let shape = MmaShape { m: 16, n: CHUNK, k: STEP, a: element, b: element, d: MatrixType::F32, saturate: false, sparse: false };
-    let steps = (walk.tile_pixels + (STEP - 1)) >> STEP.ilog2();
+    let steps = (walk.cut.tile_pixels + (STEP - 1)) >> STEP.ilog2();
 
-    k.range_step(part, walk.tile_count, lanes, |tile| {
+    k.range_step(part, walk.cut.tile_count, lanes, |tile| {
         k.cp_async_wait(0);
         k.bar_sync();
         k.when(is_busy, || {
@@ -184,7 +202,7 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
         // All have done with the tile.
         k.bar_sync();
         let next = tile + lanes;
-        k.when(next.lt(walk.tile_count), || fill(next));
+        k.when(next.lt(walk.cut.tile_count), || fill(next));
     });
     k.cp_async_wait(0);
 

@@ -1,16 +1,16 @@
 //! wgrad on the host's side: which CTA sums what, and what becomes of the parts.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::program::{Arg, Launch, Program, Residency, Step};
-use verdigris_tensor::DType;
+use verdigris_kir::program::{Launch, Program};
 
 use super::slab::{CHUNK, Channels, Slab};
 use super::tiling::Tiling;
-use super::{COUNT_LIMIT, ID, filter, pixel_args, require_chunks, sum, walk};
+use super::walk::WalkArguments;
+use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks, sum};
 use crate::arch::Arch;
+use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
-use crate::conv::direct::{divisor, double_word, word};
-use crate::engine::{Candidate, Cost, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Knobs, Reason, Refusal};
 use crate::parts::epilogue::EpilogueSpec;
 
 /// Scratch for parts stays below this.
@@ -18,7 +18,7 @@ const MOST_PARTS_BYTES: u64 = 512 << 20;
 
 /// An accepted wgrad.
 #[derive(Clone, Debug)]
-pub(super) struct Gradient {
+pub(in crate::conv) struct Gradient {
     problem: ConvProblem,
     channels: Channels,
     geometry: PixelGeometry,
@@ -27,22 +27,19 @@ pub(super) struct Gradient {
     spec: filter::Spec,
     sum: sum::Spec,
     tiling: Tiling,
-    /// The best first.
-    settings: Vec<Setting>,
 }
 
 /// A setting of the knobs.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Setting {
+pub(in crate::conv) struct Setting {
     /// Parts of each sum.
     parts: u64,
     /// Taps of a CTA, where they are fewer than the kernel of the problem's taps has.
     fewer_taps: Option<u32>,
-    us: f64,
 }
 
 impl Setting {
-    fn knobs(&self) -> Knobs {
+    pub(super) fn knobs(&self) -> Knobs {
         Knobs::new([("parts", self.parts as u32)].into_iter().chain(self.fewer_taps.map(|taps| ("taps", taps))))
     }
 }
@@ -78,18 +75,20 @@ impl Gradient {
             ID.refusal(Reason::SharedMemory, format_args!("a filter of {:?} taps in {limit} bytes of shared memory", problem.filter))
         })?;
         let sum = sum::Spec { epilogue };
-        let mut gradient =
-            Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling, settings: Vec::new() };
-        for taps in filter::Spec::TAPS.into_iter().filter(|&taps| taps <= gradient.spec.taps) {
-            let spec = filter::Spec { taps, ..gradient.spec };
-            for parts in gradient.parts(&spec) {
-                let us = gradient.estimate(&spec, parts);
-                let fewer_taps = (taps < gradient.spec.taps).then_some(taps);
-                gradient.settings.push(Setting { parts, fewer_taps, us });
-            }
-        }
-        gradient.settings.sort_by(|a, b| a.us.total_cmp(&b.us));
-        Ok(gradient)
+        Ok(Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling })
+    }
+
+    pub(super) fn settings(&self) -> Vec<Setting> {
+        let taps = filter::Spec::TAPS.into_iter().filter(|&taps| taps <= self.spec.taps);
+        let of_taps = |taps| {
+            let fewer_taps = (taps < self.spec.taps).then_some(taps);
+            self.parts(&filter::Spec { taps, ..self.spec }).into_iter().map(move |parts| Setting { parts, fewer_taps })
+        };
+        taps.flat_map(of_taps).collect()
+    }
+
+    fn spec(&self, setting: &Setting) -> filter::Spec {
+        filter::Spec { taps: setting.fewer_taps.unwrap_or(self.spec.taps), ..self.spec }
     }
 
     fn slabs(&self) -> u64 {
@@ -123,7 +122,8 @@ impl Gradient {
     }
 
     /// Microseconds: the longest of what device memory, L2, shared memory and the tensor cores take, and the parts on their way.
-    fn estimate(&self, spec: &filter::Spec, parts: u64) -> f64 {
+    pub(super) fn estimate(&self, setting: &Setting) -> f64 {
+        let (parts, spec) = (setting.parts, &self.spec(setting));
         let turns = self.tiling.count().div_ceil(parts) as f64;
         let taps = f64::from(spec.taps);
         let pixels = f64::from(filter::Spec::room().pixels);
@@ -144,72 +144,36 @@ impl Gradient {
         (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt() + sums_us + 3.0
     }
 
-    fn alignments(&self) -> Vec<u64> {
+    pub(super) fn lower(&self, setting: &Setting) -> Program {
+        let (count, spec) = (setting.parts, self.spec(setting));
         let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let chunks = [p.x.slot, p.y.slot].map(|slot| (slot, 2 * u64::from(CHUNK)));
-        for (slot, bytes) in self.sum.epilogue.conv_alignments(p).chain(chunks) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
+        let mut program = crate::conv::empty_program(p);
+        let part_bytes = self.part_bytes();
+        let parts = program.add_scratch("parts of sums", part_bytes * count);
+        let [n, _, d, h, w] = p.y.strides;
+        let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
+        let ((x, x_strides), (y, y_strides)) = (pixel_arguments(&p.x), pixel_arguments(&p.y));
+        let args = filter::FilterArguments {
+            walk: WalkArguments::new(p, &self.geometry, &self.tiling, relative, &mut program),
+            blocks: self.channels.arguments(),
+            slabs: divisor(self.slabs()),
+            column_parts: spec.column_parts(),
+            tap_groups: divisor(self.tap_groups(&spec)),
+            lanes: count as u32,
+            x,
+            x_strides,
+            y,
+            y_strides,
+            flipped: u32::from(p.flip),
+            parts,
+            part_bytes,
+        };
+        program.launch(Launch::new(spec.kernel(), [(self.columns(&spec) * count) as u32, 1, 1], args.bound(&())));
+        program.launch(self.sum.launch(p, parts, count, part_bytes));
+        program
     }
 }
 
 fn taps(problem: &ConvProblem) -> u64 {
     problem.filter.iter().fold(1, |all, &taps| all.saturating_mul(taps))
-}
-
-impl Candidate for Gradient {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(Setting::knobs);
-        KnobSpace::new(settings.next().unwrap_or_default(), settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
-            Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let known = self.settings.iter().find(|setting| setting.knobs() == *knobs);
-        let &Setting { parts: count, fewer_taps, .. } =
-            known.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
-        let spec = filter::Spec { taps: fewer_taps.unwrap_or(self.spec.taps), ..self.spec };
-        let p = &self.problem;
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        let part_bytes = self.part_bytes();
-        let parts = program.add_scratch("parts of sums", part_bytes * count);
-        let [n, _, d, h, w] = p.y.strides;
-        let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
-        let mut args = walk::walk_args(p, &self.geometry, &self.tiling, relative, &mut program);
-        args.extend(self.channels.args());
-        args.extend([divisor(self.slabs()), divisor(spec.column_parts().into()), divisor(self.tap_groups(&spec)), word(count)]);
-        args.extend(pixel_args(&p.x));
-        args.extend(pixel_args(&p.y));
-        args.extend([word(p.flip.into()), Arg::Pointer(parts), double_word(part_bytes)]);
-        program.steps.push(Step::Launch(Launch {
-            kernel: spec.kernel(),
-            grid: [(self.columns(&spec) * count) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
-        program.steps.push(Step::Launch(self.sum.launch(p, parts, count, part_bytes)));
-        Ok(program)
-    }
 }

@@ -27,19 +27,21 @@ pub(super) mod sum;
 mod tiling;
 mod walk;
 
-use pixels::{Spec, Tile};
+use pixels::{BlocksArguments, PixelsArguments, Spec, Tile};
 use slab::{CHUNK, Channels, Slab};
 use tiling::Tiling;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
+use walk::WalkArguments;
 
 use super::direct::geometry::PixelGeometry;
-use super::direct::{divisor, double_word, statistics, word};
+use super::direct::{divisor, statistics};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
 const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
@@ -49,33 +51,78 @@ const THREADS: u32 = 256;
 /// Extents and CTAs of a launch stay below this.
 const COUNT_LIMIT: u64 = 1 << 31;
 
-/// The engine.
+/// An accepted problem.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of a problem")]
+pub(super) enum Grouped {
+    Pixels(Correlation),
+    Filter(gradient::Gradient),
+}
+
+/// A config of either.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grouped;
+pub(super) enum Config {
+    Pixels(Setting),
+    Filter(gradient::Setting),
+}
 
-impl Engine for Grouped {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Grouped {
+    const ID: EngineId = ID;
+    type Config = Config;
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(problem) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
         };
         let channels = require_operands(problem, arch)?;
         if problem.direction == Direction::Wgrad {
-            return Ok(Box::new(gradient::Gradient::new(problem, channels, arch)?));
+            return Ok(Grouped::Filter(gradient::Gradient::new(problem, channels, arch)?));
         }
-        let accepted = Accepted::pixels(problem, channels, arch)?;
+        let accepted = Correlation::new(problem, channels, arch)?;
         ID.require(
             !accepted.settings.is_empty(),
             Reason::SharedMemory,
             format_args!("a filter of {:?} taps in {} bytes of shared memory", problem.filter, arch.shared_bytes_per_cta),
         )?;
-        Ok(Box::new(accepted))
+        Ok(Grouped::Pixels(accepted))
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        match self {
+            Grouped::Pixels(pixels) => pixels.settings.iter().copied().map(Config::Pixels).collect(),
+            Grouped::Filter(gradient) => gradient.settings().into_iter().map(Config::Filter).collect(),
+        }
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        match config {
+            Config::Pixels(setting) => setting.knobs(),
+            Config::Filter(setting) => setting.knobs(),
+        }
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        let us = match (self, config) {
+            (Grouped::Pixels(pixels), Config::Pixels(setting)) => pixels.estimate(setting),
+            (Grouped::Filter(gradient), Config::Filter(setting)) => gradient.estimate(setting),
+            _ => unreachable!("a problem's configs are of its own direction"),
+        };
+        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        Ok(match (self, config) {
+            (Grouped::Pixels(pixels), Config::Pixels(setting)) => pixels.lower(setting),
+            (Grouped::Filter(gradient), Config::Filter(setting)) => gradient.lower(setting),
+            _ => unreachable!("a problem's configs are of its own direction"),
+        })
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         let mut specs = Vec::new();
         for operands in [DType::Bf16, DType::F16] {
             for slab in Slab::ALL {
@@ -157,12 +204,11 @@ fn are_chunks(tensor: &Tensor, extents: [u64; 5]) -> bool {
 
 /// A setting of the knobs, with the tiles that it makes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Setting {
+pub(super) struct Setting {
     tile: Tile,
     /// Tiles that a CTA takes one after the other.
     turns: u64,
     tiling: Tiling,
-    us: f64,
 }
 
 impl Setting {
@@ -178,7 +224,7 @@ impl Setting {
 
 /// An accepted fprop or dgrad.
 #[derive(Clone, Debug)]
-struct Accepted {
+pub(super) struct Correlation {
     problem: ConvProblem,
     channels: Channels,
     geometry: PixelGeometry,
@@ -188,12 +234,11 @@ struct Accepted {
     epilogue: EpilogueSpec,
     /// Distances of the result's neighbours in a tile, in chunks.
     relative: [u64; 4],
-    /// The best first.
     settings: Vec<Setting>,
 }
 
-impl Accepted {
-    fn pixels(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Accepted, Refusal> {
+impl Correlation {
+    fn new(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Correlation, Refusal> {
         let activations = problem.activations();
         let (name, extents) = (problem.operands()[0].0, problem.operands()[0].2);
         require_chunks(name, activations, extents)?;
@@ -222,7 +267,7 @@ impl Accepted {
         };
         let target = epilogue.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
-        let mut accepted = Accepted {
+        let mut accepted = Correlation {
             problem: problem.clone(),
             channels,
             geometry,
@@ -240,7 +285,6 @@ impl Accepted {
         for tile in Tile::ALL {
             accepted.add_settings(tile);
         }
-        accepted.settings.sort_by(|a, b| a.us.total_cmp(&b.us));
         Ok(accepted)
     }
 
@@ -279,14 +323,12 @@ impl Accepted {
         turns.extend((most > 3).then_some(most.div_ceil(2)));
         turns.sort_unstable();
         turns.dedup();
-        for turns in turns {
-            let us = self.estimate(&spec, &tiling, turns);
-            self.settings.push(Setting { tile, turns, tiling, us });
-        }
+        self.settings.extend(turns.into_iter().map(|turns| Setting { tile, turns, tiling }));
     }
 
     /// Microseconds: the longest of what device memory, L2 and shared memory, and the tensor cores take, with what stands around.
-    fn estimate(&self, spec: &Spec, tiling: &Tiling, turns: u64) -> f64 {
+    fn estimate(&self, &Setting { tile, turns, tiling }: &Setting) -> f64 {
+        let spec = self.spec(tile);
         let (slab, pixels) = (spec.slab, f64::from(spec.tile.pixels()));
         let columns = self.slabs_of(slab) as f64 * self.geometry.class_count() as f64;
         let all_taps: u64 = self.problem.filter.iter().product();
@@ -313,90 +355,54 @@ impl Accepted {
         both + 3.0 + statistics::estimate_us(&self.problem, &self.arch)
     }
 
-    fn alignments(&self) -> Vec<u64> {
+    fn lower(&self, setting: &Setting) -> Program {
         let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
-        let chunks = [Some(p.activations().slot), self.staged.then_some(p.result().slot)].into_iter().flatten().map(|slot| (slot, 16));
-        for (slot, bytes) in elements.chain(sums).chain(chunks).chain(self.epilogue.conv_alignments(p)) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
+        let spec = self.spec(setting.tile);
+        let mut program = super::empty_program(p);
+        let (slabs, classes, lanes) = (self.slabs_of(spec.slab), self.geometry.class_count(), setting.lanes());
+        let (activations, activation_strides) = pixel_arguments(p.activations());
+        let (result, result_strides) = self.staged.then(|| pixel_arguments(p.result())).unzip();
+        let args = PixelsArguments {
+            walk: WalkArguments::new(p, &self.geometry, &setting.tiling, self.relative, &mut program),
+            blocks: self.channels.arguments(),
+            slabs: divisor(slabs),
+            classes: divisor(classes),
+            lanes: lanes as u32,
+            activations,
+            activation_strides,
+            filter: self.geometry.filter(p),
+            result,
+            result_strides,
+            epilogue: self.epilogue.conv_arguments(p),
+        };
+        let args = args.bound(&spec);
+        program.launch(Launch::new(spec.kernel(), [(slabs * classes * lanes) as u32, 1, 1], args));
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, &mut program);
         }
-        alignments
+        program
     }
 }
 
 impl Channels {
-    /// The arguments of `Blocks::declare`.
-    fn args(&self) -> Vec<Arg> {
-        let mut args = vec![word(self.blocks().into()), word(self.groups.into()), word(self.merged.into())];
-        args.extend([self.group_inputs, self.group_outputs].map(|channels| divisor(channels.into())));
-        args.extend([self.block_inputs(), self.block_outputs(), self.inputs, self.outputs].map(|channels| word(channels.into())));
-        args
+    fn arguments(&self) -> BlocksArguments {
+        BlocksArguments {
+            count: self.blocks(),
+            groups: self.groups,
+            merged: self.merged,
+            group_inputs: divisor(self.group_inputs.into()),
+            group_outputs: divisor(self.group_outputs.into()),
+            inputs_of_block: self.block_inputs(),
+            outputs_of_block: self.block_outputs(),
+            inputs: self.inputs,
+            outputs: self.outputs,
+        }
     }
 }
 
-/// The arguments of `Pixels::declare`.
-fn pixel_args(tensor: &Tensor) -> Vec<Arg> {
-    let mut args = vec![Arg::Pointer(Address::buffer(tensor.slot.0 as usize))];
-    args.extend([0, 2, 3, 4].map(|dim| double_word(tensor.strides[dim] * tensor.dtype.bytes() as u64)));
-    args
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(Setting::knobs);
-        KnobSpace::new(settings.next().unwrap_or_default(), settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: None,
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = self.settings.iter().find(|setting| setting.knobs() == *knobs).map_or(f64::INFINITY, |setting| setting.us);
-            Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let setting = self.settings.iter().find(|setting| setting.knobs() == *knobs);
-        let setting = setting.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
-        let p = &self.problem;
-        let spec = self.spec(setting.tile);
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        let (slabs, classes, lanes) = (self.slabs_of(spec.slab), self.geometry.class_count(), setting.lanes());
-        let mut args = walk::walk_args(p, &self.geometry, &setting.tiling, self.relative, &mut program);
-        args.extend(self.channels.args());
-        args.extend([divisor(slabs), divisor(classes), word(lanes)]);
-        args.extend(pixel_args(p.activations()));
-        args.extend(self.geometry.filter_args(p));
-        if self.staged {
-            args.extend(pixel_args(p.result()));
-        }
-        args.extend(self.epilogue.conv_args(p));
-        program.steps.push(Step::Launch(Launch {
-            kernel: spec.kernel(),
-            grid: [(slabs * classes * lanes) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }));
-        if let Some(statistics) = &p.statistics {
-            statistics::steps(p, statistics, &mut program);
-        }
-        Ok(program)
-    }
+/// A tensor's address, and its strides over images, depth, height and width in bytes.
+fn pixel_arguments(tensor: &Tensor) -> (Address, [u64; 4]) {
+    (Address::buffer(tensor.slot.0 as usize), [0, 2, 3, 4].map(|dim| tensor.strides[dim] * tensor.dtype.bytes() as u64))
 }
 
 #[cfg(test)]
@@ -404,10 +410,14 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::algorithm::Listed;
+    use crate::engine::Engine;
     use verdigris_graph::ConvExtents;
     use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
     use verdigris_kir::ptx::{self, Isa};
     use verdigris_kir::verify;
+
+    const ENGINE: Listed<Grouped> = Listed::new();
 
     fn extents(direction: Direction, groups: u64, c: u64, k: u64) -> ConvExtents {
         ConvExtents {
@@ -429,7 +439,7 @@ mod tests {
     }
 
     fn refused(problem: &Problem) -> Reason {
-        Grouped.accept(problem, &Arch::h200()).err().expect("refused").reason
+        ENGINE.accept(problem, &Arch::h200()).err().expect("refused").reason
     }
 
     #[test]
@@ -455,7 +465,7 @@ mod tests {
     #[test]
     fn every_kernel_of_the_catalog_is_verified_and_assembles_without_spills() {
         let ptxas = std::env::var_os("VERDIGRIS_PTXAS");
-        let catalog = Grouped.catalog(Target::Sm80);
+        let catalog = ENGINE.catalog(Target::Sm80);
         assert!((40..=60).contains(&catalog.len()), "{} kernels", catalog.len());
         let mut faults = Vec::new();
         for kernel in catalog {
@@ -479,7 +489,7 @@ mod tests {
     /// What the first launch of a setting counts.
     fn counts(problem: &Problem, pick: impl Fn(&Knobs) -> bool) -> Counters {
         let arch = Arch::virtual_device(4);
-        let candidate = Grouped.accept(problem, &arch).expect("taken");
+        let candidate = ENGINE.accept(problem, &arch).expect("taken");
         let knobs = candidate.knobs().settings().iter().find(|knobs| pick(knobs)).expect("offered").clone();
         let program = candidate.program(&knobs).expect("listed");
         let mut memory = Memory::new();

@@ -6,18 +6,20 @@
 //! its own distance. Sums leave through shared memory, 16 bytes a lane.
 
 use serde::{Deserialize, Serialize};
-use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::inst::{Cache, MatrixType, MmaShape};
 use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::THREADS;
 use super::slab::{CHUNK, PITCH_BYTES, SLOTS, Slab};
 use super::tiling::{PIXEL_BYTES, RESIDUE_BYTES, Room, TAP_BYTES, filter_tap_bytes};
-use super::walk::{Chunk, Classes, Place, Residue, Walk, coordinates};
+use super::walk::{Chunk, Classes, Place, Residue, Walk, WalkArguments, coordinates};
+use crate::conv::direct::geometry::{FilterWalk, FilterWalkArguments};
 use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 const WARPS: u32 = THREADS / 32;
 /// Rows and columns of a tensor core's product.
@@ -145,46 +147,50 @@ pub(super) struct Pixels<'k> {
 }
 
 impl<'k> Pixels<'k> {
-    pub(super) fn declare(k: Kernel<'k>, pointer: Pointer<'k>) -> Self {
-        Pixels { pointer, strides: ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar(name)) }
-    }
-
     /// The address of a pixel.
     pub(super) fn at(&self, pixel: [Val<'k, u32>; 4]) -> Val<'k, u64> {
         pixel.into_iter().zip(self.strides).fold(self.pointer.address(), |address, (at, stride)| address + at.widen() * stride)
     }
 }
 
-/// Blocks and channels, as `Channels::args` gives them.
-#[derive(Clone, Copy)]
-pub(super) struct Blocks<'k> {
-    /// Blocks of the problem.
-    pub(super) count: Val<'k, u32>,
-    groups: Val<'k, u32>,
-    merged: Val<'k, u32>,
-    pub(super) group_inputs: Divisor<'k>,
-    pub(super) group_outputs: Divisor<'k>,
-    pub(super) inputs_of_block: Val<'k, u32>,
-    pub(super) outputs_of_block: Val<'k, u32>,
-    pub(super) inputs: Val<'k, u32>,
-    pub(super) outputs: Val<'k, u32>,
+verdigris_kir::parameters! {
+    /// Blocks and channels.
+    #[derive(Clone, Copy)]
+    pub(super) struct Blocks / BlocksArguments of () as _spec {
+        /// Blocks of the problem.
+        pub(super) count: u32,
+        pub(super) groups: u32,
+        /// Groups of a block.
+        pub(super) merged: u32,
+        /// Channels of x and of y of a group, of a block, and of the problem.
+        pub(super) group_inputs: Divide,
+        pub(super) group_outputs: Divide,
+        pub(super) inputs_of_block: u32,
+        pub(super) outputs_of_block: u32,
+        pub(super) inputs: u32,
+        pub(super) outputs: u32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    pub(super) struct Values / PixelsArguments of Spec as spec {
+        pub(super) walk: WalkArguments = (),
+        pub(super) blocks: BlocksArguments = (),
+        pub(super) slabs: Divide,
+        pub(super) classes: Divide,
+        /// Tiles that are worked on at a time.
+        pub(super) lanes: u32,
+        pub(super) activations: Read = 16,
+        pub(super) activation_strides: [u64; 4],
+        pub(super) filter: FilterWalkArguments = 2,
+        pub(super) result: Option<Write> = spec.staged.then_some(16),
+        pub(super) result_strides: Option<[u64; 4]> = spec.staged.then_some(()),
+        pub(super) epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
+    }
 }
 
 impl<'k> Blocks<'k> {
-    pub(super) fn declare(k: Kernel<'k>) -> Self {
-        Blocks {
-            count: k.scalar("blocks"),
-            groups: k.scalar("groups"),
-            merged: k.scalar("groups_of_block"),
-            group_inputs: k.divisor("inputs_of_group"),
-            group_outputs: k.divisor("outputs_of_group"),
-            inputs_of_block: k.scalar("inputs_of_block"),
-            outputs_of_block: k.scalar("outputs_of_block"),
-            inputs: k.scalar("inputs"),
-            outputs: k.scalar("outputs"),
-        }
-    }
-
     /// Channels of x of a group.
     pub(super) fn inputs_of_group(&self) -> Val<'k, u32> {
         self.group_inputs.value()
@@ -214,30 +220,7 @@ impl<'k> Blocks<'k> {
     }
 }
 
-/// The filter, as `PixelGeometry::filter_args` gives it.
-struct Filter<'k> {
-    pointer: Pointer<'k>,
-    origin: Val<'k, u64>,
-    group: Val<'k, u64>,
-    output: Val<'k, u64>,
-    input: Val<'k, u64>,
-    taps: [Val<'k, u64>; 3],
-    tap_steps: [Val<'k, u64>; 3],
-}
-
-impl<'k> Filter<'k> {
-    fn declare(k: Kernel<'k>) -> Self {
-        Filter {
-            pointer: k.input("filter", 2),
-            origin: k.scalar("filter_origin"),
-            group: k.scalar("filter_group"),
-            output: k.scalar("filter_output"),
-            input: k.scalar("filter_input"),
-            taps: ["filter_depth", "filter_height", "filter_width"].map(|name| k.scalar(name)),
-            tap_steps: ["filter_depth_step", "filter_height_step", "filter_width_step"].map(|name| k.scalar(name)),
-        }
-    }
-
+impl<'k> FilterWalk<'k> {
     /// The distance of a tap of a residue from the filter's start.
     fn tap(&self, classes: &Classes<'k>, taps: [Val<'k, u32>; 3]) -> Val<'k, u64> {
         (0..3).fold(self.origin, |sum, dim| {
@@ -253,7 +236,7 @@ fn keep_filter<'k>(
     k: Kernel<'k>,
     slab: Slab,
     walk: &Walk<'k>,
-    filter: &Filter<'k>,
+    filter: &FilterWalk<'k>,
     blocks: &Blocks<'k>,
     first: Val<'k, u32>,
     taps: Val<'k, u32>,
@@ -288,7 +271,7 @@ fn keep_filter<'k>(
                         & group_of_input.eq(group_of_output)
                         & group.lt(blocks.groups);
                     let distance =
-                        group.widen() * filter.group + input_of_group.widen() * filter.input + output_of_group.widen() * filter.output;
+                        group.widen() * filter.group + input_of_group.widen() * filter.channel + output_of_group.widen() * filter.outer;
                     (is_inside, filter.pointer.address() + k.select(is_inside, distance, 0u64))
                 })
             })
@@ -376,14 +359,11 @@ fn multiply<'k>(
 
 fn pixels(k: Kernel<'_>, spec: &Spec) {
     let slab = spec.slab;
-    let walk = Walk::declare(k, spec.tile.pixels(), spec.tile.arena_bytes());
-    let blocks = Blocks::declare(k);
-    let [slabs, class_count] = ["slabs", "classes"].map(|name| k.divisor(name));
-    let lanes = k.scalar::<u32>("tiles_at_a_time");
-    let activations = Pixels::declare(k, k.input("activations", 16));
-    let filter = Filter::declare(k);
-    let staged = spec.staged.then(|| Pixels::declare(k, k.output("result", 16)));
-    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+    let values = Values::declare(k, spec);
+    let Values { blocks, slabs, classes: class_count, lanes, filter, epilogue, .. } = values;
+    let walk = Walk::new(k, values.walk, spec.tile.pixels(), spec.tile.arena_bytes());
+    let activations = Pixels { pointer: values.activations, strides: values.activation_strides };
+    let staged = values.result.zip(values.result_strides).map(|(pointer, strides)| Pixels { pointer, strides });
 
     let (rest, slab_number) = slabs.split(k.cta());
     let (first_tile, class) = class_count.split(rest);
@@ -415,7 +395,7 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
         .collect();
     let sums: Sums<'_> = (0..row_blocks).map(|_| (0..slab.columns()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect()).collect();
 
-    k.range_step(first_tile, walk.tile_count, lanes, |tile| {
+    k.range_step(first_tile, walk.cut.tile_count, lanes, |tile| {
         sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         // The halo has arrived, for all threads.
         k.cp_async_wait(0);
@@ -425,7 +405,7 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
         k.bar_sync();
         let place = walk.place(&residue, tile);
         let next = tile + lanes;
-        let fill_next = || k.when(next.lt(walk.tile_count), || walk.fill(&residue, &walk.place(&residue, next), &chunk));
+        let fill_next = || k.when(next.lt(walk.cut.tile_count), || walk.fill(&residue, &walk.place(&residue, next), &chunk));
         let leaving = Leaving { k, spec, walk: &walk, residue: &residue, place: &place, blocks: &blocks };
         match &staged {
             Some(result) => {
@@ -460,7 +440,7 @@ impl<'k> Leaving<'_, 'k> {
         let (within, residues) = (coordinates(packed), self.residue.residues());
         std::array::from_fn(|dim| {
             let at = self.place.first[dim] + within[dim];
-            if dim == 0 { at } else { self.k.fma(at, self.walk.result_steps[dim - 1], residues[dim - 1]) }
+            if dim == 0 { at } else { self.k.fma(at, self.walk.steps().results[dim - 1], residues[dim - 1]) }
         })
     }
 

@@ -6,11 +6,12 @@
 use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::ir::KernelBody;
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::THREADS;
-use crate::conv::direct::{divisor, double_word, word};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::conv::direct::divisor;
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 const WARPS: u32 = THREADS / 32;
 /// Parts that are on their way to a warp at a time.
@@ -43,12 +44,18 @@ impl Spec {
         let extents = p.gemm_extents();
         let elements = p.k * extents.n;
         let sharing = sharing(elements, count);
-        let mut args = vec![word(elements), word(count), word(u64::from(sharing.ilog2())), Arg::Pointer(parts), double_word(part_bytes)];
-        args.push(divisor(p.c / p.groups));
-        args.extend(p.filter.map(divisor));
-        args.extend(self.epilogue.conv_args(p));
+        let args = SumArguments {
+            elements: elements as u32,
+            count: count as u32,
+            sharing: sharing.ilog2(),
+            parts,
+            part_bytes,
+            channels: divisor(p.c / p.groups),
+            taps: p.filter.map(divisor),
+            epilogue: self.epilogue.conv_arguments(p),
+        };
         let grid = [elements.div_ceil(u64::from(THREADS / sharing)) as u32, 1, 1];
-        Launch { kernel: self.clone().kernel(), grid, residency: Residency::Any, overlap: false, args: args.into() }
+        Launch::new(self.clone().kernel(), grid, args.bound(self))
     }
 }
 
@@ -59,13 +66,22 @@ fn sharing(elements: u64, count: u64) -> u32 {
     fitting.into_iter().find(is_enough).unwrap_or(WARPS)
 }
 
+verdigris_kir::parameters! {
+    struct Sum / SumArguments of Spec as spec {
+        elements: u32,
+        count: u32,
+        /// Two to this are the warps that share out the parts of an element.
+        sharing: u32,
+        parts: Read = 4,
+        part_bytes: u64,
+        channels: Divide,
+        taps: [Divide; 3],
+        epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
+    }
+}
+
 fn sum(k: Kernel<'_>, spec: &Spec) {
-    let [elements, count, sharing] = ["elements", "parts_count", "sharing_shift"].map(|name| k.scalar::<u32>(name));
-    let parts = k.input("parts", 4);
-    let part_bytes = k.scalar::<u64>("part_bytes");
-    let channels = k.divisor("channels");
-    let taps = ["depth_taps", "height_taps", "width_taps"].map(|name| k.divisor(name));
-    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+    let Sum { elements, count, sharing, parts, part_bytes, channels, taps, epilogue } = Sum::declare(k, spec);
 
     let (warp, lane) = (k.warp(), k.lane());
     // Warps of the same elements follow each other; the first part of a warp is its number among them.

@@ -5,12 +5,11 @@
 //! rows along the height. So neighbours of the tile read neighbours of the halo, whatever the stride and the tap, and a tap is a distance.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::ir::Ty;
-use verdigris_kir::program::Arg;
+use verdigris_kir::params::Divide;
 
 use super::slab::{PITCH_BYTES, Slab};
+use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
-use crate::conv::direct::{divisor, word};
 
 /// Bytes of a tap in the table of taps.
 pub(super) const TAP_BYTES: u32 = 16;
@@ -141,19 +140,53 @@ impl Tiling {
         self.tile[0] * self.halo.iter().product::<u64>()
     }
 
-    /// The arguments of [`super::walk::Walk::declare`] behind those of classes and steps. `relative` are the distances of a tensor's
-    /// neighbours in images, depths, heights and widths of the tile, in units of 16 bytes.
-    pub(super) fn args(&self, relative: [u64; 4]) -> Vec<Arg> {
-        let mut args = vec![word(self.tile.iter().product()), word(self.count())];
-        args.extend(self.tile[1..].iter().copied().map(divisor));
-        args.extend(self.tiles[1..].iter().copied().map(divisor));
-        args.extend(self.halo[..2].iter().copied().map(divisor));
-        args.extend(self.steps.map(divisor));
-        args.push(word(self.tile[0]));
-        args.extend(self.pitches.iter().copied().map(word));
-        args.extend(relative.map(word));
-        args.extend([self.filter_at, self.halo_at, self.beside_at].map(|at| Arg::Scalar(Ty::U32, u64::from(at))));
-        args
+    /// `relative` are the distances of a tensor's neighbours in images, depths, heights and widths of the tile, in units of 16 bytes.
+    pub(super) fn arguments(&self, relative: [u64; 4]) -> TilingArguments {
+        let [tile_images, tile @ ..] = self.tile;
+        let [_, tiles @ ..] = self.tiles;
+        let [halo @ .., _] = self.halo;
+        let [height_step, width_step] = self.steps.map(divisor);
+        TilingArguments {
+            tile_pixels: self.tile.iter().product::<u64>() as u32,
+            tile_count: self.count() as u32,
+            tile: tile.map(divisor),
+            tiles: tiles.map(divisor),
+            halo: halo.map(divisor),
+            height_step,
+            width_step,
+            tile_images: tile_images as u32,
+            pitches: self.pitches.map(|pitch| pitch as u32),
+            relative: relative.map(|distance| distance as u32),
+            filter_at: self.filter_at,
+            halo_at: self.halo_at,
+            beside_at: self.beside_at,
+        }
+    }
+}
+
+verdigris_kir::parameters! {
+    /// How a result is cut into tiles, and how a tile lies in shared memory.
+    #[derive(Clone, Copy)]
+    pub(super) struct Cut / TilingArguments of () as _spec {
+        /// Pixels of a tile.
+        pub(super) tile_pixels: u32,
+        /// Tiles of the largest class.
+        pub(super) tile_count: u32,
+        /// Depth, height and width of a tile, and how many tiles there are along each.
+        pub(super) tile: [Divide; 3],
+        pub(super) tiles: [Divide; 3],
+        /// Depth and height of the halo.
+        pub(super) halo: [Divide; 2],
+        pub(super) height_step: Divide,
+        pub(super) width_step: Divide,
+        pub(super) tile_images: u32,
+        /// Of a phase of columns, rows, a phase of rows, planes and images.
+        pub(super) pitches: [u32; 5],
+        pub(super) relative: [u32; 4],
+        /// Where the filter, the halo and what stands beside it begin.
+        pub(super) filter_at: u32,
+        pub(super) halo_at: u32,
+        pub(super) beside_at: u32,
     }
 }
 

@@ -1,42 +1,39 @@
 //! A tile's way over the activations: where its halo lies, in the tensor and in shared memory, as kernels see it.
 
 use verdigris_graph::ConvProblem;
-use verdigris_kir::face::{Divisor, Kernel, Pointer, Val};
-use verdigris_kir::program::{Address, Arg, Base, Program};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, Base, Program};
 
 use super::slab::{PITCH_BYTES, SLOTS};
-use super::tiling::{PIXEL_BYTES, RESIDUE_BYTES, TAP_BYTES, Tiling};
-use crate::conv::direct::geometry::PixelGeometry;
+use super::tiling::{Cut, PIXEL_BYTES, RESIDUE_BYTES, TAP_BYTES, Tiling, TilingArguments};
+use crate::conv::direct::divisor;
+use crate::conv::direct::geometry::{PixelGeometry, Steps, StepsArguments};
 use crate::conv::direct::kernel::Class;
-use crate::conv::direct::{divisor, double_word, word};
 
 /// The high bit of each byte of a word.
 const HIGH_BITS: u32 = 0x8080_8080;
 
-/// The parameters that say which activations each pixel of the result meets, and how the result is cut into tiles.
+verdigris_kir::parameters! {
+    /// Which activations each pixel of the result meets, and how the result is cut into tiles.
+    #[derive(Clone, Copy)]
+    pub(super) struct WalkValues / WalkArguments of () as _spec {
+        /// The tables of classes by depth, height and width, and where they begin.
+        pub(super) tables: Read = 16,
+        pub(super) starts: [u64; 3],
+        /// Classes of height and width.
+        pub(super) classes: [Divide; 2],
+        pub(super) steps: StepsArguments = (),
+        pub(super) images: u32,
+        pub(super) cut: TilingArguments = (),
+    }
+}
+
+/// The same with its place in shared memory.
 pub(super) struct Walk<'k> {
     k: Kernel<'k>,
-    tables: Pointer<'k>,
-    starts: [Val<'k, u64>; 3],
-    classes: [Divisor<'k>; 2],
-    pixel_steps: [Val<'k, i32>; 3],
-    tap_steps: [Val<'k, i32>; 3],
-    /// The result's pixel is `index · step + residue`.
-    pub(super) result_steps: [Val<'k, u32>; 3],
-    extents: [Val<'k, u32>; 3],
-    images: Val<'k, u32>,
-    /// Pixels of a tile.
-    pub(super) tile_pixels: Val<'k, u32>,
-    /// Tiles of the largest class.
-    pub(super) tile_count: Val<'k, u32>,
-    tile: [Divisor<'k>; 3],
-    tiles: [Divisor<'k>; 3],
-    halo: [Divisor<'k>; 2],
-    height_step: Divisor<'k>,
-    width_step: Divisor<'k>,
-    tile_images: Val<'k, u32>,
-    pitches: [Val<'k, u32>; 5],
-    relative: [Val<'k, u32>; 4],
+    values: WalkValues<'k>,
+    pub(super) cut: Cut<'k>,
     /// The residue, the tables of taps and of pixels, the filter, the halo and what stands beside it, in shared memory.
     residue_at: Val<'k, u32>,
     pub(super) taps_at: Val<'k, u32>,
@@ -46,24 +43,28 @@ pub(super) struct Walk<'k> {
     pub(super) beside_at: Val<'k, u32>,
 }
 
-/// The arguments of [`Walk::declare`]; adds the table of classes to the program.
-pub(super) fn walk_args(
-    problem: &ConvProblem,
-    geometry: &PixelGeometry,
-    tiling: &Tiling,
-    relative: [u64; 4],
-    program: &mut Program,
-) -> Vec<Arg> {
-    let (tables, starts) = geometry.tables();
-    program.constants.push(tables);
-    let mut args = vec![Arg::Pointer(Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 })];
-    args.extend(starts.map(double_word));
-    let [_, height, width] = geometry.class_counts();
-    args.extend([divisor(height), divisor(width)]);
-    args.extend(geometry.args());
-    args.push(word(problem.n));
-    args.extend(tiling.args(relative));
-    args
+impl WalkArguments {
+    /// Adds the table of classes to the program. `relative` are the distances of a tensor's neighbours in images, depths, heights and widths of
+    /// the tile, in units of 16 bytes.
+    pub(super) fn new(
+        problem: &ConvProblem,
+        geometry: &PixelGeometry,
+        tiling: &Tiling,
+        relative: [u64; 4],
+        program: &mut Program,
+    ) -> WalkArguments {
+        let (tables, starts) = geometry.tables();
+        program.constants.push(tables);
+        let [_, height, width] = geometry.class_counts();
+        WalkArguments {
+            tables: Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 },
+            starts,
+            classes: [height, width].map(divisor),
+            steps: geometry.steps(),
+            images: problem.n as u32,
+            cut: tiling.arguments(relative),
+        }
+    }
 }
 
 /// The pixels of one residue, and the taps that meet them, as they are read from the table of classes.
@@ -152,75 +153,40 @@ pub(super) struct Chunk<'k> {
 }
 
 impl<'k> Walk<'k> {
-    /// Declares the parameters and the shared memory of a kernel whose tiles have `pixels` pixels.
-    pub(super) fn declare(k: Kernel<'k>, pixels: u32, arena_bytes: u32) -> Self {
-        let tables = k.input("classes", 16);
-        let starts = ["depth_table", "height_table", "width_table"].map(|name| k.scalar(name));
-        let classes = ["height_classes", "width_classes"].map(|name| k.divisor(name));
-        let pixel_steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar(name));
-        let tap_steps = ["depth_tap", "height_tap", "width_tap"].map(|name| k.scalar(name));
-        let result_steps = ["depth_result", "height_result", "width_result"].map(|name| k.scalar(name));
-        let extents = ["depth", "height", "width"].map(|name| k.scalar(name));
-        let images = k.scalar("images");
-        let [tile_pixels, tile_count] = ["tile_pixels", "tile_count"].map(|name| k.scalar(name));
-        let tile = ["tile_depth", "tile_height", "tile_width"].map(|name| k.divisor(name));
-        let tiles = ["depth_tiles", "height_tiles", "width_tiles"].map(|name| k.divisor(name));
-        let halo = ["halo_depth", "halo_height"].map(|name| k.divisor(name));
-        let [height_step, width_step] = ["row_phases", "column_phases"].map(|name| k.divisor(name));
-        let tile_images = k.scalar("tile_images");
-        let pitches = ["column_phase_pitch", "row_pitch", "row_phase_pitch", "plane_pitch", "image_pitch"].map(|name| k.scalar(name));
-        let relative = ["image_relative", "depth_relative", "height_relative", "width_relative"].map(|name| k.scalar(name));
+    /// Takes the shared memory of a kernel whose tiles have `pixels` pixels.
+    pub(super) fn new(k: Kernel<'k>, values: WalkValues<'k>, pixels: u32, arena_bytes: u32) -> Self {
+        let cut = values.cut;
         let arena = k.shared("arena", arena_bytes, 128).address();
         let pixels_at = k.shared("pixel_table", pixels * PIXEL_BYTES, 16).address();
         let residue_at = k.shared("residue", RESIDUE_BYTES, 16).address();
-        let [filter_at, halo_at, beside_at] = ["filter_at", "halo_at", "beside_at"].map(|name| arena + k.scalar::<u32>(name));
-        Walk {
-            k,
-            tables,
-            starts,
-            classes,
-            pixel_steps,
-            tap_steps,
-            result_steps,
-            extents,
-            images,
-            tile_pixels,
-            tile_count,
-            tile,
-            tiles,
-            halo,
-            height_step,
-            width_step,
-            tile_images,
-            pitches,
-            relative,
-            residue_at,
-            taps_at: arena,
-            pixels_at,
-            filter_at,
-            halo_at,
-            beside_at,
-        }
+        let [filter_at, halo_at, beside_at] = [cut.filter_at, cut.halo_at, cut.beside_at].map(|at| arena + at);
+        Walk { k, values, cut, residue_at, taps_at: arena, pixels_at, filter_at, halo_at, beside_at }
+    }
+
+    /// How pixels meet activations.
+    pub(super) fn steps(&self) -> Steps<'k> {
+        self.values.steps
     }
 
     /// The residue of number `class`.
     pub(super) fn classes(&self, class: Val<'k, u32>) -> Classes<'k> {
         let k = self.k;
-        let (rest, w) = self.classes[1].split(class);
-        let (d, h) = self.classes[0].split(rest);
+        let (rest, w) = self.values.classes[1].split(class);
+        let (d, h) = self.values.classes[0].split(rest);
         let residues = [d, h, w];
-        let dims: [Class<'k>; 3] = std::array::from_fn(|dim| Class::read(k, self.tables.address() + self.starts[dim], residues[dim]));
+        let dims: [Class<'k>; 3] =
+            std::array::from_fn(|dim| Class::read(k, self.values.tables.address() + self.values.starts[dim], residues[dim]));
         // What the last tap adds to what the first does.
         let reach: [Val<'k, i32>; 3] = std::array::from_fn(|dim| {
             let count = dims[dim].count;
-            (k.select(count.eq(0), 1u32, count) - 1).signed() * self.tap_steps[dim]
+            (k.select(count.eq(0), 1u32, count) - 1).signed() * self.values.steps.taps[dim]
         });
         let zero = k.constant(0i32);
         let lowest = reach.map(|reach| reach.min(zero));
-        let widths = [self.tile[0].value(), self.tile[1].value(), self.tile[2].value()];
+        let widths = [self.cut.tile[0].value(), self.cut.tile[1].value(), self.cut.tile[2].value()];
         let halo: [Val<'k, u32>; 3] = std::array::from_fn(|dim| {
             let taps = (reach[dim].max(zero) - lowest[dim]).unsigned();
-            k.select(dims[dim].count.eq(0), 0u32, k.fma(widths[dim] - 1, self.pixel_steps[dim].unsigned(), taps + 1))
+            k.select(dims[dim].count.eq(0), 0u32, k.fma(widths[dim] - 1, self.values.steps.pixels[dim].unsigned(), taps + 1))
         });
         Classes { dims, lowest, halo }
     }
@@ -246,30 +212,30 @@ impl<'k> Walk<'k> {
             k.st_shared_vector(self.residue_at, 32, &[d, h, w, zero]);
             k.st_shared_vector(self.residue_at, 48, &[depth.residue, height.residue, width.residue, zero]);
         });
-        let [column_phase, row, row_phase, plane, image] = self.pitches;
+        let [column_phase, row, row_phase, plane, image] = self.cut.pitches;
         k.range_step(k.thread(), taps, threads, |tap| {
             let (rest, w) = width.taps.split(tap);
             let (d, h) = height.taps.split(rest);
             let taps = [d, h, w];
             let [d, h, w]: [Val<'k, u32>; 3] =
-                std::array::from_fn(|dim| (taps[dim].signed() * self.tap_steps[dim] - classes.lowest[dim]).unsigned());
-            let (line, phase_of_line) = self.height_step.split(h);
-            let (column, phase_of_column) = self.width_step.split(w);
+                std::array::from_fn(|dim| (taps[dim].signed() * self.values.steps.taps[dim] - classes.lowest[dim]).unsigned());
+            let (line, phase_of_line) = self.cut.height_step.split(h);
+            let (column, phase_of_column) = self.cut.width_step.split(w);
             let distance = d * plane + phase_of_line * row_phase + line * row + phase_of_column * column_phase + column;
             let [low, high] = filter(taps);
             k.st_shared_vector(self.taps_at + tap * TAP_BYTES, 0, &[low, high, distance * PITCH_BYTES, distance]);
         });
-        let [image_relative, depth_relative, height_relative, width_relative] = self.relative;
+        let [image_relative, depth_relative, height_relative, width_relative] = self.cut.relative;
         for first in (0..pixels).step_by(threads as usize) {
             let pixel = k.thread() + first;
             k.when(pixel.lt(pixels), || {
-                let (rest, w) = self.tile[2].split(pixel);
-                let (rest, h) = self.tile[1].split(rest);
-                let (n, d) = self.tile[0].split(rest);
-                let halo = n * image + d * self.pixel_steps[0].unsigned() * plane + h * row + w;
+                let (rest, w) = self.cut.tile[2].split(pixel);
+                let (rest, h) = self.cut.tile[1].split(rest);
+                let (n, d) = self.cut.tile[0].split(rest);
+                let halo = n * image + d * self.values.steps.pixels[0].unsigned() * plane + h * row + w;
                 let relative = n * image_relative + d * depth_relative + h * height_relative + w * width_relative;
                 let packed = (n << 24) | (d << 16) | (h << 8) | w;
-                let is_inside = pixel.lt(self.tile_pixels);
+                let is_inside = pixel.lt(self.cut.tile_pixels);
                 let words = [
                     k.select(is_inside, halo * PITCH_BYTES, 0u32),
                     k.select(is_inside, relative, 0u32),
@@ -284,14 +250,15 @@ impl<'k> Walk<'k> {
     /// Tile `tile` of a residue.
     pub(super) fn place(&self, residue: &Residue<'k>, tile: Val<'k, u32>) -> Place<'k> {
         let k = self.k;
-        let (rest, w) = self.tiles[2].split(tile);
-        let (rest, h) = self.tiles[1].split(rest);
-        let (n, d) = self.tiles[0].split(rest);
-        let lengths = [self.tile_images, self.tile[0].value(), self.tile[1].value(), self.tile[2].value()];
+        let (rest, w) = self.cut.tiles[2].split(tile);
+        let (rest, h) = self.cut.tiles[1].split(rest);
+        let (n, d) = self.cut.tiles[0].split(rest);
+        let lengths = [self.cut.tile_images, self.cut.tile[0].value(), self.cut.tile[1].value(), self.cut.tile[2].value()];
         let first: [Val<'k, u32>; 4] = std::array::from_fn(|dim| [n, d, h, w][dim] * lengths[dim]);
         let ([depth, height, width], origins) = (residue.extents(), residue.origins());
-        let ends = [self.images, depth, height, width];
-        let origin: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(first[dim + 1].signed(), self.pixel_steps[dim], origins[dim]));
+        let ends = [self.values.images, depth, height, width];
+        let origin: [Val<'k, i32>; 3] =
+            std::array::from_fn(|dim| k.fma(first[dim + 1].signed(), self.values.steps.pixels[dim], origins[dim]));
         let any = (0..4).map(|dim| first[dim].lt(ends[dim])).reduce(|all, one| all & one).unwrap_or_else(|| unreachable!("four dims"));
         let last = (0..4).map(|dim| {
             let left = k.select(first[dim].lt(ends[dim]), ends[dim] - first[dim], 1u32);
@@ -305,30 +272,30 @@ impl<'k> Walk<'k> {
     pub(super) fn fill(&self, residue: &Residue<'k>, place: &Place<'k>, chunk: &Chunk<'k>) {
         let (k, lane, halo) = (self.k, self.k.lane(), residue.halo());
         let slot = lane & (SLOTS - 1);
-        let [column_phase, row_pitch, row_phase, plane, image_pitch] = self.pitches;
-        let rows = self.tile_images * self.halo[0].value() * self.halo[1].value();
+        let [column_phase, row_pitch, row_phase, plane, image_pitch] = self.cut.pitches;
+        let rows = self.cut.tile_images * self.cut.halo[0].value() * self.cut.halo[1].value();
         // Lanes whose chunk nobody reads have no pixels to copy.
         let first = k.select(slot.lt(chunk.slots), lane >> SLOTS.ilog2(), halo[2]);
         k.range_step(k.warp(), rows, k.threads() / 32, |row| {
-            let (rest, y) = self.halo[1].split(row);
-            let (image, z) = self.halo[0].split(rest);
+            let (rest, y) = self.cut.halo[1].split(row);
+            let (image, z) = self.cut.halo[0].split(rest);
             // A class with fewer taps has a smaller halo.
             k.when(z.lt(halo[0]) & y.lt(halo[1]), || {
                 let n = place.first[0] + image;
                 let [d, h] = [place.origin[0] + z.signed(), place.origin[1] + y.signed()].map(|at| at.unsigned());
-                let is_inside = n.lt(self.images) & d.lt(self.extents[0]) & h.lt(self.extents[1]);
+                let is_inside = n.lt(self.values.images) & d.lt(self.values.steps.extents[0]) & h.lt(self.values.steps.extents[1]);
                 let source = [n, d, h]
                     .into_iter()
                     .zip(chunk.strides)
                     .fold(chunk.address, |address, (at, stride)| address + k.select(is_inside, at, 0u32).widen() * stride);
-                let (line, phase) = self.height_step.split(y);
+                let (line, phase) = self.cut.height_step.split(y);
                 let at = image * image_pitch + z * plane + phase * row_phase + line * row_pitch;
                 let to = k.fma(at, PITCH_BYTES, self.halo_at + (slot << 4));
                 let bytes = k.select(is_inside, chunk.bytes, 0u32);
                 k.range_step(first, halo[2], 32 / SLOTS, |x| {
                     let w = (place.origin[2] + x.signed()).unsigned();
-                    let is_inside = w.lt(self.extents[2]);
-                    let (column, phase) = self.width_step.split(x);
+                    let is_inside = w.lt(self.values.steps.extents[2]);
+                    let (column, phase) = self.cut.width_step.split(x);
                     let from = source + k.select(is_inside, w, 0u32).widen() * chunk.strides[3];
                     let at = k.fma(phase * column_phase + column, PITCH_BYTES, to);
                     k.cp_async(at, 0, from, 0, 16, k.select(is_inside, bytes, 0u32));

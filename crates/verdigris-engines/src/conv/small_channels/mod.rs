@@ -38,8 +38,9 @@ use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
 use super::direct::statistics;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::EpilogueSpec;
 
 const ID: EngineId = EngineId { name: "conv.small_channels", number: 206 };
@@ -67,16 +68,29 @@ trait Plan {
     fn alignments(&self) -> Vec<(Slot, u64)>;
 }
 
-/// The engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SmallChannels;
+/// An accepted problem.
+pub(super) struct SmallChannels {
+    problem: ConvProblem,
+    operands: MatrixType,
+    epilogue: EpilogueSpec,
+    plan: Box<dyn Plan>,
+    configs: Vec<Config>,
+}
 
-impl Engine for SmallChannels {
-    fn id(&self) -> EngineId {
-        ID
-    }
+/// A setting of the plan.
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    /// Among those of the plan.
+    number: usize,
+    knobs: Knobs,
+    us: f64,
+}
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+impl Algorithm for SmallChannels {
+    const ID: EngineId = ID;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(p) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
         };
@@ -94,12 +108,45 @@ impl Engine for SmallChannels {
             Direction::Dgrad => Box::new(dgrad::Dgrad::new(p, operands, epilogue.clone(), arch)),
         };
         let sums_us = statistics::estimate_us(p, arch);
-        let settings: Vec<(Knobs, f64)> = plan.settings().into_iter().map(|(knobs, us)| (knobs, us + sums_us)).collect();
-        ID.require(!settings.is_empty(), Reason::SharedMemory, format_args!("a filter of {:?} over {} channels", p.filter, p.c))?;
-        Ok(Box::new(Accepted { problem: p.clone(), operands, epilogue, plan, settings }))
+        let config = |(number, (knobs, us)): (usize, (Knobs, f64))| Config { number, knobs, us: us + sums_us };
+        let configs: Vec<Config> = plan.settings().into_iter().enumerate().map(config).collect();
+        ID.require(!configs.is_empty(), Reason::SharedMemory, format_args!("a filter of {:?} over {} channels", p.filter, p.c))?;
+        Ok(SmallChannels { problem: p.clone(), operands, epilogue, plan, configs })
     }
 
-    fn catalog(&self, _: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        self.configs.clone()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        config.knobs.clone()
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        let down_convert = (self.operands == MatrixType::Tf32).then_some(DType::Tf32);
+        Notes { tensor_core: true, down_convert, ..Notes::of(DType::F32) }
+    }
+
+    fn cost(&self, config: &Config) -> Cost {
+        Cost { us: config.us, leaves_out: "L2 hits, the epilogue's arithmetic" }
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = super::empty_program(p);
+        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
+        for (slot, bytes) in elements.chain(self.plan.alignments()).chain(self.epilogue.conv_alignments(p)) {
+            let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];
+            *alignment = bytes.max(*alignment);
+        }
+        self.plan.add_steps(config.number, &mut program);
+        if let Some(statistics) = &p.statistics {
+            statistics::steps(p, statistics, &mut program);
+        }
+        Ok(program)
+    }
+
+    fn catalog(_: Target) -> Vec<KernelRef> {
         fprop::catalog().into_iter().chain(dgrad::catalog()).chain(wgrad::catalog()).collect()
     }
 }
@@ -158,65 +205,4 @@ fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
     ID.require(line < COUNT_LIMIT, Reason::Extent, format_args!("{line} bytes of a row of x, taken below 2^30"))?;
     let reach = geometry::filter_reach(p);
     ID.require(reach.is_some(), Reason::Extent, "a filter whose elements lie 2^32 bytes apart")
-}
-
-/// An accepted problem.
-struct Accepted {
-    problem: ConvProblem,
-    operands: MatrixType,
-    epilogue: EpilogueSpec,
-    plan: Box<dyn Plan>,
-    settings: Vec<(Knobs, f64)>,
-}
-
-impl Accepted {
-    fn alignments(&self) -> Vec<u64> {
-        let p = &self.problem;
-        let mut alignments = vec![1; p.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)];
-        let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
-        let sums = p.statistics.iter().flat_map(|both| [both.sum, both.sum_of_squares]).map(|sum| (sum.slot, sum.dtype.bytes() as u64));
-        for (slot, bytes) in elements.chain(sums).chain(self.plan.alignments()).chain(self.epilogue.conv_alignments(p)) {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        }
-        alignments
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(|(knobs, _)| knobs.clone());
-        let default = settings.next().unwrap_or_default();
-        KnobSpace::new(default, settings)
-    }
-
-    fn notes(&self, _: &Knobs) -> Result<Notes, Refusal> {
-        Ok(Notes {
-            tensor_core: true,
-            deterministic: true,
-            down_convert: (self.operands == MatrixType::Tf32).then_some(DType::Tf32),
-            accumulator: DType::F32,
-            reduced_sums: false,
-            split_operands: false,
-        })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let found = self.settings.iter().find(|(listed, _)| listed == knobs).or(self.settings.first());
-            Cost { us: found.map_or(f64::INFINITY, |(_, us)| *us), leaves_out: "L2 hits, the epilogue's arithmetic" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let number = self.settings.iter().position(|(listed, _)| listed == knobs);
-        let number = number.ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting for this problem")))?;
-        let mut program = Program { buffer_alignment_bytes: self.alignments(), ..Program::default() };
-        self.plan.add_steps(number, &mut program);
-        if let Some(statistics) = &self.problem.statistics {
-            statistics::steps(&self.problem, statistics, &mut program);
-        }
-        Ok(program)
-    }
 }

@@ -3,15 +3,16 @@
 //! The parts of an element are added in their order, by one thread or by eight that take every eighth part each, and the sum passes through the
 //! epilogue.
 
-use verdigris_graph::{ConvProblem, Slot};
+use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Header, Kernel, build};
-use verdigris_kir::ir::{KernelBody, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::KernelBody;
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -100,10 +101,6 @@ impl Sum {
         self.part_elements() < 1 << 30
     }
 
-    pub(super) fn alignments(&self) -> impl Iterator<Item = (Slot, u64)> + '_ {
-        self.spec.epilogue.conv_alignments(&self.problem)
-    }
-
     /// Microseconds: bytes over the memory bus, and a launch.
     pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
         self.scratch_bytes() as f64 / (0.6 * arch.memory_gb_per_s * 1e3) + 4.0
@@ -111,33 +108,43 @@ impl Sum {
 
     /// The launch that reads the parts at `from`.
     pub(super) fn launch(&self, from: Address) -> Launch {
-        let word = |n: u64| Arg::Scalar(Ty::U32, n);
         let [_, c, d, h, w] = self.problem.w_extents();
         let lane_bits: u32 = if self.elements() >= MANY_ELEMENTS { 0 } else { 3 };
-        let mut args = vec![Arg::Pointer(from), word(self.parts), Arg::Scalar(Ty::U64, 4 * self.part_elements())];
-        args.extend([word(self.elements()), word(u64::from(lane_bits))]);
-        args.extend([c, w, h, d].map(|extent| Arg::Divisor(extent as u32)));
-        args.extend(self.strides.map(word));
-        args.extend(self.spec.epilogue.conv_args(&self.problem));
-        Launch {
-            kernel: self.spec.clone().kernel(),
-            grid: [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1],
-            residency: Residency::Any,
-            overlap: false,
-            args: args.into(),
-        }
+        let args = ValuesArgs {
+            parts: from,
+            count: self.parts as u32,
+            part_bytes: 4 * self.part_elements(),
+            elements: self.elements() as u32,
+            lane_bits,
+            extents: [c, w, h, d].map(|extent| extent as u32),
+            strides: self.strides.map(|stride| stride as u32),
+            epilogue: self.spec.epilogue.conv_arguments(&self.problem),
+        };
+        let grid = [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1];
+        Launch::new(self.spec.clone().kernel(), grid, args.bound(&self.spec))
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What the kernel reads, and its epilogue.
+    struct Values / ValuesArgs of Spec as spec {
+        parts: Read = 16,
+        count: u32,
+        part_bytes: u64,
+        elements: u32,
+        /// Threads of an element are 2 to this.
+        lane_bits: u32,
+        /// Of c, width, height and depth.
+        extents: [Divide; 4],
+        /// Elements of a part from one k, tap along depth, height and width, and c to the next.
+        strides: [u32; 5],
+        epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
     }
 }
 
 fn sum(k: Kernel<'_>, spec: &Spec) {
-    let parts = k.input("parts", 16);
-    let count = k.scalar::<u32>("parts_count");
-    let part_bytes = k.scalar::<u64>("part_bytes");
-    let elements = k.scalar::<u32>("elements");
-    let lane_bits = k.scalar::<u32>("lane_bits");
-    let [channels, widths, heights, depths] = ["channels", "widths", "heights", "depths"].map(|name| k.divisor(name));
-    let strides = ["k_stride", "depth_stride", "height_stride", "width_stride", "c_stride"].map(|name| k.scalar::<u32>(name));
-    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+    let Values { parts, count, part_bytes, elements, lane_bits, extents, strides, epilogue } = Values::declare(k, spec);
+    let [channels, widths, heights, depths] = extents;
     let meeting = k.shared("sums", THREADS * 4, 16).address();
 
     // Threads of a CTA with elements of their own, and which of the threads of its element this one is.

@@ -15,15 +15,15 @@ use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, P
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
-use super::chain::over_matrices;
-use super::direct::statistics;
 use crate::arch::Arch;
+use crate::conv::chain::over_matrices;
+use crate::conv::direct::statistics;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::gemm;
 
-/// The engine, over those for products.
-pub(crate) struct Pointwise {
-    pub(crate) products: &'static [&'static dyn Engine],
-}
+/// The engine. It hands on what the products say of their configs, old names and all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pointwise;
 
 const ID: EngineId = EngineId { name: "conv.pointwise", number: 204 };
 
@@ -38,7 +38,7 @@ impl Engine for Pointwise {
         };
         let product = Problem::Gemm(product(conv)?);
         let mut refusals = Vec::new();
-        for engine in self.products {
+        for engine in gemm::ENGINES {
             match engine.accept(&product, arch) {
                 Ok(product) => return Ok(Box::new(Product { product, conv: conv.clone(), arch: arch.clone() })),
                 Err(refusal) => refusals.push(refusal),
@@ -79,13 +79,9 @@ impl Candidate for Product {
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
         let mut program = self.product.program(knobs)?;
         if let Some(sums) = &self.conv.statistics {
+            let slots = self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
+            program.buffer_alignment_bytes.resize(slots, 1);
             statistics::steps(&self.conv, sums, &mut program);
-            for sum in [sums.sum, sums.sum_of_squares] {
-                let slot = sum.slot.0 as usize;
-                let slots = program.buffer_alignment_bytes.len().max(slot + 1);
-                program.buffer_alignment_bytes.resize(slots, 1);
-                program.buffer_alignment_bytes[slot] = sum.dtype.bytes() as u64;
-            }
         }
         Ok(program)
     }

@@ -1,4 +1,4 @@
-//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside a launch that unfolds or folds.
+//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside a launch that unfolds (im2col) or folds (col2im).
 //!
 //! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every epilogue.
 //! Taps by the few channels become the columns (or the depth) of one product over pixels:
@@ -15,9 +15,9 @@
 //! With an even number of channels of y, or eight of them to be folded, the filter is copied first, k innermost within a tap, so that they are read
 //! side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
 //!
-//! *Unfolded*, activations are a matrix with a row for each pixel that meets them ([`unfold`]). To *fold* is to add up what the products of one
-//! pixel by all taps are where they belong ([`fold`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose knobs are this
-//! engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number of parts.
+//! *Unfolded* (im2col), activations are a matrix with a row for each pixel that meets them ([`kernel`]). To *fold* (col2im) is to add up what the
+//! products of one pixel by all taps are where they belong ([`col2im`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose
+//! knobs are this engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number of parts.
 //!
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
 //! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. What is unfolded crosses the memory bus twice.
@@ -28,32 +28,41 @@
 //!
 //! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the unfolded product.
 
+mod col2im;
 mod columns;
-mod fold;
+mod kernel;
 mod sum;
-mod unfold;
+
+use std::rc::Rc;
 
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, HostScalar, Matrix, Precision, Problem, Slot, Tensor};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{Address, KernelRef, Program, Step};
+use verdigris_kir::program::{Address, KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::chain::over_matrices;
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::conv::chain::over_matrices;
+use crate::engine::{Candidate, Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::gemm;
 use crate::parts::repack::{self, Repack, packed_tensor};
+use col2im::Col2im;
 use columns::{Columns, Side};
-use fold::Fold;
+use kernel::Im2col;
 use sum::Sum;
-use unfold::Unfold;
 
-/// The engine.
-pub(crate) struct Unfolded {
-    /// What forms the products.
-    pub(crate) product: &'static dyn Engine,
-    /// Whether a setting of a product of 16-bit operands with a row-major result in f32 leads into the second list of kernels.
-    pub(crate) forms_sums: fn(&Knobs) -> bool,
-    pub(crate) sums: fn() -> Vec<KernelRef>,
+/// An accepted problem: the ways to take it.
+pub(super) struct Unfolded {
+    problem: ConvProblem,
+    arch: Arch,
+    ways: Vec<Rc<Way>>,
+}
+
+/// A way, with a setting of its product.
+#[derive(Clone)]
+pub(super) struct Config {
+    way: Rc<Way>,
+    product: Knobs,
 }
 
 const ID: EngineId = EngineId { name: "conv.unfolded", number: 210 };
@@ -79,12 +88,11 @@ const PIXELS_OF_END: u64 = 512;
 /// The most tiles of an SM, parts and all.
 const MOST_WAVES: u64 = 4;
 
-impl Engine for Unfolded {
-    fn id(&self) -> EngineId {
-        ID
-    }
+impl Algorithm for Unfolded {
+    const ID: EngineId = ID;
+    type Config = Config;
 
-    fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Conv(p) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));
         };
@@ -95,8 +103,8 @@ impl Engine for Unfolded {
         for side in Side::ALL {
             let counts = part_counts(p, side, arch);
             for &parts in &counts {
-                match self.way(p, side, [parts, counts.len() as u64], arch) {
-                    Ok(way) => ways.push(way),
+                match Way::new(p, side, [parts, counts.len() as u64], arch) {
+                    Ok(way) => ways.push(Rc::new(way)),
                     Err(refusal) => refusals.push(refusal),
                 }
             }
@@ -106,18 +114,71 @@ impl Engine for Unfolded {
             let said: Vec<String> = refusals.iter().map(|refusal| refusal.seen.clone()).collect();
             return Err(ID.refusal(reason, said.join("; ")));
         }
-        let mut settings: Vec<(usize, Knobs, f64)> = (ways.iter().enumerate())
-            .flat_map(|(number, way)| way.settings.iter().map(move |knobs| (number, knobs.clone(), way.estimate_us(knobs, arch))))
-            .collect();
-        settings.sort_by(|one, other| one.2.total_cmp(&other.2));
-        Ok(Box::new(Accepted { problem: p.clone(), arch: arch.clone(), ways, settings }))
+        Ok(Unfolded { problem: p.clone(), arch: arch.clone(), ways })
     }
 
-    fn catalog(&self, target: Target) -> Vec<KernelRef> {
+    fn configs(&self) -> Vec<Config> {
+        let of_way =
+            |way: &Rc<Way>| way.settings.iter().map(|product| Config { way: way.clone(), product: product.clone() }).collect::<Vec<_>>();
+        self.ways.iter().flat_map(of_way).collect()
+    }
+
+    fn knobs(Config { way, product }: &Config) -> Knobs {
+        Knobs::new(product.iter().chain([(SIDE, way.side as u32), (CUTS, way.parts as u32)]))
+    }
+
+    fn notes(&self, Config { way, product }: &Config) -> Notes {
+        let notes = way.product.notes(product).unwrap_or_else(|refusal| unreachable!("the product listed it: {refusal}"));
+        Notes { accumulator: DType::F32, ..notes }
+    }
+
+    fn cost(&self, Config { way, product }: &Config) -> Cost {
+        Cost {
+            us: way.estimate_us(product, &self.arch),
+            leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit",
+        }
+    }
+
+    fn lower(&self, Config { way, product }: &Config) -> Result<Program, Refusal> {
+        let mut program = way.product.program(product)?;
+        // Behind the convolution's own slots stand those at which launches meet.
+        let meeting = way.meeting.0 as usize;
+        program.buffer_alignment_bytes.resize(meeting, 1);
+        match &way.beside {
+            Beside::Before(im2col) | Beside::Around(im2col, _) => {
+                let matrix = program.add_scratch("unfolded activations", im2col.scratch_bytes());
+                program.place_buffer(meeting, matrix);
+                let launch = im2col.launch(matrix, &self.arch, &mut program);
+                program.launch(launch);
+                program.steps.rotate_right(1);
+                if let Beside::Around(_, sum) = &way.beside {
+                    let parts = program.add_scratch("parts of the filter's gradient", sum.scratch_bytes());
+                    program.place_buffer(behind(way.meeting).0 as usize, parts);
+                    program.launch(sum.launch(parts));
+                }
+            }
+            Beside::Behind(col2im) => {
+                let sums = program.add_scratch("products to be folded", col2im.scratch_bytes());
+                program.place_buffer(meeting, sums);
+                program.launch(col2im.launch(sums));
+            }
+        }
+        if let Some(filter) = &way.filter {
+            let copy = program.add_scratch("reordered filter", filter.scratch_bytes());
+            program.place_buffer(copied(way.meeting).0 as usize, copy);
+            let launches = filter.launches(Address::buffer(self.problem.w.slot.0 as usize), copy);
+            let count = launches.len();
+            launches.into_iter().for_each(|launch| program.launch(launch));
+            program.steps.rotate_right(count);
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        unfold::catalog().chain(fold::catalog()).chain(sum::catalog()).chain(repack::catalog_of([2, 4])).chain((self.sums)()).collect()
+        kernel::catalog().chain(col2im::catalog()).chain(sum::catalog()).chain(repack::catalog_of([2, 4])).chain(gemm::sums()).collect()
     }
 }
 
@@ -184,10 +245,10 @@ fn part_counts(p: &ConvProblem, side: Side, arch: &Arch) -> Vec<u64> {
 
 /// What stands beside the product.
 enum Beside {
-    Before(Unfold),
+    Before(Im2col),
     /// The pixels are cut into parts.
-    Around(Unfold, Sum),
-    Behind(Fold),
+    Around(Im2col, Sum),
+    Behind(Col2im),
 }
 
 /// A problem with few channels on one side.
@@ -204,8 +265,8 @@ struct Way {
     meeting: Slot,
 }
 
-impl Unfolded {
-    fn way(&self, p: &ConvProblem, side: Side, [parts, choices]: [u64; 2], arch: &Arch) -> Result<Way, Refusal> {
+impl Way {
+    fn new(p: &ConvProblem, side: Side, [parts, choices]: [u64; 2], arch: &Arch) -> Result<Way, Refusal> {
         let channels = side.channels(p);
         let of = if side == Side::X { "x" } else { "y" };
         ID.require(
@@ -234,22 +295,22 @@ impl Unfolded {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
         let (beside, counts, bytes) = if folds {
-            let fold = Fold::new(p, &columns, side).ok_or_else(|| {
+            let col2im = Col2im::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
             })?;
-            let (counts, bytes) = (fold.counts(), fold.scratch_bytes());
-            (Beside::Behind(fold), counts, bytes)
+            let (counts, bytes) = (col2im.counts(), col2im.scratch_bytes());
+            (Beside::Behind(col2im), counts, bytes)
         } else {
-            let unfold = Unfold::new(p, &columns, side).ok_or_else(|| {
+            let im2col = Im2col::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} with few channels of y; takes a stride of 1", p.strides))
             })?;
-            let (counts, bytes) = (unfold.counts(), unfold.scratch_bytes());
+            let (counts, bytes) = (im2col.counts(), im2col.scratch_bytes());
             if parts > 1 {
-                let sum = Sum::new(original, &columns, side, parts, unfold.rows() / parts);
+                let sum = Sum::new(original, &columns, side, parts, im2col.rows() / parts);
                 let (counts, bytes) = (counts && sum.counts(), bytes.saturating_add(sum.scratch_bytes()));
-                (Beside::Around(unfold, sum), counts, bytes)
+                (Beside::Around(im2col, sum), counts, bytes)
             } else {
-                (Beside::Before(unfold), counts, bytes)
+                (Beside::Before(im2col), counts, bytes)
             }
         };
         ID.require(
@@ -259,12 +320,12 @@ impl Unfolded {
         )?;
         let gemm = product(p, &columns, side, &beside, meeting)?;
         let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
-        let product = self.product.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
+        let product = gemm::HOPPER.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
         let space = product.knobs();
         let keeps_sums = folds || parts > 1;
         // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
         let whole = |knobs: &Knobs| choices == 1 || knobs.value("split") == Some(0);
-        let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || (self.forms_sums)(knobs));
+        let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || gemm::forms_sums(knobs));
         let settings: Vec<Knobs> = space.settings().iter().filter(listed).take(SETTINGS).cloned().collect();
         ID.require(!settings.is_empty(), Reason::Extent, "no tile suits the product")?;
         Ok(Way { side, parts, beside, filter, product, settings, meeting })
@@ -290,10 +351,10 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
     let w = || filter(&p.w);
     let (x, y) = (|| pixels(&p.x, p.x_extents()), || pixels(&p.y, p.y_extents()));
     let (a, b, d, [m, n, k]) = match beside {
-        Beside::Around(unfold, sum) => {
+        Beside::Around(im2col, sum) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
             let part = |matrix: Matrix| Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix };
-            let unfolded = part(Matrix::row_major(meeting, dtype, unfold.pitch()));
+            let unfolded = part(Matrix::row_major(meeting, dtype, im2col.pitch()));
             let sums = Matrix::row_major(behind(meeting), DType::F32, sum.pitch);
             let sums = Matrix { batch_strides: vec![sum.part_elements()], ..sums };
             match side {
@@ -301,19 +362,19 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
                 Side::Y => (unfolded.transposed(), part(x()?), sums, [columns.count, p.c, sum.pixels]),
             }
         }
-        Beside::Behind(fold) => {
+        Beside::Behind(col2im) => {
             let (pixels, channels) = if side == Side::Y { (x()?, p.c) } else { (y()?, p.k) };
-            let sums = Matrix::row_major(meeting, DType::F32, fold.pitch());
-            (pixels, w()?, sums, [fold.rows(), columns.count, channels])
+            let sums = Matrix::row_major(meeting, DType::F32, col2im.pitch());
+            (pixels, w()?, sums, [col2im.rows(), columns.count, channels])
         }
-        Beside::Before(unfold) => {
+        Beside::Before(im2col) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
-            let unfolded = Matrix::row_major(meeting, dtype, unfold.pitch());
+            let unfolded = Matrix::row_major(meeting, dtype, im2col.pitch());
             match (p.direction, side) {
-                (Direction::Wgrad, Side::X) => (y()?.transposed(), unfolded, w()?, [p.k, columns.count, unfold.rows()]),
-                (Direction::Wgrad, Side::Y) => (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, unfold.rows()]),
-                (Direction::Fprop, _) => (unfolded, w()?.transposed(), y()?, [unfold.rows(), p.k, columns.count]),
-                (Direction::Dgrad, _) => (unfolded, w()?.transposed(), x()?, [unfold.rows(), p.c, columns.count]),
+                (Direction::Wgrad, Side::X) => (y()?.transposed(), unfolded, w()?, [p.k, columns.count, im2col.rows()]),
+                (Direction::Wgrad, Side::Y) => (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, im2col.rows()]),
+                (Direction::Fprop, _) => (unfolded, w()?.transposed(), y()?, [im2col.rows(), p.k, columns.count]),
+                (Direction::Dgrad, _) => (unfolded, w()?.transposed(), x()?, [im2col.rows(), p.c, columns.count]),
             }
         }
     };
@@ -360,100 +421,11 @@ impl Way {
     /// Microseconds, under a setting of the product.
     fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
         let beside_us = match &self.beside {
-            Beside::Before(unfold) => unfold.estimate_us(arch),
-            Beside::Around(unfold, sum) => unfold.estimate_us(arch) + sum.estimate_us(arch),
-            Beside::Behind(fold) => fold.estimate_us(arch),
+            Beside::Before(im2col) => im2col.estimate_us(arch),
+            Beside::Around(im2col, sum) => im2col.estimate_us(arch) + sum.estimate_us(arch),
+            Beside::Behind(col2im) => col2im.estimate_us(arch),
         };
         let filter_us = self.filter.as_ref().map_or(0.0, |copy| copy.estimate_us(arch));
         self.product.cost(product).map_or(f64::INFINITY, |cost| cost.us) + beside_us + filter_us
-    }
-}
-
-/// An accepted problem.
-struct Accepted {
-    problem: ConvProblem,
-    arch: Arch,
-    ways: Vec<Way>,
-    /// Each way's settings with their estimates, the quickest first.
-    settings: Vec<(usize, Knobs, f64)>,
-}
-
-impl Accepted {
-    fn way(&self, knobs: &Knobs) -> Option<(&Way, Knobs)> {
-        let side = knobs.value(SIDE)?;
-        let parts = u64::from(knobs.value(CUTS)?);
-        let way = self.ways.iter().find(|way| way.side as u32 == side && way.parts == parts)?;
-        let product = Knobs::new(knobs.iter().filter(|(name, _)| ![SIDE, CUTS].contains(name)));
-        way.settings.contains(&product).then_some((way, product))
-    }
-}
-
-impl Candidate for Accepted {
-    fn knobs(&self) -> KnobSpace {
-        let mut settings = self.settings.iter().map(|(way, product, _)| {
-            let way = &self.ways[*way];
-            Knobs::new(product.iter().chain([(SIDE, way.side as u32), (CUTS, way.parts as u32)]))
-        });
-        KnobSpace::new(settings.next().unwrap_or_default(), settings)
-    }
-
-    fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
-        let unknown = || ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate"));
-        let (way, product) = self.way(knobs).ok_or_else(unknown)?;
-        Ok(Notes { accumulator: DType::F32, ..way.product.notes(&product)? })
-    }
-
-    fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let it = {
-            let us = self.way(knobs).map_or(f64::INFINITY, |(way, product)| way.estimate_us(&product, &self.arch));
-            Cost { us, leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit" }
-        };
-        Ok(it)
-    }
-
-    fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        let (way, product) =
-            self.way(knobs).ok_or_else(|| ID.refusal(Reason::Knobs, format_args!("{knobs} is no setting of this candidate")))?;
-        let mut program = way.product.program(&product)?;
-        let meeting = way.meeting.0 as usize;
-        let p = &self.problem;
-        let alignments = &mut program.buffer_alignment_bytes;
-        alignments.resize(meeting, 1);
-        let mut align = |slot: Slot, bytes: u64| {
-            let alignment: &mut u64 = &mut alignments[slot.0 as usize];
-            *alignment = bytes.max(*alignment);
-        };
-        p.tensors().into_iter().for_each(|(_, tensor, _)| align(tensor.slot, tensor.dtype.bytes() as u64));
-        match &way.beside {
-            Beside::Before(unfold) | Beside::Around(unfold, _) => {
-                let (slot, bytes) = unfold.alignment();
-                align(slot, bytes);
-                if let Beside::Around(_, sum) = &way.beside {
-                    sum.alignments().for_each(|(slot, bytes)| align(slot, bytes));
-                }
-                let matrix = program.add_scratch("unfolded activations", unfold.scratch_bytes());
-                program.place_buffer(meeting, matrix);
-                let launch = unfold.launch(matrix, &self.arch, &mut program);
-                program.steps.insert(0, Step::Launch(launch));
-                if let Beside::Around(_, sum) = &way.beside {
-                    let parts = program.add_scratch("parts of the filter's gradient", sum.scratch_bytes());
-                    program.place_buffer(behind(way.meeting).0 as usize, parts);
-                    program.steps.push(Step::Launch(sum.launch(parts)));
-                }
-            }
-            Beside::Behind(fold) => {
-                fold.alignments().for_each(|(slot, bytes)| align(slot, bytes));
-                let sums = program.add_scratch("products to be folded", fold.scratch_bytes());
-                program.place_buffer(meeting, sums);
-                program.steps.push(Step::Launch(fold.launch(sums)));
-            }
-        }
-        if let Some(filter) = &way.filter {
-            let copy = program.add_scratch("reordered filter", filter.scratch_bytes());
-            program.place_buffer(copied(way.meeting).0 as usize, copy);
-            let launches = filter.launches(Address::buffer(p.w.slot.0 as usize), copy);
-            program.steps.splice(0..0, launches.into_iter().map(Step::Launch));
-        }
-        Ok(program)
     }
 }

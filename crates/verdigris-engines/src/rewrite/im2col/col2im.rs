@@ -1,4 +1,4 @@
-//! Folding: products of pixels by taps and channels, added up where they meet.
+//! col2im: products of pixels by taps and channels, added up where they meet.
 //!
 //! Each element of the result adds those of the products that reach it, tap after tap in the order of the filter, and passes through the
 //! epilogue. Along a dimension the pixels `o` of the result meet
@@ -10,14 +10,15 @@
 //! A row of the result is one line of pixels and channels, over which threads go side by side.
 
 use verdigris_graph::{ConvProblem, Direction};
-use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::Special;
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 use verdigris_tensor::DType;
 
 /// Threads of a CTA.
@@ -42,7 +43,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
-        build(header, |k| fold(k, self))
+        build(header, |k| col2im(k, self))
     }
 }
 
@@ -106,28 +107,26 @@ impl Axis {
         }
     }
 
-    fn args(&self) -> Vec<Arg> {
-        let word = |n: u64| Arg::Scalar(Ty::U32, n);
-        let signed = |n: i64| Arg::Scalar(Ty::S32, u64::from(n as i32 as u32));
-        vec![
-            word(self.scale),
-            word(self.addend),
-            Arg::Divisor(self.divisor as u32),
-            signed(self.shift),
-            signed(self.step),
-            word(self.tap_step),
-            word(self.turns),
-            word(self.taps),
-            word(self.extent),
-            signed(self.first_column),
-            signed(self.column_step),
-        ]
+    fn arguments(&self) -> AxisArgs {
+        AxisArgs {
+            scale: self.scale as u32,
+            addend: self.addend as u32,
+            divisor: self.divisor as u32,
+            shift: self.shift as i32,
+            step: self.step as i32,
+            tap_step: self.tap_step as u32,
+            turns: self.turns as u32,
+            taps: self.taps as u32,
+            extent: self.extent as u32,
+            first_column: self.first_column as i32,
+            column_step: self.column_step as i32,
+        }
     }
 }
 
 /// Products to be folded into the result.
 #[derive(Clone, Debug)]
-pub(super) struct Fold {
+pub(super) struct Col2im {
     problem: ConvProblem,
     columns: Columns,
     axes: [Axis; 3],
@@ -135,9 +134,9 @@ pub(super) struct Fold {
     spec: Spec,
 }
 
-impl Fold {
+impl Col2im {
     /// The products of x's pixels into y, or of y's into x. `None` in wgrad, and with stride and dilation in one dimension of a dgrad.
-    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Fold> {
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Col2im> {
         let side_of_result = match p.direction {
             Direction::Fprop => Side::Y,
             Direction::Dgrad => Side::X,
@@ -152,7 +151,7 @@ impl Fold {
         let epilogue = EpilogueSpec::of_conv(p);
         let mut epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
         epilogue.pairs = false;
-        Some(Fold { problem: p.clone(), columns: *columns, axes, channels: side.channels(p), spec: Spec { epilogue } })
+        Some(Col2im { problem: p.clone(), columns: *columns, axes, channels: side.channels(p), spec: Spec { epilogue } })
     }
 
     /// Rows of the products.
@@ -194,10 +193,6 @@ impl Fold {
             && self.axes.iter().all(|axis| (axis.turns as i64).saturating_mul(axis.step.abs()) < 1 << 30)
     }
 
-    pub(super) fn alignments(&self) -> impl Iterator<Item = (verdigris_graph::Slot, u64)> + '_ {
-        self.spec.epilogue.conv_alignments(&self.problem)
-    }
-
     /// Microseconds: bytes over the memory bus, or instructions for each element and product; and a launch.
     pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
         let elements = self.lines() as f64 * self.line_elements() as f64;
@@ -211,105 +206,72 @@ impl Fold {
 
     /// The launch that reads the products at `from`.
     pub(super) fn launch(&self, from: Address) -> Launch {
-        let word = |n: u64| Arg::Scalar(Ty::U32, n);
         let [_, _, depth, height, _] = self.result();
         // Threads of a line: as few as have all of it at once.
         let threads = self.line_elements().div_ceil(u64::from(ELEMENTS)).next_power_of_two().clamp(8, u64::from(THREADS)) as u32;
         let passes = self.line_elements().div_ceil(u64::from(threads * ELEMENTS));
-        let mut args = vec![Arg::Pointer(from), Arg::Scalar(Ty::U64, self.pitch() * 4)];
-        args.extend([word(self.lines()), word(self.line_elements()), word(u64::from(threads.ilog2()))]);
-        args.extend([Arg::Divisor(height as u32), Arg::Divisor(depth as u32), Arg::Divisor(self.channels as u32)]);
-        args.push(word(self.columns.channel));
-        args.extend(self.axes.iter().flat_map(Axis::args));
-        args.extend(self.spec.epilogue.conv_args(&self.problem));
-        Launch {
-            kernel: self.spec.clone().kernel(),
-            grid: [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1],
-            residency: Residency::Any,
-            // Measured, folds of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
-            // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
-            // should stay.
-            overlap: self.axes.iter().all(|axis| axis.turns == 1),
-            args: args.into(),
-        }
+        let args = ValuesArgs {
+            products: from,
+            pitch_bytes: self.pitch() * 4,
+            lines: self.lines() as u32,
+            line_elements: self.line_elements() as u32,
+            thread_bits: threads.ilog2(),
+            heights: height as u32,
+            depths: depth as u32,
+            channels: self.channels as u32,
+            channel_columns: self.columns.channel as u32,
+            axes: self.axes.each_ref().map(Axis::arguments),
+            epilogue: self.spec.epilogue.conv_arguments(&self.problem),
+        };
+        let grid = [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1];
+        let launch = Launch::new(self.spec.clone().kernel(), grid, args.bound(&self.spec));
+        // Measured, folds of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
+        // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
+        // should stay.
+        if self.axes.iter().all(|axis| axis.turns == 1) { launch.overlapping() } else { launch }
     }
 }
 
-/// Parameters of a dimension, in the order of [`Axis::args`].
-struct AxisParams<'k> {
-    scale: Val<'k, u32>,
-    addend: Val<'k, u32>,
-    divisor: Divisor<'k>,
-    shift: Val<'k, i32>,
-    step: Val<'k, i32>,
-    tap_step: Val<'k, u32>,
-    turns: Val<'k, u32>,
-    taps: Val<'k, u32>,
-    extent: Val<'k, u32>,
-    first_column: Val<'k, i32>,
-    column_step: Val<'k, i32>,
+verdigris_kir::parameters! {
+    /// What the kernel reads, and its epilogue.
+    struct Values / ValuesArgs of Spec as spec {
+        products: Read = 16,
+        pitch_bytes: u64,
+        /// Rows of the result, and elements of each.
+        lines: u32,
+        line_elements: u32,
+        /// Threads of a line are 2 to this.
+        thread_bits: u32,
+        heights: Divide,
+        depths: Divide,
+        channels: Divide,
+        /// Columns from channel to channel.
+        channel_columns: u32,
+        /// Depth, height and width.
+        axes: [AxisArgs; 3] = (),
+        epilogue: EpilogueArgs = spec.epilogue.over_tensors(),
+    }
 }
 
-/// The names of a dimension's parameters.
-type Names = [&'static str; 11];
-
-const DEPTH: Names = [
-    "depth_scale",
-    "depth_addend",
-    "depth_divisor",
-    "depth_shift",
-    "depth_step",
-    "depth_tap_step",
-    "depth_turns",
-    "depth_taps",
-    "depth_extent",
-    "depth_first_column",
-    "depth_column_step",
-];
-const HEIGHT: Names = [
-    "height_scale",
-    "height_addend",
-    "height_divisor",
-    "height_shift",
-    "height_step",
-    "height_tap_step",
-    "height_turns",
-    "height_taps",
-    "height_extent",
-    "height_first_column",
-    "height_column_step",
-];
-const WIDTH: Names = [
-    "width_scale",
-    "width_addend",
-    "width_divisor",
-    "width_shift",
-    "width_step",
-    "width_tap_step",
-    "width_turns",
-    "width_taps",
-    "width_extent",
-    "width_first_column",
-    "width_column_step",
-];
-
-impl<'k> AxisParams<'k> {
-    fn declare(k: Kernel<'k>, names: Names) -> Self {
-        AxisParams {
-            scale: k.scalar(names[0]),
-            addend: k.scalar(names[1]),
-            divisor: k.divisor(names[2]),
-            shift: k.scalar(names[3]),
-            step: k.scalar(names[4]),
-            tap_step: k.scalar(names[5]),
-            turns: k.scalar(names[6]),
-            taps: k.scalar(names[7]),
-            extent: k.scalar(names[8]),
-            first_column: k.scalar(names[9]),
-            column_step: k.scalar(names[10]),
-        }
+verdigris_kir::parameters! {
+    /// One dimension of the result, as [`Axis`] says.
+    #[derive(Clone, Copy)]
+    struct AxisValues / AxisArgs of () as _spec {
+        scale: u32,
+        addend: u32,
+        divisor: Divide,
+        shift: i32,
+        step: i32,
+        tap_step: u32,
+        turns: u32,
+        taps: u32,
+        extent: u32,
+        first_column: i32,
+        column_step: i32,
     }
+}
 
+impl<'k> AxisValues<'k> {
     /// The first product that a pixel of the result meets, and its tap.
     fn first(&self, pixel: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, u32>) {
         let (product, tap) = self.divisor.split(pixel * self.scale + self.addend);
@@ -324,16 +286,11 @@ impl<'k> AxisParams<'k> {
     }
 }
 
-fn fold<'k>(k: Kernel<'k>, spec: &Spec) {
-    let products = k.input("products", 16);
-    let pitch_bytes = k.scalar::<u64>("pitch_bytes");
-    let lines = k.scalar::<u32>("lines");
-    let line_elements = k.scalar::<u32>("line_elements");
-    let thread_bits = k.scalar::<u32>("thread_bits");
-    let [heights, depths, channels] = ["heights", "depths", "channels"].map(|name| k.divisor(name));
-    let channel_columns = k.scalar::<u32>("channel_columns");
-    let [depth, height, width] = [DEPTH, HEIGHT, WIDTH].map(|names| AxisParams::declare(k, names));
-    let epilogue = spec.epilogue.declare_conv::<f32>(k);
+fn col2im<'k>(k: Kernel<'k>, spec: &Spec) {
+    let values = Values::declare(k, spec);
+    let Values { products, pitch_bytes, lines, line_elements, thread_bits, heights, depths, channels, channel_columns, axes, epilogue } =
+        values;
+    let [depth, height, width] = axes;
     // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
     // earlier would take the shared memory, and L1 with it.
     k.griddep_wait();

@@ -1,15 +1,16 @@
-//! Unfolding: activations as a matrix, a row for each pixel that meets them and a column for each tap and channel.
+//! im2col: activations as a matrix, a row for each pixel that meets them and a column for each tap and channel.
 //!
 //! A thread keeps to a chunk of 16 bytes of a row, so that what its columns read is found in a table once, and goes from row to row. A chunk is
 //! made of as few loads as the activations' alignment allows: one where a tap's columns and channels run on for 16 bytes.
 //!
 //! **Numbers.** Bytes are moved, never converted; what lies outside of the activations is zero.
 
-use verdigris_graph::{ConvProblem, Slot, Tensor};
-use verdigris_kir::face::{Divisor, Header, Kernel, Val, Var, build};
+use verdigris_graph::{ConvProblem, Tensor};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::{Cache, Special};
-use verdigris_kir::ir::{KernelBody, Target, Ty};
-use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
@@ -46,7 +47,7 @@ impl Spec {
 
     fn build(self) -> KernelBody {
         let header = Header { name: self.name(), target: Target::Sm90, threads: THREADS, ..Header::default() };
-        build(header, |k| unfold(k, self))
+        build(header, |k| im2col(k, self))
     }
 
     /// Loads of a chunk.
@@ -69,7 +70,7 @@ struct Column {
 
 /// Activations to be unfolded.
 #[derive(Clone, Debug)]
-pub(super) struct Unfold {
+pub(super) struct Im2col {
     source: Tensor,
     images: u64,
     /// Extents of the activations, and of the pixels that meet them.
@@ -81,9 +82,9 @@ pub(super) struct Unfold {
     spec: Spec,
 }
 
-impl Unfold {
+impl Im2col {
     /// x as y's pixels meet it, or y as x's do. `None` where a stride leaves out pixels of x.
-    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Unfold> {
+    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side) -> Option<Im2col> {
         let signed = |values: [u64; 3]| values.map(|value| value as i64);
         let (pads, dilations) = (signed(p.pads_before), signed(p.dilations));
         let (source, extents, pixels, steps, sign) = match side {
@@ -109,10 +110,10 @@ impl Unfold {
                 }
             }
         }
-        let mut unfold =
-            Unfold { source: source.clone(), images: p.n, extents, pixels, steps, columns: list, spec: Spec { unit_bytes: 2 } };
-        unfold.spec = Spec::ALL.into_iter().find(|spec| unfold.allows(*spec))?;
-        Some(unfold)
+        let mut im2col =
+            Im2col { source: source.clone(), images: p.n, extents, pixels, steps, columns: list, spec: Spec { unit_bytes: 2 } };
+        im2col.spec = Spec::ALL.into_iter().find(|spec| im2col.allows(*spec))?;
+        Some(im2col)
     }
 
     fn element_bytes(&self) -> u64 {
@@ -167,7 +168,7 @@ impl Unfold {
     }
 
     /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and do not begin
-    /// early (see [`super::fold::Fold::launch`]).
+    /// early (see [`super::col2im::Col2im::launch`]).
     fn reads_once(&self) -> bool {
         let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(0);
         let elements = self.extents.iter().fold(self.images.saturating_mul(channels), |all, &extent| all.saturating_mul(extent));
@@ -184,11 +185,6 @@ impl Unfold {
         let small = |n: i64| n.abs() < 1 << 29;
         self.rows() < 1 << 30
             && self.columns.iter().all(|column| small(self.offset_bytes(column)) && column.places.iter().all(|&place| small(place)))
-    }
-
-    /// What the activations' buffer is aligned to.
-    pub(super) fn alignment(&self) -> (Slot, u64) {
-        (self.source.slot, u64::from(self.spec.unit_bytes))
     }
 
     /// Microseconds: bytes over the memory bus, or instructions for each chunk and load; and a launch.
@@ -224,25 +220,52 @@ impl Unfold {
         let columns_of_ctas = chunks.div_ceil(across);
         let shares = CTAS * u64::from(arch.sm_count) * u64::from(rows_at_once) / u64::from(columns_of_ctas);
         let turns = (self.rows() / shares.max(1)).clamp(1, MOST_TURNS);
-        let word = |n: u64| Arg::Scalar(Ty::U32, n);
-        let long = |n: u64| Arg::Scalar(Ty::U64, n);
-        let bytes = self.element_bytes();
-        let [image, _, strides @ ..] = self.source.strides.map(|stride| stride * bytes);
-        let mut args = vec![Arg::Pointer(Address::buffer(self.source.slot.0 as usize)), Arg::Pointer(to), Arg::Pointer(table)];
-        args.extend([word(self.rows()), Arg::Divisor(across), word(u64::from(rows_at_once)), word(turns), word(u64::from(chunks))]);
-        args.extend([1, 2].map(|dim: usize| Arg::Divisor(self.pixels[dim] as u32)));
-        args.push(Arg::Divisor(self.pixels[0] as u32));
-        args.extend(self.steps.map(word));
-        args.extend(self.extents.map(word));
-        args.push(long(image));
-        args.extend(strides.map(long));
-        Launch {
-            kernel: self.spec.kernel(),
-            grid: [self.rows().div_ceil(u64::from(rows_at_once) * turns) as u32, columns_of_ctas, 1],
-            residency: Residency::Any,
-            overlap: self.reads_once(),
-            args: args.into(),
-        }
+        let [image, _, depth, height, width] = self.source.strides.map(|stride| stride * self.element_bytes());
+        let [depths, heights, widths] = self.pixels.map(|extent| extent as u32);
+        let args = ValuesArgs {
+            source: Address::buffer(self.source.slot.0 as usize),
+            target: to,
+            table,
+            rows: self.rows() as u32,
+            threads_of_row: across,
+            rows_at_once,
+            turns: turns as u32,
+            chunks,
+            heights,
+            widths,
+            depths,
+            steps: self.steps.map(|step| step as u32),
+            extents: self.extents.map(|extent| extent as u32),
+            strides: [image, depth, height, width],
+        };
+        let grid = [self.rows().div_ceil(u64::from(rows_at_once) * turns) as u32, columns_of_ctas, 1];
+        let launch = Launch::new(self.spec.kernel(), grid, args.bound(&self.spec));
+        if self.reads_once() { launch.overlapping() } else { launch }
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What the kernel reads and writes.
+    struct Values / ValuesArgs of Spec as spec {
+        source: Read = spec.unit_bytes,
+        target: Write = CHUNK_BYTES,
+        table: Read = 16,
+        rows: u32,
+        threads_of_row: Divide,
+        rows_at_once: u32,
+        /// Rows of a thread.
+        turns: u32,
+        /// Of a row.
+        chunks: u32,
+        /// Extents of the pixels that meet activations.
+        heights: Divide,
+        widths: Divide,
+        depths: Divide,
+        /// Pixels of the activations from one row to the next, by depth, height and width; and their extents.
+        steps: [u32; 3],
+        extents: [u32; 3],
+        /// Over images, depth, height and width, in bytes.
+        strides: [u64; 4],
     }
 }
 
@@ -274,19 +297,10 @@ fn load<'k>(k: Kernel<'k>, spec: Spec, from: &[(Val<'k, u64>, Val<'k, bool>)]) -
     words.into_iter().map(Var::get).collect()
 }
 
-fn unfold<'k>(k: Kernel<'k>, spec: Spec) {
-    let source = k.input("source", spec.unit_bytes);
-    let target = k.output("target", CHUNK_BYTES);
-    let table = k.input("table", 16);
-    let rows = k.scalar::<u32>("rows");
-    let across: Divisor<'k> = k.divisor("threads_of_row");
-    let rows_at_once = k.scalar::<u32>("rows_at_once");
-    let turns = k.scalar::<u32>("turns");
-    let chunks = k.scalar::<u32>("chunks");
-    let [heights, widths, depths] = ["heights", "widths", "depths"].map(|name| k.divisor(name));
-    let steps = ["depth_step", "height_step", "width_step"].map(|name| k.scalar::<u32>(name));
-    let extents = ["depth", "height", "width"].map(|name| k.scalar::<u32>(name));
-    let strides = ["image_bytes", "depth_bytes", "height_bytes", "width_bytes"].map(|name| k.scalar::<u64>(name));
+fn im2col<'k>(k: Kernel<'k>, spec: Spec) {
+    let values = Values::declare(k, &spec);
+    let Values { source, target, table, rows, threads_of_row: across, rows_at_once, turns, chunks, .. } = values;
+    let Values { heights, widths, depths, steps, extents, strides, .. } = values;
     // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
     // earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
