@@ -108,7 +108,7 @@ mod tests {
             })
         });
         let args = vec![Arg::Pointer(Address::buffer(0))];
-        let launch = Launch { kernel, grid: [grid, 1, 1], residency: Residency::Any, overlap: false, args };
+        let launch = Launch { kernel, grid: [grid, 1, 1], residency: Residency::Any, overlap: false, args: args.into() };
         Program { steps: vec![Step::Launch(launch)], buffer_alignment_bytes: vec![4], ..Program::default() }
     }
 

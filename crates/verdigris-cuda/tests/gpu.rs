@@ -628,7 +628,7 @@ fn relu_program(elements: u32) -> Program {
         grid: [elements.div_ceil(128), 1, 1],
         residency: Residency::Any,
         overlap: false,
-        args: vec![Arg::Pointer(Address::buffer(0)), Arg::Pointer(middle), Arg::Scalar(Ty::U32, elements.into())],
+        args: vec![Arg::Pointer(Address::buffer(0)), Arg::Pointer(middle), Arg::Scalar(Ty::U32, elements.into())].into(),
     };
     program.steps = vec![
         Step::Fill { at: middle, bytes, value: 0xff },
