@@ -366,7 +366,8 @@ fn program(builds: &Arc<AtomicU32>) -> Program {
             Arg::Divisor(5),
             Arg::HostScalar(1),
             Arg::TensorMap(Address { offset_bytes: 16, ..middle }, map()),
-        ],
+        ]
+        .into(),
     };
     program.steps = vec![
         Step::Fill { at: Address { offset_bytes: 990, ..middle }, bytes: 10, value: 3 },
@@ -536,11 +537,11 @@ fn programs_that_do_not_hold_together_are_refused_while_loading() {
             change(launch);
         })
     };
-    let fewer = launch(&|launch| launch.args.truncate(4));
+    let fewer = launch(&|launch| launch.args = launch.args[..4].to_vec().into());
     assert!(matches!(fewer, Error::Mismatch(_)), "{fewer:?}");
     let odd_map = launch(&|launch| {
-        let Arg::TensorMap(address, _) = &mut launch.args[4] else { panic!("the fifth argument is the map") };
-        address.offset_bytes = 8;
+        let map = launch.args.addresses_mut().last().expect("the last address is the map's");
+        map.offset_bytes = 8;
     });
     assert!(matches!(odd_map, Error::Map(MapError::Address { address: 8 })), "{odd_map:?}");
     // Four multiprocessors hold two CTAs each.
