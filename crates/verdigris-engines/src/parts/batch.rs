@@ -7,7 +7,7 @@ use verdigris_graph::Matrix;
 use verdigris_kir::face::{Kernel, Pointer, Val};
 use verdigris_kir::inst::Special;
 use verdigris_kir::params::{Arguments, Divide, Parameter};
-use verdigris_kir::program::{Address, Arg, Base};
+use verdigris_kir::program::{Address, Base};
 
 /// Batch dims that one launch covers.
 pub const DIMS: usize = 3;
@@ -69,11 +69,6 @@ impl Chunk {
     /// The arguments of [`BatchIndex`].
     pub fn index(&self) -> BatchIndexArgs {
         BatchIndexArgs { batch_count: self.count(), batch_inner: self.extents[2], batch_middle: self.extents[1] }
-    }
-
-    /// The same, for a launch whose arguments are listed.
-    pub fn args(&self) -> Vec<Arg> {
-        self.index().bound(&()).into_iter().collect()
     }
 
     /// Strides over the dims of the launch, in bytes: the argument of [`BatchStridesBytes`].

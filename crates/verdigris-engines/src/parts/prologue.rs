@@ -11,11 +11,11 @@
 use std::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{Channels, ConvProblem, EpilogueStep, Slot};
+use verdigris_graph::{Channels, ConvProblem};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, Parameter};
-use verdigris_kir::program::{Address, Arg};
+use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
@@ -66,11 +66,6 @@ impl PrologueSpec {
         PrologueDecl { spec: self.clone(), double }
     }
 
-    /// Declares the parameters.
-    pub(crate) fn declare<'k, T: Compute>(&self, k: Kernel<'k>) -> Prologue<'k, T> {
-        PrologueArgs::declare(k, "", &self.over_channels(T::DTYPE == DType::F64)).of()
-    }
-
     /// The arguments of [`PrologueSpec::over_channels`].
     pub(crate) fn arguments(&self, problem: &ConvProblem) -> PrologueArgs {
         let vector = |_: OperandSpec, vector: &Channels| OperandArgs {
@@ -80,22 +75,6 @@ impl PrologueSpec {
             batch: None,
         };
         PrologueArgs(self.steps.iter().zip(&problem.prologue).map(|(spec, step)| spec.arguments(step, &vector)).collect())
-    }
-
-    /// The same, for a launch whose arguments are listed.
-    pub(crate) fn args(&self, problem: &ConvProblem) -> Vec<Arg> {
-        let mut arguments = Arguments::new();
-        let double = problem.precision.epilogue() == DType::F64;
-        arguments.bind::<PrologueArgs>("", &self.over_channels(double), self.arguments(problem));
-        arguments.into_iter().collect()
-    }
-
-    /// The alignment in bytes that the prologue relies on, by buffer slot.
-    pub(crate) fn alignments(problem: &ConvProblem) -> impl Iterator<Item = (Slot, u64)> {
-        problem.prologue.iter().filter_map(|step| match step {
-            EpilogueStep::Binary { operand, .. } => Some((operand.slot, operand.dtype.bytes() as u64)),
-            _ => None,
-        })
     }
 }
 
