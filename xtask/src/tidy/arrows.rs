@@ -26,7 +26,7 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
     (
         "tile",
         Law::Only {
-            whole: &["face"],
+            whole: &["face", "params"],
             // Element types, orders, shapes of instructions: the words in which the face is spoken to. And arguments of a
             // launch, for a schedule knows both its parameters and what the host passes for them.
             words: &["ir", "inst", "program"],

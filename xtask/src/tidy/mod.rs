@@ -6,6 +6,8 @@
 //! | `manifest` | every `Cargo.toml` | a crate outside the workspace's lints, licence or naming |
 //! | `dependency-reason` | every `Cargo.toml`, `DESIGN.md` | a dependency that nobody can justify any more |
 //! | `arrows` | sources of `kir` and `engines` | modules that know each other in circles, within one crate where Cargo cannot see it |
+//! | `arguments` | sources of `engines` | an argument that is given by its place, and the one behind it taken for it |
+//! | `skeleton` | sources of `engines` | an engine that ranks, prices or refuses configs in its own way |
 //! | `unsafe` | every source | unsafe code outside the rooms that may have it |
 //! | `environment` | every source under `crates/` | behaviour that depends on a variable no table lists |
 //! | `module-name` | every source | `utils`: a module that means nothing and attracts everything |
@@ -17,6 +19,7 @@
 //! reason; there is no comment that silences a rule.
 
 mod arrows;
+mod engines;
 mod floors;
 mod text;
 
@@ -56,6 +59,7 @@ pub(crate) fn findings(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(floors::check(tree));
     found.extend(arrows::check(tree));
+    found.extend(engines::check(tree));
     found.extend(text::check(tree));
     found
 }
