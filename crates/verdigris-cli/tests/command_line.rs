@@ -161,7 +161,7 @@ fn a_graph_is_run_by_the_program_and_mistakes_in_it_are_told() {
         assert!(refused(&["run", &graph]).contains("cut.json: line 1"));
     }
     assert!(refused(&["run", &at("absent.json")]).contains("absent.json"));
-    assert!(refused(&["run", &graph, "--in", &x]).contains("tensor `z`"));
+    assert!(refused(&["run", &graph, "--in", &x]).contains("`z` is bound to"));
     assert!(refused(&["run", &graph, "--device", "cpu:0"]).contains("there is no device `cpu:0`"));
     let short = format!("z={}", file("short.npy", &npy([0.0; 3])[..130]));
     assert!(refused(&["run", &graph, "--in", &x, "--in", &short]).contains("short.npy: dims [3] of f32 are 12 bytes, but there are 2"));

@@ -424,7 +424,7 @@ impl<'k> Step<'k> {
     }
 }
 
-/// What the parameters of an epilogue are made from: [`EpilogueSpec::over_matrices`] of a product, [`EpilogueSpec::over_tensors`] of a
+/// What the parameters of an epilogue are made from: [`EpilogueSpec::over_matrices`] of a product, `over_tensors` of a
 /// convolution.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EpilogueDecl {

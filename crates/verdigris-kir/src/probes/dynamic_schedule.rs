@@ -14,7 +14,7 @@ use crate::tile::ring::publish_barriers;
 /// What shapes the kernel.
 ///
 /// Parameters: maps `a` `{depth, rows, batch}` and `b` `{depth, columns, batch}` of bf16; the schedule's
-/// ([`DynamicArgs::args`](crate::tile::dynamic::DynamicArgs::args)); `d` f32, `[rows][columns]`, with `rows` and `columns` (even). The grid is any
+/// ([`DynamicArgs::bound`](crate::tile::dynamic::DynamicArgs::bound)); `d` f32, `[rows][columns]`, with `rows` and `columns` (even). The grid is any
 /// number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {

@@ -17,7 +17,7 @@ use crate::tile::schedule::{Schedule, Work};
 /// What shapes the kernel.
 ///
 /// Parameters: maps `a` `{depth, rows, batch}` and `b` `{depth, columns, batch}` of bf16; the schedule's
-/// ([`ScheduleArgs::args`](crate::tile::schedule::ScheduleArgs::args), split); `d` f32, `[rows][columns]`, with `rows` and `columns` (even);
+/// ([`ScheduleArgs::bound`](crate::tile::schedule::ScheduleArgs::bound), split); `d` f32, `[rows][columns]`, with `rows` and `columns` (even);
 /// `parts`, f32, `tiles · most_parts · tile` words; `counters`, zeroed, a `u32` for each tile and warpgroup; `most_parts`. The grid is any
 /// number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
