@@ -291,10 +291,14 @@ fn cut(graph: &Graph, index: &HashMap<Uid, usize>) -> Vec<Step> {
         let flops = operation::flops(&node.op, &tensor);
         steps.push(Step { engine: operation::engine(&node.op), nodes: i..i + 1, outputs: Vec::new(), released: Vec::new(), flops });
     }
+    let mut last_reader: HashMap<Uid, usize> = HashMap::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        last_reader.extend(node.op.inputs().into_iter().map(|uid| (uid, i)));
+    }
     for step in &mut steps {
         for (i, node) in graph.nodes.iter().enumerate().take(step.nodes.end).skip(step.nodes.start) {
             for uid in node.op.outputs() {
-                let leaves = graph.nodes[step.nodes.end..].iter().any(|later| later.op.inputs().contains(&uid));
+                let leaves = last_reader.get(&uid).is_some_and(|&reader| reader >= step.nodes.end);
                 if !tensor(uid).is_virtual || leaves || step.nodes.len() == 1 || i + 1 == step.nodes.end {
                     step.outputs.push(uid);
                 }
@@ -312,6 +316,10 @@ fn place(graph: &Graph, index: &HashMap<Uid, usize>, steps: &mut [Step]) -> (Vec
         for uid in read.chain(step.outputs.iter().copied()) {
             last_use.insert(index[&uid], s);
         }
+    }
+    let mut released: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
+    for (i, s) in last_use.into_iter().filter(|&(i, _)| graph.tensors[i].is_virtual) {
+        released[s].push(i);
     }
     let mut places = vec![None; graph.tensors.len()];
     let mut buffers: Vec<usize> = Vec::new();
@@ -332,7 +340,7 @@ fn place(graph: &Graph, index: &HashMap<Uid, usize>, steps: &mut [Step]) -> (Vec
             buffers[buffer] = buffers[buffer].max(words);
             places[i] = Some(buffer);
         }
-        step.released = last_use.iter().filter(|&(&i, &last)| last == s && graph.tensors[i].is_virtual).map(|(&i, _)| i).collect();
+        step.released = std::mem::take(&mut released[s]);
         step.released.retain(|&i| places[i].is_some());
         free.extend(step.released.iter().filter_map(|&i| places[i]));
     }

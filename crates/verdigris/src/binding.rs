@@ -3,6 +3,8 @@
 //! What is the same on every device (that each tensor is bound once, kinds, lengths, null pointers, alignments) is checked by
 //! [`verdigris_graph::binding`]; here stand the rules for memory of a GPU that several tensors share.
 
+use std::collections::HashMap;
+
 use verdigris_cuda::{DeviceSlice, HostSlice};
 use verdigris_graph::Uid;
 use verdigris_graph::binding::{Allowed, BoundTensor, Given, check};
@@ -73,6 +75,7 @@ pub(crate) struct Loose {
 pub(crate) struct Bound {
     pub(crate) tensors: Vec<BoundTensor>,
     pub(crate) pairs: Vec<Pair>,
+    place_of: HashMap<Uid, usize>,
 }
 
 /// For each bound tensor, its place among the bindings that an execution is given.
@@ -89,6 +92,16 @@ impl Places {
 }
 
 impl Bound {
+    pub(crate) fn of(tensors: Vec<BoundTensor>, pairs: Vec<Pair>) -> Bound {
+        let place_of = tensors.iter().enumerate().map(|(place, tensor)| (tensor.uid, place)).collect();
+        Bound { tensors, pairs, place_of }
+    }
+
+    /// The place of a tensor.
+    pub(crate) fn place_of(&self, uid: Uid) -> Option<usize> {
+        self.place_of.get(&uid).copied()
+    }
+
     /// Room for the place of each tensor.
     pub(crate) fn places(&self) -> Places {
         let count = self.tensors.len();

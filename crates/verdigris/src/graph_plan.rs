@@ -115,12 +115,7 @@ impl Bound {
             .into());
         }
         let pairs = pairs(graph, &tensors, &uses);
-        Ok(Bound { tensors, pairs })
-    }
-
-    /// The place of a tensor.
-    fn place_of(&self, uid: Uid) -> Option<usize> {
-        self.tensors.iter().position(|tensor| tensor.uid == uid)
+        Ok(Bound::of(tensors, pairs))
     }
 
     /// Where a tensor comes from that the caller binds.
@@ -157,7 +152,7 @@ impl Bound {
 
 /// Every tensor that is written beside every other one.
 fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>]) -> Vec<Pair> {
-    let described = |place: usize| graph.tensor(tensors[place].uid).map(|tensor| (tensor.dtype, tensor.layout));
+    let described: Vec<_> = tensors.iter().map(|bound| graph.tensor(bound.uid).map(|tensor| (tensor.dtype, tensor.layout))).collect();
     let mut pairs = Vec::new();
     for output in (0..tensors.len()).filter(|&i| tensors[i].is_written) {
         let writes: Vec<&(usize, Operand)> = uses[output].iter().filter(|(_, operand)| operand.access == Access::Written).collect();
@@ -168,7 +163,7 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
             // The output may take the other's place if it is the same elements, and all that is read there is read before: by an earlier
             // part, or by the part that writes it, each element before its own is written.
             let may_share = !tensors[other].is_written
-                && described(output) == described(other)
+                && described[output] == described[other]
                 && writes.iter().all(|(writer, written)| {
                     uses[other].iter().all(|(reader, read)| {
                         let same = read.is_same_elements(written);
@@ -184,24 +179,27 @@ fn pairs(graph: &Graph, tensors: &[BoundTensor], uses: &[Vec<(usize, Operand)>])
 /// The pieces of a plan's workspace: temporaries and the scratch of each part. Temporaries are placed first, so that what a part's scratch
 /// adds is never more than itself.
 pub(crate) struct Memory {
-    /// For each temporary: its uid, its offset, its size.
-    temporaries: Vec<(Uid, Piece, u64)>,
+    /// For each temporary: when it lives, and its offset.
+    temporaries: HashMap<Uid, (Piece, u64)>,
     bytes: u64,
 }
 
 impl Memory {
     /// Places the temporaries.
     pub(crate) fn of_temporaries(parts: &[Subgraph], temporaries: &[TensorDesc]) -> Result<Memory, Error> {
+        let mut lives: HashMap<Uid, (usize, usize)> = HashMap::new();
+        for (number, part) in parts.iter().enumerate() {
+            part.bindings.iter().for_each(|&uid| lives.entry(uid).or_insert((number, number)).1 = number);
+        }
         let mut pieces = Vec::new();
         for tensor in temporaries {
-            let users = || (0..parts.len()).filter(|&part| parts[part].bindings.contains(&tensor.uid));
-            let (Some(first), Some(last)) = (users().next(), users().next_back()) else { continue };
+            let Some(&(first, last)) = lives.get(&tensor.uid) else { continue };
             let bytes = u64::try_from(tensor.layout.span_bytes(tensor.dtype)).unwrap_or(u64::MAX);
             pieces.push((tensor.uid, Piece { bytes, first, last }));
         }
         let list: Vec<Piece> = pieces.iter().map(|&(_, piece)| piece).collect();
         let (offsets, bytes) = place(&list).ok_or(Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0 })?;
-        let temporaries = pieces.into_iter().zip(offsets).map(|((uid, piece), offset)| (uid, piece, offset)).collect();
+        let temporaries = pieces.into_iter().zip(offsets).map(|((uid, piece), offset)| (uid, (piece, offset))).collect();
         Ok(Memory { temporaries, bytes })
     }
 
@@ -212,7 +210,7 @@ impl Memory {
 
     /// Where a temporary lies.
     pub(crate) fn of(&self, uid: Uid) -> Option<Source> {
-        let (_, piece, offset_bytes) = self.temporaries.iter().find(|(known, ..)| *known == uid)?;
+        let (piece, offset_bytes) = self.temporaries.get(&uid)?;
         Some(Source::Workspace { offset_bytes: *offset_bytes, bytes: piece.bytes })
     }
 
@@ -221,14 +219,18 @@ impl Memory {
         let mut total = self.bytes;
         let mut offsets = Vec::with_capacity(scratch_bytes.len());
         for (part, &bytes) in scratch_bytes.iter().enumerate() {
-            let mut taken: Vec<(u64, u64)> = (self.temporaries.iter())
-                .filter(|(_, piece, _)| piece.first <= part && part <= piece.last)
-                .map(|(_, piece, offset)| (*offset, piece.bytes))
+            if bytes == 0 {
+                offsets.push(0);
+                continue;
+            }
+            let mut taken: Vec<(u64, u64)> = (self.temporaries.values())
+                .filter(|(piece, _)| piece.first <= part && part <= piece.last)
+                .map(|(piece, offset)| (*offset, piece.bytes))
                 .collect();
             let no_room = Error::NoWorkspace { needed_bytes: u64::MAX, lent_bytes: 0 };
             let offset = crate::workspace::lowest_gap(&mut taken, bytes).ok_or(no_room)?;
             total = total.max(offset + bytes);
-            offsets.push(if bytes == 0 { 0 } else { offset });
+            offsets.push(offset);
         }
         Ok((offsets, total))
     }

@@ -139,7 +139,7 @@ fn bound(problem: &Problem) -> Result<Bound, Error> {
         let tensor = &mut tensors[slot.0 as usize];
         (tensor.is_scalar, tensor.bytes) = (true, 0);
     }
-    Ok(Bound { tensors, pairs: pairs(problem)? })
+    Ok(Bound::of(tensors, pairs(problem)?))
 }
 
 /// Every output beside every operand of another slot.
