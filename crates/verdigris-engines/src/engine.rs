@@ -1,8 +1,9 @@
 //! What an engine is: *can* it take a problem, *ought* it to, and the program if it is chosen.
 //!
-//! `accept` says can, or says why not; `cost` says ought; `program` is called for the chosen one alone. None of them compiles anything.
+//! `accept` says can, or says why not; `cost` says ought; `program` lowers one config: the chosen one, and those whose workspace and alignments
+//! limits are held against. None of them compiles anything.
 //!
-//! **Slots.** A program's `Base::Buffer(i)` and `Arg::HostScalar(i)` are slot `i` of the problem it was made for
+//! **Slots.** A program's `Base::Buffer(i)` and `HostNumber::Bound(i)` are slot `i` of the problem it was made for
 //! ([`verdigris_graph::Slot`]); `buffer_alignment_bytes` has one entry a slot, 1 for host scalars.
 
 use std::collections::BTreeMap;
