@@ -358,7 +358,8 @@ impl Arguments {
     }
 }
 
-/// Arguments by position alone: of kernels that are written by hand for a test of this crate.
+/// Arguments by position alone, of which [`Launch::check`](crate::program::Launch::check) sees the types and not the names: of kernels that declare
+/// their parameters one by one, as those of tests do.
 impl From<Vec<Arg>> for Arguments {
     fn from(args: Vec<Arg>) -> Self {
         let count = args.len();

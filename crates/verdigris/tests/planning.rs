@@ -8,6 +8,9 @@ use verdigris_cuda::fake;
 use verdigris_graph::Graph;
 use verdigris_reference::networks::{self, Shape};
 
+/// What cutting a graph of up to 2,000 ops and planning it for the CPU may take.
+const MOST: Duration = Duration::from_millis(50);
+
 fn planned(handle: &Handle, graph: &Graph) -> Duration {
     let begun = Instant::now();
     let plan = handle.plan_graph(graph, &Policy::default()).expect("plans");
@@ -31,6 +34,7 @@ fn planning_takes_time_by_the_number_of_ops() {
             let begun = Instant::now();
             verdigris_cpu::GraphPlan::new(&graph).expect("valid");
             let cpu = begun.elapsed();
+            assert!(ops > 2000 || cut + cpu < MOST, "{shape:?} of {ops} ops: cut in {cut:.1?}, planned for the CPU in {cpu:.1?}");
             eprintln!(
                 "{shape:?}: {} ops, {parts} parts: plan {first:.1?}, again {again:.1?}, of which cut {cut:.1?}; cpu {cpu:.1?}",
                 graph.nodes.len()
