@@ -2,7 +2,7 @@
 //!
 //! First every tool must find the fault that is planted for it. Then each class runs under each tool, in a process of its own, several side by
 //! side. memcheck, initcheck and synccheck must find nothing. racecheck must find nothing where threads alone touch shared memory; it does not
-//! follow the copy engine, mbarriers or `wgmma`, so hazards that it reports of kernels with such units are recorded and explained, not judged: of
+//! follow TMA, mbarriers or `wgmma`, so hazards that it reports of kernels with such units are recorded and explained, not judged: of
 //! those the interpreter, which follows all of them, is the witness. A run that comes to no end, or to wrong results, is a fault under any tool.
 
 use std::collections::BTreeMap;
@@ -212,7 +212,7 @@ fn print(counts: &BTreeMap<Tool, [u64; 4]>, missing: &[String], faults: &[String
 
 /// Whether what a tool said is as it must be: with what explains it, or what is wrong. A run that came to no end proves nothing of any kernel.
 fn judge(tool: Tool, planted: bool, asynchronous: bool, said: &Said) -> Result<Option<&'static str>, String> {
-    let unfollowed = "racecheck follows what threads do; this kernel's shared memory is also used by the copy engine, mbarriers or wgmma";
+    let unfollowed = "racecheck follows what threads do; this kernel's shared memory is also used by TMA, mbarriers or wgmma";
     match said {
         Said::Failed(why) => Err(why.clone()),
         Said::Found(_, report) if planted && report.contains(&planted::kernel_name(tool)) => Ok(None),

@@ -1,4 +1,4 @@
-//! Tensor maps: what the copy engine is told about a tensor, checked here and encoded by the driver.
+//! Tensor maps: what TMA is told about a tensor, checked here and encoded by the driver.
 //!
 //! The driver answers an illegal map with `CUDA_ERROR_INVALID_VALUE` and no word on which of a dozen limits was broken, so
 //! all of them are checked first ([`check`]); the rules are those of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` in
@@ -33,7 +33,7 @@ impl TensorMap {
     }
 }
 
-/// A tensor that the copy engine cannot address so.
+/// A tensor that TMA cannot address so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
@@ -130,7 +130,7 @@ const MAX_BOX: u32 = 256;
 /// Most pixels of an im2col column.
 const MAX_COLUMN: u32 = 1024;
 
-/// Checks a map against every limit of the copy engine, but for the address.
+/// Checks a map against every limit of TMA, but for the address.
 ///
 /// # Errors
 /// The first broken limit.
@@ -221,7 +221,7 @@ fn range<T: Into<i128> + Copy>(what: &'static str, dimension: usize, value: T, l
 /// context: the driver only encodes where one is current.
 ///
 /// # Errors
-/// [`Error::Map`] where the copy engine cannot address the tensor so, [`Error::MissingSymbol`], [`Error::Driver`].
+/// [`Error::Map`] where TMA cannot address the tensor so, [`Error::MissingSymbol`], [`Error::Driver`].
 pub fn encode(context: &Context, address: u64, spec: &MapSpec) -> Result<TensorMap, Error> {
     check(spec)?;
     let _current = context.enter()?;

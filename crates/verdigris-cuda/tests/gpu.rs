@@ -483,7 +483,7 @@ fn one_kernel_asked_for_by_many_threads_is_compiled_once() {
     assert_eq!(built.into_inner(), 1);
 }
 
-/// Loads one box through the copy engine and returns its 16-bit elements as they lie in shared memory.
+/// Loads one box through TMA and returns its 16-bit elements as they lie in shared memory.
 fn load_box(gpu: &Gpu, ptx: &str, name: &str, base: DeviceSlice<'_>, spec: &MapSpec, coordinates: &[u32]) -> Vec<u16> {
     let function = gpu.function(ptx, name, FunctionOptions { dynamic_smem_bytes: 32 << 10, large_clusters: false });
     let map = tensor_map::encode(&gpu.context, base.address(), spec).expect("encodes");

@@ -628,7 +628,7 @@ fn refusals_name_what_was_seen() {
     let far = bf16(ConvExtents { dilations: [1, 200, 1], pads: [0, 200, 1], ..base(Direction::Fprop) });
     assert!(refused(&far).1.contains("a tap lies 400 pixels away") || refused(&far).1.contains("-200"), "{:?}", refused(&far));
     let strided = bf16(ConvExtents { strides: [1, 9, 1], ..base(Direction::Fprop) });
-    assert_eq!(refused(&strided), (Reason::Extent, "the stride of spatial dim 1 is 9; the copy engine takes up to 8".to_owned()));
+    assert_eq!(refused(&strided), (Reason::Extent, "the stride of spatial dim 1 is 9; TMA takes up to 8".to_owned()));
     let uneven = bf16(ConvExtents { groups: 2, ..plane(Direction::Fprop, [2, 128, 74], [30, 30], [3, 3], [1, 1]) });
     let uneven = ConvProblem { strides: [1, 1, 1], ..laid_out(uneven, 0) };
     assert_eq!(refused(&ConvProblem { y: Tensor { dtype: DType::I32, ..uneven.y.clone() }, ..uneven }).0, Reason::Alignment);

@@ -1339,14 +1339,14 @@ instructions! {
     TmaPrefetch { rank: u8 } Async Sm90 Thread
         format!("cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [%i0, {}]", coords(1, rank))
         => { let mut ins = vec![U64]; ins.extend(vec![Ty::S32; rank as usize]); Signature { outs: vec![], ins } };
-    /// Brings a tensor map itself into the cache of the copy engine.
+    /// Brings a tensor map itself into the cache of TMA.
     TensormapPrefetch {} Async Sm90 Thread
         "prefetch.tensormap [%i0]" => sig(&[], &[U64]);
     /// Writes one field of a tensor map in global or shared memory. Operands: address, value.
     TensormapReplace { field: MapField, space: Space } Async Sm90a Thread
         { let (word, ord) = field.ptx(); format!("tensormap.replace.tile.{word}.{}.b1024.{} [%i0], {ord}%i1", if matches!(space, Space::Global) { "global" } else { "shared::cta" }, field.ty().ptx()) }
         => sig(&[], &[space.address(), field.ty()]);
-    /// Copies a changed tensor map of 128 bytes from shared to global and hands it to the copy engine, for the scope. Operands: global, shared.
+    /// Copies a changed tensor map of 128 bytes from shared to global and hands it to TMA, for the scope. Operands: global, shared.
     TensormapPublish { scope: Scope } Async Sm90 Warp
         format!("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.{}.sync.aligned [%i0], [%i1], 128", scope.ptx()) => sig(&[], &[U64, U32]);
 

@@ -239,7 +239,7 @@ impl Op {
                     BulkReduce::And | BulkReduce::Or | BulkReduce::Xor => matches!(ty, Ty::B32 | Ty::B64),
                     BulkReduce::Inc | BulkReduce::Dec => matches!(ty, Ty::U32),
                 };
-                require(fits, "the copy engine does not have this reduction in this type")
+                require(fits, "TMA does not have this reduction in this type")
             }
             Op::TmaLoad { rank, im2col, .. } | Op::TmaStore { rank, im2col, .. } | Op::TmaReduce { rank, im2col, .. } => {
                 require((1..=5).contains(rank), "a tensor map has rank 1 to 5")?;

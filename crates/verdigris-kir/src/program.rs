@@ -79,7 +79,7 @@ impl Address {
     }
 }
 
-/// What the copy engine puts where a box reaches past the tensor.
+/// What TMA puts where a box reaches past the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fill {
     /// Zero.

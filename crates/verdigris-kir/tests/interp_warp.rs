@@ -70,7 +70,7 @@ fn atomics_on_a_word() {
     assert_eq!(apply(Atomic::Add, Ty::F64, 1.5f64.to_bits(), 2f64.to_bits()), 3.5f64.to_bits());
     assert_eq!(apply(Atomic::Add, Ty::F16x2, 0x3c00_4000, 0x3c00_4000), 0x4000_4400);
     assert_eq!(apply(Atomic::Max, Ty::Bf16x2, 0x3f80_8000, 0xbf80_0000), 0x3f80_0000);
-    // The copy engine keeps them in global memory too; these three are from an H200.
+    // TMA keeps them in global memory too; these three are from an H200.
     assert_eq!(atomic::apply_bulk(BulkReduce::Add, Ty::F32, 0x8000_0002, 0x8000_0000), Ok(0x8000_0002));
     assert_eq!(atomic::apply_bulk(BulkReduce::Add, Ty::F32, 0x8062_cb77, 0), Ok(0x8062_cb77));
     assert_eq!(atomic::apply_bulk(BulkReduce::Add, Ty::F32, 0x8000_0000, 0x005e_c5b5), Ok(0x005e_c5b5));

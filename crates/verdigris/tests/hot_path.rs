@@ -17,7 +17,7 @@ fn handle() -> Handle {
     Handle::on(&fake::context(), &Config::default()).expect("the fake is always there")
 }
 
-/// A product and a convolution that the copy engine serves, temporaries between them, host scalars, a reduction and a concatenation in parts.
+/// A product and a convolution that TMA serves, temporaries between them, host scalars, a reduction and a concatenation in parts.
 fn graph() -> Result<Graph, verdigris_graph::Error> {
     let rows = |dims: &[u64]| Layout::row_major(dims).expect("small");
     let mut g = GraphBuilder::new("all kinds");

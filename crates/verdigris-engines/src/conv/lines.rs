@@ -1,8 +1,8 @@
-//! Tensors of convolutions whose elements lie in lines of channels, as the copy engine reads and writes them.
+//! Tensors of convolutions whose elements lie in lines of channels, as TMA reads and writes them.
 
 use verdigris_graph::{Matrix, Tensor};
 
-/// Pixels that the copy engine can read: channels side by side, all else at multiples of 16 bytes, nothing that repeats.
+/// Pixels that TMA can read: channels side by side, all else at multiples of 16 bytes, nothing that repeats.
 pub(super) fn lies_in_lines(tensor: &Tensor) -> bool {
     let bytes = tensor.dtype.bytes() as u64;
     let fits = |stride: u64| stride > 0 && (stride * bytes).is_multiple_of(16) && stride * bytes < 1 << 40;

@@ -1,4 +1,4 @@
-//! Repacking: a copy of an operand that the copy engine can map.
+//! Repacking: a copy of an operand that TMA can map.
 //!
 //! Tensor maps need lines that begin at multiples of 16 bytes, and the tensor cores take tf32 and 8-bit operands along the depth alone. An
 //! operand of another shape is copied into scratch first, line by line, each line padded to a whole number of segments. The copy reads and
@@ -100,7 +100,7 @@ pub(crate) struct Repack {
 }
 
 impl Repack {
-    /// The copy that an operand of `rows` by `depth` needs before the copy engine can feed the tensor cores with it, if it needs one.
+    /// The copy that an operand of `rows` by `depth` needs before TMA can feed the tensor cores with it, if it needs one.
     /// `either`: the tensor cores take the type along the rows too.
     pub(crate) fn needed(operand: &Matrix, rows: u64, depth: u64, batch: &[u64], either: bool) -> Option<Repack> {
         let order = operand.order();

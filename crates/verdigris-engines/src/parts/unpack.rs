@@ -1,4 +1,4 @@
-//! Unpacking: results that a kernel left in scratch, in lines that the copy engine writes, on their way to a tensor of any strides.
+//! Unpacking: results that a kernel left in scratch, in lines that TMA writes, on their way to a tensor of any strides.
 //!
 //! The opposite of [`super::repack`]: lines run along one dim (channels), begin at multiples of 16 bytes and are written out to wherever the
 //! tensor's elements lie.

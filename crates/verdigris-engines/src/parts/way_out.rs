@@ -1,4 +1,4 @@
-//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and from there by the copy engine or line by line, or
+//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and from there by TMA or line by line, or
 //! elements straight from registers.
 //!
 //! A [`WaySpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Way::write`] with accumulators
@@ -62,7 +62,7 @@ impl Sum for i32 {
 /// The way of a result to global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Out {
-    /// Through shared memory and the copy engine: rows of D 16-byte aligned.
+    /// Through shared memory and TMA: rows of D 16-byte aligned.
     Tma,
     /// Through shared memory, line by line: rows (or columns) of D contiguous, beginning anywhere.
     Rows,
@@ -258,7 +258,7 @@ pub(crate) struct Tile<'k> {
     pub(crate) thread: Val<'k, u32>,
 }
 
-/// The way of results to D: the epilogue, then shared memory and the copy engine, or elements straight from registers.
+/// The way of results to D: the epilogue, then shared memory and TMA, or elements straight from registers.
 #[derive(Debug)]
 pub(crate) struct Way<'k> {
     kernel: Kernel<'k>,
@@ -509,7 +509,7 @@ impl<'k> Block<'_, 'k> {
         if !self.way.spec.epilogue.reads_memory() {
             return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
         }
-        // Operands exist only inside of D; what stands outside is clipped by the copy engine.
+        // Operands exist only inside of D; what stands outside is clipped by TMA.
         let results = raw.map(|value| k.var(value));
         let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.way.columns);
         if self.way.spec.epilogue.pairs {

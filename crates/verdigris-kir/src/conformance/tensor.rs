@@ -35,7 +35,7 @@ impl Case {
         tensor::copy_bytes(&self.spec)
     }
 
-    /// The case with each innermost coordinate moved down to the multiple of 16 bytes that the copy engine asks for.
+    /// The case with each innermost coordinate moved down to the multiple of 16 bytes that TMA asks for.
     fn aligned(mut self) -> Case {
         let elements = 16 / self.spec.decl.ty.bytes() as i32;
         for (place, _) in &mut self.places {

@@ -116,7 +116,7 @@ impl<'k> Kernel<'k> {
         self.instruction(op, &[], &map_operands(map, coordinates, from.operand()));
     }
 
-    /// Brings a tensor map into the copy engine's cache.
+    /// Brings a tensor map into TMA's cache.
     #[track_caller]
     pub fn prefetch_tensormap(self, map: &TensorMap<'k>) {
         self.instruction(Op::TensormapPrefetch {}, &[], &[map.address.operand()]);
@@ -141,7 +141,7 @@ impl<'k> Kernel<'k> {
         self.instruction(Op::TensormapReplace { field, space: Space::Shared }, &[], &[address.operand(), value.operand()]);
     }
 
-    /// Copies a changed tensor map from shared to global memory and hands it to the copy engine, for whoever in `scope` then takes it over by
+    /// Copies a changed tensor map from shared to global memory and hands it to TMA, for whoever in `scope` then takes it over by
     /// [`Kernel::tensormap_acquire`]. By a whole warp, behind a warp barrier.
     #[track_caller]
     pub fn tensormap_publish(self, to: impl AsVal<'k, u64>, from: SharedPiece<'k>, scope: Scope) {

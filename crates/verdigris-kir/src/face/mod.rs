@@ -303,7 +303,7 @@ impl<'k> Kernel<'k> {
         Divisor { divisor: word(0), multiplier: word(1), shift1: word(2), shift2: word(3) }
     }
 
-    /// A tensor map; the value is its address for the copy engine.
+    /// A tensor map; the value is its address for TMA.
     #[track_caller]
     pub fn tensor_map(self, name: &'static str, decl: MapDecl) -> TensorMap<'k> {
         let index = self.param(name, ParamKind::TensorMap(decl.clone()), self.here());

@@ -132,7 +132,7 @@ pub(crate) enum PeerSource {
     Reduce(Atomic, Ty, u64),
 }
 
-/// What the copy engine changes on the way.
+/// What TMA changes on the way.
 fn in_flight(ty: MapType, data: &mut [u8]) {
     if ty == MapType::Tf32 {
         for word in data.chunks_exact_mut(4) {

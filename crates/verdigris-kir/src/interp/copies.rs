@@ -362,7 +362,7 @@ impl Machine<'_> {
         (stamp.actor != NO_ACTOR && stamp.actor >= warp.clock.horizon).then_some(stamp)
     }
 
-    /// The copy engine reads a map through a proxy of its own: the writer hands it over, and the user takes it over, each by a fence.
+    /// TMA reads a map through a proxy of its own: the writer hands it over, and the user takes it over, each by a fence.
     fn map_taken_over(&mut self, warp: &Warp, at: Culprit, address: u64, place: (usize, u64)) -> Result<(), Fault> {
         let Some(stamp) = self.map_writer(warp, place) else { return Ok(()) };
         let (writer, _) = self.describe(stamp.actor);
@@ -370,7 +370,7 @@ impl Machine<'_> {
         let name = self.place_name(Place::Global { slot: place.0, offset: place.1 }, 0);
         if self.map_releases.get(&stamp.actor).is_none_or(|&epoch| epoch < stamp.epoch) {
             let message = format!(
-                "the tensor map at {name} was written at {line}, and the writer ran no fence.proxy.tensormap release after it: the copy engine may see the old map"
+                "the tensor map at {name} was written at {line}, and the writer ran no fence.proxy.tensormap release after it: TMA may see the old map"
             );
             return Err(self.finding(FindingKind::ProxyFence, at, Some(line), message));
         }
@@ -390,7 +390,7 @@ impl Machine<'_> {
             return Ok(());
         }
         let message = format!(
-            "the tensor map at {name} was written at {line}, and no fence.proxy.tensormap acquire of it stands between that and this use: the copy engine may use the map that it holds in its cache"
+            "the tensor map at {name} was written at {line}, and no fence.proxy.tensormap acquire of it stands between that and this use: TMA may use the map that it holds in its cache"
         );
         Err(self.finding(FindingKind::ProxyFence, at, Some(line), message))
     }

@@ -9,7 +9,7 @@ pub enum FindingKind {
     Race,
     /// An access outside every buffer or piece of shared memory.
     OutOfBounds,
-    /// An address that is not a multiple of the access size (or of what the copy engine asks for).
+    /// An address that is not a multiple of the access size (or of what TMA asks for).
     Misaligned,
     /// Memory that nothing wrote, where its value matters.
     UnwrittenMemory,

@@ -354,7 +354,7 @@ impl Machine<'_> {
                 Some(1) => format!("the cp.async of warp {}", local % warps),
                 Some(2 | 3) => format!("the bulk copy of warp {}", local % warps),
                 _ if local < cta.actors.barrier(0) => format!("the wgmma of warpgroup {}", local - cta.actors.wgmma(0)),
-                _ => "the copy engine".to_string(),
+                _ => "TMA".to_string(),
             };
             return (Some(index), format!("{who} of CTA {x},{y},{z}"));
         }

@@ -1,4 +1,4 @@
-//! Tensor maps: which of them the driver accepts, and which bytes the copy engine moves for given coordinates.
+//! Tensor maps: which of them the driver accepts, and which bytes TMA moves for given coordinates.
 //!
 //! **Order in shared memory.** A tiled box lies packed, innermost dimension first; an im2col column lies pixel by pixel, the channels of a
 //! pixel together. The XOR pattern then acts on the address bits, so it repeats with the absolute address.

@@ -1,7 +1,7 @@
 //! Many products of different sizes in one launch: `D_i = A_i·B_iᵀ`, from tables of addresses, extents and tensor maps.
 //!
 //! Three ways to name memory that only the device knows: A through a tensor map that the CTA makes itself, from a template, when it goes on to the
-//! next product, and hands to the copy engine; B through a table of maps among the parameters, picked at run time; D by an address from a
+//! next product, and hands to TMA; B through a table of maps among the parameters, picked at run time; D by an address from a
 //! table, which launches in front write ([`crate::tile::table`]).
 //!
 //! Source: PTX ISA 9.0, "tensormap.replace", "tensormap.cp_fenceproxy", "membar / fence.proxy.tensormap".
@@ -53,7 +53,7 @@ pub(super) fn probe() -> Probe {
         name: "grouped_product",
         build: || Spec::FULL.build(),
         allowances: Allowances { wgmma_stages: 1 },
-        what_it_shows: "a tensor map changed in shared memory, published to global memory and taken over by the copy engine; a table of maps \
+        what_it_shows: "a tensor map changed in shared memory, published to global memory and taken over by TMA; a table of maps \
                         among the parameters; addresses and extents from tables; a ring that settles before its map changes",
     }
 }

@@ -1,7 +1,7 @@
 //! A recurrent layer over a whole sequence: `h_t = tanh(R·h_{t−1} + x_t)`, with R in registers from the first step to the last.
 //!
 //! Each CTA owns 64 units: its rows of R are the constant A fragments of a register `wgmma`, loaded once. The state of all units comes
-//! through the copy engine at every step as B, and the CTA's own units of the next state leave by ordinary stores. Between steps stands a
+//! through TMA at every step as B, and the CTA's own units of the next state leave by ordinary stores. Between steps stands a
 //! barrier of the whole grid: stores, each writer's proxy fence, release; acquire, proxy fence, tensor load.
 //!
 //! Source: Pöppel et al., "FlashRNN", 2024, for the idea of caching R; Diamos et al., "Persistent RNNs", 2016.
@@ -59,7 +59,7 @@ pub(super) fn probe() -> Probe {
         build: || Spec::FULL.build(),
         allowances: Allowances { wgmma_stages: 1 },
         what_it_shows: "A fragments that stay in registers for the kernel's life; a grid barrier from relaxed loads, release and acquire; \
-                        ordinary global writes handed to the copy engine; movmatrix",
+                        ordinary global writes handed to TMA; movmatrix",
     }
 }
 
@@ -113,7 +113,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 
         k.when(leader, || {
             barrier.wait(t);
-            // Other CTAs wrote the state by ordinary stores; the copy engine reads it.
+            // Other CTAs wrote the state by ordinary stores; TMA reads it.
             k.fence(Fence::ProxyAsync);
             let arrived = full.at(0u32);
             arrived.arrive_expect_tx(tile.bytes());

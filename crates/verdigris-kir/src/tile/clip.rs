@@ -1,6 +1,6 @@
 //! Operands that end within a tile: what lies beyond is not loaded.
 //!
-//! The copy engine fills rows outside of a tensor with zeros, and takes several times as long for that as for rows that it loads: on an H200 a
+//! TMA fills rows outside of a tensor with zeros, and takes several times as long for that as for rows that it loads: on an H200 a
 //! product of 64×4096×4096 in tiles of 64 rows takes 11.7 µs, and one of 8×4096×4096 in the same tiles 18.0. Nobody reads the sums of such rows,
 //! so any number would do in their place. Boxes are therefore made to end with the operand, or to end near there and be left out beyond, and
 //! what no load may ever reach is cleared once, for nothing may be read that was not written.

@@ -33,7 +33,7 @@ impl<'k> GridBarrier<'k> {
     }
 
     /// Waits until every CTA has arrived `times` times, and takes over what they wrote: by one thread, in front of a CTA barrier. Where the
-    /// writes are then read by the copy engine, a proxy fence follows.
+    /// writes are then read by TMA, a proxy fence follows.
     #[track_caller]
     pub fn wait(&self, times: impl AsVal<'k, u32>) {
         let k = self.kernel;

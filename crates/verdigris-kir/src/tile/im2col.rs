@@ -1,4 +1,4 @@
-//! A tile of the matrix that a convolution multiplies by: pixels as rows, channels as depth, gathered by the copy engine.
+//! A tile of the matrix that a convolution multiplies by: pixels as rows, channels as depth, gathered by TMA.
 
 use super::operand::{Major, OperandTile};
 use crate::face::{LoadOptions, Mbarrier, TensorMap, Val};

@@ -5,7 +5,7 @@
 //! | [`operand`] | swizzled shared tiles that TMA fills and `wgmma` reads: bytes, map declaration, loads, descriptors |
 //! | [`clip`] | what is loaded of such a tile where the operand ends within |
 //! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
-//! | [`im2col`] | the tile of a convolution's matrix that the copy engine gathers |
+//! | [`im2col`] | the tile of a convolution's matrix that TMA gathers |
 //! | [`slab`] | a box of pixels with its halo, of which every tap of a filter reads a part |
 //! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |

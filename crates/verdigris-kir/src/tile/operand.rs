@@ -1,4 +1,4 @@
-//! Shared tiles of matrix operands: filled by the copy engine, read by `wgmma`.
+//! Shared tiles of matrix operands: filled by TMA, read by `wgmma`.
 
 use crate::face::{AsVal, Kernel, LoadOptions, Mbarrier, TensorMap, Val};
 use crate::ir::{Access, MapDecl, MapType, Swizzle};

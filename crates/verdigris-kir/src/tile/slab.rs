@@ -4,7 +4,7 @@
 //! box's width, height and further dims, and what lies outside of the tensor is zero, which is what padding asks for. A `wgmma` reads groups of
 //! eight neighbouring rows at one pitch, from any row on: a tap is nothing but another first row.
 //!
-//! A swizzle is an XOR of absolute shared addresses, by the copy engine and by the tensor core alike, so neither the first row nor the pitch
+//! A swizzle is an XOR of absolute shared addresses, by TMA and by the tensor core alike, so neither the first row nor the pitch
 //! need be multiples of the eight rows in which the pattern repeats, as long as slabs begin at [`SlabTile::ALIGNMENT_BYTES`]. Conformance
 //! probes hold that against the chip.
 

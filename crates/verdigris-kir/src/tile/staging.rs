@@ -1,5 +1,5 @@
-//! From registers to global memory: a warpgroup's slab of 64 rows by 128 (or 64) bytes under the swizzle of that span, stored by the copy
-//! engine.
+//! From registers to global memory: a warpgroup's slab of 64 rows by 128 (or 64) bytes under the swizzle of that span, stored by
+//! TMA.
 
 use crate::face::{AsVal, Kernel, SharedPiece, TensorMap, Val};
 use crate::ir::{Access, MapDecl, MapType, Swizzle};
@@ -146,7 +146,7 @@ impl<'k> Staging<'k> {
         k.scope(Location::caller(), || k.ld_shared_vector(self.place(slab, row, chunk), 0, 4))
     }
 
-    /// Hands a written slab to the copy engine: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
+    /// Hands a written slab to TMA: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
     #[allow(clippy::too_many_arguments, reason = "a store names both ends of the copy")]
     #[track_caller]
     pub fn store(

@@ -398,7 +398,7 @@ fn instruction(found: &mut Findings<'_>, inst: &Inst) {
                     "params",
                     inst.loc,
                     Some(param.loc),
-                    format!("parameter {} is a tensor map, whose bits only the copy engine reads", param.name),
+                    format!("parameter {} is a tensor map, whose bits only TMA reads", param.name),
                 );
             } else if end > u64::from(param.kind.bytes()) || !offset_bytes.is_multiple_of(ty.bytes()) {
                 found.fault(
@@ -531,7 +531,7 @@ fn map_use(found: &mut Findings<'_>, inst: &Inst, values: &Values<'_>) {
     let Some(tile) = tile else { return };
     let (Root::Piece(index) | Root::Peer(index)) = values.root(tile) else { return };
     let piece = &found.body.shared[index as usize];
-    // The pattern repeats every eight rows of its span; without one, the copy engine wants 128 bytes.
+    // The pattern repeats every eight rows of its span; without one, TMA wants 128 bytes.
     let wanted = if decl.swizzle == Swizzle::None { 128 } else { 8 * decl.swizzle.span_bytes() };
     if piece.alignment_bytes < wanted {
         found.fault(
@@ -551,7 +551,7 @@ fn map_use(found: &mut Findings<'_>, inst: &Inst, values: &Values<'_>) {
             inst.loc,
             Some(piece.loc),
             format!(
-                "a tile at byte {} of shared piece {}, but the copy engine wants multiples of 128",
+                "a tile at byte {} of shared piece {}, but TMA wants multiples of 128",
                 address as i64 - i64::from(piece.offset_bytes),
                 piece.name
             ),

@@ -9,7 +9,7 @@
 //! matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer instructions
 //! than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
 //!
-//! A CTA keeps a slab of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: the copy engine
+//! A CTA keeps a slab of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: TMA
 //! brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away ([`tile`]).
 //! A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each column of taps
 //! ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its sums, which a second
@@ -198,7 +198,7 @@ fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
         Reason::Extent,
         format_args!("strides {:?}, taken are 1 and 2, alike", p.strides),
     )?;
-    // The tile of a result's pixels begins where the copy engine can store it: not before the tensor.
+    // The tile of a result's pixels begins where TMA can store it: not before the tensor.
     let halves_wholly = p.strides[1] == 1 || p.direction != Direction::Dgrad || (1..3).all(|dim| p.pads_before[dim] % 2 == taps / 2 % 2);
     ID.require(
         halves_wholly,

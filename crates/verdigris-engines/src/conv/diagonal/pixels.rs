@@ -53,7 +53,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         tiles.each(k, spec, |tile| {
             let to = leaving + turn * spec.other_bytes();
             cursor.wait();
-            // The tile that stood here has been read by the copy engine.
+            // The tile that stood here has been read by TMA.
             k.when(k.thread().eq(0), || k.bulk_wait_read(LEAVING - 1));
             k.barrier_sync(BARRIER, MULTIPLIERS);
             let stage = stages + cursor.stage() * spec.stage_bytes();

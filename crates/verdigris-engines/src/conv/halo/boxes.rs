@@ -12,7 +12,7 @@ use verdigris_graph::{ConvProblem, Direction};
 
 use super::kernel::{BLOCK, RUN};
 
-/// The most pixels of a box along a dim of the copy engine.
+/// The most pixels of a box along a dim of TMA.
 const MOST_EXTENT: u64 = 256;
 
 /// A dense convolution; dims stand with the width first, then height and depth.

@@ -167,7 +167,7 @@ impl PixelBox {
     /// The walk through a box; nothing where its runs are not pairs at one pitch, or more than two loops deep.
     pub(super) fn new(extents: [u32; BOX_AXES], halo: [u64; BOX_AXES]) -> Option<PixelBox> {
         let slab: [u32; BOX_AXES] = [0, 1, 2].map(|i| extents[i].saturating_add(u32::try_from(halo[i]).unwrap_or(u32::MAX)));
-        // The copy engine's boxes.
+        // TMA's boxes.
         if slab.iter().any(|&extent| extent > 256) || extents[0] == 0 || !extents[0].is_multiple_of(RUN) {
             return None;
         }
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(made, 9);
         assert!(PixelBox::new([8, 7, 1], halo).is_none(), "an odd number of runs");
         assert!(PixelBox::new([32, 4, 4], halo).is_none(), "three loops");
-        assert!(PixelBox::new([8, 255, 1], halo).is_none(), "beyond the copy engine's boxes");
+        assert!(PixelBox::new([8, 255, 1], halo).is_none(), "beyond TMA's boxes");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) struct Bundles {
 }
 
 impl Bundles {
-    /// The bundles for tiles of so many channels of x. Tiles begin at multiples of 16 bytes, as the copy engine wants them: nothing where none
+    /// The bundles for tiles of so many channels of x. Tiles begin at multiples of 16 bytes, as TMA wants them: nothing where none
     /// of these holds whole groups.
     pub(super) fn new(conv: &ConvProblem, channels: u32) -> Option<Bundles> {
         let group = [conv.k / conv.groups, conv.c / conv.groups];

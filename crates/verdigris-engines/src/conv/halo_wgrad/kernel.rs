@@ -64,7 +64,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// What is multiplied, as the copy engine and as the tensor cores call it.
+    /// What is multiplied, as TMA and as the tensor cores call it.
     fn types(&self) -> (MapType, MatrixType) {
         if self.dtype == DType::F16 { (MapType::F16, MatrixType::F16) } else { (MapType::Bf16, MatrixType::Bf16) }
     }

@@ -123,7 +123,7 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
     ID.require(conv.statistics.is_none(), Reason::Epilogue, "sums over the channels of a filter's gradient")
 }
 
-/// What the copy engine reads.
+/// What TMA reads.
 fn require_layout(conv: &ConvProblem) -> Result<(), Refusal> {
     for (name, tensor) in [("x", &conv.x), ("dy", &conv.y)] {
         ID.require(
@@ -317,7 +317,7 @@ impl HaloWgrad {
         let (c, spec) = (&COEFFICIENTS, &config.spec);
         let (ctas, sms) = (config.ctas() as f64, f64::from(self.arch.sm_count));
         let busy = ctas.min(sms);
-        // A step of sixteen pixels: the tensor cores, or the shared memory that feeds them and that the copy engine fills.
+        // A step of sixteen pixels: the tensor cores, or the shared memory that feeds them and that TMA fills.
         let (steps, products) = (f64::from(config.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
         let columns = f64::from(spec.columns());
         let loaded_bytes =

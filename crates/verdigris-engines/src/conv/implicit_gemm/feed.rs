@@ -64,7 +64,7 @@ pub(super) struct Slots<'k> {
 }
 
 verdigris_kir::parameters! {
-    /// A walk over pixels: from a row of the product to the place where the copy engine begins. One of each for a spatial dimension.
+    /// A walk over pixels: from a row of the product to the place where TMA begins. One of each for a spatial dimension.
     pub(super) struct Walk / WalkArgs of u32 as spatial {
         counts: Vec<Divide> = vec![(); *spatial as usize],
         lower: Vec<i32> = vec![(); *spatial as usize],
@@ -149,7 +149,7 @@ struct Offsets<'k> {
 }
 
 impl<'k> Offsets<'k> {
-    /// One a dimension, innermost first; the copy engine takes the low half of each.
+    /// One a dimension, innermost first; TMA takes the low half of each.
     fn list(&self, spatial: u32) -> Vec<Val<'k, u32>> {
         let mut list = vec![self.plane];
         if spatial > 1 {

@@ -1,4 +1,4 @@
-//! A convolution as a product with gathered pixels: which pixels the copy engine walks, and where each tap of the filter reads.
+//! A convolution as a product with gathered pixels: which pixels TMA walks, and where each tap of the filter reads.
 //!
 //! Rows of the product are the pixels of a *walk*: positions `lower + i·step` along each spatial dimension, image after image. A *tap* moves
 //! the whole walk by an offset and names the filter position to multiply by.
@@ -28,7 +28,7 @@ pub(super) struct AxisShape {
     pub(super) pad_low: i64,
 }
 
-/// What the copy engine walks along one dimension.
+/// What TMA walks along one dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AxisWalk {
     /// Extent of the tensor walked over.

@@ -1,4 +1,4 @@
-//! The Hopper convolution kernel: the copy engine gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
+//! The Hopper convolution kernel: TMA gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
 //! of a product do.
 //!
 //! The main loop of tiles that are turned on the chip is in [`super::turned`]. One page, top to bottom: the spec, parameters and shared memory,

@@ -1,7 +1,7 @@
-//! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels the copy engine gathers.
+//! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels TMA gathers.
 //!
 //! **What.** All three directions in one to three spatial dims, 16-bit, tf32, 8-bit float and 8-bit integer operands, strides, dilations,
-//! any padding, groups of whole slabs of channels, a prologue on the activations. Operands that the copy engine cannot map as they lie, and those
+//! any padding, groups of whole slabs of channels, a prologue on the activations. Operands that TMA cannot map as they lie, and those
 //! behind a prologue, are copied into scratch first; results that it cannot write leave line by line, or through scratch.
 //!
 //! | direction | rows | columns | depth |
@@ -15,7 +15,7 @@
 //! Of many pixels tiles lie across too, with their depth to themselves, where 192 pixels a tile make whole waves and 256 channels a tile do not.
 //!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
-//! copy engine steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written, by warps that have
+//! TMA steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written, by warps that have
 //! nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms

@@ -1,6 +1,6 @@
 //! A convolution in the form that the kernel takes, and the copies that bring it there and back.
 //!
-//! The copy engine reads pixels whose channels lie side by side at multiples of 16 bytes, and writes such rows. Activations and filters that lie
+//! TMA reads pixels whose channels lie side by side at multiples of 16 bytes, and writes such rows. Activations and filters that lie
 //! otherwise (channels first, an odd number of channels, any strides), that pass through a prologue, or whose type the tensor cores do not take
 //! as it is, are copied into scratch ahead; results that lie otherwise leave through scratch. What is a copy has a slot of its own in the
 //! prepared problem, behind the caller's; [`Prepared::bind`] puts scratch in its place.

@@ -1,7 +1,7 @@
 //! The filter's gradient of tf32 operands, whose tiles are turned on the chip: the tensor cores read 32-bit operands along their depth, which is
 //! pixels here, while memory has channels side by side.
 //!
-//! **A** (channels of dy) goes through registers: a thread reads from the tile as the copy engine left it the elements that the instruction wants
+//! **A** (channels of dy) goes through registers: a thread reads from the tile as TMA left it the elements that the instruction wants
 //! of it. **B** (channels of x) is turned in place by three warps beside the one that loads: a slab of 32 pixels by 32 channels, 4 KiB, is read
 //! whole, 16 bytes a lane at a time, and written back as 32 channels by 32 pixels.
 //!

@@ -438,7 +438,7 @@ fn walk(conv: &ConvProblem) -> Result<(u32, Gather), Refusal> {
     Ok((spatial as u32, wide))
 }
 
-/// The limits of the copy engine.
+/// The limits of TMA.
 fn check_walk(gather: &Gather) -> Result<(), Refusal> {
     let spatial = gather.walks.len();
     let bits = [16, 8, 5][spatial - 1];
@@ -447,7 +447,7 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
         ID.require(
             walk.step <= 8,
             Reason::Extent,
-            format_args!("the stride of spatial dim {dim} is {}; the copy engine takes up to 8", walk.step),
+            format_args!("the stride of spatial dim {dim} is {}; TMA takes up to 8", walk.step),
         )?;
         let corners = -(1i64 << (bits - 1))..1 << (bits - 1);
         for (name, corner) in [("first", walk.lower), ("last", walk.upper())] {
@@ -455,7 +455,7 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
                 corners.contains(&corner),
                 Reason::Extent,
                 format_args!(
-                    "in spatial dim {dim} the {name} pixel lies {corner} beyond the tensor's; the copy engine takes {} to {}",
+                    "in spatial dim {dim} the {name} pixel lies {corner} beyond the tensor's; TMA takes {} to {}",
                     corners.start,
                     corners.end - 1
                 ),
@@ -465,7 +465,7 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
         ID.require(
             offset < 1 << bits,
             Reason::Extent,
-            format_args!("in spatial dim {dim} a tap lies {offset} pixels away; the copy engine takes up to {}", (1 << bits) - 1),
+            format_args!("in spatial dim {dim} a tap lies {offset} pixels away; TMA takes up to {}", (1 << bits) - 1),
         )?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! **What.** First layers and patch embeddings in one to three spatial dims, 16-bit operands and f32 under tf32, any strides, dilations and
 //! padding, channels innermost or outermost or any other strides, one group, every epilogue.
 //!
-//! **Method.** A pixel of few channels is too small for the copy engine and too thin for a matrix instruction, so taps and channels are folded
+//! **Method.** A pixel of few channels is too small for TMA and too thin for a matrix instruction, so taps and channels are folded
 //! into one depth. The input of a box of pixels, a *patch*, is brought to shared memory as it lies in memory, and the matrix operand is read
 //! from there, four bytes of depth of a pixel at a time, at the places that a table of the depth names ([`geometry`]). Each element of x comes
 //! from L2 about once, no matter how many taps meet it.

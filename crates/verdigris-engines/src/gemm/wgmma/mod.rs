@@ -1,4 +1,4 @@
-//! `gemm.wgmma`: matrix products on Hopper's tensor cores, fed by the copy engine.
+//! `gemm.wgmma`: matrix products on Hopper's tensor cores, fed by TMA.
 //!
 //! **What.** `D = alpha · A · B` for 16-bit, tf32, 8-bit float and 8-bit integer operands, batched, all transposes.
 //! **When it wins.** On compute capability 9.0. Operands whose rows are not 16-byte aligned, or that the tensor cores do not take in their
@@ -62,9 +62,9 @@ struct Shape {
     adds_later: bool,
 }
 
-/// Results of two bytes, written by the copy engine.
+/// Results of two bytes, written by TMA.
 const HALVES: u32 = 1;
-/// Results of four bytes, written by the copy engine.
+/// Results of four bytes, written by TMA.
 const WORDS: u32 = 2;
 /// Results of either width whose lines begin anywhere.
 const LINES: u32 = 4;
@@ -189,7 +189,7 @@ impl View {
         Some([a, b])
     }
 
-    /// How results reach D, and whether its contiguous lines are columns of the view: by the copy engine where they begin at multiples of 16
+    /// How results reach D, and whether its contiguous lines are columns of the view: by TMA where they begin at multiples of 16
     /// bytes, through shared memory line by line where they begin elsewhere, by elements where there are none.
     fn out(&self) -> (Out, bool) {
         let d = &self.problem.d;
@@ -521,7 +521,7 @@ impl Given {
         // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
         let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
             && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || spec.consumers <= 2));
-        // The copy engine writes whole slabs of D.
+        // TMA writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
         let whole_rows =
             out != Out::Tma || turned || (spec.tile_n / spec.cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });

@@ -80,7 +80,7 @@ pub fn apply(op: Atomic, ty: Ty, space: Space, old: u64, operand: u64, swap: u64
     })
 }
 
-/// The same for a reduction by the copy engine, which always works on global memory. Unlike a thread's `red.add.f32` there it keeps
+/// The same for a reduction by TMA, which always works on global memory. Unlike a thread's `red.add.f32` there it keeps
 /// subnormals, as operands and as results: observed on an H200 for `cp.reduce.async.bulk`.
 pub fn apply_bulk(op: BulkReduce, ty: Ty, old: u64, operand: u64) -> Result<u64, EvalError> {
     let op = match op {
