@@ -343,7 +343,7 @@ fn sums_over_channels_read_nothing_again_where_results_leave_whole() {
 }
 
 #[test]
-fn tiles_in_turn() {
+fn ping_pong_tiles() {
     for direction in [Direction::Fprop, Direction::Dgrad] {
         let extents = plane(direction, [3, 136, 264], [9, 10], [3, 3], [1, 1]);
         run(&bf16(extents), 91, &[17, 18, 19], 2);
@@ -696,7 +696,7 @@ fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
 /// Tiles of channels by pixels that have their depth to themselves: fewer pixels than a tile has, as many, one more; channels that end within a tile,
 /// and a cluster whose second tile has none; filters along the depth and along the channels; chains, whose operands are read the other way round.
 #[test]
-fn whole_depths_lie_across() {
+fn swap_ab_with_whole_depths() {
     const ACROSS: &[u32] = &[31];
     let problem = |direction, channels, image| {
         let [c, k] = if direction == Direction::Fprop { [64, channels] } else { [channels, 64] };
@@ -733,7 +733,7 @@ fn whole_depths_lie_across() {
 /// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end within a
 /// tile and within a block of it; filters along the depth and along the channels.
 #[test]
-fn few_pixels_lie_across() {
+fn swap_ab_of_few_pixels() {
     const SMALL: &[u32] = &[29, 30, 32];
     const WIDE: &[u32] = &[27];
     const ALL: &[u32] = &[27, 28, 29, 30, 32];

@@ -255,7 +255,7 @@ impl<'k> Schedule<'k> {
     /// # Panics
     /// If the schedule was declared with a split.
     #[track_caller]
-    pub fn for_each_in_turn(&self, first: Val<'k, u32>, of: u32, body: impl Fn(Work<'k>)) {
+    pub fn for_each_ping_pong(&self, first: Val<'k, u32>, of: u32, body: impl Fn(Work<'k>)) {
         assert!(self.split.is_none(), "parties that take turns have whole tiles");
         let k = self.tiles.kernel();
         k.scope(Location::caller(), || {

@@ -3,8 +3,8 @@
 //! One page, top to bottom: the spec, parameters, the producer, the consumers' main loop, the roles. Rows of the product are pixels of a box in
 //! blocks of 64: a block is eight runs of eight neighbouring pixels of the slab at one pitch, so that a single descriptor reads it.
 //!
-//! Filters are either kept, all of a tile's columns for as long as the CTA lives, and then the two consumers take tiles in turn, one's way out
-//! lying under the other's main loop; or they come through a ring, a tap and a block of channels at a time, and the consumers share a tile.
+//! Filters are either kept, all of a tile's columns for as long as the CTA lives, and then the two consumers ping-pong, one's epilogue
+//! overlapping the other's main loop; or they come through a ring, a tap and a block of channels at a time, and the consumers share a tile.
 
 use std::fmt;
 
@@ -28,8 +28,8 @@ const WARPGROUP: u32 = 128;
 const CONSUMERS: u32 = 2;
 /// The named barrier of the first consumer; the second's follows.
 const FIRST_BARRIER: u32 = 1;
-/// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
-const TURN_BARRIER: u32 = 8;
+/// The named barrier at which the first consumer waits for its main loop under ping-pong; the second's follows.
+const PING_PONG_BARRIER: u32 = 8;
 /// Dynamic shared memory of a CTA on compute capability 9.0.
 const SHARED_BYTES: u32 = 232_448;
 /// Slabs of pixels: one is multiplied, one is on its way.
@@ -79,7 +79,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Whether filters are kept, and consumers take tiles in turn.
+    /// Whether filters are kept, and consumers ping-pong.
     pub(super) fn is_kept(&self) -> bool {
         self.stages == 0
     }
@@ -376,7 +376,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         let one_tile = |index: Val<'k, u32>| {
             kept_filter.set(b_start);
             if spec.is_kept() {
-                k.barrier_sync(warpgroup + TURN_BARRIER, CONSUMERS * WARPGROUP);
+                k.barrier_sync(warpgroup + PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
             }
             k.range(walk.channel_blocks, |block| {
                 slab.wait();
@@ -435,7 +435,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             if spec.is_kept() {
                 // The other begins when this one has seen all of its slabs: phases are told apart by parity.
                 k.when((index + walk.workers).lt(walk.boxes), || {
-                    k.barrier_arrive((warpgroup ^ 1) + TURN_BARRIER, CONSUMERS * WARPGROUP);
+                    k.barrier_arrive((warpgroup ^ 1) + PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
                 });
             }
             k.wgmma_wait(0);
@@ -452,7 +452,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         if spec.is_kept() {
             // Slabs of the other's tiles are skipped.
             k.when(warpgroup.eq(1), || {
-                k.barrier_arrive(TURN_BARRIER, CONSUMERS * WARPGROUP);
+                k.barrier_arrive(PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
                 slab.skip(walk.channel_blocks);
             });
             k.range_step(first_box + warpgroup * walk.workers, walk.boxes, walk.workers * CONSUMERS, |index| {

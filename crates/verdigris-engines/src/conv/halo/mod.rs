@@ -382,7 +382,7 @@ impl Halo {
         let loaded = channel_blocks * Self::slab_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
         let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.slab_ns + stages * c.stage_ns;
         let way_ns = c.tile_ns + c.tile_ns_per_element * blocks * 64.0 * n;
-        // Of tiles taken in turn, one's way out lies under the other's main loop.
+        // Under ping-pong, one consumer's epilogue overlaps the other's main loop.
         let turn_ns = if spec.is_kept() { main_ns.max((main_ns + way_ns) / 2.0) } else { main_ns + way_ns };
         let share = boxes as f64 / workers as f64;
         let waves = (0.5 * (share + share.ceil())).max(1.0);

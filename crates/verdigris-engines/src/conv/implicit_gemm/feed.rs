@@ -178,7 +178,7 @@ verdigris_kir::parameters! {
         /// What there is of the filter's columns.
         pub(super) columns: ClipArgs = (),
         /// Where a cluster shares a depth, the pixels of a tile.
-        pub(super) across: Option<ClipArgs> = spec.shares_depth().then_some(()),
+        pub(super) pixel_clip: Option<ClipArgs> = spec.shares_depth().then_some(()),
         pub(super) scatter: Option<ScatterArgs> = spec.has_classes().then(|| spec.clone()),
     }
 }
@@ -267,7 +267,7 @@ impl<'k> Feed<'k> {
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
     pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
         let clips = match self {
-            Feed::Gather(feed) if spec.across => [Some(feed.column_clip(spec)), feed.pixel_clip(spec)],
+            Feed::Gather(feed) if spec.swap_ab => [Some(feed.column_clip(spec)), feed.pixel_clip(spec)],
             Feed::Gather(feed) => [None, Some(feed.column_clip(spec))],
             Feed::Filter(feed, _) => feed.clips(spec).map_or([None; 2], |clips| clips.map(Some)),
         };
@@ -359,7 +359,7 @@ impl<'k> GatherFeed<'k> {
     }
 
     fn pixel_clip(&self, spec: &Spec) -> Option<Clip<'k>> {
-        self.across.map(|across| Clip::new(spec.clipped(spec.gathers()[0]), across))
+        self.pixel_clip.map(|clip| Clip::new(spec.clipped(spec.gathers()[0]), clip))
     }
 
     /// How many taps a class has, and where its rows belong.
@@ -377,7 +377,7 @@ impl<'k> GatherFeed<'k> {
         let (pixels, [pixel_tile, filter_tile]) = (spec.gathered(), spec.gathers().map(|operand| spec.tile(operand)));
         // What is loaded of each, from which row on, where it goes, and how.
         let [of_a, of_b] = [(row, slots.a, slots.a_part, slots.a_options), (column, slots.b, slots.b_part, slots.b_options)];
-        let [of_pixels, of_filter] = if spec.across { [of_b, of_a] } else { [of_a, of_b] };
+        let [of_pixels, of_filter] = if spec.swap_ab { [of_b, of_a] } else { [of_a, of_b] };
         let ((pixel, pixel_slots, pixel_part, pixel_options), (column, filter_slots, filter_part, filter_options)) = (of_pixels, of_filter);
         let (group, first_tap, steps) = match &self.scatter {
             None => (work.batch, k.constant(0), work.steps),

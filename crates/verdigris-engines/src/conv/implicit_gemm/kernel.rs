@@ -19,8 +19,8 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 use verdigris_tensor::DType;
 
-use super::across::{self, Across, AcrossArgs};
 use super::feed::{FeedArgs, Slots};
+use super::swap_ab::{self, SwapAbArgs, SwapAbStore};
 use super::turned;
 use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
 use crate::parts::batch::BatchIndexArgs;
@@ -36,8 +36,8 @@ const STEPS: u32 = ROW_BYTES / 32;
 pub(super) const WARPGROUP: u32 = 128;
 /// The named barrier of the first consumer; the others' follow.
 pub(super) const FIRST_BARRIER: u32 = 1;
-/// The named barrier at which the first consumer waits for its turn, where they take turns; the second's follows.
-const TURN_BARRIER: u32 = 8;
+/// The named barrier at which the first consumer waits for its main loop under ping-pong; the second's follows.
+const PING_PONG_BARRIER: u32 = 8;
 /// Warps of a CTA that clear rows for which nothing is multiplied: those beside the one that loads.
 const CLEARING: u32 = 3;
 /// Tiles by which they may be behind.
@@ -77,7 +77,7 @@ pub(super) enum Split {
     Joined,
     /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
     Reduced,
-    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles lie across, and
+    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles are swap-AB, and
     /// the launch says how many pixels one has.
     Clustered(u32),
 }
@@ -96,13 +96,13 @@ pub(super) struct Spec {
     pub(super) stages: u32,
     /// Warpgroups that multiply; each takes an equal share of the tile's rows.
     pub(super) consumers: u32,
-    /// The consumers take tiles in turn, a whole one each.
-    pub(super) pingpong: bool,
+    /// Ping-pong: the consumers alternate in whole tiles.
+    pub(super) ping_pong: bool,
     /// Tiles of a cluster, and what they share.
     pub(super) cluster: u32,
     pub(super) shared: Shared,
-    /// Tiles lie across: rows are channels of the filter, columns are pixels.
-    pub(super) across: bool,
+    /// A and B are swapped (swap-AB): rows are channels of the filter, columns are pixels.
+    pub(super) swap_ab: bool,
     /// The depth of tiles may be split among CTAs.
     pub(super) split: Split,
     /// fp8 sums are moved into f32 registers every 128 of depth.
@@ -132,7 +132,7 @@ impl fmt::Display for Spec {
         let rows = self.out == Out::Rows && self.split != Split::Reduced;
         for (on, word) in [
             (self.writes_transposed(), "_across"),
-            (self.pingpong, "_pingpong"),
+            (self.ping_pong, "_pingpong"),
             (self.promote, "_promote"),
             (rows, "_rows"),
             (self.has_sums, "_sums"),
@@ -157,13 +157,13 @@ impl Spec {
     }
 
     /// CTAs that take a part of a tile's depth each; 1 where a cluster does not.
-    pub(super) fn depth_parts(&self) -> u32 {
+    pub(super) fn cluster_split(&self) -> u32 {
         if let Split::Clustered(ctas) = self.split { ctas } else { 1 }
     }
 
     /// Whether results leave through the tile's transpose: rows of D are columns of the tile.
     pub(super) fn writes_transposed(&self) -> bool {
-        self.across && !self.shares_depth()
+        self.swap_ab && !self.shares_depth()
     }
 
     /// Whether a cluster's CTAs join parts of a tile's depth.
@@ -184,7 +184,7 @@ impl Spec {
 
     /// CTAs of a cluster.
     pub(super) fn ctas(&self) -> u32 {
-        self.cluster * self.depth_parts()
+        self.cluster * self.cluster_split()
     }
 
     /// Whether parts of a tile's depth are work of their own.
@@ -194,7 +194,7 @@ impl Spec {
 
     /// Where the gathered pixels and the filter stand, where these are what is multiplied.
     pub(super) fn gathers(&self) -> [Shared; 2] {
-        if self.across { [Shared::B, Shared::A] } else { [Shared::A, Shared::B] }
+        if self.swap_ab { [Shared::B, Shared::A] } else { [Shared::A, Shared::B] }
     }
 
     pub(super) fn a_tile(&self) -> OperandTile {
@@ -269,7 +269,7 @@ impl Spec {
 
     /// Consumers that share a tile.
     fn sharers(&self) -> u32 {
-        if self.pingpong { 1 } else { self.consumers }
+        if self.ping_pong { 1 } else { self.consumers }
     }
 
     /// 64-row blocks of one consumer.
@@ -332,10 +332,10 @@ impl Spec {
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
         let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        let alone = !self.turns() || self.cluster == 1 && !self.pingpong;
-        // Where tiles lie across, CTAs may share pixels, in whole swizzle atoms.
-        let shares = !self.pingpong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
-        let lies = !self.across || shares && self.tile_n.is_multiple_of(8 * self.depth_parts());
+        let alone = !self.turns() || self.cluster == 1 && !self.ping_pong;
+        // Under swap-AB, CTAs may share pixels, in whole swizzle atoms.
+        let shares = !self.ping_pong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
+        let lies = !self.swap_ab || shares && self.tile_n.is_multiple_of(8 * self.cluster_split());
         if !(alone && lies && slabs_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
@@ -346,10 +346,10 @@ impl Spec {
         (self.shared_bytes() <= SHARED_BYTES).then_some(self)
     }
 
-    /// How a cluster joins the parts of a tile that lies across.
+    /// Cluster split-K of a swap-AB tile.
     pub(super) fn cluster_join(&self) -> ClusterJoinSpec {
         ClusterJoinSpec {
-            ctas: self.depth_parts(),
+            ctas: self.cluster_split(),
             apart: self.cluster,
             once: true,
             warpgroups: self.consumers,
@@ -398,7 +398,7 @@ verdigris_kir::parameters! {
         pub(super) feed: FeedArgs = *spec,
         pub(super) schedule: ScheduleArgs = spec.splits_over_grid(),
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
-        pub(super) across: Option<AcrossArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
+        pub(super) swap_ab: Option<SwapAbArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
         pub(super) ending: Option<EndingArgs> = (spec.split != Split::Reduced && !spec.shares_depth()).then(|| spec.way()),
         pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
     }
@@ -414,15 +414,15 @@ verdigris_kir::parameters! {
 
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let Conv { feed, schedule, parts, across, ending, join } = Conv::declare(k, spec);
+    let Conv { feed, schedule, parts, swap_ab, ending, join } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
-    let across = across.map(|across| Across::new(k, across, spec));
+    let swap_ab = swap_ab.map(|swap_ab| SwapAbStore::new(k, swap_ab, spec));
     let ending = ending.map(|Ending { batch, way }| (batch, Way::new(k, way, spec.way())));
     let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
-    let scope = match (spec.cluster, spec.depth_parts()) {
+    let scope = match (spec.cluster, spec.cluster_split()) {
         (1, _) => RingScope::Cta,
         (_, 1) => RingScope::Cluster,
         (peers, _) => RingScope::Peers(peers),
@@ -433,7 +433,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     k.when(k.thread().eq(0), || {
         ring.init();
         paces.iter().for_each(Ring::init);
-        across.iter().for_each(Across::init);
+        swap_ab.iter().for_each(SwapAbStore::init);
         feed.maps().for_each(|map| k.prefetch_tensormap(map));
     });
     feed.clear(k, spec, a_slots.address(), b_slots.address());
@@ -444,14 +444,14 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
     let rank = if spec.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
     // Which tile of the cluster's, and which part of its depth; neighbours share an operand.
-    let (peer, depth_rank) = match (spec.cluster, spec.depth_parts()) {
+    let (peer, depth_rank) = match (spec.cluster, spec.cluster_split()) {
         (1, _) => (k.constant(0), rank),
         (_, 1) => (rank, k.constant(0)),
         (peers, _) => (rank & (peers - 1), rank >> peers.ilog2()),
     };
     let peers = (1u32 << spec.cluster) - 1;
     let everyone =
-        if spec.cluster > 1 && spec.depth_parts() > 1 { k.constant(peers).shl(rank - peer).low16() } else { k.constant(peers as u16) };
+        if spec.cluster > 1 && spec.cluster_split() > 1 { k.constant(peers).shl(rank - peer).low16() } else { k.constant(peers as u16) };
     let options = |operand| LoadOptions { multicast: (spec.cluster > 1 && spec.shared == operand).then_some(everyone), policy: None };
     // A cluster takes neighbouring tiles, along the side whose operand they do not share.
     let tile_row = |work: &Work<'k>| if spec.shared == Shared::B { work.row * spec.cluster + peer } else { work.row };
@@ -459,9 +459,9 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
     // The part of a tile's depth that this CTA takes, in the order of ranks.
     let own_depth = |work: Work<'k>| {
-        let cut = |rank: Val<'k, u32>| (work.steps * rank) >> spec.depth_parts().ilog2();
+        let cut = |rank: Val<'k, u32>| (work.steps * rank) >> spec.cluster_split().ilog2();
         let first = cut(depth_rank);
-        if spec.depth_parts() == 1 { work } else { Work { first_step: first, steps: cut(depth_rank + 1) - first, ..work } }
+        if spec.cluster_split() == 1 { work } else { Work { first_step: first, steps: cut(depth_rank + 1) - first, ..work } }
     };
 
     let load = || {
@@ -496,7 +496,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let multiply = || {
         let thread = k.thread() & (WARPGROUP - 1);
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
-        let first_row = if spec.pingpong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
+        let first_row = if spec.ping_pong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
         let sums: Vec<Fragment<'k, T>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
         let totals: Vec<Fragment<'k, T>> =
             if spec.promote { (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect() } else { vec![] };
@@ -514,8 +514,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             if spec.promote {
                 clear();
             }
-            if spec.pingpong {
-                k.barrier_sync(warpgroup + TURN_BARRIER, 2 * WARPGROUP);
+            if spec.ping_pong {
+                k.barrier_sync(warpgroup + PING_PONG_BARRIER, 2 * WARPGROUP);
             }
             k.range(target.steps, |step| {
                 cursor.wait();
@@ -548,8 +548,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
                 cursor.advance();
             });
-            if spec.pingpong {
-                k.when(schedule.goes_on_behind(&work), || k.barrier_arrive((warpgroup ^ 1) + TURN_BARRIER, 2 * WARPGROUP));
+            if spec.ping_pong {
+                k.when(schedule.goes_on_behind(&work), || k.barrier_arrive((warpgroup ^ 1) + PING_PONG_BARRIER, 2 * WARPGROUP));
             }
             k.wgmma_wait(0);
             // Rows without taps read nothing; their sum is zero.
@@ -575,11 +575,11 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let place = [tile_row(&work), tile_column(&work), target.batch, work.part];
                 parts.keep(results.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
-            if let Some(across) = &across {
+            if let Some(swap_ab) = &swap_ab {
                 let pixels = feed.tile_columns(k, spec);
                 let (channel, pixel) = (tile_row(&work) * spec.tile_m, work.column * pixels);
-                let place = across::Place { channel, pixel, pixels, batch: target.batch };
-                across.write(results, &place, [first_row, k.thread() - WARPGROUP]);
+                let place = swap_ab::Place { channel, pixel, pixels, batch: target.batch };
+                swap_ab.write(results, &place, [first_row, k.thread() - WARPGROUP]);
             }
             let Some((batch, way)) = &ending else { return };
             let tile = Tile {
@@ -603,16 +603,16 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         };
-        if spec.pingpong {
-            // One's way out lies under the other's main loop, which begins when the other has seen all of its stages: a stage's phases are told
+        if spec.ping_pong {
+            // One's epilogue overlaps the other's main loop, which begins when the other has seen all of its stages: a stage's phases are told
             // apart by parity, so nobody may wait for the one after the next. Stages of the other's tiles are skipped.
             let own = k.special(if spec.cluster > 1 { Special::ClusterX } else { Special::CtaX });
             let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
             k.when(warpgroup.eq(1), || {
-                k.barrier_arrive(TURN_BARRIER, 2 * WARPGROUP);
+                k.barrier_arrive(PING_PONG_BARRIER, 2 * WARPGROUP);
                 cursor.skip(feed.steps_of_tile(k, &schedule, own));
             });
-            schedule.for_each_in_turn(warpgroup, spec.consumers, |work| {
+            schedule.for_each_ping_pong(warpgroup, spec.consumers, |work| {
                 one_tile(work);
                 cursor.skip(feed.steps_of_tile(k, &schedule, work.tile + workers));
             });

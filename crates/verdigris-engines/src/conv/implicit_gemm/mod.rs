@@ -10,11 +10,11 @@
 //! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
 //! | wgrad | channels of y | taps, channels of x | pixels of y |
 //!
-//! Of few pixels and great depth, rows and columns of fprop and dgrad change places ([`across`]): a tile of pixels then wastes no rows, CTAs of a
+//! Of few pixels and great depth, A and B of fprop and dgrad are swapped ([`swap_ab`]): a tile of pixels then wastes no rows, CTAs of a
 //! cluster share its depth, and those with other channels of the same pixels load these once.
-//! Of many pixels tiles lie across too, with their depth to themselves, where 192 pixels a tile make whole waves and 256 channels a tile do not.
+//! Swap-AB tiles also serve many pixels, each CTA with the whole depth, where 192 pixels a tile make whole waves and 256 channels a tile do not.
 //!
-//! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own: the
+//! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own:
 //! TMA steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written, by warps that have
 //! nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
@@ -26,17 +26,17 @@
 //! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
-mod across;
 mod feed;
 mod geometry;
 mod kernel;
 mod prepare;
+mod swap_ab;
 mod terms;
 mod turned;
 mod view;
 
-use across::AcrossArgs;
 use kernel::{ConvArgs, EndingArgs, Kind, Shared, Spec, Split};
+use swap_ab::SwapAbArgs;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
 use verdigris_kir::ir::Target;
@@ -69,30 +69,30 @@ struct Shape {
     consumers: u32,
     cluster: u32,
     shared: Shared,
-    pingpong: bool,
+    ping_pong: bool,
     /// Rows are channels, columns are pixels.
-    across: bool,
-    /// CTAs that take a part each of the depth of a tile that lies across; 1 for none. A cluster has so many for each of its tiles.
-    depth_parts: u32,
+    swap_ab: bool,
+    /// Cluster split-K: CTAs of a cluster that take a part each of the depth of one swap-AB tile; 1 for none.
+    cluster_split: u32,
 }
 
 const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, pingpong: false, across: false, depth_parts: 1 }
+    Shape { tile_m, tile_n, consumers, cluster, shared, ping_pong: false, swap_ab: false, cluster_split: 1 }
 }
 
 /// Tiles of channels by pixels, whose depth `ctas` CTAs of a cluster share.
-const fn across(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
-    Shape { across: true, depth_parts: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
+const fn swap_ab(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
+    Shape { swap_ab: true, cluster_split: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
 }
 
 /// The same of `tiles` tiles one below the other in a cluster, which share pixels.
-const fn across_by(tiles: u32, tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
-    Shape { cluster: tiles, ..across(tile_m, tile_n, consumers, ctas) }
+const fn swap_ab_by(tiles: u32, tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
+    Shape { cluster: tiles, ..swap_ab(tile_m, tile_n, consumers, ctas) }
 }
 
-/// Two consumers that take tiles in turn.
-const fn in_turn(tile_m: u32, tile_n: u32, cluster: u32) -> Shape {
-    Shape { pingpong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B) }
+/// Ping-pong of two consumers.
+const fn ping_pong(tile_m: u32, tile_n: u32, cluster: u32) -> Shape {
+    Shape { ping_pong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B) }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -114,23 +114,23 @@ const SHAPES: &[Shape] = &[
     shape(256, 64, 2, 1, Shared::B),
     shape(128, 256, 2, 2, Shared::A),
     shape(192, 128, 3, 1, Shared::B),
-    in_turn(64, 256, 2),
-    in_turn(128, 128, 1),
-    in_turn(128, 128, 2),
+    ping_pong(64, 256, 2),
+    ping_pong(128, 128, 1),
+    ping_pong(128, 128, 2),
     shape(256, 160, 2, 1, Shared::B),
     shape(256, 160, 2, 2, Shared::B),
     shape(128, 192, 2, 2, Shared::A),
     shape(128, 128, 2, 2, Shared::A),
     // No longer offered: those below are quicker.
-    across(64, 104, 1, 4),
-    across(128, 104, 2, 4),
-    across(256, 104, 2, 8),
-    across_by(2, 128, 96, 2, 4),
-    across_by(4, 128, 96, 2, 2),
-    across_by(2, 64, 96, 1, 4),
-    across(64, 128, 1, 4),
-    across_by(2, 128, 192, 2, 1),
-    across(128, 64, 2, 2),
+    swap_ab(64, 104, 1, 4),
+    swap_ab(128, 104, 2, 4),
+    swap_ab(256, 104, 2, 8),
+    swap_ab_by(2, 128, 96, 2, 4),
+    swap_ab_by(4, 128, 96, 2, 2),
+    swap_ab_by(2, 64, 96, 1, 4),
+    swap_ab(64, 128, 1, 4),
+    swap_ab_by(2, 128, 192, 2, 1),
+    swap_ab(128, 64, 2, 2),
 ];
 
 /// Those that serve each kind of product, those that serve the rarer ones, and the one that serves all.
@@ -150,14 +150,14 @@ const THREES: &[usize] = &[6, 22];
 const PAIR: usize = 23;
 /// The one of 192 rows, of which a volume may have as many tiles as the chip has SMs.
 const TALL: usize = 16;
-/// The first of those that lie across which are still offered.
-const ACROSS: usize = 27;
-/// The one that lies across with a depth of its own: 192 pixels a tile make a whole wave of tiles where 256 channels a tile do not.
+/// The first swap-AB shape that is still offered.
+const SWAP_AB: usize = 27;
+/// The swap-AB shape without split-K: 192 pixels a tile make a whole wave of tiles where 256 channels a tile do not.
 const WIDE: usize = 31;
 /// The one of 64 pixels whose depth two CTAs share: some thousand pixels of a few hundred channels, whose time is that of a chain of steps.
 const FLAT: usize = 32;
-/// The one of tiles in turn that serves f16 too.
-const TURNS: usize = 18;
+/// The ping-pong shape that serves f16 too.
+const PING_PONG: usize = 18;
 
 /// The part of the catalog that a problem belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,26 +175,28 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     use Split::{Joined, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
-    let in_turn = SHAPES.get(shape).is_some_and(|shape| shape.pingpong);
-    let depth_parts = SHAPES.get(shape).map_or(1, |shape| shape.depth_parts);
+    let ping_pong = SHAPES.get(shape).is_some_and(|shape| shape.ping_pong);
+    let cluster_split = SHAPES.get(shape).map_or(1, |shape| shape.cluster_split);
     match (shelf, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
         (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if depth_parts == 4 && shape >= ACROSS => {
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
             &[Split::Clustered(4)]
         }
         // So many channels of few pixels are most often those of a data gradient.
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Rows }, 2, DType::Bf16) if depth_parts == 2 => &[Split::Clustered(2)],
+        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => {
+            &[Split::Clustered(2)]
+        }
         (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
-        _ if depth_parts > 1 || shape == WIDE => &[],
-        // Nothing of the sweep was quickest by the first one of tiles in turn.
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if in_turn && shape >= TURNS => &[No],
+        _ if cluster_split > 1 || shape == WIDE => &[],
+        // Nothing of the sweep was quickest by the first ping-pong shape.
+        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
         (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
-            if shape == TURNS =>
+            if shape == PING_PONG =>
         {
             &[No]
         }
-        _ if in_turn => &[],
+        _ if ping_pong => &[],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
@@ -341,16 +343,16 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, across, .. } = *shape;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, ping_pong, swap_ab, .. } = *shape;
         let Given { kind, spatial, a, b, promote, out, has_sums } = self;
         let shares_depth = matches!(split, Split::Clustered(_));
         // Pairs of channels leave at a time, or whole lines of them, which are transposed in halves.
         let leaves = if shares_depth { epilogue.pairs } else { out == Out::Tma && epilogue.d.dtype.bytes() == 2 };
-        if across && !leaves {
+        if swap_ab && !leaves {
             return None;
         }
         let out = if shares_depth { Out::Direct } else { out };
-        let stored_here = out == Out::Tma && !across && split != Split::Reduced && !epilogue.exact;
+        let stored_here = out == Out::Tma && !swap_ab && split != Split::Reduced && !epilogue.exact;
         let d = epilogue.d.dtype;
         // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
         let registers_fit = d.bytes() == 2 || tile_m * tile_n <= 128 * 128 * consumers;
@@ -365,10 +367,10 @@ impl Given {
             tile_n,
             stages,
             consumers,
-            pingpong,
+            ping_pong,
             cluster,
             shared,
-            across,
+            swap_ab,
             split,
             promote,
             out,
@@ -399,10 +401,10 @@ struct Setting {
 }
 
 impl Setting {
-    /// Rows of tiles that are walked together. Where they lie across, tiles that read the same rows of the filter run side by side, which took up to
+    /// Rows of tiles that are walked together. Under swap-AB, tiles that read the same rows of the filter run side by side, which took up to
     /// 6 % less on an H200.
     fn group(self) -> u32 {
-        if SHAPES.get(self.shape as usize).is_some_and(|shape| shape.depth_parts > 1) { 1 } else { 8 }
+        if SHAPES.get(self.shape as usize).is_some_and(|shape| shape.cluster_split > 1) { 1 } else { 8 }
     }
 }
 
@@ -445,9 +447,9 @@ struct Coefficients {
     sums_ns_per_element: f64,
     /// The share of time that goes with whole waves rather than with work.
     whole_waves: f64,
-    /// What all draw from L2 where tiles lie across, as two rows of 288 pixels took it.
-    across_bytes_per_ns: f64,
-    /// For a cluster to add up the parts of a tile that lies across, and for each of its elements: so that the quickest of some twenty problems on an
+    /// What all CTAs draw from L2 under swap-AB, as two rows of 288 pixels took it.
+    swap_ab_bytes_per_ns: f64,
+    /// For cluster split-K to add up the parts of a swap-AB tile, and for each of its elements: so that the quickest of some twenty problems on an
     /// H200 come out first, beside parts that a launch adds up, of which the estimate says too much.
     cluster_ns: f64,
     cluster_ns_per_element: f64,
@@ -472,7 +474,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
     tile_ns_per_element: 0.004_746,
     sums_ns_per_element: 0.18,
     whole_waves: 0.4535,
-    across_bytes_per_ns: 9_300.0,
+    swap_ab_bytes_per_ns: 9_300.0,
     cluster_ns: 2000.0,
     cluster_ns_per_element: 0.1,
     join_ns: 3930.0,
@@ -512,7 +514,7 @@ impl ImplicitGemm {
         let has_sums = setting.sums == Some(true);
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
         let shares_depth = matches!(split, Split::Clustered(_));
-        let product = if shape.across && !shares_depth { &view.transposed } else { &view.product };
+        let product = if shape.swap_ab && !shares_depth { &view.transposed } else { &view.product };
         let spec = given.spec(shape, split, Self::epilogue(product, view.out == Out::Direct || shares_depth))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
         (spec.has_sums == has_sums && fits).then_some(spec)
@@ -551,7 +553,7 @@ impl ImplicitGemm {
         let tiles = rows * columns * view.matrices(&spec);
         let steps = view.steps(spec.depth());
         let (schedule, grid, reduced) = if spec.shares_depth() {
-            if steps < spec.depth_parts() || setting.along_columns {
+            if steps < spec.cluster_split() || setting.along_columns {
                 return None;
             }
             // A cluster has one tile, and each of its CTAs some of the depth.
@@ -594,7 +596,7 @@ impl ImplicitGemm {
 
     /// The splits that are worth a trial with a shape.
     fn splits(&self, shape: u32) -> Vec<u32> {
-        if SHAPES.get(shape as usize).is_some_and(|shape| shape.depth_parts > 1) {
+        if SHAPES.get(shape as usize).is_some_and(|shape| shape.cluster_split > 1) {
             return vec![0];
         }
         let mut splits = vec![0, 1, 2, 3];
@@ -634,7 +636,7 @@ impl ImplicitGemm {
         let ctas = f64::from(clusters * spec.ctas());
         let l2_bytes_per_ns = match self.view.kind {
             Kind::Filter => c.apart_bytes_per_ns,
-            Kind::Gather { .. } if spec.shares_depth() => c.across_bytes_per_ns,
+            Kind::Gather { .. } if spec.shares_depth() => c.swap_ab_bytes_per_ns,
             Kind::Gather { .. } => c.l2_bytes_per_ns,
         };
         let step_ns =
@@ -648,12 +650,12 @@ impl ImplicitGemm {
             0.0
         };
         let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
-        // Of tiles taken in turn, one's way out lies under the other's main loop.
+        // Under ping-pong, one consumer's epilogue overlaps the other's main loop.
         let steps = self.view.mean_steps(spec);
-        let steps = if spec.shares_depth() { (steps / f64::from(spec.depth_parts())).ceil() } else { steps };
+        let steps = if spec.shares_depth() { (steps / f64::from(spec.cluster_split())).ceil() } else { steps };
         let main_ns = steps * step_ns;
-        let turn_ns = if spec.pingpong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
-        // Sums were seen to delay tiles taken in turn, too.
+        let turn_ns = if spec.ping_pong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
+        // Sums were seen to delay ping-pong tiles, too.
         let sums_ns = if spec.has_sums { c.sums_ns_per_element * tile_m * tile_n } else { 0.0 };
         let mut busy_ns = c.start_ns + waves * (turn_ns + sums_ns);
         let mut launches_us = c.launch_us;
@@ -748,7 +750,7 @@ impl Algorithm for ImplicitGemm {
         let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, across: None, ending: None, join: None };
+        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, ending: None, join: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut add = None;
         if let Some(parts) = reduced {
@@ -757,7 +759,7 @@ impl Algorithm for ImplicitGemm {
             let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
             add = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]));
         } else if spec.shares_depth() {
-            args.across = Some(AcrossArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
+            args.swap_ab = Some(SwapAbArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
         } else {
             let sums = sums.as_ref().map(|(sums, scratch)| sums.arguments(*scratch));
             let way = WayArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };

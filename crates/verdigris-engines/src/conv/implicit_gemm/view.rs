@@ -217,11 +217,11 @@ impl View {
 
     /// Rows and columns of tiles.
     pub(super) fn tiles(&self, spec: &Spec) -> [u32; 2] {
-        let [down, beside] = if spec.across { [self.columns, self.rows] } else { [self.rows, self.columns] };
+        let [down, beside] = if spec.swap_ab { [self.columns, self.rows] } else { [self.rows, self.columns] };
         [down.div_ceil(spec.tile_m), beside.div_ceil(spec.tile_n)]
     }
 
-    /// Pixels of a tile that lies across: all tiles have as many, and the last of them hardly less. Those that CTAs share are shared in whole
+    /// Pixels of a swap-AB tile: all tiles have as many, and the last of them hardly less. Those that CTAs share are shared in whole
     /// swizzle atoms.
     pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
         let pixels = self.rows.div_ceil(self.rows.div_ceil(spec.tile_n));
@@ -268,8 +268,8 @@ impl View {
         let activations = conv.activations();
         let all_images = conv.n * u64::from(self.prepared.terms);
         let [of_pixels, of_filter] = spec.gathers();
-        let across = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
-        let decl = across.map_or(spec.gathered_map(), |across| across.boxed(spec.gathered_map()));
+        let pixel_clip = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
+        let decl = pixel_clip.map_or(spec.gathered_map(), |clip| clip.boxed(spec.gathered_map()));
         let pixels = (in_place(activations.slot), self.gathered_map(decl, activations, all_images));
         let walk = WalkArgs::of(gather);
         match self.kind {
@@ -308,7 +308,7 @@ impl View {
                     group_columns,
                     group_depth,
                     columns,
-                    across,
+                    pixel_clip,
                     scatter,
                 })
             }
@@ -444,11 +444,7 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
     let bits = [16, 8, 5][spatial - 1];
     for (axis, walk) in gather.walks.iter().enumerate() {
         let dim = 2 - axis;
-        ID.require(
-            walk.step <= 8,
-            Reason::Extent,
-            format_args!("the stride of spatial dim {dim} is {}; TMA takes up to 8", walk.step),
-        )?;
+        ID.require(walk.step <= 8, Reason::Extent, format_args!("the stride of spatial dim {dim} is {}; TMA takes up to 8", walk.step))?;
         let corners = -(1i64 << (bits - 1))..1 << (bits - 1);
         for (name, corner) in [("first", walk.lower), ("last", walk.upper())] {
             ID.require(

@@ -108,9 +108,9 @@ impl Wgmma {
         } else if spec.split == Split::Joined && schedule.split_tiles == 0 {
             busy_ns *= 1.02;
         }
-        let traffic_bytes = super::super::traffic_bytes(&self.view(setting.turned).problem);
+        let traffic_bytes = super::super::traffic_bytes(&self.view(setting.swap_ab).problem);
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
-        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(setting.turned, spec) } else { 0.0 };
+        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(setting.swap_ab, spec) } else { 0.0 };
         // Fewer CTAs than there are load the last wave.
         let tail = if turns > 1.0 { waves / turns } else { 1.0 };
         let memory_ns = (traffic_bytes + again_bytes) * tail / (c.memory_bytes_per_ns * share_of_memory);
@@ -121,9 +121,9 @@ impl Wgmma {
     }
 
     /// Bytes of the operands that more than one cluster reads.
-    fn read_again_bytes(&self, turned: bool, spec: &Spec) -> f64 {
-        let view = self.view(turned);
-        let [rows, columns] = self.tiles(turned, spec);
+    fn read_again_bytes(&self, swap_ab: bool, spec: &Spec) -> f64 {
+        let view = self.view(swap_ab);
+        let [rows, columns] = self.tiles(swap_ab, spec);
         let depth_bytes = f64::from(view.k) * f64::from(view.batch) * spec.a.bytes() as f64;
         [(view.m, columns), (view.n, rows)]
             .iter()

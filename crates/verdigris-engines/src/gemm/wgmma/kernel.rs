@@ -1,7 +1,7 @@
 //! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles, warpgroups multiply out of it, results leave through shared memory and TMA.
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are read from
-//! there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], tiles in turn in [`super::turns`], when a
+//! there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in [`super::ping_pong`], when a
 //! stage goes back in [`super::flight`], what follows the main loop in [`super::ending`] and [`crate::parts`].
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
@@ -17,11 +17,11 @@ use super::super::factors::FactorsArgs;
 use super::ending::Ending;
 use super::flight::Flight;
 use super::operands::Operands;
+use super::ping_pong::PingPong;
 use super::promote::{BlockFactors, Scaled};
 use super::share::{Consumer, Share};
 use super::spec::{Shared, Spec, Split};
 use super::sums::Sums;
-use super::turns::Turns;
 use crate::parts::add_parts::PartsArgs;
 use crate::parts::batch::BatchIndexArgs;
 use crate::parts::join::JoinArgs;
@@ -93,19 +93,19 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let own = Consumer::new(k, spec);
         let sums = Sums::<T>::new(k, spec.keep(), spec.blocks(), spec.tile_n);
         let kept = ending.begin::<T>();
-        let turns = Turns::new(k, spec, schedule, own.warpgroup);
+        let ping_pong = PingPong::new(k, spec, schedule, own.warpgroup);
         let descriptors = stages.descriptors(own.first_row);
         let cursor = stages.ring.cursor();
         let flight = Flight::new(k, spec.promote, cursor, own.thread);
 
-        turns.for_each(&cursor, |work: Work<'k>| {
+        ping_pong.for_each(&cursor, |work: Work<'k>| {
             let (first_step, steps) = share.steps(&work);
             let place = || share.place(&work, own);
             let factors = factors.zip(ending.extents()).map(|(factors, extents)| {
                 factors.tile(batch.split(work.batch), place().first, [spec.blocks(), spec.tile_n], extents, own.thread)
             });
             sums.begin();
-            turns.wait();
+            ping_pong.wait();
             k.range(steps, |step| {
                 let factors = factors.as_ref().map(|factors| factors.load((first_step + step) * spec.depth()));
                 cursor.wait();
@@ -125,7 +125,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 flight.end(step, stage, || sums.promote(factors.as_ref()));
                 cursor.advance();
             });
-            turns.hand_on(&work);
+            ping_pong.hand_on(&work);
             flight.land();
             // The place not before the main loop, which has no register to spare for it.
             ending.take(&kept, sums.finish(), &work, place());

@@ -12,11 +12,11 @@ mod estimate;
 mod flight;
 mod kernel;
 mod operands;
+mod ping_pong;
 mod promote;
 mod share;
 mod spec;
 mod sums;
-mod turns;
 
 use kernel::ParamsArgs;
 use promote::Scaled;
@@ -52,8 +52,8 @@ struct Shape {
     /// The results that it is offered for where D's lines run along the tile's rows, and where they run along its columns.
     along_rows: u32,
     along_columns: u32,
-    /// The two consumers take tiles in turn.
-    pingpong: bool,
+    /// Ping-pong: the two consumers alternate in whole tiles.
+    ping_pong: bool,
     /// CTAs of a cluster that split the depth of each tile; 1 for none.
     cluster_split: u32,
     /// Its kernel can split the depth of tiles over the grid. One that can costs a whole product 1 to 3 % of a short run.
@@ -80,7 +80,7 @@ const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: S
         shared,
         along_rows,
         along_columns,
-        pingpong: false,
+        ping_pong: false,
         cluster_split: 1,
         splits: false,
         adds_later: false,
@@ -96,9 +96,9 @@ const fn in_parts(shape: Shape) -> Shape {
     Shape { adds_later: true, ..shape }
 }
 
-/// Two consumers that take tiles in turn; CTAs of a cluster share B.
-const fn in_turn(tile_m: u32, tile_n: u32, cluster: u32, along_rows: u32, along_columns: u32) -> Shape {
-    Shape { pingpong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B, along_rows, along_columns) }
+/// Ping-pong of two consumers; CTAs of a cluster share B.
+const fn ping_pong(tile_m: u32, tile_n: u32, cluster: u32, along_rows: u32, along_columns: u32) -> Shape {
+    Shape { ping_pong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B, along_rows, along_columns) }
 }
 
 /// Clusters of `ctas` that split the depth of each tile; each CTA writes its share of the columns, 16 or more.
@@ -108,8 +108,8 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
 /// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
-/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: consumers
-/// in turn win by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on few rows: they halve the
+/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: ping-pong of consumers
+/// wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on few rows: they halve the
 /// work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where
 /// the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for all ways out. Clusters that share B win
 /// there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four lose (79 µs).
@@ -137,9 +137,9 @@ const SHAPES: &[Shape] = &[
     shape(128, 224, 2, 1, Shared::B, 0, HALVES),
     shape(256, 96, 2, 1, Shared::B, 0, 0),
     shape(192, 128, 3, 1, Shared::B, 0, 0),
-    in_turn(64, 256, 2, 0, 0),
-    in_turn(128, 128, 1, HALVES, 0),
-    in_turn(128, 128, 2, 0, 0),
+    ping_pong(64, 256, 2, 0, 0),
+    ping_pong(128, 128, 1, HALVES, 0),
+    ping_pong(128, 128, 2, 0, 0),
     deep(64, 32, 1, 2, 0, HALVES),
     deep(64, 64, 1, 2, 0, HALVES),
     deep(64, 64, 1, 4, 0, 0),
@@ -148,7 +148,7 @@ const SHAPES: &[Shape] = &[
     deep(128, 32, 2, 2, 0, 0),
 ];
 
-/// The problem as the kernel sees it: turned round or not, with the extents that fit the kernel's arguments.
+/// The problem as the kernel sees it: with A and B swapped (swap-AB) or not, with the extents that fit the kernel's arguments.
 #[derive(Clone, Debug)]
 struct View {
     problem: GemmProblem,
@@ -156,15 +156,15 @@ struct View {
     n: u32,
     k: u32,
     batch: u32,
-    turned: bool,
+    swap_ab: bool,
 }
 
 impl View {
-    fn new(problem: GemmProblem, turned: bool) -> Option<View> {
+    fn new(problem: GemmProblem, swap_ab: bool) -> Option<View> {
         let narrow = |extent: u64| u32::try_from(extent).ok().filter(|&extent| extent < 1 << 31);
         let (m, n) = (narrow(problem.m)?, narrow(problem.n)?);
         let (k, batch) = (narrow(problem.k)?, narrow(problem.batch_count())?);
-        Some(View { problem, m, n, k, batch, turned })
+        Some(View { problem, m, n, k, batch, swap_ab })
     }
 
     /// A as rows by depth, and B as columns by depth.
@@ -213,8 +213,8 @@ pub(super) struct Wgmma {
     promote: bool,
     /// The copies to be made of A and of B. Both views see the operands as they are behind them.
     repacks: [Option<Repack>; 2],
-    straight: View,
-    turned: View,
+    unswapped: View,
+    swap_ab: View,
 }
 
 /// A setting, and what follows from it.
@@ -295,29 +295,29 @@ impl Algorithm for Wgmma {
             gemm.b = repack.packed.transposed();
         }
         let views = (View::new(gemm.clone(), false), View::new(transposed(&gemm), true));
-        let (Some(straight), Some(turned)) = views else {
+        let (Some(unswapped), Some(swap_ab)) = views else {
             let extents =
                 format_args!("m, n, k, batch = {}, {}, {}, {}; each must be below 2^31", gemm.m, gemm.n, gemm.k, gemm.batch_count())
                     .to_string();
             return Err(Self::ID.refusal(Reason::Extent, extents));
         };
         let promote = scaled || gemm.precision == Precision::Fp8Promoted;
-        Ok(Wgmma { arch: arch.clone(), promote, repacks, straight, turned })
+        Ok(Wgmma { arch: arch.clone(), promote, repacks, unswapped, swap_ab })
     }
 
     fn configs(&self) -> Vec<Config> {
         let mut configs = Vec::new();
         // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
         let few = self.arch.resident_clusters_of(1) / 5;
-        for (shape, turned) in (0..SHAPES.len() as u32).flat_map(|shape| [(shape, false), (shape, true)]) {
-            let spec = self.spec(shape, turned);
+        for (shape, swap_ab) in (0..SHAPES.len() as u32).flat_map(|shape| [(shape, false), (shape, true)]) {
+            let spec = self.spec(shape, swap_ab);
             let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Joined);
             for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(splits) {
-                let along = [false, true].map(|along_columns| Setting { shape, turned, split, parts: 0, group: 8, along_columns });
+                let along = [false, true].map(|along_columns| Setting { shape, swap_ab, split, parts: 0, group: 8, along_columns });
                 let along = along.into_iter().filter_map(|setting| self.config(setting, spec.clone()?));
                 configs.extend(along.filter(|Config { schedule, .. }| split == 0 || schedule.split_tiles > 0 && schedule.tiles <= few));
             }
-            configs.extend(self.in_parts(shape, turned));
+            configs.extend(self.in_parts(shape, swap_ab));
         }
         configs
     }
@@ -327,12 +327,12 @@ impl Algorithm for Wgmma {
     }
 
     fn notes(&self, _: &Config) -> Notes {
-        let operand = self.straight.problem.a.dtype;
+        let operand = self.unswapped.problem.a.dtype;
         Notes {
             tensor_core: true,
             down_convert: (operand == DType::F32).then_some(DType::Tf32),
             reduced_sums: operand.is_fp8() && !self.promote,
-            ..Notes::of(self.straight.problem.precision.accumulator())
+            ..Notes::of(self.unswapped.problem.precision.accumulator())
         }
     }
 
@@ -342,7 +342,7 @@ impl Algorithm for Wgmma {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let Config { setting, spec, schedule, grid, parts } = config;
-        let view = self.view(setting.turned);
+        let view = self.view(setting.swap_ab);
         let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
         let [a, b] = view.operands();
         let d = &view.problem.d;
@@ -448,9 +448,9 @@ fn catalog_specs() -> Vec<Spec> {
         let epilogue = EpilogueSpec { stores_d: false, exact, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk: Walk::Row }) };
         for (shape, &(a_major, b_major)) in SHAPES.iter().flat_map(|shape| majors.iter().map(move |major| (shape, major))) {
             let ways = [(Out::Tma, false), (Out::Tma, true), (Out::Rows, false), (Out::Rows, true), (Out::Direct, false)];
-            for (out, turned) in ways {
+            for (out, swap_ab) in ways {
                 let given =
-                    Given { a: operands, b: operands, a_major, b_major, promote, half_sums: false, scaled: [Scaled::No; 2], out, turned };
+                    Given { a: operands, b: operands, a_major, b_major, promote, half_sums: false, scaled: [Scaled::No; 2], out, swap_ab };
                 let elements = EpilogueSpec { stores_d: true, d: OperandSpec::strided(d), ..epilogue.clone() };
                 specs.extend(given.spec(shape, if out == Out::Direct { elements } else { epilogue.clone() }));
                 specs.extend(given.in_parts(shape).filter(|_| out == Out::Direct));
@@ -479,8 +479,8 @@ pub(crate) fn sums() -> Vec<KernelRef> {
         for (shape, [a_major, b_major]) in SUM_SHAPES.iter().flat_map(|&shape| majors.map(|majors| (&SHAPES[shape], majors))) {
             for out in [Out::Tma, Out::Rows] {
                 let scaled = [Scaled::No; 2];
-                let (promote, half_sums, turned) = (false, false, false);
-                let given = Given { a: operands, b: operands, a_major, b_major, promote, half_sums, scaled, out, turned };
+                let (promote, half_sums, swap_ab) = (false, false, false);
+                let given = Given { a: operands, b: operands, a_major, b_major, promote, half_sums, scaled, out, swap_ab };
                 specs.extend(given.spec(shape, epilogue.clone()));
             }
         }
@@ -499,13 +499,13 @@ struct Given {
     half_sums: bool,
     scaled: [Scaled; 2],
     out: Out,
-    turned: bool,
+    swap_ab: bool,
 }
 
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Given { promote, half_sums, scaled, out, turned, .. } = self;
+        let Given { promote, half_sums, scaled, out, swap_ab, .. } = self;
         let spec = self.shaped(shape, if shape.splits { Split::Joined } else { Split::No }, epilogue);
         let result = match (out, spec.d().bytes()) {
             (Out::Tma, 2) => HALVES,
@@ -513,18 +513,18 @@ impl Given {
             (Out::Rows, _) => LINES,
             (Out::Direct | Out::Scattered, _) => ELEMENTS,
         };
-        let offered = if turned { shape.along_columns } else { shape.along_rows } & result != 0;
+        let offered = if swap_ab { shape.along_columns } else { shape.along_rows } & result != 0;
         // A few columns are most often those of activations, whose depth is contiguous.
         let offered = offered && (shape.cluster_split == 1 || spec.b_major == Axis::Depth);
         // What a warpgroup holds of a tile.
-        let share = spec.tile_m * spec.tile_n / if spec.pingpong { 1 } else { spec.consumers };
+        let share = spec.tile_m * spec.tile_n / if spec.ping_pong { 1 } else { spec.consumers };
         // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
         let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
             && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || spec.consumers <= 2));
         // TMA writes whole slabs of D.
         let d_bytes = spec.d().bytes() as u32;
         let whole_rows =
-            out != Out::Tma || turned || (spec.tile_n / spec.cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
+            out != Out::Tma || swap_ab || (spec.tile_n / spec.cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         (offered && registers_fit && whole_rows).then(|| fitted(spec)).flatten()
     }
 
@@ -533,13 +533,13 @@ impl Given {
         let Given { a, b, promote, half_sums, scaled, .. } = self;
         let plain = a == b && PART_TYPES.contains(&a) && !promote && !half_sums && scaled == [Scaled::No; 2];
         let kept = EpilogueSpec::plain(OperandSpec::strided(DType::F32));
-        let given = Given { out: Out::Direct, turned: false, ..self };
+        let given = Given { out: Out::Direct, swap_ab: false, ..self };
         (shape.adds_later && plain).then(|| fitted(given.shaped(shape, Split::Reduced, kept))).flatten()
     }
 
     fn shaped(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Spec {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, pingpong, cluster_split, .. } = *shape;
-        let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, turned } = self;
+        let Shape { tile_m, tile_n, consumers, cluster, shared, ping_pong, cluster_split, .. } = *shape;
+        let Given { a, b, a_major, b_major, promote, half_sums, scaled, out, swap_ab } = self;
         Spec {
             a,
             b,
@@ -553,12 +553,12 @@ impl Given {
             shared,
             split,
             cluster_split,
-            pingpong,
+            ping_pong,
             promote,
             half_sums,
             scaled,
             out,
-            turned,
+            swap_ab,
             epilogue,
         }
     }
@@ -590,7 +590,7 @@ fn reference(spec: Spec) -> KernelRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     shape: u32,
-    turned: bool,
+    swap_ab: bool,
     /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
     split: u32,
     /// Parts of every tile, to be added up by a launch of their own; 0, and no knob, where there is none.
@@ -603,7 +603,7 @@ impl Setting {
     fn knobs(&self) -> Knobs {
         let knobs = [
             ("shape", self.shape),
-            ("turned", u32::from(self.turned)),
+            ("turned", u32::from(self.swap_ab)),
             ("split", self.split),
             ("group", self.group),
             ("along", u32::from(self.along_columns)),
@@ -622,19 +622,19 @@ const LEAST_PARTS: u32 = 5;
 const LEAST_STEPS: u32 = 4;
 
 impl Wgmma {
-    fn view(&self, turned: bool) -> &View {
-        if turned { &self.turned } else { &self.straight }
+    fn view(&self, swap_ab: bool) -> &View {
+        if swap_ab { &self.swap_ab } else { &self.unswapped }
     }
 
     /// The copies to be made of the operands of a view.
     fn repacks(&self, view: &View) -> [Option<&Repack>; 2] {
         let [a, b] = self.repacks.each_ref().map(Option::as_ref);
-        if view.turned { [b, a] } else { [a, b] }
+        if view.swap_ab { [b, a] } else { [a, b] }
     }
 
     /// What the problem gives to a spec of a shape; nothing where they do not suit each other.
-    fn given(&self, shape: &Shape, turned: bool) -> Option<Given> {
-        let view = self.view(turned);
+    fn given(&self, shape: &Shape, swap_ab: bool) -> Option<Given> {
+        let view = self.view(swap_ab);
         let [a, b] = view.operands();
         let (out, transposed) = view.out();
         Some(Given {
@@ -646,14 +646,14 @@ impl Wgmma {
             b_major: View::axis(&b),
             promote: self.promote,
             out,
-            turned: transposed,
+            swap_ab: transposed,
         })
     }
 
     /// The spec of a shape whose kernel writes the result itself.
-    fn spec(&self, shape: u32, turned: bool) -> Option<Spec> {
-        let (view, shape) = (self.view(turned), SHAPES.get(shape as usize)?);
-        let given = self.given(shape, turned)?;
+    fn spec(&self, shape: u32, swap_ab: bool) -> Option<Spec> {
+        let (view, shape) = (self.view(swap_ab), SHAPES.get(shape as usize)?);
+        let given = self.given(shape, swap_ab)?;
         let out = given.out;
         let whole = EpilogueSpec::of(&view.problem);
         // Pairs of columns are guarded by their second one.
@@ -683,8 +683,8 @@ impl Wgmma {
     }
 
     /// Rows and columns of tiles, as clusters take them.
-    fn tiles(&self, turned: bool, spec: &Spec) -> [u32; 2] {
-        let view = self.view(turned);
+    fn tiles(&self, swap_ab: bool, spec: &Spec) -> [u32; 2] {
+        let view = self.view(swap_ab);
         let across = |operand: Shared| if spec.shared == operand { 1 } else { spec.cluster };
         [(view.m, spec.tile_m, Shared::A), (view.n, spec.tile_n, Shared::B)]
             .map(|(extent, tile, operand)| extent.div_ceil(tile).div_ceil(across(operand)))
@@ -692,22 +692,22 @@ impl Wgmma {
 
     /// The tiles and their parts; nothing where they are not added up later.
     fn part_grid(&self, setting: Setting, spec: &Spec) -> Option<PartGrid> {
-        let [rows, columns] = self.tiles(setting.turned, spec);
+        let [rows, columns] = self.tiles(setting.swap_ab, spec);
         let [tile_rows, tile_columns] =
             if spec.shared == Shared::B { [rows * spec.cluster, columns] } else { [rows, columns * spec.cluster] };
         (spec.split == Split::Reduced).then(|| PartGrid {
             tile: spec.part_tile(),
             tile_rows,
             tile_columns,
-            matrices: self.view(setting.turned).batch,
+            matrices: self.view(setting.swap_ab).batch,
             parts: setting.parts,
         })
     }
 
     /// Work and workers.
     fn schedule(&self, setting: Setting, spec: &Spec, parts: Option<&PartGrid>) -> Option<(ScheduleArgs, u32)> {
-        let view = self.view(setting.turned);
-        let [rows, columns] = self.tiles(setting.turned, spec);
+        let view = self.view(setting.swap_ab);
+        let [rows, columns] = self.tiles(setting.swap_ab, spec);
         let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
@@ -734,11 +734,11 @@ impl Wgmma {
     }
 
     /// The configs of a shape whose parts are added up later: whole waves of parts.
-    fn in_parts(&self, shape: u32, turned: bool) -> Vec<Config> {
-        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, turned)?.in_parts(shape));
+    fn in_parts(&self, shape: u32, swap_ab: bool) -> Vec<Config> {
+        let spec = SHAPES.get(shape as usize).and_then(|shape| self.given(shape, swap_ab)?.in_parts(shape));
         let Some(spec) = spec else { return Vec::new() };
-        let view = self.view(turned);
-        let tiles = self.tiles(turned, &spec).into_iter().chain([view.batch]).map(u64::from).product::<u64>();
+        let view = self.view(swap_ab);
+        let tiles = self.tiles(swap_ab, &spec).into_iter().chain([view.batch]).map(u64::from).product::<u64>();
         let (steps, workers) = (view.k.div_ceil(spec.depth()), u64::from(self.arch.resident_clusters_of(spec.ctas())));
         let mut parts: Vec<u32> = (1..=u64::from(MOST_WAVES))
             .map(|waves| (workers * waves / tiles).min(u64::from(steps / LEAST_STEPS)) as u32)
@@ -747,7 +747,7 @@ impl Wgmma {
             .map(|parts| steps.div_ceil(steps.div_ceil(parts)))
             .collect();
         parts.dedup();
-        let settings = parts.into_iter().map(|parts| Setting { shape, turned, split: 0, parts, group: 8, along_columns: false });
+        let settings = parts.into_iter().map(|parts| Setting { shape, swap_ab, split: 0, parts, group: 8, along_columns: false });
         settings.filter_map(|setting| self.config(setting, spec.clone())).collect()
     }
 }

@@ -39,7 +39,7 @@ impl<'k, 's> Operands<'k, 's> {
         let tiles = [spec.a_tile(), spec.b_tile()];
         let slots = [("a tiles", &tiles[0]), ("b tiles", &tiles[1])].map(|(name, tile)| k.shared(name, spec.stages * tile.bytes(), 1024));
         let scope = if spec.cluster > 1 { RingScope::Cluster } else { RingScope::Cta };
-        let ring = Ring::new(k, spec.stages, if spec.pingpong { 1 } else { spec.consumers }, scope);
+        let ring = Ring::new(k, spec.stages, if spec.ping_pong { 1 } else { spec.consumers }, scope);
         Stages { operands: self, tiles, slots, ring }
     }
 }

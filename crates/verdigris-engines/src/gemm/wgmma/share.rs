@@ -19,7 +19,7 @@ impl<'k> Consumer<'k> {
     pub(super) fn new(k: Kernel<'k>, spec: &Spec) -> Self {
         let thread = k.thread() & (WARPGROUP - 1);
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
-        let first_row = if spec.pingpong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
+        let first_row = if spec.ping_pong { k.constant(0) } else { warpgroup * (64 * spec.blocks()) };
         Consumer { thread, warpgroup, first_row }
     }
 }

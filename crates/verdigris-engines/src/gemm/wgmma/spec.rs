@@ -57,7 +57,7 @@ pub(super) struct Spec {
     pub(super) tile_m: u32,
     pub(super) tile_n: u32,
     pub(super) stages: u32,
-    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or tiles in turn.
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or whole tiles by ping-pong.
     pub(super) consumers: u32,
     /// CTAs of a cluster, and what they share.
     pub(super) cluster: u32,
@@ -66,8 +66,8 @@ pub(super) struct Spec {
     pub(super) split: Split,
     /// CTAs of a cluster among which the depth of each tile is split; 1 for none. Such a cluster shares no operand.
     pub(super) cluster_split: u32,
-    /// The consumers take tiles in turn, a whole one each.
-    pub(super) pingpong: bool,
+    /// Ping-pong: the consumers alternate in whole tiles.
+    pub(super) ping_pong: bool,
     /// Sums are kept in f16.
     pub(super) half_sums: bool,
     /// fp8 sums are moved into f32 registers every 128 of depth.
@@ -75,9 +75,9 @@ pub(super) struct Spec {
     /// Factors of A's and of B's blocks, by which promoted sums are multiplied.
     pub(super) scaled: [Scaled; 2],
     pub(super) out: Out,
-    /// D is written transposed: its contiguous lines are columns of the tile, as where the problem was turned round.
-    pub(super) turned: bool,
-    /// What stands between sums and D, for the problem as turned.
+    /// D is written transposed: its contiguous lines are columns of the tile, as under swap-AB.
+    pub(super) swap_ab: bool,
+    /// What stands between sums and D, for the problem as it is computed.
     pub(super) epilogue: EpilogueSpec,
 }
 
@@ -110,11 +110,11 @@ impl fmt::Display for Spec {
             write!(f, "_k{}", self.cluster_split)?;
         }
         for (on, word) in [
-            (self.pingpong, "_pingpong"),
+            (self.ping_pong, "_pingpong"),
             (self.half_sums, "_f16sum"),
             (self.split == Split::Joined, "_split"),
             (self.promote, "_promote"),
-            (self.turned, "_turned"),
+            (self.swap_ab, "_turned"),
             (self.out == Out::Rows, "_rows"),
         ] {
             if on {
@@ -172,7 +172,7 @@ impl Spec {
 
     /// 64-row blocks of one consumer.
     pub(super) fn blocks(&self) -> u32 {
-        if self.pingpong { self.tile_m / 64 } else { self.tile_m / (64 * self.consumers) }
+        if self.ping_pong { self.tile_m / 64 } else { self.tile_m / (64 * self.consumers) }
     }
 
     /// CTAs of a cluster.
@@ -231,7 +231,7 @@ impl Spec {
     pub(super) fn way(&self) -> WaySpec {
         WaySpec {
             out: self.out,
-            transposed: self.turned,
+            transposed: self.swap_ab,
             tile_columns: self.tile_n / self.cluster_split,
             warpgroups: self.consumers,
             barrier: FIRST_BARRIER,

@@ -1,4 +1,4 @@
-//! The way out of tiles that lie across: rows are channels of the filter, columns are pixels, and CTAs of a cluster took a part of the depth each.
+//! The epilogue store of swap-AB tiles under cluster split-K: rows are channels of the filter, columns are pixels, each CTA of a cluster has a part of the depth.
 //!
 //! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are neighbours.
 //! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to scratch, no
@@ -15,8 +15,8 @@ use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::parts::way_out::Sum;
 
 verdigris_kir::parameters! {
-    /// The parameters of the way out, as those of a way out of elements.
-    pub(super) struct AcrossValues / AcrossArgs of EpilogueSpec as epilogue {
+    /// The parameters of the store, as those of a store of elements.
+    pub(super) struct SwapAbValues / SwapAbArgs of EpilogueSpec as epilogue {
         pub(super) batch: BatchIndexArgs = (),
         pub(super) epilogue: EpilogueArgs = epilogue.over_matrices(),
         /// Pixels, and channels of a group.
@@ -25,14 +25,14 @@ verdigris_kir::parameters! {
     }
 }
 
-/// The way out in the kernel.
-pub(super) struct Across<'k> {
+/// The store in the kernel.
+pub(super) struct SwapAbStore<'k> {
     kernel: Kernel<'k>,
     join: ClusterJoin<'k>,
     /// Accumulators of a consumer, and the pixels of each that are this CTA's when the parts have come together.
     blocks: u32,
     slice: u32,
-    values: AcrossValues<'k>,
+    values: SwapAbValues<'k>,
 }
 
 /// Where a tile's results belong.
@@ -44,11 +44,11 @@ pub(super) struct Place<'k> {
     pub(super) batch: Val<'k, u32>,
 }
 
-impl<'k> Across<'k> {
+impl<'k> SwapAbStore<'k> {
     /// Of parameters that a group declares.
-    pub(super) fn new(k: Kernel<'k>, values: AcrossValues<'k>, spec: &Spec) -> Self {
+    pub(super) fn new(k: Kernel<'k>, values: SwapAbValues<'k>, spec: &Spec) -> Self {
         let join = spec.cluster_join();
-        Across { kernel: k, join: join.declare(k), blocks: spec.blocks(), slice: join.slice_columns(), values }
+        SwapAbStore { kernel: k, join: join.declare(k), blocks: spec.blocks(), slice: join.slice_columns(), values }
     }
 
     /// Initializes barriers: by one thread, before they are published.

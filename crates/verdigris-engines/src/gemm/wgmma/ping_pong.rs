@@ -1,4 +1,4 @@
-//! Two warpgroups that take tiles in turn, so that one's way out lies under the other's main loop.
+//! Ping-pong: two warpgroups alternate in whole tiles, so that one's epilogue overlaps the other's main loop.
 //!
 //! A main loop begins when the other's has seen all of its stages: a stage's phases are told apart by parity, so nobody may wait for the one
 //! after the next.
@@ -9,20 +9,20 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
 
-/// Whose turn it is: nobody's where all consumers share each tile.
+/// Which warpgroup runs its main loop; nothing to order where all consumers share each tile.
 #[derive(Clone, Copy)]
-pub(super) struct Turns<'k> {
+pub(super) struct PingPong<'k> {
     kernel: Kernel<'k>,
     schedule: Schedule<'k>,
     warpgroup: Val<'k, u32>,
-    /// The warpgroups, and the named barrier at which the first waits for its turn; the others' follow. Absent where there are no turns.
+    /// The warpgroups, and the named barrier at which the first waits for its main loop; the others' follow. Absent without ping-pong.
     of: Option<(u32, u32)>,
 }
 
-impl<'k> Turns<'k> {
+impl<'k> PingPong<'k> {
     pub(super) fn new(k: Kernel<'k>, spec: &Spec, schedule: Schedule<'k>, warpgroup: Val<'k, u32>) -> Self {
-        let of = spec.pingpong.then_some((spec.consumers, FIRST_BARRIER + spec.consumers));
-        Turns { kernel: k, schedule, warpgroup, of }
+        let of = spec.ping_pong.then_some((spec.consumers, FIRST_BARRIER + spec.consumers));
+        PingPong { kernel: k, schedule, warpgroup, of }
     }
 
     /// Before the main loop of a tile.
@@ -32,7 +32,7 @@ impl<'k> Turns<'k> {
         }
     }
 
-    /// Behind it: the other's turn.
+    /// Behind it: the other's main loop may begin.
     pub(super) fn hand_on(&self, work: &Work<'k>) {
         if let Some((_, barrier)) = self.of {
             let on = self.schedule.goes_on_behind(work);
@@ -47,7 +47,7 @@ impl<'k> Turns<'k> {
             self.kernel.barrier_arrive(barrier, WARPGROUP * 2);
             cursor.skip(self.schedule.steps());
         });
-        self.schedule.for_each_in_turn(self.warpgroup, consumers, |work| {
+        self.schedule.for_each_ping_pong(self.warpgroup, consumers, |work| {
             body(work);
             cursor.skip(self.schedule.steps());
         });
