@@ -278,7 +278,7 @@ fn summed(mut problem: ConvProblem) -> ConvProblem {
     problem.canonical().expect("a valid problem")
 }
 
-/// Runs it with sums formed on the way out, and of the stored result.
+/// Runs it with sums formed in the epilogue, and of the stored result.
 fn run_summed(problem: ConvProblem, seed: u64, shapes_tried: &'static [u32]) {
     for formed in [1, 0] {
         let wanted = shapes(shapes_tried, 1);

@@ -21,7 +21,7 @@ use verdigris_tensor::DType;
 
 use super::batch::BatchIndexArgs;
 use super::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec, Place, Walk};
-use super::way_out::Sum;
+use super::store::Sum;
 use crate::arch::Arch;
 
 /// Threads of a warpgroup.

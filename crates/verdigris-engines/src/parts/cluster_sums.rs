@@ -9,7 +9,7 @@
 use verdigris_kir::face::{Kernel, Number, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::way_out::Sum;
+use super::store::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -1,4 +1,4 @@
-//! Sums and sums of squares of a result's columns, formed on its way out: what batch norm needs of a convolution, without reading it again.
+//! Sums and sums of squares of a result's columns, formed in the epilogue: what batch norm needs of a convolution, without reading it again.
 //!
 //! **What.** `sum[c] = Σ v`, `squares[c] = Σ v²` over the rows of the result, of its values as they are stored, in f32.
 //! **How.** Results pass through slabs of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows of every
@@ -312,7 +312,7 @@ struct Adds {
     overlaps: bool,
 }
 
-/// The kernel that adds up what kernels form on the way out.
+/// The kernel that adds up what kernels form in the epilogue.
 pub(crate) fn kernel() -> KernelRef {
     Adds { source: Source::Parts, overlaps: true }.kernel()
 }

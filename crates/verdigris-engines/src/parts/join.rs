@@ -13,7 +13,7 @@ use verdigris_kir::params::ReadWrite;
 use verdigris_kir::program::{Address, Program, Step};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::way_out::Sum;
+use super::store::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

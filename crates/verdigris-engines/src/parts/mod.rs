@@ -20,6 +20,6 @@ pub(crate) mod repack;
 mod row_staging;
 pub(crate) mod space;
 pub(crate) mod steps;
+pub(crate) mod store;
 pub(crate) mod transposed;
 pub(crate) mod unpack;
-pub(crate) mod way_out;

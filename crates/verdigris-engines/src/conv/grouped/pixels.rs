@@ -424,7 +424,7 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
     k.cp_async_wait(0);
 }
 
-/// A tile on its way out.
+/// A tile in the epilogue.
 struct Leaving<'a, 'k> {
     k: Kernel<'k>,
     spec: &'a Spec,

@@ -20,7 +20,7 @@ use verdigris_tensor::DType;
 
 use crate::parts::batch::BatchIndexArgs;
 use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::way_out::{Out, Tile, Way, WayArgs, WaySpec};
+use crate::parts::store::{Out, Store, StoreArgs, StoreSpec, Tile};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -137,9 +137,9 @@ impl Spec {
         self.pixels().steps()
     }
 
-    /// The way of results to memory.
-    pub(super) fn way(&self) -> WaySpec {
-        WaySpec {
+    /// The epilogue store.
+    pub(super) fn store(&self) -> StoreSpec {
+        StoreSpec {
             out: Out::Scattered,
             transposed: false,
             tile_columns: self.tile_n,
@@ -153,7 +153,7 @@ impl Spec {
     /// Room for filters and slabs.
     fn arena_bytes(&self) -> u32 {
         let barriers = 16 * (SLABS + self.stages.max(1)) + 64;
-        (SHARED_BYTES - self.way().shared_bytes() - barriers) / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+        (SHARED_BYTES - self.store().shared_bytes() - barriers) / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
     }
 
     /// Room for one slab beside the filters: those that are kept are `kept` times a tap's.
@@ -227,7 +227,7 @@ verdigris_kir::parameters! {
     pub(super) struct Halo / HaloArgs of Spec as spec {
         pub(super) walk: WalkArgs = *spec,
         pub(super) batch: BatchIndexArgs = (),
-        pub(super) way: WayArgs = spec.way(),
+        pub(super) store: StoreArgs = spec.store(),
     }
 }
 
@@ -266,8 +266,8 @@ impl<'k> Walk<'k> {
 
 fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (pixels, filter) = (spec.pixels(), spec.filter_tile());
-    let Halo { walk, batch, way } = Halo::declare(k, spec);
-    let way = Way::new(k, way, spec.way());
+    let Halo { walk, batch, store } = Halo::declare(k, spec);
+    let store = Store::new(k, store, spec.store());
 
     let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);
     let slabs = Ring::new(k, SLABS, spec.sharers(), RingScope::Cta);
@@ -446,7 +446,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             let place = walk.place(index);
             let tile = Tile { row: zero, column: first_column, batch: zero, indices: batch.split(zero), warpgroup, thread };
             for (sum, &block) in sums.iter().zip(&blocks) {
-                way.write_placed(std::slice::from_ref(sum), &tile, &|row| walk.target(k, &place, block, row));
+                store.write_placed(std::slice::from_ref(sum), &tile, &|row| walk.target(k, &place, block, row));
             }
         };
         if spec.is_kept() {
@@ -462,7 +462,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         } else {
             k.range_step(first_box, walk.boxes, walk.workers, one_tile);
         }
-        way.finish(thread);
+        store.finish(thread);
     };
 
     let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);

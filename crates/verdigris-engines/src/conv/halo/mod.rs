@@ -41,7 +41,7 @@ use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::way_out::{WayArgs, is_mappable};
+use crate::parts::store::{StoreArgs, is_mappable};
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 
@@ -518,9 +518,9 @@ impl Algorithm for Halo {
         let args = HaloArgs {
             walk: self.walk(config),
             batch: chunk.index(),
-            way: WayArgs {
+            store: StoreArgs {
                 epilogue: spec.epilogue.arguments(product, &chunk, 0, 0),
-                place: spec.way().place(Address::buffer(d.slot.0 as usize), extents, leading_bytes, chunk.strides_bytes(d)),
+                place: spec.store().place(Address::buffer(d.slot.0 as usize), extents, leading_bytes, chunk.strides_bytes(d)),
                 sums: None,
             },
         };

@@ -1,4 +1,4 @@
-//! The way out of a launch that adds its parts up itself: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
+//! The epilogue store of a launch that adds its parts up itself: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
 //!
 //! **What.** `dw[k, t, c] = epilogue(Σ part_rank[k, t, c])` over ranks 0, 1, …, so the result does not depend on who was first.
 //! **When it wins.** Where a launch of its own for the parts would take as long as the products: few pixels, as many filters as fill the chip.
@@ -19,7 +19,7 @@ use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 /// The named barrier of all who multiply.
 const BARRIER: u32 = 1;
 
-/// What shapes this way out.
+/// What shapes this store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct JoinSpec {
     /// CTAs of a cluster: a power of two, up to the 8 that every chip places.
@@ -105,7 +105,7 @@ impl JoinSpec {
     }
 }
 
-/// The way out in the kernel.
+/// The store in the kernel.
 pub(super) struct Joined<'a, 'k> {
     pub(super) kernel: Kernel<'k>,
     pub(super) spec: &'a Spec,

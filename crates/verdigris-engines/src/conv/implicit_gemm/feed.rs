@@ -16,7 +16,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::geometry::{Class, Gather, Tap};
 use super::kernel::{Kind, Shared, Spec};
-use crate::parts::way_out::CLEARED_ROWS;
+use crate::parts::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
 const CLASS_BYTES: u32 = 32;

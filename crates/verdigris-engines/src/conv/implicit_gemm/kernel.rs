@@ -28,7 +28,7 @@ use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::formats::{map_type, matrix_type};
 use crate::parts::join::{Join, JoinArgs, Part};
-use crate::parts::way_out::{Out, Sum, Tile, Way, WayArgs, WaySpec};
+use crate::parts::store::{Out, Store, StoreArgs, StoreSpec, Sum, Tile};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
@@ -110,7 +110,7 @@ pub(super) struct Spec {
     pub(super) out: Out,
     /// What stands between sums and the result.
     pub(super) epilogue: EpilogueSpec,
-    /// Sums over the channels of what is stored are formed on the way out.
+    /// Sums over the channels of what is stored are formed in the epilogue.
     pub(super) has_sums: bool,
 }
 
@@ -291,9 +291,9 @@ impl Spec {
         }
     }
 
-    /// The way of results to memory.
-    pub(super) fn way(&self) -> WaySpec {
-        WaySpec {
+    /// The epilogue store.
+    pub(super) fn store(&self) -> StoreSpec {
+        StoreSpec {
             out: self.out,
             transposed: self.writes_transposed(),
             tile_columns: self.tile_n,
@@ -306,15 +306,15 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     fn shared_bytes(&self) -> u32 {
-        let way = match self.split {
+        let store = match self.split {
             Split::Reduced => 0,
             Split::Clustered(_) => self.cluster_join().shared_bytes(),
-            Split::No | Split::Joined => self.way().shared_bytes(),
+            Split::No | Split::Joined => self.store().shared_bytes(),
         };
         // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
         let paces = if self.clears() { 16 * PACES } else { 0 };
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + way + turning + 16 * self.stages + paces + 64
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + store + turning + 16 * self.stages + paces + 64
     }
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
@@ -399,25 +399,25 @@ verdigris_kir::parameters! {
         pub(super) schedule: ScheduleArgs = spec.splits_over_grid(),
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
         pub(super) swap_ab: Option<SwapAbArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
-        pub(super) ending: Option<EndingArgs> = (spec.split != Split::Reduced && !spec.shares_depth()).then(|| spec.way()),
+        pub(super) store: Option<TileStoreArgs> = (spec.split != Split::Reduced && !spec.shares_depth()).then(|| spec.store()),
         pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
     }
 }
 
 verdigris_kir::parameters! {
-    /// The way of whole tiles to memory.
-    pub(super) struct Ending / EndingArgs of WaySpec as way {
+    /// The epilogue store of whole tiles.
+    pub(super) struct TileStore / TileStoreArgs of StoreSpec as store {
         pub(super) batch: BatchIndexArgs = (),
-        pub(super) way: WayArgs = *way,
+        pub(super) store: StoreArgs = *store,
     }
 }
 
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let Conv { feed, schedule, parts, swap_ab, ending, join } = Conv::declare(k, spec);
+    let Conv { feed, schedule, parts, swap_ab, store, join } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let swap_ab = swap_ab.map(|swap_ab| SwapAbStore::new(k, swap_ab, spec));
-    let ending = ending.map(|Ending { batch, way }| (batch, Way::new(k, way, spec.way())));
+    let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
     let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
@@ -581,7 +581,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 let place = swap_ab::Place { channel, pixel, pixels, batch: target.batch };
                 swap_ab.write(results, &place, [first_row, k.thread() - WARPGROUP]);
             }
-            let Some((batch, way)) = &ending else { return };
+            let Some((batch, store)) = &store else { return };
             let tile = Tile {
                 row: tile_row(&work) * spec.tile_m + first_row,
                 column: tile_column(&work) * spec.tile_n,
@@ -591,8 +591,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 thread,
             };
             let write = || match &target.rows {
-                None => way.write(results, &tile),
-                Some(rows) => way.write_placed(results, &tile, &|row| rows.place(k, row)),
+                None => store.write(results, &tile),
+                Some(rows) => store.write_placed(results, &tile, &|row| rows.place(k, row)),
             };
             match &join {
                 None => write(),
@@ -619,21 +619,21 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         } else {
             schedule.for_each(one_tile);
         }
-        if let Some((_, way)) = &ending {
-            way.finish(thread);
+        if let Some((_, store)) = &store {
+            store.finish(thread);
         }
     };
 
     // Rows that nothing is multiplied for, beside each tile.
     let clear = || {
-        let Some(((batch, way), paces)) = ending.as_ref().zip(paces) else { return };
+        let Some(((batch, store), paces)) = store.as_ref().zip(paces) else { return };
         let cursor = paces.cursor();
         let warps = [k.warp() - 1, k.constant(CLEARING)];
         schedule.for_each(|work| {
             cursor.wait();
             let column = tile_column(&work) * spec.tile_n;
             feed.clear_beside(k, work.batch, tile_row(&work) * spec.tile_m, spec.tile_m, warps, |group, place| {
-                way.clear_rows(column, batch.split(group), place);
+                store.clear_rows(column, batch.split(group), place);
             });
             cursor.release(cursor.stage(), k.lane());
             cursor.advance();

@@ -21,8 +21,8 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
 //! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
 //! stands beyond them is multiplied by zeros of the filter.
-//! Sums over channels are formed of the stored values in f32, either on the way out (knob `sums`), so that y is not read again, or of the stored
-//! result: the clock says which is quicker, for what a CTA does on its way out it does not multiply meanwhile. Where parts of a split depth are
+//! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the stored
+//! result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a split depth are
 //! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
@@ -35,7 +35,7 @@ mod terms;
 mod turned;
 mod view;
 
-use kernel::{ConvArgs, EndingArgs, Kind, Shared, Spec, Split};
+use kernel::{ConvArgs, Kind, Shared, Spec, Split, TileStoreArgs};
 use swap_ab::SwapAbArgs;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
@@ -56,8 +56,8 @@ use crate::parts::column_sums::{self, SumGrid};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join::JoinArgs;
 use crate::parts::repack;
+use crate::parts::store::{Out, StoreArgs};
 use crate::parts::unpack;
-use crate::parts::way_out::{Out, WayArgs};
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 
@@ -396,7 +396,7 @@ struct Setting {
     /// more than 2 are added up by a launch of their own.
     split: u32,
     along_columns: bool,
-    /// Whether sums over channels are formed on the way out, and not of the stored result; nothing where none are asked for.
+    /// Whether sums over channels are formed in the epilogue, and not of the stored result; nothing where none are asked for.
     sums: Option<bool>,
 }
 
@@ -750,7 +750,7 @@ impl Algorithm for ImplicitGemm {
         let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, ending: None, join: None };
+        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, store: None, join: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut add = None;
         if let Some(parts) = reduced {
@@ -762,8 +762,8 @@ impl Algorithm for ImplicitGemm {
             args.swap_ab = Some(SwapAbArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
         } else {
             let sums = sums.as_ref().map(|(sums, scratch)| sums.arguments(*scratch));
-            let way = WayArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };
-            args.ending = Some(EndingArgs { batch: chunk.index(), way });
+            let store = StoreArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };
+            args.store = Some(TileStoreArgs { batch: chunk.index(), store });
         }
         if spec.split == Split::Joined {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);

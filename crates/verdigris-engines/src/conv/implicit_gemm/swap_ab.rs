@@ -12,7 +12,7 @@ use super::kernel::Spec;
 use crate::parts::batch::BatchIndexArgs;
 use crate::parts::cluster_join::ClusterJoin;
 use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
-use crate::parts::way_out::Sum;
+use crate::parts::store::Sum;
 
 verdigris_kir::parameters! {
     /// The parameters of the store, as those of a store of elements.

@@ -20,10 +20,10 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::Work;
 
 use super::feed::Slots;
-use super::kernel::{Conv, Ending, FIRST_BARRIER, Spec, WARPGROUP};
+use super::kernel::{Conv, FIRST_BARRIER, Spec, TileStore, WARPGROUP};
 use crate::parts::add_parts::Parts;
 use crate::parts::join::{Join, Part};
-use crate::parts::way_out::{Tile, Way};
+use crate::parts::store::{Store, Tile};
 
 /// A slab: as many pixels as a step is deep, by the channels of 128 bytes.
 pub(super) const SLAB_BYTES: u32 = 4096;
@@ -62,9 +62,9 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     // B as it is multiplied: rows of channels, 32 pixels each.
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let Conv { feed, schedule, parts, ending, join, .. } = Conv::declare(k, spec);
+    let Conv { feed, schedule, parts, store, join, .. } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
-    let ending = ending.map(|Ending { batch, way }| (batch, Way::new(k, way, spec.way())));
+    let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
     let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
@@ -173,7 +173,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 let place = [work.row, work.column, work.batch, work.part];
                 parts.keep(sums.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
-            let Some((batch, way)) = &ending else { return };
+            let Some((batch, store)) = &store else { return };
             let tile = Tile {
                 row: work.row * spec.tile_m + first_row,
                 column: work.column * spec.tile_n,
@@ -183,16 +183,16 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 thread,
             };
             match &join {
-                None => way.write(&sums, &tile),
+                None => store.write(&sums, &tile),
                 Some(join) => {
                     let owner = work.tile * spec.consumers + warpgroup;
                     let last = join.is_last(&sums, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
-                    k.when(last, || way.write(&sums, &tile));
+                    k.when(last, || store.write(&sums, &tile));
                 }
             }
         });
-        if let Some((_, way)) = &ending {
-            way.finish(thread);
+        if let Some((_, store)) = &store {
+            store.finish(thread);
         }
     };
 

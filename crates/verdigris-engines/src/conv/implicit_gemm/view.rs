@@ -17,8 +17,8 @@ use super::prepare::Prepared;
 use super::terms;
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
+use crate::parts::store::{Out, PlaceArgs, is_mappable};
 use crate::parts::transposed::transposed;
-use crate::parts::way_out::{Out, PlaceArgs, is_mappable};
 
 /// The problem in the kernel's terms.
 pub(super) struct View {
@@ -105,7 +105,7 @@ impl View {
             spatial,
             a: gathered.dtype,
             b: filter.dtype,
-            out: way_out(&product.d, prepared.line_end(&product.d, product.n), classes),
+            out: store(&product.d, prepared.line_end(&product.d, product.n), classes),
             rows,
             columns: narrow("the number of channels", columns)?,
             transposed: transposed(&product),
@@ -171,7 +171,7 @@ impl View {
             spatial,
             a: conv.y.dtype,
             b: conv.x.dtype,
-            out: way_out(&product.d, prepared.line_end(&product.d, product.n), false),
+            out: store(&product.d, prepared.line_end(&product.d, product.n), false),
             rows: narrow("the number of channels", group_k)?,
             columns: narrow("the number of columns", columns)?,
             transposed: transposed(&product),
@@ -354,7 +354,7 @@ impl View {
         let batch = self.product.batch_count() as u32;
         let [rows, columns] = if spec.writes_transposed() { [self.columns, self.rows] } else { [self.rows, self.columns] };
         let at = Address::buffer(d.slot.0 as usize);
-        let mut place = spec.way().place(at, [rows, columns, batch], leading_bytes, chunk.strides_bytes(d));
+        let mut place = spec.store().place(at, [rows, columns, batch], leading_bytes, chunk.strides_bytes(d));
         // The map ends with the line, which in scratch is longer than its columns.
         if let Some((_, map)) = &mut place.d {
             map.dims[0] = self.prepared.line_end(d, self.product.n);
@@ -480,7 +480,7 @@ fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal>
 }
 
 /// How D, whose lines end behind `columns`, leaves: as a map where its rows are whole 16 bytes, line by line where they are not.
-fn way_out(d: &Matrix, columns: u64, scattered: bool) -> Out {
+fn store(d: &Matrix, columns: u64, scattered: bool) -> Out {
     let bytes = d.dtype.bytes();
     let mapped = matches!(bytes, 2 | 4) && d.column_stride == 1 && d.row_stride > 0 && is_mappable(d, columns);
     match (mapped, scattered) {

@@ -61,12 +61,12 @@ pub(super) struct Source<'k> {
     plane_bytes: Val<'k, u64>,
     depth_bytes: Val<'k, u64>,
     row_bytes: Val<'k, u64>,
-    way: Way<'k>,
+    path: LoadPath<'k>,
 }
 
 /// How lines are brought.
 #[derive(Clone, Copy)]
-enum Way<'k> {
+enum LoadPath<'k> {
     /// By asynchronous copies of so many bytes.
     Copies(Val<'k, u32>),
     /// Element by element: channels of a line, bytes from one column to the next and from one channel to the next.
@@ -116,11 +116,11 @@ impl<'k> Source<'k> {
             plane_bytes: k.scalar("plane_bytes"),
             depth_bytes: k.scalar("depth_bytes"),
             row_bytes: k.scalar("row_bytes"),
-            way: if copies {
-                Way::Copies(word("copy_bytes"))
+            path: if copies {
+                LoadPath::Copies(word("copy_bytes"))
             } else {
                 let channels = k.divisor("line_channels");
-                Way::Elements { channels, column_bytes: k.scalar("column_bytes"), channel_bytes: k.scalar("channel_bytes") }
+                LoadPath::Elements { channels, column_bytes: k.scalar("column_bytes"), channel_bytes: k.scalar("channel_bytes") }
             },
         }
     }
@@ -167,9 +167,9 @@ impl<'k> Source<'k> {
 
     /// Elements before a line's first one, so that copies are aligned.
     fn shift(&self, first: Val<'k, i32>) -> Val<'k, u32> {
-        match self.way {
-            Way::Copies(bytes) => first.unsigned() & ((bytes >> self.element_bytes.ilog2()) - 1),
-            Way::Elements { .. } => self.k.constant(0),
+        match self.path {
+            LoadPath::Copies(bytes) => first.unsigned() & ((bytes >> self.element_bytes.ilog2()) - 1),
+            LoadPath::Elements { .. } => self.k.constant(0),
         }
     }
 
@@ -182,7 +182,7 @@ impl<'k> Source<'k> {
     /// Asynchronous copies are left to be committed.
     pub(super) fn load(&self, pixels: &PixelBox<'k>, slab: [Val<'k, u32>; 2], to: Val<'k, u32>) {
         let k = self.k;
-        let lanes = if matches!(self.way, Way::Copies(_)) { CHUNK_LANES } else { ELEMENT_LANES };
+        let lanes = if matches!(self.path, LoadPath::Copies(_)) { CHUNK_LANES } else { ELEMENT_LANES };
         let (line, lane) = (k.thread() >> lanes.ilog2(), k.thread() & (lanes - 1));
         let first = self.first_element(pixels);
         let [slab_depth, slab_row] = slab;
@@ -206,9 +206,9 @@ impl<'k> Source<'k> {
                 + inside(h) * self.row_bytes;
             let end = k.select(is_inside, self.line_end, 0u32);
             let to = to + line * self.line_bytes;
-            match self.way {
-                Way::Copies(bytes) => self.copy_line(address, first, end, to, lane, bytes),
-                Way::Elements { .. } => self.move_line(address, first, end, to, lane),
+            match self.path {
+                LoadPath::Copies(bytes) => self.copy_line(address, first, end, to, lane, bytes),
+                LoadPath::Elements { .. } => self.move_line(address, first, end, to, lane),
             }
         });
     }
@@ -242,7 +242,7 @@ impl<'k> Source<'k> {
     /// Moves a line through registers: this thread's elements.
     fn move_line(&self, address: Val<'k, u64>, first: Val<'k, i32>, end: Val<'k, u32>, to: Val<'k, u32>, lane: Val<'k, u32>) {
         let k = self.k;
-        let Way::Elements { channels, column_bytes, channel_bytes } = self.way else { return };
+        let LoadPath::Elements { channels, column_bytes, channel_bytes } = self.path else { return };
         let elements = self.line_bytes >> self.element_bytes.ilog2();
         k.range_step(lane, elements, ELEMENT_LANES * ON_THEIR_WAY, |at| {
             let places: Vec<Val<'k, u32>> = (0..ON_THEIR_WAY).map(|i| at + ELEMENT_LANES * i).collect();

@@ -21,7 +21,7 @@ struct Coefficients {
     step_ns: f64,
     /// Before the first step.
     start_ns: f64,
-    /// Beside each tile: the way out, and the first loads of the next.
+    /// Beside each tile: the epilogue, and the first loads of the next.
     tile_ns: f64,
     /// And for each of its elements.
     tile_ns_per_element: f64,

@@ -2,7 +2,7 @@
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are read from
 //! there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in [`super::ping_pong`], when a
-//! stage goes back in [`super::flight`], what follows the main loop in [`super::ending`] and [`crate::parts`].
+//! stage goes back in [`super::flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
@@ -14,7 +14,7 @@ use verdigris_kir::tile::ring::publish_barriers;
 use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 
 use super::super::factors::FactorsArgs;
-use super::ending::Ending;
+use super::epilogue::TileEpilogue;
 use super::flight::Flight;
 use super::operands::Operands;
 use super::ping_pong::PingPong;
@@ -25,7 +25,7 @@ use super::sums::Sums;
 use crate::parts::add_parts::PartsArgs;
 use crate::parts::batch::BatchIndexArgs;
 use crate::parts::join::JoinArgs;
-use crate::parts::way_out::{Sum, WayArgs};
+use crate::parts::store::{StoreArgs, Sum};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
@@ -44,7 +44,7 @@ verdigris_kir::parameters! {
         pub(super) a_factors: Option<FactorsArgs> = (spec.scaled[0] != Scaled::No).then_some(()),
         pub(super) b_factors: Option<FactorsArgs> = (spec.scaled[1] != Scaled::No).then_some(()),
         /// How results leave; they do not where parts are added up by a launch of their own.
-        pub(super) way: Option<WayArgs> = (spec.split != Split::Reduced).then(|| spec.way()),
+        pub(super) store: Option<StoreArgs> = (spec.split != Split::Reduced).then(|| spec.store()),
         pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
     }
@@ -52,14 +52,14 @@ verdigris_kir::parameters! {
 
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
-    let Params { a, b, a_batches, b_batches, a_clip, b_clip, schedule, batch, a_factors, b_factors, way, join, parts } =
+    let Params { a, b, a_batches, b_batches, a_clip, b_clip, schedule, batch, a_factors, b_factors, store, join, parts } =
         Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
-    let ending = Ending::new(k, spec, batch, way, join, parts);
+    let epilogue = TileEpilogue::new(k, spec, batch, store, join, parts);
     let stages = Operands::new(k, spec, [a, b], [a_batches, b_batches], [a_clip, b_clip]).stages();
     k.when(k.thread().eq(0), || {
         stages.ring.init();
-        ending.init();
+        epilogue.init();
         stages.prefetch_maps();
     });
     stages.clear();
@@ -92,7 +92,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let multiply = || {
         let own = Consumer::new(k, spec);
         let sums = Sums::<T>::new(k, spec.keep(), spec.blocks(), spec.tile_n);
-        let kept = ending.begin::<T>();
+        let kept = epilogue.begin::<T>();
         let ping_pong = PingPong::new(k, spec, schedule, own.warpgroup);
         let descriptors = stages.descriptors(own.first_row);
         let cursor = stages.ring.cursor();
@@ -101,7 +101,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         ping_pong.for_each(&cursor, |work: Work<'k>| {
             let (first_step, steps) = share.steps(&work);
             let place = || share.place(&work, own);
-            let factors = factors.zip(ending.extents()).map(|(factors, extents)| {
+            let factors = factors.zip(epilogue.extents()).map(|(factors, extents)| {
                 factors.tile(batch.split(work.batch), place().first, [spec.blocks(), spec.tile_n], extents, own.thread)
             });
             sums.begin();
@@ -128,9 +128,9 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             ping_pong.hand_on(&work);
             flight.land();
             // The place not before the main loop, which has no register to spare for it.
-            ending.take(&kept, sums.finish(), &work, place());
+            epilogue.take(&kept, sums.finish(), &work, place());
         });
-        ending.finish(&kept, own.thread);
+        epilogue.finish(&kept, own.thread);
     };
 
     let (few, many) = spec.registers();

@@ -7,7 +7,7 @@
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth.
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
-mod ending;
+mod epilogue;
 mod estimate;
 mod flight;
 mod kernel;
@@ -38,8 +38,8 @@ use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::parts::join::JoinArgs;
 use crate::parts::repack::{self, Repack};
+use crate::parts::store::{StoreArgs, is_mappable};
 use crate::parts::transposed::transposed;
-use crate::parts::way_out::{WayArgs, is_mappable};
 
 /// One row of the table of tiles: the part of a spec that is chosen, not given.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 /// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: ping-pong of consumers
 /// wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on few rows: they halve the
 /// work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where
-/// the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for all ways out. Clusters that share B win
+/// the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for all stores. Clusters that share B win
 /// there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four lose (79 µs).
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Shared::B, HALVES | WORDS, 0),
@@ -376,11 +376,11 @@ impl Algorithm for Wgmma {
             (parts.arguments(scratch), parts.launch(adds, scratch, chunk.index(), arguments, [view.m, view.n]))
         });
         let (parts, adding) = parts.unzip();
-        let way = adding.is_none().then(|| {
+        let store = adding.is_none().then(|| {
             let leading_bytes = d.leading_dimension().unwrap_or(1) * d.dtype.bytes() as u64;
-            WayArgs {
+            StoreArgs {
                 epilogue: spec.epilogue.arguments(&view.problem, &chunk, 0, 0),
-                place: spec.way().place(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)),
+                place: spec.store().place(slot(d), [view.m, view.n, view.batch], leading_bytes, chunk.strides_bytes(d)),
                 sums: None,
             }
         });
@@ -403,7 +403,7 @@ impl Algorithm for Wgmma {
             batch: chunk.index(),
             a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
             b_factors: FactorsArgs::of(view.problem.scale_b.as_ref(), &chunk),
-            way,
+            store,
             join,
             parts,
         };

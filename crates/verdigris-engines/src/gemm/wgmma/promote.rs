@@ -12,7 +12,7 @@ use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::factors::Factors;
 use crate::parts::batch::Indices;
-use crate::parts::way_out::Sum;
+use crate::parts::store::Sum;
 
 /// How many factors an operand has in a tile and a step of depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

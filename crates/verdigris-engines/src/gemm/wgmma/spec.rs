@@ -18,8 +18,8 @@ use crate::parts::add_parts::PartTile;
 use crate::parts::cluster_join::ClusterJoinSpec;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::formats::{map_type, matrix_type};
-pub(super) use crate::parts::way_out::Out;
-use crate::parts::way_out::WaySpec;
+pub(super) use crate::parts::store::Out;
+use crate::parts::store::StoreSpec;
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
@@ -219,17 +219,17 @@ impl Spec {
 
     /// Shared memory, with room for barriers.
     pub(super) fn shared_bytes(&self) -> u32 {
-        let way = if self.split == Split::Reduced { 0 } else { self.way().shared_bytes() };
+        let store = if self.split == Split::Reduced { 0 } else { self.store().shared_bytes() };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
-            + way
+            + store
             + self.cluster_join().map_or(0, |join| join.shared_bytes())
             + 16 * self.stages
             + 64
     }
 
-    /// The way of results to D.
-    pub(super) fn way(&self) -> WaySpec {
-        WaySpec {
+    /// The epilogue store of results to D.
+    pub(super) fn store(&self) -> StoreSpec {
+        StoreSpec {
             out: self.out,
             transposed: self.swap_ab,
             tile_columns: self.tile_n / self.cluster_split,

@@ -7,7 +7,7 @@ use verdigris_tensor::DType;
 
 use super::promote::{self, StepFactors};
 use crate::parts::compute;
-use crate::parts::way_out::Sum;
+use crate::parts::store::Sum;
 
 /// How sums are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

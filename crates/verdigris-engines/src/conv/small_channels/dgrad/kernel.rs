@@ -123,11 +123,11 @@ struct Windows<'k> {
     dy: Pointer<'k>,
     strides: [Val<'k, u64>; 4],
     channels: Val<'k, u32>,
-    way: Way<'k>,
+    path: LoadPath<'k>,
 }
 
 #[derive(Clone, Copy)]
-enum Way<'k> {
+enum LoadPath<'k> {
     /// By asynchronous copies of so many bytes.
     Copies(Val<'k, u32>),
     /// Element by element: bytes from one channel to the next.
@@ -155,7 +155,7 @@ impl<'k> Windows<'k> {
             dy: k.input("dy", if spec.copies { element_bytes.max(4) } else { element_bytes }),
             strides: ["dy_image_bytes", "dy_depth_bytes", "dy_row_bytes", "dy_column_bytes"].map(|name| k.scalar(name)),
             channels: word("channels"),
-            way: if spec.copies { Way::Copies(word("dy_copy_bytes")) } else { Way::Elements(k.scalar("dy_channel_bytes")) },
+            path: if spec.copies { LoadPath::Copies(word("dy_copy_bytes")) } else { LoadPath::Elements(k.scalar("dy_channel_bytes")) },
         }
     }
 
@@ -197,8 +197,8 @@ impl<'k> Windows<'k> {
             (address, is_inside)
         };
         let place = |pixel: Val<'k, u32>, chunk: Val<'k, u32>| to + pixel * PIXEL_BYTES + ((chunk ^ (pixel & 7u32)) << 4);
-        match self.way {
-            Way::Copies(bytes) => {
+        match self.path {
+            LoadPath::Copies(bytes) => {
                 let first_byte = channel_slab * PIXEL_BYTES;
                 let end = self.channels * self.element_bytes - first_byte;
                 let (pixel, lane) = (k.thread() >> LANES.ilog2(), k.thread() & (LANES - 1));
@@ -216,7 +216,7 @@ impl<'k> Windows<'k> {
                     });
                 });
             }
-            Way::Elements(channel_bytes) => {
+            LoadPath::Elements(channel_bytes) => {
                 // A thread has a pixel, so that neighbours in a row are neighbours in a warp.
                 let per_chunk = 16 / self.element_bytes;
                 let first_channel = channel_slab * (PIXEL_BYTES / self.element_bytes);

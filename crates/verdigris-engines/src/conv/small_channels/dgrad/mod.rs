@@ -112,13 +112,13 @@ impl Setting {
         let product = steps * (4.0 * (8.0 + columns / 4.0)).max(columns / 8.0 * 8.0 * 2.0);
         let [rows, across] = self.window();
         let bring = self.slabs(p) as f64 * (rows * across) as f64 * 10.0;
-        let way_out = f64::from(BOX_BLOCKS) * columns / 8.0;
+        let store = f64::from(BOX_BLOCKS) * columns / 8.0;
         let ctas = f64::from(self.tile.ctas());
         let sms = f64::from(arch.sm_count);
         let boxes = (self.boxes(p) * column_tiles) as f64;
         let waves = (boxes / sms).max(1.0 / ctas).ceil();
         let overlap = if self.tile.large { 1.0 } else { 0.6 };
-        let work_us = waves * (product + overlap * (bring + way_out)) / 1.7e3;
+        let work_us = waves * (product + overlap * (bring + store)) / 1.7e3;
         let memory_us = p.traffic_bytes() / (0.7 * arch.memory_gb_per_s * 1e3);
         // What the record of 2026-11-22 on an H200 says of work by this count (`bench/record/h200`): 1.3 to 2.3 of it.
         (1.6 * work_us).max(memory_us) + 8.0

@@ -335,10 +335,10 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
                     for half in 0..2 {
                         let ([n, d, h, w], inside) = source.place(&pixels, pixel(block, half));
                         k.when(inside, || {
-                            let way = Way { k, epilogue: &epilogue, pixel: [n, d, h, w], channel, channels };
+                            let pixel_store = PixelStore { k, epilogue: &epilogue, pixel: [n, d, h, w], channel, channels };
                             let pairs: Vec<[Var<'k, f32>; 2]> =
                                 line.iter().map(|sums| [0, 1].map(|odd| sums[2 * half as usize + odd])).collect();
-                            if by_eights { way.store_eights(spec, &pairs) } else { way.store(&pairs) }
+                            if by_eights { pixel_store.store_eights(spec, &pairs) } else { pixel_store.store(&pairs) }
                         });
                     }
                 }
@@ -351,7 +351,7 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
 }
 
 /// Where the sums of a pixel go.
-struct Way<'e, 'k> {
+struct PixelStore<'e, 'k> {
     k: Kernel<'k>,
     epilogue: &'e Epilogue<'k, f32>,
     pixel: [Val<'k, u32>; 4],
@@ -360,7 +360,7 @@ struct Way<'e, 'k> {
     channels: Val<'k, u32>,
 }
 
-impl<'k> Way<'_, 'k> {
+impl<'k> PixelStore<'_, 'k> {
     /// Stores a pixel's sums one by one: pairs of neighbours, four for each eight.
     fn store(&self, sums: &[[Var<'k, f32>; 2]]) {
         let place = self.epilogue.at_pixel(self.pixel, self.channel);

@@ -174,11 +174,11 @@ fn estimate(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch)
     let lines = slabs * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
     // Element by element it takes several times as long.
     let lines = if patch.lines.copy_bytes > 0 { lines } else { 12.0 * lines };
-    let way_out = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;
+    let store = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;
     let waves = (boxes / sms).max(1.0 / f64::from(tile.ctas())).ceil();
     // 1.7 cycles in a nanosecond; one CTA alone does not overlap what surrounds its products.
     let overlap = if tile.ctas() > 1 { 0.6 } else { 1.0 };
-    let work_us = waves * (product + (lines + way_out) * overlap) / 1.7e3;
+    let work_us = waves * (product + (lines + store) * overlap) / 1.7e3;
     let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
     work_us.max(memory_us) + 8.0
 }

@@ -106,11 +106,11 @@ struct Gradient<'k> {
     strides: [Val<'k, u64>; 4],
     channels: Val<'k, u32>,
     first_channel: Val<'k, u32>,
-    way: Way<'k>,
+    path: LoadPath<'k>,
 }
 
 #[derive(Clone, Copy)]
-enum Way<'k> {
+enum LoadPath<'k> {
     /// By asynchronous copies of so many bytes.
     Copies(Val<'k, u32>),
     /// Element by element: bytes from one channel to the next.
@@ -147,7 +147,7 @@ impl<'k> Gradient<'k> {
             strides: ["dy_image_bytes", "dy_depth_bytes", "dy_row_bytes", "dy_column_bytes"].map(|name| k.scalar(name)),
             channels: k.scalar("channels"),
             first_channel: k.special(Special::CtaZ) * CHANNELS,
-            way: if spec.copies { Way::Copies(k.scalar("dy_copy_bytes")) } else { Way::Elements(k.scalar("dy_channel_bytes")) },
+            path: if spec.copies { LoadPath::Copies(k.scalar("dy_copy_bytes")) } else { LoadPath::Elements(k.scalar("dy_channel_bytes")) },
         }
     }
 
@@ -162,8 +162,8 @@ impl<'k> Gradient<'k> {
         let k = self.k;
         let pitch = pitch_bytes(self.element_bytes);
         let row_bytes = CHANNELS * self.element_bytes;
-        match self.way {
-            Way::Copies(bytes) => {
+        match self.path {
+            LoadPath::Copies(bytes) => {
                 let first_byte = self.first_channel * self.element_bytes;
                 let end = self.channels * self.element_bytes - first_byte;
                 let (pixel, lane) = (k.thread() >> LANES.ilog2(), k.thread() & (LANES - 1));
@@ -182,7 +182,7 @@ impl<'k> Gradient<'k> {
                     });
                 });
             }
-            Way::Elements(channel_bytes) => {
+            LoadPath::Elements(channel_bytes) => {
                 // A thread has a pixel, so that neighbours in a row are neighbours in a warp.
                 let threads_of_pixel = THREADS / box_pixels(self.element_bytes);
                 let pixel = k.thread() & (box_pixels(self.element_bytes) - 1);

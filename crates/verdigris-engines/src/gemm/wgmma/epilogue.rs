@@ -1,4 +1,4 @@
-//! What follows a tile's main loop: the parts of a depth that was split come together, and results leave.
+//! The epilogue of a tile: the parts of a split depth are reduced, and results are stored.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::fragment::Fragment;
@@ -10,22 +10,22 @@ use crate::parts::add_parts::{Parts, PartsValues};
 use crate::parts::batch::BatchIndex;
 use crate::parts::cluster_join::ClusterJoin;
 use crate::parts::join::{Join, JoinValues, Part};
-use crate::parts::way_out::{Sum, Tile, Way, WayValues};
+use crate::parts::store::{Store, StoreValues, Sum, Tile};
 
 /// The parameters and the shared memory of what follows.
-pub(super) struct Ending<'k> {
+pub(super) struct TileEpilogue<'k> {
     kernel: Kernel<'k>,
     consumers: u32,
     /// CTAs that take neighbouring tiles.
     cluster: u32,
     batch: BatchIndex<'k>,
     /// How results leave; they do not where parts are added up by a launch of their own.
-    way: Option<Way<'k>>,
-    joining: Joining<'k>,
+    store: Option<Store<'k>>,
+    reduction: SplitReduction<'k>,
 }
 
-/// How the parts of a tile come together.
-enum Joining<'k> {
+/// How the parts of a tile are reduced.
+enum SplitReduction<'k> {
     No,
     Scratch(Join<'k>),
     Cluster { join: ClusterJoin<'k>, blocks: u32, columns: u32 },
@@ -39,29 +39,29 @@ pub(super) struct Kept<'k, T> {
     turn: Var<'k, u32>,
 }
 
-impl<'k> Ending<'k> {
+impl<'k> TileEpilogue<'k> {
     /// Declares the shared memory.
     pub(super) fn new(
         k: Kernel<'k>,
         spec: &Spec,
         batch: BatchIndex<'k>,
-        way: Option<WayValues<'k>>,
+        store: Option<StoreValues<'k>>,
         join: Option<JoinValues<'k>>,
         parts: Option<PartsValues<'k>>,
     ) -> Self {
-        let way = way.map(|way| Way::new(k, way, spec.way()));
-        let joining = match (spec.cluster_join(), join, parts) {
-            (Some(join), ..) => Joining::Cluster { join: join.declare(k), blocks: spec.blocks(), columns: join.slice_columns() },
-            (None, Some(join), _) => Joining::Scratch(Join::new(k, join, spec.consumers, FIRST_BARRIER)),
-            (None, None, Some(parts)) => Joining::Later(Parts::new(k, parts, spec.part_tile())),
-            (None, None, None) => Joining::No,
+        let store = store.map(|store| Store::new(k, store, spec.store()));
+        let reduction = match (spec.cluster_join(), join, parts) {
+            (Some(join), ..) => SplitReduction::Cluster { join: join.declare(k), blocks: spec.blocks(), columns: join.slice_columns() },
+            (None, Some(join), _) => SplitReduction::Scratch(Join::new(k, join, spec.consumers, FIRST_BARRIER)),
+            (None, None, Some(parts)) => SplitReduction::Later(Parts::new(k, parts, spec.part_tile())),
+            (None, None, None) => SplitReduction::No,
         };
-        Ending { kernel: k, consumers: spec.consumers, cluster: spec.cluster, batch, way, joining }
+        TileEpilogue { kernel: k, consumers: spec.consumers, cluster: spec.cluster, batch, store, reduction }
     }
 
     /// Initializes barriers: by one thread, before they are published.
     pub(super) fn init(&self) {
-        if let Joining::Cluster { join, .. } = &self.joining {
+        if let SplitReduction::Cluster { join, .. } = &self.reduction {
             join.init();
         }
     }
@@ -69,8 +69,8 @@ impl<'k> Ending<'k> {
     /// What a warpgroup needs before its first tile.
     pub(super) fn begin<T: Sum>(&self) -> Kept<'k, T> {
         let k = self.kernel;
-        let joined = match self.joining {
-            Joining::Cluster { blocks, columns, .. } => (0..blocks).map(|_| Fragment::unset(k, columns)).collect(),
+        let joined = match self.reduction {
+            SplitReduction::Cluster { blocks, columns, .. } => (0..blocks).map(|_| Fragment::unset(k, columns)).collect(),
             _ => Vec::new(),
         };
         Kept { joined, turn: k.var_named("turn", 0u32) }
@@ -82,24 +82,24 @@ impl<'k> Ending<'k> {
         let Place { tile: [tile_row, tile_column], first: [row, column], rank, peer, by: Consumer { warpgroup, thread, .. } } = place;
         let tile = || Tile { row, column, batch: work.batch, indices: self.batch.split(work.batch), warpgroup, thread };
         let write = |sums: &[Fragment<'k, T>], tile: &Tile<'k>| {
-            if let Some(way) = &self.way {
-                way.write(sums, tile);
+            if let Some(store) = &self.store {
+                store.write(sums, tile);
             }
         };
-        match &self.joining {
-            Joining::No => write(results, &tile()),
-            Joining::Scratch(join) => {
+        match &self.reduction {
+            SplitReduction::No => write(results, &tile()),
+            SplitReduction::Scratch(join) => {
                 let tile = tile();
                 let owner = (work.tile * self.cluster + peer) * self.consumers + warpgroup;
                 let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                 k.when(last, || write(results, &tile));
             }
-            Joining::Cluster { join, columns, .. } => {
+            SplitReduction::Cluster { join, columns, .. } => {
                 let tile = tile();
                 join.sum(results, &kept.joined, kept.turn, k.thread() - WARPGROUP);
                 write(&kept.joined, &Tile { column: column + rank * *columns, ..tile });
             }
-            Joining::Later(parts) => {
+            SplitReduction::Later(parts) => {
                 let sums = results.iter().flat_map(|sum| sum.registers()).copied();
                 parts.keep(sums, [tile_row, tile_column, work.batch, work.part], warpgroup, thread);
             }
@@ -108,15 +108,15 @@ impl<'k> Ending<'k> {
 
     /// D's extents, where results leave.
     pub(super) fn extents(&self) -> Option<[Val<'k, u32>; 2]> {
-        self.way.as_ref().map(Way::extents)
+        self.store.as_ref().map(Store::extents)
     }
 
     /// Before the kernel ends.
     pub(super) fn finish<T>(&self, kept: &Kept<'k, T>, thread: Val<'k, u32>) {
-        if let Some(way) = &self.way {
-            way.finish(thread);
+        if let Some(store) = &self.store {
+            store.finish(thread);
         }
-        if let Joining::Cluster { join, .. } = &self.joining {
+        if let SplitReduction::Cluster { join, .. } = &self.reduction {
             // A peer may still tell this CTA that it has taken its slice.
             join.drain(kept.turn);
         }

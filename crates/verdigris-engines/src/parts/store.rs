@@ -1,8 +1,8 @@
-//! The way of a warpgroup's results to global memory: the epilogue, then shared memory and from there by TMA or line by line, or
+//! The epilogue store: a warpgroup's results to global memory, through the epilogue, then shared memory and from there by TMA or line by line, or
 //! elements straight from registers.
 //!
-//! A [`WaySpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Way::write`] with accumulators
-//! of 64 rows each, one below the other; before the kernel ends, [`Way::finish`]. D is any matrix with a row stride, a column stride and batch
+//! A [`StoreSpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Store::write`] with accumulators
+//! of 64 rows each, one below the other; before the kernel ends, [`Store::finish`]. D is any matrix with a row stride, a column stride and batch
 //! strides: of a product, or of a convolution whose pixels are rows.
 
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,7 @@ impl Sum for i32 {
     }
 }
 
-/// The way of a result to global memory.
+/// How a result reaches global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Out {
     /// Through shared memory and TMA: rows of D 16-byte aligned.
@@ -72,9 +72,9 @@ pub(crate) enum Out {
     Direct,
 }
 
-/// The part of a way out that shapes code.
+/// The part of an epilogue store that shapes code.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct WaySpec {
+pub(crate) struct StoreSpec {
     /// How results leave.
     pub(crate) out: Out,
     /// D's rows are contiguous along the rows of the tile: it is written transposed.
@@ -100,7 +100,7 @@ pub(crate) fn is_mappable(d: &Matrix, line_elements: u64) -> bool {
     d.order() != Order::Strided && whole(line_elements) && strides.into_iter().all(whole)
 }
 
-impl WaySpec {
+impl StoreSpec {
     fn d(&self) -> DType {
         self.epilogue.d.dtype
     }
@@ -192,9 +192,9 @@ impl WaySpec {
 }
 
 verdigris_kir::parameters! {
-    /// The parameters of a [`Way`].
+    /// The parameters of a [`Store`].
     #[derive(Debug)]
-    pub(crate) struct WayValues / #[derive(Clone, Debug)] WayArgs of WaySpec as spec {
+    pub(crate) struct StoreValues / #[derive(Clone, Debug)] StoreArgs of StoreSpec as spec {
         pub(crate) epilogue: EpilogueArgs = spec.epilogue.over_matrices(),
         pub(crate) place: PlaceArgs = spec.clone(),
         pub(crate) sums: Option<ColumnSumsArgs> = spec.has_sums.then_some(()),
@@ -204,7 +204,7 @@ verdigris_kir::parameters! {
 verdigris_kir::parameters! {
     /// D's extents, and where it is.
     #[derive(Debug)]
-    pub(crate) struct PlaceValues / #[derive(Clone, Debug)] PlaceArgs of WaySpec as spec {
+    pub(crate) struct PlaceValues / #[derive(Clone, Debug)] PlaceArgs of StoreSpec as spec {
         rows: u32,
         columns: u32,
         lines: Option<LinesArgs> = spec.line_alignment_bytes(),
@@ -224,7 +224,7 @@ verdigris_kir::parameters! {
 
 /// Parameters and shared memory of an [`Out`].
 #[derive(Debug)]
-enum Exit<'k> {
+enum StorePath<'k> {
     Elements,
     Rows { lines: Lines<'k>, staging: RowStaging<'k> },
     Scattered { lines: Lines<'k>, staging: Staging<'k> },
@@ -258,21 +258,21 @@ pub(crate) struct Tile<'k> {
     pub(crate) thread: Val<'k, u32>,
 }
 
-/// The way of results to D: the epilogue, then shared memory and TMA, or elements straight from registers.
+/// The epilogue store of results to D: the epilogue, then shared memory and TMA, or elements straight from registers.
 #[derive(Debug)]
-pub(crate) struct Way<'k> {
+pub(crate) struct Store<'k> {
     kernel: Kernel<'k>,
-    spec: WaySpec,
+    spec: StoreSpec,
     epilogue: Epilogue<'k, f32>,
     rows: Val<'k, u32>,
     columns: Val<'k, u32>,
-    exit: Exit<'k>,
+    path: StorePath<'k>,
     sums: Option<ColumnSums<'k>>,
 }
 
 /// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
 struct Block<'w, 'k> {
-    way: &'w Way<'k>,
+    store: &'w Store<'k>,
     /// The epilogue at this thread's first element of each row half.
     places: [Place<'w, 'k, f32>; 2],
     /// Whether each row half lies in D.
@@ -288,20 +288,20 @@ enum Slab<'s, 'k> {
     Tma(&'s Staging<'k>),
 }
 
-impl<'k> Way<'k> {
+impl<'k> Store<'k> {
     /// Of parameters that a group declares; declares the shared memory.
-    pub(crate) fn new(k: Kernel<'k>, values: WayValues<'k>, spec: WaySpec) -> Way<'k> {
-        let WayValues { epilogue, place: PlaceValues { rows, columns, lines, d }, sums } = values;
+    pub(crate) fn new(k: Kernel<'k>, values: StoreValues<'k>, spec: StoreSpec) -> Store<'k> {
+        let StoreValues { epilogue, place: PlaceValues { rows, columns, lines, d }, sums } = values;
         let slabs = || Staging::with_rows(k, spec.warpgroups, spec.slabs(), spec.barrier, spec.slab_row_bytes());
-        let exit = match (d, lines) {
-            (Some(map), _) => Exit::Tma { map, staging: slabs() },
-            (None, Some(lines)) if spec.out == Out::Scattered => Exit::Scattered { lines, staging: slabs() },
-            (None, Some(lines)) => Exit::Rows { lines, staging: RowStaging::new(k, spec.row_slab(), spec.warpgroups, spec.barrier) },
-            (None, None) => Exit::Elements,
+        let path = match (d, lines) {
+            (Some(map), _) => StorePath::Tma { map, staging: slabs() },
+            (None, Some(lines)) if spec.out == Out::Scattered => StorePath::Scattered { lines, staging: slabs() },
+            (None, Some(lines)) => StorePath::Rows { lines, staging: RowStaging::new(k, spec.row_slab(), spec.warpgroups, spec.barrier) },
+            (None, None) => StorePath::Elements,
         };
         let of_sums = SumsSpec { stored: spec.d(), tile_columns: spec.tile_columns, row_bytes: spec.slab_row_bytes() };
         let sums = sums.map(|sums| ColumnSums::new(k, sums, of_sums));
-        Way { kernel: k, spec, epilogue, rows, columns, exit, sums }
+        Store { kernel: k, spec, epilogue, rows, columns, path, sums }
     }
 
     /// Writes accumulators of 64 rows each, one below the other, the first one beginning at the tile's place. All threads of the warpgroup
@@ -313,7 +313,7 @@ impl<'k> Way<'k> {
     /// The same with rows out of order, for [`Out::Scattered`] and [`Out::Direct`].
     pub(crate) fn write_placed<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>, place: PlaceRow<'_, 'k>) {
         let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
-        if let Exit::Scattered { .. } = &self.exit {
+        if let StorePath::Scattered { .. } = &self.path {
             // Someone may still be reading the slabs of the tile before.
             self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
         }
@@ -325,14 +325,14 @@ impl<'k> Way<'k> {
             let column = tile.column + Fragment::<T>::column(thread);
             let (upper, lower) = (place(row), place(row + 8));
             let block = Block {
-                way: self,
+                store: self,
                 places: [matrix.at(upper.0, column), matrix.at(lower.0, column)],
                 rows_inside: [upper.1, lower.1],
                 column,
             };
-            match &self.exit {
-                Exit::Elements => block.write_direct(sum),
-                Exit::Scattered { lines, staging } => {
+            match &self.path {
+                StorePath::Elements => block.write_direct(sum),
+                StorePath::Scattered { lines, staging } => {
                     let pieces = lines.pieces(spec, staging, tile, first_row, place);
                     let per_slab = staging.row_bytes() / spec.d().bytes() as u32;
                     let slabs = spec.tile_columns.div_ceil(per_slab);
@@ -347,7 +347,7 @@ impl<'k> Way<'k> {
                         pieces.iter().for_each(|piece| piece.store(self, staging, slab, first));
                     }
                 }
-                Exit::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
+                StorePath::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
                     let RowSlab { lines, line_bytes, element_bytes, transposed } = staging.shape();
                     let slab = staging.address(warpgroup);
                     let per_slab = if transposed { lines } else { line_bytes / element_bytes };
@@ -367,7 +367,7 @@ impl<'k> Way<'k> {
                         staging.store(slab, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
                     }
                 }
-                Exit::Tma { map, staging } => {
+                StorePath::Tma { map, staging } => {
                     // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
                     let per_slab = if spec.transposed { spec.transposed_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
                     let slabs = spec.tile_columns.div_ceil(per_slab);
@@ -390,7 +390,7 @@ impl<'k> Way<'k> {
                 }
             }
         }
-        if let (Some(totals), Exit::Tma { staging, .. }) = (&totals, &self.exit) {
+        if let (Some(totals), StorePath::Tma { staging, .. }) = (&totals, &self.path) {
             self.store_sums(totals, staging, tile, sums.len() as u32);
         }
     }
@@ -412,7 +412,7 @@ impl<'k> Way<'k> {
     /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the first
     /// [`CLEARED_ROWS`] says of a row where it belongs, as [`PlaceRow`] does, for that takes longer to find than a row to write.
     pub(crate) fn clear_rows(&self, column: Val<'k, u32>, indices: Indices<'k>, (row, inside): (Val<'k, u32>, Val<'k, bool>)) {
-        let Exit::Scattered { lines, .. } = &self.exit else { unreachable!("rows are cleared where each has a place of its own") };
+        let StorePath::Scattered { lines, .. } = &self.path else { unreachable!("rows are cleared where each has a place of its own") };
         let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);
         let row = k.select(inside, row, NOWHERE);
         let pieces = self.spec.tile_columns * bytes / PIECE_BYTES;
@@ -441,7 +441,7 @@ impl<'k> Way<'k> {
 
     /// Waits until everything that the warpgroup wrote has left shared memory; before the kernel ends.
     pub(crate) fn finish(&self, thread: Val<'k, u32>) {
-        if let Exit::Tma { staging, .. } = &self.exit {
+        if let StorePath::Tma { staging, .. } = &self.path {
             staging.finish(thread);
         }
     }
@@ -462,7 +462,7 @@ struct Piece<'k> {
 impl<'k> Lines<'k> {
     fn pieces(
         &self,
-        spec: &WaySpec,
+        spec: &StoreSpec,
         staging: &Staging<'k>,
         tile: &Tile<'k>,
         first_row: Val<'k, u32>,
@@ -486,17 +486,17 @@ impl<'k> Lines<'k> {
 
 impl<'k> Piece<'k> {
     /// Stores the piece of the slab that begins at column `first` of the tile.
-    fn store(&self, way: &Way<'k>, staging: &Staging<'k>, slab: Val<'k, u32>, first: u32) {
-        let k = way.kernel;
-        let mut inside = self.inside & (self.column + first).lt(way.columns);
+    fn store(&self, store: &Store<'k>, staging: &Staging<'k>, slab: Val<'k, u32>, first: u32) {
+        let k = store.kernel;
+        let mut inside = self.inside & (self.column + first).lt(store.columns);
         // A tile may end inside of its last slab.
-        let left = way.spec.tile_columns - first;
-        if left * (way.spec.d().bytes() as u32) < staging.row_bytes() {
-            inside = inside & self.chunk.lt(left * way.spec.d().bytes() as u32 / PIECE_BYTES);
+        let left = store.spec.tile_columns - first;
+        if left * (store.spec.d().bytes() as u32) < staging.row_bytes() {
+            inside = inside & self.chunk.lt(left * store.spec.d().bytes() as u32 / PIECE_BYTES);
         }
         k.when(inside, || {
             let words = staging.read_chunk(slab, self.row, self.chunk);
-            k.st_global_vector(self.address, i64::from(first) * way.spec.d().bytes() as i64, &words, Cache::Default);
+            k.st_global_vector(self.address, i64::from(first) * store.spec.d().bytes() as i64, &words, Cache::Default);
         });
     }
 }
@@ -504,15 +504,15 @@ impl<'k> Piece<'k> {
 impl<'k> Block<'_, 'k> {
     /// Two neighbouring results: the epilogue applied to the elements of a fragment's column block and row half.
     fn pair<T: Sum>(&self, sum: &Fragment<'k, T>, block: u32, half: u32) -> [Val<'k, f32>; 2] {
-        let (k, place) = (self.way.kernel, &self.places[half as usize]);
+        let (k, place) = (self.store.kernel, &self.places[half as usize]);
         let raw = [0, 1].map(|odd| T::to_f32(sum.element(block, half, odd).get()));
-        if !self.way.spec.epilogue.reads_memory() {
+        if !self.store.spec.epilogue.reads_memory() {
             return [0, 1].map(|odd| place.apply(raw[odd as usize], 8 * block + odd));
         }
         // Operands exist only inside of D; what stands outside is clipped by TMA.
         let results = raw.map(|value| k.var(value));
-        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.way.columns);
-        if self.way.spec.epilogue.pairs {
+        let inside = |odd: u32| self.rows_inside[half as usize] & (self.column + (8 * block + odd)).lt(self.store.columns);
+        if self.store.spec.epilogue.pairs {
             k.when(inside(1), || {
                 let values = place.apply_pair(raw, 8 * block);
                 results.iter().zip(values).for_each(|(result, value)| result.set(value));
@@ -536,9 +536,9 @@ impl<'k> Block<'_, 'k> {
         block: u32,
         pair: u32,
     ) {
-        let k = self.way.kernel;
+        let k = self.store.kernel;
         const ORDER: [(u32, u32); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];
-        match half_format(self.way.spec.d()) {
+        match half_format(self.store.spec.d()) {
             Some(format) => {
                 let packed = ORDER.map(|(b, half)| {
                     let [low, high] = self.pair(sum, block + b, half);
@@ -546,13 +546,13 @@ impl<'k> Block<'_, 'k> {
                 });
                 match to {
                     Slab::Rows(staging) => staging.write_halves(slab, thread, pair, &packed),
-                    Slab::Tma(staging) if self.way.spec.transposed => staging.write_halves_transposed(slab, thread, pair, &packed),
+                    Slab::Tma(staging) if self.store.spec.transposed => staging.write_halves_transposed(slab, thread, pair, &packed),
                     Slab::Tma(staging) => staging.write_halves(slab, thread, pair, &packed),
                 }
             }
             None => {
                 for (b, half) in ORDER {
-                    let words = match (self.way.spec.epilogue.exact, self.way.spec.d()) {
+                    let words = match (self.store.spec.epilogue.exact, self.store.spec.d()) {
                         (true, _) => [0, 1].map(|odd| sum.element(block + b, half, odd).get().bitcast::<u32>()),
                         (false, DType::I32) => self.pair(sum, block + b, half).map(|v| v.convert::<i32>(CvtRound::IntNearest).unsigned()),
                         (false, _) => self.pair(sum, block + b, half).map(|value| value.bitcast::<u32>()),
@@ -570,22 +570,22 @@ impl<'k> Block<'_, 'k> {
 
     /// Stores each element that lies in D.
     fn write_direct<T: Sum>(&self, sum: &Fragment<'k, T>) {
-        let k = self.way.kernel;
+        let k = self.store.kernel;
         for half in 0..2 {
             let place = &self.places[half as usize];
             k.when(self.rows_inside[half as usize], || {
-                for block in 0..self.way.spec.tile_columns / 8 {
+                for block in 0..self.store.spec.tile_columns / 8 {
                     let value = |odd: u32| T::to_f32(sum.element(block, half, odd).get());
-                    if self.way.spec.epilogue.pairs {
-                        k.when((self.column + (8 * block + 1)).lt(self.way.columns), || {
+                    if self.store.spec.epilogue.pairs {
+                        k.when((self.column + (8 * block + 1)).lt(self.store.columns), || {
                             place.store_pair(place.apply_pair([value(0), value(1)], 8 * block), 8 * block);
                         });
                         continue;
                     }
                     for odd in 0..2 {
                         let right = 8 * block + odd;
-                        k.when((self.column + right).lt(self.way.columns), || {
-                            if self.way.spec.epilogue.exact {
+                        k.when((self.column + right).lt(self.store.columns), || {
+                            if self.store.spec.epilogue.exact {
                                 place.store_exact(sum.element(block, half, odd).get().bitcast(), right);
                             } else {
                                 place.store(place.apply(value(odd), right), right);
