@@ -26,10 +26,10 @@
 //! turns into NaN, and of the gradients beyond y, so that an infinity near the edge of x may reach all taps of its channel in a wgrad.
 
 mod filter;
-mod join;
 mod pixels;
 mod place;
 mod spec;
+mod split_k;
 mod tile;
 mod view;
 
@@ -147,7 +147,7 @@ impl Algorithm for Depthwise {
                     }
                 }
             }
-            kernels.push(join::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
+            kernels.push(split_k::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
         }
         if Target::Sm80 <= target { kernels } else { Vec::new() }
     }
@@ -399,9 +399,9 @@ impl Cut {
         };
         self.launch(waves, args.bound(spec), program);
 
-        let blocks = view.channels().div_ceil(u64::from(join::CHANNELS));
+        let blocks = view.channels().div_ceil(u64::from(split_k::CHANNELS));
         let epilogue = self.epilogue();
-        let args = join::JoinArguments {
+        let args = split_k::SplitKReductionArguments {
             parts,
             count: self.parts(waves) as u32,
             part_bytes: self.part_bytes(),
@@ -416,6 +416,6 @@ impl Cut {
         };
         let taps = self.slabs() * u64::from(spec.taps());
         let args = args.bound(&epilogue);
-        program.launch(Launch::new(join::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
+        program.launch(Launch::new(split_k::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
     }
 }

@@ -22,8 +22,8 @@
 //! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
 
 pub(super) mod geometry;
-mod join;
 pub(super) mod kernel;
+mod split_k;
 pub(crate) mod statistics;
 
 use serde::{Deserialize, Serialize};
@@ -200,8 +200,8 @@ impl Algorithm for Direct {
                         kernels.push((spec.name(), spec.target(), spec.kernel()));
                     }
                     if kind == Kind::Filter {
-                        let join = join::Spec { arithmetic, order, epilogue: epilogue.clone() };
-                        kernels.push((join.name(), join.target(), join.kernel()));
+                        let split_k = split_k::Spec { arithmetic, order, epilogue: epilogue.clone() };
+                        kernels.push((split_k.name(), split_k.target(), split_k.kernel()));
                     }
                 }
             }
@@ -343,7 +343,7 @@ struct Spec {
     arithmetic: Arithmetic,
     tile: Tile,
     order: Order,
-    /// Sums go to workspace, to be joined.
+    /// Sums go to workspace, for the split-K reduction.
     split: bool,
     prologue: PrologueSpec,
     epilogue: EpilogueSpec,
@@ -546,8 +546,8 @@ impl Direct {
             first_part += count;
         }
         if let Some(parts) = parts {
-            let join = join::Spec { arithmetic: spec.arithmetic, order: spec.order, epilogue: spec.epilogue.clone() };
-            join::steps(p, &join, parts, [part_bytes, group_bytes], all_parts, program);
+            let split_k = split_k::Spec { arithmetic: spec.arithmetic, order: spec.order, epilogue: spec.epilogue.clone() };
+            split_k::steps(p, &split_k, parts, [part_bytes, group_bytes], all_parts, program);
         }
     }
 }

@@ -15,9 +15,9 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
+use super::cluster_split_k::{ClusterSplitK, ClusterSplitKArgs, ClusterSplitKSpec, Taps};
 use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, Stride, StrideValues, position};
-use super::joined::{JoinSpec, Joined, JoinedArgs, Taps};
-use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
+use crate::parts::split_k_reduction::{PartTile, Parts, PartsArgs};
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
@@ -47,7 +47,7 @@ pub(super) struct Spec {
     pub(super) units: u32,
     pub(super) stages: u32,
     /// The CTAs that share a tile's pixels add up their sums; otherwise these go to scratch, for a launch of its own.
-    pub(super) join: Option<JoinSpec>,
+    pub(super) cluster_split_k: Option<ClusterSplitKSpec>,
 }
 
 impl fmt::Display for Spec {
@@ -56,8 +56,8 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { dtype, channels, taps, stages, .. } = self;
         write!(f, "conv_halo_filter_{dtype}_{ROWS}x{channels}_t{taps}x{}_s{stages}", self.units_of_cta())?;
-        match &self.join {
-            Some(join) => write!(f, "_x{}_{}", join.ctas, join.epilogue.name()),
+        match &self.cluster_split_k {
+            Some(cluster_split_k) => write!(f, "_x{}_{}", cluster_split_k.ctas, cluster_split_k.epilogue.name()),
             None => Ok(()),
         }
     }
@@ -115,7 +115,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let threads = WARPGROUP * (1 + CONSUMERS);
-        let cluster = self.join.as_ref().map_or(1, |join| join.ctas);
+        let cluster = self.cluster_split_k.as_ref().map_or(1, |cluster_split_k| cluster_split_k.ctas);
         let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster };
         build(header, |k| sum_products(k, self))
     }
@@ -174,8 +174,8 @@ verdigris_kir::parameters! {
     /// All parameters of the kernel.
     pub(super) struct HaloWgrad / HaloWgradArgs of Spec as spec {
         pub(super) task: TaskArgs = *spec,
-        pub(super) parts: Option<PartsArgs> = spec.join.is_none().then_some(()),
-        pub(super) joined: Option<JoinedArgs> = spec.join.clone(),
+        pub(super) parts: Option<PartsArgs> = spec.cluster_split_k.is_none().then_some(()),
+        pub(super) cluster_split_k: Option<ClusterSplitKArgs> = spec.cluster_split_k.clone(),
     }
 }
 
@@ -194,11 +194,16 @@ impl<'k> Steps<'k> {
 
 fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (dy, x) = (spec.dy(), spec.x());
-    let HaloWgrad { task, parts, joined } = HaloWgrad::declare(k, spec);
+    let HaloWgrad { task, parts, cluster_split_k } = HaloWgrad::declare(k, spec);
     let Task { dy: dy_map, x: x_map, ctas_of_part, groups, tile_columns, least_boxes, parts_of_one_more, counts, extents, .. } = task;
     let Task { slab_at_bytes: slab_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
-    let joined = joined.zip(spec.join.as_ref()).map(|(values, join)| Joined { kernel: k, spec, join, values });
+    let cluster_split_k = cluster_split_k.zip(spec.cluster_split_k.as_ref()).map(|(values, cluster_split_k)| ClusterSplitK {
+        kernel: k,
+        spec,
+        cluster_split_k,
+        values,
+    });
     let (of_box, of_slab) = (Steps::of(dy, task.of_box), Steps::of(x, task.of_slab));
 
     let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
@@ -213,14 +218,14 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     k.griddep_launch();
 
     // CTAs of one share of the boxes stand side by side, so that what they read is in L2; those of one tile, where they are a cluster.
-    let (part, tile) = match &spec.join {
+    let (part, tile) = match &spec.cluster_split_k {
         None => ctas_of_part.split(k.cta()),
-        Some(JoinSpec { ctas: 1, .. }) => (k.constant(0), k.cta()),
-        Some(join) => (k.cluster_rank(), k.cta() >> join.ctas.ilog2()),
+        Some(ClusterSplitKSpec { ctas: 1, .. }) => (k.constant(0), k.cta()),
+        Some(cluster_split_k) => (k.cluster_rank(), k.cta() >> cluster_split_k.ctas.ilog2()),
     };
     let (tile, group) = groups.split(tile);
     let (row, column) = tile_columns.split(tile);
-    let own = joined.as_ref().map(|joined| joined.channels([row, column]));
+    let own = cluster_split_k.as_ref().map(|cluster_split_k| cluster_split_k.channels([row, column]));
     let [first_row, first_column] = own.map_or([row * ROWS, column * spec.channels], |own| own.first);
     let first_box = part * least_boxes + part.min(parts_of_one_more);
     let own_boxes = least_boxes + k.select(part.lt(parts_of_one_more), 1u32, 0u32);
@@ -314,9 +319,9 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         }
-        if let Some((joined, channels)) = joined.as_ref().zip(own) {
+        if let Some((cluster_split_k, channels)) = cluster_split_k.as_ref().zip(own) {
             let taps = Taps { units: entry + u64::from(GROUP_BYTES), unit_bytes: UNIT_BYTES, step: tap_step };
-            joined.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
+            cluster_split_k.write(&sums, slots.address(), channels, taps, [warpgroup, thread]);
         }
     };
 

@@ -7,7 +7,7 @@
 //! Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is nothing but
 //! another first pixel of the slab ([`verdigris_kir::tile::slab`]). Taps that lie side by side are columns of one instruction. The sums of all the
 //! taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second launch adds up what the CTAs
-//! formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves ([`joined`]); so are groups, side by side on the
+//! formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves ([`cluster_split_k`]); so are groups, side by side on the
 //! diagonal of a tile. What a box has outside of the image is zero in dy, what a slab has outside is the padding.
 //!
 //! | | |
@@ -24,14 +24,14 @@
 //!
 //! **Source:** own; slabs of pixels that all taps share are those of direct convolutions on any cache.
 
+mod cluster_split_k;
 mod geometry;
-mod joined;
 mod kernel;
 
 use std::rc::Rc;
 
+use cluster_split_k::{Bundles, ClusterSplitKSpec};
 use geometry::{AXES, Axis, Cover, PixelBox, boxes, orders};
-use joined::{Bundles, JoinSpec};
 use kernel::{CONSUMERS, HaloWgradArgs, ROWS, Spec, TaskArgs, tap_table};
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::{MapDecl, Target};
@@ -44,9 +44,9 @@ use super::lines::{lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::add_parts::{AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::parts::split_k_reduction::{PartGrid, ReductionSpec};
 
 const ID: EngineId = EngineId { name: "conv.halo_wgrad", number: 209 };
 
@@ -58,15 +58,15 @@ struct Shape {
     units: u32,
     stages: u32,
     /// Whether the CTAs of a cluster share the pixels of a tile, and add up their sums themselves.
-    joined: bool,
+    cluster_split_k: bool,
 }
 
 const fn shape(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
-    Shape { channels, taps, units, stages, joined: false }
+    Shape { channels, taps, units, stages, cluster_split_k: false }
 }
 
-const fn joined(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
-    Shape { channels, taps, units, stages, joined: true }
+const fn cluster_split_k(channels: u32, taps: u32, units: u32, stages: u32) -> Shape {
+    Shape { channels, taps, units, stages, cluster_split_k: true }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
@@ -80,10 +80,10 @@ const SHAPES: &[Shape] = &[
     shape(32, 3, 2, 3),
     shape(32, 5, 1, 4),
     shape(32, 1, 3, 4),
-    joined(64, 3, 1, 3),
-    joined(32, 3, 1, 4),
-    joined(64, 1, 1, 4),
-    joined(32, 1, 1, 5),
+    cluster_split_k(64, 3, 1, 3),
+    cluster_split_k(32, 3, 1, 4),
+    cluster_split_k(64, 1, 1, 4),
+    cluster_split_k(32, 1, 1, 5),
 ];
 
 /// CTAs of the clusters that add up sums.
@@ -189,9 +189,9 @@ fn as_product(conv: &ConvProblem) -> Result<GemmProblem, Refusal> {
 impl Shape {
     /// The spec for clusters of `ctas`, where it has any, with `epilogue` behind their sums.
     fn spec(&self, dtype: DType, ctas: u32, epilogue: &EpilogueSpec) -> Spec {
-        let Shape { channels, taps, units, stages, joined } = *self;
-        let join = joined.then(|| JoinSpec { ctas, epilogue: epilogue.clone() });
-        Spec { dtype, channels, taps, units, stages, join }
+        let Shape { channels, taps, units, stages, cluster_split_k } = *self;
+        let cluster_split_k = cluster_split_k.then(|| ClusterSplitKSpec { ctas, epilogue: epilogue.clone() });
+        Spec { dtype, channels, taps, units, stages, cluster_split_k }
     }
 }
 
@@ -228,7 +228,7 @@ pub(super) struct HaloWgrad {
     orders: Vec<[Axis; AXES]>,
     /// The result of a single group, as the launch that adds parts up knows it; and the epilogue where clusters do.
     product: Option<GemmProblem>,
-    joined: EpilogueSpec,
+    cluster_split_k: EpilogueSpec,
 }
 
 /// What the estimate is made of.
@@ -270,8 +270,9 @@ const COEFFICIENTS: Coefficients = Coefficients {
 impl HaloWgrad {
     /// The spec of a shape for so many CTAs that share the pixels.
     fn spec(&self, shape: &Shape, parts: u32) -> Option<Spec> {
-        let serves = if shape.joined { has_kernels(&self.joined) && CLUSTERS.contains(&parts) } else { self.product.is_some() };
-        serves.then(|| shape.spec(self.conv.x.dtype, parts, &self.joined))
+        let serves =
+            if shape.cluster_split_k { has_kernels(&self.cluster_split_k) && CLUSTERS.contains(&parts) } else { self.product.is_some() };
+        serves.then(|| shape.spec(self.conv.x.dtype, parts, &self.cluster_split_k))
     }
 
     /// Along the axis that leaves the fewest taps idle, or the least halo.
@@ -296,7 +297,7 @@ impl HaloWgrad {
             return None;
         }
         let boxes = pixels.counts(self.orders.get(order as usize)?).iter().fold(1u64, |all, &count| all.saturating_mul(count));
-        let bundles = match spec.join {
+        let bundles = match spec.cluster_split_k {
             Some(_) => Some(Bundles::new(&self.conv, spec.channels)?),
             None => None,
         };
@@ -362,7 +363,7 @@ impl HaloWgrad {
                 let config = |parts: u32| self.config(shape, parts, order, &cover, pixels);
                 // Into how many shares the boxes of a tile are worth cutting: any cluster's, or those of whole waves.
                 let mut shares = CLUSTERS.to_vec();
-                if spec.join.is_none() {
+                if spec.cluster_split_k.is_none() {
                     let Some(whole) = config(1) else { continue };
                     let wave = |waves: u64| (u64::from(self.arch.sm_count) * waves / whole.ctas()).clamp(1, whole.boxes) as u32;
                     shares = (1..=MOST_WAVES).map(wave).collect();
@@ -449,14 +450,14 @@ impl Algorithm for HaloWgrad {
         require_extents(conv)?;
         // Several groups are no product.
         let product = if conv.groups == 1 { Some(as_product(conv)?) } else { None };
-        let joined = EpilogueSpec::of_conv(conv);
-        let epilogue = product.as_ref().map_or_else(|| joined.clone(), EpilogueSpec::of);
+        let cluster_split_k = EpilogueSpec::of_conv(conv);
+        let epilogue = product.as_ref().map_or_else(|| cluster_split_k.clone(), EpilogueSpec::of);
         ID.require(
             has_kernels(&epilogue),
             Reason::Layout,
             format_args!("a result with strides {:?}; its rows must begin at even elements", conv.w.strides),
         )?;
-        let accepted = HaloWgrad { arch: arch.clone(), product, joined, orders: orders(conv), conv: conv.clone() };
+        let accepted = HaloWgrad { arch: arch.clone(), product, cluster_split_k, orders: orders(conv), conv: conv.clone() };
         ID.require(
             (0..SHAPES.len() as u32).any(|shape| !accepted.of_shape(shape).is_empty()),
             Reason::SharedMemory,
@@ -501,20 +502,20 @@ impl Algorithm for HaloWgrad {
         let taps = Address { base: Base::Constant(0), offset_bytes: 0 };
         let task = self.task(config, axes, taps);
         let launch = |args: HaloWgradArgs| Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)).overlapping();
-        if let Some((join, bundles)) = spec.join.as_ref().zip(config.bundles) {
-            program.launch(launch(HaloWgradArgs { task, parts: None, joined: Some(join.args(conv, spec, &bundles)) }));
+        if let Some((cluster_split_k, bundles)) = spec.cluster_split_k.as_ref().zip(config.bundles) {
+            program.launch(launch(HaloWgradArgs { task, parts: None, cluster_split_k: Some(cluster_split_k.args(conv, spec, &bundles)) }));
             return Ok(program);
         }
-        let Some(product) = &self.product else { unreachable!("several groups are joined") };
+        let Some(product) = &self.product else { unreachable!("several groups are reduced within clusters") };
         // Taps are few enough for one launch.
         let Some(chunk) = Chunk::all(&product.batch).into_iter().next() else { unreachable!("a filter has taps") };
         let epilogue = EpilogueSpec::of(product);
         let grid = self.part_grid(config);
         let scratch = program.add_scratch("parts of the filter's gradient", grid.scratch_bytes());
-        program.launch(launch(HaloWgradArgs { task, parts: Some(grid.arguments(scratch)), joined: None }));
+        program.launch(launch(HaloWgradArgs { task, parts: Some(grid.arguments(scratch)), cluster_split_k: None }));
         let epilogue_args = epilogue.arguments(product, &chunk, 0, 0);
         let slices = if config.parts >= SLICES { SLICES } else { 1 };
-        let adds = AddSpec { integer: false, slices, epilogue };
+        let adds = ReductionSpec { integer: false, slices, epilogue };
         program.launch(grid.launch(adds, scratch, chunk.index(), epilogue_args, [conv.k as u32, conv.c as u32]));
         Ok(program)
     }
@@ -524,13 +525,13 @@ impl Algorithm for HaloWgrad {
             return Vec::new();
         }
         let in_pairs = |dtype| EpilogueSpec { pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype, walk: Walk::Row }) };
-        let clusters = |shape: &Shape| if shape.joined { &CLUSTERS[..] } else { &CLUSTERS[..1] };
+        let clusters = |shape: &Shape| if shape.cluster_split_k { &CLUSTERS[..] } else { &CLUSTERS[..1] };
         let kernels = TYPES.into_iter().flat_map(|dtype| {
             SHAPES.iter().flat_map(move |shape| clusters(shape).iter().map(move |&ctas| shape.spec(dtype, ctas, &in_pairs(dtype)).kernel()))
         });
         let adds = TYPES
             .into_iter()
-            .flat_map(|dtype| [1, SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel()));
+            .flat_map(|dtype| [1, SLICES].map(|slices| ReductionSpec { integer: false, slices, epilogue: in_pairs(dtype) }.kernel()));
         kernels.chain(adds).collect()
     }
 }

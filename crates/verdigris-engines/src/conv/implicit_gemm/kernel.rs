@@ -22,12 +22,12 @@ use verdigris_tensor::DType;
 use super::feed::{FeedArgs, Slots};
 use super::swap_ab::{self, SwapAbArgs, SwapAbStore};
 use super::turned;
-use crate::parts::add_parts::{PartTile, Parts, PartsArgs};
 use crate::parts::batch::BatchIndexArgs;
-use crate::parts::cluster_join::ClusterJoinSpec;
+use crate::parts::cluster_split_k::ClusterSplitKSpec;
 use crate::parts::epilogue::EpilogueSpec;
+use crate::parts::fixup::{Fixup, FixupArgs, Part};
 use crate::parts::formats::{map_type, matrix_type};
-use crate::parts::join::{Join, JoinArgs, Part};
+use crate::parts::split_k_reduction::{PartTile, Parts, PartsArgs};
 use crate::parts::store::{Out, Store, StoreArgs, StoreSpec, Sum, Tile};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
@@ -73,9 +73,9 @@ pub(super) enum Shared {
 pub(super) enum Split {
     /// There are none.
     No,
-    /// Whoever finishes last adds the parts up and goes on.
-    Joined,
-    /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
+    /// Fixup: whoever finishes last adds the parts up and stores.
+    Fixup,
+    /// Every part of every tile goes to scratch; the launch of [`crate::parts::split_k_reduction`] that follows adds them up.
     Reduced,
     /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles are swap-AB, and
     /// the launch says how many pixels one has.
@@ -143,7 +143,7 @@ impl fmt::Display for Spec {
         }
         match self.split {
             Split::No => write!(f, "_{}", self.epilogue.name()),
-            Split::Joined => write!(f, "_split_{}", self.epilogue.name()),
+            Split::Fixup => write!(f, "_split_{}", self.epilogue.name()),
             Split::Reduced => write!(f, "_parts"),
             Split::Clustered(ctas) => write!(f, "_across{ctas}_{}", self.epilogue.name()),
         }
@@ -166,7 +166,7 @@ impl Spec {
         self.swap_ab && !self.shares_depth()
     }
 
-    /// Whether a cluster's CTAs join parts of a tile's depth.
+    /// Whether a cluster's CTAs split a tile's depth (cluster split-K).
     pub(super) fn shares_depth(&self) -> bool {
         matches!(self.split, Split::Clustered(_))
     }
@@ -189,7 +189,7 @@ impl Spec {
 
     /// Whether parts of a tile's depth are work of their own.
     pub(super) fn splits_over_grid(&self) -> bool {
-        matches!(self.split, Split::Joined | Split::Reduced)
+        matches!(self.split, Split::Fixup | Split::Reduced)
     }
 
     /// Where the gathered pixels and the filter stand, where these are what is multiplied.
@@ -308,8 +308,8 @@ impl Spec {
     fn shared_bytes(&self) -> u32 {
         let store = match self.split {
             Split::Reduced => 0,
-            Split::Clustered(_) => self.cluster_join().shared_bytes(),
-            Split::No | Split::Joined => self.store().shared_bytes(),
+            Split::Clustered(_) => self.cluster_split_k().shared_bytes(),
+            Split::No | Split::Fixup => self.store().shared_bytes(),
         };
         // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
@@ -347,8 +347,8 @@ impl Spec {
     }
 
     /// Cluster split-K of a swap-AB tile.
-    pub(super) fn cluster_join(&self) -> ClusterJoinSpec {
-        ClusterJoinSpec {
+    pub(super) fn cluster_split_k(&self) -> ClusterSplitKSpec {
+        ClusterSplitKSpec {
             ctas: self.cluster_split(),
             apart: self.cluster,
             once: true,
@@ -400,7 +400,7 @@ verdigris_kir::parameters! {
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
         pub(super) swap_ab: Option<SwapAbArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
         pub(super) store: Option<TileStoreArgs> = (spec.split != Split::Reduced && !spec.shares_depth()).then(|| spec.store()),
-        pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
+        pub(super) fixup: Option<FixupArgs> = (spec.split == Split::Fixup).then_some(()),
     }
 }
 
@@ -414,11 +414,11 @@ verdigris_kir::parameters! {
 
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let Conv { feed, schedule, parts, swap_ab, store, join } = Conv::declare(k, spec);
+    let Conv { feed, schedule, parts, swap_ab, store, fixup } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let swap_ab = swap_ab.map(|swap_ab| SwapAbStore::new(k, swap_ab, spec));
     let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
-    let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
+    let fixup = fixup.map(|fixup| Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
@@ -594,11 +594,11 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 None => store.write(results, &tile),
                 Some(rows) => store.write_placed(results, &tile, &|row| rows.place(k, row)),
             };
-            match &join {
+            match &fixup {
                 None => write(),
-                Some(join) => {
+                Some(fixup) => {
                     let owner = (work.tile * spec.cluster + peer) * spec.consumers + warpgroup;
-                    let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                    let last = fixup.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                     k.when(last, write);
                 }
             }

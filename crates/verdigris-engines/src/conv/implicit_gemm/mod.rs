@@ -50,12 +50,12 @@ use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::column_sums::{self, SumGrid};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::join::JoinArgs;
+use crate::parts::fixup::FixupArgs;
 use crate::parts::repack;
+use crate::parts::split_k_reduction::{self, PartGrid, ReductionSpec};
 use crate::parts::store::{Out, StoreArgs};
 use crate::parts::unpack;
 
@@ -142,7 +142,7 @@ const TURNED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
 /// Those for channels that come in 320s, of which tiles of whole slabs waste a sixth. A filter that lies along its columns is loaded
-/// in whole slabs; kernels that join parts would spill.
+/// in whole slabs; kernels with a fixup would spill.
 const FIFTHS: &[usize] = &[20, 21];
 /// Those for filter gradients whose taps come in threes: fewer tiles draw dy, and a cluster draws it once.
 const THREES: &[usize] = &[6, 22];
@@ -172,7 +172,7 @@ enum Shelf {
 
 /// What may become of split tiles in the kernels of a shape: the catalog, short of the types of results.
 fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
-    use Split::{Joined, No, Reduced};
+    use Split::{Fixup, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
     let ping_pong = SHAPES.get(shape).is_some_and(|shape| shape.ping_pong);
@@ -200,16 +200,16 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
         (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
-        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Joined, Reduced],
-        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Joined],
+        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
+        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
         (Shelf::Rows, ..) => &[],
         (Shelf::Converted, Kind::Gather { classes: true, .. }, 2, _) if few => &[No],
-        (Shelf::Converted, Kind::Gather { classes: false, .. }, 2, _) if usual && shape != 1 => &[Joined],
+        (Shelf::Converted, Kind::Gather { classes: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
         (Shelf::Converted, Kind::Gather { classes, .. }, _, _) if one => {
             if classes {
                 &[No]
             } else {
-                &[Joined]
+                &[Fixup]
             }
         }
         (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
@@ -223,16 +223,16 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if shape == PAIR => &[Reduced],
         (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == PAIR => &[No, Reduced],
         (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == TALL => &[No],
-        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if few => &[Joined, Reduced],
-        (_, Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Joined, Reduced],
-        (_, Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Joined],
-        (_, Kind::Gather { .. }, 2, _) if usual => &[Joined],
-        (_, Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Joined],
-        (_, Kind::Gather { .. }, 1, _) if one => &[Joined],
+        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if few => &[Fixup, Reduced],
+        (_, Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Fixup, Reduced],
+        (_, Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Fixup],
+        (_, Kind::Gather { .. }, 2, _) if usual => &[Fixup],
+        (_, Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Fixup],
+        (_, Kind::Gather { .. }, 1, _) if one => &[Fixup],
         (_, Kind::Filter, 2, DType::F32) if TURNED.contains(&shape) => &[No, Reduced],
         (_, Kind::Filter, _, DType::F32) if one => &[No, Reduced],
         (_, Kind::Filter, _, DType::F32) => &[],
-        (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Joined, Reduced],
+        (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Fixup, Reduced],
         (_, Kind::Filter, 2, _) if few => &[No, Reduced],
         (_, Kind::Filter, 2, _) if usual => &[Reduced],
         (Shelf::Usual, Kind::Filter, 3, DType::Bf16) if shape == THREES[0] => &[Reduced],
@@ -317,7 +317,7 @@ fn catalog_specs() -> Vec<Spec> {
             shelf(Shelf::Rows, (operands, d, promote), &[along_depth, along_columns][..if halves { 2 } else { 1 }]);
         }
     }
-    // Operands of f32 that became terms. Where the parts of a filter's gradient are joined, that is by a launch of their own.
+    // Operands of f32 that became terms. The parts of a filter's gradient are reduced by the split-K reduction.
     let sums = (DType::Bf16, DType::F32, false);
     shelf(Shelf::Converted, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
     shelf(Shelf::Rows, sums, &[along_depth, along_columns]);
@@ -507,7 +507,7 @@ impl ImplicitGemm {
         let suits = |split: &Split| match split {
             Split::No | Split::Clustered(_) => setting.split == 0,
             // A kernel for split tiles serves whole ones too.
-            Split::Joined => setting.split <= 3,
+            Split::Fixup => setting.split <= 3,
             Split::Reduced => setting.split > 3,
         };
         let split = *modes.iter().find(|split| suits(split))?;
@@ -750,13 +750,13 @@ impl Algorithm for ImplicitGemm {
         let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
         let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, store: None, join: None };
+        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, store: None, fixup: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut add = None;
         if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.parts = Some(parts.arguments(scratch));
-            let adds = AddSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
+            let adds = ReductionSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
             add = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]));
         } else if spec.shares_depth() {
             args.swap_ab = Some(SwapAbArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
@@ -765,9 +765,9 @@ impl Algorithm for ImplicitGemm {
             let store = StoreArgs { epilogue: epilogue_args, place: view.place(spec, &chunk), sums };
             args.store = Some(TileStoreArgs { batch: chunk.index(), store });
         }
-        if spec.split == Split::Joined {
+        if spec.split == Split::Fixup {
             let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
-            args.join = Some(JoinArgs::with_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
+            args.fixup = Some(FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
         }
         program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args.bound(spec)).overlapping());
         add.into_iter().for_each(|add| program.launch(add));
@@ -788,7 +788,7 @@ impl Algorithm for ImplicitGemm {
             TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).map(|&(_, d, _)| d).collect();
         results.sort_by_key(|d| d.name());
         results.dedup();
-        let adds = results.into_iter().flat_map(|d| add_parts::catalog(d, false));
+        let adds = results.into_iter().flat_map(|d| split_k_reduction::catalog(d, false));
         catalog_specs()
             .into_iter()
             .map(reference)

@@ -3,14 +3,14 @@
 //! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are neighbours.
 //! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to scratch, no
 //! second launch reads it.
-//! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_join`].
+//! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_split_k`].
 
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::Spec;
 use crate::parts::batch::BatchIndexArgs;
-use crate::parts::cluster_join::ClusterJoin;
+use crate::parts::cluster_split_k::ClusterSplitK;
 use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::parts::store::Sum;
 
@@ -28,7 +28,7 @@ verdigris_kir::parameters! {
 /// The store in the kernel.
 pub(super) struct SwapAbStore<'k> {
     kernel: Kernel<'k>,
-    join: ClusterJoin<'k>,
+    exchange: ClusterSplitK<'k>,
     /// Accumulators of a consumer, and the pixels of each that are this CTA's when the parts have come together.
     blocks: u32,
     slice: u32,
@@ -47,25 +47,25 @@ pub(super) struct Place<'k> {
 impl<'k> SwapAbStore<'k> {
     /// Of parameters that a group declares.
     pub(super) fn new(k: Kernel<'k>, values: SwapAbValues<'k>, spec: &Spec) -> Self {
-        let join = spec.cluster_join();
-        SwapAbStore { kernel: k, join: join.declare(k), blocks: spec.blocks(), slice: join.slice_columns(), values }
+        let exchange = spec.cluster_split_k();
+        SwapAbStore { kernel: k, exchange: exchange.declare(k), blocks: spec.blocks(), slice: exchange.slice_columns(), values }
     }
 
     /// Initializes barriers: by one thread, before they are published.
     pub(super) fn init(&self) {
-        self.join.init();
+        self.exchange.init();
     }
 
     /// Stores a tile's results, by all who multiply: `first_row` is a consumer's first row of the tile, `thread` the index among all of them.
     pub(super) fn write<T: Sum>(&self, parts: &[Fragment<'k, T>], at: &Place<'k>, [first_row, thread]: [Val<'k, u32>; 2]) {
         let k = self.kernel;
         let sums: Vec<Fragment<'k, T>> = (0..self.blocks).map(|_| Fragment::unset(k, self.slice)).collect();
-        self.join.sum(parts, &sums, k.var_named("turn", 0u32), thread);
+        self.exchange.sum(parts, &sums, k.var_named("turn", 0u32), thread);
         let matrix = self.values.epilogue.begin(self.values.batch.split(at.batch));
         // Of two neighbouring rows and columns, one lane takes one column and its neighbour the other: pairs of channels of a pixel.
         let (row, column) = (Fragment::<T>::row(thread & 127), Fragment::<T>::column(thread & 127));
         let odd = (row & 1).ne(0u32);
-        let first_pixel = self.join.rank() * self.slice + column + (row & 1);
+        let first_pixel = self.exchange.rank() * self.slice + column + (row & 1);
         for (block, sum) in (0u32..).zip(&sums) {
             let channel = at.channel + first_row + row - (row & 1) + 64 * block;
             for (vector, whole) in (0u32..).zip(sum.registers().chunks(4)) {

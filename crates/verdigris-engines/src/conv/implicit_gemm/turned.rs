@@ -21,8 +21,8 @@ use verdigris_kir::tile::schedule::Work;
 
 use super::feed::Slots;
 use super::kernel::{Conv, FIRST_BARRIER, Spec, TileStore, WARPGROUP};
-use crate::parts::add_parts::Parts;
-use crate::parts::join::{Join, Part};
+use crate::parts::fixup::{Fixup, Part};
+use crate::parts::split_k_reduction::Parts;
 use crate::parts::store::{Store, Tile};
 
 /// A slab: as many pixels as a step is deep, by the channels of 128 bytes.
@@ -62,10 +62,10 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     // B as it is multiplied: rows of channels, 32 pixels each.
     let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let Conv { feed, schedule, parts, store, join, .. } = Conv::declare(k, spec);
+    let Conv { feed, schedule, parts, store, fixup, .. } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
-    let join = join.map(|join| Join::new(k, join, spec.consumers, FIRST_BARRIER));
+    let fixup = fixup.map(|fixup| Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER));
 
     let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
@@ -182,11 +182,11 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 warpgroup,
                 thread,
             };
-            match &join {
+            match &fixup {
                 None => store.write(&sums, &tile),
-                Some(join) => {
+                Some(fixup) => {
                     let owner = work.tile * spec.consumers + warpgroup;
-                    let last = join.is_last(&sums, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                    let last = fixup.is_last(&sums, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                     k.when(last, || store.write(&sums, &tile));
                 }
             }

@@ -6,10 +6,10 @@ use verdigris_kir::tile::schedule::Work;
 
 use super::share::{Consumer, Place};
 use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
-use crate::parts::add_parts::{Parts, PartsValues};
 use crate::parts::batch::BatchIndex;
-use crate::parts::cluster_join::ClusterJoin;
-use crate::parts::join::{Join, JoinValues, Part};
+use crate::parts::cluster_split_k::ClusterSplitK;
+use crate::parts::fixup::{Fixup, FixupValues, Part};
+use crate::parts::split_k_reduction::{Parts, PartsValues};
 use crate::parts::store::{Store, StoreValues, Sum, Tile};
 
 /// The parameters and the shared memory of what follows.
@@ -27,15 +27,15 @@ pub(super) struct TileEpilogue<'k> {
 /// How the parts of a tile are reduced.
 enum SplitReduction<'k> {
     No,
-    Scratch(Join<'k>),
-    Cluster { join: ClusterJoin<'k>, blocks: u32, columns: u32 },
+    Scratch(Fixup<'k>),
+    Cluster { exchange: ClusterSplitK<'k>, blocks: u32, columns: u32 },
     Later(Parts<'k>),
 }
 
 /// What a warpgroup keeps from tile to tile.
 pub(super) struct Kept<'k, T> {
-    /// The sums of this CTA's columns, where a cluster joins.
-    joined: Vec<Fragment<'k, T>>,
+    /// The sums of this CTA's columns, under cluster split-K.
+    slice_sums: Vec<Fragment<'k, T>>,
     turn: Var<'k, u32>,
 }
 
@@ -46,13 +46,15 @@ impl<'k> TileEpilogue<'k> {
         spec: &Spec,
         batch: BatchIndex<'k>,
         store: Option<StoreValues<'k>>,
-        join: Option<JoinValues<'k>>,
+        fixup: Option<FixupValues<'k>>,
         parts: Option<PartsValues<'k>>,
     ) -> Self {
         let store = store.map(|store| Store::new(k, store, spec.store()));
-        let reduction = match (spec.cluster_join(), join, parts) {
-            (Some(join), ..) => SplitReduction::Cluster { join: join.declare(k), blocks: spec.blocks(), columns: join.slice_columns() },
-            (None, Some(join), _) => SplitReduction::Scratch(Join::new(k, join, spec.consumers, FIRST_BARRIER)),
+        let reduction = match (spec.cluster_split_k(), fixup, parts) {
+            (Some(fixup), ..) => {
+                SplitReduction::Cluster { exchange: fixup.declare(k), blocks: spec.blocks(), columns: fixup.slice_columns() }
+            }
+            (None, Some(fixup), _) => SplitReduction::Scratch(Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER)),
             (None, None, Some(parts)) => SplitReduction::Later(Parts::new(k, parts, spec.part_tile())),
             (None, None, None) => SplitReduction::No,
         };
@@ -61,19 +63,19 @@ impl<'k> TileEpilogue<'k> {
 
     /// Initializes barriers: by one thread, before they are published.
     pub(super) fn init(&self) {
-        if let SplitReduction::Cluster { join, .. } = &self.reduction {
-            join.init();
+        if let SplitReduction::Cluster { exchange, .. } = &self.reduction {
+            exchange.init();
         }
     }
 
     /// What a warpgroup needs before its first tile.
     pub(super) fn begin<T: Sum>(&self) -> Kept<'k, T> {
         let k = self.kernel;
-        let joined = match self.reduction {
+        let slice_sums = match self.reduction {
             SplitReduction::Cluster { blocks, columns, .. } => (0..blocks).map(|_| Fragment::unset(k, columns)).collect(),
             _ => Vec::new(),
         };
-        Kept { joined, turn: k.var_named("turn", 0u32) }
+        Kept { slice_sums, turn: k.var_named("turn", 0u32) }
     }
 
     /// A warpgroup's results of a piece of work, on their way.
@@ -88,16 +90,16 @@ impl<'k> TileEpilogue<'k> {
         };
         match &self.reduction {
             SplitReduction::No => write(results, &tile()),
-            SplitReduction::Scratch(join) => {
+            SplitReduction::Scratch(fixup) => {
                 let tile = tile();
                 let owner = (work.tile * self.cluster + peer) * self.consumers + warpgroup;
-                let last = join.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                let last = fixup.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
                 k.when(last, || write(results, &tile));
             }
-            SplitReduction::Cluster { join, columns, .. } => {
+            SplitReduction::Cluster { exchange, columns, .. } => {
                 let tile = tile();
-                join.sum(results, &kept.joined, kept.turn, k.thread() - WARPGROUP);
-                write(&kept.joined, &Tile { column: column + rank * *columns, ..tile });
+                exchange.sum(results, &kept.slice_sums, kept.turn, k.thread() - WARPGROUP);
+                write(&kept.slice_sums, &Tile { column: column + rank * *columns, ..tile });
             }
             SplitReduction::Later(parts) => {
                 let sums = results.iter().flat_map(|sum| sum.registers()).copied();
@@ -116,9 +118,9 @@ impl<'k> TileEpilogue<'k> {
         if let Some(store) = &self.store {
             store.finish(thread);
         }
-        if let SplitReduction::Cluster { join, .. } = &self.reduction {
+        if let SplitReduction::Cluster { exchange, .. } = &self.reduction {
             // A peer may still tell this CTA that it has taken its slice.
-            join.drain(kept.turn);
+            exchange.drain(kept.turn);
         }
     }
 }

@@ -105,7 +105,7 @@ impl Wgmma {
         // What a kernel that could split costs a whole product, and the exchange within a cluster.
         if spec.cluster_split > 1 {
             busy_ns *= 1.04;
-        } else if spec.split == Split::Joined && schedule.split_tiles == 0 {
+        } else if spec.split == Split::Fixup && schedule.split_tiles == 0 {
             busy_ns *= 1.02;
         }
         let traffic_bytes = super::super::traffic_bytes(&self.view(setting.swap_ab).problem);

@@ -22,9 +22,9 @@ use super::promote::{BlockFactors, Scaled};
 use super::share::{Consumer, Share};
 use super::spec::{Shared, Spec, Split};
 use super::sums::Sums;
-use crate::parts::add_parts::PartsArgs;
 use crate::parts::batch::BatchIndexArgs;
-use crate::parts::join::JoinArgs;
+use crate::parts::fixup::FixupArgs;
+use crate::parts::split_k_reduction::PartsArgs;
 use crate::parts::store::{StoreArgs, Sum};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
@@ -45,17 +45,17 @@ verdigris_kir::parameters! {
         pub(super) b_factors: Option<FactorsArgs> = (spec.scaled[1] != Scaled::No).then_some(()),
         /// How results leave; they do not where parts are added up by a launch of their own.
         pub(super) store: Option<StoreArgs> = (spec.split != Split::Reduced).then(|| spec.store()),
-        pub(super) join: Option<JoinArgs> = (spec.split == Split::Joined).then_some(()),
+        pub(super) fixup: Option<FixupArgs> = (spec.split == Split::Fixup).then_some(()),
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
     }
 }
 
 /// The kernel's body. `T` is what sums are kept in.
 pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
-    let Params { a, b, a_batches, b_batches, a_clip, b_clip, schedule, batch, a_factors, b_factors, store, join, parts } =
+    let Params { a, b, a_batches, b_batches, a_clip, b_clip, schedule, batch, a_factors, b_factors, store, fixup, parts } =
         Params::declare(k, spec);
     let factors = BlockFactors::new(k, [a_factors, b_factors], spec.scaled);
-    let epilogue = TileEpilogue::new(k, spec, batch, store, join, parts);
+    let epilogue = TileEpilogue::new(k, spec, batch, store, fixup, parts);
     let stages = Operands::new(k, spec, [a, b], [a_batches, b_batches], [a_clip, b_clip]).stages();
     k.when(k.thread().eq(0), || {
         stages.ring.init();

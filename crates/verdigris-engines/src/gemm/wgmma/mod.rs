@@ -33,11 +33,11 @@ use super::factors::FactorsArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::add_parts::{self, AddSpec, PartGrid};
 use crate::parts::batch::Chunk;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::join::JoinArgs;
+use crate::parts::fixup::FixupArgs;
 use crate::parts::repack::{self, Repack};
+use crate::parts::split_k_reduction::{self, PartGrid, ReductionSpec};
 use crate::parts::store::{StoreArgs, is_mappable};
 use crate::parts::transposed::transposed;
 
@@ -307,11 +307,11 @@ impl Algorithm for Wgmma {
 
     fn configs(&self) -> Vec<Config> {
         let mut configs = Vec::new();
-        // Splits pay where tiles leave most of the chip idle; elsewhere, joining the parts costs more than it saves.
+        // Splits pay where tiles leave most of the chip idle; elsewhere, the fixup costs more than it saves.
         let few = self.arch.resident_clusters_of(1) / 5;
         for (shape, swap_ab) in (0..SHAPES.len() as u32).flat_map(|shape| [(shape, false), (shape, true)]) {
             let spec = self.spec(shape, swap_ab);
-            let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Joined);
+            let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Fixup);
             for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(splits) {
                 let along = [false, true].map(|along_columns| Setting { shape, swap_ab, split, parts: 0, group: 8, along_columns });
                 let along = along.into_iter().filter_map(|setting| self.config(setting, spec.clone()?));
@@ -372,7 +372,7 @@ impl Algorithm for Wgmma {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             let epilogue = Wgmma::epilogue_of_parts(view);
             let arguments = epilogue.arguments(&view.problem, &chunk, 0, 0);
-            let adds = AddSpec { integer: false, slices: parts.slices(), epilogue };
+            let adds = ReductionSpec { integer: false, slices: parts.slices(), epilogue };
             (parts.arguments(scratch), parts.launch(adds, scratch, chunk.index(), arguments, [view.m, view.n]))
         });
         let (parts, adding) = parts.unzip();
@@ -384,13 +384,13 @@ impl Algorithm for Wgmma {
                 sums: None,
             }
         });
-        let join = (spec.split == Split::Joined).then(|| {
+        let fixup = (spec.split == Split::Fixup).then(|| {
             if schedule.split_tiles == 0 {
-                return JoinArgs::without_scratch(a_place);
+                return FixupArgs::without_scratch(a_place);
             }
             let owners = u64::from(schedule.split_tiles) * u64::from(spec.cluster);
             let words = u64::from(spec.tile_m) * u64::from(spec.tile_n) / u64::from(spec.consumers);
-            JoinArgs::with_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words)
+            FixupArgs::with_scratch(&mut program, owners * u64::from(spec.consumers), schedule.most_parts(), words)
         });
         let arguments = ParamsArgs {
             a: (a_place, operand_map(a_clip.boxed(spec.clipped(Shared::A).map()), &a, view.m, view.k, view.batch)),
@@ -404,7 +404,7 @@ impl Algorithm for Wgmma {
             a_factors: FactorsArgs::of(view.problem.scale_a.as_ref(), &chunk),
             b_factors: FactorsArgs::of(view.problem.scale_b.as_ref(), &chunk),
             store,
-            join,
+            fixup,
             parts,
         };
         let arguments = arguments.bound(spec);
@@ -417,7 +417,7 @@ impl Algorithm for Wgmma {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let adds = PART_TYPES.iter().flat_map(|&dtype| add_parts::catalog(dtype, true));
+        let adds = PART_TYPES.iter().flat_map(|&dtype| split_k_reduction::catalog(dtype, true));
         catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
     }
 }
@@ -506,7 +506,7 @@ impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, epilogue: EpilogueSpec) -> Option<Spec> {
         let Given { promote, half_sums, scaled, out, swap_ab, .. } = self;
-        let spec = self.shaped(shape, if shape.splits { Split::Joined } else { Split::No }, epilogue);
+        let spec = self.shaped(shape, if shape.splits { Split::Fixup } else { Split::No }, epilogue);
         let result = match (out, spec.d().bytes()) {
             (Out::Tma, 2) => HALVES,
             (Out::Tma, _) => WORDS,
@@ -616,7 +616,7 @@ impl Setting {
 const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// The most such parts, in waves of CTAs.
 const MOST_WAVES: u32 = 2;
-/// The least of them a tile; fewer are joined well by whoever comes last, or the tiles fill the chip.
+/// The least of them a tile; fewer are reduced well by the fixup, or the tiles fill the chip.
 const LEAST_PARTS: u32 = 5;
 /// The least steps of depth of such a part, so that its ring fills.
 const LEAST_STEPS: u32 = 4;

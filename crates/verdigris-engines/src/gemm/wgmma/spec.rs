@@ -14,10 +14,10 @@ use verdigris_tensor::DType;
 use super::kernel;
 use super::promote::Scaled;
 use super::sums::Keep;
-use crate::parts::add_parts::PartTile;
-use crate::parts::cluster_join::ClusterJoinSpec;
+use crate::parts::cluster_split_k::ClusterSplitKSpec;
 use crate::parts::epilogue::EpilogueSpec;
 use crate::parts::formats::{map_type, matrix_type};
+use crate::parts::split_k_reduction::PartTile;
 pub(super) use crate::parts::store::Out;
 use crate::parts::store::StoreSpec;
 
@@ -40,9 +40,9 @@ pub(super) enum Shared {
 pub(super) enum Split {
     /// There are none.
     No,
-    /// Whoever finishes last adds the parts up and goes on.
-    Joined,
-    /// Every part of every tile goes to scratch; the launch of [`crate::parts::add_parts`] that follows adds them up.
+    /// Fixup: whoever finishes last adds the parts up and stores.
+    Fixup,
+    /// Every part of every tile goes to scratch; the launch of [`crate::parts::split_k_reduction`] that follows adds them up.
     Reduced,
 }
 
@@ -112,7 +112,7 @@ impl fmt::Display for Spec {
         for (on, word) in [
             (self.ping_pong, "_pingpong"),
             (self.half_sums, "_f16sum"),
-            (self.split == Split::Joined, "_split"),
+            (self.split == Split::Fixup, "_split"),
             (self.promote, "_promote"),
             (self.swap_ab, "_turned"),
             (self.out == Out::Rows, "_rows"),
@@ -188,8 +188,8 @@ impl Spec {
         }
     }
 
-    pub(super) fn cluster_join(&self) -> Option<ClusterJoinSpec> {
-        (self.cluster_split > 1).then(|| ClusterJoinSpec {
+    pub(super) fn cluster_split_k(&self) -> Option<ClusterSplitKSpec> {
+        (self.cluster_split > 1).then(|| ClusterSplitKSpec {
             ctas: self.cluster_split,
             apart: 1,
             once: false,
@@ -222,7 +222,7 @@ impl Spec {
         let store = if self.split == Split::Reduced { 0 } else { self.store().shared_bytes() };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES
             + store
-            + self.cluster_join().map_or(0, |join| join.shared_bytes())
+            + self.cluster_split_k().map_or(0, |fixup| fixup.shared_bytes())
             + 16 * self.stages
             + 64
     }

@@ -1,4 +1,4 @@
-//! Joins the parts of a sum that the CTAs of a cluster formed, through distributed shared memory.
+//! Cluster split-K: adds up the parts of a sum that the CTAs of a cluster formed, through distributed shared memory.
 //!
 //! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, straight from registers, and
 //! adds up the slices that it receives and its own in the order of ranks: so each ends with the whole sum of its own columns, and the result does not
@@ -16,7 +16,7 @@ use super::store::Sum;
 
 /// What shapes the exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ClusterJoinSpec {
+pub(crate) struct ClusterSplitKSpec {
     /// CTAs that have parts of the same tile: a power of two.
     pub(crate) ctas: u32,
     /// How far their ranks lie apart: so many tiles a cluster has.
@@ -33,7 +33,7 @@ pub(crate) struct ClusterJoinSpec {
     pub(crate) barrier: u32,
 }
 
-impl ClusterJoinSpec {
+impl ClusterSplitKSpec {
     fn threads(&self) -> u32 {
         128 * self.warpgroups
     }
@@ -55,22 +55,22 @@ impl ClusterJoinSpec {
     }
 
     /// Declares the shared memory.
-    pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> ClusterJoin<'k> {
+    pub(crate) fn declare<'k>(self, k: Kernel<'k>) -> ClusterSplitK<'k> {
         let (name, bytes) = ("slices of parts", self.slice_bytes());
         let exchange = if self.once { ClusterExchange::once(k, name, bytes, self.apart) } else { ClusterExchange::new(k, name, bytes) };
-        ClusterJoin { kernel: k, spec: self, exchange }
+        ClusterSplitK { kernel: k, spec: self, exchange }
     }
 }
 
-/// The shared memory of a kernel that joins parts within clusters.
+/// The shared memory of a kernel with cluster split-K.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ClusterJoin<'k> {
+pub(crate) struct ClusterSplitK<'k> {
     kernel: Kernel<'k>,
-    spec: ClusterJoinSpec,
+    spec: ClusterSplitKSpec,
     exchange: ClusterExchange<'k>,
 }
 
-impl<'k> ClusterJoin<'k> {
+impl<'k> ClusterSplitK<'k> {
     /// Initializes the barriers: by one thread, before they are published.
     pub(crate) fn init(&self) {
         self.exchange.init();
@@ -89,7 +89,7 @@ impl<'k> ClusterJoin<'k> {
     /// The whole sums of this CTA's columns, in `sums`; `parts` are this CTA's accumulators over all columns. All threads that take part call
     /// it, once a tile; `thread` is the index among them, and `turn` a variable that each begins at 0.
     pub(crate) fn sum<T: Sum>(&self, parts: &[Fragment<'k, T>], sums: &[Fragment<'k, T>], turn: Var<'k, u32>, thread: Val<'k, u32>) {
-        let ClusterJoinSpec { ctas, barrier, once, .. } = self.spec;
+        let ClusterSplitKSpec { ctas, barrier, once, .. } = self.spec;
         let (k, threads, slice_bytes) = (self.kernel, self.spec.threads(), self.spec.slice_bytes());
         // A thread's own four words are one vector; those of all threads stand side by side.
         let place = |index: usize| index as u32 * 16 * threads;

@@ -17,13 +17,13 @@ pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
     let name = format!("conv_depthwise_join_{}", epilogue.name());
     KernelRef::new(name.clone(), move || {
         let header = Header { name: name.clone(), target: epilogue.target(), threads: 32 * WARPS, ..Header::default() };
-        build(header, |k| join(k, &epilogue))
+        build(header, |k| split_k(k, &epilogue))
     })
 }
 
 verdigris_kir::parameters! {
     /// Parts are `[part][slab, row and column of its taps][channel]`.
-    pub(super) struct Join / JoinArguments of EpilogueSpec as epilogue {
+    pub(super) struct SplitKReduction / SplitKReductionArguments of EpilogueSpec as epilogue {
         pub(super) parts: Read = 4,
         pub(super) count: u32,
         pub(super) part_bytes: u64,
@@ -42,10 +42,21 @@ verdigris_kir::parameters! {
 }
 
 /// A CTA has one tap of 32 channels.
-fn join<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
-    let join = Join::declare(k, epilogue);
-    let Join { parts, count, part_bytes, channel_blocks, channels, slabs, block_columns, block_rows, filter: extents, flipped, epilogue } =
-        join;
+fn split_k<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
+    let split_k = SplitKReduction::declare(k, epilogue);
+    let SplitKReduction {
+        parts,
+        count,
+        part_bytes,
+        channel_blocks,
+        channels,
+        slabs,
+        block_columns,
+        block_rows,
+        filter: extents,
+        flipped,
+        epilogue,
+    } = split_k;
     let is_flipped = flipped.ne(0);
 
     let (tap, block) = channel_blocks.split(k.cta());

@@ -34,16 +34,16 @@ impl Spec {
         KernelRef::new(self.name(), move || {
             let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
             build(header, |k| match self.arithmetic {
-                Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::F16 => join::<f32>(k, &self),
-                Arithmetic::F64 => join::<f64>(k, &self),
-                Arithmetic::I32 => join::<i32>(k, &self),
+                Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::F16 => split_k::<f32>(k, &self),
+                Arithmetic::F64 => split_k::<f64>(k, &self),
+                Arithmetic::I32 => split_k::<i32>(k, &self),
             })
         })
     }
 }
 
 verdigris_kir::parameters! {
-    struct Join / JoinArguments of Spec as spec {
+    struct SplitKReduction / SplitKReductionArguments of Spec as spec {
         elements: u32,
         rows: u32,
         columns: Divide,
@@ -64,7 +64,7 @@ pub(super) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, g
     let elements = extents.m * extents.n;
     let kernel = spec.clone().kernel();
     for chunk in Chunk::all(&[p.groups]) {
-        let args = JoinArguments {
+        let args = SplitKReductionArguments {
             elements: elements as u32,
             rows: extents.m as u32,
             columns: divisor(extents.n),
@@ -83,9 +83,10 @@ pub(super) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, g
     }
 }
 
-fn join<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
-    let values = Join::declare(k, spec);
-    let Join { elements, rows, columns, count, parts, part_bytes, group_bytes, batch, first_group, columns_of, epilogue } = values;
+fn split_k<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
+    let values = SplitKReduction::declare(k, spec);
+    let SplitKReduction { elements, rows, columns, count, parts, part_bytes, group_bytes, batch, first_group, columns_of, epilogue } =
+        values;
     let epilogue = epilogue.of::<S::Computed>();
 
     let [_, _, group] = batch.of_cta();

@@ -1,9 +1,9 @@
-//! What the CTAs of a cluster hold of the same sums, laid out in their shared memory for all of them to read.
+//! The cluster split-K reduction: the CTAs of a cluster lay out their parts of the same sums in shared memory for all of them to read.
 //!
 //! **What.** `whole[v] = Σ part_rank[v]` over ranks 0, 1, …, for whichever vectors a thread asks, so the result does not depend on who was first.
 //! Four registers of a thread, two columns of two rows eight below each other, are one vector; those of a warpgroup's threads stand side by side.
 //! **When.** Once a launch, behind its last product: the sums may take the place of what was multiplied. (Where a CTA wants
-//! a slice of whole columns, or goes on to another tile, see [`super::cluster_join`].)
+//! a slice of whole columns, or goes on to another tile, see [`super::cluster_split_k`].)
 //! **Cost.** Every sum that is asked for crosses the cluster's network once, and the cluster meets twice.
 
 use verdigris_kir::face::{Kernel, Number, Val};
@@ -15,7 +15,7 @@ use super::store::Sum;
 const WARPGROUP: u32 = 128;
 
 /// The sums of a cluster's CTAs, or of one CTA alone.
-pub(crate) struct ClusterSums<'k> {
+pub(crate) struct ClusterReduction<'k> {
     kernel: Kernel<'k>,
     peers: Vec<Val<'k, u32>>,
 }
@@ -57,7 +57,7 @@ impl Sharers {
         slots: Val<'k, u32>,
         sums: &[Fragment<'k, T>],
         [warpgroup, thread]: [Val<'k, u32>; 2],
-    ) -> ClusterSums<'k> {
+    ) -> ClusterReduction<'k> {
         let vectors_bytes = 16 * WARPGROUP;
         let vectors: u32 = sums.iter().map(|sum| sum.columns() / 8).sum();
         // Nobody reads any more what lay there.
@@ -69,7 +69,7 @@ impl Sharers {
         }
         self.meet(k);
         let peers = (0..self.ctas).map(|peer| if self.ctas > 1 { k.mapa(slots, peer) } else { slots }).collect();
-        ClusterSums { kernel: k, peers }
+        ClusterReduction { kernel: k, peers }
     }
 
     /// Before the kernel ends: a peer may still read what this CTA has.
@@ -80,7 +80,7 @@ impl Sharers {
     }
 }
 
-impl<'k> ClusterSums<'k> {
+impl<'k> ClusterReduction<'k> {
     /// The four whole sums of vector `vector`, of any thread.
     pub(crate) fn whole<T: Number>(&self, vector: Val<'k, u32>) -> [Val<'k, T>; 4] {
         let parts = self.parts(vector);

@@ -1,4 +1,4 @@
-//! Tiles whose depth is split into many parts: the parts go to scratch as they stand in registers, and a launch of its own adds them up.
+//! The split-K reduction: parts of tiles go to scratch as they stand in registers, and a launch of its own adds them up.
 //!
 //! **What.** `D[row, column] = epilogue(Σ part[row, column])`, in an order that the number of parts fixes, so repeats agree bit for bit.
 //! **When it wins.** With more than a few parts a tile, where the last to arrive would be long in adding them: here every thread of the
@@ -26,7 +26,7 @@ use crate::arch::Arch;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
-/// Threads of a CTA of the adding launch.
+/// Threads of a CTA of the reduction.
 const THREADS: u32 = 256;
 /// Parts that a thread has on their way at a time.
 const UNROLL: u32 = 8;
@@ -131,7 +131,7 @@ impl PartGrid {
     /// The launch that adds the parts up. `batch` and `epilogue` are those of the product, `rows` and `columns` the extents of D.
     pub(crate) fn launch(
         &self,
-        adds: AddSpec,
+        adds: ReductionSpec,
         scratch: Address,
         batch: BatchIndexArgs,
         epilogue: EpilogueArgs,
@@ -192,13 +192,13 @@ pub(crate) fn catalog(d: DType, strided: bool) -> impl Iterator<Item = KernelRef
     let results = results.into_iter().filter(move |(walk, _)| strided || *walk == Walk::Row);
     results.flat_map(move |(walk, pairs)| {
         let epilogue = EpilogueSpec { pairs, ..EpilogueSpec::plain(OperandSpec { dtype: d, walk }) };
-        [1, MOST_SLICES].map(|slices| AddSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
+        [1, MOST_SLICES].map(|slices| ReductionSpec { integer: false, slices, epilogue: epilogue.clone() }.kernel())
     })
 }
 
 /// What shapes the adding kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct AddSpec {
+pub(crate) struct ReductionSpec {
     /// Sums are kept in s32.
     pub(crate) integer: bool,
     /// Threads that share the parts of four elements, each taking every so many-th: 1 or [`MOST_SLICES`].
@@ -207,7 +207,7 @@ pub(crate) struct AddSpec {
     pub(crate) epilogue: EpilogueSpec,
 }
 
-impl fmt::Display for AddSpec {
+impl fmt::Display for ReductionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "add_parts_{}", if self.integer { "s32" } else { "f32" })?;
         if self.slices > 1 {
@@ -217,7 +217,7 @@ impl fmt::Display for AddSpec {
     }
 }
 
-impl AddSpec {
+impl ReductionSpec {
     /// A reference to the kernel.
     pub(crate) fn kernel(self) -> KernelRef {
         KernelRef::new(self.to_string(), move || self.build())
@@ -234,7 +234,7 @@ impl AddSpec {
 }
 
 verdigris_kir::parameters! {
-    struct Sums / SumsArgs of AddSpec as spec {
+    struct Sums / SumsArgs of ReductionSpec as spec {
         parts: Read = 16,
         parts_of_a_sum: u32,
         vectors_of_d: u32,
@@ -254,7 +254,7 @@ verdigris_kir::parameters! {
     }
 }
 
-fn add<'k, T: Sum>(k: Kernel<'k>, spec: &AddSpec) {
+fn add<'k, T: Sum>(k: Kernel<'k>, spec: &ReductionSpec) {
     let given = Sums::declare(k, spec);
     let Sums { parts, parts_of_a_sum: count, vectors_of_d: wanted, vectors, column_blocks, rows, columns, .. } = given;
     k.griddep_wait();

@@ -1,4 +1,4 @@
-//! The epilogue store of a launch that adds its parts up itself: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
+//! Cluster split-K of a filter's gradient: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
 //!
 //! **What.** `dw[k, t, c] = epilogue(Σ part_rank[k, t, c])` over ranks 0, 1, …, so the result does not depend on who was first.
 //! **When it wins.** Where a launch of its own for the parts would take as long as the products: few pixels, as many filters as fill the chip.
@@ -13,7 +13,7 @@ use verdigris_kir::params::Divide;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
-use crate::parts::cluster_sums::Sharers;
+use crate::parts::cluster_reduction::Sharers;
 use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// The named barrier of all who multiply.
@@ -21,7 +21,7 @@ const BARRIER: u32 = 1;
 
 /// What shapes this store.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct JoinSpec {
+pub(super) struct ClusterSplitKSpec {
     /// CTAs of a cluster: a power of two, up to the 8 that every chip places.
     pub(super) ctas: u32,
     /// What stands between sums and the result, which it stores.
@@ -71,7 +71,7 @@ impl Bundles {
 
 verdigris_kir::parameters! {
     /// How channels of groups stand in a tile, and taps in the filter; and the epilogue.
-    pub(super) struct JoinedValues / JoinedArgs of JoinSpec as join {
+    pub(super) struct ClusterSplitKValues / ClusterSplitKArgs of ClusterSplitKSpec as cluster_split_k {
         /// Rows of tiles of a bundle.
         tile_rows: Divide,
         /// Channels of y and of x of a bundle.
@@ -84,15 +84,15 @@ verdigris_kir::parameters! {
         unit_blocks: Divide,
         /// Height and width.
         filter: [Divide; 2],
-        epilogue: EpilogueArgs = join.epilogue.over_tensors(),
+        epilogue: EpilogueArgs = cluster_split_k.epilogue.over_tensors(),
     }
 }
 
-impl JoinSpec {
-    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> JoinedArgs {
+impl ClusterSplitKSpec {
+    pub(super) fn args(&self, conv: &ConvProblem, spec: &Spec, bundles: &Bundles) -> ClusterSplitKArgs {
         let [_, height, width] = conv.filter.map(|taps| taps as u32);
         let [group_rows, group_columns] = bundles.group.map(|channels| channels as u32);
-        JoinedArgs {
+        ClusterSplitKArgs {
             tile_rows: bundles.tiles[0] as u32,
             bundle: bundles.bundle.map(|channels| channels as u32),
             outputs: conv.k as u32,
@@ -106,11 +106,11 @@ impl JoinSpec {
 }
 
 /// The store in the kernel.
-pub(super) struct Joined<'a, 'k> {
+pub(super) struct ClusterSplitK<'a, 'k> {
     pub(super) kernel: Kernel<'k>,
     pub(super) spec: &'a Spec,
-    pub(super) join: &'a JoinSpec,
-    pub(super) values: JoinedValues<'k>,
+    pub(super) cluster_split_k: &'a ClusterSplitKSpec,
+    pub(super) values: ClusterSplitKValues<'k>,
 }
 
 /// Which channels a CTA multiplies.
@@ -130,7 +130,7 @@ pub(super) struct Taps<'k> {
     pub(super) step: Val<'k, u32>,
 }
 
-impl<'k> Joined<'_, 'k> {
+impl<'k> ClusterSplitK<'_, 'k> {
     /// The channels of a tile.
     pub(super) fn channels(&self, [row, column]: [Val<'k, u32>; 2]) -> Channels<'k> {
         let (bundle, tile_row) = self.values.tile_rows.split(row);
@@ -148,7 +148,7 @@ impl<'k> Joined<'_, 'k> {
         [warpgroup, thread]: [Val<'k, u32>; 2],
     ) {
         let (k, spec) = (self.kernel, self.spec);
-        let sharers = Sharers { ctas: self.join.ctas, warpgroups: CONSUMERS, barrier: BARRIER };
+        let sharers = Sharers { ctas: self.cluster_split_k.ctas, warpgroups: CONSUMERS, barrier: BARRIER };
         let shared = sharers.share(k, slots, sums, [warpgroup, thread]);
 
         // Every thread of the cluster adds up vectors as they lie there.
@@ -174,7 +174,7 @@ impl<'k> Joined<'_, 'k> {
             let belongs = |half: usize, odd: u32| rows[half].1 & (rows[half].2 + odd).lt(self.values.group_columns);
             // Where pairs may be stored, groups begin and end at even channels.
             let any = belongs(0, 0) | belongs(1, 0);
-            let any = if self.join.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
+            let any = if self.cluster_split_k.epilogue.pairs { any } else { any | belongs(0, 1) | belongs(1, 1) };
             k.when(is_kept & any, || {
                 let whole: [Val<'k, f32>; 4] = shared.whole(vector);
                 let position = k.ld_global::<u32>(entry, 4) + taps.step * tap;
@@ -183,7 +183,7 @@ impl<'k> Joined<'_, 'k> {
                 for half in 0..2 {
                     let (output, _, channel) = rows[half];
                     let values = [whole[2 * half], whole[2 * half + 1]];
-                    if self.join.epilogue.pairs {
+                    if self.cluster_split_k.epilogue.pairs {
                         k.when(belongs(half, 0), || {
                             let at = self.values.epilogue.at_pixel([output, d, h, w], channel);
                             at.store_pair(at.apply_pair(values, 0), 0);

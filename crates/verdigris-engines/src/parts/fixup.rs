@@ -1,4 +1,4 @@
-//! Joins the parts of a sum that several CTAs formed: warpgroups whose accumulators hold one tile over different parts of its depth.
+//! The fixup of stream-K and split-K, within the kernel: adds up the parts of a sum that several CTAs formed; warpgroups whose accumulators hold one tile over different parts of its depth.
 //!
 //! Each part goes to scratch, and whoever comes last adds them up in order, so that the sum does not depend on who that is.
 //!
@@ -19,20 +19,20 @@ use super::store::Sum;
 const WARPGROUP: u32 = 128;
 
 verdigris_kir::parameters! {
-    /// The scratch and the counters of a kernel that joins parts.
+    /// The scratch and the counters of a kernel with a fixup.
     #[derive(Clone, Copy, Debug)]
-    pub(crate) struct JoinValues / #[derive(Clone, Copy, Debug)] JoinArgs of () as _spec {
+    pub(crate) struct FixupValues / #[derive(Clone, Copy, Debug)] FixupArgs of () as _spec {
         parts: ReadWrite = 16,
         counters: ReadWrite = 4,
         most_parts: u32,
     }
 }
 
-/// How the warpgroups of a kernel join parts.
+/// The fixup of a kernel's warpgroups.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Join<'k> {
+pub(crate) struct Fixup<'k> {
     kernel: Kernel<'k>,
-    values: JoinValues<'k>,
+    values: FixupValues<'k>,
     told: SharedPiece<'k>,
     barrier: u32,
 }
@@ -45,32 +45,32 @@ pub(crate) struct Part<'k> {
     /// Which part of it, and of how many; 1 where the sum is not split.
     pub(crate) part: Val<'k, u32>,
     pub(crate) parts: Val<'k, u32>,
-    /// The warpgroup, counted among those of the CTA that join, and the thread in it.
+    /// The warpgroup, counted among those of the CTA that take part, and the thread in it.
     pub(crate) warpgroup: Val<'k, u32>,
     pub(crate) thread: Val<'k, u32>,
 }
 
-impl JoinArgs {
-    /// Adds to a program what a kernel that joins needs, ahead of its launch: scratch for the `words` f32 or s32 words of each of at most
+impl FixupArgs {
+    /// Adds to a program what a kernel with a fixup needs, ahead of its launch: scratch for the `words` f32 or s32 words of each of at most
     /// `most_parts` parts of `owners` sums, and zeroed counters.
-    pub(crate) fn with_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> JoinArgs {
+    pub(crate) fn with_scratch(program: &mut Program, owners: u64, most_parts: u32, words: u64) -> FixupArgs {
         let parts = program.add_scratch("parts", owners * u64::from(most_parts) * words * 4);
         let counters = program.add_scratch("counters", owners * 4);
         program.steps.push(Step::Fill { at: counters, bytes: owners * 4, value: 0 });
-        JoinArgs { parts, counters, most_parts }
+        FixupArgs { parts, counters, most_parts }
     }
 
     /// For a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a multiple of 16 bytes, and nothing is
     /// accessed there.
-    pub(crate) fn without_scratch(unused: Address) -> JoinArgs {
-        JoinArgs { parts: unused, counters: unused, most_parts: 1 }
+    pub(crate) fn without_scratch(unused: Address) -> FixupArgs {
+        FixupArgs { parts: unused, counters: unused, most_parts: 1 }
     }
 }
 
-impl<'k> Join<'k> {
-    /// Declares the shared memory. Warpgroup `w` of the `warpgroups` that join uses named barrier `barrier + w`.
-    pub(crate) fn new(k: Kernel<'k>, values: JoinValues<'k>, warpgroups: u32, barrier: u32) -> Self {
-        Join { kernel: k, values, told: k.shared("arrivals seen", 4 * warpgroups, 4), barrier }
+impl<'k> Fixup<'k> {
+    /// Declares the shared memory. Warpgroup `w` of the `warpgroups` that take part uses named barrier `barrier + w`.
+    pub(crate) fn new(k: Kernel<'k>, values: FixupValues<'k>, warpgroups: u32, barrier: u32) -> Self {
+        Fixup { kernel: k, values, told: k.shared("arrivals seen", 4 * warpgroups, 4), barrier }
     }
 
     /// Whether this warpgroup goes on to write the tile; its registers then hold the whole sum. All threads of the warpgroup call it.
