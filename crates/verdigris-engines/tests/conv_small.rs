@@ -65,7 +65,7 @@ fn small_channels_under_its_settings() {
 }
 
 #[test]
-fn unfolded_under_its_settings() {
+fn im2col_under_its_configs() {
     cases_of("conv.unfolded", &["conv/small-channels", "conv/few-outputs", "conv/patches"]);
 }
 

@@ -1,8 +1,8 @@
 //! Convolution in its three directions ([`verdigris_graph::ConvProblem`] has the formula in full).
 
+mod block_diagonal;
 pub(crate) mod chain;
 mod depthwise;
-mod diagonal;
 pub(crate) mod direct;
 mod grouped;
 mod halo;
@@ -24,7 +24,7 @@ pub static ENGINES: &[&dyn Engine] = &[
     &Listed::<halo::Halo>::new(),
     &Listed::<small_channels::SmallChannels>::new(),
     &Listed::<grouped::Grouped>::new(),
-    &Listed::<diagonal::Diagonal>::new(),
+    &Listed::<block_diagonal::BlockDiagonal>::new(),
     &Listed::<depthwise::Depthwise>::new(),
     &Listed::<direct::Direct>::new(),
 ];

@@ -7,4 +7,4 @@ use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this room.
-pub static ENGINES: &[&dyn Engine] = &[&pointwise::Pointwise, &Listed::<im2col::Unfolded>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&pointwise::Pointwise, &Listed::<im2col::Im2colProduct>::new()];

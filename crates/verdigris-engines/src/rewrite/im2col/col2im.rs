@@ -124,7 +124,7 @@ impl Axis {
     }
 }
 
-/// Products to be folded into the result.
+/// Products for col2im into the result.
 #[derive(Clone, Debug)]
 pub(super) struct Col2im {
     problem: ConvProblem,
@@ -225,7 +225,7 @@ impl Col2im {
         };
         let grid = [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1];
         let launch = Launch::new(self.spec.clone().kernel(), grid, args.bound(&self.spec));
-        // Measured, folds of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
+        // Measured, col2im of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
         // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
         // should stay.
         if self.axes.iter().all(|axis| axis.turns == 1) { launch.overlapping() } else { launch }

@@ -56,7 +56,7 @@ impl Spec {
     }
 }
 
-/// Every unfolding kernel.
+/// Every im2col kernel.
 pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
     Spec::ALL.into_iter().map(Spec::kernel)
 }
@@ -68,7 +68,7 @@ struct Column {
     channel: u64,
 }
 
-/// Activations to be unfolded.
+/// Activations for im2col.
 #[derive(Clone, Debug)]
 pub(super) struct Im2col {
     source: Tensor,

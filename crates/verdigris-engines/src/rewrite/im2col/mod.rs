@@ -1,32 +1,32 @@
-//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside a launch that unfolds (im2col) or folds (col2im).
+//! `conv.columns_matrix`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the products.
 //!
 //! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every epilogue.
 //! Taps by the few channels become the columns (or the depth) of one product over pixels:
 //!
 //! | direction | few channels | before | product | behind |
 //! |---|---|---|---|---|
-//! | fprop | of x | x unfolded: pixels of y by taps and c | · w: taps and c by k | |
-//! | fprop | of y | | x: pixels by c · w: c by taps and k | folded into y |
-//! | dgrad | of y, stride 1 | y unfolded: pixels of x by taps and k | · w: taps and k by c | |
-//! | dgrad | of x | | y: pixels by k · w: k by taps and c | folded into x |
-//! | wgrad | of x | x unfolded | yᵀ: k by pixels · x: pixels by taps and c | |
-//! | wgrad | of y, stride 1 | y unfolded | yᵀ: taps and k by pixels · x: pixels by c | |
+//! | fprop | of x | im2col of x: pixels of y by taps and c | · w: taps and c by k | |
+//! | fprop | of y | | x: pixels by c · w: c by taps and k | col2im into y |
+//! | dgrad | of y, stride 1 | im2col of y: pixels of x by taps and k | · w: taps and k by c | |
+//! | dgrad | of x | | y: pixels by k · w: k by taps and c | col2im into x |
+//! | wgrad | of x | im2col of x | yᵀ: k by pixels · x: pixels by taps and c | |
+//! | wgrad | of y, stride 1 | im2col of y | yᵀ: taps and k by pixels · x: pixels by c | |
 //!
-//! With an even number of channels of y, or eight of them to be folded, the filter is copied first, k innermost within a tap, so that they are read
+//! With an even number of channels of y, or eight of them before a col2im, the filter is copied first, k innermost within a tap, so that they are read
 //! side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
 //!
-//! *Unfolded* (im2col), activations are a matrix with a row for each pixel that meets them ([`kernel`]). To *fold* (col2im) is to add up what the
-//! products of one pixel by all taps are where they belong ([`col2im`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose
+//! *im2col* makes a matrix of the activations with a row for each pixel that meets them ([`kernel`]). *col2im* adds up what the
+//! products of one pixel by all taps are, where they belong ([`col2im`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose
 //! knobs are this engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number of parts.
 //!
 //! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
-//! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. What is unfolded crosses the memory bus twice.
+//! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. The result of im2col crosses the memory bus twice.
 //!
-//! **Numbers.** Products are exact. Unfolded: sums as those of `gemm.wgmma`. Folded: f32 sums over channels by the tensor core, then over taps in
-//! the order of the filter. Repeats agree bit for bit. Zeros around what is unfolded are multiplied, so an infinite filter element gives NaN there;
+//! **Numbers.** Products are exact. After im2col: sums as those of `gemm.wgmma`. With col2im: f32 sums over channels by the tensor core, then over taps in
+//! the order of the filter. Repeats agree bit for bit. Zeros of the padding are multiplied, so an infinite filter element gives NaN there;
 //! and in wgrad with few channels of y, an infinite x spreads over the taps that do not meet it.
 //!
-//! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the unfolded product.
+//! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the product with im2col.
 
 mod col2im;
 mod columns;
@@ -51,44 +51,44 @@ use columns::{Columns, Side};
 use kernel::Im2col;
 use sum::Sum;
 
-/// An accepted problem: the ways to take it.
-pub(super) struct Unfolded {
+/// An accepted problem: the forms that it may take.
+pub(super) struct Im2colProduct {
     problem: ConvProblem,
     arch: Arch,
-    ways: Vec<Rc<Way>>,
+    forms: Vec<Rc<Form>>,
 }
 
-/// A way, with a setting of its product.
+/// A form, with a config of its product.
 #[derive(Clone)]
 pub(super) struct Config {
-    way: Rc<Way>,
+    form: Rc<Form>,
     product: Knobs,
 }
 
 const ID: EngineId = EngineId { name: "conv.unfolded", number: 210 };
 
-/// The most channels of the side whose taps are unfolded.
+/// The most channels of the side whose taps become columns.
 const MOST_CHANNELS: u64 = 48;
 /// The most columns: taps by channels.
 const MOST_COLUMNS: u64 = 1 << 13;
 /// The most scratch.
 const MOST_BYTES: u64 = 512 << 20;
-/// The most settings of a product that are offered.
-const SETTINGS: usize = 20;
+/// The most configs of a product that are offered.
+const CONFIGS: usize = 20;
 /// The knobs that tell which side has few channels, and how many parts the pixels of a wgrad are cut into.
 const SIDE: &str = "side";
 const CUTS: &str = "cuts";
 /// The order of a filter's dims in which channels of y, at a c, lie side by side for each tap.
 const TAPS_THEN_K: [usize; 4] = [2, 3, 4, 0];
-/// So many channels of y are folded side by side.
-const FOLDED_TOGETHER: u64 = 8;
+/// So many channels of y are added side by side by col2im.
+const ADDED_TOGETHER: u64 = 8;
 /// The fewest pixels of a part, and those that would be multiplied while it is written.
 const FEWEST_PIXELS: u64 = 128;
 const PIXELS_OF_END: u64 = 512;
 /// The most tiles of an SM, parts and all.
 const MOST_WAVES: u64 = 4;
 
-impl Algorithm for Unfolded {
+impl Algorithm for Im2colProduct {
     const ID: EngineId = ID;
     type Config = Config;
 
@@ -98,74 +98,75 @@ impl Algorithm for Unfolded {
         };
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
         require(p)?;
-        let mut ways = Vec::new();
+        let mut forms = Vec::new();
         let mut refusals = Vec::new();
         for side in Side::ALL {
             let counts = part_counts(p, side, arch);
             for &parts in &counts {
-                match Way::new(p, side, [parts, counts.len() as u64], arch) {
-                    Ok(way) => ways.push(Rc::new(way)),
+                match Form::new(p, side, [parts, counts.len() as u64], arch) {
+                    Ok(form) => forms.push(Rc::new(form)),
                     Err(refusal) => refusals.push(refusal),
                 }
             }
         }
-        if ways.is_empty() {
+        if forms.is_empty() {
             let reason = refusals.last().map_or(Reason::Extent, |refusal| refusal.reason);
             let said: Vec<String> = refusals.iter().map(|refusal| refusal.seen.clone()).collect();
             return Err(ID.refusal(reason, said.join("; ")));
         }
-        Ok(Unfolded { problem: p.clone(), arch: arch.clone(), ways })
+        Ok(Im2colProduct { problem: p.clone(), arch: arch.clone(), forms })
     }
 
     fn configs(&self) -> Vec<Config> {
-        let of_way =
-            |way: &Rc<Way>| way.settings.iter().map(|product| Config { way: way.clone(), product: product.clone() }).collect::<Vec<_>>();
-        self.ways.iter().flat_map(of_way).collect()
+        let of_form = |form: &Rc<Form>| {
+            form.configs.iter().map(|product| Config { form: form.clone(), product: product.clone() }).collect::<Vec<_>>()
+        };
+        self.forms.iter().flat_map(of_form).collect()
     }
 
-    fn knobs(Config { way, product }: &Config) -> Knobs {
-        Knobs::new(product.iter().chain([(SIDE, way.side as u32), (CUTS, way.parts as u32)]))
+    fn knobs(Config { form, product }: &Config) -> Knobs {
+        Knobs::new(product.iter().chain([(SIDE, form.side as u32), (CUTS, form.parts as u32)]))
     }
 
-    fn notes(&self, Config { way, product }: &Config) -> Notes {
-        let notes = way.product.notes(product).unwrap_or_else(|refusal| unreachable!("the product listed it: {refusal}"));
+    fn notes(&self, Config { form, product }: &Config) -> Notes {
+        let notes = form.product.notes(product).unwrap_or_else(|refusal| unreachable!("the product listed it: {refusal}"));
         Notes { accumulator: DType::F32, ..notes }
     }
 
-    fn cost(&self, Config { way, product }: &Config) -> Cost {
+    fn cost(&self, Config { form, product }: &Config) -> Cost {
         Cost {
-            us: way.estimate_us(product, &self.arch),
-            leaves_out: "what of the unfolded matrix stays in L2, and the clock under the power limit",
+            us: form.estimate_us(product, &self.arch),
+            leaves_out: "what of the im2col matrix stays in L2, and the clock under the power limit",
         }
     }
 
-    fn lower(&self, Config { way, product }: &Config) -> Result<Program, Refusal> {
-        let mut program = way.product.program(product)?;
+    fn lower(&self, Config { form, product }: &Config) -> Result<Program, Refusal> {
+        let mut program = form.product.program(product)?;
         // Behind the convolution's own slots stand those at which launches meet.
-        let meeting = way.meeting.0 as usize;
+        let meeting = form.meeting.0 as usize;
         program.buffer_alignment_bytes.resize(meeting, 1);
-        match &way.beside {
+        match &form.beside {
             Beside::Before(im2col) | Beside::Around(im2col, _) => {
-                let matrix = program.add_scratch("unfolded activations", im2col.scratch_bytes());
+                let matrix = program.add_scratch("im2col of the activations", im2col.scratch_bytes());
                 program.place_buffer(meeting, matrix);
                 let launch = im2col.launch(matrix, &self.arch, &mut program);
                 program.launch(launch);
                 program.steps.rotate_right(1);
-                if let Beside::Around(_, sum) = &way.beside {
+                if let Beside::Around(_, sum) = &form.beside {
                     let parts = program.add_scratch("parts of the filter's gradient", sum.scratch_bytes());
-                    program.place_buffer(behind(way.meeting).0 as usize, parts);
+                    program.place_buffer(behind(form.meeting).0 as usize, parts);
                     program.launch(sum.launch(parts));
                 }
             }
             Beside::Behind(col2im) => {
-                let sums = program.add_scratch("products to be folded", col2im.scratch_bytes());
+                let sums = program.add_scratch("products for col2im", col2im.scratch_bytes());
                 program.place_buffer(meeting, sums);
                 program.launch(col2im.launch(sums));
             }
         }
-        if let Some(filter) = &way.filter {
+        if let Some(filter) = &form.filter {
             let copy = program.add_scratch("reordered filter", filter.scratch_bytes());
-            program.place_buffer(copied(way.meeting).0 as usize, copy);
+            program.place_buffer(copied(form.meeting).0 as usize, copy);
             let launches = filter.launches(Address::buffer(self.problem.w.slot.0 as usize), copy);
             let count = launches.len();
             launches.into_iter().for_each(|launch| program.launch(launch));
@@ -251,8 +252,8 @@ enum Beside {
     Behind(Col2im),
 }
 
-/// A problem with few channels on one side.
-struct Way {
+/// A form of the problem: which side has few channels, into how many parts the pixels are cut, and what stands beside the product.
+struct Form {
     side: Side,
     parts: u64,
     beside: Beside,
@@ -260,13 +261,13 @@ struct Way {
     filter: Option<Repack>,
     product: Box<dyn Candidate>,
     /// Those of the product.
-    settings: Vec<Knobs>,
-    /// Where the product meets what is unfolded or to be folded.
+    configs: Vec<Knobs>,
+    /// Where the product meets the im2col matrix or the input of col2im.
     meeting: Slot,
 }
 
-impl Way {
-    fn new(p: &ConvProblem, side: Side, [parts, choices]: [u64; 2], arch: &Arch) -> Result<Way, Refusal> {
+impl Form {
+    fn new(p: &ConvProblem, side: Side, [parts, choices]: [u64; 2], arch: &Arch) -> Result<Form, Refusal> {
         let channels = side.channels(p);
         let of = if side == Side::X { "x" } else { "y" };
         ID.require(
@@ -281,10 +282,10 @@ impl Way {
             format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"),
         )?;
         let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
-        let folds = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
+        let adds_behind = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
         // With k innermost, channels of y are read side by side. A filter lies otherwise, and is copied; parts of its gradient lie as they are told.
-        let wants_order =
-            side == Side::Y && if folds { channels >= FOLDED_TOGETHER } else { (channels * p.y.dtype.bytes() as u64).is_multiple_of(4) };
+        let wants_order = side == Side::Y
+            && if adds_behind { channels >= ADDED_TOGETHER } else { (channels * p.y.dtype.bytes() as u64).is_multiple_of(4) };
         let reorders = wants_order && (p.direction != Direction::Wgrad || parts > 1);
         let ordered = |tensor: &Tensor| packed_tensor(tensor, p.w_extents(), 1, TAPS_THEN_K);
         let filter = (reorders && p.direction != Direction::Wgrad).then(|| Repack::of_tensor(&p.w, p.w_extents(), 1, TAPS_THEN_K));
@@ -294,7 +295,7 @@ impl Way {
         let columns = Columns::of(p, side).ok_or_else(|| {
             ID.refusal(Reason::Layout, format_args!("w with strides {:?}; taps and channels of {of} must have a single one", p.w.strides))
         })?;
-        let (beside, counts, bytes) = if folds {
+        let (beside, counts, bytes) = if adds_behind {
             let col2im = Col2im::new(p, &columns, side).ok_or_else(|| {
                 ID.refusal(Reason::Extent, format_args!("strides {:?} and dilations {:?}; one of them must be 1", p.strides, p.dilations))
             })?;
@@ -322,13 +323,13 @@ impl Way {
         let halves = p.x.dtype.bytes() == 2 || p.y.dtype.bytes() == 2 && p.direction == Direction::Dgrad;
         let product = gemm::HOPPER.accept(&Problem::Gemm(gemm), arch).map_err(|refusal| ID.refusal(refusal.reason, refusal.seen))?;
         let space = product.knobs();
-        let keeps_sums = folds || parts > 1;
+        let keeps_sums = adds_behind || parts > 1;
         // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
         let whole = |knobs: &Knobs| choices == 1 || knobs.value("split") == Some(0);
         let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || gemm::forms_sums(knobs));
-        let settings: Vec<Knobs> = space.settings().iter().filter(listed).take(SETTINGS).cloned().collect();
-        ID.require(!settings.is_empty(), Reason::Extent, "no tile suits the product")?;
-        Ok(Way { side, parts, beside, filter, product, settings, meeting })
+        let configs: Vec<Knobs> = space.settings().iter().filter(listed).take(CONFIGS).cloned().collect();
+        ID.require(!configs.is_empty(), Reason::Extent, "no tile suits the product")?;
+        Ok(Form { side, parts, beside, filter, product, configs, meeting })
     }
 }
 
@@ -354,12 +355,12 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         Beside::Around(im2col, sum) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
             let part = |matrix: Matrix| Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix };
-            let unfolded = part(Matrix::row_major(meeting, dtype, im2col.pitch()));
+            let columns_matrix = part(Matrix::row_major(meeting, dtype, im2col.pitch()));
             let sums = Matrix::row_major(behind(meeting), DType::F32, sum.pitch);
             let sums = Matrix { batch_strides: vec![sum.part_elements()], ..sums };
             match side {
-                Side::X => (part(y()?).transposed(), unfolded, sums, [p.k, columns.count, sum.pixels]),
-                Side::Y => (unfolded.transposed(), part(x()?), sums, [columns.count, p.c, sum.pixels]),
+                Side::X => (part(y()?).transposed(), columns_matrix, sums, [p.k, columns.count, sum.pixels]),
+                Side::Y => (columns_matrix.transposed(), part(x()?), sums, [columns.count, p.c, sum.pixels]),
             }
         }
         Beside::Behind(col2im) => {
@@ -369,12 +370,12 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
         }
         Beside::Before(im2col) => {
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
-            let unfolded = Matrix::row_major(meeting, dtype, im2col.pitch());
+            let columns_matrix = Matrix::row_major(meeting, dtype, im2col.pitch());
             match (p.direction, side) {
-                (Direction::Wgrad, Side::X) => (y()?.transposed(), unfolded, w()?, [p.k, columns.count, im2col.rows()]),
-                (Direction::Wgrad, Side::Y) => (unfolded.transposed(), x()?, w()?.transposed(), [columns.count, p.c, im2col.rows()]),
-                (Direction::Fprop, _) => (unfolded, w()?.transposed(), y()?, [im2col.rows(), p.k, columns.count]),
-                (Direction::Dgrad, _) => (unfolded, w()?.transposed(), x()?, [im2col.rows(), p.c, columns.count]),
+                (Direction::Wgrad, Side::X) => (y()?.transposed(), columns_matrix, w()?, [p.k, columns.count, im2col.rows()]),
+                (Direction::Wgrad, Side::Y) => (columns_matrix.transposed(), x()?, w()?.transposed(), [columns.count, p.c, im2col.rows()]),
+                (Direction::Fprop, _) => (columns_matrix, w()?.transposed(), y()?, [im2col.rows(), p.k, columns.count]),
+                (Direction::Dgrad, _) => (columns_matrix, w()?.transposed(), x()?, [im2col.rows(), p.c, columns.count]),
             }
         }
     };
@@ -407,7 +408,7 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
     .map_err(|error| ID.refusal(Reason::Layout, error))
 }
 
-/// Where a product leaves its parts, if it meets what is unfolded at this slot.
+/// Where a product leaves its parts, if it meets the im2col matrix at this slot.
 fn behind(meeting: Slot) -> Slot {
     Slot(meeting.0 + 1)
 }
@@ -417,8 +418,8 @@ fn copied(meeting: Slot) -> Slot {
     Slot(meeting.0 + 2)
 }
 
-impl Way {
-    /// Microseconds, under a setting of the product.
+impl Form {
+    /// Microseconds, under a config of the product.
     fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
         let beside_us = match &self.beside {
             Beside::Before(im2col) => im2col.estimate_us(arch),

@@ -1,4 +1,4 @@
-//! `conv.diagonal`: convolutions of one to eight channels a group on Hopper, by matrices on the diagonal.
+//! `conv.block_diagonal`: convolutions of one to eight channels a group on Hopper, by block-diagonal filters.
 //!
 //! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides 1
 //! and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose result has
@@ -54,14 +54,14 @@ const LEAST_SHARE: f64 = 0.9;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
-pub(super) struct Diagonal {
+pub(super) struct BlockDiagonal {
     problem: ConvProblem,
     epilogue: EpilogueSpec,
     arch: Arch,
     configs: Vec<Config>,
 }
 
-impl Algorithm for Diagonal {
+impl Algorithm for BlockDiagonal {
     const ID: EngineId = ID;
     type Config = Config;
 
@@ -71,7 +71,7 @@ impl Algorithm for Diagonal {
         };
         require_operands(problem)?;
         require_extents(problem)?;
-        let accepted = Diagonal::new(problem, arch)?;
+        let accepted = BlockDiagonal::new(problem, arch)?;
         let Some(first) = accepted.configs.first() else {
             let (filter, strides) = (problem.filter, problem.strides);
             return Err(
@@ -244,8 +244,8 @@ impl Config {
     }
 }
 
-impl Diagonal {
-    fn new(p: &ConvProblem, arch: &Arch) -> Result<Diagonal, Refusal> {
+impl BlockDiagonal {
+    fn new(p: &ConvProblem, arch: &Arch) -> Result<BlockDiagonal, Refusal> {
         let whole = EpilogueSpec::of_conv(p);
         let (kind, epilogue) = if p.direction == Direction::Wgrad {
             // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
@@ -260,7 +260,7 @@ impl Diagonal {
             (_, Direction::Dgrad) => Stride::Half,
             _ => Stride::Two,
         };
-        let mut accepted = Diagonal { problem: p.clone(), epilogue, arch: arch.clone(), configs: Vec::new() };
+        let mut accepted = BlockDiagonal { problem: p.clone(), epilogue, arch: arch.clone(), configs: Vec::new() };
         let taps = p.filter[1] as u32;
         for (number, (channels, shape)) in (0..).zip(Spec::shapes(kind, stride, taps)) {
             let epilogue = (kind == Kind::Pixels).then(|| accepted.epilogue.clone());

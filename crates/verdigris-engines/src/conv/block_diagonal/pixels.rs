@@ -1,7 +1,7 @@
 //! The kernel of fprop and dgrad: rows of a product are two rows of eight pixels, columns the channels of a chunk, the depth is one tap or two of
 //! the chunk's channels.
 //!
-//! A warp holds the filters of its chunks as the matrices on the diagonal, in registers, for as long as the CTA lives. It walks down a strip:
+//! A warp holds the filters of its chunks as blocks of a block-diagonal matrix, in registers, for as long as the CTA lives. It walks down a strip:
 //! each row of pixels is read once for each column of taps, and meets all rows of taps from registers.
 
 use verdigris_kir::face::{Kernel, Val, Var};
