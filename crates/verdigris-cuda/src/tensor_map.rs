@@ -3,7 +3,7 @@
 //! The driver answers an illegal map with `CUDA_ERROR_INVALID_VALUE` and no word on which of a dozen limits was broken, so
 //! all of them are checked first ([`check`]); the rules are those of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` in
 //! the driver's manual. Rules that the manual states and the driver does not enforce (that each stride be a multiple of the one
-//! before it) are left out: the usual slab layout `{64, rows, cols / 64}` breaks them.
+//! before it) are left out: the usual panel layout `{64, rows, cols / 64}` breaks them.
 
 use std::ffi::{c_int, c_void};
 
@@ -392,14 +392,14 @@ mod tests {
     fn legal_maps_pass() {
         assert_eq!(check(&matrix()), Ok(()));
         assert_eq!(check(&images()), Ok(()));
-        // The slab layout, whose outermost stride is the smallest.
-        let mut slabs = matrix();
-        slabs.decl.rank = 3;
-        slabs.decl.box_dims = vec![64, 128, 2];
-        slabs.dims = vec![64, 1000, 8];
-        slabs.strides_bytes = vec![1024, 128];
-        slabs.element_strides = vec![1; 3];
-        assert_eq!(check(&slabs), Ok(()));
+        // The panel layout, whose outermost stride is the smallest.
+        let mut panels = matrix();
+        panels.decl.rank = 3;
+        panels.decl.box_dims = vec![64, 128, 2];
+        panels.dims = vec![64, 1000, 8];
+        panels.strides_bytes = vec![1024, 128];
+        panels.element_strides = vec![1; 3];
+        assert_eq!(check(&panels), Ok(()));
         // The greatest of everything.
         let mut greatest = matrix();
         greatest.decl = MapDecl { ty: MapType::U8, swizzle: Swizzle::None, box_dims: vec![256, 256], ..greatest.decl };

@@ -156,7 +156,7 @@ fn random_convolutions_name_only_kernels_of_the_catalog() {
 }
 
 #[test]
-fn random_convolutions_out_of_slabs_name_only_kernels_of_the_catalog() {
+fn random_convolutions_out_of_halo_boxes_name_only_kernels_of_the_catalog() {
     let arch = Arch::h200();
     let engine = verdigris_engines::engine("conv.halo").expect("the engine is registered");
     let catalog: HashSet<String> = engine.catalog(Target::Sm90a).iter().map(|kernel| kernel.name().to_owned()).collect();

@@ -60,9 +60,9 @@ fn all_cases_that_it_takes() {
     assert!(runs > 0, "nothing was taken");
 }
 
-/// Tiles met whole, ragged and barely, slabs with a last one of few channels, all sizes of groups, and steps behind the sums.
+/// Tiles met whole, ragged and barely, channel tiles with a last one of few channels, all sizes of groups, and steps behind the sums.
 #[test]
-fn edges_of_tiles_and_slabs() {
+fn edges_of_tiles_and_channel_tiles() {
     let cases = load(
         "conv",
         r#"

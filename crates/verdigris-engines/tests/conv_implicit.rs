@@ -44,7 +44,7 @@ fn run(problem: &ConvProblem, seed: u64, shapes_tried: &'static [u32], most: usi
 
 #[test]
 fn fprop_of_two_straddled_images() {
-    // 2 · 9 · 11 pixels: tiles end inside of rows and images; 72 channels: a slab and a bit.
+    // 2 · 9 · 11 pixels: tiles end inside of rows and images; 72 channels: a channel block and a bit.
     let problem = bf16(plane(Direction::Fprop, [2, 72, 48], [9, 11], [3, 3], [1, 1]));
     run(&problem, 1, &[8, 12], 3);
 }
@@ -153,7 +153,7 @@ fn one_and_three_dimensions() {
 }
 
 #[test]
-fn groups_of_whole_slabs() {
+fn groups_of_whole_channel_blocks() {
     for direction in Direction::ALL {
         let extents = ConvExtents { groups: 3, ..plane(direction, [2, 192, 192], [5, 6], [3, 3], [1, 1]) };
         run(&bf16(extents), 41, &[8, 12], 2);
@@ -719,7 +719,7 @@ fn swap_ab_with_whole_depths() {
         EpilogueStep::Unary(UnaryOp::Relu),
     ];
     run(&problem.canonical().expect("a valid problem"), 926, ACROSS, 1);
-    // Slabs of the transpose hold halves: a result of four bytes would be staged over itself.
+    // Stages of the transpose hold halves: a result of four bytes would be staged over itself.
     let engine = verdigris_engines::engine("conv.implicit_gemm").expect("it is registered");
     let offers = |d: DType| {
         let mut problem = bf16(plane(Direction::Fprop, [2, 64, 136], [9, 12], [1, 3], [0, 1]));

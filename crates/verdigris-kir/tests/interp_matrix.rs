@@ -469,7 +469,7 @@ fn swizzled(swizzle: Swizzle, base: usize, at: usize) -> usize {
     base + row128 * 128 + chunk * 16 + at % 16
 }
 
-/// Writes `rows × depth` elements, `depth` covering several k-steps, K-major; slabs of one span along K follow each other.
+/// Writes `rows × depth` elements, `depth` covering several k-steps, K-major; panels of one span along K follow each other.
 fn write_k_major(shared: &mut [u8], base: usize, swizzle: Swizzle, ty: MatrixType, values: &[Vec<i64>]) -> Tile {
     let (rows, depth) = (values.len(), values[0].len());
     let width = (ty.bits() / 8) as usize;
@@ -500,21 +500,21 @@ fn write_k_major(shared: &mut [u8], base: usize, swizzle: Swizzle, ty: MatrixTyp
     Tile { lbo: lbo as u32, sbo: sbo as u32, step_bytes }
 }
 
-/// Writes 16-bit elements MN-major: slabs of one span along M or N, each with all of K.
+/// Writes 16-bit elements MN-major: panels of one span along M or N, each with all of K.
 fn write_mn_major(shared: &mut [u8], base: usize, swizzle: Swizzle, ty: MatrixType, values: &[Vec<i64>]) -> Tile {
     let (rows, depth) = (values.len(), values[0].len());
     let span = swizzle.span_bytes() as usize;
     for (r, row) in values.iter().enumerate() {
         for (k, &value) in row.iter().enumerate() {
-            let slab = r * 2 / span;
-            let at = swizzled(swizzle, base, slab * depth * span + k * span + r * 2 % span);
+            let panel = r * 2 / span;
+            let at = swizzled(swizzle, base, panel * depth * span + k * span + r * 2 % span);
             shared[at..at + 2].copy_from_slice(&encode(ty, value).to_le_bytes()[..2]);
         }
     }
     let _ = rows;
-    let (slab, eight) = ((depth * span) as u32, (8 * span) as u32);
+    let (panel, eight) = ((depth * span) as u32, (8 * span) as u32);
     // Without a swizzle the two distances change places.
-    let (lbo, sbo) = if swizzle == Swizzle::None { (eight, slab) } else { (slab, eight) };
+    let (lbo, sbo) = if swizzle == Swizzle::None { (eight, panel) } else { (panel, eight) };
     Tile { lbo, sbo, step_bytes: (0..depth / 16).map(|s| (base + s * 16 * span) as u32).collect() }
 }
 
@@ -531,7 +531,7 @@ fn descriptor(tile: &Tile, step: usize, swizzle: Swizzle) -> u64 {
 /// Fills accumulators, multiplies all k-steps of two tiles in shared memory, and compares every accumulator register.
 fn check_wgmma(shape: WgmmaShape, swizzle_a: Swizzle, swizzle_b: Swizzle, random: &mut Random) {
     let n = shape.n as usize;
-    // Two k-steps of 128 bytes: every start inside a row, and more than one slab.
+    // Two k-steps of 128 bytes: every start inside a row, and more than one panel.
     let depth = 2048 / shape.a.bits() as usize;
     let mut values = |rows: usize, ty| -> Vec<Vec<i64>> { (0..rows).map(|_| (0..depth).map(|_| small(ty, random)).collect()).collect() };
     let (a, b) = (values(64, shape.a), values(n, shape.b));

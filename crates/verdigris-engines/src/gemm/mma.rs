@@ -1,12 +1,12 @@
 //! `gemm.mma`: matrix multiplication by `mma.sync`, for every chip from sm_80 on.
 //!
-//! **Method.** A CTA computes a tile of D from slabs of A and B that are 64 bytes deep along k. A ring of slabs in shared memory is filled by
-//! `cp.async`, several slabs ahead; each warp reads fragments of 16-byte chunks by `ldmatrix` and multiplies them by `mma.sync`. An operand
-//! that runs along k lies in the slab as rows of k; one that runs along m or n lies as rows of m or n, and `ldmatrix.trans` turns it.
+//! **Method.** A CTA computes a tile of D from K-tiles of A and B that are 64 bytes deep along k. A ring of K-tiles in shared memory is filled by
+//! `cp.async`, several K-tiles ahead; each warp reads fragments of 16-byte chunks by `ldmatrix` and multiplies them by `mma.sync`. An operand
+//! that runs along k lies in the K-tile as rows of k; one that runs along m or n lies as rows of m or n, and `ldmatrix.trans` turns it.
 //! Chunks are permuted within rows so that the eight rows of one 8×8 matrix stand in different banks.
 //!
 //! **Alignment.** A chunk arrives in copies of 16, 8 or 4 bytes, as an argument says: what rows, matrices and buffers are multiples of.
-//! 16-bit operands of odd leading dimension are loaded element by element into registers instead, one slab ahead. Ragged edges are filled with
+//! 16-bit operands of odd leading dimension are loaded element by element into registers instead, one K-tile ahead. Ragged edges are filled with
 //! zeros by the copy itself.
 //!
 //! **When it wins.** On chips without `wgmma`, and for operands that tensor maps cannot describe.
@@ -31,11 +31,11 @@ use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
 use crate::parts::compute;
 use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, Walk};
 
-/// Depth of a slab along k, in bytes.
-const SLAB_BYTES: u32 = 64;
+/// Depth of a K-tile along k, in bytes.
+const K_TILE_BYTES: u32 = 64;
 /// What `cp.async` and `ldmatrix` move at once.
 const CHUNK_BYTES: u32 = 16;
-/// Slabs in the ring.
+/// K-tiles in the ring.
 const STAGES: u32 = 4;
 
 /// The engine: an accepted problem.
@@ -126,11 +126,11 @@ impl Algorithm for Mma {
         let peak = self.arch.tensor_bf16_tflops * rate * efficiency * narrow;
         let sms = f64::from(self.arch.sm_count);
         let slots = sms * ctas;
-        // CTAs of a last wave that is not full have their SM to themselves sooner, but not the latency of their slabs.
+        // CTAs of a last wave that is not full have their SM to themselves sooner, but not the latency of their K-tiles.
         let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
         let k = p.k as f64 + 4.0 * f64::from(self.spec.arithmetic.depth());
         let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * 1e6);
-        // However few the tiles, a slab takes its latency: 0.23 µs measured on an H200 with 20 to 80 slabs.
+        // However few the tiles, a K-tile takes its latency: 0.23 µs measured on an H200 with 20 to 80 K-tiles.
         let latency_us = 0.23 * (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
         // It draws 55 % of what a copy does: measured where the weights of a batch stream through.
         let us = compute_us.max(latency_us).max(super::traffic_bytes(p) / (0.55 * self.arch.memory_gb_per_s * 1e3)) + 3.0;
@@ -215,9 +215,9 @@ impl Arithmetic {
         self.a.bits() / 8
     }
 
-    /// Elements of a slab along k.
+    /// Elements of a K-tile along k.
     fn depth(self) -> u32 {
-        SLAB_BYTES / self.element_bytes()
+        K_TILE_BYTES / self.element_bytes()
     }
 
     fn shape(self) -> MmaShape {
@@ -320,7 +320,7 @@ impl Spec {
     }
 
     fn shared_bytes(&self) -> u32 {
-        2 * self.tile.extent() * SLAB_BYTES * self.stages()
+        2 * self.tile.extent() * K_TILE_BYTES * self.stages()
     }
 
     fn name(&self) -> String {
@@ -414,13 +414,13 @@ verdigris_kir::parameters! {
 
 fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
     let Params { tiles, in_pairs, batch, a, b, epilogue } = Params::declare(k, &Given::least(spec));
-    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
+    let Tiles { rows, columns, column_tiles, k_tiles, last_depth } = tiles;
 
     let extent = spec.tile.extent();
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let indices = batch.of_cta();
-    let a = Slabs::new("a_slabs", (a, spec.along_k[0]), spec, indices, row_tile * extent, rows);
-    let b = Slabs::new("b_slabs", (b, spec.along_k[1]), spec, indices, column_tile * extent, columns);
+    let a = KTiles::new("a_slabs", (a, spec.along_k[0]), spec, indices, row_tile * extent, rows);
+    let b = KTiles::new("b_slabs", (b, spec.along_k[1]), spec, indices, column_tile * extent, columns);
 
     let [warp_rows, warp_columns] = spec.tile.warps();
     let warp = k.warp();
@@ -432,9 +432,9 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
     let zero = k.constant(S::ZERO);
     let sums: Vec<Vec<[Var<'k, S>; 4]>> = (0..blocks_m).map(|_| (0..blocks_n).map(|_| [(); 4].map(|()| k.var(zero))).collect()).collect();
 
-    let stage_bytes = extent * SLAB_BYTES;
+    let stage_bytes = extent * K_TILE_BYTES;
     let multiply = |turn: Val<'k, u32>| {
-        for step in 0..SLAB_BYTES / 32 {
+        for step in 0..K_TILE_BYTES / 32 {
             let column: Vec<Vec<Val<'k, u32>>> = (0..blocks_m).map(|i| a_reader.load(turn, step, i)).collect();
             // One load brings two blocks of 8 columns.
             let row: Vec<Vec<Val<'k, u32>>> = (0..blocks_n / 2).map(|j| b_reader.load(turn, step, j)).collect();
@@ -445,10 +445,10 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
             }
         }
     };
-    let depth_of = |slab: Val<'k, u32>| k.select((slab + 1).eq(slabs), last_depth, spec.arithmetic.depth());
+    let depth_of = |k_tile: Val<'k, u32>| k.select((k_tile + 1).eq(k_tiles), last_depth, spec.arithmetic.depth());
 
     if spec.direct {
-        k.when(slabs.gt(0), || {
+        k.when(k_tiles.gt(0), || {
             let depth = depth_of(k.constant(0));
             a.fetch(depth);
             b.fetch(depth);
@@ -456,15 +456,15 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
             b.keep(k.constant(0));
         });
         k.bar_sync();
-        k.range(slabs, |slab| {
-            let next = slab + 1;
-            k.when(next.lt(slabs), || {
+        k.range(k_tiles, |k_tile| {
+            let next = k_tile + 1;
+            k.when(next.lt(k_tiles), || {
                 let depth = depth_of(next);
                 a.fetch(depth);
                 b.fetch(depth);
             });
-            multiply((slab & 1u32) * stage_bytes);
-            k.when(next.lt(slabs), || {
+            multiply((k_tile & 1u32) * stage_bytes);
+            k.when(next.lt(k_tiles), || {
                 a.keep((next & 1u32) * stage_bytes);
                 b.keep((next & 1u32) * stage_bytes);
             });
@@ -472,7 +472,7 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
         });
     } else {
         for stage in 0..STAGES - 1 {
-            k.when(slabs.gt(stage), || {
+            k.when(k_tiles.gt(stage), || {
                 let depth = depth_of(k.constant(stage));
                 a.copy(depth, k.constant(stage * stage_bytes));
                 b.copy(depth, k.constant(stage * stage_bytes));
@@ -485,12 +485,12 @@ fn gemm<'k, S: Sum>(k: Kernel<'k>, spec: &Spec) {
             let next = turn + stage_bytes;
             turn.set(k.select(next.eq(STAGES * stage_bytes), 0u32, next));
         };
-        k.range(slabs, |slab| {
-            // This slab has arrived, for all threads; and all have done with the one that was multiplied before.
+        k.range(k_tiles, |k_tile| {
+            // This K-tile has arrived, for all threads; and all have done with the one that was multiplied before.
             k.cp_async_wait(STAGES - 2);
             k.bar_sync();
-            let next = slab + (STAGES - 1);
-            k.when(next.lt(slabs), || {
+            let next = k_tile + (STAGES - 1);
+            k.when(next.lt(k_tiles), || {
                 let depth = depth_of(next);
                 a.copy(depth, writing.get());
                 b.copy(depth, writing.get());
@@ -596,11 +596,11 @@ verdigris_kir::parameters! {
     }
 }
 
-/// An operand's slabs: a thread's share of chunks, in global and in shared memory.
+/// An operand's K-tiles: a thread's share of chunks, in global and in shared memory.
 ///
-/// A slab is made of lines: `extent` lines of 64 bytes where the operand runs along k, one line of `extent` elements for each k otherwise.
+/// A K-tile is made of lines: `extent` lines of 64 bytes where the operand runs along k, one line of `extent` elements for each k otherwise.
 /// Chunk `c` of line `l` stands at `c ^ (l / 2 % 4)` of its line in the first form, at `c ^ (l % 8)` in the second.
-struct Slabs<'k> {
+struct KTiles<'k> {
     k: Kernel<'k>,
     along_k: bool,
     element_bytes: u32,
@@ -608,12 +608,12 @@ struct Slabs<'k> {
     line: Val<'k, u32>,
     chunk: Val<'k, u32>,
     line_step: u32,
-    /// Lines of the slab (`along_k`) or bytes of a line (otherwise) that lie inside of the matrix, from the tile's start on.
+    /// Lines of the K-tile (`along_k`) or bytes of a line (otherwise) that lie inside of the matrix, from the tile's start on.
     inside: Val<'k, u32>,
-    /// The thread's first chunk of the next slab.
+    /// The thread's first chunk of the next K-tile.
     address: Var<'k, u64>,
     step_bytes: Val<'k, u64>,
-    slab_bytes: Val<'k, u64>,
+    k_tile_bytes: Val<'k, u64>,
     copy_bytes: Option<Val<'k, u32>>,
     /// Elements on their way, chunk by chunk, where they go through registers.
     raw: Vec<Vec<Var<'k, u16>>>,
@@ -623,7 +623,7 @@ struct Slabs<'k> {
     chunks: u32,
 }
 
-impl<'k> Slabs<'k> {
+impl<'k> KTiles<'k> {
     fn new(
         name: &'static str,
         (operand, along_k): (Operand<'k>, bool),
@@ -635,24 +635,24 @@ impl<'k> Slabs<'k> {
         let k = first.kernel();
         let (extent, threads) = (spec.tile.extent(), spec.tile.threads());
         let element_bytes = spec.arithmetic.element_bytes();
-        let pitch_bytes = if along_k { SLAB_BYTES } else { extent * element_bytes };
+        let pitch_bytes = if along_k { K_TILE_BYTES } else { extent * element_bytes };
         let line_chunks = pitch_bytes / CHUNK_BYTES;
         let thread = k.thread();
         let (line, chunk) = (thread >> line_chunks.ilog2(), thread & (line_chunks - 1));
         let line_step = threads / line_chunks;
-        let chunks = extent * SLAB_BYTES / CHUNK_BYTES / threads;
+        let chunks = extent * K_TILE_BYTES / CHUNK_BYTES / threads;
         let matrix = operand.batch.matrix(operand.matrix, indices);
         let chunk_bytes = chunk * CHUNK_BYTES;
-        let (start, slab_bytes) = if along_k {
-            (matrix + (first + line).widen() * operand.line_bytes + chunk_bytes.widen(), k.constant(u64::from(SLAB_BYTES)))
+        let (start, k_tile_bytes) = if along_k {
+            (matrix + (first + line).widen() * operand.line_bytes + chunk_bytes.widen(), k.constant(u64::from(K_TILE_BYTES)))
         } else {
             let along = first.mul_wide(element_bytes) + chunk_bytes.widen();
             (matrix + line.widen() * operand.line_bytes + along, operand.line_bytes * u64::from(spec.arithmetic.depth()))
         };
-        let shared = k.shared(name, spec.stages() * extent * SLAB_BYTES, 128).address();
+        let shared = k.shared(name, spec.stages() * extent * K_TILE_BYTES, 128).address();
         let per_chunk = CHUNK_BYTES / element_bytes;
         let raw = if spec.direct { chunks } else { 0 };
-        Slabs {
+        KTiles {
             k,
             along_k,
             element_bytes,
@@ -662,7 +662,7 @@ impl<'k> Slabs<'k> {
             inside: if along_k { end - first } else { (end - first) * element_bytes },
             address: k.var(start),
             step_bytes: operand.line_bytes * u64::from(line_step),
-            slab_bytes,
+            k_tile_bytes,
             copy_bytes: operand.copy_bytes,
             raw: (0..raw).map(|_| (0..per_chunk).map(|_| k.var(0u16)).collect()).collect(),
             shared,
@@ -672,7 +672,7 @@ impl<'k> Slabs<'k> {
         }
     }
 
-    /// How many bytes of the thread's chunk `i` lie inside of the matrix, in a slab that is `depth` elements deep.
+    /// How many bytes of the thread's chunk `i` lie inside of the matrix, in a K-tile that is `depth` elements deep.
     fn source_bytes(&self, i: u32, depth: Val<'k, u32>) -> Val<'k, u32> {
         let k = self.k;
         let line = self.line + self.line_step * i;
@@ -684,10 +684,10 @@ impl<'k> Slabs<'k> {
     }
 
     fn advance(&self) {
-        self.address.set(self.address + self.slab_bytes);
+        self.address.set(self.address + self.k_tile_bytes);
     }
 
-    /// Starts copying the next slab, `depth` elements deep, to the stage at `stage` bytes.
+    /// Starts copying the next K-tile, `depth` elements deep, to the stage at `stage` bytes.
     fn copy(&self, depth: Val<'k, u32>, stage: Val<'k, u32>) {
         let (k, Some(copy_bytes)) = (self.k, self.copy_bytes) else { return };
         let to = self.write + stage;
@@ -708,7 +708,7 @@ impl<'k> Slabs<'k> {
         self.advance();
     }
 
-    /// Starts loading the next slab into registers, element by element.
+    /// Starts loading the next K-tile into registers, element by element.
     fn fetch(&self, depth: Val<'k, u32>) {
         let k = self.k;
         let mut address = self.address.get();
@@ -747,7 +747,7 @@ enum Side {
     B,
 }
 
-/// A lane's places in a slab: where its row of an 8×8 matrix begins, for `ldmatrix`.
+/// A lane's places in a K-tile: where its row of an 8×8 matrix begins, for `ldmatrix`.
 struct Reader<'k> {
     k: Kernel<'k>,
     along_k: bool,
@@ -758,8 +758,8 @@ struct Reader<'k> {
 
 impl<'k> Reader<'k> {
     /// For a warp whose part of the tile begins at `first` and has `blocks` blocks.
-    fn new(slabs: &Slabs<'k>, first: Val<'k, u32>, side: Side, blocks: u32) -> Self {
-        let k = slabs.k;
+    fn new(k_tiles: &KTiles<'k>, first: Val<'k, u32>, side: Side, blocks: u32) -> Self {
+        let k = k_tiles.k;
         let lane = k.lane();
         let (within, matrix) = (lane & 7u32, lane >> 3);
         // The registers of A hold (rows 0–7, k low), (rows 8–15, k low), (rows 0–7, k high), (rows 8–15, k high); those of B hold both halves
@@ -768,22 +768,22 @@ impl<'k> Reader<'k> {
             Side::A => (matrix & 1u32, matrix >> 1),
             Side::B => (matrix >> 1, matrix & 1u32),
         };
-        let places = if slabs.along_k {
+        let places = if k_tiles.along_k {
             let line = first + outer_half * 8 + within;
             let place = |step: u32| {
                 let chunk = (k_half + 2 * step) ^ swizzle(within, true);
-                slabs.shared + line * slabs.pitch_bytes + (chunk << 4)
+                k_tiles.shared + line * k_tiles.pitch_bytes + (chunk << 4)
             };
-            (0..SLAB_BYTES / 32).map(place).collect()
+            (0..K_TILE_BYTES / 32).map(place).collect()
         } else {
             let line = k_half * 8 + within;
             let place = |block: u32| {
                 let chunk = ((first >> 3) + outer_half + 2 * block) ^ swizzle(within, false);
-                slabs.shared + line * slabs.pitch_bytes + (chunk << 4)
+                k_tiles.shared + line * k_tiles.pitch_bytes + (chunk << 4)
             };
             (0..blocks).map(place).collect()
         };
-        Reader { k, along_k: slabs.along_k, pitch_bytes: slabs.pitch_bytes, places }
+        Reader { k, along_k: k_tiles.along_k, pitch_bytes: k_tiles.pitch_bytes, places }
     }
 
     /// The four registers of block `block` at 32 bytes `step` of k, from the stage at `stage` bytes.

@@ -74,13 +74,13 @@ verdigris_kir::parameters! {
         rows: u32,
         columns: u32,
         column_tiles: Divide,
-        /// Slabs that k has, and the depth of the last one.
-        slabs: u32,
+        /// K-tiles that k has, and the depth of the last one.
+        k_tiles: u32,
         last_depth: u32,
     }
 }
 
-/// The program of a kernel whose CTAs compute a tile each: one launch a chunk of the batch and part of D, with slabs of k of `depth`.
+/// The program of a kernel whose CTAs compute a tile each: one launch a chunk of the batch and part of D, with K-tiles of k of `depth`.
 fn tiled(
     problem: &GemmProblem,
     kernel: &KernelRef,
@@ -93,11 +93,11 @@ fn tiled(
         return program;
     }
     let depth = u64::from(depth);
-    let (slabs, last_depth) = (problem.k.div_ceil(depth) as u32, (problem.k - problem.k.saturating_sub(1) / depth * depth) as u32);
+    let (k_tiles, last_depth) = (problem.k.div_ceil(depth) as u32, (problem.k - problem.k.saturating_sub(1) / depth * depth) as u32);
     for chunk in Chunk::all(&problem.batch) {
         for part in split_tiles(problem.m, problem.n, tile) {
             let Part { rows, columns, row_tiles, column_tiles, .. } = part;
-            let arguments = arguments(TilesArgs { rows, columns, column_tiles, slabs, last_depth }, &chunk, &part);
+            let arguments = arguments(TilesArgs { rows, columns, column_tiles, k_tiles, last_depth }, &chunk, &part);
             let [y, z] = chunk.grid();
             program.launch(Launch::new(kernel.clone(), [row_tiles * column_tiles, y, z], arguments));
         }

@@ -3,8 +3,8 @@
 //! It takes every valid GEMM problem: all operand types and precision policies, any strides, any extents from 0 on, any alignment that an
 //! element needs. So the family always has an answer, and f32 and f64 have one that multiplies and adds as IEEE says.
 //!
-//! **Method.** A CTA of 256 threads computes a tile of D. Slabs of A and B, 16 deep, go from global memory through registers, where they
-//! become the type that is computed in, to shared memory with k outermost; the next slab is on its way while one is multiplied. Each thread
+//! **Method.** A CTA of 256 threads computes a tile of D. K-tiles of A and B, 16 deep, go from global memory through registers, where they
+//! become the type that is computed in, to shared memory with k outermost; the next K-tile is on its way while one is multiplied. Each thread
 //! holds an outer product of 8×8 (4×4 in small tiles and f64) and reads its operands 16 bytes at a time. Which index runs fastest over the
 //! threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code. Products of few columns (or
 //! few rows, transposed) have a kernel of their own, which reads A without a detour.
@@ -37,7 +37,7 @@ use crate::parts::transposed::transposed;
 
 /// Threads of a CTA: 16 by 16.
 const THREADS: u32 = 256;
-/// Depth of a slab of the tiled kernel.
+/// Depth of a K-tile of the tiled kernel.
 const DEPTH: u32 = 16;
 /// The most columns for which the kernel for few of them is offered.
 const THIN_COLUMNS: u64 = 16;
@@ -217,7 +217,7 @@ impl Tile {
         }
     }
 
-    /// Depth of a slab.
+    /// Depth of a K-tile.
     const fn depth(self) -> u32 {
         match self {
             Tile::Thin => 32,
@@ -317,14 +317,14 @@ verdigris_kir::parameters! {
 /// `S` is what is multiplied and summed, `T` what the epilogue computes in.
 fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
     let Params { tiles, batch, a, b, epilogue } = Params::declare(k, spec);
-    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
+    let Tiles { rows, columns, column_tiles, k_tiles, last_depth } = tiles;
     let epilogue = epilogue.of::<T>();
 
     let extent = spec.tile.rows();
     let (row_tile, column_tile) = column_tiles.split(k.cta());
     let indices = batch.of_cta();
-    let a = Slab::<S>::new("a_slabs", (a, spec.a), spec, indices, row_tile * extent, rows);
-    let b = Slab::<S>::new("b_slabs", (b, spec.b), spec, indices, column_tile * extent, columns);
+    let a = KTile::<S>::new("a_slabs", (a, spec.a), spec, indices, row_tile * extent, rows);
+    let b = KTile::<S>::new("b_slabs", (b, spec.b), spec, indices, column_tile * extent, columns);
 
     // Thread (x, y) holds groups of `width` neighbouring rows and columns, 16 · width apart: 16 bytes each, so that the lanes of a warp
     // read neighbouring 16 bytes of shared memory.
@@ -338,8 +338,8 @@ fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(
     let a_reads = a.shared + y * (width * S::TY.bytes());
     let b_reads = b.shared + x * (width * S::TY.bytes());
 
-    let depth_of = |slab: Val<'k, u32>| k.select((slab + 1).eq(slabs), last_depth, DEPTH);
-    k.when(slabs.gt(0), || {
+    let depth_of = |k_tile: Val<'k, u32>| k.select((k_tile + 1).eq(k_tiles), last_depth, DEPTH);
+    k.when(k_tiles.gt(0), || {
         let depth = depth_of(k.constant(0));
         a.fetch(depth);
         b.fetch(depth);
@@ -347,26 +347,26 @@ fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(
         b.keep(k.constant(0));
     });
     k.bar_sync();
-    k.range(slabs, |slab| {
-        let next = slab + 1;
-        k.when(next.lt(slabs), || {
+    k.range(k_tiles, |k_tile| {
+        let next = k_tile + 1;
+        k.when(next.lt(k_tiles), || {
             let depth = depth_of(next);
             a.fetch(depth);
             b.fetch(depth);
         });
-        let turn = slab & 1u32;
-        let a_slab = a_reads + turn * a.bytes;
-        let b_slab = b_reads + turn * b.bytes;
+        let turn = k_tile & 1u32;
+        let a_k_tile = a_reads + turn * a.bytes;
+        let b_k_tile = b_reads + turn * b.bytes;
         for step in 0..DEPTH {
-            let column: Vec<Val<'k, S>> = read::<S>(k, a_slab, step * a.pitch_bytes, width, groups);
-            let row: Vec<Val<'k, S>> = read::<S>(k, b_slab, step * b.pitch_bytes, width, groups);
+            let column: Vec<Val<'k, S>> = read::<S>(k, a_k_tile, step * a.pitch_bytes, width, groups);
+            let row: Vec<Val<'k, S>> = read::<S>(k, b_k_tile, step * b.pitch_bytes, width, groups);
             for (line, &x) in sums.iter().zip(&column) {
                 for (sum, &y) in line.iter().zip(&row) {
                     sum.set(k.fma(x, y, *sum));
                 }
             }
         }
-        k.when(next.lt(slabs), || {
+        k.when(next.lt(k_tiles), || {
             a.keep(next & 1u32);
             b.keep(next & 1u32);
         });
@@ -425,35 +425,35 @@ fn store<'k, S: Element, T: Compute>(
 }
 
 /// A thread's elements of one k, group by group.
-fn read<'k, S: Element>(k: Kernel<'k>, slab: Val<'k, u32>, offset_bytes: u32, width: u32, groups: u32) -> Vec<Val<'k, S>> {
+fn read<'k, S: Element>(k: Kernel<'k>, k_tile: Val<'k, u32>, offset_bytes: u32, width: u32, groups: u32) -> Vec<Val<'k, S>> {
     (0..groups)
         .flat_map(|group| {
             let offset = i64::from(offset_bytes + group * 16 * width * S::TY.bytes());
-            if width == 1 { vec![k.ld_shared(slab, offset)] } else { k.ld_shared_vector(slab, offset, width as u8) }
+            if width == 1 { vec![k.ld_shared(k_tile, offset)] } else { k.ld_shared_vector(k_tile, offset, width as u8) }
         })
         .collect()
 }
 
-/// Slabs of an operand: a thread's share in global memory, in registers, and in shared memory.
-struct Slab<'k, S> {
+/// K-tiles of an operand: a thread's share in global memory, in registers, and in shared memory.
+struct KTile<'k, S> {
     k: Kernel<'k>,
     dtype: DType,
     round_tf32: bool,
-    /// The thread's first element: its place in the slab.
+    /// The thread's first element: its place in the K-tile.
     outer: Val<'k, u32>,
     depth: Val<'k, u32>,
-    /// From one element of the thread to the next, in the slab.
+    /// From one element of the thread to the next, in the K-tile.
     outer_step: Val<'k, u32>,
     depth_step: Val<'k, u32>,
     /// Outer extent of the tile that lies inside of the matrix.
     outer_end: Val<'k, u32>,
-    /// The thread's first element in the next slab to be fetched, and the way from one to the next.
+    /// The thread's first element in the next K-tile to be fetched, and the way from one to the next.
     address: Var<'k, u64>,
     step_bytes: Val<'k, u64>,
-    slab_bytes: Val<'k, u64>,
+    k_tile_bytes: Val<'k, u64>,
     raw: Vec<RawVar<'k>>,
-    factors: Option<FactorSlab<'k>>,
-    /// Two slabs, k outermost.
+    factors: Option<FactorKTile<'k>>,
+    /// Two K-tiles, k outermost.
     shared: Val<'k, u32>,
     bytes: u32,
     pitch_bytes: u32,
@@ -463,7 +463,7 @@ struct Slab<'k, S> {
 }
 
 /// Factors of the elements on their way.
-struct FactorSlab<'k> {
+struct FactorKTile<'k> {
     factors: Factors<'k>,
     matrix: Val<'k, u64>,
     first_outer: Val<'k, u32>,
@@ -471,7 +471,7 @@ struct FactorSlab<'k> {
     values: Vec<Var<'k, f32>>,
 }
 
-impl<'k, S: Element> Slab<'k, S> {
+impl<'k, S: Element> KTile<'k, S> {
     fn new(
         name: &'static str,
         (operand, dtype): (Operand<'k>, DType),
@@ -491,10 +491,10 @@ impl<'k, S: Element> Slab<'k, S> {
         let matrix = operand.batch.matrix(operand.matrix, indices);
         let start = matrix + (first + outer).widen() * operand.outer_stride + depth.widen() * operand.k_stride;
         let count = extent * DEPTH / THREADS;
-        // 16 bytes beyond a row of the slab keep the two orders of writing off each other's banks.
+        // 16 bytes beyond a row of the K-tile keep the two orders of writing off each other's banks.
         let pitch_bytes = extent * S::TY.bytes() + 16;
         let shared = k.shared(name, 2 * DEPTH * pitch_bytes, 16).address();
-        Slab {
+        KTile {
             k,
             dtype,
             round_tf32: spec.arithmetic == Arithmetic::Tf32,
@@ -505,9 +505,9 @@ impl<'k, S: Element> Slab<'k, S> {
             outer_end: end - first,
             address: k.var(start),
             step_bytes: outer_step.widen() * operand.outer_stride + depth_step.widen() * operand.k_stride,
-            slab_bytes: operand.k_stride * u64::from(DEPTH),
+            k_tile_bytes: operand.k_stride * u64::from(DEPTH),
             raw: (0..count).map(|_| RawVar::new(k, dtype)).collect(),
-            factors: operand.factors.map(|factors| FactorSlab {
+            factors: operand.factors.map(|factors| FactorKTile {
                 matrix: factors.matrix(indices),
                 first_outer: first,
                 first_k: k.var(0u32),
@@ -523,7 +523,7 @@ impl<'k, S: Element> Slab<'k, S> {
         }
     }
 
-    /// Starts loading the thread's elements of the next slab, `depth` deep; what lies outside of the matrix is 0.
+    /// Starts loading the thread's elements of the next K-tile, `depth` deep; what lies outside of the matrix is 0.
     fn fetch(&self, depth: Val<'k, u32>) {
         let k = self.k;
         let mut address = self.address.get();
@@ -533,17 +533,17 @@ impl<'k, S: Element> Slab<'k, S> {
             raw.clear();
             k.when(outer.lt(self.outer_end) & along_k.lt(depth), || {
                 raw.load(k, self.dtype, address);
-                if let Some(slab) = &self.factors {
-                    let outer = slab.factors.outer_bytes(slab.first_outer + outer);
-                    let factor = slab.matrix + outer + slab.factors.k_bytes(slab.first_k + along_k);
-                    slab.values[i as usize].set(k.ld_global::<f32>(factor, 0));
+                if let Some(k_tile) = &self.factors {
+                    let outer = k_tile.factors.outer_bytes(k_tile.first_outer + outer);
+                    let factor = k_tile.matrix + outer + k_tile.factors.k_bytes(k_tile.first_k + along_k);
+                    k_tile.values[i as usize].set(k.ld_global::<f32>(factor, 0));
                 }
             });
             address = address + self.step_bytes;
         }
-        self.address.set(self.address + self.slab_bytes);
-        if let Some(slab) = &self.factors {
-            slab.first_k.set(slab.first_k + DEPTH);
+        self.address.set(self.address + self.k_tile_bytes);
+        if let Some(k_tile) = &self.factors {
+            k_tile.first_k.set(k_tile.first_k + DEPTH);
         }
     }
 
@@ -556,8 +556,8 @@ impl<'k, S: Element> Slab<'k, S> {
             if self.round_tf32 {
                 value = S::rounded_to_tf32(value);
             }
-            if let Some(slab) = &self.factors {
-                value = S::scaled(value, slab.values[i as usize]);
+            if let Some(k_tile) = &self.factors {
+                value = S::scaled(value, k_tile.values[i as usize]);
             }
             k.st_shared(base + self.write_step * i, 0, value);
         }

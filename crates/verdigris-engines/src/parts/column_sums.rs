@@ -1,9 +1,9 @@
 //! Sums and sums of squares of a result's columns, formed in the epilogue: what batch norm needs of a convolution, without reading it again.
 //!
 //! **What.** `sum[c] = Σ v`, `squares[c] = Σ v²` over the rows of the result, of its values as they are stored, in f32.
-//! **How.** Results pass through slabs of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows of every
-//! slab and adds them up; the threads that hold the same chunk share the sums out among them, so that what is kept from slab to slab is a few
-//! registers. Behind the last slab of a tile the first warp adds what the warpgroup's other warps hold, and stores a *part*: the sums of the rows
+//! **How.** Results pass through stages of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows of every
+//! stage and adds them up; the threads that hold the same chunk share the sums out among them, so that what is kept from stage to stage is a few
+//! registers. Behind the last stage of a tile the first warp adds what the warpgroup's other warps hold, and stores a *part*: the sums of the rows
 //! that this warpgroup held. One more launch adds the parts of each column up, or two, where they are many.
 //! **Numbers.** The order of addition follows from the spec and the extents alone, so repeats agree bit for bit. An infinity or a NaN in a column
 //! reaches the sums of that column and no other.
@@ -19,7 +19,7 @@ use verdigris_kir::inst::Cache;
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
-use verdigris_kir::tile::staging::SLAB_ROWS;
+use verdigris_kir::tile::staging::STAGE_ROWS;
 use verdigris_tensor::DType;
 
 use super::compute;
@@ -35,7 +35,7 @@ const WARPS: u32 = 32;
 const UNROLL: u32 = 4;
 /// Parts that one CTA adds up; more are cut into shares.
 const SHARE: u32 = 1024;
-/// What a thread reads of a slab at once.
+/// What a thread reads of a stage at once.
 const CHUNK_BYTES: u32 = 16;
 
 /// Whether sums can be formed of a result of this type as it leaves.
@@ -50,7 +50,7 @@ pub(crate) struct SumsSpec {
     pub(crate) stored: DType,
     /// Columns of a tile.
     pub(crate) tile_columns: u32,
-    /// Bytes of a slab's row.
+    /// Bytes of a stage's row.
     pub(crate) row_bytes: u32,
 }
 
@@ -63,11 +63,11 @@ impl SumsSpec {
         self.row_bytes / CHUNK_BYTES
     }
 
-    fn slabs(self) -> u32 {
+    fn stages(self) -> u32 {
         (self.tile_columns * self.stored.bytes() as u32).div_ceil(self.row_bytes)
     }
 
-    /// Values that a thread keeps of each slab: sums and squares of a chunk's columns, shared out among the lanes of a warp that hold it.
+    /// Values that a thread keeps of each stage: sums and squares of a chunk's columns, shared out among the lanes of a warp that hold it.
     fn kept(self) -> u32 {
         2 * self.columns_of_chunk() * self.chunks_of_row() / LANES
     }
@@ -92,7 +92,7 @@ pub(crate) struct ColumnSums<'k> {
     values: ColumnSumsValues<'k>,
 }
 
-/// A tile's sums while it leaves: of each slab, the values that this thread keeps.
+/// A tile's sums while it leaves: of each stage, the values that this thread keeps.
 pub(crate) struct TileSums<'s, 'k> {
     sums: &'s ColumnSums<'k>,
     thread: Val<'k, u32>,
@@ -102,16 +102,19 @@ pub(crate) struct TileSums<'s, 'k> {
 impl<'k> ColumnSums<'k> {
     /// Of parameters that a group declares.
     pub(crate) fn new(k: Kernel<'k>, values: ColumnSumsValues<'k>, spec: SumsSpec) -> Self {
-        // What the other warps hold lies in one slab for a moment.
-        assert!(3 * LANES * 4 * spec.kept() * spec.slabs() <= SLAB_ROWS * spec.row_bytes, "{spec:?}: the sums of a tile fit into a slab");
+        // What the other warps hold lies in one stage for a moment.
+        assert!(
+            3 * LANES * 4 * spec.kept() * spec.stages() <= STAGE_ROWS * spec.row_bytes,
+            "{spec:?}: the sums of a tile fit into a stage"
+        );
         ColumnSums { kernel: k, spec, values }
     }
 
     /// Begins a tile.
     pub(crate) fn begin(&self, thread: Val<'k, u32>) -> TileSums<'_, 'k> {
         let k = self.kernel;
-        let slab = || (0..self.spec.kept()).map(|_| k.var(0.0f32)).collect();
-        TileSums { sums: self, thread, kept: (0..self.spec.slabs()).map(|_| slab()).collect() }
+        let stage = || (0..self.spec.kept()).map(|_| k.var(0.0f32)).collect();
+        TileSums { sums: self, thread, kept: (0..self.spec.stages()).map(|_| stage()).collect() }
     }
 }
 
@@ -119,15 +122,15 @@ impl<'k> ColumnSums<'k> {
 pub(crate) type ReadChunk<'a, 'k> = dyn Fn(Val<'k, u32>, Val<'k, u32>) -> (Vec<Val<'k, u32>>, Val<'k, bool>) + 'a;
 
 impl<'k> TileSums<'_, 'k> {
-    /// Adds the rows of slab `slab` of the tile.
-    pub(crate) fn add(&self, slab: u32, read: &ReadChunk<'_, 'k>) {
+    /// Adds the rows of stage `stage` of the tile.
+    pub(crate) fn add(&self, stage: u32, read: &ReadChunk<'_, 'k>) {
         let (k, spec) = (self.sums.kernel, self.sums.spec);
         let (in_row, columns) = (spec.chunks_of_row(), spec.columns_of_chunk() as usize);
         let at_once = WARPGROUP / in_row;
         let chunk = self.thread & (in_row - 1);
         let first_row = self.thread >> in_row.trailing_zeros();
         let mut values: Vec<Val<'k, f32>> = Vec::new();
-        for turn in 0..SLAB_ROWS / at_once {
+        for turn in 0..STAGE_ROWS / at_once {
             let (words, inside) = read(first_row + turn * at_once, chunk);
             let elements: Vec<Val<'k, f32>> = (words.into_iter())
                 .map(|word| k.select(inside, word, 0u32))
@@ -157,16 +160,16 @@ impl<'k> TileSums<'_, 'k> {
             values = halves.collect();
             lanes *= 2;
         }
-        self.kept[slab as usize].iter().zip(values).for_each(|(kept, value)| kept.set(*kept + value));
+        self.kept[stage as usize].iter().zip(values).for_each(|(kept, value)| kept.set(*kept + value));
     }
 
-    /// Stores the part that the warpgroup's rows are: `place` is its line, the tile's matrix and its first column. `slab` is a slab's address that no
-    /// one reads or writes; `sync` brings the warpgroup together. Until it has come together once more, the slab is in use.
-    pub(crate) fn store(&self, place: [Val<'k, u32>; 3], wanted: Val<'k, bool>, slab: Val<'k, u32>, sync: &dyn Fn()) {
+    /// Stores the part that the warpgroup's rows are: `place` is its line, the tile's matrix and its first column. `stage` is a stage's address that no
+    /// one reads or writes; `sync` brings the warpgroup together. Until it has come together once more, the stage is in use.
+    pub(crate) fn store(&self, place: [Val<'k, u32>; 3], wanted: Val<'k, bool>, stage: Val<'k, u32>, sync: &dyn Fn()) {
         let (k, sums, spec) = (self.sums.kernel, self.sums, self.sums.spec);
         let (warp, lane) = (self.thread >> 5, self.thread & (LANES - 1));
         let bytes = 4 * spec.kept();
-        let at = |warp: Val<'k, u32>| slab + (warp * (spec.slabs() * LANES) + lane) * bytes;
+        let at = |warp: Val<'k, u32>| stage + (warp * (spec.stages() * LANES) + lane) * bytes;
         let values = |of: &[Var<'k, f32>]| of.iter().map(|value| value.get()).collect::<Vec<_>>();
         k.when(warp.gt(0u32), || {
             for (index, kept) in self.kept.iter().enumerate() {
@@ -190,19 +193,19 @@ impl<'k> TileSums<'_, 'k> {
             let ColumnSumsValues { sums_parts, sums_width, sums_pitch } = sums.values;
             let column = matrix * sums_pitch + column + in_tile + k.select(kind, sums_width, 0u32);
             let to = sums_parts.moved(line.widen() * sums_width.mul_wide(8u32)).at(column, 4);
-            let per_slab = spec.row_bytes / spec.stored.bytes() as u32;
+            let per_stage = spec.row_bytes / spec.stored.bytes() as u32;
             for (index, kept) in self.kept.iter().enumerate() {
                 let total = |column: usize| {
                     (0..3).map(|other| (other, column)).fold(kept[column].get(), |total, (other, column)| {
-                        let offset = (other * spec.slabs() + index as u32) * LANES * bytes + 4 * column as u32;
-                        total + k.ld_shared::<f32>(slab + lane * bytes, i64::from(offset))
+                        let offset = (other * spec.stages() + index as u32) * LANES * bytes + 4 * column as u32;
+                        total + k.ld_shared::<f32>(stage + lane * bytes, i64::from(offset))
                     })
                 };
                 let totals: Vec<Val<'k, f32>> = (0..kept.len()).map(total).collect();
-                let first = index as u32 * per_slab;
+                let first = index as u32 * per_stage;
                 let store = || k.st_global_vector(to, i64::from(4 * first), &totals, Cache::Default);
-                // A tile may end inside of its last slab.
-                if spec.tile_columns - first < per_slab { k.when((in_tile + first).lt(spec.tile_columns), store) } else { store() }
+                // A tile may end inside of its last stage.
+                if spec.tile_columns - first < per_stage { k.when((in_tile + first).lt(spec.tile_columns), store) } else { store() }
             }
         });
     }

@@ -13,13 +13,13 @@ use verdigris_kir::ir::{MapDecl, MapType};
 use verdigris_kir::params::{Map, Write};
 use verdigris_kir::program::{Address, L2Promotion, MapSpec};
 use verdigris_kir::tile::fragment::Fragment;
-use verdigris_kir::tile::staging::{SLAB_ROWS, Staging, store_map_with_rows};
+use verdigris_kir::tile::staging::{STAGE_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
 use super::batch::{BatchStridesBytes, DIMS, Indices};
 use super::column_sums::{ColumnSums, ColumnSumsArgs, SumsSpec, TileSums};
 use super::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Place};
-use super::row_staging::{RowSlab, RowStaging};
+use super::row_staging::{RowStage, RowStaging};
 
 /// What a sum is kept in.
 pub(crate) trait Sum: Number {
@@ -105,39 +105,39 @@ impl StoreSpec {
         self.epilogue.d.dtype
     }
 
-    /// Staging slabs of a warpgroup.
-    fn slabs(&self) -> u32 {
+    /// Staging stages of a warpgroup.
+    fn stages(&self) -> u32 {
         match self.out {
             Out::Rows | Out::Direct => 0,
             Out::Tma | Out::Scattered => 2,
         }
     }
 
-    /// Rows of a slab of a transposed tile: columns of the tile, as many as divide it.
+    /// Rows of a stage of a transposed tile: columns of the tile, as many as divide it.
     fn transposed_rows(&self) -> u32 {
         [64, 32, 16].into_iter().find(|rows| self.tile_columns.is_multiple_of(*rows)).unwrap_or(16)
     }
 
-    /// Bytes of a slab's row: half a swizzle span where the tile's width is not whole ones.
-    fn slab_row_bytes(&self) -> u32 {
+    /// Bytes of a stage's row: half a swizzle span where the tile's width is not whole ones.
+    fn stage_row_bytes(&self) -> u32 {
         if !self.transposed && !(self.tile_columns * self.d().bytes() as u32).is_multiple_of(128) { 64 } else { 128 }
     }
 
-    /// The slab for [`Out::Rows`]: up to 256 bytes of D's contiguous side by up to 64 of the other.
-    fn row_slab(&self) -> RowSlab {
+    /// The stage for [`Out::Rows`]: up to 256 bytes of D's contiguous side by up to 64 of the other.
+    fn row_stage(&self) -> RowStage {
         let element_bytes = self.d().bytes() as u32;
         let (lines, line_bytes) = match self.transposed {
-            true => (self.transposed_rows(), SLAB_ROWS * element_bytes),
-            false => (SLAB_ROWS, (self.tile_columns * element_bytes).min(256)),
+            true => (self.transposed_rows(), STAGE_ROWS * element_bytes),
+            false => (STAGE_ROWS, (self.tile_columns * element_bytes).min(256)),
         };
-        RowSlab { lines, line_bytes, element_bytes, transposed: self.transposed }
+        RowStage { lines, line_bytes, element_bytes, transposed: self.transposed }
     }
 
     /// Shared memory that it takes.
     pub(crate) fn shared_bytes(&self) -> u32 {
         match self.out {
-            Out::Rows => self.warpgroups * self.row_slab().bytes(),
-            Out::Tma | Out::Scattered | Out::Direct => self.warpgroups * self.slabs() * SLAB_ROWS * self.slab_row_bytes(),
+            Out::Rows => self.warpgroups * self.row_stage().bytes(),
+            Out::Tma | Out::Scattered | Out::Direct => self.warpgroups * self.stages() * STAGE_ROWS * self.stage_row_bytes(),
         }
     }
 
@@ -150,7 +150,7 @@ impl StoreSpec {
             DType::I32 => MapType::S32,
             _ => MapType::U8,
         };
-        store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { SLAB_ROWS }, self.slab_row_bytes())
+        store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { STAGE_ROWS }, self.stage_row_bytes())
     }
 
     /// Where D is: its extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`], its map, or its address and strides.
@@ -270,7 +270,7 @@ pub(crate) struct Store<'k> {
     sums: Option<ColumnSums<'k>>,
 }
 
-/// A consumer's 64 rows of results on their way: which warpgroup, which slab is next, where they belong.
+/// A consumer's 64 rows of results on their way: which warpgroup, which stage is next, where they belong.
 struct Block<'w, 'k> {
     store: &'w Store<'k>,
     /// The epilogue at this thread's first element of each row half.
@@ -283,7 +283,7 @@ struct Block<'w, 'k> {
 
 /// Where results are staged.
 #[derive(Clone, Copy)]
-enum Slab<'s, 'k> {
+enum Staged<'s, 'k> {
     Rows(&'s RowStaging<'k>),
     Tma(&'s Staging<'k>),
 }
@@ -292,14 +292,14 @@ impl<'k> Store<'k> {
     /// Of parameters that a group declares; declares the shared memory.
     pub(crate) fn new(k: Kernel<'k>, values: StoreValues<'k>, spec: StoreSpec) -> Store<'k> {
         let StoreValues { epilogue, place: PlaceValues { rows, columns, lines, d }, sums } = values;
-        let slabs = || Staging::with_rows(k, spec.warpgroups, spec.slabs(), spec.barrier, spec.slab_row_bytes());
+        let stages = || Staging::with_rows(k, spec.warpgroups, spec.stages(), spec.barrier, spec.stage_row_bytes());
         let path = match (d, lines) {
-            (Some(map), _) => StorePath::Tma { map, staging: slabs() },
-            (None, Some(lines)) if spec.out == Out::Scattered => StorePath::Scattered { lines, staging: slabs() },
-            (None, Some(lines)) => StorePath::Rows { lines, staging: RowStaging::new(k, spec.row_slab(), spec.warpgroups, spec.barrier) },
+            (Some(map), _) => StorePath::Tma { map, staging: stages() },
+            (None, Some(lines)) if spec.out == Out::Scattered => StorePath::Scattered { lines, staging: stages() },
+            (None, Some(lines)) => StorePath::Rows { lines, staging: RowStaging::new(k, spec.row_stage(), spec.warpgroups, spec.barrier) },
             (None, None) => StorePath::Elements,
         };
-        let of_sums = SumsSpec { stored: spec.d(), tile_columns: spec.tile_columns, row_bytes: spec.slab_row_bytes() };
+        let of_sums = SumsSpec { stored: spec.d(), tile_columns: spec.tile_columns, row_bytes: spec.stage_row_bytes() };
         let sums = sums.map(|sums| ColumnSums::new(k, sums, of_sums));
         Store { kernel: k, spec, epilogue, rows, columns, path, sums }
     }
@@ -314,7 +314,7 @@ impl<'k> Store<'k> {
     pub(crate) fn write_placed<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>, place: PlaceRow<'_, 'k>) {
         let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
         if let StorePath::Scattered { .. } = &self.path {
-            // Someone may still be reading the slabs of the tile before.
+            // Someone may still be reading the stages of the tile before.
             self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
         }
         let matrix = self.epilogue.begin(tile.indices);
@@ -334,56 +334,56 @@ impl<'k> Store<'k> {
                 StorePath::Elements => block.write_direct(sum),
                 StorePath::Scattered { lines, staging } => {
                     let pieces = lines.pieces(spec, staging, tile, first_row, place);
-                    let per_slab = staging.row_bytes() / spec.d().bytes() as u32;
-                    let slabs = spec.tile_columns.div_ceil(per_slab);
-                    for index in 0..slabs {
-                        let first = index * per_slab;
-                        let slab = staging.slab(warpgroup, (i as u32 * slabs + index) % staging.slabs());
-                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Slab::Tma(staging), slab, thread, first / 8 + 2 * pair, pair);
+                    let per_stage = staging.row_bytes() / spec.d().bytes() as u32;
+                    let stages = spec.tile_columns.div_ceil(per_stage);
+                    for index in 0..stages {
+                        let first = index * per_stage;
+                        let stage = staging.stage(warpgroup, (i as u32 * stages + index) % staging.stages());
+                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
                         }
-                        // One barrier a slab: when it is written again, two turns later, everyone has passed the next one and so read it.
+                        // One barrier a stage: when it is written again, two turns later, everyone has passed the next one and so read it.
                         self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
-                        pieces.iter().for_each(|piece| piece.store(self, staging, slab, first));
+                        pieces.iter().for_each(|piece| piece.store(self, staging, stage, first));
                     }
                 }
                 StorePath::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
-                    let RowSlab { lines, line_bytes, element_bytes, transposed } = staging.shape();
-                    let slab = staging.address(warpgroup);
-                    let per_slab = if transposed { lines } else { line_bytes / element_bytes };
+                    let RowStage { lines, line_bytes, element_bytes, transposed } = staging.shape();
+                    let stage = staging.address(warpgroup);
+                    let per_stage = if transposed { lines } else { line_bytes / element_bytes };
                     let d = batch.matrix(*d, tile.indices);
-                    let rows_left = (self.rows.max(first_row) - first_row).min(SLAB_ROWS);
-                    for first in (0..spec.tile_columns).step_by(per_slab as usize) {
+                    let rows_left = (self.rows.max(first_row) - first_row).min(STAGE_ROWS);
+                    for first in (0..spec.tile_columns).step_by(per_stage as usize) {
                         staging.acquire(warpgroup);
-                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Slab::Rows(staging), slab, thread, first / 8 + 2 * pair, pair);
+                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, Staged::Rows(staging), stage, thread, first / 8 + 2 * pair, pair);
                         }
                         let first_column = tile.column + first;
-                        let width = per_slab.min(spec.tile_columns - first);
+                        let width = per_stage.min(spec.tile_columns - first);
                         let columns_left = (self.columns.max(first_column) - first_column).min(width);
                         let (line, place) = if transposed { (first_column, first_row) } else { (first_row, first_column) };
                         let (lines, elements) = if transposed { (columns_left, rows_left) } else { (rows_left, columns_left) };
                         let to = d + line.widen() * *stride_bytes + place.mul_wide(element_bytes);
-                        staging.store(slab, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
+                        staging.store(stage, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
                     }
                 }
                 StorePath::Tma { map, staging } => {
-                    // A slab is 128 bytes of D's contiguous side by up to 64 of the other.
-                    let per_slab = if spec.transposed { spec.transposed_rows() } else { spec.slab_row_bytes() / spec.d().bytes() as u32 };
-                    let slabs = spec.tile_columns.div_ceil(per_slab);
-                    for index in 0..slabs {
-                        let first = index * per_slab;
-                        let turn = i as u32 * slabs + index;
-                        let slab = staging.slab(warpgroup, turn % staging.slabs());
-                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * slabs);
-                        for pair in 0..per_slab.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Slab::Tma(staging), slab, thread, first / 8 + 2 * pair, pair);
+                    // A stage is 128 bytes of D's contiguous side by up to 64 of the other.
+                    let per_stage = if spec.transposed { spec.transposed_rows() } else { spec.stage_row_bytes() / spec.d().bytes() as u32 };
+                    let stages = spec.tile_columns.div_ceil(per_stage);
+                    for index in 0..stages {
+                        let first = index * per_stage;
+                        let turn = i as u32 * stages + index;
+                        let stage = staging.stage(warpgroup, turn % staging.stages());
+                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
+                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                            block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
                         }
                         let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
-                        staging.store(slab, warpgroup, thread, map, x, y, tile.batch);
-                        // All of the slab is written by now, and it is read until someone writes it again, behind the barrier of its turn.
+                        staging.store(stage, warpgroup, thread, map, x, y, tile.batch);
+                        // All of the stage is written by now, and it is read until someone writes it again, behind the barrier of its turn.
                         if let Some(totals) = &totals {
-                            let read = |row, chunk| (staging.read_chunk(slab, row, chunk), (first_row + row).lt(self.rows));
+                            let read = |row, chunk| (staging.read_chunk(stage, row, chunk), (first_row + row).lt(self.rows));
                             totals.add(index, &read);
                         }
                     }
@@ -395,18 +395,18 @@ impl<'k> Store<'k> {
         }
     }
 
-    /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, by way of the slab whose turn comes next.
+    /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, by way of the stage whose turn comes next.
     fn store_sums(&self, totals: &TileSums<'_, 'k>, staging: &Staging<'k>, tile: &Tile<'k>, blocks: u32) {
         let (k, spec, Tile { warpgroup, thread, .. }) = (self.kernel, &self.spec, *tile);
-        let per_slab = spec.slab_row_bytes() / spec.d().bytes() as u32;
-        let turn = blocks * spec.tile_columns.div_ceil(per_slab);
-        staging.acquire(warpgroup, thread, staging.slabs() - 1);
-        let slab = staging.slab(warpgroup, turn % staging.slabs());
-        let rows = SLAB_ROWS * blocks;
+        let per_stage = spec.stage_row_bytes() / spec.d().bytes() as u32;
+        let turn = blocks * spec.tile_columns.div_ceil(per_stage);
+        staging.acquire(warpgroup, thread, staging.stages() - 1);
+        let stage = staging.stage(warpgroup, turn % staging.stages());
+        let rows = STAGE_ROWS * blocks;
         assert!(rows.is_power_of_two(), "a warpgroup's rows, {rows}, are shifted out of a row's number");
         let line = tile.row >> rows.trailing_zeros();
         let together = || k.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
-        totals.store([line, tile.batch, tile.column], tile.row.lt(self.rows), slab, &together);
+        totals.store([line, tile.batch, tile.column], tile.row.lt(self.rows), stage, &together);
     }
 
     /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the first
@@ -447,12 +447,12 @@ impl<'k> Store<'k> {
     }
 }
 
-/// The 16 bytes that a thread stores of each slab of a block.
+/// The 16 bytes that a thread stores of each stage of a block.
 struct Piece<'k> {
-    /// Row and chunk in the slab.
+    /// Row and chunk in the stage.
     row: Val<'k, u32>,
     chunk: Val<'k, u32>,
-    /// Column and address in D, for the tile's first slab.
+    /// Column and address in D, for the tile's first stage.
     column: Val<'k, u32>,
     address: Val<'k, u64>,
     /// Whether the row is one of D's.
@@ -474,7 +474,7 @@ impl<'k> Lines<'k> {
         let chunk = tile.thread & (in_row - 1);
         let column = tile.column + chunk * (PIECE_BYTES / bytes);
         let matrix = self.batch.matrix(self.d, tile.indices) + column.mul_wide(bytes);
-        (0..SLAB_ROWS / at_once)
+        (0..STAGE_ROWS / at_once)
             .map(|turn| {
                 let row = (tile.thread >> in_row.trailing_zeros()) + turn * at_once;
                 let (target, inside) = place(first_row + row);
@@ -485,17 +485,17 @@ impl<'k> Lines<'k> {
 }
 
 impl<'k> Piece<'k> {
-    /// Stores the piece of the slab that begins at column `first` of the tile.
-    fn store(&self, store: &Store<'k>, staging: &Staging<'k>, slab: Val<'k, u32>, first: u32) {
+    /// Stores the piece of the stage that begins at column `first` of the tile.
+    fn store(&self, store: &Store<'k>, staging: &Staging<'k>, stage: Val<'k, u32>, first: u32) {
         let k = store.kernel;
         let mut inside = self.inside & (self.column + first).lt(store.columns);
-        // A tile may end inside of its last slab.
+        // A tile may end inside of its last stage.
         let left = store.spec.tile_columns - first;
         if left * (store.spec.d().bytes() as u32) < staging.row_bytes() {
             inside = inside & self.chunk.lt(left * store.spec.d().bytes() as u32 / PIECE_BYTES);
         }
         k.when(inside, || {
-            let words = staging.read_chunk(slab, self.row, self.chunk);
+            let words = staging.read_chunk(stage, self.row, self.chunk);
             k.st_global_vector(self.address, i64::from(first) * store.spec.d().bytes() as i64, &words, Cache::Default);
         });
     }
@@ -525,13 +525,13 @@ impl<'k> Block<'_, 'k> {
         results.map(|result| result.get())
     }
 
-    /// Puts 16 columns of results into a slab: blocks `block` and `block + 1`, the slab's pair of chunks `pair`.
+    /// Puts 16 columns of results into a stage: blocks `block` and `block + 1`, the stage's pair of chunks `pair`.
     #[allow(clippy::too_many_arguments, reason = "where from, and where to")]
     fn write_columns<T: Sum>(
         &self,
         sum: &Fragment<'k, T>,
-        to: Slab<'_, 'k>,
-        slab: Val<'k, u32>,
+        to: Staged<'_, 'k>,
+        stage: Val<'k, u32>,
         thread: Val<'k, u32>,
         block: u32,
         pair: u32,
@@ -545,9 +545,9 @@ impl<'k> Block<'_, 'k> {
                     k.pack(format, low, high)
                 });
                 match to {
-                    Slab::Rows(staging) => staging.write_halves(slab, thread, pair, &packed),
-                    Slab::Tma(staging) if self.store.spec.transposed => staging.write_halves_transposed(slab, thread, pair, &packed),
-                    Slab::Tma(staging) => staging.write_halves(slab, thread, pair, &packed),
+                    Staged::Rows(staging) => staging.write_halves(stage, thread, pair, &packed),
+                    Staged::Tma(staging) if self.store.spec.transposed => staging.write_halves_transposed(stage, thread, pair, &packed),
+                    Staged::Tma(staging) => staging.write_halves(stage, thread, pair, &packed),
                 }
             }
             None => {
@@ -560,8 +560,8 @@ impl<'k> Block<'_, 'k> {
                     let row = Fragment::<T>::row(thread) + 8 * half;
                     let column = Fragment::<T>::column(thread) + (16 * pair + 8 * b);
                     match to {
-                        Slab::Rows(staging) => staging.write_pair(slab, row, column, &words),
-                        Slab::Tma(staging) => staging.write_pair(slab, row, column, &words),
+                        Staged::Rows(staging) => staging.write_pair(stage, row, column, &words),
+                        Staged::Tma(staging) => staging.write_pair(stage, row, column, &words),
                     }
                 }
             }

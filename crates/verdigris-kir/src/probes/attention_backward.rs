@@ -14,7 +14,7 @@ use crate::tile::deep::DeepTile;
 use crate::tile::fragment::{Fragment, wgmma_shape};
 use crate::tile::operand::{Major, OperandTile};
 use crate::tile::ring::{Ring, RingScope, publish_barriers};
-use crate::tile::staging::{SLAB_BYTES, Staging, store_map};
+use crate::tile::staging::{STAGE_BYTES, Staging, store_map};
 
 /// Warpgroups that multiply; each has 64 keys.
 const CONSUMERS: u32 = 2;
@@ -129,7 +129,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let v_slot = k.shared("values", key_tile.bytes(), 1024);
     let q_slots = k.shared("queries", spec.stages * query_tile.bytes(), 1024);
     let dout_slots = k.shared("output gradients", spec.stages * query_tile.bytes(), 1024);
-    // dS, two turns deep: a warpgroup's 64 keys are one slab of 64 queries by 64 keys. At the end the same slabs carry dK and dV out.
+    // dS, two turns deep: a warpgroup's 64 keys are one stage of 64 queries by 64 keys. At the end the same stages carry dK and dV out.
     let ds = Staging::new(k, CONSUMERS, 2, STAGING);
     let dq_bytes = QUERIES * spec.half() * 4;
     let dq_slots = k.shared("query gradients", CONSUMERS * dq_bytes, 128);
@@ -215,7 +215,7 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         let dout_low = query_tile.tile.descriptor_base(dout_slots.address(), 0u32);
         let q_across_low = across.descriptor_base(q_slots.address(), 0u32);
         let dout_across_low = across.descriptor_base(dout_slots.address(), 0u32);
-        let ds_low = ds_tile.descriptor_base(ds.slab(k.constant(0), 0), 0u32);
+        let ds_low = ds_tile.descriptor_base(ds.stage(k.constant(0), 0), 0u32);
         let (q_cursor, dout_cursor) = (q_ring.cursor(), dout_ring.cursor());
         let column = Fragment::<f32>::column(thread);
 
@@ -275,16 +275,16 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 
             let ds_values = packed(&dp);
             let turn = block & 1;
-            let slab = ds.slab(warpgroup, 0) + turn * SLAB_BYTES;
+            let stage = ds.stage(warpgroup, 0) + turn * STAGE_BYTES;
             for (pair, values) in ds_values.iter().enumerate() {
-                ds.write_halves_transposed(slab, thread, pair as u32, values);
+                ds.write_halves_transposed(stage, thread, pair as u32, values);
             }
             k.fence_proxy_async();
             k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
             k.wgmma_fence();
             for step in 0..KEYS / 16 {
-                let panel = (step / 4 * ds.slabs() * SLAB_BYTES) >> 4;
-                let a = ds_tile.descriptor_from(ds_low + turn * (SLAB_BYTES >> 4) + panel + ds_tile.advance(0, step % 4));
+                let panel = (step / 4 * ds.stages() * STAGE_BYTES) >> 4;
+                let a = ds_tile.descriptor_from(ds_low + turn * (STAGE_BYTES >> 4) + panel + ds_tile.advance(0, step % 4));
                 let b = k_across.descriptor_from(k_across_low + k_across.advance(0, step));
                 k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(a), b, step > 0);
             }
@@ -308,18 +308,18 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             q_cursor.advance();
         });
 
-        // The other warpgroup's last dQ may still read this one's slabs.
+        // The other warpgroup's last dQ may still read this one's stages.
         k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
         let row = first_key + warpgroup * 64;
         dk.map_in_place(|value, _, _| value * scale);
         for (result, map) in [(&dv, &dv_map), (&dk, &dk_map)] {
             for part in 0..spec.head_dim / 64 {
-                let slab = ds.slab(warpgroup, part % ds.slabs());
-                ds.acquire(warpgroup, thread, ds.slabs() - 1);
+                let stage = ds.stage(warpgroup, part % ds.stages());
+                ds.acquire(warpgroup, thread, ds.stages() - 1);
                 for pair in 0..4 {
-                    ds.write_halves(slab, thread, pair, &result.pack_a(4 * part + pair, Packed::Bf16x2));
+                    ds.write_halves(stage, thread, pair, &result.pack_a(4 * part + pair, Packed::Bf16x2));
                 }
-                ds.store(slab, warpgroup, thread, map, k.constant(64 * part), row, head);
+                ds.store(stage, warpgroup, thread, map, k.constant(64 * part), row, head);
             }
         }
         ds.finish(thread);

@@ -233,12 +233,12 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         sums.map_in_place(|value, half, _| value * inverse[half as usize]);
         let row = at.first_query + warpgroup * 64;
         for part in 0..spec.head_dim / 64 {
-            let slab = staging.slab(warpgroup, part % staging.slabs());
-            staging.acquire(warpgroup, thread, staging.slabs() - 1);
+            let stage = staging.stage(warpgroup, part % staging.stages());
+            staging.acquire(warpgroup, thread, staging.stages() - 1);
             for pair in 0..4 {
-                staging.write_halves(slab, thread, pair, &sums.pack_a(4 * part + pair, Packed::Bf16x2));
+                staging.write_halves(stage, thread, pair, &sums.pack_a(4 * part + pair, Packed::Bf16x2));
             }
-            staging.store(slab, warpgroup, thread, &o_map, k.constant(64 * part), row, at.head);
+            staging.store(stage, warpgroup, thread, &o_map, k.constant(64 * part), row, at.head);
         }
         softmax.write_logarithms(lse, &totals, scale, row + Fragment::<f32>::row(thread), at.head, queries, thread);
         // The turn that the second warpgroup handed back at its end.

@@ -146,12 +146,12 @@ fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.wgmma_wait(0);
 
         for part in 0..spec.filters / 64 {
-            let slab = staging.slab(warpgroup, part % staging.slabs());
-            staging.acquire(warpgroup, thread, staging.slabs() - 1);
+            let stage = staging.stage(warpgroup, part % staging.stages());
+            staging.acquire(warpgroup, thread, staging.stages() - 1);
             for pair in 0..4 {
-                staging.write_halves(slab, thread, pair, &sums.pack_a(4 * part + pair, Packed::Bf16x2));
+                staging.write_halves(stage, thread, pair, &sums.pack_a(4 * part + pair, Packed::Bf16x2));
             }
-            staging.store(slab, warpgroup, thread, &y_map, first_filter + 64 * part, first_pixel + warpgroup * 64, 0u32);
+            staging.store(stage, warpgroup, thread, &y_map, first_filter + 64 * part, first_pixel + warpgroup * 64, 0u32);
         }
         staging.finish(thread);
     };

@@ -40,8 +40,8 @@ impl ClippedTile {
         if self.tile.major == Major::Depth { whole.with_open_box() } else { whole }
     }
 
-    /// Rows of one load where they are contiguous: a slab.
-    const fn slab_rows(&self) -> u32 {
+    /// Rows of one load where they are contiguous: a panel.
+    const fn panel_rows(&self) -> u32 {
         ROW_BYTES / self.tile.ty.bytes()
     }
 
@@ -50,7 +50,7 @@ impl ClippedTile {
         let loaded = self.loaded;
         let ragged = extent % loaded;
         let box_rows = match self.tile.major {
-            Major::Rows => self.slab_rows(),
+            Major::Rows => self.panel_rows(),
             Major::Depth if extent < loaded => extent.max(1),
             // Half boxes, where they leave out half of the last.
             Major::Depth if (1..=loaded / MOST_BOXES).contains(&ragged) && loaded.is_multiple_of(8 * MOST_BOXES) => loaded / MOST_BOXES,
@@ -137,8 +137,8 @@ impl<'k> Clip<'k> {
         let k = rows.kernel();
         k.scope(Location::caller(), || match self.tile.tile.major {
             Major::Rows => {
-                let slab = self.tile.slab_rows();
-                ((rows + (slab - 1)) >> slab.trailing_zeros()) * (slab * ROW_BYTES)
+                let panel = self.tile.panel_rows();
+                ((rows + (panel - 1)) >> panel.trailing_zeros()) * (panel * ROW_BYTES)
             }
             Major::Depth => {
                 let most = self.tile.tile.rows / self.tile.loaded * MOST_BOXES;
@@ -170,10 +170,10 @@ impl<'k> Clip<'k> {
             let slot = slot + first_row * ROW_BYTES;
             match self.tile.tile.major {
                 Major::Rows => {
-                    let slab = self.tile.slab_rows();
-                    for number in 0..self.tile.loaded / slab {
-                        let at = [(row + number * slab).signed(), depth.signed(), batch.signed()];
-                        k.when(own.gt(number * slab), || k.tma_load(slot + number * slab * ROW_BYTES, map, &at, barrier, options));
+                    let panel = self.tile.panel_rows();
+                    for number in 0..self.tile.loaded / panel {
+                        let at = [(row + number * panel).signed(), depth.signed(), batch.signed()];
+                        k.when(own.gt(number * panel), || k.tma_load(slot + number * panel * ROW_BYTES, map, &at, barrier, options));
                     }
                 }
                 Major::Depth => {
@@ -198,7 +198,7 @@ mod tests {
     /// Rows that the kernel loads of the tile that begins at row `first`: those of the boxes that it asks for, share by share.
     fn loaded_rows(tile: ClippedTile, args: ClipArgs, first: u32) -> u32 {
         let rows = args.extent.saturating_sub(first).min(tile.tile.rows);
-        let boxes = if tile.tile.major == Major::Rows { tile.loaded / tile.slab_rows() } else { MOST_BOXES };
+        let boxes = if tile.tile.major == Major::Rows { tile.loaded / tile.panel_rows() } else { MOST_BOXES };
         let of_share = |begins: u32| {
             let asked = |number: &u32| rows.saturating_sub(begins) > number * args.box_rows && number * args.box_rows < tile.loaded;
             (0..boxes).filter(asked).count() as u32 * args.box_rows

@@ -6,7 +6,7 @@
 //! | [`clip`] | what is loaded of such a tile where the operand ends within |
 //! | [`deep`] | several of them behind each other: operands deeper than 128 bytes |
 //! | [`im2col`] | the tile of a convolution's matrix that TMA gathers |
-//! | [`slab`] | a box of pixels with its halo, of which every tap of a filter reads a part |
+//! | [`halo`] | a box of pixels with its halo, of which every tap of a filter reads a part |
 //! | [`ring`] | a producer/consumer ring of such tiles with full and empty mbarriers |
 //! | [`fragment`] | register tiles with their layout: accumulators, row reductions, packing for a following product |
 //! | [`staging`] | the way of a register tile to global memory through swizzled shared memory and TMA |
@@ -23,11 +23,11 @@ pub mod deep;
 pub mod dynamic;
 pub mod fragment;
 pub mod grid_barrier;
+pub mod halo;
 pub mod im2col;
 pub mod operand;
 pub mod reduce;
 pub mod ring;
 pub mod schedule;
-pub mod slab;
 pub mod staging;
 pub mod table;

@@ -18,7 +18,7 @@ pub const ROW_BYTES: u32 = 128;
 
 /// A tile of A or B in shared memory: `rows` (of A, or columns of B) by 128 bytes of depth, under the 128-byte swizzle.
 ///
-/// With [`Major::Depth`] the tile is `rows` rows of 128 bytes. With [`Major::Rows`] it is `rows / 64` slabs, each of `depth` rows that hold
+/// With [`Major::Depth`] the tile is `rows` rows of 128 bytes. With [`Major::Rows`] it is `rows / 64` panels, each of `depth` rows that hold
 /// 64 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperandTile {
@@ -64,7 +64,7 @@ impl OperandTile {
         MapDecl { ty: self.ty, rank: 3, box_dims, im2col: false, swizzle: Swizzle::B128, access: Access::Read }
     }
 
-    const fn slab_bytes(&self) -> u32 {
+    const fn panel_bytes(&self) -> u32 {
         self.depth() * ROW_BYTES
     }
 
@@ -106,12 +106,12 @@ impl OperandTile {
         let k = slot.kernel();
         k.scope(Location::caller(), || {
             let first_row = first_row.operand_val(k);
-            // Row distance of 8 rows: 1024 bytes; the distance between slabs matters where rows are contiguous.
+            // Row distance of 8 rows: 1024 bytes; the distance between panels matters where rows are contiguous.
             let (start, leading) = match self.major {
                 Major::Depth => (slot + first_row * ROW_BYTES + step * 32, 1),
                 Major::Rows => {
                     let per_step = 32 / self.ty.bytes();
-                    (slot + (first_row * self.depth() * self.ty.bytes()) + step * per_step * ROW_BYTES, self.slab_bytes() >> 4)
+                    (slot + (first_row * self.depth() * self.ty.bytes()) + step * per_step * ROW_BYTES, self.panel_bytes() >> 4)
                 }
             };
             let low = ((start & 0x3ffff) >> 4) | (leading << 16);
@@ -131,7 +131,7 @@ impl OperandTile {
             };
             let leading = match self.major {
                 Major::Depth => 1,
-                Major::Rows => self.slab_bytes() >> 4,
+                Major::Rows => self.panel_bytes() >> 4,
             };
             ((start & 0x3ffff) >> 4) | (leading << 16)
         })

@@ -1,30 +1,30 @@
-//! From registers to global memory: a warpgroup's slab of 64 rows by 128 (or 64) bytes under the swizzle of that span, stored by
+//! From registers to global memory: a warpgroup's stage of 64 rows by 128 (or 64) bytes under the swizzle of that span, stored by
 //! TMA.
 
 use crate::face::{AsVal, Kernel, SharedPiece, TensorMap, Val};
 use crate::ir::{Access, MapDecl, MapType, Swizzle};
 use std::panic::Location;
 
-/// Rows of one slab.
-pub const SLAB_ROWS: u32 = 64;
+/// Rows of one stage.
+pub const STAGE_ROWS: u32 = 64;
 
-/// Bytes of one slab with rows of 128 bytes.
-pub const SLAB_BYTES: u32 = SLAB_ROWS * 128;
+/// Bytes of one stage with rows of 128 bytes.
+pub const STAGE_BYTES: u32 = STAGE_ROWS * 128;
 
-/// The slabs of each warpgroup that stores.
+/// The stages of each warpgroup that stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Staging<'k> {
     kernel: Kernel<'k>,
     piece: SharedPiece<'k>,
-    /// Slabs that a warpgroup has, used in turn.
-    slabs: u32,
+    /// Stages that a warpgroup has, used in turn.
+    stages: u32,
     /// First named barrier; warpgroup `w` uses `barrier + w`.
     barrier: u32,
-    /// Bytes of a slab's row: 128 or 64.
+    /// Bytes of a stage's row: 128 or 64.
     row_bytes: u32,
 }
 
-/// The tensor map through which slabs of `rows` rows are stored: rank 3, `{columns, rows, batch}`.
+/// The tensor map through which stages of `rows` rows are stored: rank 3, `{columns, rows, batch}`.
 pub fn store_map(ty: MapType, rows: u32) -> MapDecl {
     store_map_with_rows(ty, rows, 128)
 }
@@ -36,43 +36,43 @@ pub fn store_map_with_rows(ty: MapType, rows: u32, row_bytes: u32) -> MapDecl {
 }
 
 impl<'k> Staging<'k> {
-    /// Room for `warpgroups` times `slabs` slabs with rows of 128 bytes.
+    /// Room for `warpgroups` times `stages` stages with rows of 128 bytes.
     #[track_caller]
-    pub fn new(k: Kernel<'k>, warpgroups: u32, slabs: u32, barrier: u32) -> Self {
-        Self::with_rows(k, warpgroups, slabs, barrier, 128)
+    pub fn new(k: Kernel<'k>, warpgroups: u32, stages: u32, barrier: u32) -> Self {
+        Self::with_rows(k, warpgroups, stages, barrier, 128)
     }
 
     /// The same with rows of `row_bytes`: 128, or 64 for tiles whose width is an odd number of 64 bytes.
     #[track_caller]
-    pub fn with_rows(k: Kernel<'k>, warpgroups: u32, slabs: u32, barrier: u32, row_bytes: u32) -> Self {
-        let piece = k.shared("staging", warpgroups * slabs * SLAB_ROWS * row_bytes, 1024);
-        Staging { kernel: k, piece, slabs, barrier, row_bytes }
+    pub fn with_rows(k: Kernel<'k>, warpgroups: u32, stages: u32, barrier: u32, row_bytes: u32) -> Self {
+        let piece = k.shared("staging", warpgroups * stages * STAGE_ROWS * row_bytes, 1024);
+        Staging { kernel: k, piece, stages, barrier, row_bytes }
     }
 
     /// The address of 16-byte chunk `chunk` of row `row`, both as the swizzle has them.
-    fn place(&self, slab: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
+    fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
         let pattern = if self.row_bytes == 64 { (row >> 1) & 3 } else { row & 7 };
-        slab + row * self.row_bytes + ((chunk ^ pattern) << 4)
+        stage + row * self.row_bytes + ((chunk ^ pattern) << 4)
     }
 
-    /// Slabs of a warpgroup.
-    pub fn slabs(&self) -> u32 {
-        self.slabs
+    /// Stages of a warpgroup.
+    pub fn stages(&self) -> u32 {
+        self.stages
     }
 
-    /// Bytes of a slab's row.
+    /// Bytes of a stage's row.
     pub fn row_bytes(&self) -> u32 {
         self.row_bytes
     }
 
-    /// The address of slab `slab` of warpgroup `warpgroup`.
+    /// The address of stage `stage` of warpgroup `warpgroup`.
     #[track_caller]
-    pub fn slab(&self, warpgroup: Val<'k, u32>, slab: u32) -> Val<'k, u32> {
-        let bytes = SLAB_ROWS * self.row_bytes;
-        self.piece.address() + warpgroup * (self.slabs * bytes) + slab * bytes
+    pub fn stage(&self, warpgroup: Val<'k, u32>, stage: u32) -> Val<'k, u32> {
+        let bytes = STAGE_ROWS * self.row_bytes;
+        self.piece.address() + warpgroup * (self.stages * bytes) + stage * bytes
     }
 
-    /// Waits until the warpgroup may write a slab again, the last `in_use` of its stores still being on their way. All its threads call it.
+    /// Waits until the warpgroup may write a stage again, the last `in_use` of its stores still being on their way. All its threads call it.
     #[track_caller]
     pub fn acquire(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, in_use: u32) {
         let k = self.kernel;
@@ -82,14 +82,14 @@ impl<'k> Staging<'k> {
         });
     }
 
-    /// The same for the slab of turn `turn` of the `turns` that each tile takes: slab `turn mod slabs`, where the next tile starts at slab 0
+    /// The same for the stage of turn `turn` of the `turns` that each tile takes: stage `turn mod stages`, where the next tile starts at stage 0
     /// again. What may still be on its way follows from the count.
     #[track_caller]
     pub fn acquire_turn(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, turn: u32, turns: u32) {
-        let in_use = if turn >= self.slabs {
-            self.slabs - 1
+        let in_use = if turn >= self.stages {
+            self.stages - 1
         } else {
-            let last = (0..turns).rev().find(|&earlier| earlier % self.slabs == turn % self.slabs).unwrap_or(turn);
+            let last = (0..turns).rev().find(|&earlier| earlier % self.stages == turn % self.stages).unwrap_or(turn);
             turn + turns - 1 - last
         };
         self.kernel.scope(Location::caller(), || self.acquire(warpgroup, thread, in_use));
@@ -98,60 +98,60 @@ impl<'k> Staging<'k> {
     /// Writes 16 columns of 16-bit elements: four registers as [`Fragment::pack_a`](super::fragment::Fragment::pack_a) gives them, to 16-byte
     /// chunks `2·pair` and `2·pair + 1` of each row.
     #[track_caller]
-    pub fn write_halves(&self, slab: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
+    pub fn write_halves(&self, stage: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
         let k = self.kernel;
         k.scope(Location::caller(), || {
             let lane = thread & 31;
             // Lane 8i + r names row r of matrix i: rows 0–7 and 8–15 of the first chunk, then of the second.
             let row = ((thread >> 5) << 4) + (lane & 15);
             let chunk = (lane >> 4) + 2 * pair;
-            let address = self.place(slab, row, chunk);
+            let address = self.place(stage, row, chunk);
             // `pack_a` orders by column block, then row half: just the order of the matrices.
             k.stmatrix(false, address, 0, values);
         });
     }
 
-    /// Writes 16 columns of 16-bit elements of the transposed tile: the fragment's rows are the slab's columns. The slab's rows are the
+    /// Writes 16 columns of 16-bit elements of the transposed tile: the fragment's rows are the stage's columns. The stage's rows are the
     /// fragment's columns `16·pair ..`; its 64 columns are the fragment's 64 rows.
     #[track_caller]
-    pub fn write_halves_transposed(&self, slab: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
+    pub fn write_halves_transposed(&self, stage: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
         let k = self.kernel;
         k.scope(Location::caller(), || {
             let lane = thread & 31;
             // Matrices: (block 0, half 0), (block 0, half 1), (block 1, half 0), (block 1, half 1), each transposed on the way: matrix i
-            // lands in slab rows 8·(i/2) .. and in the chunk of fragment rows 16·warp + 8·(i mod 2).
+            // lands in stage rows 8·(i/2) .. and in the chunk of fragment rows 16·warp + 8·(i mod 2).
             let matrix = lane >> 3;
             let row = ((matrix >> 1) << 3) + (lane & 7) + 16 * pair;
             let chunk = ((thread >> 5) << 1) + (matrix & 1);
-            let address = self.place(slab, row, chunk);
+            let address = self.place(stage, row, chunk);
             k.stmatrix(true, address, 0, values);
         });
     }
 
-    /// Writes two neighbouring 32-bit elements of row `row`, at column `column` of the slab's 32.
+    /// Writes two neighbouring 32-bit elements of row `row`, at column `column` of the stage's 32.
     #[track_caller]
-    pub fn write_pair(&self, slab: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>, values: &[Val<'k, u32>; 2]) {
+    pub fn write_pair(&self, stage: Val<'k, u32>, row: Val<'k, u32>, column: Val<'k, u32>, values: &[Val<'k, u32>; 2]) {
         let k = self.kernel;
         k.scope(Location::caller(), || {
             let chunk = column >> 2;
-            let address = self.place(slab, row, chunk) + ((column & 3) << 2);
+            let address = self.place(stage, row, chunk) + ((column & 3) << 2);
             k.st_shared_vector(address, 0, values);
         });
     }
 
     /// Reads 16-byte chunk `chunk` of row `row`: four words.
     #[track_caller]
-    pub fn read_chunk(&self, slab: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Vec<Val<'k, u32>> {
+    pub fn read_chunk(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Vec<Val<'k, u32>> {
         let k = self.kernel;
-        k.scope(Location::caller(), || k.ld_shared_vector(self.place(slab, row, chunk), 0, 4))
+        k.scope(Location::caller(), || k.ld_shared_vector(self.place(stage, row, chunk), 0, 4))
     }
 
-    /// Hands a written slab to TMA: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
+    /// Hands a written stage to TMA: it lands at `column`, `row` of the tensor. All threads of the warpgroup call it.
     #[allow(clippy::too_many_arguments, reason = "a store names both ends of the copy")]
     #[track_caller]
     pub fn store(
         &self,
-        slab: Val<'k, u32>,
+        stage: Val<'k, u32>,
         warpgroup: Val<'k, u32>,
         thread: Val<'k, u32>,
         map: &TensorMap<'k>,
@@ -165,7 +165,7 @@ impl<'k> Staging<'k> {
             k.fence_proxy_async();
             k.barrier_sync(warpgroup + self.barrier, 128);
             k.when(thread.eq(0), || {
-                k.tma_store(map, &[column.signed(), row.signed(), batch.signed()], slab);
+                k.tma_store(map, &[column.signed(), row.signed(), batch.signed()], stage);
                 k.bulk_commit();
             });
         });

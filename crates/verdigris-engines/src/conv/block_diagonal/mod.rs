@@ -1,4 +1,4 @@
-//! `conv.block_diagonal`: convolutions of one to eight channels a group on Hopper, by block-diagonal filters.
+//! `conv.diagonal`: convolutions of one to eight channels a group on Hopper, by block-diagonal filters.
 //!
 //! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides 1
 //! and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose result has
@@ -9,7 +9,7 @@
 //! matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer instructions
 //! than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
 //!
-//! A CTA keeps a slab of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: TMA
+//! A CTA keeps a channel tile of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: TMA
 //! brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away ([`tile`]).
 //! A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each column of taps
 //! ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its sums, which a second
@@ -49,7 +49,7 @@ const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
 const COUNT_LIMIT: u64 = 1 << 30;
 /// Scratch for parts stays below this.
 const MOST_PARTS_BYTES: u64 = 512 << 20;
-/// CTAs of a last slab of few channels, as a share of those of a whole one: its tiles take no less time than this.
+/// CTAs of a last channel tile of few channels, as a share of those of a whole one: its tiles take no less time than this.
 const LEAST_SHARE: f64 = 0.9;
 
 /// An accepted problem.
@@ -223,8 +223,8 @@ pub(super) struct Config {
     number: u32,
     /// Tiles of images, down and across.
     tiles: [u64; 3],
-    /// Slabs whose channels are all there, CTAs of each; and those of the slab that is left.
-    whole_slabs: u64,
+    /// Channel tiles whose channels are all there, CTAs of each; and those of the channel tile that is left.
+    whole_channel_tiles: u64,
     whole_parts: u64,
     last_parts: u64,
 }
@@ -235,7 +235,7 @@ impl Config {
     }
 
     fn ctas(&self) -> u64 {
-        self.whole_slabs * self.whole_parts + self.last_parts
+        self.whole_channel_tiles * self.whole_parts + self.last_parts
     }
 
     /// Parts of a filter's gradient: each warp that shares its channels with others has one.
@@ -285,16 +285,16 @@ impl BlockDiagonal {
         let tiles = [p.n.div_ceil(u64::from(spec.shape.images)), down, across];
         let count = tiles.iter().product::<u64>();
         let channels = u64::from(spec.channels);
-        let (slabs, left) = (p.c.div_ceil(channels), p.c % channels);
-        let whole_slabs = if left > 0 && slabs > 1 { slabs - 1 } else { slabs };
-        let share = if whole_slabs < slabs { (left as f64 / channels as f64).max(LEAST_SHARE) } else { 0.0 };
+        let (channel_tiles, left) = (p.c.div_ceil(channels), p.c % channels);
+        let whole_channel_tiles = if left > 0 && channel_tiles > 1 { channel_tiles - 1 } else { channel_tiles };
+        let share = if whole_channel_tiles < channel_tiles { (left as f64 / channels as f64).max(LEAST_SHARE) } else { 0.0 };
         let sms = f64::from(self.arch.sm_count);
         let part_bytes = self.part_bytes();
         let most = count.min((MOST_PARTS_BYTES / part_bytes.max(1)).max(1));
-        let whole_parts = ((sms / (whole_slabs as f64 + share)) as u64).clamp(1, most);
-        let idle = (self.arch.sm_count as u64).saturating_sub(whole_slabs * whole_parts);
-        let last_parts = if whole_slabs < slabs { idle.clamp(1, most.min(whole_parts)) } else { 0 };
-        let config = Config { spec, number, tiles, whole_slabs, whole_parts, last_parts };
+        let whole_parts = ((sms / (whole_channel_tiles as f64 + share)) as u64).clamp(1, most);
+        let idle = (self.arch.sm_count as u64).saturating_sub(whole_channel_tiles * whole_parts);
+        let last_parts = if whole_channel_tiles < channel_tiles { idle.clamp(1, most.min(whole_parts)) } else { 0 };
+        let config = Config { spec, number, tiles, whole_channel_tiles, whole_parts, last_parts };
         (config.tile_count() < COUNT_LIMIT && config.ctas() < COUNT_LIMIT).then_some(config)
     }
 
@@ -355,7 +355,7 @@ impl BlockDiagonal {
             across: divisor(across),
             down: divisor(down),
             count: config.tile_count() as u32,
-            whole_slabs: divisor(config.whole_slabs),
+            whole_channel_tiles: divisor(config.whole_channel_tiles),
             whole_parts: config.whole_parts as u32,
             last_parts: config.last_parts as u32,
             first_read: [first_read(1), first_read(2)],
@@ -405,7 +405,7 @@ impl BlockDiagonal {
     fn filter_steps(&self, config: &Config, program: &mut Program) {
         let (spec, p) = (&config.spec, &self.problem);
         let (part_bytes, count) = (self.part_bytes(), config.parts());
-        // Of a last slab with fewer CTAs, the parts that nobody has are zero.
+        // Of a last channel tile with fewer CTAs, the parts that nobody has are zero.
         let parts = program.add_scratch("parts of sums", part_bytes * count);
         if config.last_parts > 0 && config.last_parts != config.whole_parts {
             program.steps.push(Step::Fill { at: parts, bytes: part_bytes * count, value: 0 });

@@ -98,7 +98,7 @@ pub(super) struct Spec {
     pub(super) stride: Stride,
     /// Rows and columns of the filter: 3, 5 or 7.
     pub(super) taps: u32,
-    /// Channels of a CTA, 64 or 32: a *slab*.
+    /// Channels of a CTA, 64 or 32: a *channel tile*.
     pub(super) channels: u32,
     pub(super) shape: Shape,
     /// Of the operands: bf16 or f16.
@@ -122,7 +122,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// The tiles that kernels are made for, with the channels of their slab.
+    /// The tiles that kernels are made for, with the channels of their channel tile.
     pub(super) fn shapes(kind: Kind, stride: Stride, taps: u32) -> Vec<(u32, Shape)> {
         let shape = |rows, strips, images| Shape { rows, strips, images };
         match (kind, stride, taps) {

@@ -11,14 +11,14 @@ use verdigris_kir::tile::ring::Cursor;
 use super::spec::{CHUNK, STRIP, Spec, WARPS};
 
 verdigris_kir::parameters! {
-    /// How a launch is cut. Slabs of all their channels come first, side by side; then the last one, which has fewer and needs fewer CTAs.
+    /// How a launch is cut. Channel tiles of all their channels come first, side by side; then the last one, which has fewer and needs fewer CTAs.
     #[derive(Clone, Copy)]
     pub(super) struct TilesValues / TilesArguments of () as _spec {
         pub(super) across: Divide,
         pub(super) down: Divide,
         pub(super) count: u32,
-        pub(super) whole_slabs: Divide,
-        /// CTAs of a whole slab, and of the last one.
+        pub(super) whole_channel_tiles: Divide,
+        /// CTAs of a whole channel tile, and of the last one.
         pub(super) whole_parts: u32,
         pub(super) last_parts: u32,
         /// Row and column of the pixel that tile 0 reads first.
@@ -26,13 +26,13 @@ verdigris_kir::parameters! {
     }
 }
 
-/// The tiles of a launch. A CTA has one slab of channels and every so-manieth tile.
+/// The tiles of a launch. A CTA has one channel tile and every so-manieth tile.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'k> {
     across: Divisor<'k>,
     down: Divisor<'k>,
     count: Val<'k, u32>,
-    /// The CTA's number among those of its slab, and how many these are.
+    /// The CTA's number among those of its channel tile, and how many these are.
     pub(super) part: Val<'k, u32>,
     parts: Val<'k, u32>,
     /// The first channel.
@@ -53,17 +53,17 @@ pub(super) struct Tile<'k> {
 
 impl<'k> Tiles<'k> {
     pub(super) fn new(k: Kernel<'k>, spec: &Spec, values: TilesValues<'k>) -> Self {
-        let TilesValues { across, down, count, whole_slabs, whole_parts, last_parts, first_read } = values;
-        let (cta, whole) = (k.cta(), whole_slabs.value() * whole_parts);
+        let TilesValues { across, down, count, whole_channel_tiles, whole_parts, last_parts, first_read } = values;
+        let (cta, whole) = (k.cta(), whole_channel_tiles.value() * whole_parts);
         let is_last = cta.ge(whole);
-        let (part, slab) = whole_slabs.split(cta);
+        let (part, channel_tile) = whole_channel_tiles.split(cta);
         Tiles {
             across,
             down,
             count,
             part: k.select(is_last, cta - whole, part),
             parts: k.select(is_last, last_parts, whole_parts),
-            channel: k.select(is_last, whole_slabs.value(), slab) * spec.channels,
+            channel: k.select(is_last, whole_channel_tiles.value(), channel_tile) * spec.channels,
             first_read,
         }
     }
@@ -125,7 +125,7 @@ pub(super) fn roles(k: Kernel<'_>, spec: &Spec, multiply: &dyn Fn(), load: &dyn 
     ]);
 }
 
-/// Where a warp works: its chunks of the slab, and which of the units of these it takes.
+/// Where a warp works: its chunks of the channel tile, and which of the units of these it takes.
 #[derive(Clone, Copy)]
 pub(super) struct Stand<'k> {
     /// The first chunk.

@@ -29,7 +29,8 @@ verdigris_kir::parameters! {
 /// Builds the kernel.
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let Filter { product, gradient_extents, gradients: y, filter, parts } = Filter::declare(k, spec);
-    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations: x } = product;
+    let Product { channel_blocks, channels: all_channels, share, all_tap_blocks, tap_blocks, tiles, places, extents, activations: x } =
+        product;
     let stand = Stand::new(k, spec, places);
 
     let (x_bytes, y_bytes) = (spec.tile_pixels() * spec.pixel_bytes(), spec.output_pixels() * spec.pixel_bytes());
@@ -38,13 +39,13 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let stages = k.shared("tiles", whole_bytes, 128).address();
 
     let (rest, channel_block) = channel_blocks.split(k.cta());
-    let (part, number) = all_slabs.split(rest);
-    let slab = slabs.split(number);
+    let (part, number) = all_tap_blocks.split(rest);
+    let tap_block = tap_blocks.split(number);
     let steps = share.count(part);
     let channels = Channels { first: channel_block * spec.cta_channels(), all: all_channels, addend: k.constant(0) };
     let stage = |step: Val<'k, u32>| stages + (step & 1u32) * stage_bytes;
     let fetch = |step: Val<'k, u32>| {
-        let tile = tiles.at(share.item(part, step), &slab);
+        let tile = tiles.at(share.item(part, step), &tap_block);
         x.fetch(k, spec, &extents, &tile.origin, channels, stage(step));
         let own = k.constant(true);
         let gradients = super::tile::Origin { plane: tile.plane, has_plane: own, first: tile.first, ..tile.origin };
@@ -58,7 +59,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
     let own_gradients = gradient_extents.offset(spec, stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
 
-    let present = Present::new(spec, &slab, filter);
+    let present = Present::new(spec, &tap_block, filter);
     if spec.overlaps() {
         // What is read and written may be the business of the launch in front of this one.
         k.griddep_wait();
@@ -89,7 +90,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.st_shared(mine, i as i64 * i64::from(4 * spec.threads()), sum.get());
     }
     k.bar_sync();
-    let base = parts.moved((part * all_slabs.value() + number).widen() * (all_channels.widen() * u64::from(4 * spec.taps())));
+    let base = parts.moved((part * all_tap_blocks.value() + number).widen() * (all_channels.widen() * u64::from(4 * spec.taps())));
     k.range_step(k.thread(), spec.taps() * across, spec.threads(), |element| {
         // Channels side by side, for neighbouring threads to write neighbouring words.
         let (tap, channel) = (element >> across.ilog2(), element & (across - 1));

@@ -18,7 +18,7 @@
 //! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps also
 //! 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
 //!
-//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole slabs: what reads and writes the
+//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole channel tiles: what reads and writes the
 //! tensors once is bound by memory up to about 30 taps, by multiplications beyond that.
 //!
 //! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit, and
@@ -225,11 +225,12 @@ impl Cut {
         };
         let all = blocks(kind, view.stride, copying);
         let is_whole = |block: [u32; 2]| (0..2).all(|dim| view.problem.filter[dim + 1].is_multiple_of(u64::from(block[dim])));
-        let fewest = all.iter().filter(|&&(_, block, ragged)| !ragged && is_whole(block)).map(|&(_, block, _)| view.slabs(block)).min();
+        let fewest =
+            all.iter().filter(|&&(_, block, ragged)| !ragged && is_whole(block)).map(|&(_, block, _)| view.tap_blocks(block)).min();
         let mut cuts = Vec::new();
         for (number, &(team, block, ragged)) in (0..).zip(all) {
             // What steps over taps is of use where whole blocks would be more of them, or there are none.
-            let fits = if ragged { fewest.is_none_or(|fewest| view.slabs(block) < fewest) } else { is_whole(block) };
+            let fits = if ragged { fewest.is_none_or(|fewest| view.tap_blocks(block) < fewest) } else { is_whole(block) };
             let spec = Spec { kind, stride: view.stride, team, block, ragged, dtype, copying, epilogue: Some(epilogue.clone()) };
             // There is a plain one for every filter.
             if fits && (team == Team::Plain || arch.runs(spec.target())) {
@@ -262,14 +263,14 @@ impl Cut {
         self.places.items(&self.view, &self.spec)
     }
 
-    fn slabs(&self) -> u64 {
-        self.view.slabs(self.spec.block)
+    fn tap_blocks(&self) -> u64 {
+        self.view.tap_blocks(self.spec.block)
     }
 
     /// CTAs that work side by side on one block of channels, and of a wgrad on one block of taps.
     fn columns(&self) -> u64 {
         let blocks = self.channel_blocks();
-        if self.spec.kind == Kind::Filter { blocks.saturating_mul(self.slabs()) } else { blocks }
+        if self.spec.kind == Kind::Filter { blocks.saturating_mul(self.tap_blocks()) } else { blocks }
     }
 
     /// Parts of the items, each a CTA's, if CTAs fill the chip so many times.
@@ -285,16 +286,16 @@ impl Cut {
     }
 
     fn part_bytes(&self) -> u64 {
-        self.slabs() * u64::from(self.spec.taps()) * self.view.channels() * 4
+        self.tap_blocks() * u64::from(self.spec.taps()) * self.view.channels() * 4
     }
 
     /// What kernels count stays in their range.
     fn require_counts(&self) -> Result<(), Refusal> {
-        let steps = self.items().saturating_mul(self.slabs());
+        let steps = self.items().saturating_mul(self.tap_blocks());
         ID.require(steps < COUNT_LIMIT, Reason::Extent, format_args!("{steps} tiles by blocks of taps, taken below 2^30"))?;
         let ctas = self.columns().saturating_mul(self.parts(4));
         ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} CTAs, taken below 2^30"))?;
-        let channels = self.view.channels().saturating_mul(self.slabs()).saturating_mul(u64::from(self.spec.taps()));
+        let channels = self.view.channels().saturating_mul(self.tap_blocks()).saturating_mul(u64::from(self.spec.taps()));
         ID.require(channels < COUNT_LIMIT, Reason::Extent, format_args!("{channels} channels by taps, taken below 2^30"))
     }
 
@@ -325,7 +326,7 @@ impl Cut {
         // Nothing covers the wait for a tile that is alone in shared memory.
         let each = if spec.stages() == 1 { 1.2 * each } else { each };
         let items = self.items_of_cta(waves) as f64;
-        let steps = if is_filter { items } else { items * self.slabs() as f64 };
+        let steps = if is_filter { items } else { items * self.tap_blocks() as f64 };
         let ctas = self.columns() as f64 * self.parts(waves) as f64;
         let sms = f64::from(self.arch.sm_count);
         let rounds = (ctas / (sms * f64::from(spec.ctas_of_sm()))).ceil();
@@ -362,8 +363,8 @@ impl Cut {
             channel_blocks: divisor(self.channel_blocks()),
             channels: view.channels() as u32,
             share: ShareArguments { items: self.items() as u32, most: self.items_of_cta(waves) as u32, parts: self.parts(waves) as u32 },
-            all_slabs: divisor(self.slabs()),
-            slabs: view.slab_arguments(spec.block),
+            all_tap_blocks: divisor(self.tap_blocks()),
+            tap_blocks: view.tap_block_arguments(spec.block),
             tiles: view.tile_arguments(spec, self.places),
             places: self.places.0.map(divisor),
             extents,
@@ -407,14 +408,14 @@ impl Cut {
             part_bytes: self.part_bytes(),
             channel_blocks: divisor(blocks),
             channels: view.channels() as u32,
-            slabs: view.slab_arguments(spec.block),
+            tap_blocks: view.tap_block_arguments(spec.block),
             block_columns: spec.block[1],
             block_rows: spec.block[0],
             filter: p.filter.map(|extent| extent as u32),
             flipped: u32::from(p.flip),
             epilogue: epilogue.conv_arguments(p),
         };
-        let taps = self.slabs() * u64::from(spec.taps());
+        let taps = self.tap_blocks() * u64::from(spec.taps());
         let args = args.bound(&epilogue);
         program.launch(Launch::new(split_k::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
     }

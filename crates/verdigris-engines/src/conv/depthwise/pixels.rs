@@ -6,7 +6,7 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};
 
-use super::place::{NextWork, Present, ShareArguments, Slab, SlabsArguments, Stand, Tile, Tiles, TilesArguments, Work};
+use super::place::{NextWork, Present, ShareArguments, Stand, TapBlock, TapBlocksArguments, Tile, Tiles, TilesArguments, Work};
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
 use crate::parts::compute;
@@ -18,8 +18,8 @@ verdigris_kir::parameters! {
         pub(super) channel_blocks: Divide,
         pub(super) channels: u32,
         pub(super) share: ShareArguments = (),
-        pub(super) all_slabs: Divide,
-        pub(super) slabs: SlabsArguments = (),
+        pub(super) all_tap_blocks: Divide,
+        pub(super) tap_blocks: TapBlocksArguments = (),
         pub(super) tiles: TilesArguments = (),
         /// Places of threads: images, rows and columns.
         pub(super) places: [Divide; 3],
@@ -36,7 +36,7 @@ verdigris_kir::parameters! {
         pub(super) strides: [u64; 4],
         pub(super) origin: u64,
         pub(super) extents: [u32; 2],
-        /// Filter of a channel of the result: channel · factor, and the slab's.
+        /// Filter of a channel of the result: channel · factor, and the block of taps's.
         pub(super) factor: u32,
     }
 }
@@ -51,17 +51,17 @@ verdigris_kir::parameters! {
 }
 
 impl<'k> Filter<'k> {
-    /// Brings the taps of a slab to the table: taps by channels, in f32, zeros where there is none.
-    fn fetch(&self, k: Kernel<'k>, spec: &Spec, slab: &Slab<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
+    /// Brings the taps of a block of taps to the table: taps by channels, in f32, zeros where there is none.
+    fn fetch(&self, k: Kernel<'k>, spec: &Spec, tap_block: &TapBlock<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
         let [rows, columns] = spec.block;
         let across = spec.cta_channels();
         let (own, first) = (k.thread() & (across - 1), k.thread() >> across.ilog2());
         let channel = channels.first + own;
-        let filter = channel * self.factor + slab.filter;
-        let base = self.pointer.address() + self.origin + filter.widen() * self.strides[0] + slab.depth.widen() * self.strides[1];
+        let filter = channel * self.factor + tap_block.filter;
+        let base = self.pointer.address() + self.origin + filter.widen() * self.strides[0] + tap_block.depth.widen() * self.strides[1];
         k.range_step(first, rows * columns, spec.threads() / across, |tap| {
             let (row, column) = split_small(tap, columns);
-            let (row, column) = (slab.block[0] * rows + row, slab.block[1] * columns + column);
+            let (row, column) = (tap_block.block[0] * rows + row, tap_block.block[1] * columns + column);
             let value = k.var(0.0f32);
             k.when(row.lt(self.extents[0]) & column.lt(self.extents[1]) & channel.lt(channels.all), || {
                 let address = base + row.widen() * self.strides[2] + column.widen() * self.strides[3];
@@ -78,7 +78,8 @@ type Sums<'k> = Vec<Vec<Vec<Var<'k, f32>>>>;
 /// Builds the kernel.
 pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let Pixels { product, filter, epilogue } = Pixels::declare(k, spec);
-    let Product { channel_blocks, channels: all_channels, share, all_slabs, slabs, tiles, places, extents, activations } = product;
+    let Product { channel_blocks, channels: all_channels, share, all_tap_blocks, tap_blocks, tiles, places, extents, activations } =
+        product;
     let stand = Stand::new(k, spec, places);
     let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
@@ -88,20 +89,20 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let table = k.shared("taps", spec.table_blocks() * table_bytes, 16).address();
 
     let (part, channel_block) = channel_blocks.split(k.cta());
-    let steps = share.count(part) * all_slabs.value();
+    let steps = share.count(part) * all_tap_blocks.value();
     let first_channel = channel_block * spec.cta_channels();
-    let channels = |slab: &Slab<'k>| Channels { first: first_channel, all: all_channels, addend: slab.filter };
+    let channels = |tap_block: &TapBlock<'k>| Channels { first: first_channel, all: all_channels, addend: tap_block.filter };
     let stage_of = |step: Val<'k, u32>| if spec.stages() == 1 { stages } else { stages + (step & 1u32) * stage_bytes };
     // Where a step works is worked out once, where its tile is sent for.
     let next = NextWork::new(k);
     let at = |step: Val<'k, u32>| {
-        let (item, number) = all_slabs.split(step);
-        let slab = slabs.split(number);
-        (tiles.at(share.item(part, item), &slab), slab, number)
+        let (item, number) = all_tap_blocks.split(step);
+        let tap_block = tap_blocks.split(number);
+        (tiles.at(share.item(part, item), &tap_block), tap_block, number)
     };
-    let fetch = |step: Val<'k, u32>, (tile, slab, number): (Tile<'k>, Slab<'k>, Val<'k, u32>)| {
-        activations.fetch(k, spec, &extents, &tile.origin, channels(&slab), stage_of(step));
-        next.set(&Work { image: tile.origin.image, plane: tile.plane, first: tile.first, slab, number });
+    let fetch = |step: Val<'k, u32>, (tile, tap_block, number): (Tile<'k>, TapBlock<'k>, Val<'k, u32>)| {
+        activations.fetch(k, spec, &extents, &tile.origin, channels(&tap_block), stage_of(step));
+        next.set(&Work { image: tile.origin.image, plane: tile.plane, first: tile.first, tap_block, number });
     };
 
     let [rows, columns] = spec.outputs();
@@ -111,7 +112,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
     let taps = stand.lane * (4 * spec.channels());
     // Where there is room for all blocks of taps, they stay.
-    let is_scarce = all_slabs.value().gt(spec.table_blocks());
+    let is_scarce = all_tap_blocks.value().gt(spec.table_blocks());
     let table_of =
         |number: Val<'k, u32>| if spec.table_blocks() == 1 { table } else { table + k.select(is_scarce, 0u32, number) * table_bytes };
 
@@ -139,16 +140,16 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.cp_async_commit();
         k.when(step.eq(0) | is_scarce, || {
             let first = k.select(is_scarce, work.number, 0u32);
-            k.range_step(first, k.select(is_scarce, first + 1, all_slabs.value()), 1, |number| {
-                let slab = slabs.split(number);
-                filter.fetch(k, spec, &slab, channels(&slab), table_of(number));
+            k.range_step(first, k.select(is_scarce, first + 1, all_tap_blocks.value()), 1, |number| {
+                let tap_block = tap_blocks.split(number);
+                filter.fetch(k, spec, &tap_block, channels(&tap_block), table_of(number));
             });
         });
         k.cp_async_wait(spec.stages() - 1);
         k.bar_sync();
-        let present = Present::new(spec, &work.slab, filter.extents);
+        let present = Present::new(spec, &work.tap_block, filter.extents);
         add_products(k, spec, stage_of(step) + own, extents.pitch_bytes, table_of(work.number) + taps, &present, &sums);
-        k.when((work.number + 1).eq(all_slabs.value()), || {
+        k.when((work.number + 1).eq(all_tap_blocks.value()), || {
             keep(k, spec, &epilogue, &tiles, &work, &stand, outputs_ahead, first_channel, all_channels, &sums);
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         });

@@ -56,7 +56,7 @@ verdigris_kir::parameters! {
 
 /// Which taps, and which of the filters that a channel of x has.
 #[derive(Clone, Copy)]
-pub(super) struct Slab<'k> {
+pub(super) struct TapBlock<'k> {
     /// The filter.
     pub(super) filter: Val<'k, u32>,
     /// The tap along the depth.
@@ -75,8 +75,8 @@ pub(super) struct Work<'k> {
     /// Row and column of the first output; outside at times.
     pub(super) first: [Val<'k, i32>; 2],
     /// The taps.
-    pub(super) slab: Slab<'k>,
-    /// The slab's number.
+    pub(super) tap_block: TapBlock<'k>,
+    /// The block of taps's number.
     pub(super) number: Val<'k, u32>,
 }
 
@@ -89,15 +89,15 @@ impl<'k> NextWork<'k> {
     }
 
     pub(super) fn set(&self, work: &Work<'k>) {
-        let Work { image, plane, first, slab: Slab { filter, depth, block }, number } = *work;
+        let Work { image, plane, first, tap_block: TapBlock { filter, depth, block }, number } = *work;
         let words = [image, plane, first[0].unsigned(), first[1].unsigned(), filter, depth, block[0], block[1], number];
         self.0.iter().zip(words).for_each(|(register, word)| register.set(word));
     }
 
     pub(super) fn get(&self) -> Work<'k> {
         let [image, plane, row, column, filter, depth, block_row, block_column, number] = self.0.map(|register| register.get());
-        let slab = Slab { filter, depth, block: [block_row, block_column] };
-        Work { image, plane, first: [row.signed(), column.signed()], slab, number }
+        let tap_block = TapBlock { filter, depth, block: [block_row, block_column] };
+        Work { image, plane, first: [row.signed(), column.signed()], tap_block, number }
     }
 }
 
@@ -105,11 +105,11 @@ impl<'k> NextWork<'k> {
 pub(super) struct Present<'k>(Option<[Vec<Val<'k, bool>>; 2]>);
 
 impl<'k> Present<'k> {
-    /// Of a slab of a filter of these rows and columns.
-    pub(super) fn new(spec: &Spec, slab: &Slab<'k>, extents: [Val<'k, u32>; 2]) -> Self {
+    /// Of a block of taps of a filter of these rows and columns.
+    pub(super) fn new(spec: &Spec, tap_block: &TapBlock<'k>, extents: [Val<'k, u32>; 2]) -> Self {
         Present(spec.ragged.then(|| {
             std::array::from_fn(|dim| {
-                let left = extents[dim] - slab.block[dim] * spec.block[dim];
+                let left = extents[dim] - tap_block.block[dim] * spec.block[dim];
                 (0..spec.block[dim]).map(|tap| left.gt(tap)).collect()
             })
         }))
@@ -135,21 +135,21 @@ impl<'k> Present<'k> {
 }
 
 verdigris_kir::parameters! {
-    /// How slabs are numbered: the columns of blocks first, then rows, depth and filters.
+    /// How blocks of taps are numbered: the columns of blocks first, then rows, depth and filters.
     #[derive(Clone, Copy)]
-    pub(super) struct Slabs / SlabsArguments of () as _spec {
+    pub(super) struct TapBlocks / TapBlocksArguments of () as _spec {
         pub(super) columns: Divide,
         pub(super) rows: Divide,
         pub(super) depths: Divide,
     }
 }
 
-impl<'k> Slabs<'k> {
-    pub(super) fn split(&self, slab: Val<'k, u32>) -> Slab<'k> {
-        let (rest, column) = self.columns.split(slab);
+impl<'k> TapBlocks<'k> {
+    pub(super) fn split(&self, tap_block: Val<'k, u32>) -> TapBlock<'k> {
+        let (rest, column) = self.columns.split(tap_block);
         let (rest, row) = self.rows.split(rest);
         let (filter, depth) = self.depths.split(rest);
-        Slab { filter, depth, block: [row, column] }
+        TapBlock { filter, depth, block: [row, column] }
     }
 }
 
@@ -203,13 +203,13 @@ pub(super) struct Tile<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    /// The tile of an item of work, with the taps of a slab.
-    pub(super) fn at(&self, item: Val<'k, u32>, slab: &Slab<'k>) -> Tile<'k> {
+    /// The tile of an item of work, with the taps of a block of taps.
+    pub(super) fn at(&self, item: Val<'k, u32>, tap_block: &TapBlock<'k>) -> Tile<'k> {
         let k = item.kernel();
-        let (rest, column, first_column) = self.columns.split(item, slab.block[1]);
-        let (rest, row, first_row) = self.rows.split(rest, slab.block[0]);
+        let (rest, column, first_column) = self.columns.split(item, tap_block.block[1]);
+        let (rest, row, first_row) = self.rows.split(rest, tap_block.block[0]);
         let (images, plane) = self.depth.extent.split(rest);
-        let reached = k.fma(plane.signed(), self.depth.plane, k.fma(slab.depth.signed(), self.depth.tap, self.depth.first));
+        let reached = k.fma(plane.signed(), self.depth.plane, k.fma(tap_block.depth.signed(), self.depth.tap, self.depth.first));
         let (read, rest) = self.depth.divisor.split(reached.unsigned());
         let origin = Origin {
             image: images * self.images_of_tile,

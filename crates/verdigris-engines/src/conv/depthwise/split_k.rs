@@ -4,7 +4,7 @@ use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
-use super::place::SlabsArguments;
+use super::place::TapBlocksArguments;
 use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
@@ -22,14 +22,14 @@ pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
 }
 
 verdigris_kir::parameters! {
-    /// Parts are `[part][slab, row and column of its taps][channel]`.
+    /// Parts are `[part][tap_block, row and column of its taps][channel]`.
     pub(super) struct SplitKReduction / SplitKReductionArguments of EpilogueSpec as epilogue {
         pub(super) parts: Read = 4,
         pub(super) count: u32,
         pub(super) part_bytes: u64,
         pub(super) channel_blocks: Divide,
         pub(super) channels: u32,
-        pub(super) slabs: SlabsArguments = (),
+        pub(super) tap_blocks: TapBlocksArguments = (),
         /// Columns and rows of a block of taps.
         pub(super) block_columns: Divide,
         pub(super) block_rows: Divide,
@@ -50,7 +50,7 @@ fn split_k<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
         part_bytes,
         channel_blocks,
         channels,
-        slabs,
+        tap_blocks,
         block_columns,
         block_rows,
         filter: extents,
@@ -74,8 +74,8 @@ fn split_k<'k>(k: Kernel<'k>, epilogue: &EpilogueSpec) {
     k.bar_sync();
     let (rest, column) = block_columns.split(tap);
     let (number, row) = block_rows.split(rest);
-    let slab = slabs.split(number);
-    let at = [slab.depth, slab.block[0] * block_rows.value() + row, slab.block[1] * block_columns.value() + column];
+    let tap_block = tap_blocks.split(number);
+    let at = [tap_block.depth, tap_block.block[0] * block_rows.value() + row, tap_block.block[1] * block_columns.value() + column];
     let is_tap = at[1].lt(extents[1]) & at[2].lt(extents[2]);
     k.when(k.thread().lt(32) & channel.lt(channels) & is_tap, || {
         let from = shared + k.lane() * 4;

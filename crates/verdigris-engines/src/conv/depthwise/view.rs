@@ -5,7 +5,7 @@ use verdigris_kir::program::Address;
 
 use super::ID;
 use super::pixels::FilterArguments;
-use super::place::{AxisArguments, DepthArguments, SlabsArguments, TilesArguments};
+use super::place::{AxisArguments, DepthArguments, TapBlocksArguments, TilesArguments};
 use super::spec::{Copying, Spec, Stride};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::engine::{Reason, Refusal};
@@ -80,7 +80,7 @@ impl View {
     }
 
     /// Blocks of taps, planes of them, and filters that one output is summed over.
-    pub(super) fn slabs(&self, block: [u32; 2]) -> u64 {
+    pub(super) fn tap_blocks(&self, block: [u32; 2]) -> u64 {
         let filters = if self.problem.direction == Direction::Dgrad { self.multiplier } else { 1 };
         self.blocks(block).iter().product::<u64>() * self.problem.filter[0] * filters
     }
@@ -149,9 +149,9 @@ pub(super) fn divisor(value: u64) -> u32 {
 }
 
 impl View {
-    pub(super) fn slab_arguments(&self, block: [u32; 2]) -> SlabsArguments {
+    pub(super) fn tap_block_arguments(&self, block: [u32; 2]) -> TapBlocksArguments {
         let [rows, columns] = self.blocks(block);
-        SlabsArguments { columns: divisor(columns), rows: divisor(rows), depths: divisor(self.problem.filter[0]) }
+        TapBlocksArguments { columns: divisor(columns), rows: divisor(rows), depths: divisor(self.problem.filter[0]) }
     }
 
     pub(super) fn tile_arguments(&self, spec: &Spec, places: Places) -> TilesArguments {

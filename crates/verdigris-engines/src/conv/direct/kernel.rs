@@ -1,8 +1,8 @@
-//! The product: a tile of the result from slabs of gathered activations and of a plain operand.
+//! The product: a tile of the result from K-tiles of gathered activations and of a plain operand.
 //!
 //! Where an activation lies follows from two indices: of the tile's side on which it stands, and of the depth. Each contributes an offset and
 //! three coordinates, and the element is zero unless the sums of the coordinates lie inside of the tensor. What an index of the depth
-//! contributes is worked out once for each slab, by 16 threads, and read from a small table in shared memory; what an index of the side
+//! contributes is worked out once for each K-tile, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 
 use verdigris_graph::{ConvProblem, Tensor};
@@ -19,7 +19,7 @@ use crate::parts::element::{Arithmetic, Element, RawVar};
 use crate::parts::epilogue::EpilogueArgs;
 use crate::parts::prologue::{Prologue, PrologueArgs};
 
-/// Depth of a slab.
+/// Depth of a K-tile.
 pub(super) const DEPTH: u32 = 16;
 /// Bytes of what the table of the depth holds for one index.
 const ENTRY_BYTES: u32 = 32;
@@ -111,7 +111,7 @@ struct Entry<'k> {
     channel: Val<'k, u32>,
 }
 
-/// The tables of two slabs.
+/// The tables of two K-tiles.
 #[derive(Clone, Copy)]
 struct Table<'k> {
     k: Kernel<'k>,
@@ -168,7 +168,7 @@ enum Reading<'r, 'k, S: Element> {
     Plain,
 }
 
-/// One operand: a thread's share of a slab in global memory, in registers, and in shared memory.
+/// One operand: a thread's share of a K-tile in global memory, in registers, and in shared memory.
 struct Side<'r, 'k, S: Element> {
     k: Kernel<'k>,
     table: Table<'k>,
@@ -215,7 +215,7 @@ impl<'r, 'k, S: Element> Side<'r, 'k, S> {
             Reading::Gathered(_, prologue) => (spec.gathered, prologue.is_some()),
             Reading::Plain => (spec.plain, false),
         };
-        // 16 bytes beyond a line of the slab keep the two orders of writing off each other's banks.
+        // 16 bytes beyond a line of the K-tile keep the two orders of writing off each other's banks.
         let pitch_bytes = extent * S::TY.bytes() + 16;
         let shared = k.shared(name, 2 * DEPTH * pitch_bytes, 16).address();
         Side {
@@ -246,7 +246,7 @@ impl<'r, 'k, S: Element> Side<'r, 'k, S> {
         }
     }
 
-    /// Starts loading the thread's elements of a slab, the table of which is that of `turn`.
+    /// Starts loading the thread's elements of a K-tile, the table of which is that of `turn`.
     fn fetch(&self, turn: Val<'k, u32>) {
         self.sharing(|| {
             let mut entry = None;
@@ -301,14 +301,14 @@ impl<'r, 'k, S: Element> Side<'r, 'k, S> {
     }
 
     /// A thread's elements of one depth: groups of `width` neighbours.
-    fn read(&self, slab: Val<'k, u32>, step: u32, share: Share) -> Vec<Val<'k, S>> {
+    fn read(&self, k_tile: Val<'k, u32>, step: u32, share: Share) -> Vec<Val<'k, S>> {
         (0..share.count / share.width)
             .flat_map(|group| {
                 let offset = i64::from(step * self.pitch_bytes + group * share.threads * share.width * S::TY.bytes());
                 if share.width == 1 {
-                    vec![self.k.ld_shared(slab, offset)]
+                    vec![self.k.ld_shared(k_tile, offset)]
                 } else {
-                    self.k.ld_shared_vector(slab, offset, share.width as u8)
+                    self.k.ld_shared_vector(k_tile, offset, share.width as u8)
                 }
             })
             .collect()
@@ -342,11 +342,11 @@ struct Sums<'k, S> {
     columns: Vec<Val<'k, u32>>,
 }
 
-/// Sums up all slabs. `fill` writes the table of a slab: turn, then slab.
+/// Sums up all K-tiles. `fill` writes the table of a K-tile: turn, then K-tile.
 fn multiply<'k, S: Element>(
     k: Kernel<'k>,
     tile: Tile,
-    slabs: Val<'k, u32>,
+    k_tiles: Val<'k, u32>,
     fill: impl Fn(Val<'k, u32>, Val<'k, u32>),
     a: &Side<'_, 'k, S>,
     b: &Side<'_, 'k, S>,
@@ -364,34 +364,34 @@ fn multiply<'k, S: Element>(
     fill(zero, zero);
     fill(one, one);
     k.bar_sync();
-    k.when(slabs.gt(0), || {
+    k.when(k_tiles.gt(0), || {
         a.fetch(zero);
         b.fetch(zero);
         a.keep(zero);
         b.keep(zero);
     });
     k.bar_sync();
-    k.range(slabs, |slab| {
-        let next = slab + 1;
-        let (turn, other) = (slab & 1u32, next & 1u32);
-        k.when(next.lt(slabs), || {
+    k.range(k_tiles, |k_tile| {
+        let next = k_tile + 1;
+        let (turn, other) = (k_tile & 1u32, next & 1u32);
+        k.when(next.lt(k_tiles), || {
             a.fetch(other);
             b.fetch(other);
         });
-        // The table of this slab has been read; the one behind the next takes its place.
-        fill(turn, slab + 2);
-        let a_slab = a_reads + turn * a.bytes;
-        let b_slab = b_reads + turn * b.bytes;
+        // The table of this K-tile has been read; the one behind the next takes its place.
+        fill(turn, k_tile + 2);
+        let a_k_tile = a_reads + turn * a.bytes;
+        let b_k_tile = b_reads + turn * b.bytes;
         for step in 0..DEPTH {
-            let column = a.read(a_slab, step, down);
-            let row = b.read(b_slab, step, right);
+            let column = a.read(a_k_tile, step, down);
+            let row = b.read(b_k_tile, step, right);
             for (line, &x) in values.iter().zip(&column) {
                 for (sum, &y) in line.iter().zip(&row) {
                     sum.set(k.fma(x, y, *sum));
                 }
             }
         }
-        k.when(next.lt(slabs), || {
+        k.when(next.lt(k_tiles), || {
             a.keep(other);
             b.keep(other);
         });
@@ -404,8 +404,8 @@ fn multiply<'k, S: Element>(
     }
 }
 
-/// Slabs of a depth.
-fn slabs_of(depth: Val<'_, u32>) -> Val<'_, u32> {
+/// K-tiles of a depth.
+fn k_tiles_of(depth: Val<'_, u32>) -> Val<'_, u32> {
     (depth + (DEPTH - 1)) >> DEPTH.ilog2()
 }
 
@@ -505,9 +505,9 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let first_column = column_tile * spec.tile.columns();
 
     let table = Table::new(k);
-    let fill = |turn: Val<'k, u32>, slab: Val<'k, u32>| {
+    let fill = |turn: Val<'k, u32>, k_tile: Val<'k, u32>| {
         k.when(k.thread().lt(DEPTH), || {
-            let index = slab * DEPTH + k.thread();
+            let index = k_tile * DEPTH + k.thread();
             let [taps_d, taps_h, taps_w] = classes.map(|class| class.taps);
             let (channel, tap) = match spec.order {
                 Order::ChannelsLast => {
@@ -564,7 +564,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let a = Side::<S>::new(k, spec, table, "activation_slabs", spec.tile.rows(), along_depth, reading, gather_outer);
     // Taps run through neighbouring elements of a filter with channels first, channels through those of the other.
     let b = Side::<S>::new(k, spec, table, "filter_slabs", spec.tile.columns(), true, Reading::Plain, plain_outer);
-    let sums = multiply(k, spec.tile, slabs_of(depth), fill, &a, &b);
+    let sums = multiply(k, spec.tile, k_tiles_of(depth), fill, &a, &b);
 
     for (line, &row) in sums.values.iter().zip(&sums.rows) {
         let row = first_row + row;
@@ -608,9 +608,9 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let end = k.select((depth - first_depth).lt(part_depth), depth, first_depth + part_depth);
 
     let table = Table::new(k);
-    let fill = |turn: Val<'k, u32>, slab: Val<'k, u32>| {
+    let fill = |turn: Val<'k, u32>, k_tile: Val<'k, u32>| {
         k.when(k.thread().lt(DEPTH), || {
-            let index = first_depth + slab * DEPTH + k.thread();
+            let index = first_depth + k_tile * DEPTH + k.thread();
             let [n, d, h, w] = pixel_box.split(index);
             let is_inside = index.lt(end);
             let pixel = [d, h, w].map(|index| index.signed());
@@ -669,7 +669,7 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
             }
         })
     };
-    let sums = multiply(k, spec.tile, slabs_of(end - first_depth), fill, &a, &b);
+    let sums = multiply(k, spec.tile, k_tiles_of(end - first_depth), fill, &a, &b);
     for (line, &row) in sums.values.iter().zip(&sums.rows) {
         let row = first_row + row;
         for (sum, &column) in line.iter().zip(&sums.columns) {

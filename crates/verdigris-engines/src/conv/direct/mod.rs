@@ -4,8 +4,8 @@
 //! layouts, any alignment that an element needs, every prologue and epilogue, on sm_80 and later. So the family always has an answer, and
 //! f32 and f64 have one that multiplies and adds as IEEE says.
 //!
-//! **Method.** An implicit matrix product: a CTA of 256 threads computes a tile of the result; slabs of both operands, 16 deep, go from global
-//! memory through registers, where they become the type that is computed in, to shared memory; the next slab is on its way while one is
+//! **Method.** An implicit matrix product: a CTA of 256 threads computes a tile of the result; K-tiles of both operands, 16 deep, go from global
+//! memory through registers, where they become the type that is computed in, to shared memory; the next K-tile is on its way while one is
 //! multiplied. Where activations lie is worked out as they are read ([`kernel`]).
 //!
 //! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the pixels with residue `ρ` modulo `s` meet the taps `r` for which `s` divides
@@ -397,7 +397,7 @@ impl Direct {
         }
     }
 
-    /// Parts of a wgrad's sum that fill the chip twice, but with at least 8 slabs each.
+    /// Parts of a wgrad's sum that fill the chip twice, but with at least 8 K-tiles each.
     fn wanted_parts(&self, tile: Tile) -> u64 {
         let extents = self.problem.gemm_extents();
         let tiles = self.tiles(tile).max(1);
@@ -508,7 +508,7 @@ impl Direct {
         if boxes.is_empty() {
             boxes.push(Boxes { first: [0; 4], lengths: [0; 4] });
         }
-        // Parts end at whole slabs.
+        // Parts end at whole K-tiles.
         let part_depths: Vec<u64> = (boxes.iter())
             .map(|pixel_box| pixel_box.count().div_ceil(config.parts.max(1)).next_multiple_of(u64::from(DEPTH)).max(u64::from(DEPTH)))
             .collect();

@@ -1,6 +1,6 @@
 //! The kernel of wgrad: rows of the product are channels of y, columns channels of x, one product for each tap; the depth runs over pixels.
 //!
-//! A CTA takes a slab of channels, up to nine taps, and one tile of pixels after the other: of x the halo, of y the pixels themselves. Both are
+//! A CTA takes a channel tile, up to nine taps, and one tile of pixels after the other: of x the halo, of y the pixels themselves. Both are
 //! read across, by `ldmatrix.trans`. A warp keeps the sums of 16 by 16 channels at all of its taps in registers from the first tile to the last;
 //! then they go to scratch, and a launch of its own adds up what the CTAs have ([`super::sum`]).
 
@@ -13,8 +13,8 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::THREADS;
+use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
 use super::pixels::{Blocks, BlocksArguments, Pixels, Tile};
-use super::slab::{CHUNK, PITCH_BYTES, SLOTS, Slab};
 use super::tiling::{PIXEL_BYTES, Room, TAP_BYTES};
 use super::walk::{Chunk, Place, Walk, WalkArguments};
 
@@ -29,7 +29,7 @@ pub(super) struct Spec {
     /// bf16 or f16.
     pub(super) operands: DType,
     /// Any class but that of 3 chunks.
-    pub(super) slab: Slab,
+    pub(super) channel_tile: ChannelTile,
     /// Taps of a CTA: 3 or 9.
     pub(super) taps: u32,
 }
@@ -39,12 +39,12 @@ impl Spec {
     pub(super) const TAPS: [u32; 2] = [3, 9];
 
     /// The classes of channels that kernels are made for.
-    pub(super) fn slabs() -> impl Iterator<Item = Slab> {
-        Slab::ALL.into_iter().filter(|slab| slab.chunks != 3)
+    pub(super) fn channel_tiles() -> impl Iterator<Item = ChannelTile> {
+        ChannelTile::ALL.into_iter().filter(|channel_tile| channel_tile.chunks != 3)
     }
 
     pub(super) fn name(&self) -> String {
-        format!("conv_grouped_filter_{}_c{}_t{}", self.operands, self.slab.chunks * CHUNK, self.taps)
+        format!("conv_grouped_filter_{}_c{}_t{}", self.operands, self.channel_tile.chunks * CHUNK, self.taps)
     }
 
     pub(super) fn kernel(self) -> KernelRef {
@@ -71,14 +71,14 @@ impl Spec {
         Room { pixels: TILE.pixels(), arena_bytes: TILE.arena_bytes(), staged_bytes: PITCH_BYTES, beside: true, tap_bytes: 0 }
     }
 
-    /// CTAs that share the channels of x of a slab: 32 each, where blocks are larger.
+    /// CTAs that share the channels of x of a channel tile: 32 each, where blocks are larger.
     pub(super) const fn column_parts(self) -> u32 {
-        if self.slab.chunks > 4 { 2 } else { 1 }
+        if self.channel_tile.chunks > 4 { 2 } else { 1 }
     }
 
     /// Warps that share the taps.
     const fn sharing(self) -> u32 {
-        if self.slab.chunks <= 2 { 2 } else { 1 }
+        if self.channel_tile.chunks <= 2 { 2 } else { 1 }
     }
 
     const fn taps_of_warp(self) -> u32 {
@@ -92,7 +92,7 @@ struct Share<'k> {
     busy: Val<'k, bool>,
     /// The first chunk of y, of x, in shared memory.
     slots: [Val<'k, u32>; 2],
-    /// The block of the first chunk, counted in the slab; the second one is of the next block where a block is one chunk.
+    /// The block of the first chunk, counted in the channel tile; the second one is of the next block where a block is one chunk.
     block: Val<'k, u32>,
     /// The first channel of y and of x in the block.
     first: [Val<'k, u32>; 2],
@@ -104,10 +104,10 @@ impl<'k> Share<'k> {
     fn of_warp(k: Kernel<'k>, spec: &Spec, column_part: Val<'k, u32>) -> Share<'k> {
         let (warp, zero) = (k.warp(), k.constant(0u32));
         let pairs = 2 * CHUNK;
-        match spec.slab.chunks {
+        match spec.channel_tile.chunks {
             1 | 2 => {
                 let unit = warp & 3u32;
-                let blocks_of_unit = 2 / spec.slab.chunks;
+                let blocks_of_unit = 2 / spec.channel_tile.chunks;
                 Share { busy: unit.lt(4), slots: [unit * 2, unit * 2], block: unit * blocks_of_unit, first: [zero; 2], turn: warp >> 2 }
             }
             4 => {
@@ -129,7 +129,7 @@ verdigris_kir::parameters! {
     pub(super) struct Values / FilterArguments of () as _spec {
         pub(super) walk: WalkArguments = (),
         pub(super) blocks: BlocksArguments = (),
-        pub(super) slabs: Divide,
+        pub(super) channel_tiles: Divide,
         pub(super) column_parts: Divide,
         pub(super) tap_groups: Divide,
         /// Parts of a sum.
@@ -145,23 +145,25 @@ verdigris_kir::parameters! {
 }
 
 fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
-    let (slab, taps_of_warp) = (spec.slab, spec.taps_of_warp());
+    let (channel_tile, taps_of_warp) = (spec.channel_tile, spec.taps_of_warp());
     let values = Values::declare(k, &());
-    let Values { blocks, slabs, column_parts, tap_groups, lanes, flipped, parts, part_bytes, .. } = values;
+    let Values { blocks, channel_tiles, column_parts, tap_groups, lanes, flipped, parts, part_bytes, .. } = values;
     let walk = Walk::new(k, values.walk, TILE.pixels(), TILE.arena_bytes());
     let x = Pixels { pointer: values.x, strides: values.x_strides };
     let y = Pixels { pointer: values.y, strides: values.y_strides };
 
-    let (rest, slab_number) = slabs.split(k.cta());
+    let (rest, channel_tile_number) = channel_tiles.split(k.cta());
     let (rest, column_part) = column_parts.split(rest);
     let (part, tap_group) = tap_groups.split(rest);
-    let first_block = slab_number * slab.blocks();
+    let first_block = channel_tile_number * channel_tile.blocks();
     let classes = walk.classes(k.constant(0));
     let residue = walk.write_tables(&classes, TILE.pixels(), |_| [k.constant(0); 2]);
     k.bar_sync();
-    let x_slots = if spec.column_parts() > 1 { SLOTS / 2 } else { slab.slots() };
-    let x_chunk = blocks.chunk(slab, first_block, &x, [blocks.inputs_of_block, blocks.inputs], (column_part * (SLOTS / 2), x_slots));
-    let y_chunk = blocks.chunk(slab, first_block, &y, [blocks.outputs_of_block, blocks.outputs], (k.constant(0), slab.slots()));
+    let x_slots = if spec.column_parts() > 1 { SLOTS / 2 } else { channel_tile.slots() };
+    let x_chunk =
+        blocks.chunk(channel_tile, first_block, &x, [blocks.inputs_of_block, blocks.inputs], (column_part * (SLOTS / 2), x_slots));
+    let y_chunk =
+        blocks.chunk(channel_tile, first_block, &y, [blocks.outputs_of_block, blocks.outputs], (k.constant(0), channel_tile.slots()));
     let fill = |tile: Val<'k, u32>| {
         let place = walk.place(&residue, tile);
         fill_pixels(k, &walk, &place, &y_chunk);
@@ -244,7 +246,7 @@ fn elements<'k>(
     taps: Val<'k, u32>,
 ) -> Vec<Element<'k>> {
     let lane = k.lane();
-    let single = spec.slab.chunks == 1;
+    let single = spec.channel_tile.chunks == 1;
     let mut list = Vec::new();
     for half in 0..2u32 {
         // Of blocks of one chunk, the second half of the rows is the next block.

@@ -3,7 +3,7 @@
 use verdigris_graph::ConvProblem;
 use verdigris_kir::program::{Launch, Program};
 
-use super::slab::{CHUNK, Channels, Slab};
+use super::channel_tile::{CHUNK, ChannelTile, Channels};
 use super::tiling::Tiling;
 use super::walk::WalkArguments;
 use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks, sum};
@@ -53,11 +53,11 @@ impl Gradient {
         let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
         let target = epilogue.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
-        let least = channels.slab().unwrap_or(Slab::ALL[5]);
+        let least = channels.channel_tile().unwrap_or(ChannelTile::ALL[5]);
         let taps = taps(problem);
         let spec = filter::Spec {
             operands: problem.x.dtype,
-            slab: filter::Spec::slabs().find(|&slab| slab >= least).unwrap_or(Slab::ALL[5]),
+            channel_tile: filter::Spec::channel_tiles().find(|&channel_tile| channel_tile >= least).unwrap_or(ChannelTile::ALL[5]),
             taps: filter::Spec::TAPS.into_iter().find(|&most| taps <= u64::from(most)).unwrap_or(filter::Spec::TAPS[1]),
         };
         let elements = problem.k.saturating_mul(problem.gemm_extents().n);
@@ -91,8 +91,8 @@ impl Gradient {
         filter::Spec { taps: setting.fewer_taps.unwrap_or(self.spec.taps), ..self.spec }
     }
 
-    fn slabs(&self) -> u64 {
-        u64::from(self.channels.blocks().div_ceil(self.spec.slab.blocks()))
+    fn channel_tiles(&self) -> u64 {
+        u64::from(self.channels.blocks().div_ceil(self.spec.channel_tile.blocks()))
     }
 
     fn tap_groups(&self, spec: &filter::Spec) -> u64 {
@@ -101,7 +101,7 @@ impl Gradient {
 
     /// CTAs that share a part of the pixels.
     fn columns(&self, spec: &filter::Spec) -> u64 {
-        self.slabs() * u64::from(spec.column_parts()) * self.tap_groups(spec)
+        self.channel_tiles() * u64::from(spec.column_parts()) * self.tap_groups(spec)
     }
 
     fn part_bytes(&self) -> u64 {
@@ -128,8 +128,8 @@ impl Gradient {
         let taps = f64::from(spec.taps);
         let pixels = f64::from(filter::Spec::room().pixels);
         // Eight warps, each of which reads both operands and multiplies twice a tap for every 16 pixels.
-        let reads = pixels / 16.0 * (8.0 * 4.0 + if spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
-        let products = pixels / 16.0 * if spec.slab.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
+        let reads = pixels / 16.0 * (8.0 * 4.0 + if spec.channel_tile.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
+        let products = pixels / 16.0 * if spec.channel_tile.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
         let around = 4.0 * self.tiling.halo_pixels() as f64 + 4.0 * pixels + 600.0;
         let ctas = (parts * self.columns(spec)) as f64;
         let sms = f64::from(self.arch.sm_count);
@@ -156,7 +156,7 @@ impl Gradient {
         let args = filter::FilterArguments {
             walk: WalkArguments::new(p, &self.geometry, &self.tiling, relative, &mut program),
             blocks: self.channels.arguments(),
-            slabs: divisor(self.slabs()),
+            channel_tiles: divisor(self.channel_tiles()),
             column_parts: spec.column_parts(),
             tap_groups: divisor(self.tap_groups(&spec)),
             lanes: count as u32,

@@ -4,8 +4,8 @@
 //! layout; any strides, dilations, paddings; up to 64 channels a group on either side, which need not agree; every epilogue. A single group
 //! of that size is one, too.
 //!
-//! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *slab* of up to 64
-//! channels ([`slab`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by `cp.async`, with zeros for padding, and
+//! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *channel tile* of up to 64
+//! channels ([`channel_tile`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by `cp.async`, with zeros for padding, and
 //! reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal are multiplied. Of a dgrad with a stride, the
 //! pixels of one residue are a convolution of stride 1 of their own with every so-manieth tap; all residues stand in one grid. A wgrad multiplies
 //! the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch adds up.
@@ -19,16 +19,16 @@
 //!
 //! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`; residues as in `conv.direct`.
 
+mod channel_tile;
 mod filter;
 mod gradient;
 mod pixels;
-mod slab;
 pub(super) mod sum;
 mod tiling;
 mod walk;
 
+use channel_tile::{CHUNK, ChannelTile, Channels};
 use pixels::{BlocksArguments, PixelsArguments, Spec, Tile};
-use slab::{CHUNK, Channels, Slab};
 use tiling::Tiling;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
@@ -125,10 +125,10 @@ impl Algorithm for Grouped {
     fn catalog(target: Target) -> Vec<KernelRef> {
         let mut specs = Vec::new();
         for operands in [DType::Bf16, DType::F16] {
-            for slab in Slab::ALL {
+            for channel_tile in ChannelTile::ALL {
                 for tile in Tile::ALL {
                     for staged in [true, false] {
-                        let spec = Spec { operands, slab, tile, staged, epilogue: plain(operands, staged) };
+                        let spec = Spec { operands, channel_tile, tile, staged, epilogue: plain(operands, staged) };
                         specs.extend(spec.is_listed().then_some(spec));
                     }
                 }
@@ -136,8 +136,8 @@ impl Algorithm for Grouped {
         }
         let mut kernels: Vec<KernelRef> = specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect();
         for operands in [DType::Bf16, DType::F16] {
-            for slab in filter::Spec::slabs() {
-                kernels.extend(filter::Spec::TAPS.map(|taps| filter::Spec { operands, slab, taps }.kernel()));
+            for channel_tile in filter::Spec::channel_tiles() {
+                kernels.extend(filter::Spec::TAPS.map(|taps| filter::Spec { operands, channel_tile, taps }.kernel()));
             }
             kernels.push(sum::Spec { epilogue: plain(operands, false) }.kernel());
         }
@@ -158,7 +158,7 @@ impl Spec {
     /// Whether it is one of the catalog's, if its epilogue is: the rarer kernels serve fewer classes of channels, and are short of some tiles.
     fn is_listed(&self) -> bool {
         let rare = !self.staged || self.tile == Tile::Deep;
-        (!rare || self.slab.chunks.is_power_of_two() && self.slab.chunks > 1) && (self.staged || self.tile == Tile::Small)
+        (!rare || self.channel_tile.chunks.is_power_of_two() && self.channel_tile.chunks > 1) && (self.staged || self.tile == Tile::Small)
     }
 }
 
@@ -185,7 +185,7 @@ fn require_operands(problem: &ConvProblem, arch: &Arch) -> Result<Channels, Refu
     )?;
     let (c, k) = (problem.c / problem.groups, problem.k / problem.groups);
     ID.require(problem.groups == 1 || c > 1 || k > 1, Reason::Extent, format_args!("groups of one channel, which `conv.depthwise` takes"))?;
-    let channels = Channels::of(problem).filter(|channels| channels.slab().is_some());
+    let channels = Channels::of(problem).filter(|channels| channels.channel_tile().is_some());
     channels.ok_or_else(|| {
         ID.refusal(Reason::Extent, format_args!("{c} and {k} channels a group, taken up to 64 where groups make whole chunks of 8"))
     })
@@ -216,7 +216,7 @@ impl Setting {
         Knobs::new([("tile", self.tile as u32), ("turns", self.turns as u32)])
     }
 
-    /// CTAs of one slab and class.
+    /// CTAs of one channel tile and class.
     fn lanes(&self) -> u64 {
         self.tiling.count().div_ceil(self.turns)
     }
@@ -279,9 +279,11 @@ impl Correlation {
             settings: Vec::new(),
         };
         let pixels = accepted.geometry.pixels(problem.n);
-        let ctas =
-            pixels.iter().fold(accepted.geometry.class_count(), |all, &extent| all.saturating_mul(extent)).saturating_mul(accepted.slabs());
-        ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} pixels by slabs of channels, taken below 2^31"))?;
+        let ctas = pixels
+            .iter()
+            .fold(accepted.geometry.class_count(), |all, &extent| all.saturating_mul(extent))
+            .saturating_mul(accepted.channel_tiles());
+        ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} pixels by channel tiles, taken below 2^31"))?;
         for tile in Tile::ALL {
             accepted.add_settings(tile);
         }
@@ -290,17 +292,23 @@ impl Correlation {
 
     /// The spec of a tile: the smallest class of channels that the catalog has it for.
     fn spec(&self, tile: Tile) -> Spec {
-        let least = self.channels.slab().unwrap_or(Slab::ALL[5]);
-        let with = |slab| Spec { operands: self.operands, slab, tile, staged: self.staged, epilogue: self.epilogue.clone() };
-        Slab::ALL.into_iter().filter(|&slab| slab >= least).map(with).find(Spec::is_listed).unwrap_or_else(|| with(least))
+        let least = self.channels.channel_tile().unwrap_or(ChannelTile::ALL[5]);
+        let with =
+            |channel_tile| Spec { operands: self.operands, channel_tile, tile, staged: self.staged, epilogue: self.epilogue.clone() };
+        ChannelTile::ALL
+            .into_iter()
+            .filter(|&channel_tile| channel_tile >= least)
+            .map(with)
+            .find(Spec::is_listed)
+            .unwrap_or_else(|| with(least))
     }
 
-    fn slabs_of(&self, slab: Slab) -> u64 {
-        u64::from(self.channels.blocks().div_ceil(slab.blocks()))
+    fn channel_tiles_of(&self, channel_tile: ChannelTile) -> u64 {
+        u64::from(self.channels.blocks().div_ceil(channel_tile.blocks()))
     }
 
-    fn slabs(&self) -> u64 {
-        self.channels.slab().map_or(0, |slab| self.slabs_of(slab))
+    fn channel_tiles(&self) -> u64 {
+        self.channels.channel_tile().map_or(0, |channel_tile| self.channel_tiles_of(channel_tile))
     }
 
     fn add_settings(&mut self, tile: Tile) {
@@ -315,7 +323,7 @@ impl Correlation {
             return;
         }
         let Some(tiling) = Tiling::of(&self.problem, &self.geometry, spec.room()) else { return };
-        let columns = self.slabs_of(spec.slab) * self.geometry.class_count();
+        let columns = self.channel_tiles_of(spec.channel_tile) * self.geometry.class_count();
         let places = u64::from(self.arch.sm_count) * u64::from(spec.ctas());
         // One tile a CTA, or as many as keep each SM's places taken once.
         let most = (tiling.count() * columns).div_ceil(places).clamp(1, tiling.count());
@@ -329,17 +337,21 @@ impl Correlation {
     /// Microseconds: the longest of what device memory, L2 and shared memory, and the tensor cores take, with what stands around.
     fn estimate(&self, &Setting { tile, turns, tiling }: &Setting) -> f64 {
         let spec = self.spec(tile);
-        let (slab, pixels) = (spec.slab, f64::from(spec.tile.pixels()));
-        let columns = self.slabs_of(slab) as f64 * self.geometry.class_count() as f64;
+        let (channel_tile, pixels) = (spec.channel_tile, f64::from(spec.tile.pixels()));
+        let columns = self.channel_tiles_of(channel_tile) as f64 * self.geometry.class_count() as f64;
         let all_taps: u64 = self.problem.filter.iter().product();
         let taps = all_taps as f64 / self.geometry.class_count() as f64;
         let tiles = tiling.count() as f64 * columns;
         // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way in
         // and out, which is instructions.
         let row_blocks = pixels / 16.0;
-        let reads = taps * (row_blocks * 16.0 + f64::from(slab.unit_bytes() / 128 * 8));
-        let products = taps * row_blocks * f64::from(slab.units() * slab.columns()) * (f64::from(slab.chunks) / 2.0).max(0.7) * 2.2;
-        let filter = f64::from(slab.registers() * slab.units()) * (30.0 + 12.0 * taps) / 4.0;
+        let reads = taps * (row_blocks * 16.0 + f64::from(channel_tile.unit_bytes() / 128 * 8));
+        let products = taps
+            * row_blocks
+            * f64::from(channel_tile.units() * channel_tile.columns())
+            * (f64::from(channel_tile.chunks) / 2.0).max(0.7)
+            * 2.2;
+        let filter = f64::from(channel_tile.registers() * channel_tile.units()) * (30.0 + 12.0 * taps) / 4.0;
         let around = 4.0 * tiling.halo_pixels() as f64 + 6.0 * pixels + 600.0;
         let cycles = reads.max(products) + around + filter / turns as f64;
         let sms = f64::from(self.arch.sm_count);
@@ -359,13 +371,13 @@ impl Correlation {
         let p = &self.problem;
         let spec = self.spec(setting.tile);
         let mut program = super::empty_program(p);
-        let (slabs, classes, lanes) = (self.slabs_of(spec.slab), self.geometry.class_count(), setting.lanes());
+        let (channel_tiles, classes, lanes) = (self.channel_tiles_of(spec.channel_tile), self.geometry.class_count(), setting.lanes());
         let (activations, activation_strides) = pixel_arguments(p.activations());
         let (result, result_strides) = self.staged.then(|| pixel_arguments(p.result())).unzip();
         let args = PixelsArguments {
             walk: WalkArguments::new(p, &self.geometry, &setting.tiling, self.relative, &mut program),
             blocks: self.channels.arguments(),
-            slabs: divisor(slabs),
+            channel_tiles: divisor(channel_tiles),
             classes: divisor(classes),
             lanes: lanes as u32,
             activations,
@@ -376,7 +388,7 @@ impl Correlation {
             epilogue: self.epilogue.conv_arguments(p),
         };
         let args = args.bound(&spec);
-        program.launch(Launch::new(spec.kernel(), [(slabs * classes * lanes) as u32, 1, 1], args));
+        program.launch(Launch::new(spec.kernel(), [(channel_tiles * classes * lanes) as u32, 1, 1], args));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, &mut program);
         }

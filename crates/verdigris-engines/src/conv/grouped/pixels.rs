@@ -1,7 +1,7 @@
 //! The kernel of fprop and dgrad: rows of the product are pixels of the result, columns its channels, the depth runs over taps and channels
 //! of a block.
 //!
-//! The filter of a slab lies in shared memory in the order in which lanes multiply it, with zeros between groups; a CTA makes it once, from a
+//! The filter of a channel tile lies in shared memory in the order in which lanes multiply it, with zeros between groups; a CTA makes it once, from a
 //! filter of any layout, and then takes one tile of pixels after the other. A tile's halo is copied once; each tap reads it by `ldmatrix` at
 //! its own distance. Sums leave through shared memory, 16 bytes a lane.
 
@@ -14,7 +14,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::THREADS;
-use super::slab::{CHUNK, PITCH_BYTES, SLOTS, Slab};
+use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
 use super::tiling::{PIXEL_BYTES, RESIDUE_BYTES, Room, TAP_BYTES, filter_tap_bytes};
 use super::walk::{Chunk, Classes, Place, Residue, Walk, WalkArguments, coordinates};
 use crate::conv::direct::geometry::{FilterWalk, FilterWalkArguments};
@@ -84,7 +84,7 @@ impl Tile {
 pub(super) struct Spec {
     /// bf16 or f16.
     pub(super) operands: DType,
-    pub(super) slab: Slab,
+    pub(super) channel_tile: ChannelTile,
     pub(super) tile: Tile,
     /// The result leaves through shared memory, where it is one of 16 bits whose pixels are whole chunks; otherwise from registers.
     pub(super) staged: bool,
@@ -93,7 +93,8 @@ pub(super) struct Spec {
 
 impl Spec {
     pub(super) fn name(&self) -> String {
-        let (operands, channels, tile, epilogue) = (self.operands, self.slab.chunks * CHUNK, self.tile.name(), self.epilogue.name());
+        let (operands, channels, tile, epilogue) =
+            (self.operands, self.channel_tile.chunks * CHUNK, self.tile.name(), self.epilogue.name());
         format!("conv_grouped_pixels_{operands}_c{channels}_{tile}_{epilogue}")
     }
 
@@ -112,7 +113,7 @@ impl Spec {
 
     /// CTAs that share an SM: of large blocks, registers allow two.
     pub(super) fn ctas(&self) -> u32 {
-        self.tile.ctas().min(if self.slab.chunks > 4 { 2 } else { 3 })
+        self.tile.ctas().min(if self.channel_tile.chunks > 4 { 2 } else { 3 })
     }
 
     /// What a tiling has to fit.
@@ -122,13 +123,13 @@ impl Spec {
             arena_bytes: self.tile.arena_bytes(),
             staged_bytes: if self.staged { PITCH_BYTES } else { 0 },
             beside: false,
-            tap_bytes: filter_tap_bytes(self.slab),
+            tap_bytes: filter_tap_bytes(self.channel_tile),
         }
     }
 
     /// Warps side by side along pixels, and blocks of 16 pixels of one.
     fn rows(&self) -> [u32; 2] {
-        let along = WARPS / self.slab.units();
+        let along = WARPS / self.channel_tile.units();
         [along, self.tile.pixels() / ROWS / along]
     }
 }
@@ -177,7 +178,7 @@ verdigris_kir::parameters! {
     pub(super) struct Values / PixelsArguments of Spec as spec {
         pub(super) walk: WalkArguments = (),
         pub(super) blocks: BlocksArguments = (),
-        pub(super) slabs: Divide,
+        pub(super) channel_tiles: Divide,
         pub(super) classes: Divide,
         /// Tiles that are worked on at a time.
         pub(super) lanes: u32,
@@ -200,7 +201,7 @@ impl<'k> Blocks<'k> {
     /// chunks further on, and of the first `slots` alone.
     pub(super) fn chunk(
         &self,
-        slab: Slab,
+        channel_tile: ChannelTile,
         first: Val<'k, u32>,
         tensor: &Pixels<'k>,
         [channels, whole]: [Val<'k, u32>; 2],
@@ -208,9 +209,9 @@ impl<'k> Blocks<'k> {
     ) -> Chunk<'k> {
         let k = first.kernel();
         let slot = k.lane() & (SLOTS - 1);
-        let within = quotient_of_few(slot, slab.chunks);
+        let within = quotient_of_few(slot, channel_tile.chunks);
         let block = first + within;
-        let begin = (slot - within * slab.chunks + skipped) * CHUNK;
+        let begin = (slot - within * channel_tile.chunks + skipped) * CHUNK;
         let channel = block * channels + begin;
         let is_inside = slot.lt(slots) & block.lt(self.count) & begin.lt(channels) & channel.lt(whole);
         let channel = k.select(is_inside, channel, 0u32);
@@ -229,12 +230,12 @@ impl<'k> FilterWalk<'k> {
     }
 }
 
-/// Puts the filter of the slab that begins at block `first` into shared memory, by all warps. Of a unit at a tap, register `r` holds of each
+/// Puts the filter of the channel tile that begins at block `first` into shared memory, by all warps. Of a unit at a tap, register `r` holds of each
 /// lane the elements `(8 c + 2 (lane % 4), 8 j + lane / 4)` and the next one along the input, with `r = c · columns + j`: what `mma` takes as
 /// B. (Of units of two blocks, register `r` is that of block `r`.)
 fn keep_filter<'k>(
     k: Kernel<'k>,
-    slab: Slab,
+    channel_tile: ChannelTile,
     walk: &Walk<'k>,
     filter: &FilterWalk<'k>,
     blocks: &Blocks<'k>,
@@ -242,8 +243,8 @@ fn keep_filter<'k>(
     taps: Val<'k, u32>,
 ) {
     let (lane, warp) = (k.lane(), k.warp());
-    let vectors = slab.registers() / slab.vector();
-    let items = slab.units() * vectors;
+    let vectors = channel_tile.registers() / channel_tile.vector();
+    let items = channel_tile.units() * vectors;
     // Where there are fewer vectors than warps, warps share their taps.
     let sharing = (WARPS / items).max(1);
     let [item, first_tap] = if sharing > 1 { [warp & (items - 1), warp >> items.ilog2()] } else { [warp, k.constant(0)] };
@@ -251,14 +252,14 @@ fn keep_filter<'k>(
     k.range_step(item, items, WARPS, |item| {
         let unit = quotient_of_few(item, vectors);
         let vector = item - unit * vectors;
-        let elements: Vec<[(Val<'k, bool>, Val<'k, u64>); 2]> = (0..slab.vector())
+        let elements: Vec<[(Val<'k, bool>, Val<'k, u64>); 2]> = (0..channel_tile.vector())
             .map(|i| {
-                let register = vector * slab.vector() + i;
-                let (block, c, j) = if slab.chunks == 1 {
+                let register = vector * channel_tile.vector() + i;
+                let (block, c, j) = if channel_tile.chunks == 1 {
                     (first + unit * 2 + register, k.constant(0), k.constant(0))
                 } else {
-                    let c = quotient_of_few(register, slab.columns());
-                    (first + unit, c, register - c * slab.columns())
+                    let c = quotient_of_few(register, channel_tile.columns());
+                    (first + unit, c, register - c * channel_tile.columns())
                 };
                 let output = j * CHUNK + (lane >> 2);
                 let (group_of_output, output_of_group) = blocks.group_outputs.split(output);
@@ -276,7 +277,8 @@ fn keep_filter<'k>(
                 })
             })
             .collect();
-        let to = walk.filter_at + unit * slab.unit_bytes() + vector * (slab.vector() * 128) + lane * (slab.vector() * 4);
+        let to =
+            walk.filter_at + unit * channel_tile.unit_bytes() + vector * (channel_tile.vector() * 128) + lane * (channel_tile.vector() * 4);
         k.range_unrolled(turns, 3, |turn| {
             let tap = first_tap + turn * sharing;
             let halves = k.ld_shared_vector::<u32>(walk.taps_at + tap * TAP_BYTES, 0, 2);
@@ -288,7 +290,7 @@ fn keep_filter<'k>(
                     k.join16(low, high)
                 })
                 .collect();
-            k.st_shared_vector(to + tap * filter_tap_bytes(slab), 0, &words);
+            k.st_shared_vector(to + tap * filter_tap_bytes(channel_tile), 0, &words);
         });
     });
 }
@@ -306,12 +308,12 @@ fn multiply<'k>(
     rows: &[Val<'k, u32>],
     sums: &Sums<'k>,
 ) {
-    let slab = spec.slab;
+    let channel_tile = spec.channel_tile;
     let element = if spec.operands == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
     let shape = |k| MmaShape { m: ROWS, n: CHUNK, k, a: element, b: element, d: MatrixType::F32, saturate: false, sparse: false };
-    let filter = walk.filter_at + unit * slab.unit_bytes() + k.lane() * (slab.vector() * 4);
+    let filter = walk.filter_at + unit * channel_tile.unit_bytes() + k.lane() * (channel_tile.vector() * 4);
     // As many taps at once as leave the assembler enough registers.
-    let unroll = match (slab.chunks, spec.tile) {
+    let unroll = match (channel_tile.chunks, spec.tile) {
         (1, Tile::Large) => 1,
         (1, _) => 2,
         (2, _) => 3,
@@ -319,11 +321,15 @@ fn multiply<'k>(
     };
     let add = |tap: Val<'k, u32>| {
         let distance = k.ld_shared::<u32>(walk.taps_at + tap * TAP_BYTES, 8);
-        let at = filter + tap * filter_tap_bytes(slab);
+        let at = filter + tap * filter_tap_bytes(channel_tile);
         let vectors = |range: std::ops::Range<u32>| -> Vec<Val<'k, u32>> {
-            range.flat_map(|vector| k.ld_shared_vector::<u32>(at, i64::from(vector * slab.vector() * 128), slab.vector() as u8)).collect()
+            range
+                .flat_map(|vector| {
+                    k.ld_shared_vector::<u32>(at, i64::from(vector * channel_tile.vector() * 128), channel_tile.vector() as u8)
+                })
+                .collect()
         };
-        if slab.chunks == 1 {
+        if channel_tile.chunks == 1 {
             let filters = vectors(0..1);
             for (row, line) in rows.iter().zip(sums) {
                 let pixels = k.ldmatrix(4, false, *row + distance, 0);
@@ -334,14 +340,14 @@ fn multiply<'k>(
             return;
         }
         // Of an odd number of chunks, the last one stands alone; its filter shares vectors with the others.
-        let odd = (slab.chunks % 2 == 1).then(|| vectors(0..slab.registers() / 4));
-        for first in (0..slab.chunks).step_by(2) {
-            let columns = slab.columns();
+        let odd = (channel_tile.chunks % 2 == 1).then(|| vectors(0..channel_tile.registers() / 4));
+        for first in (0..channel_tile.chunks).step_by(2) {
+            let columns = channel_tile.columns();
             let filters = match &odd {
                 Some(all) => all[(first * columns) as usize..].to_vec(),
                 None => vectors(first * columns / 4..(first + 2) * columns / 4),
             };
-            let pair = first + 1 < slab.chunks;
+            let pair = first + 1 < channel_tile.chunks;
             for (row, line) in rows.iter().zip(sums) {
                 let pixels = k.ldmatrix(if pair { 4 } else { 2 }, false, *row + distance, i64::from(first * 16));
                 for (j, sum) in line.iter().enumerate() {
@@ -358,33 +364,39 @@ fn multiply<'k>(
 }
 
 fn pixels(k: Kernel<'_>, spec: &Spec) {
-    let slab = spec.slab;
+    let channel_tile = spec.channel_tile;
     let values = Values::declare(k, spec);
-    let Values { blocks, slabs, classes: class_count, lanes, filter, epilogue, .. } = values;
+    let Values { blocks, channel_tiles, classes: class_count, lanes, filter, epilogue, .. } = values;
     let walk = Walk::new(k, values.walk, spec.tile.pixels(), spec.tile.arena_bytes());
     let activations = Pixels { pointer: values.activations, strides: values.activation_strides };
     let staged = values.result.zip(values.result_strides).map(|(pointer, strides)| Pixels { pointer, strides });
 
-    let (rest, slab_number) = slabs.split(k.cta());
+    let (rest, channel_tile_number) = channel_tiles.split(k.cta());
     let (first_tile, class) = class_count.split(rest);
-    let first_block = slab_number * slab.blocks();
+    let first_block = channel_tile_number * channel_tile.blocks();
     let classes = walk.classes(class);
     let residue = walk.write_tables(&classes, spec.tile.pixels(), |taps| {
         let (low, high) = k.split32(filter.tap(&classes, taps));
         [low, high]
     });
     k.bar_sync();
-    let chunk = blocks.chunk(slab, first_block, &activations, [blocks.inputs_of_block, blocks.inputs], (k.constant(0), slab.slots()));
+    let chunk = blocks.chunk(
+        channel_tile,
+        first_block,
+        &activations,
+        [blocks.inputs_of_block, blocks.inputs],
+        (k.constant(0), channel_tile.slots()),
+    );
     walk.fill(&residue, &walk.place(&residue, first_tile), &chunk);
-    keep_filter(k, slab, &walk, &filter, &blocks, first_block, residue.taps());
+    keep_filter(k, channel_tile, &walk, &filter, &blocks, first_block, residue.taps());
 
     let (warp, lane) = (k.warp(), k.lane());
     let [_, row_blocks] = spec.rows();
-    let unit = warp & (slab.units() - 1);
-    let first_row = (warp >> slab.units().ilog2()) * (row_blocks * ROWS);
-    let blocks_of_unit = slab.blocks() / slab.units();
+    let unit = warp & (channel_tile.units() - 1);
+    let first_row = (warp >> channel_tile.units().ilog2()) * (row_blocks * ROWS);
+    let blocks_of_unit = channel_tile.blocks() / channel_tile.units();
     let unit_block = first_block + unit * blocks_of_unit;
-    let chunks_of_unit = blocks_of_unit * slab.chunks;
+    let chunks_of_unit = blocks_of_unit * channel_tile.chunks;
     // A lane's row and chunk of the four matrices that `ldmatrix` reads.
     let reading = walk.halo_at + ((unit * chunks_of_unit + (lane >> 4)) << 4);
     let rows: Vec<Val<'_, u32>> = (0..row_blocks)
@@ -393,7 +405,8 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
             reading + k.ld_shared::<u32>(walk.pixels_at + pixel * PIXEL_BYTES, 0)
         })
         .collect();
-    let sums: Sums<'_> = (0..row_blocks).map(|_| (0..slab.columns()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect()).collect();
+    let sums: Sums<'_> =
+        (0..row_blocks).map(|_| (0..channel_tile.columns()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect()).collect();
 
     k.range_step(first_tile, walk.cut.tile_count, lanes, |tile| {
         sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
@@ -447,16 +460,16 @@ impl<'k> Leaving<'_, 'k> {
     /// Runs the epilogue on a warp's sums and stores them, to shared memory if they are staged.
     fn finish(&self, epilogue: &Epilogue<'k, f32>, unit: Val<'k, u32>, block: Val<'k, u32>, first_row: Val<'k, u32>, sums: &Sums<'k>) {
         let Leaving { k, spec, walk, blocks, .. } = *self;
-        let (slab, lane) = (spec.slab, k.lane());
+        let (channel_tile, lane) = (spec.channel_tile, k.lane());
         let column = (lane & 3u32) << 1;
         let channel = block * blocks.outputs_of_block + column;
-        let end = (block + slab.blocks() / slab.units()).min(blocks.count) * blocks.outputs_of_block;
+        let end = (block + channel_tile.blocks() / channel_tile.units()).min(blocks.count) * blocks.outputs_of_block;
         let end = end.min(blocks.outputs);
         let guarded = !spec.staged || spec.epilogue.reads_memory();
         for (i, line) in (0u32..).zip(sums) {
             for half in 0..2 {
                 let row = first_row + (lane >> 2) + (i * ROWS + half * 8);
-                let to = k.fma(row, PITCH_BYTES, walk.halo_at + ((unit * slab.columns()) << 4) + column * 2);
+                let to = k.fma(row, PITCH_BYTES, walk.halo_at + ((unit * channel_tile.columns()) << 4) + column * 2);
                 let packed = k.ld_shared::<u32>(walk.pixels_at + row * PIXEL_BYTES, 8);
                 let body = || {
                     let zero = k.constant(0u32);
@@ -494,12 +507,12 @@ impl<'k> Leaving<'_, 'k> {
     /// Copies the staged tile to the result, eight lanes a pixel.
     fn copy_out(&self, result: &Pixels<'k>, first_block: Val<'k, u32>) {
         let Leaving { k, spec, walk, place, blocks, .. } = *self;
-        let slab = spec.slab;
+        let channel_tile = spec.channel_tile;
         let slot = k.lane() & (SLOTS - 1);
-        let within = quotient_of_few(slot, slab.chunks);
+        let within = quotient_of_few(slot, channel_tile.chunks);
         let block = first_block + within;
-        let begin = (slot - within * slab.chunks) * CHUNK;
-        let is_channel = slot.lt(slab.slots()) & block.lt(blocks.count) & begin.lt(blocks.outputs_of_block);
+        let begin = (slot - within * channel_tile.chunks) * CHUNK;
+        let is_channel = slot.lt(channel_tile.slots()) & block.lt(blocks.count) & begin.lt(blocks.outputs_of_block);
         let channel = block * blocks.outputs_of_block + begin;
         let first = self.pixel(k.constant(0));
         let base = result.at(first) + channel.mul_wide(2);

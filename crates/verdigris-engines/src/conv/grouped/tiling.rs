@@ -7,7 +7,7 @@
 use verdigris_graph::ConvProblem;
 use verdigris_kir::params::Divide;
 
-use super::slab::{PITCH_BYTES, Slab};
+use super::channel_tile::{ChannelTile, PITCH_BYTES};
 use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
 
@@ -31,7 +31,7 @@ pub(super) struct Room {
     pub(super) staged_bytes: u32,
     /// That is beside the halo.
     pub(super) beside: bool,
-    /// Bytes of the filter of a slab at one tap.
+    /// Bytes of the filter of a channel tile at one tap.
     pub(super) tap_bytes: u32,
 }
 
@@ -190,9 +190,9 @@ verdigris_kir::parameters! {
     }
 }
 
-/// Shared memory of a slab's filter at one tap.
-pub(super) fn filter_tap_bytes(slab: Slab) -> u32 {
-    slab.units() * slab.unit_bytes()
+/// Shared memory of a channel tile's filter at one tap.
+pub(super) fn filter_tap_bytes(channel_tile: ChannelTile) -> u32 {
+    channel_tile.units() * channel_tile.unit_bytes()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, Base, Program};
 
-use super::slab::{PITCH_BYTES, SLOTS};
+use super::channel_tile::{PITCH_BYTES, SLOTS};
 use super::tiling::{Cut, PIXEL_BYTES, RESIDUE_BYTES, TAP_BYTES, Tiling, TilingArguments};
 use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::{PixelGeometry, Steps, StepsArguments};

@@ -4,8 +4,8 @@
 //! `y[p] = Σ_t x[p − pad + t·d] · w[t]`; backwards `dx[p] = Σ_r dy[p + pad − r·d] · w[r]`, which with `t = taps − 1 − r` reads upwards too, and
 //! meets the filter from its last element on.
 //!
-//! A slab holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and blocks
-//! stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the slab one behind the
+//! A halo box holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and blocks
+//! stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the halo box one behind the
 //! other, halo and all, which for images of odd sizes leaves fewer rows without a pixel.
 
 use verdigris_graph::{ConvProblem, Direction};
@@ -67,15 +67,15 @@ pub(super) struct PixelBox {
     pub(super) flat: bool,
 }
 
-/// A box with its slab.
+/// A box with its halo box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) pixels: PixelBox,
-    /// Extents of the slab.
-    pub(super) slab: [u64; 4],
-    /// Pixels of the slab from one run of a block to the next.
+    /// Extents of the halo box.
+    pub(super) halo_box: [u64; 4],
+    /// Pixels of the halo box from one run of a block to the next.
     pub(super) run_pitch: u64,
-    /// The slab's pixel at which each block begins.
+    /// The halo box's pixel at which each block begins.
     pub(super) blocks: Vec<u64>,
 }
 
@@ -84,13 +84,13 @@ impl Cut {
     pub(super) fn new(dense: &Dense, pixels: PixelBox, blocks: u64) -> Option<Cut> {
         let [width, height, depth, images] = pixels.extents;
         let halo = dense.halo();
-        let mut slab = [width + halo[0], height + halo[1], depth + halo[2], images];
+        let mut halo_box = [width + halo[0], height + halo[1], depth + halo[2], images];
         let rows = blocks * u64::from(BLOCK);
         let run = u64::from(RUN);
         let whole = |extent: u64| extent.is_multiple_of(run);
         let suits = if pixels.flat {
             // The last pixel is one of the rows.
-            depth == 1 && images == 1 && (height - 1) * slab[0] + width <= rows
+            depth == 1 && images == 1 && (height - 1) * halo_box[0] + width <= rows
         } else {
             whole(width) && whole(height) && width / run * (height / run) * depth * images == blocks
         };
@@ -98,24 +98,24 @@ impl Cut {
             return None;
         }
         let cut = if pixels.flat {
-            // What the last row's taps read is part of the slab.
-            slab[1] = slab[1].max(halo[1] + (rows + halo[0]).div_ceil(slab[0]));
-            Cut { pixels, slab, run_pitch: run, blocks: (0..blocks).map(|block| block * u64::from(BLOCK)).collect() }
+            // What the last row's taps read is part of the halo box.
+            halo_box[1] = halo_box[1].max(halo[1] + (rows + halo[0]).div_ceil(halo_box[0]));
+            Cut { pixels, halo_box, run_pitch: run, blocks: (0..blocks).map(|block| block * u64::from(BLOCK)).collect() }
         } else {
             let at = |block: u64| {
                 let (rest, w) = (block / (width / run), block % (width / run));
                 let (rest, h) = (rest / (height / run), rest % (height / run));
                 let (n, d) = (rest / depth, rest % depth);
-                ((n * slab[2] + d) * slab[1] + h * run) * slab[0] + w * run
+                ((n * halo_box[2] + d) * halo_box[1] + h * run) * halo_box[0] + w * run
             };
-            Cut { pixels, slab, run_pitch: slab[0], blocks: (0..blocks).map(at).collect() }
+            Cut { pixels, halo_box, run_pitch: halo_box[0], blocks: (0..blocks).map(at).collect() }
         };
-        cut.slab.iter().all(|&extent| extent <= MOST_EXTENT).then_some(cut)
+        cut.halo_box.iter().all(|&extent| extent <= MOST_EXTENT).then_some(cut)
     }
 
-    /// Pixels of the slab.
-    pub(super) fn slab_pixels(&self) -> u64 {
-        self.slab.iter().product()
+    /// Pixels of the halo box.
+    pub(super) fn halo_box_pixels(&self) -> u64 {
+        self.halo_box.iter().product()
     }
 
     /// Boxes in each dim.
@@ -124,11 +124,11 @@ impl Cut {
         std::array::from_fn(|dim| extents[dim].div_ceil(self.pixels.extents[dim]))
     }
 
-    /// How far the slab's pixel of a tap lies from that of the tap before: in the filter's row, in the next row, in the next plane.
+    /// How far the halo box's pixel of a tap lies from that of the tap before: in the filter's row, in the next row, in the next plane.
     pub(super) fn tap_steps(&self, dense: &Dense) -> [i64; 3] {
         let (filter, dilation) = (dense.filter.map(|n| n as i64), dense.dilation.map(|n| n as i64));
-        let row = self.slab[0] as i64;
-        let plane = row * self.slab[1] as i64;
+        let row = self.halo_box[0] as i64;
+        let plane = row * self.halo_box[1] as i64;
         let back_in_row = (filter[0] - 1) * dilation[0];
         let back_in_plane = (filter[1] - 1) * dilation[1] * row + back_in_row;
         [dilation[0], dilation[1] * row - back_in_row, dilation[2] * plane - back_in_plane]
@@ -206,17 +206,17 @@ mod tests {
                         for row in 0..blocks * 64 {
                             let start = cut.blocks[(row / 64) as usize] + row % 64 / 8 * cut.run_pitch + row % 8;
                             let of = |pixel: u64| {
-                                let [w, h, d, _] = cut.slab;
+                                let [w, h, d, _] = cut.halo_box;
                                 [pixel % w, pixel / w % h, pixel / w / h % d, pixel / w / h / d]
                             };
                             let here = of(start);
                             let at: [u64; 4] = std::array::from_fn(|dim| boxes[dim] * cut.pixels.extents[dim] + here[dim]);
                             let inside = (0..4).all(|dim| here[dim] < cut.pixels.extents[dim] && at[dim] < extents[dim]);
-                            // The walk over taps as the kernel makes it; every row reads inside of the slab.
+                            // The walk over taps as the kernel makes it; every row reads inside of the halo box.
                             let mut pixel = start as i64;
                             let mut taps = Vec::new();
                             for tap in 0..dense.taps() {
-                                assert!((0..cut.slab_pixels() as i64).contains(&pixel), "{dense:?} {cut:?} row {row} tap {tap}");
+                                assert!((0..cut.halo_box_pixels() as i64).contains(&pixel), "{dense:?} {cut:?} row {row} tap {tap}");
                                 taps.push(of(pixel as u64));
                                 let [fw, fh, _] = dense.filter;
                                 let step = if (tap + 1) % fw > 0 { 0 } else { 1 + usize::from((tap + 1) % (fw * fh) == 0) };

@@ -1,7 +1,7 @@
-//! The kernel: slabs of pixels with their halo come by tiled copies, every tap of the filter multiplies from them by a shifted descriptor.
+//! The kernel: halo boxes (pixels with their halo) come by tiled copies, every tap of the filter multiplies from them by a shifted descriptor.
 //!
 //! One page, top to bottom: the spec, parameters, the producer, the consumers' main loop, the roles. Rows of the product are pixels of a box in
-//! blocks of 64: a block is eight runs of eight neighbouring pixels of the slab at one pitch, so that a single descriptor reads it.
+//! blocks of 64: a block is eight runs of eight neighbouring pixels of the halo box at one pitch, so that a single descriptor reads it.
 //!
 //! Filters are either kept, all of a tile's columns for as long as the CTA lives, and then the two consumers ping-pong, one's epilogue
 //! overlapping the other's main loop; or they come through a ring, a tap and a block of channels at a time, and the consumers share a tile.
@@ -13,9 +13,9 @@ use verdigris_kir::inst::{MatrixType, Special, WgmmaShape};
 use verdigris_kir::ir::{KernelBody, MapDecl, MapType, Target};
 use verdigris_kir::params::{Divide, Map};
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::halo::HaloTile;
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
-use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use crate::parts::batch::BatchIndexArgs;
@@ -32,8 +32,8 @@ const FIRST_BARRIER: u32 = 1;
 const PING_PONG_BARRIER: u32 = 8;
 /// Dynamic shared memory of a CTA on compute capability 9.0.
 const SHARED_BYTES: u32 = 232_448;
-/// Slabs of pixels: one is multiplied, one is on its way.
-const SLABS: u32 = 2;
+/// Halo boxes: one is multiplied, one is on its way.
+const HALO_BOXES: u32 = 2;
 /// Rows of a block of the product.
 pub(super) const BLOCK: u32 = 64;
 /// Pixels of a run.
@@ -45,7 +45,7 @@ const RANK: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spec {
     pub(super) dtype: DType,
-    /// Channels of a slab's pixel.
+    /// Channels of a halo box's pixel.
     pub(super) channels: u32,
     /// What is contiguous in the filter: the depth, or the columns.
     pub(super) filter: Major,
@@ -98,12 +98,12 @@ impl Spec {
         if self.dtype == DType::Bf16 { MapType::Bf16 } else { MapType::F16 }
     }
 
-    /// Slabs of pixels.
-    pub(super) fn pixels(&self) -> SlabTile {
-        SlabTile { channels: self.channels, ty: self.map_type() }
+    /// Halo boxes of pixels.
+    pub(super) fn pixels(&self) -> HaloTile {
+        HaloTile { channels: self.channels, ty: self.map_type() }
     }
 
-    /// A group's columns of a tile, and its channels of a slab's pixel.
+    /// A group's columns of a tile, and its channels of a halo box's pixel.
     pub(super) fn group_columns(&self) -> u32 {
         self.tile_n / self.groups
     }
@@ -112,14 +112,14 @@ impl Spec {
         self.channels / self.groups
     }
 
-    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many slabs as these need. Those of several groups
+    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many panels as these need. Those of several groups
     /// stand one below the other.
-    pub(super) fn filter_tile(&self) -> SlabTile {
+    pub(super) fn filter_tile(&self) -> HaloTile {
         let line = match self.filter {
             Major::Depth => self.group_channels(),
             Major::Rows => [64, 32].into_iter().find(|line| self.group_columns().is_multiple_of(*line)).unwrap_or(16),
         };
-        SlabTile { channels: line, ty: self.map_type() }
+        HaloTile { channels: line, ty: self.map_type() }
     }
 
     /// The map of the filter: `{depth, columns, taps}` or `{columns, depth, taps}`.
@@ -150,17 +150,17 @@ impl Spec {
         }
     }
 
-    /// Room for filters and slabs.
+    /// Room for filters and halo boxes.
     fn arena_bytes(&self) -> u32 {
-        let barriers = 16 * (SLABS + self.stages.max(1)) + 64;
-        (SHARED_BYTES - self.store().shared_bytes() - barriers) / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+        let barriers = 16 * (HALO_BOXES + self.stages.max(1)) + 64;
+        (SHARED_BYTES - self.store().shared_bytes() - barriers) / HaloTile::ALIGNMENT_BYTES * HaloTile::ALIGNMENT_BYTES
     }
 
-    /// Room for one slab beside the filters: those that are kept are `kept` times a tap's.
-    pub(super) fn slab_room_bytes(&self, kept: u32) -> u32 {
+    /// Room for one halo box beside the filters: those that are kept are `kept` times a tap's.
+    pub(super) fn halo_box_room_bytes(&self, kept: u32) -> u32 {
         let filters = u64::from(if self.is_kept() { kept } else { self.stages }) * u64::from(self.filter_bytes());
-        let rest = u64::from(self.arena_bytes()).saturating_sub(filters.next_multiple_of(u64::from(SlabTile::ALIGNMENT_BYTES))) as u32;
-        rest / SLABS / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+        let rest = u64::from(self.arena_bytes()).saturating_sub(filters.next_multiple_of(u64::from(HaloTile::ALIGNMENT_BYTES))) as u32;
+        rest / HALO_BOXES / HaloTile::ALIGNMENT_BYTES * HaloTile::ALIGNMENT_BYTES
     }
 
     fn shape(&self) -> WgmmaShape {
@@ -194,18 +194,18 @@ verdigris_kir::parameters! {
         /// Pixels of the result, and of a box, in each dim.
         pub(super) extents: [u32; 4],
         pub(super) box_extents: [u32; 4],
-        /// Where the slab of the box at 0 begins.
+        /// Where the halo box of the box at 0 begins.
         pub(super) origin: [i32; 3],
-        /// Extents of a slab, but for images.
-        pub(super) slab: [Divide; 3],
-        pub(super) slab_bytes: u32,
-        /// The same rounded up to where a slab may begin.
-        pub(super) slab_pitch_bytes: u32,
-        /// Where slabs begin behind the filters.
-        pub(super) slabs_at_bytes: u32,
-        /// Pixels of the slab from one run of a block to the next.
+        /// Extents of a halo box, but for images.
+        pub(super) halo_box: [Divide; 3],
+        pub(super) halo_box_bytes: u32,
+        /// The same rounded up to where a halo box may begin.
+        pub(super) halo_box_pitch_bytes: u32,
+        /// Where halo boxes begin behind the filters.
+        pub(super) halo_boxes_at_bytes: u32,
+        /// Pixels of the halo box from one run of a block to the next.
         pub(super) run_pitch: u32,
-        /// The slab's pixel at which each block of a tile begins.
+        /// The halo box's pixel at which each block of a tile begins.
         pub(super) blocks: Vec<u32> = vec![(); spec.tile_blocks() as usize],
         pub(super) channel_blocks: u32,
         /// Instruction steps of the last block of channels.
@@ -244,13 +244,13 @@ impl<'k> Walk<'k> {
         std::array::from_fn(|dim| boxes[dim] * self.box_extents[dim])
     }
 
-    /// The row of the result that row `row` of a block belongs to, and whether there is one. The block begins at the slab's pixel `block` in the
+    /// The row of the result that row `row` of a block belongs to, and whether there is one. The block begins at the halo box's pixel `block` in the
     /// box at `place`.
     fn target(&self, k: Kernel<'k>, place: &Place<'k>, block: Val<'k, u32>, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>) {
         let pixel = block + (row >> RUN.trailing_zeros()) * self.run_pitch + (row & (RUN - 1));
-        let (rest, w) = self.slab[0].split(pixel);
-        let (rest, h) = self.slab[1].split(rest);
-        let (n, d) = self.slab[2].split(rest);
+        let (rest, w) = self.halo_box[0].split(pixel);
+        let (rest, h) = self.halo_box[1].split(rest);
+        let (n, d) = self.halo_box[2].split(rest);
         let in_box = [w, h, d, n];
         // In a flat box runs go on into the halo: what stands there belongs to nobody.
         let mut inside = w.lt(self.box_extents[0]);
@@ -269,8 +269,8 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let Halo { walk, batch, store } = Halo::declare(k, spec);
     let store = Store::new(k, store, spec.store());
 
-    let arena = k.shared("filters and slabs", spec.arena_bytes(), SlabTile::ALIGNMENT_BYTES);
-    let slabs = Ring::new(k, SLABS, spec.sharers(), RingScope::Cta);
+    let arena = k.shared("filters and slabs", spec.arena_bytes(), HaloTile::ALIGNMENT_BYTES);
+    let halo_boxes = Ring::new(k, HALO_BOXES, spec.sharers(), RingScope::Cta);
     let filters = (!spec.is_kept()).then(|| Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta));
     let kept = spec.is_kept().then(|| {
         let barrier = k.mbarrier_array("filter is here", 1);
@@ -278,7 +278,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         barrier
     });
     k.when(k.thread().eq(0), || {
-        slabs.init();
+        halo_boxes.init();
         filters.iter().for_each(Ring::init);
         kept.iter().for_each(|barrier| barrier.init());
         [&walk.pixels, &walk.filter].into_iter().for_each(|map| k.prefetch_tensormap(map));
@@ -293,7 +293,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (group, tile) = walk.group_tiles.split(column_tile);
     let [first_channel, first_result, first_depth, first_of_filter] = walk.group_steps.map(|step| group * step);
     let [first_column, filter_column] = [first_result, first_of_filter].map(|first| first + tile * spec.tile_n);
-    let slab_at = |stage: Val<'k, u32>| arena.address() + walk.slabs_at_bytes + stage * walk.slab_pitch_bytes;
+    let halo_box_at = |stage: Val<'k, u32>| arena.address() + walk.halo_boxes_at_bytes + stage * walk.halo_box_pitch_bytes;
 
     let load_filter = |slot: Val<'k, u32>, block: Val<'k, u32>, tap: Val<'k, u32>, barrier| {
         let position = (walk.first_position + tap * walk.position_step).signed();
@@ -313,7 +313,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     };
     let load = || {
         k.when(k.elect(), || {
-            let slab = slabs.cursor();
+            let halo_box = halo_boxes.cursor();
             let ring = filters.map(|filters| filters.cursor());
             if let Some(kept) = kept {
                 let full = kept.at(zero);
@@ -329,10 +329,10 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 let mut corner: Vec<Val<'k, i32>> = walk.origin.iter().zip(place).map(|(&origin, at)| origin + at.signed()).collect();
                 corner.push(place[3].signed());
                 k.range(walk.channel_blocks, |block| {
-                    let full = slab.acquire(walk.slab_bytes);
+                    let full = halo_box.acquire(walk.halo_box_bytes);
                     let channel = first_channel + block * spec.channels;
-                    pixels.load(slab_at(slab.stage()), &walk.pixels, channel, &corner, full, LoadOptions::default());
-                    slab.advance();
+                    pixels.load(halo_box_at(halo_box.stage()), &walk.pixels, channel, &corner, full, LoadOptions::default());
+                    halo_box.advance();
                     let Some(ring) = ring else { return };
                     k.range(walk.taps, |tap| {
                         let full = ring.acquire(spec.filter_bytes());
@@ -364,9 +364,9 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             Major::Rows => 16 * step * filter.pixel_advance(),
         };
         let registers = (spec.group_columns() / 2) as usize;
-        let slab = slabs.cursor();
+        let halo_box = halo_boxes.cursor();
         let ring = filters.map(|filters| filters.cursor());
-        let [previous_slab, previous_filter] = ["previous_slab", "previous_filter"].map(|name| k.var_named(name, 0u32));
+        let [previous_halo_box, previous_filter] = ["previous_slab", "previous_filter"].map(|name| k.var_named(name, 0u32));
         let [tap_w, tap_h, shift, kept_filter] = ["tap_w", "tap_h", "shift", "filter"].map(|name| k.var_named(name, 0u32));
         let add = k.var_named("add", k.thread().ge(0u32));
         if let Some(kept) = kept {
@@ -379,8 +379,8 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 k.barrier_sync(warpgroup + PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
             }
             k.range(walk.channel_blocks, |block| {
-                slab.wait();
-                let a_start = pixels.descriptor_base(slab_at(slab.stage()), Major::Depth, zero);
+                halo_box.wait();
+                let a_start = pixels.descriptor_base(halo_box_at(halo_box.stage()), Major::Depth, zero);
                 shift.set(a_start);
                 tap_w.set(0);
                 tap_h.set(0);
@@ -408,7 +408,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                         k.wgmma_commit();
                         // One group stays in flight while what the groups before it read goes back.
                         k.wgmma_wait(1);
-                        k.when(tap.eq(0) & block.gt(0), || slab.release(previous_slab, thread));
+                        k.when(tap.eq(0) & block.gt(0), || halo_box.release(previous_halo_box, thread));
                         match ring {
                             None => kept_filter.set(kept_filter + (spec.filter_bytes() >> 4)),
                             Some(ring) => {
@@ -429,17 +429,17 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 let is_last = (block + 1).eq(walk.channel_blocks);
                 let steps_here = k.select(is_last, walk.last_steps, spec.steps());
                 (1..=spec.steps()).for_each(|steps| k.when(steps_here.eq(steps), || over_taps(steps)));
-                previous_slab.set(slab.stage());
-                slab.advance();
+                previous_halo_box.set(halo_box.stage());
+                halo_box.advance();
             });
             if spec.is_kept() {
-                // The other begins when this one has seen all of its slabs: phases are told apart by parity.
+                // The other begins when this one has seen all of its halo boxes: phases are told apart by parity.
                 k.when((index + walk.workers).lt(walk.boxes), || {
                     k.barrier_arrive((warpgroup ^ 1) + PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
                 });
             }
             k.wgmma_wait(0);
-            slab.release(previous_slab, thread);
+            halo_box.release(previous_halo_box, thread);
             if let Some(ring) = ring {
                 ring.release(previous_filter, thread);
             }
@@ -450,14 +450,14 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             }
         };
         if spec.is_kept() {
-            // Slabs of the other's tiles are skipped.
+            // Halo boxes of the other's tiles are skipped.
             k.when(warpgroup.eq(1), || {
                 k.barrier_arrive(PING_PONG_BARRIER, CONSUMERS * WARPGROUP);
-                slab.skip(walk.channel_blocks);
+                halo_box.skip(walk.channel_blocks);
             });
             k.range_step(first_box + warpgroup * walk.workers, walk.boxes, walk.workers * CONSUMERS, |index| {
                 one_tile(index);
-                slab.skip(walk.channel_blocks);
+                halo_box.skip(walk.channel_blocks);
             });
         } else {
             k.range_step(first_box, walk.boxes, walk.workers, one_tile);

@@ -4,9 +4,9 @@
 //! in shared memory, any padding, channels innermost in multiples of 8 on both sides, one group or groups of multiples of 16 channels, every epilogue.
 //!
 //! **Method.** A tile is a box of pixels by some columns. The box is brought with its halo, a block of 16, 32 or 64 channels at a time, by one tiled
-//! copy, which fills in zeros outside of the image; a tap is a shift of the matrix operand's first row ([`verdigris_kir::tile::slab`]). So
+//! copy, which fills in zeros outside of the image; a tap is a shift of the matrix operand's first row ([`verdigris_kir::tile::halo_box`]). So
 //! pixels cross L2 about once instead of once for each tap, and 32 channels take 64 bytes instead of 128. Filters of few channels stay in shared
-//! memory for as long as a CTA lives. Groups of 16 and of 32 channels share a tile of 64: each multiplies its own channels of the slab's pixels, into
+//! memory for as long as a CTA lives. Groups of 16 and of 32 channels share a tile of 64: each multiplies its own channels of the halo box's pixels, into
 //! its own columns, by filters as they are stored.
 //!
 //! | direction | rows | columns | depth |
@@ -28,8 +28,8 @@ use verdigris_graph::problem::Order;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Matrix, Precision, Problem, Tensor};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program};
+use verdigris_kir::tile::halo::HaloTile;
 use verdigris_kir::tile::operand::Major;
-use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use super::chain::product;
@@ -235,13 +235,13 @@ impl View {
         Ok(View { dense: Dense::new(conv), filter, major, product, depth, columns, conv: conv.clone() })
     }
 
-    /// The map of the pixels, with the box of a slab.
-    fn pixels_map(&self, tile: SlabTile, slab: [u64; 4]) -> MapSpec {
+    /// The map of the pixels, with the box of a halo box.
+    fn pixels_map(&self, tile: HaloTile, halo_box: [u64; 4]) -> MapSpec {
         let tensor = self.conv.activations();
         let bytes = tensor.dtype.bytes() as u64;
         let [width, height, depth] = self.dense.source;
         MapSpec {
-            decl: tile.boxed(&slab.map(|extent| extent as u32)),
+            decl: tile.boxed(&halo_box.map(|extent| extent as u32)),
             dims: vec![self.depth * self.conv.groups, width, height, depth, self.dense.images],
             strides_bytes: [4, 3, 2, 0].map(|dim| tensor.strides[dim] * bytes).to_vec(),
             element_strides: vec![1; 5],
@@ -299,8 +299,8 @@ struct Coefficients {
     cycles_per_ns: f64,
     /// What one CTA draws from L2.
     cta_bytes_per_ns: f64,
-    /// Beside each slab, and each stage of filters.
-    slab_ns: f64,
+    /// Beside each halo box, and each stage of filters.
+    halo_box_ns: f64,
     stage_ns: f64,
     /// Before the first box.
     start_ns: f64,
@@ -314,7 +314,7 @@ struct Coefficients {
 const COEFFICIENTS: Coefficients = Coefficients {
     cycles_per_ns: 1.75,
     cta_bytes_per_ns: 100.0,
-    slab_ns: 120.0,
+    halo_box_ns: 120.0,
     stage_ns: 5.0,
     start_ns: 1500.0,
     tile_ns: 400.0,
@@ -354,12 +354,12 @@ impl Halo {
         u32::try_from(tiles).ok().filter(|&tiles| !spec.is_kept() || u64::from(tiles) * u64::from(spec.filter_bytes()) < 1 << 20)
     }
 
-    fn slab_bytes(spec: &Spec, cut: &Cut) -> u64 {
-        cut.slab_pixels() * u64::from(spec.pixels().row_bytes())
+    fn halo_box_bytes(spec: &Spec, cut: &Cut) -> u64 {
+        cut.halo_box_pixels() * u64::from(spec.pixels().row_bytes())
     }
 
     fn fits(&self, spec: &Spec, cut: &Cut) -> bool {
-        self.kept(spec).is_some_and(|kept| Self::slab_bytes(spec, cut) <= u64::from(spec.slab_room_bytes(kept)))
+        self.kept(spec).is_some_and(|kept| Self::halo_box_bytes(spec, cut) <= u64::from(spec.halo_box_room_bytes(kept)))
     }
 
     /// CTAs for each tile of columns, and boxes.
@@ -379,8 +379,8 @@ impl Halo {
         let steps = (self.channel_blocks(spec) - 1) * u64::from(spec.steps()) + self.last_steps(spec);
         let math_ns = blocks * taps * steps as f64 * step_cycles / c.cycles_per_ns;
         let stages = if spec.is_kept() { 0.0 } else { taps * channel_blocks };
-        let loaded = channel_blocks * Self::slab_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
-        let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.slab_ns + stages * c.stage_ns;
+        let loaded = channel_blocks * Self::halo_box_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
+        let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.halo_box_ns + stages * c.stage_ns;
         let way_ns = c.tile_ns + c.tile_ns_per_element * blocks * 64.0 * n;
         // Under ping-pong, one consumer's epilogue overlaps the other's main loop.
         let turn_ns = if spec.is_kept() { main_ns.max((main_ns + way_ns) / 2.0) } else { main_ns + way_ns };
@@ -418,8 +418,8 @@ impl Halo {
         let [channels, result] = [self.view.depth, self.view.columns].map(|of_group| (of_group * columns.groups) as u32);
         let [depth_step, column_step] = if conv.direction == Direction::Fprop { [0, result] } else { [channels, 0] };
         let advance = i64::from(spec.pixels().pixel_advance());
-        let slab_bytes = Self::slab_bytes(spec, cut);
-        let alignment = u64::from(SlabTile::ALIGNMENT_BYTES);
+        let halo_box_bytes = Self::halo_box_bytes(spec, cut);
+        let alignment = u64::from(HaloTile::ALIGNMENT_BYTES);
         let filters = if spec.is_kept() { self.kept(spec).unwrap_or(0) } else { spec.stages };
         let filters_bytes = u64::from(filters) * u64::from(spec.filter_bytes());
         let slot = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
@@ -427,7 +427,7 @@ impl Halo {
         let but_images = |[width, height, depth, _]: [u64; 4]| [width, height, depth].map(number);
         let (first_position, position_step) = if dense.backwards { (number(dense.taps() - 1), u32::MAX) } else { (0, 1) };
         WalkArgs {
-            pixels: (slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.slab)),
+            pixels: (slot(conv.activations()), self.view.pixels_map(spec.pixels(), cut.halo_box)),
             filter: (slot(&conv.w), self.view.filter_map(spec)),
             column_tiles: number(columns.tiles),
             group_tiles: number(columns.group_tiles),
@@ -438,10 +438,10 @@ impl Halo {
             extents: dense.extents().map(number),
             box_extents: cut.pixels.extents.map(number),
             origin: dense.origin.map(|n| n as i32),
-            slab: but_images(cut.slab),
-            slab_bytes: number(slab_bytes),
-            slab_pitch_bytes: number(slab_bytes.next_multiple_of(alignment)),
-            slabs_at_bytes: number(filters_bytes.next_multiple_of(alignment)),
+            halo_box: but_images(cut.halo_box),
+            halo_box_bytes: number(halo_box_bytes),
+            halo_box_pitch_bytes: number(halo_box_bytes.next_multiple_of(alignment)),
+            halo_boxes_at_bytes: number(filters_bytes.next_multiple_of(alignment)),
             run_pitch: number(cut.run_pitch),
             blocks: cut.blocks.iter().map(|&block| number(block)).collect(),
             channel_blocks: number(self.channel_blocks(spec)),

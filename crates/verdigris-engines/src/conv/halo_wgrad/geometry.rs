@@ -1,4 +1,4 @@
-//! Boxes of pixels, their slabs, and how the taps of a filter are dealt among CTAs and warpgroups.
+//! Boxes of pixels, their halo boxes, and how the taps of a filter are dealt among CTAs and warpgroups.
 //!
 //! **Axes.** The pixels of x and y have four axes, innermost first: the spatial dims that are more than a single pixel (the width always), then
 //! the images, then axes of one. A box extends over the first three, and its runs of eight pixels lie along the first. Or the images are first:
@@ -6,7 +6,7 @@
 //!
 //! **Units.** Taps that lie side by side along one axis, at one distance, are the columns of one matrix instruction: a *unit*. Where the last
 //! unit of a line would reach beyond the filter, it begins earlier, and the taps that it shares with the one before are formed twice and
-//! kept once. A CTA takes a *group* of neighbouring units; its slab covers the taps of these and no more.
+//! kept once. A CTA takes a *group* of neighbouring units; its halo box covers the taps of these and no more.
 
 use verdigris_graph::ConvProblem;
 
@@ -81,7 +81,7 @@ pub(super) struct Cover {
     /// Along which axis a unit's taps lie.
     pub(super) axis: usize,
     pub(super) groups: Vec<Group>,
-    /// Pixels by which a slab is larger than its box, by axis.
+    /// Pixels by which a halo box is larger than its box, by axis.
     pub(super) halo: [u64; BOX_AXES],
 }
 
@@ -138,7 +138,7 @@ pub(super) fn position(axes: &[Axis; AXES], tap: [u64; BOX_AXES]) -> u64 {
 }
 
 verdigris_kir::parameters! {
-    /// Steps of sixteen pixels through a box or a slab, counted in its pixels.
+    /// Steps of sixteen pixels through a box or a halo box, counted in its pixels.
     #[derive(Clone, Copy)]
     pub(super) struct StrideValues / #[derive(Clone, Copy, PartialEq, Eq, Debug)] Stride of () as _spec {
         /// From one run of a step to the other.
@@ -149,30 +149,30 @@ verdigris_kir::parameters! {
     }
 }
 
-/// A box of pixels of y and the slab of x around it.
+/// A box of pixels of y and the halo box of x around it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PixelBox {
     /// Pixels of the box by axis; the first in whole runs.
     pub(super) extents: [u32; BOX_AXES],
-    /// Those of the slab.
-    pub(super) slab: [u32; BOX_AXES],
+    /// Those of the halo box.
+    pub(super) halo_box: [u32; BOX_AXES],
     /// Steps of a line, and lines.
     pub(super) steps: [u32; 2],
-    /// How the steps go through the box, and through the slab.
+    /// How the steps go through the box, and through the halo box.
     pub(super) of_box: Stride,
-    pub(super) of_slab: Stride,
+    pub(super) of_halo_box: Stride,
 }
 
 impl PixelBox {
     /// The walk through a box; nothing where its runs are not pairs at one pitch, or more than two loops deep.
     pub(super) fn new(extents: [u32; BOX_AXES], halo: [u64; BOX_AXES]) -> Option<PixelBox> {
-        let slab: [u32; BOX_AXES] = [0, 1, 2].map(|i| extents[i].saturating_add(u32::try_from(halo[i]).unwrap_or(u32::MAX)));
+        let halo_box: [u32; BOX_AXES] = [0, 1, 2].map(|i| extents[i].saturating_add(u32::try_from(halo[i]).unwrap_or(u32::MAX)));
         // TMA's boxes.
-        if slab.iter().any(|&extent| extent > 256) || extents[0] == 0 || !extents[0].is_multiple_of(RUN) {
+        if halo_box.iter().any(|&extent| extent > 256) || extents[0] == 0 || !extents[0].is_multiple_of(RUN) {
             return None;
         }
         let row = |[width, height, _]: [u32; BOX_AXES]| [1, width, width * height];
-        let (box_rows, slab_rows) = (row(extents), row(slab));
+        let (box_rows, halo_box_rows) = (row(extents), row(halo_box));
         let [width, height, depth] = extents;
         // Which axis holds the second run of a step, and how far it is.
         let (paired, distance) = match (width == RUN, height.is_multiple_of(2), depth.is_multiple_of(2)) {
@@ -185,7 +185,7 @@ impl PixelBox {
         let loops: Vec<(u32, u32, u32)> = (0..BOX_AXES)
             .map(|i| {
                 let (unit, share) = (if i == 0 { RUN } else { 1 }, if i == paired { 2 } else { 1 });
-                (counts[i] / share, box_rows[i] * unit * share, slab_rows[i] * unit * share)
+                (counts[i] / share, box_rows[i] * unit * share, halo_box_rows[i] * unit * share)
             })
             .filter(|&(count, ..)| count > 1)
             .collect();
@@ -200,20 +200,20 @@ impl PixelBox {
         };
         Some(PixelBox {
             extents,
-            slab,
+            halo_box,
             steps: [at(0).0, at(1).0],
             of_box: stride(box_rows, |(_, of_box, _)| of_box),
-            of_slab: stride(slab_rows, |(.., of_slab)| of_slab),
+            of_halo_box: stride(halo_box_rows, |(.., of_halo_box)| of_halo_box),
         })
     }
 
-    /// Pixels of the box, and of the slab.
+    /// Pixels of the box, and of the halo box.
     pub(super) fn pixels(&self) -> u32 {
         self.extents.iter().product()
     }
 
-    pub(super) fn slab_pixels(&self) -> u32 {
-        self.slab.iter().product()
+    pub(super) fn halo_box_pixels(&self) -> u32 {
+        self.halo_box.iter().product()
     }
 
     /// Boxes along each axis.
@@ -221,9 +221,9 @@ impl PixelBox {
         std::array::from_fn(|i| axes[i].output.div_ceil(self.extents.get(i).copied().map_or(1, u64::from)))
     }
 
-    /// The pixels of a slab from its first to that of a tap.
+    /// The pixels of a halo box from its first to that of a tap.
     pub(super) fn tap_pixels(&self, axes: &[Axis; AXES], tap: [u64; BOX_AXES]) -> u64 {
-        (0..BOX_AXES).rev().fold(0, |place, i| place * u64::from(self.slab[i]) + tap[i] * axes[i].dilation)
+        (0..BOX_AXES).rev().fold(0, |place, i| place * u64::from(self.halo_box[i]) + tap[i] * axes[i].dilation)
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tap_is_kept_once_and_lies_in_its_slab() {
+    fn every_tap_is_kept_once_and_lies_in_its_halo_box() {
         for filter in [[3, 3, 1], [3, 3, 3], [7, 1, 1], [1, 5, 1], [5, 5, 1], [4, 2, 3], [2, 3, 2]] {
             for dilation in [1, 3] {
                 let axes = [axis(20, filter[0], dilation), axis(9, filter[1], dilation), axis(5, filter[2], 1), axis(2, 1, 1)];
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_of_a_box_meet_every_pixel_once_and_the_same_in_box_and_slab() {
+    fn the_steps_of_a_box_meet_every_pixel_once_and_the_same_in_box_and_halo_box() {
         let halo = [2, 3, 1];
         let mut made = 0;
         for extents in [[8, 16, 1], [16, 8, 1], [8, 7, 2], [16, 7, 3], [8, 2, 4], [64, 1, 1], [64, 1, 3], [16, 1, 1], [8, 6, 3]] {
@@ -312,9 +312,9 @@ mod tests {
                 for inner in 0..pixels.steps[0] {
                     for (run, lane) in (0..2).flat_map(|run| (0..RUN).map(move |lane| (run, lane))) {
                         let at = |s: Stride| outer * s.outer + inner * s.inner + run * s.pitch + lane;
-                        let (in_box, in_slab) = (at(pixels.of_box), at(pixels.of_slab));
+                        let (in_box, in_halo_box) = (at(pixels.of_box), at(pixels.of_halo_box));
                         let split = |n: u32, [w, h, _]: [u32; 3]| [n % w, n / w % h, n / w / h];
-                        assert_eq!(split(in_box, extents), split(in_slab, pixels.slab), "{extents:?}");
+                        assert_eq!(split(in_box, extents), split(in_halo_box, pixels.halo_box), "{extents:?}");
                         met.push(in_box);
                     }
                 }

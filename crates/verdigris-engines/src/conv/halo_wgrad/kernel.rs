@@ -1,4 +1,4 @@
-//! The kernel: boxes of dy and slabs of x through a ring, every tap of a slab by its first row, sums in registers from the first box to the last.
+//! The kernel: boxes of dy and halo boxes of x through a ring, every tap of a halo box by its first row, sums in registers from the first box to the last.
 //!
 //! One page, top to bottom: the spec, parameters and shared memory, the producer, the warpgroups that multiply, the roles.
 
@@ -10,9 +10,9 @@ use verdigris_kir::ir::{KernelBody, MapType, Target};
 use verdigris_kir::params::{Divide, Map, Read};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
+use verdigris_kir::tile::halo::HaloTile;
 use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
-use verdigris_kir::tile::slab::SlabTile;
 use verdigris_tensor::DType;
 
 use super::cluster_split_k::{ClusterSplitK, ClusterSplitKArgs, ClusterSplitKSpec, Taps};
@@ -69,12 +69,12 @@ impl Spec {
         if self.dtype == DType::F16 { (MapType::F16, MatrixType::F16) } else { (MapType::Bf16, MatrixType::Bf16) }
     }
 
-    pub(super) fn dy(&self) -> SlabTile {
-        SlabTile { channels: ROWS, ty: self.types().0 }
+    pub(super) fn dy(&self) -> HaloTile {
+        HaloTile { channels: ROWS, ty: self.types().0 }
     }
 
-    pub(super) fn x(&self) -> SlabTile {
-        SlabTile { channels: self.channels, ty: self.types().0 }
+    pub(super) fn x(&self) -> HaloTile {
+        HaloTile { channels: self.channels, ty: self.types().0 }
     }
 
     pub(super) fn units_of_cta(&self) -> u32 {
@@ -93,14 +93,14 @@ impl Spec {
 
     /// Bytes of a stage: as many as there are.
     pub(super) fn stage_bytes(&self) -> u32 {
-        SHARED_BYTES / self.stages / SlabTile::ALIGNMENT_BYTES * SlabTile::ALIGNMENT_BYTES
+        SHARED_BYTES / self.stages / HaloTile::ALIGNMENT_BYTES * HaloTile::ALIGNMENT_BYTES
     }
 
-    /// Where the slab stands behind a box of dy, and the bytes of both.
+    /// Where the halo box stands behind a box of dy, and the bytes of both.
     pub(super) fn places(&self, pixels: &PixelBox) -> (u32, u32) {
         let dy_bytes = pixels.pixels() * self.dy().row_bytes();
-        let slab_at = dy_bytes.next_multiple_of(SlabTile::ALIGNMENT_BYTES);
-        (slab_at, slab_at + pixels.slab_pixels().saturating_mul(self.x().row_bytes()))
+        let halo_box_at = dy_bytes.next_multiple_of(HaloTile::ALIGNMENT_BYTES);
+        (halo_box_at, halo_box_at + pixels.halo_box_pixels().saturating_mul(self.x().row_bytes()))
     }
 
     fn shape(&self) -> WgmmaShape {
@@ -121,7 +121,7 @@ impl Spec {
     }
 }
 
-/// The table of taps: for each group the place of its slab against its box, by axis; then its units, each with its first row in the slab,
+/// The table of taps: for each group the place of its halo box against its box, by axis; then its units, each with its first row in the halo box,
 /// its first tap's place in the result, and the first of its taps that is kept.
 pub(super) fn tap_table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
     let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
@@ -155,14 +155,14 @@ verdigris_kir::parameters! {
         /// Boxes along the axes over which a box extends, and its pixels.
         pub(super) counts: [Divide; BOX_AXES],
         pub(super) extents: [u32; BOX_AXES],
-        /// Where the slab stands behind the box, and the bytes of both.
-        pub(super) slab_at_bytes: u32,
+        /// Where the halo box stands behind the box, and the bytes of both.
+        pub(super) halo_box_at_bytes: u32,
         pub(super) loaded_bytes: u32,
         /// Steps of a line, and lines.
         pub(super) steps: [u32; 2],
         pub(super) of_box: Stride = (),
-        pub(super) of_slab: Stride = (),
-        /// Pixels of the slab from one tap of a unit to the next, and the same in the filter's order.
+        pub(super) of_halo_box: Stride = (),
+        /// Pixels of the halo box from one tap of a unit to the next, and the same in the filter's order.
         pub(super) tap_pixels: u32,
         pub(super) tap_step: u32,
         /// The table of taps.
@@ -187,7 +187,7 @@ struct Steps<'k> {
 }
 
 impl<'k> Steps<'k> {
-    fn of(tile: SlabTile, StrideValues { pitch, inner, outer }: StrideValues<'k>) -> Self {
+    fn of(tile: HaloTile, StrideValues { pitch, inner, outer }: StrideValues<'k>) -> Self {
         Steps { high: tile.descriptor_high(pitch), inner: tile.pixels(inner), outer: tile.pixels(outer) }
     }
 }
@@ -196,7 +196,7 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (dy, x) = (spec.dy(), spec.x());
     let HaloWgrad { task, parts, cluster_split_k } = HaloWgrad::declare(k, spec);
     let Task { dy: dy_map, x: x_map, ctas_of_part, groups, tile_columns, least_boxes, parts_of_one_more, counts, extents, .. } = task;
-    let Task { slab_at_bytes: slab_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
+    let Task { halo_box_at_bytes: halo_box_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let cluster_split_k = cluster_split_k.zip(spec.cluster_split_k.as_ref()).map(|(values, cluster_split_k)| ClusterSplitK {
         kernel: k,
@@ -204,9 +204,9 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
         cluster_split_k,
         values,
     });
-    let (of_box, of_slab) = (Steps::of(dy, task.of_box), Steps::of(x, task.of_slab));
+    let (of_box, of_halo_box) = (Steps::of(dy, task.of_box), Steps::of(x, task.of_halo_box));
 
-    let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), SlabTile::ALIGNMENT_BYTES);
+    let slots = k.shared("boxes and slabs", spec.stages * spec.stage_bytes(), HaloTile::ALIGNMENT_BYTES);
     let ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
     k.when(k.thread().eq(0), || {
         ring.init();
@@ -251,7 +251,7 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
                 let full = cursor.acquire(loaded_bytes);
                 let slot = slots.address() + cursor.stage() * spec.stage_bytes();
                 dy.load(slot, &dy_map, first_row, &of_dy, full, Default::default());
-                x.load(slot + slab_at, &x_map, first_column, &of_x, full, Default::default());
+                x.load(slot + halo_box_at, &x_map, first_column, &of_x, full, Default::default());
                 cursor.advance();
             });
         });
@@ -265,7 +265,7 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
         let units = entry + (warpgroup * (spec.units * UNIT_BYTES)).widen();
         let word = |unit: u32, word: u32| k.ld_global::<u32>(units, first_unit + i64::from(unit * UNIT_BYTES + word * 4));
         let a_low = dy.descriptor_base(slots.address(), Major::Rows, 16u32);
-        let b_low = x.descriptor_base(slots.address() + slab_at, Major::Rows, tap_pixels * x.row_bytes());
+        let b_low = x.descriptor_base(slots.address() + halo_box_at, Major::Rows, tap_pixels * x.row_bytes());
         let b_lows: Vec<Val<'k, u32>> = (0..spec.units).map(|unit| b_low + x.pixels(k.uniform(word(unit, 0)))).collect();
         let cursor = ring.cursor();
         let previous = k.var_named("previous", 0u32);
@@ -277,12 +277,12 @@ fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
             let stage = cursor.stage();
             let at = stage * (spec.stage_bytes() >> 4);
             k.range(lines, |line| {
-                let (a_line, b_line) = (at + line * of_box.outer, at + line * of_slab.outer);
+                let (a_line, b_line) = (at + line * of_box.outer, at + line * of_halo_box.outer);
                 let product = |step: Val<'k, u32>| {
                     let a = k.join32(a_low + a_line + step * of_box.inner, of_box.high);
-                    let b_step = b_line + step * of_slab.inner;
+                    let b_step = b_line + step * of_halo_box.inner;
                     for (sum, &b_low) in sums.iter().zip(&b_lows) {
-                        let b = k.join32(b_low + b_step, of_slab.high);
+                        let b = k.join32(b_low + b_step, of_halo_box.high);
                         k.wgmma(spec.shape(), sum.registers(), WgmmaA::Shared(a), b, true);
                     }
                 };

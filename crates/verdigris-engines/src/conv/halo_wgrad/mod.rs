@@ -3,12 +3,12 @@
 //! **What.** `dw[k, t, c] = Σ dy[p, k] · x[p + t, c]` over the pixels `p` of y, in one to three spatial dims, bf16 and f16, channels last, strides of 1,
 //! any dilations and padding, any groups whose channels come by whole chunks of 8, every epilogue.
 //!
-//! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the slab of x that the box reads: the box with its halo.
+//! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the halo box of x that the box reads: the box with its halo.
 //! Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is nothing but
-//! another first pixel of the slab ([`verdigris_kir::tile::slab`]). Taps that lie side by side are columns of one instruction. The sums of all the
+//! another first pixel of the halo box ([`verdigris_kir::tile::halo_box`]). Taps that lie side by side are columns of one instruction. The sums of all the
 //! taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second launch adds up what the CTAs
 //! formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves ([`cluster_split_k`]); so are groups, side by side on the
-//! diagonal of a tile. What a box has outside of the image is zero in dy, what a slab has outside is the padding.
+//! diagonal of a tile. What a box has outside of the image is zero in dy, what a halo box has outside is the padding.
 //!
 //! | | |
 //! |---|---|
@@ -22,7 +22,7 @@
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the setting, so repeats agree bit for bit. Zeros
 //! around x and y are multiplied: an infinite or undefined element gives NaN also to taps of pixels at the edge that it should not meet.
 //!
-//! **Source:** own; slabs of pixels that all taps share are those of direct convolutions on any cache.
+//! **Source:** own; halo boxes of pixels that all taps share are those of direct convolutions on any cache.
 
 mod cluster_split_k;
 mod geometry;
@@ -322,7 +322,7 @@ impl HaloWgrad {
         let (steps, products) = (f64::from(config.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
         let columns = f64::from(spec.columns());
         let loaded_bytes =
-            f64::from(config.pixels.pixels() * spec.dy().row_bytes()) + f64::from(config.pixels.slab_pixels() * spec.x().row_bytes());
+            f64::from(config.pixels.pixels() * spec.dy().row_bytes()) + f64::from(config.pixels.halo_box_pixels() * spec.x().row_bytes());
         let tensor_cycles = steps * products * columns / 2.0 / c.share_of_tensor;
         let shared_cycles = steps * products * (16.0 + columns / 4.0) + loaded_bytes / 128.0;
         let box_ns = (tensor_cycles.max(shared_cycles) / c.cycles_per_ns)
@@ -406,10 +406,10 @@ impl HaloWgrad {
         let conv = &self.conv;
         let boxed = |[width, height, depth]: [u32; 3]| [width, height, depth, 1];
         let dy = self.map(spec.dy().boxed(&boxed(pixels.extents)), conv.k, axes.map(|axis| axis.output), axes.map(|axis| axis.y_stride));
-        let x = self.map(spec.x().boxed(&boxed(pixels.slab)), conv.c, axes.map(|axis| axis.input), axes.map(|axis| axis.x_stride));
+        let x = self.map(spec.x().boxed(&boxed(pixels.halo_box)), conv.c, axes.map(|axis| axis.input), axes.map(|axis| axis.x_stride));
         let in_place = |tensor: &Tensor| Address::buffer(tensor.slot.0 as usize);
         let [across, down, deep, _] = pixels.counts(axes).map(|count| count as u32);
-        let (slab_at_bytes, _) = spec.places(pixels);
+        let (halo_box_at_bytes, _) = spec.places(pixels);
         let mut along = [0; geometry::BOX_AXES];
         along[cover.axis] = 1;
         let tap_step = cover.tap_step(axes) as u32;
@@ -423,11 +423,11 @@ impl HaloWgrad {
             parts_of_one_more: config.boxes as u32 % parts,
             counts: [across, down, deep],
             extents: pixels.extents,
-            slab_at_bytes,
-            loaded_bytes: pixels.pixels() * spec.dy().row_bytes() + pixels.slab_pixels() * spec.x().row_bytes(),
+            halo_box_at_bytes,
+            loaded_bytes: pixels.pixels() * spec.dy().row_bytes() + pixels.halo_box_pixels() * spec.x().row_bytes(),
             steps: pixels.steps,
             of_box: pixels.of_box,
-            of_slab: pixels.of_slab,
+            of_halo_box: pixels.of_halo_box,
             tap_pixels: pixels.tap_pixels(axes, along) as u32,
             tap_step: if conv.flip { tap_step.wrapping_neg() } else { tap_step },
             taps,
@@ -462,7 +462,7 @@ impl Algorithm for HaloWgrad {
             (0..SHAPES.len() as u32).any(|shape| !accepted.of_shape(shape).is_empty()),
             Reason::SharedMemory,
             format_args!(
-                "no slab of a filter of {:?} with dilations {:?} has room, for {} groups of {} and {} channels",
+                "no halo box of a filter of {:?} with dilations {:?} has room, for {} groups of {} and {} channels",
                 conv.filter,
                 conv.dilations,
                 conv.groups,

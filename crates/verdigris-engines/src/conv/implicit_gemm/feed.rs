@@ -20,7 +20,7 @@ use crate::parts::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
 const CLASS_BYTES: u32 = 32;
-/// Channel and offsets of a slab of columns, in shared memory.
+/// Channel and offsets of a channel block of columns, in shared memory.
 const PLACE_BYTES: u32 = 16;
 /// What the entry beyond the taps adds to a channel.
 const BEYOND: u32 = 1 << 30;
@@ -169,8 +169,8 @@ verdigris_kir::parameters! {
         pub(super) filter: Map = spec.clipped(spec.gathers()[1]).map(),
         pub(super) walk: WalkArgs = spec.spatial,
         pub(super) taps: Read = TAP_BYTES,
-        /// Slabs of channels of one tap.
-        pub(super) slabs: Divide,
+        /// Channel blocks of one tap.
+        pub(super) channel_blocks: Divide,
         /// How far a group lies from the one before it: in channels of the pixels, and in the filter's columns and depth.
         pub(super) group_channels: u32,
         pub(super) group_columns: u32,
@@ -192,8 +192,8 @@ verdigris_kir::parameters! {
         pub(super) taps: Read = TAP_BYTES,
         /// How many taps there are.
         pub(super) tap_count: u32,
-        /// Slabs of channels of one tap, as columns count them.
-        pub(super) slabs: Divide,
+        /// Channel blocks of one tap, as columns count them.
+        pub(super) channel_blocks: Divide,
         /// Matrices of the result that belong to one group: its taps, or 1 where taps are columns.
         pub(super) group_matrices: Divide,
         pub(super) group_rows: u32,
@@ -211,7 +211,7 @@ verdigris_kir::parameters! {
 /// The loads of a kernel.
 pub(super) enum Feed<'k> {
     Gather(GatherFeed<'k>),
-    /// With shared memory where slabs are too many for registers: channel and offsets of each.
+    /// With shared memory where channel blocks are too many for registers: channel and offsets of each.
     Filter(FilterFeed<'k>, Option<SharedPiece<'k>>),
 }
 
@@ -309,7 +309,7 @@ impl<'k> Feed<'k> {
         };
         let (class, group) = scatter.groups.split(work.batch);
         let (taps, rows) = feed.class(k, scatter, class);
-        Target { steps: k.uniform(taps) * feed.slabs.value(), batch: group, rows: Some(rows) }
+        Target { steps: k.uniform(taps) * feed.channel_blocks.value(), batch: group, rows: Some(rows) }
     }
 
     /// Gives to `clear` the places of rows of classes without taps, where such have no tiles: those that stand in their classes where the rows
@@ -341,7 +341,7 @@ impl<'k> Feed<'k> {
         let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return schedule.steps() };
         let class = scatter.class_tiles.quotient(tile).min(scatter.last_class);
         let taps = k.ld_global::<u32>(scatter.table.at(class, CLASS_BYTES), 4);
-        k.uniform(taps) * feed.slabs.value()
+        k.uniform(taps) * feed.channel_blocks.value()
     }
 
     /// Loads a piece of work whose first row and column (those that this CTA loads) are `row` and `column`. By one thread.
@@ -384,11 +384,11 @@ impl<'k> GatherFeed<'k> {
             Some(scatter) => {
                 let (class, group) = scatter.groups.split(work.batch);
                 let words = k.ld_global_vector::<u32>(scatter.table.at(class, CLASS_BYTES), 0, 2, Cache::Default);
-                (group, words[0], words[1] * self.slabs.value())
+                (group, words[0], words[1] * self.channel_blocks.value())
             }
         };
         let (base, image) = self.walk.base(pixel);
-        let (taps_before, slabs_before) = self.slabs.split(work.first_step);
+        let (taps_before, channel_blocks_before) = self.channel_blocks.split(work.first_step);
         let entry = k.var_named("tap", self.taps.at(first_tap + taps_before, TAP_BYTES));
         // The tap that is next: offsets, position, and how many images further.
         let read = || k.ld_global_vector::<u32>(entry, 0, 4, Cache::Default);
@@ -400,20 +400,20 @@ impl<'k> GatherFeed<'k> {
         let pixel_bytes = self.pixel_clip(spec).map_or(k.constant(pixel_tile.bytes()), |tile| tile.bytes(tile.rows(k.constant(0))));
         let bytes = clip.bytes(columns) + pixel_bytes;
         let steps_left = k.var_named("steps_left", steps);
-        let first_slab = k.var_named("slab", slabs_before);
+        let first_channel_block = k.var_named("slab", channel_blocks_before);
         k.while_(
             || steps_left.gt(0),
             || {
                 let tap: Vec<Val<'k, u32>> = next.iter().map(|word| word.get()).collect();
                 let offsets = Offsets { plane: tap[0], depth: tap[1] }.list(spec.spatial);
                 let (position, image) = (tap[2], image + tap[3]);
-                // What follows is read under this tap's slabs: a step of small tiles is shorter than the way to memory. In three dims the loads of
+                // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three dims the loads of
                 // a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
                 let behind = (spec.spatial < 3 || spec.cluster == 1).then(read);
-                let slabs = (self.slabs.value() - first_slab).min(steps_left);
-                let channel = k.var_named("channel", first_slab * spec.depth());
-                k.range(slabs, |_| {
+                let channel_blocks = (self.channel_blocks.value() - first_channel_block).min(steps_left);
+                let channel = k.var_named("channel", first_channel_block * spec.depth());
+                k.range(channel_blocks, |_| {
                     let full = slots.ring.acquire(bytes);
                     let stage = slots.ring.stage();
                     let pixel_slot = pixel_slots + stage * pixel_tile.bytes() + pixel_part * verdigris_kir::tile::operand::ROW_BYTES;
@@ -432,8 +432,8 @@ impl<'k> GatherFeed<'k> {
                     slots.ring.advance();
                     channel.set(channel + spec.depth());
                 });
-                steps_left.set(steps_left - slabs);
-                first_slab.set(0);
+                steps_left.set(steps_left - channel_blocks);
+                first_channel_block.set(0);
                 next.iter().zip(behind.unwrap_or_else(read)).for_each(|(word, read)| word.set(read));
             },
         );
@@ -458,38 +458,47 @@ impl<'k> FilterFeed<'k> {
         places: Option<SharedPiece<'k>>,
     ) {
         let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
-        let slab_width = spec.depth();
+        let channel_block_width = spec.depth();
         let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
         let dy_row = row + group * self.group_rows;
-        let first_slab = column >> slab_width.trailing_zeros();
-        // Each slab of columns has a tap and a channel of its own; those beyond the last tap read nothing.
-        let place = |slab: Val<'k, u32>| -> (Val<'k, u32>, Offsets<'k>) {
-            let (tap, slab) = self.slabs.split(slab);
+        let first_channel_block = column >> channel_block_width.trailing_zeros();
+        // Each channel block of columns has a tap and a channel of its own; those beyond the last tap read nothing.
+        let place = |channel_block: Val<'k, u32>| -> (Val<'k, u32>, Offsets<'k>) {
+            let (tap, channel_block) = self.channel_blocks.split(channel_block);
             let tap = (tap + tap_of_matrix).min(self.tap_count);
             let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
-            let channel = group * self.group_channels + slab * slab_width;
+            let channel = group * self.group_channels + channel_block * channel_block_width;
             (channel + words[3], Offsets { plane: words[0], depth: words[1] })
         };
-        let slabs = spec.loaded(Shared::B) / slab_width;
-        let slab_bytes = pixels.operand().bytes();
+        let channel_blocks = spec.loaded(Shared::B) / channel_block_width;
+        let channel_block_bytes = pixels.operand().bytes();
         if let Some(places) = places {
-            k.range(slabs, |slab| {
-                let (channel, Offsets { plane, depth }) = place(first_slab + slab);
-                k.st_shared_vector(places.address() + slab * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
+            k.range(channel_blocks, |channel_block| {
+                let (channel, Offsets { plane, depth }) = place(first_channel_block + channel_block);
+                k.st_shared_vector(places.address() + channel_block * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
             });
             k.range(work.steps, |step| {
                 let pixel = (work.first_step + step) * spec.depth();
                 let (base, image) = self.walk.base(pixel);
                 let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
                 let stage = slots.ring.stage();
-                let dy_slab = dy_row >> slab_width.trailing_zeros();
-                let coordinates = [k.constant(0i32), pixel.signed(), dy_slab.signed()];
+                let dy_channel_block = dy_row >> channel_block_width.trailing_zeros();
+                let coordinates = [k.constant(0i32), pixel.signed(), dy_channel_block.signed()];
                 k.tma_load(slots.a + stage * a_tile.bytes(), &self.dy, &coordinates, full, slots.a_options);
                 let b_slot = slots.b + stage * b_tile.bytes();
-                k.range(slabs, |slab| {
-                    let words = k.ld_shared_vector::<u32>(places.address() + slab * PLACE_BYTES, 0, 4);
+                k.range(channel_blocks, |channel_block| {
+                    let words = k.ld_shared_vector::<u32>(places.address() + channel_block * PLACE_BYTES, 0, 4);
                     let offsets = Offsets { plane: words[1], depth: words[2] }.list(spec.spatial);
-                    pixels.load(b_slot + slab * slab_bytes, &self.pixels, words[0], &base, image, &offsets, full, slots.b_options);
+                    pixels.load(
+                        b_slot + channel_block * channel_block_bytes,
+                        &self.pixels,
+                        words[0],
+                        &base,
+                        image,
+                        &offsets,
+                        full,
+                        slots.b_options,
+                    );
                 });
                 slots.ring.advance();
             });
@@ -499,7 +508,8 @@ impl<'k> FilterFeed<'k> {
         let (tile_rows, tile_columns) = (row_clip.rows(row - slots.a_part), column_clip.rows(column - slots.b_part));
         let bytes = row_clip.bytes(tile_rows) + column_clip.bytes(tile_columns);
         let own_columns = tile_columns - slots.b_part.min(tile_columns);
-        let columns: Vec<(Val<'k, u32>, Offsets<'k>)> = (0..slabs).map(|slab| place(first_slab + slab)).collect();
+        let columns: Vec<(Val<'k, u32>, Offsets<'k>)> =
+            (0..channel_blocks).map(|channel_block| place(first_channel_block + channel_block)).collect();
         k.range(work.steps, |step| {
             let (pass, step) = self.pass_steps.split(work.first_step + step);
             let pixel = step * spec.depth();
@@ -512,8 +522,8 @@ impl<'k> FilterFeed<'k> {
             row_clip.load(a_slot, slots.a_part, tile_rows, &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.a_options);
             let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
             for (i, (channel, offsets)) in columns.iter().enumerate() {
-                let slot = b_slot + i as u32 * slab_bytes;
-                k.when(own_columns.gt(i as u32 * slab_width), || {
+                let slot = b_slot + i as u32 * channel_block_bytes;
+                k.when(own_columns.gt(i as u32 * channel_block_width), || {
                     pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
                 });
             }

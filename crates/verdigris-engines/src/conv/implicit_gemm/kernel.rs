@@ -241,7 +241,7 @@ impl Spec {
         if self.shares_depth() { map.with_open_box() } else { map }
     }
 
-    /// The map of dy: slabs as a third dim where one load brings all of a tile.
+    /// The map of dy: panels as a third dim where one load brings all of a tile.
     pub(super) fn dy_map(&self) -> MapDecl {
         let tile = self.clipped(Shared::A).map();
         if self.turns() { MapDecl { box_dims: vec![self.depth(), self.depth(), self.tile_m / self.depth()], ..tile } } else { tile }
@@ -311,7 +311,7 @@ impl Spec {
             Split::Clustered(_) => self.cluster_split_k().shared_bytes(),
             Split::No | Split::Fixup => self.store().shared_bytes(),
         };
-        // Where tiles are turned, a barrier more for each stage, and the places of the slabs.
+        // Where tiles are turned, a barrier more for each stage, and the places of the panels.
         let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
         let paces = if self.clears() { 16 * PACES } else { 0 };
         self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + store + turning + 16 * self.stages + paces + 64
@@ -319,24 +319,24 @@ impl Spec {
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
     pub(super) fn fitted(mut self) -> Option<Spec> {
-        let slab = self.depth();
-        let whole_slabs = |tile: OperandTile, loaded: u32| tile.major == Major::Depth || loaded.is_multiple_of(slab);
-        let slabs_fit = whole_slabs(self.a_tile(), self.loaded(Shared::A)) && whole_slabs(self.b_tile(), self.loaded(Shared::B));
+        let panel = self.depth();
+        let whole_panels = |tile: OperandTile, loaded: u32| tile.major == Major::Depth || loaded.is_multiple_of(panel);
+        let panels_fit = whole_panels(self.a_tile(), self.loaded(Shared::A)) && whole_panels(self.b_tile(), self.loaded(Shared::B));
         // Two sets of accumulators.
         let registers_fit = !self.promote || self.tile_m * self.tile_n / self.sharers() <= 64 * 128;
-        // Whole slabs leave through shared memory.
+        // Whole panels leave through shared memory.
         let d_bytes = self.epilogue.d.dtype.bytes() as u32;
         let whole_rows = self.writes_transposed()
             || !matches!(self.out, Out::Tma | Out::Scattered)
             || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
-        let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / slab);
+        let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / panel);
         let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
         let alone = !self.turns() || self.cluster == 1 && !self.ping_pong;
         // Under swap-AB, CTAs may share pixels, in whole swizzle atoms.
         let shares = !self.ping_pong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
         let lies = !self.swap_ab || shares && self.tile_n.is_multiple_of(8 * self.cluster_split());
-        if !(alone && lies && slabs_fit && registers_fit && whole_rows && loads_fit) {
+        if !(alone && lies && panels_fit && registers_fit && whole_rows && loads_fit) {
             return None;
         }
         self.stages = 2;
@@ -364,7 +364,7 @@ impl Spec {
         match (self.consumers, self.kind) {
             // Warps beside the one that loads turn tiles.
             (1 | 2, Kind::Filter) if self.turns() => (72, 216),
-            // The producer knows a tap and a channel for each slab of columns.
+            // The producer knows a tap and a channel for each panel of columns.
             (1 | 2, Kind::Filter) => (56, 224),
             (1 | 2, _) => (40, 232),
             _ => (32, 160),

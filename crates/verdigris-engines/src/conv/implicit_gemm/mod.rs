@@ -1,7 +1,7 @@
 //! `conv.implicit_gemm`: convolutions on Hopper's tensor cores, whose pixels TMA gathers.
 //!
 //! **What.** All three directions in one to three spatial dims, 16-bit, tf32, 8-bit float and 8-bit integer operands, strides, dilations,
-//! any padding, groups of whole slabs of channels, a prologue on the activations. Operands that TMA cannot map as they lie, and those
+//! any padding, groups of whole channel blocks, a prologue on the activations. Operands that TMA cannot map as they lie, and those
 //! behind a prologue, are copied into scratch first; results that it cannot write leave line by line, or through scratch.
 //!
 //! | direction | rows | columns | depth |
@@ -19,7 +19,7 @@
 //! nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
-//! each, of whose products six are summed. Where a group's channels are no whole number of slabs, what
+//! each, of whose products six are summed. Where a group's channels are no whole number of channel blocks, what
 //! stands beyond them is multiplied by zeros of the filter.
 //! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the stored
 //! result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a split depth are
@@ -141,8 +141,8 @@ const ONE: usize = 8;
 const TURNED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
-/// Those for channels that come in 320s, of which tiles of whole slabs waste a sixth. A filter that lies along its columns is loaded
-/// in whole slabs; kernels with a fixup would spill.
+/// Those for channels that come in 320s, of which tiles of whole channel blocks waste a sixth. A filter that lies along its columns is loaded
+/// in whole panels; kernels with a fixup would spill.
 const FIFTHS: &[usize] = &[20, 21];
 /// Those for filter gradients whose taps come in threes: fewer tiles draw dy, and a cluster draws it once.
 const THREES: &[usize] = &[6, 22];

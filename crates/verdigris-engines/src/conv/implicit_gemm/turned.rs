@@ -2,7 +2,7 @@
 //! pixels here, while memory has channels side by side.
 //!
 //! **A** (channels of dy) goes through registers: a thread reads from the tile as TMA left it the elements that the instruction wants
-//! of it. **B** (channels of x) is turned in place by three warps beside the one that loads: a slab of 32 pixels by 32 channels, 4 KiB, is read
+//! of it. **B** (channels of x) is turned in place by three warps beside the one that loads: a panel of 32 pixels by 32 channels, 4 KiB, is read
 //! whole, 16 bytes a lane at a time, and written back as 32 channels by 32 pixels.
 //!
 //! **The order of pixels** in the depth of a step is free, provided that A and B agree: place `4q + j` (`q < 8`, `j < 4`) holds pixel
@@ -25,11 +25,11 @@ use crate::parts::fixup::{Fixup, Part};
 use crate::parts::split_k_reduction::Parts;
 use crate::parts::store::{Store, Tile};
 
-/// A slab: as many pixels as a step is deep, by the channels of 128 bytes.
-pub(super) const SLAB_BYTES: u32 = 4096;
+/// A panel: as many pixels as a step is deep, by the channels of 128 bytes.
+pub(super) const PANEL_BYTES: u32 = 4096;
 /// Instruction steps of 8 pixels.
 const STEPS: u32 = 4;
-/// Warps that turn slabs.
+/// Warps that turn panels.
 const TURNERS: u32 = 3;
 
 /// Where 16 bytes `chunk` of a tile's row `row` stand in it.
@@ -37,14 +37,14 @@ fn swizzled<'k>(row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
     (row << 7) + (((row & 7) ^ chunk) << 4)
 }
 
-/// Turns the slab at `slab`; all lanes of a warp call it.
-fn turn<'k>(k: Kernel<'k>, slab: Val<'k, u32>) {
+/// Turns the panel at `panel`; all lanes of a warp call it.
+fn turn<'k>(k: Kernel<'k>, panel: Val<'k, u32>) {
     // A lane takes four channels by four pixels, twice.
     let (place, first) = (k.lane() & 7, k.lane() >> 3);
     let blocks: Vec<Vec<Vec<Val<'k, u32>>>> = (0..2)
         .map(|half| {
             let pixel = |j: u32| (place ^ (2 * j)) + 8 * j;
-            (0..4).map(|j| k.ld_shared_vector::<u32>(slab + swizzled(pixel(j), first + 4 * half), 0, 4)).collect()
+            (0..4).map(|j| k.ld_shared_vector::<u32>(panel + swizzled(pixel(j), first + 4 * half), 0, 4)).collect()
         })
         .collect();
     k.warp_sync();
@@ -52,7 +52,7 @@ fn turn<'k>(k: Kernel<'k>, slab: Val<'k, u32>) {
         for channel in 0..4 {
             let row = (first + 4 * half as u32) * 4 + channel;
             let words: Vec<Val<'k, u32>> = pixels.iter().map(|channels| channels[channel as usize]).collect();
-            k.st_shared_vector(slab + swizzled(row, place), 0, &words);
+            k.st_shared_vector(panel + swizzled(row, place), 0, &words);
         }
     }
 }
@@ -106,7 +106,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             k.range(work.steps, |_| {
                 cursor.wait();
                 let tile = b_slots.address() + cursor.stage() * b_tile.bytes();
-                k.range_step(own, spec.tile_n / 32, TURNERS, |slab| turn(k, tile + slab * SLAB_BYTES));
+                k.range_step(own, spec.tile_n / 32, TURNERS, |panel| turn(k, tile + panel * PANEL_BYTES));
                 // The tensor cores read what ordinary stores wrote.
                 k.fence_proxy_async();
                 k.warp_sync();
@@ -128,11 +128,11 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         // This thread's row of a block, and the pixels that it holds of a step: `8j + (q xor 2j)`.
         let row = Fragment::<f32>::row(thread);
         let j = thread & 3;
-        let (slab, chunk, word) = (row >> 5, (row & 31) >> 2, row & 3);
-        let own = |q: u32| swizzled((j << 3) + ((j << 1) ^ q), chunk) + word * 4 + slab * SLAB_BYTES;
+        let (panel, chunk, word) = (row >> 5, (row & 31) >> 2, row & 3);
+        let own = |q: u32| swizzled((j << 3) + ((j << 1) ^ q), chunk) + word * 4 + panel * PANEL_BYTES;
         // Row 8 below is two chunks on.
         let places: Vec<[Val<'k, u32>; 2]> = (0..2 * STEPS).map(|q| [own(q), own(q) ^ 32]).collect();
-        let a_first = a_slots.address() + (first_row >> 5) * SLAB_BYTES;
+        let a_first = a_slots.address() + (first_row >> 5) * PANEL_BYTES;
 
         schedule.for_each(|work: Work<'k>| {
             k.range(work.steps, |step| {
@@ -143,7 +143,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                     .flat_map(|part| (0..spec.blocks()).map(move |block| (part, block)))
                     .map(|(part, block)| {
                         let element = |q: u32, lower: usize| {
-                            k.ld_shared::<u32>(a_stage + places[q as usize][lower], i64::from(2 * block * SLAB_BYTES))
+                            k.ld_shared::<u32>(a_stage + places[q as usize][lower], i64::from(2 * block * PANEL_BYTES))
                         };
                         vec![element(2 * part, 0), element(2 * part, 1), element(2 * part + 1, 0), element(2 * part + 1, 1)]
                     })

@@ -126,7 +126,7 @@ impl View {
         let conv = &prepared.conv;
         let groups = conv.groups;
         let (group_c, group_k) = (conv.c / groups, conv.k / groups);
-        // A slab is 128 bytes, in memory or in the copy.
+        // A channel block is 128 bytes, in memory or in the copy.
         let lines = 128 / conv.x.dtype.bytes() as u64;
         require_groups(groups, group_c, lines)?;
         let no_matrix = |tensor: &Tensor| {
@@ -134,7 +134,7 @@ impl View {
         };
         let dy = conv.y.as_matrix(conv.y_extents()).ok_or_else(|| no_matrix(&conv.y))?;
         let taps = tap_extents(conv);
-        // Taps are columns where a tap's channels are whole slabs and lie one tap behind the other, in all that the epilogue touches.
+        // Taps are columns where a tap's channels are whole channel blocks and lie one tap behind the other, in all that the epilogue touches.
         let results = conv.tensors().into_iter().skip(2);
         let mut merged = group_c.is_multiple_of(lines);
         for (_, tensor, extents) in results {
@@ -210,8 +210,8 @@ impl View {
         pairs.map(|pair| pair.map(|term| terms::place(term, terms))).collect()
     }
 
-    /// Slabs of channels of one tap.
-    fn slabs(&self, depth: u32) -> u32 {
+    /// Channel blocks of one tap.
+    fn channel_blocks(&self, depth: u32) -> u32 {
         self.group_depth.div_ceil(depth)
     }
 
@@ -238,7 +238,7 @@ impl View {
         match self.kind {
             Kind::Gather { .. } => {
                 let taps = self.gather.classes.first().map_or(0, |class| class.taps.len());
-                (taps * self.passes().len()) as u32 * self.slabs(depth)
+                (taps * self.passes().len()) as u32 * self.channel_blocks(depth)
             }
             Kind::Filter => self.passes().len() as u32 * (self.product.k as u32).div_ceil(depth),
         }
@@ -249,7 +249,7 @@ impl View {
         match self.kind {
             Kind::Gather { .. } => {
                 let taps = self.gather.taps().count() * self.passes().len();
-                taps as f64 / f64::from(self.tiled_classes(spec)) * f64::from(self.slabs(spec.depth()))
+                taps as f64 / f64::from(self.tiled_classes(spec)) * f64::from(self.channel_blocks(spec.depth()))
             }
             Kind::Filter => f64::from(self.steps(spec.depth())),
         }
@@ -303,7 +303,7 @@ impl View {
                     filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
                     walk,
                     taps,
-                    slabs: self.slabs(spec.depth()),
+                    channel_blocks: self.channel_blocks(spec.depth()),
                     group_channels: self.group_depth,
                     group_columns,
                     group_depth,
@@ -317,24 +317,24 @@ impl View {
                 let decl = spec.dy_map();
                 let dy = Matrix { batch_strides: vec![self.product.k * self.other.row_stride], ..self.other.clone() };
                 let map = if spec.turns() {
-                    // Slabs of channels, one behind the other.
-                    let slab = u64::from(spec.depth());
-                    let dy = Matrix { batch_strides: vec![slab], ..dy };
-                    matrix_map(decl, &dy, [slab, self.product.k, conv.k / slab])
+                    // Channel blocks, one behind the other.
+                    let channel_block = u64::from(spec.depth());
+                    let dy = Matrix { batch_strides: vec![channel_block], ..dy };
+                    matrix_map(decl, &dy, [channel_block, self.product.k, conv.k / channel_block])
                 } else {
                     matrix_map(decl, &dy, [conv.k, self.product.k, u64::from(self.prepared.terms)])
                 };
                 let clip = |operand, extent, tiles| spec.clipped(operand).args(extent, tiles);
                 let clips = (!spec.turns()).then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
-                // Where a tap is a matrix, all slabs of a row of tiles belong to it.
-                let slabs_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
+                // Where a tap is a matrix, all channel blocks of a row of tiles belong to it.
+                let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
                 FeedArgs::Filter(FilterArgs {
                     dy: (in_place(self.other.slot), map),
                     pixels,
                     walk,
                     taps,
                     tap_count: self.taps,
-                    slabs: if self.tap_matrices { slabs_of_tiles } else { self.slabs(spec.depth()) },
+                    channel_blocks: if self.tap_matrices { channel_blocks_of_tiles } else { self.channel_blocks(spec.depth()) },
                     group_matrices: if self.tap_matrices { self.taps } else { 1 },
                     group_rows: self.group_k,
                     group_channels: self.group_depth,

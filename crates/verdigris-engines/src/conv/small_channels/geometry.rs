@@ -4,8 +4,8 @@
 //! memory, line by line: a *line* is a stretch of elements that stand side by side, channels and columns of one row of x where channels are
 //! innermost, columns of one channel otherwise. Element `e` of the box's line stands at `e + shift`, where the shift keeps copies aligned.
 //!
-//! The sum over taps and channels, the *depth*, is cut into *slabs* of whole filter rows, each with a patch of its own. Position `i` of a
-//! slab's depth reads, for every pixel of the box, at the pixel's offset plus an offset of its own; so one table of the depth, which knows all
+//! The sum over taps and channels, the *depth*, is cut into *K-tiles* of whole filter rows, each with a patch of its own. Position `i` of a
+//! K-tile's depth reads, for every pixel of the box, at the pixel's offset plus an offset of its own; so one table of the depth, which knows all
 //! of taps, dilations and order of channels, is all that the main loop needs. Positions that are there to fill a matrix step are masked.
 //!
 //! **Lines of a patch**: planes (channels where they are outermost, depth taps), then rows of the box, then lines of a row of the box:
@@ -69,20 +69,20 @@ pub(super) enum Reads {
     Words,
 }
 
-/// Filter rows of a slab, and how the lines for them lie.
+/// Filter rows of a K-tile, and how the lines for them lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Slab {
+pub(super) struct KTile {
     /// Taps along depth and along height.
     pub(super) taps: [u64; 2],
     /// Boxes' rows have lines of their own.
     pub(super) gathered: bool,
 }
 
-/// A box of pixels with the patch of a slab.
+/// A box of pixels with the patch of a K-tile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Patch {
     pub(super) lines: Lines,
-    pub(super) slab: Slab,
+    pub(super) k_tile: KTile,
     pub(super) pixel_rows: u64,
     pub(super) pixel_columns: u64,
     /// Rows of the box in the patch, and lines of each.
@@ -97,21 +97,21 @@ pub(super) struct Patch {
 
 impl Patch {
     /// The patch of a box.
-    pub(super) fn new(p: &ConvProblem, lines: Lines, reads: Reads, slab: Slab, [pixel_rows, pixel_columns]: [u64; 2]) -> Patch {
+    pub(super) fn new(p: &ConvProblem, lines: Lines, reads: Reads, k_tile: KTile, [pixel_rows, pixel_columns]: [u64; 2]) -> Patch {
         let element_bytes = p.x.dtype.bytes() as u64;
-        let taps = slab.taps[1];
+        let taps = k_tile.taps[1];
         let (line_rows, row_lines) =
-            if slab.gathered { (pixel_rows, taps) } else { (1, (pixel_rows - 1) * p.strides[1] + (taps - 1) * p.dilations[1] + 1) };
+            if k_tile.gathered { (pixel_rows, taps) } else { (1, (pixel_rows - 1) * p.strides[1] + (taps - 1) * p.dilations[1] + 1) };
         let columns = (pixel_columns - 1) * p.strides[2] + (p.filter[2] - 1) * p.dilations[2] + 1;
         let chunk = CHUNK_BYTES / element_bytes;
         let lead = if reads == Reads::Pairs { p.pads_before[2] * lines.channels % 2 } else { 0 };
         let line_elements = (columns * lines.channels + chunk).next_multiple_of(chunk);
-        Patch { lines, slab, pixel_rows, pixel_columns, line_rows, row_lines, line_elements, lead, element_bytes }
+        Patch { lines, k_tile, pixel_rows, pixel_columns, line_rows, row_lines, line_elements, lead, element_bytes }
     }
 
     /// Lines in all.
     pub(super) fn line_count(&self) -> u64 {
-        [self.slab.taps[0], self.line_rows, self.row_lines].into_iter().fold(self.lines.planes, u64::saturating_mul)
+        [self.k_tile.taps[0], self.line_rows, self.row_lines].into_iter().fold(self.lines.planes, u64::saturating_mul)
     }
 
     /// Bytes of shared memory.
@@ -125,7 +125,7 @@ impl Patch {
 
     /// What one pixel of the box is from the next in bytes: down and to the right.
     fn pixel_steps(&self, p: &ConvProblem) -> [u64; 2] {
-        let down = if self.slab.gathered { self.row_lines } else { p.strides[1] };
+        let down = if self.k_tile.gathered { self.row_lines } else { p.strides[1] };
         [down * self.line_bytes(), p.strides[2] * self.lines.channels * self.element_bytes]
     }
 
@@ -133,7 +133,7 @@ impl Patch {
     pub(super) fn boxes(&self, p: &ConvProblem) -> [u64; 2] {
         let rows = p.n * p.output[0] * p.output[1];
         let down =
-            if self.slab.gathered { rows.div_ceil(self.pixel_rows) } else { p.n * p.output[0] * p.output[1].div_ceil(self.pixel_rows) };
+            if self.k_tile.gathered { rows.div_ceil(self.pixel_rows) } else { p.n * p.output[0] * p.output[1].div_ceil(self.pixel_rows) };
         [down, p.output[2].div_ceil(self.pixel_columns)]
     }
 
@@ -145,15 +145,15 @@ impl Patch {
         let [boxes_down, boxes_across] = self.boxes(p);
         let rows = p.n * p.output[0] * p.output[1];
         let (boxes_of_block, block_rows) =
-            if self.slab.gathered { (1, self.pixel_rows) } else { (p.output[1].div_ceil(self.pixel_rows), p.output[1]) };
+            if self.k_tile.gathered { (1, self.pixel_rows) } else { (p.output[1].div_ceil(self.pixel_rows), p.output[1]) };
         let mut args = vec![word(boxes_down * boxes_across), divisor(boxes_across), divisor(boxes_of_block), word(block_rows), word(rows)];
         args.extend([divisor(p.output[1]), divisor(p.output[0]), word(p.output[2])]);
         args.extend([divisor(self.pixel_columns), word(self.pixel_rows)]);
         args.extend(self.pixel_steps(p).map(word));
         // Lines.
-        args.extend([word(self.line_count()), divisor(self.row_lines), divisor(self.line_rows), divisor(self.slab.taps[0])]);
+        args.extend([word(self.line_count()), divisor(self.row_lines), divisor(self.line_rows), divisor(self.k_tile.taps[0])]);
         args.push(word(self.line_bytes()));
-        let line_step = if self.slab.gathered { p.dilations[1] } else { 1 };
+        let line_step = if self.k_tile.gathered { p.dilations[1] } else { 1 };
         args.extend([p.strides[0], p.strides[1], p.dilations[0], p.dilations[1], line_step].map(|step| signed(step as i64)));
         args.extend([-(p.pads_before[0] as i64), -(p.pads_before[1] as i64)].map(signed));
         args.extend([word(p.input[0]), word(p.input[1])]);
@@ -164,33 +164,33 @@ impl Patch {
         args
     }
 
-    /// Offsets of a slab's taps over rows of the filter: `[depth, height]` of the first one.
-    pub(super) fn slab_first(&self, p: &ConvProblem, slab: u64) -> [u64; 2] {
-        let across = p.filter[1].div_ceil(self.slab.taps[1]);
-        [slab / across * self.slab.taps[0], slab % across * self.slab.taps[1]]
+    /// Offsets of a K-tile's taps over rows of the filter: `[depth, height]` of the first one.
+    pub(super) fn k_tile_first(&self, p: &ConvProblem, k_tile: u64) -> [u64; 2] {
+        let across = p.filter[1].div_ceil(self.k_tile.taps[1]);
+        [k_tile / across * self.k_tile.taps[0], k_tile % across * self.k_tile.taps[1]]
     }
 
-    /// How many slabs the depth is cut into.
-    pub(super) fn slabs(&self, p: &ConvProblem) -> u64 {
-        p.filter[0].div_ceil(self.slab.taps[0]) * p.filter[1].div_ceil(self.slab.taps[1])
+    /// How many K-tiles the depth is cut into.
+    pub(super) fn k_tiles(&self, p: &ConvProblem) -> u64 {
+        p.filter[0].div_ceil(self.k_tile.taps[0]) * p.filter[1].div_ceil(self.k_tile.taps[1])
     }
 
-    /// How many elements from the first one that a pixel reads a tap of a slab and a channel stand: `[depth, height, width]` in the slab.
+    /// How many elements from the first one that a pixel reads a tap of a K-tile and a channel stand: `[depth, height, width]` in the K-tile.
     fn offset(&self, p: &ConvProblem, [z, b, s]: [u64; 3], channel: u64) -> u64 {
-        let below = if self.slab.gathered { b } else { b * p.dilations[1] };
+        let below = if self.k_tile.gathered { b } else { b * p.dilations[1] };
         let (plane, channel) = if self.lines.planes > 1 { (channel, 0) } else { (0, channel) };
-        let line = (plane * self.slab.taps[0] + z) * self.line_rows * self.row_lines + below;
+        let line = (plane * self.k_tile.taps[0] + z) * self.line_rows * self.row_lines + below;
         line * self.line_elements + s * p.dilations[2] * self.lines.channels + channel
     }
 
-    /// The elements of a slab's depth in the order in which they lie: runs of neighbours.
-    fn runs(&self, p: &ConvProblem, slab: u64) -> Vec<Vec<Element>> {
-        let [first_depth, first_row] = self.slab_first(p, slab);
+    /// The elements of a K-tile's depth in the order in which they lie: runs of neighbours.
+    fn runs(&self, p: &ConvProblem, k_tile: u64) -> Vec<Vec<Element>> {
+        let [first_depth, first_row] = self.k_tile_first(p, k_tile);
         let channels = self.lines.channels;
         let mut runs = Vec::new();
         for plane in 0..self.lines.planes {
-            for z in 0..self.slab.taps[0].min(p.filter[0] - first_depth) {
-                for b in 0..self.slab.taps[1].min(p.filter[1] - first_row) {
+            for z in 0..self.k_tile.taps[0].min(p.filter[0] - first_depth) {
+                for b in 0..self.k_tile.taps[1].min(p.filter[1] - first_row) {
                     let mut run = Vec::new();
                     for s in 0..p.filter[2] {
                         for c in plane..plane + channels {
@@ -210,21 +210,21 @@ impl Patch {
         runs
     }
 
-    /// Where the columns of a filter's gradient are read, in bytes: each tap of a slab and each channel, channels innermost. The same for every
-    /// slab; the last ones may have fewer taps.
+    /// Where the columns of a filter's gradient are read, in bytes: each tap of a K-tile and each channel, channels innermost. The same for every
+    /// K-tile; the last ones may have fewer taps.
     pub(super) fn columns(&self, p: &ConvProblem) -> Vec<u32> {
-        let [depths, rows] = self.slab.taps;
+        let [depths, rows] = self.k_tile.taps;
         let taps = (0..depths).flat_map(|z| (0..rows).flat_map(move |b| (0..p.filter[2]).map(move |s| [z, b, s])));
         taps.flat_map(|tap| (0..p.c).map(move |c| (self.offset(p, tap, c) * self.element_bytes) as u32)).collect()
     }
 
-    /// The depth of a slab, four bytes an entry.
-    pub(super) fn entries(&self, p: &ConvProblem, reads: Reads, slab: u64) -> Vec<Entry> {
+    /// The depth of a K-tile, four bytes an entry.
+    pub(super) fn entries(&self, p: &ConvProblem, reads: Reads, k_tile: u64) -> Vec<Entry> {
         let bytes = self.element_bytes;
         let mut entries = Vec::new();
         match reads {
             Reads::Words => {
-                let elements = self.runs(p, slab).into_iter().flatten();
+                let elements = self.runs(p, k_tile).into_iter().flatten();
                 entries.extend(elements.map(|element| Entry {
                     place: (element.offset * bytes) as u32,
                     mask: u32::MAX,
@@ -232,7 +232,7 @@ impl Patch {
                 }));
             }
             Reads::Singles => {
-                let elements: Vec<Element> = self.runs(p, slab).into_iter().flatten().collect();
+                let elements: Vec<Element> = self.runs(p, k_tile).into_iter().flatten().collect();
                 entries.extend(elements.chunks(2).map(|pair| {
                     let at = |i: usize| pair.get(i).map_or(0, |element| (element.offset * bytes) as u32);
                     let mask = if pair.len() == 2 { u32::MAX } else { 0xffff };
@@ -240,7 +240,7 @@ impl Patch {
                 }));
             }
             Reads::Pairs => {
-                for run in self.runs(p, slab) {
+                for run in self.runs(p, k_tile) {
                     let start = run[0].offset + self.lead;
                     let mut rest = run.as_slice();
                     if start % 2 == 1 {
@@ -282,9 +282,9 @@ pub(super) struct Entry {
 
 /// The tables of a problem's depth.
 pub(super) struct Depth {
-    /// Steps of a slab.
+    /// Steps of a K-tile.
     pub(super) steps: u64,
-    pub(super) slabs: u64,
+    pub(super) k_tiles: u64,
     /// Entries: place and mask, 8 bytes, those of `low` and `high` half of a step side by side; then the filter's elements, 4 bytes each.
     pub(super) table: Vec<u8>,
     /// Where the filter's elements begin.
@@ -294,8 +294,8 @@ pub(super) struct Depth {
 impl Depth {
     /// Tables for fprop: what the main loop reads, and which element of a filter's row belongs there, by its byte offset.
     pub(super) fn new(p: &ConvProblem, patch: &Patch, reads: Reads) -> Depth {
-        let slabs = patch.slabs(p);
-        let entries: Vec<Vec<Entry>> = (0..slabs).map(|slab| patch.entries(p, reads, slab)).collect();
+        let k_tiles = patch.k_tiles(p);
+        let entries: Vec<Vec<Entry>> = (0..k_tiles).map(|k_tile| patch.entries(p, reads, k_tile)).collect();
         let steps = entries.iter().map(|entries| entries.len().div_ceil(STEP_ENTRIES)).max().unwrap_or(0) as u64;
         let mut table = Vec::new();
         let mut filter = Vec::new();
@@ -317,7 +317,7 @@ impl Depth {
         }
         let filter_start = table.len() as u64;
         table.extend(filter.into_iter().flat_map(u32::to_le_bytes));
-        Depth { steps, slabs, table, filter_start }
+        Depth { steps, k_tiles, table, filter_start }
     }
 }
 

@@ -178,15 +178,15 @@ impl<'k> Source<'k> {
         self.shift(self.first_element(pixels)) * self.element_bytes - self.lead_bytes
     }
 
-    /// Brings a patch to shared memory at `to`: all threads of the CTA together. `slab` is the first tap of the slab along depth and height.
+    /// Brings a patch to shared memory at `to`: all threads of the CTA together. `k_tile` is the first tap of the K-tile along depth and height.
     /// Asynchronous copies are left to be committed.
-    pub(super) fn load(&self, pixels: &PixelBox<'k>, slab: [Val<'k, u32>; 2], to: Val<'k, u32>) {
+    pub(super) fn load(&self, pixels: &PixelBox<'k>, k_tile: [Val<'k, u32>; 2], to: Val<'k, u32>) {
         let k = self.k;
         let lanes = if matches!(self.path, LoadPath::Copies(_)) { CHUNK_LANES } else { ELEMENT_LANES };
         let (line, lane) = (k.thread() >> lanes.ilog2(), k.thread() & (lanes - 1));
         let first = self.first_element(pixels);
-        let [slab_depth, slab_row] = slab;
-        let row_origin = k.fma(slab_row.signed(), self.row_tap_step, self.row_origin);
+        let [k_tile_depth, k_tile_row] = k_tile;
+        let row_origin = k.fma(k_tile_row.signed(), self.row_tap_step, self.row_origin);
         k.range_step(line, self.lines, k.threads() / lanes, |line| {
             let (rest, below) = self.row_lines.split(line);
             let (rest, row) = self.line_rows.split(rest);
@@ -194,7 +194,7 @@ impl<'k> Source<'k> {
             let row = pixels.row + row;
             let [n, pixel_depth, pixel_row] = self.row_place(row);
             let h = k.fma(pixel_row.signed(), self.row_step, k.fma(below.signed(), self.line_step, row_origin)).unsigned();
-            let d = k.fma((slab_depth + depth_tap).signed(), self.depth_tap_step, self.depth_origin);
+            let d = k.fma((k_tile_depth + depth_tap).signed(), self.depth_tap_step, self.depth_origin);
             let d = k.fma(pixel_depth.signed(), self.depth_step, d).unsigned();
             let is_inside = row.lt(pixels.end) & h.lt(self.input_height) & d.lt(self.input_depth);
             // Lines outside are not read: they are told to begin where x does.

@@ -1,8 +1,8 @@
 //! The kernel for products with few columns: matrix times vector, and a little more.
 //!
-//! Such a product is as fast as A can be read. A CTA has 32 rows of A and 4 columns of B; a slab is 32 deep, of which each thread takes 4
+//! Such a product is as fast as A can be read. A CTA has 32 rows of A and 4 columns of B; a K-tile is 32 deep, of which each thread takes 4
 //! elements of A, straight into registers. Where A runs along k the lanes of a warp stand along k and the warp has 4 rows; otherwise the lanes
-//! stand along the rows and the warp has 4 of k. Either way each place of the slab adds up its own part of k, and the 32 parts meet in
+//! stand along the rows and the warp has 4 of k. Either way each place of the K-tile adds up its own part of k, and the 32 parts meet in
 //! shared memory at the end, in order.
 
 use verdigris_kir::face::{Kernel, Val, Var};
@@ -14,15 +14,15 @@ use crate::parts::element::{Arithmetic, Element, RawVar};
 const ROWS: u32 = Tile::Thin.rows();
 const COLUMNS: u32 = Tile::Thin.columns();
 const DEPTH: u32 = Tile::Thin.depth();
-/// Elements of A that a thread takes from a slab.
+/// Elements of A that a thread takes from a K-tile.
 const SHARE: u32 = ROWS * DEPTH / super::THREADS;
-/// Slabs that are on their way at a time.
+/// K-tiles that are on their way at a time.
 const UNROLL: u32 = 4;
 
 /// The parameters are those of the tiled kernel; no operand has factors.
 pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finish: impl Fn(Val<'k, S>) -> Val<'k, T>) {
     let Params { tiles, batch, a, b, epilogue } = Params::declare(k, spec);
-    let Tiles { rows, columns, column_tiles, slabs, last_depth } = tiles;
+    let Tiles { rows, columns, column_tiles, k_tiles, last_depth } = tiles;
     let epilogue = epilogue.of::<T>();
 
     let (row_tile, column_tile) = column_tiles.split(k.cta());
@@ -49,8 +49,8 @@ pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finis
         if spec.arithmetic == Arithmetic::Tf32 { S::rounded_to_tf32(value) } else { value }
     };
     // With `one_place` all elements of the thread stand at the same place along k and share their elements of B.
-    let slab = |slab: Val<'k, u32>, one_place: bool| {
-        let depth = k.select((slab + 1).eq(slabs), last_depth, DEPTH);
+    let k_tile = |k_tile: Val<'k, u32>, one_place: bool| {
+        let depth = k.select((k_tile + 1).eq(k_tiles), last_depth, DEPTH);
         let (a_far, b_far) = (a_moved.get(), b_moved.get());
         let load = |inside: Val<'k, bool>, dtype, address: Val<'k, u64>| {
             let raw = RawVar::new(k, dtype);
@@ -85,7 +85,11 @@ pub(super) fn gemm<'k, S: Element, T: Compute>(k: Kernel<'k>, spec: &Spec, finis
         a_moved.set(a_moved + a.k_stride * u64::from(DEPTH));
         b_moved.set(b_moved + b.k_stride * u64::from(DEPTH));
     };
-    k.when_else(along_k, || k.range_unrolled(slabs, UNROLL, |i| slab(i, true)), || k.range_unrolled(slabs, UNROLL, |i| slab(i, false)));
+    k.when_else(
+        along_k,
+        || k.range_unrolled(k_tiles, UNROLL, |i| k_tile(i, true)),
+        || k.range_unrolled(k_tiles, UNROLL, |i| k_tile(i, false)),
+    );
 
     // One line of all 32×4 results for each place along k.
     let bytes = S::TY.bytes();

@@ -521,7 +521,7 @@ impl Given {
         // Two sets of accumulators, and the factors of a thread's columns; sums in f16 stand beside their widened ones for a while.
         let registers_fit = share <= if half_sums { 64 * 160 } else { 64 * 256 }
             && (!promote || share <= 64 * 128 && (scaled[1] != Scaled::Lines || spec.consumers <= 2));
-        // TMA writes whole slabs of D.
+        // TMA writes whole panels of D.
         let d_bytes = spec.d().bytes() as u32;
         let whole_rows =
             out != Out::Tma || swap_ab || (spec.tile_n / spec.cluster_split * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
@@ -566,11 +566,11 @@ impl Given {
 
 /// The spec with as many stages as shared memory holds; nothing where its operands do not suit its tile.
 fn fitted(mut spec: Spec) -> Option<Spec> {
-    // Tiles whose rows are contiguous are made of slabs of 128 bytes.
-    let slab = 128 / spec.a.bytes() as u32;
-    let whole_slabs = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(slab);
-    let slabs_fit = whole_slabs(spec.a_major, spec.loaded(Shared::A)) && whole_slabs(spec.b_major, spec.loaded(Shared::B));
-    if !slabs_fit || spec.shared_bytes() > SHARED_BYTES {
+    // Tiles whose rows are contiguous are made of panels of 128 bytes.
+    let panel = 128 / spec.a.bytes() as u32;
+    let whole_panels = |axis: Axis, rows: u32| axis == Axis::Depth || rows.is_multiple_of(panel);
+    let panels_fit = whole_panels(spec.a_major, spec.loaded(Shared::A)) && whole_panels(spec.b_major, spec.loaded(Shared::B));
+    if !panels_fit || spec.shared_bytes() > SHARED_BYTES {
         return None;
     }
     while spec.stages < 12 && (Spec { stages: spec.stages + 1, ..spec.clone() }).shared_bytes() <= SHARED_BYTES {

@@ -1,4 +1,4 @@
-//! `conv.columns_matrix`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the products.
+//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the products.
 //!
 //! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every epilogue.
 //! Taps by the few channels become the columns (or the depth) of one product over pixels:

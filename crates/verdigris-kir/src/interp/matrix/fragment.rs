@@ -11,8 +11,8 @@ pub const fn a_element(bits: u32, m: u32, register: u32, lane: u32, index: u32) 
     let per_register = if bits >= 32 { 1 } else { 32 / bits };
     let (group, place) = (lane / 4, lane % 4);
     // Two registers cover 16 rows, one covers 8; then the pattern repeats along K.
-    let (row, slab) = if m == 16 { (group + 8 * (register % 2), register / 2) } else { (group, register) };
-    (row, place * per_register + index + slab * 4 * per_register)
+    let (row, chunk) = if m == 16 { (group + 8 * (register % 2), register / 2) } else { (group, register) };
+    (row, place * per_register + index + chunk * 4 * per_register)
 }
 
 /// Depth (K) and column (N) of element `index` of B register `register`.

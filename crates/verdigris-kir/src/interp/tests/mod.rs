@@ -1,9 +1,9 @@
 //! Kernels that are right, and kernels with one planted fault each.
 
 mod async_units;
+mod halo;
 mod matrices;
 mod simple;
-mod slabs;
 mod whole_launches;
 
 use super::{FindingKind, Findings, Memory, Options, Report, run_kernel};

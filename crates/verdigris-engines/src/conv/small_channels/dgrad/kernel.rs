@@ -22,7 +22,7 @@ const THREADS: u32 = 32 * WARPS;
 const ROWS: u32 = BOX_BLOCKS / 16 / WARPS;
 /// Windows that a CTA holds: one is multiplied, one is on its way.
 const STAGES: u32 = 2;
-/// Bytes of channels of a pixel of dy in a slab.
+/// Bytes of channels of a pixel of dy in a K-tile.
 pub(super) const PIXEL_BYTES: u32 = 128;
 const STEP_BYTES: u32 = 32;
 /// Lanes that copy a pixel together.
@@ -178,10 +178,10 @@ impl<'k> Windows<'k> {
         self.k.select(row.lt(self.box_rows), pixel, 0u32)
     }
 
-    /// Brings the window of a slab, some channels at one tap of depth, to shared memory at `to`.
-    fn load(&self, blocks: &BlockBox<'k>, slab: Val<'k, u32>, to: Val<'k, u32>) {
+    /// Brings the window of a K-tile, some channels at one tap of depth, to shared memory at `to`.
+    fn load(&self, blocks: &BlockBox<'k>, k_tile: Val<'k, u32>, to: Val<'k, u32>) {
         let k = self.k;
-        let (channel_slab, depth_tap) = self.depth_taps.split(slab);
+        let (channel_k_tile, depth_tap) = self.depth_taps.split(k_tile);
         let start = |dim: usize, block: Val<'k, u32>| block.signed() + self.origins[dim];
         let depth = (start(0, blocks.depth) + depth_tap.signed()).unsigned();
         let (first_row, first_column) = (start(1, blocks.row), start(2, blocks.column));
@@ -199,7 +199,7 @@ impl<'k> Windows<'k> {
         let place = |pixel: Val<'k, u32>, chunk: Val<'k, u32>| to + pixel * PIXEL_BYTES + ((chunk ^ (pixel & 7u32)) << 4);
         match self.path {
             LoadPath::Copies(bytes) => {
-                let first_byte = channel_slab * PIXEL_BYTES;
+                let first_byte = channel_k_tile * PIXEL_BYTES;
                 let end = self.channels * self.element_bytes - first_byte;
                 let (pixel, lane) = (k.thread() >> LANES.ilog2(), k.thread() & (LANES - 1));
                 k.range_step(pixel, self.window_pixels, THREADS / LANES, |pixel| {
@@ -219,7 +219,7 @@ impl<'k> Windows<'k> {
             LoadPath::Elements(channel_bytes) => {
                 // A thread has a pixel, so that neighbours in a row are neighbours in a warp.
                 let per_chunk = 16 / self.element_bytes;
-                let first_channel = channel_slab * (PIXEL_BYTES / self.element_bytes);
+                let first_channel = channel_k_tile * (PIXEL_BYTES / self.element_bytes);
                 k.range_step(k.thread(), self.window_pixels, THREADS, |pixel| {
                     let (address, is_inside) = pixel_of(pixel);
                     k.range(PIXEL_BYTES / self.element_bytes / ON_THEIR_WAY, |group| {
@@ -251,7 +251,7 @@ impl<'k> Windows<'k> {
     }
 }
 
-/// The filters of a CTA's columns: rows of all slabs, taps and channels.
+/// The filters of a CTA's columns: rows of all K-tiles, taps and channels.
 struct Filters<'k> {
     k: Kernel<'k>,
     /// Where a lane's rows of a pair of column blocks begin.
@@ -278,10 +278,10 @@ impl<'k> Filters<'k> {
                 .map(|i| {
                     let word = first + THREADS * i;
                     let (row, at) = row_words.split(word.min(words - 1));
-                    let (slab, tap) = taps.split(at >> 5);
-                    let (channel_slab, depth_tap) = windows.depth_taps.split(slab);
+                    let (k_tile, tap) = taps.split(at >> 5);
+                    let (channel_k_tile, depth_tap) = windows.depth_taps.split(k_tile);
                     let entry = ((first_column + row) * windows.depth_taps.value() + depth_tap) * taps.value() + tap;
-                    let channel = (channel_slab * (PIXEL_BYTES / 4) + (at & 31u32)) * per_word;
+                    let channel = (channel_k_tile * (PIXEL_BYTES / 4) + (at & 31u32)) * per_word;
                     (word, rows + row * pitch + at * 4, entry, channel)
                 })
                 .collect();
@@ -331,7 +331,7 @@ impl<'k> Filters<'k> {
 fn dgrad<'k>(k: Kernel<'k>, spec: &Spec) {
     let windows = Windows::declare(k, spec);
     let ctas = k.divisor("ctas");
-    let slabs = k.scalar::<u32>("slabs");
+    let k_tiles = k.scalar::<u32>("slabs");
     let [tap_rows, tap_columns] = ["tap_rows", "tap_columns"].map(|name| k.scalar::<u32>(name));
     let columns = k.scalar::<u32>("columns");
     // A block's pixels, and channels of x: what a column is.
@@ -353,20 +353,20 @@ fn dgrad<'k>(k: Kernel<'k>, spec: &Spec) {
     let sums: Vec<Vec<[Var<'k, f32>; 4]>> =
         (0..ROWS).map(|_| (0..spec.tile.columns / 8).map(|_| [(); 4].map(|()| k.var(0.0f32))).collect()).collect();
 
-    // What is brought next, and what is multiplied: a box and one of its slabs.
-    let step_on = |number: Var<'k, u32>, slab: Var<'k, u32>| {
-        let next = slab + 1;
-        let is_last = next.eq(slabs);
+    // What is brought next, and what is multiplied: a box and one of its K-tiles.
+    let step_on = |number: Var<'k, u32>, k_tile: Var<'k, u32>| {
+        let next = k_tile + 1;
+        let is_last = next.eq(k_tiles);
         number.set(k.select(is_last, number + ctas.value(), number));
-        slab.set(k.select(is_last, 0u32, next));
+        k_tile.set(k.select(is_last, 0u32, next));
     };
-    let (next_box, next_slab) = (k.var_named("next_box", k.cta()), k.var_named("next_slab", 0u32));
+    let (next_box, next_k_tile) = (k.var_named("next_box", k.cta()), k.var_named("next_slab", 0u32));
     let bring = |stage: Val<'k, u32>| {
-        windows.load(&windows.at(next_box.get()), next_slab.get(), stages + stage * WINDOW_BYTES);
-        step_on(next_box, next_slab);
+        windows.load(&windows.at(next_box.get()), next_k_tile.get(), stages + stage * WINDOW_BYTES);
+        step_on(next_box, next_k_tile);
     };
-    let (number, slab) = (k.var_named("box", k.cta()), k.var_named("slab", 0u32));
-    let turns = (ctas.quotient(windows.boxes - 1 - k.cta()) + 1) * slabs;
+    let (number, k_tile) = (k.var_named("box", k.cta()), k.var_named("slab", 0u32));
+    let turns = (ctas.quotient(windows.boxes - 1 - k.cta()) + 1) * k_tiles;
 
     bring(k.constant(0));
     k.cp_async_commit();
@@ -378,7 +378,7 @@ fn dgrad<'k>(k: Kernel<'k>, spec: &Spec) {
         k.cp_async_commit();
 
         let window = stages + (turn & 1u32) * WINDOW_BYTES;
-        let filter = k.var(slab * tap_rows * tap_columns * PIXEL_BYTES);
+        let filter = k.var(k_tile * tap_rows * tap_columns * PIXEL_BYTES);
         k.range(tap_rows, |down| {
             let line = down * windows.window_columns.value();
             k.range(tap_columns, |right| {
@@ -401,7 +401,7 @@ fn dgrad<'k>(k: Kernel<'k>, spec: &Spec) {
                 filter.set(filter + PIXEL_BYTES);
             });
         });
-        k.when((slab + 1).eq(slabs), || {
+        k.when((k_tile + 1).eq(k_tiles), || {
             let blocks = windows.at(number.get());
             for (row, line) in (0..).zip(&sums) {
                 for below in 0..2u32 {
@@ -431,6 +431,6 @@ fn dgrad<'k>(k: Kernel<'k>, spec: &Spec) {
             }
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         });
-        step_on(number, slab);
+        step_on(number, k_tile);
     });
 }

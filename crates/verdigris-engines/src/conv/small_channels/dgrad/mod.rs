@@ -72,7 +72,7 @@ impl Setting {
         self.axes.iter().fold(p.c, |product, axis| product.saturating_mul(axis.block))
     }
 
-    /// Taps of a window's slab.
+    /// Taps of a window's K-tile.
     fn taps(&self) -> u64 {
         self.axes[1].window.saturating_mul(self.axes[2].window)
     }
@@ -83,8 +83,8 @@ impl Setting {
         [self.rows - 1 + down.window, self.columns - 1 + across.window]
     }
 
-    fn slabs(&self, p: &ConvProblem) -> u64 {
-        channel_slabs(p).saturating_mul(self.axes[0].window)
+    fn k_tiles(&self, p: &ConvProblem) -> u64 {
+        channel_k_tiles(p).saturating_mul(self.axes[0].window)
     }
 
     fn boxes(&self, p: &ConvProblem) -> u64 {
@@ -94,7 +94,7 @@ impl Setting {
 
     /// Whether its tile has room for the filters and the window.
     fn fits(&self, p: &ConvProblem) -> bool {
-        let row_bytes = self.slabs(p).saturating_mul(self.taps()).saturating_mul(u64::from(PIXEL_BYTES));
+        let row_bytes = self.k_tiles(p).saturating_mul(self.taps()).saturating_mul(u64::from(PIXEL_BYTES));
         let [rows, columns] = self.window();
         self.width(p) <= MOST_COLUMNS
             && row_bytes.saturating_add(16).saturating_mul(u64::from(self.tile.columns)) <= u64::from(self.tile.filter_bytes())
@@ -106,12 +106,12 @@ impl Setting {
     /// at memory's rate.
     fn estimate(&self, p: &ConvProblem, arch: &Arch) -> f64 {
         let column_tiles = self.width(p).div_ceil(u64::from(self.tile.columns));
-        let steps = (self.slabs(p) * self.taps() * u64::from(PIXEL_BYTES / 32)) as f64;
+        let steps = (self.k_tiles(p) * self.taps() * u64::from(PIXEL_BYTES / 32)) as f64;
         let columns = f64::from(self.tile.columns);
         // Cycles of an SM: 8 reads of shared memory for 16 blocks and one for each 4 columns, by four warps; 2 a product.
         let product = steps * (4.0 * (8.0 + columns / 4.0)).max(columns / 8.0 * 8.0 * 2.0);
         let [rows, across] = self.window();
-        let bring = self.slabs(p) as f64 * (rows * across) as f64 * 10.0;
+        let bring = self.k_tiles(p) as f64 * (rows * across) as f64 * 10.0;
         let store = f64::from(BOX_BLOCKS) * columns / 8.0;
         let ctas = f64::from(self.tile.ctas());
         let sms = f64::from(arch.sm_count);
@@ -125,8 +125,8 @@ impl Setting {
     }
 }
 
-/// Slabs of channels of y.
-fn channel_slabs(p: &ConvProblem) -> u64 {
+/// K-tiles of channels of y.
+fn channel_k_tiles(p: &ConvProblem) -> u64 {
     (p.k * p.y.dtype.bytes() as u64).div_ceil(u64::from(PIXEL_BYTES))
 }
 
@@ -256,12 +256,12 @@ impl Plan for Dgrad {
         args.push(if spec.copies { word(self.copy_bytes) } else { double_word(channel) });
         let column_tiles = setting.width(p).div_ceil(u64::from(setting.tile.columns));
         let ctas = setting.boxes(p).min((u64::from(self.sms * setting.tile.ctas()) / column_tiles).max(1));
-        args.extend([divisor(ctas), word(setting.slabs(p)), word(down.window), word(across.window), word(setting.width(p))]);
+        args.extend([divisor(ctas), word(setting.k_tiles(p)), word(down.window), word(across.window), word(setting.width(p))]);
         args.extend([word(depth.block), divisor(down.block), divisor(across.block), divisor(p.c)]);
         args.extend(p.input.map(word));
         args.extend([Arg::Pointer(table), Arg::Pointer(Address::buffer(p.w.slot.0 as usize))]);
         args.push(double_word(p.w.strides[0] * p.w.dtype.bytes() as u64));
-        args.extend([divisor(setting.slabs(p) * setting.taps() * u64::from(PIXEL_BYTES / 4)), divisor(setting.taps())]);
+        args.extend([divisor(setting.k_tiles(p) * setting.taps() * u64::from(PIXEL_BYTES / 4)), divisor(setting.taps())]);
         args.extend(spec.epilogue.conv_args(p));
         program.steps.push(Step::Launch(Launch {
             kernel: spec.kernel(),

@@ -268,11 +268,11 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
     let source = Source::declare(k, element_bytes, spec.copies);
     let ctas = k.divisor("ctas");
     let channels = k.scalar::<u32>("channels");
-    let (steps, slabs) = (k.scalar::<u32>("steps"), k.scalar::<u32>("slabs"));
-    let slabs_across = k.divisor("slabs_across");
-    let slab_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
+    let (steps, k_tiles) = (k.scalar::<u32>("steps"), k.scalar::<u32>("slabs"));
+    let k_tiles_across = k.divisor("slabs_across");
+    let k_tile_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
     let first_channel = k.special(Special::CtaY) * spec.tile.channels;
-    let filters = Filters::load(k, spec, first_channel, channels, steps * slabs);
+    let filters = Filters::load(k, spec, first_channel, channels, steps * k_tiles);
     let eight_at_once = k.scalar::<u32>("eight_at_once");
     let epilogue = spec.epilogue.declare_conv::<f32>(k);
 
@@ -286,22 +286,22 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
     let sums: Vec<Vec<[Var<'k, f32>; 4]>> =
         (0..blocks).map(|_| (0..spec.tile.channels / 8).map(|_| [(); 4].map(|()| k.var(0.0f32))).collect()).collect();
 
-    // What is brought next, and what is multiplied: a box and one of its slabs.
-    let step_on = |number: Var<'k, u32>, slab: Var<'k, u32>| {
-        let next = slab + 1;
-        let is_last = next.eq(slabs);
+    // What is brought next, and what is multiplied: a box and one of its K-tiles.
+    let step_on = |number: Var<'k, u32>, k_tile: Var<'k, u32>| {
+        let next = k_tile + 1;
+        let is_last = next.eq(k_tiles);
         number.set(k.select(is_last, number + ctas.value(), number));
-        slab.set(k.select(is_last, 0u32, next));
+        k_tile.set(k.select(is_last, 0u32, next));
     };
-    let (next_box, next_slab) = (k.var_named("next_box", k.cta()), k.var_named("next_slab", 0u32));
+    let (next_box, next_k_tile) = (k.var_named("next_box", k.cta()), k.var_named("next_slab", 0u32));
     let bring = |stage: Val<'k, u32>| {
-        let (depth, row) = slabs_across.split(next_slab.get());
+        let (depth, row) = k_tiles_across.split(next_k_tile.get());
         let pixels = source.at(next_box.get());
-        source.load(&pixels, [depth * slab_taps[0], row * slab_taps[1]], patches + stage * patch_bytes);
-        step_on(next_box, next_slab);
+        source.load(&pixels, [depth * k_tile_taps[0], row * k_tile_taps[1]], patches + stage * patch_bytes);
+        step_on(next_box, next_k_tile);
     };
-    let (number, slab) = (k.var_named("box", k.cta()), k.var_named("slab", 0u32));
-    let turns = (ctas.quotient(source.boxes - 1 - k.cta()) + 1) * slabs;
+    let (number, k_tile) = (k.var_named("box", k.cta()), k.var_named("slab", 0u32));
+    let turns = (ctas.quotient(source.boxes - 1 - k.cta()) + 1) * k_tiles;
 
     bring(k.constant(0));
     k.cp_async_commit();
@@ -315,7 +315,7 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
         let pixels = source.at(number.get());
         let start = patches + (turn & 1u32) * patch_bytes + source.start_bytes(&pixels);
         let starts: Vec<[Val<'k, u32>; 2]> = offsets.iter().map(|block| block.map(|offset| start + offset)).collect();
-        let first_step = slab * steps;
+        let first_step = k_tile * steps;
         k.range_unrolled(steps, 2, |step| {
             let step = first_step + step;
             let entries = filters.entries(step);
@@ -328,7 +328,7 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
                 }
             }
         });
-        k.when((slab + 1).eq(slabs), || {
+        k.when((k_tile + 1).eq(k_tiles), || {
             let channel = first_channel + ((lane & 3u32) << 3);
             let visit = |by_eights: bool| {
                 for (block, line) in (0..).zip(&sums) {
@@ -346,7 +346,7 @@ fn fprop<'k>(k: Kernel<'k>, spec: &Spec) {
             k.when_else(eight_at_once.ne(0), || visit(true), || visit(false));
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         });
-        step_on(number, slab);
+        step_on(number, k_tile);
     });
 }
 

@@ -108,12 +108,12 @@ impl Plan for Fprop {
         let ctas = (down * across).min((u64::from(self.sms * tile.ctas()) / column_tiles).max(1));
         let mut args = patch.args(p);
         args.extend(patch::source_args(p, self.lines, copies));
-        args.extend([Arg::Divisor(ctas as u32), word(p.k), word(depth.steps), word(depth.slabs)]);
-        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.slab.taps[1]) as u32));
-        args.extend(patch.slab.taps.map(word));
+        args.extend([Arg::Divisor(ctas as u32), word(p.k), word(depth.steps), word(depth.k_tiles)]);
+        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.k_tile.taps[1]) as u32));
+        args.extend(patch.k_tile.taps.map(word));
         args.extend([table(0), table(depth.filter_start), Arg::Pointer(Address::buffer(p.w.slot.0 as usize))]);
         args.push(Arg::Scalar(Ty::U64, p.w.strides[0] * p.w.dtype.bytes() as u64));
-        args.push(Arg::Divisor((depth.steps * depth.slabs) as u32 * STEP_ENTRIES as u32));
+        args.push(Arg::Divisor((depth.steps * depth.k_tiles) as u32 * STEP_ENTRIES as u32));
         args.push(word(u64::from(self.stores_eights())));
         args.extend(spec.epilogue.conv_args(p));
         program.steps.push(Step::Launch(Launch {
@@ -129,15 +129,15 @@ impl Plan for Fprop {
 /// Every setting that is offered, the quickest first.
 fn settings(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Setting> {
     let element_bytes = p.x.dtype.bytes() as u32;
-    // A slab has as many steps wherever its box lies.
+    // A K-tile has as many steps wherever its box lies.
     let known: RefCell<Vec<([u64; 2], u64)>> = RefCell::default();
     let steps_of = |patch: &Patch| {
         let mut known = known.borrow_mut();
-        if let Some((_, steps)) = known.iter().find(|(taps, _)| *taps == patch.slab.taps) {
+        if let Some((_, steps)) = known.iter().find(|(taps, _)| *taps == patch.k_tile.taps) {
             return *steps;
         }
-        let steps = patch.entries(p, reads, 0).len().div_ceil(STEP_ENTRIES) as u64 * patch.slabs(p);
-        known.push((patch.slab.taps, steps));
+        let steps = patch.entries(p, reads, 0).len().div_ceil(STEP_ENTRIES) as u64 * patch.k_tiles(p);
+        known.push((patch.k_tile.taps, steps));
         steps
     };
     let mut list: Vec<Setting> = Vec::new();
@@ -170,8 +170,8 @@ fn estimate(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch)
     let blocks = f64::from(BOX_PIXELS / 16);
     let fragments = if tile.warps == 4 { 4.0 } else { 5.0 };
     let product = blocks * (f64::from(tile.channels) / 8.0 * 2.0 + fragments) * steps as f64;
-    let slabs = patch.slabs(p) as f64;
-    let lines = slabs * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
+    let k_tiles = patch.k_tiles(p) as f64;
+    let lines = k_tiles * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
     // Element by element it takes several times as long.
     let lines = if patch.lines.copy_bytes > 0 { lines } else { 12.0 * lines };
     let store = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;

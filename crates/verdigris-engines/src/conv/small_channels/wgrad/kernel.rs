@@ -1,4 +1,4 @@
-//! wgrad: sums over boxes of pixels of `dyᵀ · x`, for 64 channels of y by the taps and channels of a slab.
+//! wgrad: sums over boxes of pixels of `dyᵀ · x`, for 64 channels of y by the taps and channels of a K-tile.
 //!
 //! Each CTA walks over its share of the boxes with the sums in registers, and leaves them as one part of the result, which another launch adds
 //! up. dy comes to shared memory as `[pixel][channel]` and is turned by `ldmatrix`; the other fragment pairs two neighbouring pixels at one
@@ -229,8 +229,8 @@ fn wgrad<'k>(k: Kernel<'k>, spec: Spec) {
     let ctas = k.divisor("ctas");
     // Pixels of a box, a whole number of steps.
     let pixels = k.scalar::<u32>("pixels");
-    let slabs_across = k.divisor("slabs_across");
-    let slab_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
+    let k_tiles_across = k.divisor("slabs_across");
+    let k_tile_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
     let columns = k.input("columns", 4);
     let parts = k.output("parts", 16);
     let part_bytes = k.scalar::<u64>("part_bytes");
@@ -251,12 +251,12 @@ fn wgrad<'k>(k: Kernel<'k>, spec: Spec) {
     let sums: Vec<Vec<[Var<'k, f32>; 4]>> =
         (0..CHANNEL_BLOCKS).map(|_| (0..spec.blocks).map(|_| [(); 4].map(|()| k.var(0.0f32))).collect()).collect();
 
-    let slab = k.special(Special::CtaY);
-    let (slab_depth, slab_row) = slabs_across.split(slab);
-    let slab_first = [slab_depth * slab_taps[0], slab_row * slab_taps[1]];
+    let k_tile = k.special(Special::CtaY);
+    let (k_tile_depth, k_tile_row) = k_tiles_across.split(k_tile);
+    let k_tile_first = [k_tile_depth * k_tile_taps[0], k_tile_row * k_tile_taps[1]];
     let bring = |number: Val<'k, u32>, stage: Val<'k, u32>| {
         let pixel_box = source.at(number);
-        source.load(&pixel_box, slab_first, patches + stage * patch_bytes);
+        source.load(&pixel_box, k_tile_first, patches + stage * patch_bytes);
         gradient.load(&source, &pixel_box, pixels, gradients + stage * dy_bytes);
         // What a patch holds for pixels that y does not have may be anything, so zeros of dy are not enough.
         k.when(thread.lt(MASKS), || {
@@ -331,7 +331,7 @@ fn wgrad<'k>(k: Kernel<'k>, spec: Spec) {
         k.range(pixels >> step_pixels(element_bytes).ilog2(), |step| multiply(gradient, start, masks, step));
     });
 
-    let tile = (k.special(Special::CtaZ) * k.special(Special::GridY) + slab).widen() * u64::from(CHANNELS * spec.columns() * 4);
+    let tile = (k.special(Special::CtaZ) * k.special(Special::GridY) + k_tile).widen() * u64::from(CHANNELS * spec.columns() * 4);
     let own = parts.moved(k.cta().widen() * part_bytes + tile);
     for (block, line) in (0..).zip(&sums) {
         for half in 0..2u32 {

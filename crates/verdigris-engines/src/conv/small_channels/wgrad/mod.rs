@@ -84,15 +84,15 @@ fn sharing(element_bytes: u32, arch: &Arch) -> impl Iterator<Item = u32> + use<>
     [CTAS, CTAS + 1].into_iter().filter(move |&ctas| ctas == CTAS || ctas <= room)
 }
 
-/// Columns of a slab.
+/// Columns of a K-tile.
 fn columns(p: &ConvProblem, patch: &Patch) -> u64 {
-    patch.slab.taps[0] * patch.slab.taps[1] * p.filter[2] * p.c
+    patch.k_tile.taps[0] * patch.k_tile.taps[1] * p.filter[2] * p.c
 }
 
 /// CTAs that walk over boxes, each of which leaves a part.
 fn walkers(p: &ConvProblem, patch: &Patch, slots: u32) -> u64 {
     let [down, across] = patch.boxes(p);
-    let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
+    let tiles = patch.k_tiles(p) * p.k.div_ceil(u64::from(CHANNELS));
     (down * across).min((u64::from(slots) / tiles).max(1))
 }
 
@@ -113,10 +113,10 @@ impl Plan for Wgrad {
         let Some(&Setting { spec, patch, ctas: share, .. }) = self.settings.get(number) else { return };
         let p = &self.problem;
         let word = |value: u64| Arg::Scalar(Ty::U32, value);
-        let slabs = patch.slabs(p);
+        let k_tiles = patch.k_tiles(p);
         let channel_tiles = p.k.div_ceil(u64::from(CHANNELS));
         let ctas = walkers(p, &patch, self.sms * share);
-        let part_bytes = channel_tiles * slabs * u64::from(CHANNELS * spec.columns() * 4);
+        let part_bytes = channel_tiles * k_tiles * u64::from(CHANNELS * spec.columns() * 4);
         let address = program.add_scratch("parts of the filter's gradient", part_bytes * ctas);
         let mut places = patch.columns(p);
         // What fills the tile is summed up like the first column, and left out.
@@ -128,18 +128,18 @@ impl Plan for Wgrad {
         args.extend(kernel::gradient_args(p, spec.copies.then_some(self.copy_bytes)));
         let pixels = (patch.pixel_rows * patch.pixel_columns).next_multiple_of(u64::from(step_pixels(p.x.dtype.bytes() as u32)));
         args.extend([Arg::Divisor(ctas as u32), word(pixels)]);
-        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.slab.taps[1]) as u32));
-        args.extend(patch.slab.taps.map(word));
+        args.push(Arg::Divisor(p.filter[1].div_ceil(patch.k_tile.taps[1]) as u32));
+        args.extend(patch.k_tile.taps.map(word));
         args.extend([Arg::Pointer(columns), Arg::Pointer(address), Arg::Scalar(Ty::U64, part_bytes)]);
         program.steps.push(Step::Launch(Launch {
             kernel: spec.kernel(),
-            grid: [ctas as u32, slabs as u32, channel_tiles as u32],
+            grid: [ctas as u32, k_tiles as u32, channel_tiles as u32],
             residency: Residency::Any,
             overlap: false,
             args: args.into(),
         }));
         let adds = reduce::Spec { epilogue: self.epilogue.clone() };
-        let parts = reduce::Parts { address, count: ctas, part_bytes, slabs };
+        let parts = reduce::Parts { address, count: ctas, part_bytes, k_tiles };
         program.steps.push(Step::Launch(reduce::launch(p, &adds, &spec, &patch, parts)));
     }
 }
@@ -148,7 +148,7 @@ impl Plan for Wgrad {
 fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch) -> f64 {
     let element_bytes = p.x.dtype.bytes() as u32;
     let [down, across] = patch.boxes(p);
-    let tiles = patch.slabs(p) * p.k.div_ceil(u64::from(CHANNELS));
+    let tiles = patch.k_tiles(p) * p.k.div_ceil(u64::from(CHANNELS));
     let ctas = walkers(p, patch, arch.sm_count * share) as f64;
     let boxes = (down * across) as f64;
     let steps = ((patch.pixel_rows * patch.pixel_columns) as f64 / f64::from(step_pixels(element_bytes))).ceil();

@@ -40,7 +40,7 @@ pub(super) struct Parts {
     pub(super) address: Address,
     pub(super) count: u64,
     pub(super) part_bytes: u64,
-    pub(super) slabs: u64,
+    pub(super) k_tiles: u64,
 }
 
 /// The launch.
@@ -49,10 +49,10 @@ pub(super) fn launch(p: &ConvProblem, spec: &Spec, parts: &PartsSpec, patch: &Pa
     let divisor = |value: u64| Arg::Divisor(value.max(1) as u32);
     let elements = left.part_bytes / 4;
     let mut args = vec![Arg::Pointer(left.address), word(left.count), Arg::Scalar(Ty::U64, left.part_bytes), word(elements)];
-    args.extend([divisor(u64::from(parts.columns())), divisor(left.slabs)]);
-    args.push(divisor(p.filter[1].div_ceil(patch.slab.taps[1])));
-    args.extend(patch.slab.taps.map(word));
-    args.extend([divisor(p.c), divisor(p.filter[2]), divisor(patch.slab.taps[1])]);
+    args.extend([divisor(u64::from(parts.columns())), divisor(left.k_tiles)]);
+    args.push(divisor(p.filter[1].div_ceil(patch.k_tile.taps[1])));
+    args.extend(patch.k_tile.taps.map(word));
+    args.extend([divisor(p.c), divisor(p.filter[2]), divisor(patch.k_tile.taps[1])]);
     args.extend([word(p.k)]);
     args.extend(p.filter.map(word));
     args.push(word(u64::from(p.flip)));
@@ -67,9 +67,9 @@ fn add(k: Kernel<'_>, spec: &Spec) {
     let part_bytes = k.scalar::<u64>("part_bytes");
     let elements = k.scalar::<u32>("elements");
     let columns = k.divisor("columns");
-    let slabs = k.divisor("slabs");
-    let slabs_across = k.divisor("slabs_across");
-    let slab_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
+    let k_tiles = k.divisor("slabs");
+    let k_tiles_across = k.divisor("slabs_across");
+    let k_tile_taps = ["slab_depth", "slab_rows"].map(|name| k.scalar::<u32>(name));
     let [channels_in, widths, rows] = ["channels_in", "widths", "slab_rows"].map(|name| k.divisor(name));
     let channels = k.scalar::<u32>("channels");
     let filter = ["filter_depth", "filter_height", "filter_width"].map(|name| k.scalar::<u32>(name));
@@ -94,14 +94,14 @@ fn add(k: Kernel<'_>, spec: &Spec) {
         let whole = (1..WARPS).fold(sum.get(), |whole, warp| whole + k.ld_shared::<f32>(place, i64::from(32 * 4 * warp)));
         let (rest, column) = columns.split(element);
         let (tile, row) = (rest >> CHANNELS.ilog2(), rest & (CHANNELS - 1));
-        let (channel_tile, slab) = slabs.split(tile);
+        let (channel_tile, k_tile) = k_tiles.split(tile);
         let channel = channel_tile * CHANNELS + row;
-        let (slab_depth, slab_row) = slabs_across.split(slab);
+        let (k_tile_depth, k_tile_row) = k_tiles_across.split(k_tile);
         let (rest, channel_in) = channels_in.split(column);
         let (rest, width) = widths.split(rest);
         let (depth, height) = rows.split(rest);
-        let taps = [slab_depth * slab_taps[0] + depth, slab_row * slab_taps[1] + height, width];
-        let exists = channel.lt(channels) & depth.lt(slab_taps[0]) & taps[0].lt(filter[0]) & taps[1].lt(filter[1]);
+        let taps = [k_tile_depth * k_tile_taps[0] + depth, k_tile_row * k_tile_taps[1] + height, width];
+        let exists = channel.lt(channels) & depth.lt(k_tile_taps[0]) & taps[0].lt(filter[0]) & taps[1].lt(filter[1]);
         k.when(exists, || {
             let [d, h, w] = std::array::from_fn(|dim| k.select(flip.ne(0), filter[dim] - 1 - taps[dim], taps[dim]));
             let place = epilogue.at_pixel([channel, d, h, w], channel_in);

@@ -1,11 +1,11 @@
 //! A box of pixels with its halo in shared memory, of which every tap of a filter reads a part.
 //!
-//! One tiled copy brings the box: a row of the slab is one pixel of 16, 32 or 64 channels of two bytes, rows follow each other through the
+//! One tiled copy brings the box: a row of the halo box is one pixel of 16, 32 or 64 channels of two bytes, rows follow each other through the
 //! box's width, height and further dims, and what lies outside of the tensor is zero, which is what padding asks for. A `wgmma` reads groups of
 //! eight neighbouring rows at one pitch, from any row on: a tap is nothing but another first row.
 //!
 //! A swizzle is an XOR of absolute shared addresses, by TMA and by the tensor core alike, so neither the first row nor the pitch
-//! need be multiples of the eight rows in which the pattern repeats, as long as slabs begin at [`SlabTile::ALIGNMENT_BYTES`]. Conformance
+//! need be multiples of the eight rows in which the pattern repeats, as long as halo boxes begin at [`HaloTile::ALIGNMENT_BYTES`]. Conformance
 //! probes hold that against the chip.
 
 use super::operand::Major;
@@ -13,17 +13,17 @@ use crate::face::{AsVal, LoadOptions, Mbarrier, TensorMap, Val};
 use crate::ir::{Access, MapDecl, MapType, Swizzle};
 use std::panic::Location;
 
-/// A slab: its rows are pixels of so many channels.
+/// A halo box: its rows are pixels of so many channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SlabTile {
+pub struct HaloTile {
     /// Channels of a pixel: 32, 64 or 128 bytes of them, which is the span of the swizzle.
     pub channels: u32,
     /// Element format.
     pub ty: MapType,
 }
 
-impl SlabTile {
-    /// Where slabs begin in shared memory.
+impl HaloTile {
+    /// Where halo boxes begin in shared memory.
     pub const ALIGNMENT_BYTES: u32 = 1024;
 
     /// Bytes of one pixel.
@@ -40,7 +40,7 @@ impl SlabTile {
             32 => Swizzle::B32,
             64 => Swizzle::B64,
             128 => Swizzle::B128,
-            _ => panic!("a slab's pixel has 32, 64 or 128 bytes"),
+            _ => panic!("a halo box's pixel has 32, 64 or 128 bytes"),
         }
     }
 
@@ -49,7 +49,7 @@ impl SlabTile {
         self.row_bytes() / 32
     }
 
-    /// The tensor map through which slabs are loaded: `{channels, width, …}`, `rank` dims in all. The launch gives the box ([`SlabTile::boxed`]).
+    /// The tensor map through which halo boxes are loaded: `{channels, width, …}`, `rank` dims in all. The launch gives the box ([`HaloTile::boxed`]).
     pub fn map(&self, rank: u32) -> MapDecl {
         self.boxed(&vec![0; rank as usize - 1])
     }
@@ -81,10 +81,10 @@ impl SlabTile {
         });
     }
 
-    /// A descriptor's low word for the slab at `slot`, at its first pixel and channel; [`SlabTile::pixels`] and [`SlabTile::advance`] move it.
+    /// A descriptor's low word for the halo box at `slot`, at its first pixel and channel; [`HaloTile::pixels`] and [`HaloTile::advance`] move it.
     ///
     /// With [`Major::Depth`] pixels are rows of A (or columns of B) and channels the depth. With [`Major::Rows`] channels are rows (or columns)
-    /// and pixels the depth; those beyond a slab's stand `next_bytes` further, in a slab of the same kind.
+    /// and pixels the depth; those beyond a halo box's stand `next_bytes` further, in a halo box of the same kind.
     #[track_caller]
     pub fn descriptor_base<'k>(&self, slot: Val<'k, u32>, major: Major, next_bytes: impl AsVal<'k, u32>) -> Val<'k, u32> {
         let k = slot.kernel();

@@ -1,8 +1,8 @@
-//! Slabs of channels: which groups a CTA takes together, and how they lie in its shared memory.
+//! Channel tiles: which groups a CTA takes together, and how they lie in its shared memory.
 //!
 //! Channels are counted in *chunks* of 8, the 16 bytes of a copy and of a row of `ldmatrix`. Groups of fewer channels, or of a number that is
 //! no multiple of 8, are taken together until input and output channels both are one: a *block*, whose filter has zeros where input and output
-//! belong to different groups. A *slab* is as many blocks as 64 channels hold.
+//! belong to different groups. A *channel tile* is as many blocks as 64 channels hold.
 //!
 //! Each block has as many places for chunks as the size class of its channels says, in shared memory as in the tile of sums. Places without
 //! channels hold zeros, so that blocks of a multiple of 8 channels see nothing of their neighbours.
@@ -20,17 +20,23 @@ pub(super) const PITCH_BYTES: u32 = 16 * (SLOTS + 1);
 /// The size class of a block: chunks of its input and of its output.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Slab {
+pub(super) struct ChannelTile {
     /// 1, 2, 3, 4, 6 or 8.
     pub(super) chunks: u32,
 }
 
-impl Slab {
+impl ChannelTile {
     /// All classes, the last of which is the largest block.
-    pub(super) const ALL: [Slab; 6] =
-        [Slab { chunks: 1 }, Slab { chunks: 2 }, Slab { chunks: 3 }, Slab { chunks: 4 }, Slab { chunks: 6 }, Slab { chunks: 8 }];
+    pub(super) const ALL: [ChannelTile; 6] = [
+        ChannelTile { chunks: 1 },
+        ChannelTile { chunks: 2 },
+        ChannelTile { chunks: 3 },
+        ChannelTile { chunks: 4 },
+        ChannelTile { chunks: 6 },
+        ChannelTile { chunks: 8 },
+    ];
 
-    /// Blocks of a slab.
+    /// Blocks of a channel tile.
     pub(super) const fn blocks(self) -> u32 {
         SLOTS / self.chunks
     }
@@ -109,10 +115,10 @@ impl Channels {
         self.merged.saturating_mul(self.group_outputs)
     }
 
-    /// The size class; nothing where a block is larger than a slab.
-    pub(super) fn slab(&self) -> Option<Slab> {
+    /// The size class; nothing where a block is larger than a channel tile.
+    pub(super) fn channel_tile(&self) -> Option<ChannelTile> {
         let channels = self.block_inputs().max(self.block_outputs());
-        Slab::ALL.into_iter().find(|slab| slab.chunks * CHUNK >= channels)
+        ChannelTile::ALL.into_iter().find(|channel_tile| channel_tile.chunks * CHUNK >= channels)
     }
 }
 
@@ -157,7 +163,7 @@ mod tests {
             let dtype = verdigris_tensor::DType::Bf16;
             let problem = ConvProblem::packed(extents, dtype, dtype).unwrap();
             assert_eq!(Channels::of(&problem), Some(one));
-            assert_eq!(one.slab().map(|slab| slab.chunks), class, "{one:?}");
+            assert_eq!(one.channel_tile().map(|channel_tile| channel_tile.chunks), class, "{one:?}");
             assert_eq!(one.blocks(), blocks, "{one:?}");
             assert!(groups == 1 || (one.block_inputs() % 8, one.block_outputs() % 8) == (0, 0), "{one:?}");
         }
@@ -165,10 +171,13 @@ mod tests {
 
     #[test]
     fn a_unit_has_columns_for_its_blocks() {
-        for slab in Slab::ALL {
-            assert_eq!(slab.units() * slab.columns(), slab.blocks() * slab.chunks);
-            assert!(slab.registers() >= slab.chunks * slab.columns() && slab.registers() % slab.vector() == 0);
-            assert!(slab.units().is_power_of_two());
+        for channel_tile in ChannelTile::ALL {
+            assert_eq!(channel_tile.units() * channel_tile.columns(), channel_tile.blocks() * channel_tile.chunks);
+            assert!(
+                channel_tile.registers() >= channel_tile.chunks * channel_tile.columns()
+                    && channel_tile.registers() % channel_tile.vector() == 0
+            );
+            assert!(channel_tile.units().is_power_of_two());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Products of slabs: boxes with a halo, read from any pixel on, at any pitch.
+//! Products of halo boxes: boxes with a halo, read from any pixel on, at any pitch.
 
 use super::*;
 use crate::face::{LoadOptions, WgmmaA};
@@ -6,15 +6,15 @@ use crate::inst::MatrixType;
 use crate::ir::MapType;
 use crate::program::{Fill, L2Promotion, MapSpec};
 use crate::tile::fragment::{Fragment, wgmma_shape};
+use crate::tile::halo::HaloTile;
 use crate::tile::operand::Major;
 use crate::tile::ring::{Ring, RingScope, publish_barriers};
-use crate::tile::slab::SlabTile;
 use verdigris_tensor::num::f32_to_bf16;
 
 const CHANNELS: u32 = 64;
 const COLUMNS: u32 = 64;
 
-/// A view of the slab: its first pixel, and how far groups of eight pixels are apart.
+/// A view of the halo box: its first pixel, and how far groups of eight pixels are apart.
 #[derive(Clone, Copy, Debug)]
 struct View {
     first: u32,
@@ -27,27 +27,27 @@ impl View {
     }
 }
 
-/// D = A · B of two views of one box of pixels with 64 channels, in as many slabs as these need: rows and columns are pixels and the depth
+/// D = A · B of two views of one box of pixels with 64 channels, in as many halo boxes as these need: rows and columns are pixels and the depth
 /// channels, or rows and columns are channels and the depth 64 pixels.
-fn product(tile: SlabTile, major: Major) -> KernelBody {
+fn product(tile: HaloTile, major: Major) -> KernelBody {
     kernel(128, 1, |k| {
         let map = k.tensor_map("pixels", tile.map(3));
         let y = k.output("y", 16);
         let [place_x, place_y]: [_; 2] = ["place_x", "place_y"].map(|name| k.scalar::<i32>(name));
-        let slab_bytes = k.scalar::<u32>("slab_bytes");
+        let halo_bytes = k.scalar::<u32>("halo_bytes");
         let views = [["a_first", "a_pitch"], ["b_first", "b_pitch"]].map(|names| names.map(|name| k.scalar::<u32>(name)));
-        let slabs = CHANNELS / tile.channels;
-        let room = (44 << 10) / slabs;
-        let piece = k.shared("slab", slabs * room, SlabTile::ALIGNMENT_BYTES);
+        let halos = CHANNELS / tile.channels;
+        let room = (44 << 10) / halos;
+        let piece = k.shared("halo", halos * room, HaloTile::ALIGNMENT_BYTES);
         let ring = Ring::new(k, 1, 1, RingScope::Cta);
         k.when(k.thread().eq(0), || ring.init());
         publish_barriers(k);
         let (filler, drainer) = (ring.cursor(), ring.cursor());
         k.when(k.thread().eq(0), || {
-            let full = filler.acquire(slab_bytes * slabs);
-            for slab in 0..slabs {
-                let channel = k.constant(slab * tile.channels);
-                tile.load(piece.address() + slab * room, &map, channel, &[place_x, place_y], full, LoadOptions::default());
+            let full = filler.acquire(halo_bytes * halos);
+            for halo in 0..halos {
+                let channel = k.constant(halo * tile.channels);
+                tile.load(piece.address() + halo * room, &map, channel, &[place_x, place_y], full, LoadOptions::default());
             }
         });
         drainer.wait();
@@ -57,9 +57,9 @@ fn product(tile: SlabTile, major: Major) -> KernelBody {
             ..wgmma_shape(COLUMNS, MatrixType::Bf16, MatrixType::Bf16, MatrixType::F32)
         };
         let sums = Fragment::<f32>::filled(k, COLUMNS, 0.0f32);
-        let descriptors = |step: u32, slab: u32| {
+        let descriptors = |step: u32, halo: u32| {
             views.map(|[first, pitch]| {
-                let low = tile.descriptor_base(piece.address() + slab * room, major, room) + tile.pixels(first);
+                let low = tile.descriptor_base(piece.address() + halo * room, major, room) + tile.pixels(first);
                 match major {
                     Major::Depth => k.join32(low + tile.advance(step), tile.descriptor_high(pitch)),
                     // Two groups of eight pixels a step.
@@ -68,10 +68,10 @@ fn product(tile: SlabTile, major: Major) -> KernelBody {
             })
         };
         k.wgmma_fence();
-        let (steps, slabs) = if major == Major::Depth { (tile.steps(), slabs) } else { (4, 1) };
-        for slab in 0..slabs {
+        let (steps, halos) = if major == Major::Depth { (tile.steps(), halos) } else { (4, 1) };
+        for halo in 0..halos {
             for step in 0..steps {
-                let [a, b] = descriptors(step, slab);
+                let [a, b] = descriptors(step, halo);
                 k.wgmma(shape, sums.registers(), WgmmaA::Shared(a), b, true);
             }
         }
@@ -106,7 +106,7 @@ fn memory() -> Memory {
 }
 
 #[test]
-fn views_of_a_slab_begin_and_step_anywhere() {
+fn views_of_a_halo_box_begin_and_step_anywhere() {
     // The box begins outside of the image and ends outside of it.
     let (extents, place) = ([19u32, 18], [-3i32, -2]);
     let pixel = |i: usize, c: usize| {
@@ -115,7 +115,7 @@ fn views_of_a_slab_begin_and_step_anywhere() {
         if inside { element(y as usize, x as usize, c) } else { 0.0 }
     };
     for channels in [16, 32, 64] {
-        let tile = SlabTile { channels, ty: MapType::Bf16 };
+        let tile = HaloTile { channels, ty: MapType::Bf16 };
         for major in [Major::Depth, Major::Rows] {
             let body = product(tile, major);
             for (a, b) in [
@@ -159,11 +159,11 @@ fn views_of_a_slab_begin_and_step_anywhere() {
 
 #[test]
 fn a_box_is_the_kernels_or_the_launchs() {
-    let tile = SlabTile { channels: 32, ty: MapType::Bf16 };
+    let tile = HaloTile { channels: 32, ty: MapType::Bf16 };
     let (open, closed) = (tile.map(3), tile.boxed(&[19, 18]));
     assert!(open.has_open_box() && !closed.has_open_box());
     assert!(open.takes(&closed) && closed.takes(&closed));
     assert!(!closed.takes(&tile.boxed(&[19, 17])) && !closed.takes(&open));
-    assert!(!open.takes(&SlabTile { channels: 16, ..tile }.boxed(&[19, 18])) && !open.takes(&tile.boxed(&[19])));
+    assert!(!open.takes(&HaloTile { channels: 16, ..tile }.boxed(&[19, 18])) && !open.takes(&tile.boxed(&[19])));
     assert_eq!(closed.box_bytes(), 19 * 18 * 64);
 }
