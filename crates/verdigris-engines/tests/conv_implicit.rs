@@ -97,8 +97,8 @@ fn strides_dilations_and_paddings_that_differ_by_side() {
 }
 
 #[test]
-fn residues_without_taps_are_zero_and_pass_through_the_epilogue() {
-    // A filter of one tap and a stride of 3: eight of nine classes are empty.
+fn phases_without_taps_are_zero_and_pass_through_the_epilogue() {
+    // A filter of one tap and a stride of 3: eight of nine phases are empty.
     let mut problem = bf16(plane(Direction::Dgrad, [2, 64, 64], [7, 8], [1, 1], [0, 0]));
     problem.strides = [1, 3, 3];
     let mut problem = placed(problem);
@@ -109,7 +109,7 @@ fn residues_without_taps_are_zero_and_pass_through_the_epilogue() {
     run(&problem.canonical().expect("a valid problem"), 8, &[8, 12], 1);
 }
 
-/// Classes without taps have no tiles: warps that do not multiply clear their rows beside the tiles of the others, in each way that tiles are taken.
+/// Phases without taps have no tiles: warps that do not multiply clear their rows beside the tiles of the others, in each way that tiles are taken.
 #[test]
 fn rows_without_taps_are_cleared_beside_tiles() {
     const ALL: &[u32] = &[0, 1, 8, 9, 12, 18];
@@ -117,14 +117,14 @@ fn rows_without_taps_are_cleared_beside_tiles() {
         let extents = plane(Direction::Dgrad, dims, image, filter, [0, 0]);
         ConvExtents { strides, ..extents }
     };
-    // Three of four classes; images, rows of tiles and columns of tiles end inside of tiles.
+    // Three of four phases; images, rows of tiles and columns of tiles end inside of tiles.
     run(&placed(bf16(sparse([5, 136, 64], [15, 13], [1, 1], [1, 2, 2]))), 950, ALL, 1);
     run(&placed(bf16(sparse([3, 264, 72], [7, 9], [1, 1], [1, 2, 2]))), 951, ALL, 1);
-    // Four classes with taps and five without, two and two; one of seven with taps.
+    // Four phases with taps and five without, two and two; one of seven with taps.
     run(&placed(bf16(sparse([2, 72, 64], [11, 8], [2, 2], [1, 3, 3]))), 952, ALL, 1);
     run(&placed(bf16(sparse([2, 72, 64], [11, 8], [1, 2], [1, 2, 2]))), 953, ALL, 1);
     run(&placed(bf16(sparse([2, 72, 64], [1, 29], [1, 1], [1, 1, 7]))), 954, ALL, 1);
-    // No class has taps.
+    // No phase has taps.
     let padded = ConvExtents { pads: [0, 1, 1], ..sparse([2, 72, 64], [1, 1], [1, 1], [1, 2, 2]) };
     run(&placed(bf16(padded)), 955, ALL, 1);
     // Groups, a third dim, and results of four bytes.
@@ -347,7 +347,7 @@ fn ping_pong_tiles() {
     for direction in [Direction::Fprop, Direction::Dgrad] {
         let extents = plane(direction, [3, 136, 264], [9, 10], [3, 3], [1, 1]);
         run(&bf16(extents), 91, &[17, 18, 19], 2);
-        // Classes of 4, 2, 2 and 1 taps; then some without.
+        // Phases of 4, 2, 2 and 1 taps; then some without.
         run(&bf16(ConvExtents { strides: [1, 2, 2], ..extents }), 92, &[17, 18, 19], 2);
         let sparse = ConvExtents { strides: [1, 3, 2], dilations: [1, 1, 2], ..extents };
         run(&bf16(sparse), 93, &[17, 18, 19], 2);

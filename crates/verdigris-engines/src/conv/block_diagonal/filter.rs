@@ -44,7 +44,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let multiply = || {
         let cursor = ring.cursor();
         let stand = Stand::of_warp(k, spec);
-        let taps = spec.classes().swap_remove(0).1;
+        let taps = spec.phases().swap_remove(0).1;
         let sums: Vec<Sums<'k>> =
             (0..spec.chunks()).map(|_| taps.chunks(2).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect()).collect();
         tiles.each(k, spec, |_| {

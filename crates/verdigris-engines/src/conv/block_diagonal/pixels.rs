@@ -153,7 +153,7 @@ impl<'k> Unit<'_, 'k> {
         let rows = Rows::new(k, spec, to + pixel * spec.pixel_bytes() + (self.stand.chunk + chunk) * (2 * CHUNK));
         let sums: Vec<[Var<'k, f32>; 4]> = (0..spec.chunks()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect();
         for row in (0..spec.shape.rows).step_by(2) {
-            for ([a, b], taps) in spec.classes() {
+            for ([a, b], taps) in spec.phases() {
                 sums.iter().flatten().for_each(|sum| sum.set(0.0f32));
                 let matrices = |tap: &Tap, chunk: u32| [0, 1].map(|below| window.matrix((row + below) * step + tap.row, tap.column, chunk));
                 for pair in taps.chunks(2) {

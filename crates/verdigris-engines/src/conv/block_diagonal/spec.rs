@@ -83,7 +83,7 @@ impl Shape {
     }
 }
 
-/// One tap of a class of pixels: the row and the column of the pixel that it meets, counted from the tile's pixel, and its number.
+/// One tap of a phase of pixels: the row and the column of the pixel that it meets, counted from the tile's pixel, and its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tap {
     pub(super) row: u32,
@@ -271,10 +271,10 @@ impl Spec {
         (self.taps - 1) / 2 - self.odd_pad()
     }
 
-    /// The classes of the result's pixels (row and column in a block of [`Stride::spread`]) with the taps that each meets.
+    /// The phases of the result's pixels (row and column in a block of [`Stride::spread`]) with the taps that each meets.
     ///
     /// Of a dgrad of stride 2 under a padding of `2·e + s`, pixel `2·i + a` meets tap `r` at pixel `i + e + (a + s − r) / 2` of y where that is whole.
-    pub(super) fn classes(&self) -> Vec<([u32; 2], Vec<Tap>)> {
+    pub(super) fn phases(&self) -> Vec<([u32; 2], Vec<Tap>)> {
         let number = |row: u32, column: u32| (row * self.taps + column) as usize;
         if self.stride != Stride::Half {
             let all = (0..self.taps).flat_map(|row| (0..self.taps).map(move |column| (row, column)));
@@ -282,11 +282,11 @@ impl Spec {
         }
         let (odd, lead) = (self.odd_pad(), self.lead());
         let of = move |pixel: u32| ((pixel + odd) % 2..self.taps).step_by(2).map(move |tap| (lead + (pixel + odd) / 2 - tap / 2, tap));
-        let class = |a: u32, b: u32| {
+        let phase = |a: u32, b: u32| {
             let taps = of(a).flat_map(|(row, tap)| of(b).map(move |(column, other)| (row, column, tap, other)));
             ([a, b], taps.map(|(row, column, tap, other)| Tap { row, column, number: number(tap, other) }).collect())
         };
-        [0, 1].into_iter().flat_map(|a| [0, 1].map(|b| class(a, b))).collect()
+        [0, 1].into_iter().flat_map(|a| [0, 1].map(|b| phase(a, b))).collect()
     }
 }
 
@@ -319,11 +319,11 @@ mod tests {
 
     /// Every pixel of a block and tap of a dgrad of stride 2, by its formula: `2·(line − lead) + tap = a + s`.
     #[test]
-    fn classes_meet_what_the_formula_says() {
+    fn phases_meet_what_the_formula_says() {
         for spec in specs().into_iter().filter(|spec| spec.stride == Stride::Half) {
             let (lead, odd) = (spec.lead() as i32, spec.odd_pad() as i32);
             let mut met = vec![0; (spec.taps * spec.taps) as usize];
-            for ([a, b], taps) in spec.classes() {
+            for ([a, b], taps) in spec.phases() {
                 for tap in taps {
                     let (row, column) = (tap.number as u32 / spec.taps, tap.number as u32 % spec.taps);
                     for (pixel, tap, line) in [(a, row, tap.row), (b, column, tap.column)] {

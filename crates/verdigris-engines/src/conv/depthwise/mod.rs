@@ -13,7 +13,7 @@
 //!   second launch adds up in their order.
 //!
 //! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated taps
-//! meet every so-many-th pixel, so outputs of one residue modulo the dilation make tiles of their own, and dilation costs nothing.
+//! meet pixels a dilation apart, so outputs of one phase (modulo the dilation) make tiles of their own, and dilation costs nothing.
 //!
 //! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps also
 //! 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.

@@ -7,16 +7,16 @@ use super::spec::Spec;
 use super::tile::Origin;
 
 verdigris_kir::parameters! {
-    /// Rows or columns: tiles of outputs follow each other, for each residue modulo the dilation on its own.
+    /// Rows or columns: tiles of outputs follow each other, for each phase modulo the dilation on its own.
     ///
-    /// With tile `i` of residue `ρ` and block `b` of the taps, the first output is `ρ + i · tile_out + first_out`, and the first line read
-    /// `i · tile_in + ρ · residue_in + b · block_in + first_in`; from line to line and from output to output it is `step`.
+    /// With tile `i` of phase `ρ` and block `b` of the taps, the first output is `ρ + i · tile_out + first_out`, and the first line read
+    /// `i · tile_in + ρ · phase_in + b · block_in + first_in`; from line to line and from output to output it is `step`.
     #[derive(Clone, Copy)]
     pub(super) struct Axis / AxisArguments of () as _spec {
         pub(super) tiles: Divide,
-        pub(super) residues: Divide,
+        pub(super) phases: Divide,
         pub(super) tile_in: i32,
-        pub(super) residue_in: i32,
+        pub(super) phase_in: i32,
         pub(super) block_in: i32,
         pub(super) first_in: i32,
         pub(super) tile_out: i32,
@@ -28,14 +28,14 @@ verdigris_kir::parameters! {
 }
 
 impl<'k> Axis<'k> {
-    /// The rest of a number of which tile and residue are the lowest digits; first line and first output.
+    /// The rest of a number of which tile and phase are the lowest digits; first line and first output.
     fn split(&self, number: Val<'k, u32>, block: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, i32>, Val<'k, i32>) {
         let k = number.kernel();
         let (rest, tile) = self.tiles.split(number);
-        let (rest, residue) = self.residues.split(rest);
-        let (tile, residue) = (tile.signed(), residue.signed());
-        let line = k.fma(tile, self.tile_in, k.fma(residue, self.residue_in, k.fma(block.signed(), self.block_in, self.first_in)));
-        let output = k.fma(tile, self.tile_out, residue + self.first_out);
+        let (rest, phase) = self.phases.split(rest);
+        let (tile, phase) = (tile.signed(), phase.signed());
+        let line = k.fma(tile, self.tile_in, k.fma(phase, self.phase_in, k.fma(block.signed(), self.block_in, self.first_in)));
+        let output = k.fma(tile, self.tile_out, phase + self.first_out);
         (rest, line, output)
     }
 }

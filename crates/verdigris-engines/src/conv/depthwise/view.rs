@@ -95,11 +95,11 @@ impl View {
         if self.stride == Stride::Half { self.problem.pads_before[dim] % 2 } else { 0 }
     }
 
-    /// Residues, and tiles of each, along an axis on which a tile has `outputs` outputs.
+    /// Phases, and tiles of each, along an axis on which a tile has `outputs` outputs.
     fn tiles(&self, dim: usize, outputs: u64) -> [u64; 2] {
         let extent = self.outputs()[dim] + self.before(dim);
-        let residues = self.step(dim).min(extent);
-        [residues, extent.div_ceil(residues.max(1)).div_ceil(outputs)]
+        let phases = self.step(dim).min(extent);
+        [phases, extent.div_ceil(phases.max(1)).div_ceil(outputs)]
     }
 }
 
@@ -159,12 +159,12 @@ impl View {
         let (outputs, extents) = (places.outputs(spec), self.outputs());
         let axis = |axis: usize| {
             let dim = axis + 1;
-            let [residues, tiles] = self.tiles(dim, outputs[axis]);
+            let [phases, tiles] = self.tiles(dim, outputs[axis]);
             let (step, pad, taps) = (self.step(dim) as i64, p.pads_before[dim] as i64, i64::from(spec.block[axis]));
             let (outputs, before) = (outputs[axis] as i64, self.before(dim) as i64);
             let filter = p.filter[dim] as i64;
-            // What a tile, a residue and a block of taps add to the first line, and where it is without.
-            let [tile_in, residue_in, block_in, first_in] = match self.stride {
+            // What a tile, a phase and a block of taps add to the first line, and where it is without.
+            let [tile_in, phase_in, block_in, first_in] = match self.stride {
                 Stride::One if p.direction == Direction::Dgrad => [step * outputs, 1, step * taps, pad - (filter - 1) * step],
                 Stride::One => [step * outputs, 1, step * taps, -pad],
                 Stride::Two => [2 * step * outputs, 2, step * taps, -pad],
@@ -172,9 +172,9 @@ impl View {
             };
             AxisArguments {
                 tiles: divisor(tiles),
-                residues: divisor(residues),
+                phases: divisor(phases),
                 tile_in: tile_in as i32,
-                residue_in: residue_in as i32,
+                phase_in: phase_in as i32,
                 block_in: block_in as i32,
                 first_in: first_in as i32,
                 tile_out: (step * outputs) as i32,

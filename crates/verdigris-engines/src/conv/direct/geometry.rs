@@ -5,7 +5,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, Divisor};
 
 use super::divisor;
-use super::kernel::CLASS_BYTES;
+use super::kernel::PHASE_BYTES;
 
 /// A box of images, depths, heights and widths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ verdigris_kir::parameters! {
         pub(in crate::conv) pixels: [i32; 3],
         /// From tap to tap, in the activations.
         pub(in crate::conv) taps: [i32; 3],
-        /// The result's pixel is `index · step + residue`.
+        /// The result's pixel is `index · step + phase_index`.
         pub(in crate::conv) results: [u32; 3],
         /// Extents of the activations.
         pub(in crate::conv) extents: [u32; 3],
@@ -90,7 +90,7 @@ verdigris_kir::parameters! {
         pub(in crate::conv) channel: u64,
         /// Over taps.
         pub(in crate::conv) taps: [u64; 3],
-        /// Over the taps of a class.
+        /// Over the taps of a phase.
         pub(in crate::conv) tap_steps: [u64; 3],
     }
 }
@@ -110,9 +110,9 @@ verdigris_kir::parameters! {
     }
 }
 
-/// The pixels of one residue in one dim, and the taps that they meet.
+/// A phase: the pixels of one residue modulo the stride, in one dim, and the taps that they meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Class {
+pub(super) struct Phase {
     extent: u64,
     first_tap: u64,
     /// The coordinate that pixel 0 reads with the first tap.
@@ -120,11 +120,11 @@ pub(super) struct Class {
     taps: u64,
 }
 
-/// One spatial dim of fprop or dgrad: pixel `i` of class `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its class
+/// One spatial dim of fprop or dgrad: pixel `i` of phase `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its class
 /// the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Dim {
-    classes: Vec<Class>,
+    phases: Vec<Phase>,
     result_step: u64,
     pixel_step: i64,
     tap_step: i64,
@@ -135,9 +135,9 @@ struct Dim {
 
 impl Dim {
     fn fprop(p: &ConvProblem, dim: usize) -> Dim {
-        let all = Class { extent: p.output[dim], first_tap: 0, offset: -(p.pads_before[dim] as i64), taps: p.filter[dim] };
+        let all = Phase { extent: p.output[dim], first_tap: 0, offset: -(p.pads_before[dim] as i64), taps: p.filter[dim] };
         Dim {
-            classes: vec![all],
+            phases: vec![all],
             result_step: 1,
             pixel_step: p.strides[dim] as i64,
             tap_step: p.dilations[dim] as i64,
@@ -151,20 +151,20 @@ impl Dim {
         let (pad, filter, input) = (p.pads_before[dim] as i64, p.filter[dim] as i64, p.input[dim]);
         let shared = gcd(stride, dilation);
         let step = stride / shared;
-        let class = |residue: u64| {
-            let extent = (input - residue).div_ceil(p.strides[dim]);
-            let reached = residue as i64 + pad;
+        let phase = |phase_index: u64| {
+            let extent = (input - phase_index).div_ceil(p.strides[dim]);
+            let reached = phase_index as i64 + pad;
             let first = (0..step.min(filter)).find(|tap| (reached - tap * dilation) % stride == 0);
             match first {
                 Some(tap) => {
                     let taps = ((filter - 1 - tap) / step + 1) as u64;
-                    Class { extent, first_tap: tap as u64, offset: (reached - tap * dilation) / stride, taps }
+                    Phase { extent, first_tap: tap as u64, offset: (reached - tap * dilation) / stride, taps }
                 }
-                None => Class { extent, first_tap: 0, offset: 0, taps: 0 },
+                None => Phase { extent, first_tap: 0, offset: 0, taps: 0 },
             }
         };
         Dim {
-            classes: (0..p.strides[dim].min(input)).map(class).collect(),
+            phases: (0..p.strides[dim].min(input)).map(phase).collect(),
             result_step: p.strides[dim],
             pixel_step: 1,
             tap_step: -(dilation / shared),
@@ -189,39 +189,39 @@ impl PixelGeometry {
         }))
     }
 
-    pub(in crate::conv) fn class_counts(&self) -> [u64; 3] {
-        self.0.each_ref().map(|dim| dim.classes.len() as u64)
+    pub(in crate::conv) fn phase_counts(&self) -> [u64; 3] {
+        self.0.each_ref().map(|dim| dim.phases.len() as u64)
     }
 
-    pub(in crate::conv) fn class_count(&self) -> u64 {
-        self.class_counts().into_iter().fold(1, u64::saturating_mul)
+    pub(in crate::conv) fn phase_count(&self) -> u64 {
+        self.phase_counts().into_iter().fold(1, u64::saturating_mul)
     }
 
-    /// Of a dim: the step of the activations over pixels, the distance of neighbouring taps there, and the most taps of a class.
+    /// Of a dim: the step of the activations over pixels, the distance of neighbouring taps there, and the most taps of a phase.
     pub(in crate::conv) fn reach(&self, dim: usize) -> [u64; 3] {
-        let Dim { classes, pixel_step, tap_step, .. } = &self.0[dim];
-        [pixel_step.unsigned_abs(), tap_step.unsigned_abs(), classes.iter().map(|class| class.taps).max().unwrap_or(0)]
+        let Dim { phases, pixel_step, tap_step, .. } = &self.0[dim];
+        [pixel_step.unsigned_abs(), tap_step.unsigned_abs(), phases.iter().map(|phase| phase.taps).max().unwrap_or(0)]
     }
 
-    /// Images, depths, heights and widths of the largest class.
+    /// Images, depths, heights and widths of the largest phase.
     pub(in crate::conv) fn pixels(&self, n: u64) -> [u64; 4] {
-        let [d, h, w] = self.0.each_ref().map(|dim| dim.classes.first().map_or(0, |class| class.extent));
+        let [d, h, w] = self.0.each_ref().map(|dim| dim.phases.first().map_or(0, |phase| phase.extent));
         [n, d, h, w]
     }
 
-    /// The table of all classes of all dims, and where each dim's begins, in bytes.
+    /// The table of all phases of all dims, and where each dim's begins, in bytes.
     pub(in crate::conv) fn tables(&self) -> (Vec<u8>, [u64; 3]) {
         let mut bytes = Vec::new();
         let mut starts = [0; 3];
         for (start, dim) in starts.iter_mut().zip(&self.0) {
             *start = bytes.len() as u64;
-            for class in &dim.classes {
-                let taps = Divisor::new(class.taps.max(1) as u32).map_or([1, 0, 0, 0], Divisor::words);
-                let words = [class.extent as u32, class.first_tap as u32, class.offset as i32 as u32, class.taps as u32];
+            for phase in &dim.phases {
+                let taps = Divisor::new(phase.taps.max(1) as u32).map_or([1, 0, 0, 0], Divisor::words);
+                let words = [phase.extent as u32, phase.first_tap as u32, phase.offset as i32 as u32, phase.taps as u32];
                 bytes.extend(words.into_iter().chain(taps).flat_map(u32::to_le_bytes));
             }
         }
-        debug_assert!(bytes.len().is_multiple_of(CLASS_BYTES as usize));
+        debug_assert!(bytes.len().is_multiple_of(PHASE_BYTES as usize));
         (bytes, starts)
     }
 
@@ -284,9 +284,9 @@ mod tests {
         assert_eq!(rows.len(), 3 * 4);
     }
 
-    /// Every product of a dgrad, by its definition and by classes.
+    /// Every product of a dgrad, by its definition and by phases.
     #[test]
-    fn classes_meet_each_tap_once() {
+    fn phases_meet_each_tap_once() {
         for (input, filter, stride, dilation, pad) in
             [(9, 3, 2, 1, 1), (10, 4, 3, 2, 0), (7, 5, 2, 2, 4), (5, 1, 2, 1, 0), (12, 3, 4, 6, 5), (3, 2, 5, 1, 4), (8, 7, 1, 1, 3)]
         {
@@ -314,12 +314,12 @@ mod tests {
             }
             let dim = Dim::dgrad(&problem, 2);
             let mut met = Vec::new();
-            for (residue, class) in dim.classes.iter().enumerate() {
-                for i in 0..class.extent {
-                    for j in 0..class.taps {
-                        let read = i as i64 * dim.pixel_step + j as i64 * dim.tap_step + class.offset;
+            for (phase_index, phase) in dim.phases.iter().enumerate() {
+                for i in 0..phase.extent {
+                    for j in 0..phase.taps {
+                        let read = i as i64 * dim.pixel_step + j as i64 * dim.tap_step + phase.offset;
                         if (0..output as i64).contains(&read) {
-                            met.push((i * dim.result_step + residue as u64, class.first_tap + j * dim.filter_step, read as u64));
+                            met.push((i * dim.result_step + phase_index as u64, phase.first_tap + j * dim.filter_step, read as u64));
                         }
                     }
                 }
@@ -327,7 +327,7 @@ mod tests {
             wanted.sort_unstable();
             met.sort_unstable();
             assert_eq!(met, wanted, "input {input}, filter {filter}, stride {stride}, dilation {dilation}, pad {pad}");
-            assert_eq!(dim.classes.iter().map(|class| class.extent).sum::<u64>(), input);
+            assert_eq!(dim.phases.iter().map(|phase| phase.extent).sum::<u64>(), input);
         }
     }
 }

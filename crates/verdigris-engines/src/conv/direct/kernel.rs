@@ -27,8 +27,8 @@ const ENTRY_BYTES: u32 = 32;
 const OUTSIDE: i32 = 1 << 30;
 /// In place of a channel: the depth ends before this index.
 const NOTHING: u32 = u32::MAX;
-/// Bytes of what the table of classes holds for one class of one dim.
-pub(super) const CLASS_BYTES: u32 = 32;
+/// Bytes of what the table of phases holds for one phase of one dim.
+pub(super) const PHASE_BYTES: u32 = 32;
 
 verdigris_kir::parameters! {
     /// A tensor's address, which is a multiple of so many bytes, and its strides in bytes.
@@ -70,13 +70,13 @@ impl<'k> PixelBox<'k> {
     }
 }
 
-/// Which pixels of the result a CTA computes in one spatial dim, and with which taps: those of one residue modulo the stride of a dgrad; all of
+/// Which pixels of the result a CTA computes in one spatial dim, and with which taps: those of one phase of a strided dgrad; all of
 /// a fprop.
 #[derive(Clone, Copy)]
-pub(in crate::conv) struct Class<'k> {
-    /// The residue: the result's coordinate is `index · step + residue`.
-    pub(in crate::conv) residue: Val<'k, u32>,
-    /// Pixels of the class.
+pub(in crate::conv) struct Phase<'k> {
+    /// Which phase: the result's coordinate is `index · step + phase`.
+    pub(in crate::conv) phase_index: Val<'k, u32>,
+    /// Pixels of the phase.
     pub(in crate::conv) extent: Val<'k, u32>,
     /// The first tap that meets it.
     pub(in crate::conv) first_tap: Val<'k, u32>,
@@ -88,17 +88,17 @@ pub(in crate::conv) struct Class<'k> {
     pub(in crate::conv) taps: Divisor<'k>,
 }
 
-impl<'k> Class<'k> {
-    /// Reads a class of a dim from the table that begins at `address`.
-    pub(in crate::conv) fn read(k: Kernel<'k>, address: Val<'k, u64>, residue: Val<'k, u32>) -> Self {
-        let at = address + residue.mul_wide(CLASS_BYTES);
+impl<'k> Phase<'k> {
+    /// Reads a phase of a dim from the table that begins at `address`.
+    pub(in crate::conv) fn read(k: Kernel<'k>, address: Val<'k, u64>, phase_index: Val<'k, u32>) -> Self {
+        let at = address + phase_index.mul_wide(PHASE_BYTES);
         let words = |offset| {
             let cache = verdigris_kir::inst::Cache::Default;
             let list = k.ld_global_vector::<u32>(at, offset, 4, cache);
             [list[0], list[1], list[2], list[3]]
         };
         let [extent, first_tap, offset, count] = words(0);
-        Class { residue, extent, first_tap, offset: offset.signed(), count, taps: Divisor::of_words(words(16)) }
+        Phase { phase_index, extent, first_tap, offset: offset.signed(), count, taps: Divisor::of_words(words(16)) }
     }
 }
 
@@ -430,10 +430,10 @@ verdigris_kir::parameters! {
         pub(super) columns: u32,
         pub(super) column_tiles: Divide,
         pub(super) row_tiles: Divide,
-        pub(super) height_classes: Divide,
-        pub(super) width_classes: Divide,
-        /// The tables of classes by depth, height and width, and where they begin.
-        pub(super) classes: Read = 16,
+        pub(super) height_phases: Divide,
+        pub(super) width_phases: Divide,
+        /// The tables of phases by depth, height and width, and where they begin.
+        pub(super) phases: Read = 16,
         pub(super) table_starts: [u64; 3],
         pub(super) pixel_box: PixelBoxArguments = (),
         pub(super) batch: BatchIndexArgs = (),
@@ -486,21 +486,21 @@ verdigris_kir::parameters! {
 fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let values = Pixels::declare(k, spec);
     let Pixels { rows, columns, column_tiles, row_tiles, pixel_box, batch, first_group, channels, group_channels, filter, .. } = values;
-    let (classes_h, classes_w, gathered, steps) = (values.height_classes, values.width_classes, values.activations, values.steps);
+    let (phases_h, phases_w, gathered, steps) = (values.height_phases, values.width_phases, values.activations, values.steps);
     let [depth_table, height_table, width_table] = values.table_starts;
     let prologue = (!spec.prologue.is_empty()).then(|| values.prologue.of::<S::Computed>());
     let epilogue = values.epilogue.of::<S::Computed>();
 
     let (rest, column_tile) = column_tiles.split(k.cta());
-    let (class, row_tile) = row_tiles.split(rest);
-    let (rest, class_w) = classes_w.split(class);
-    let (class_d, class_h) = classes_h.split(rest);
+    let (phase, row_tile) = row_tiles.split(rest);
+    let (rest, phase_w) = phases_w.split(phase);
+    let (phase_d, phase_h) = phases_h.split(rest);
     let [_, _, group] = batch.of_cta();
     let group = group + first_group;
-    let tables = values.classes.address();
-    let classes = [(depth_table, class_d), (height_table, class_h), (width_table, class_w)]
-        .map(|(table, residue)| Class::read(k, tables + table, residue));
-    let depth = classes[0].count * classes[1].count * classes[2].count * group_channels;
+    let tables = values.phases.address();
+    let phases = [(depth_table, phase_d), (height_table, phase_h), (width_table, phase_w)]
+        .map(|(table, phase_index)| Phase::read(k, tables + table, phase_index));
+    let depth = phases[0].count * phases[1].count * phases[2].count * group_channels;
     let first_row = row_tile * spec.tile.rows();
     let first_column = column_tile * spec.tile.columns();
 
@@ -508,7 +508,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     let fill = |turn: Val<'k, u32>, k_tile: Val<'k, u32>| {
         k.when(k.thread().lt(DEPTH), || {
             let index = k_tile * DEPTH + k.thread();
-            let [taps_d, taps_h, taps_w] = classes.map(|class| class.taps);
+            let [taps_d, taps_h, taps_w] = phases.map(|phase| phase.taps);
             let (channel, tap) = match spec.order {
                 Order::ChannelsLast => {
                     let (rest, channel) = channels.split(index);
@@ -540,8 +540,8 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         let row = first_row + line;
         let [n, d, h, w] = pixel_box.split(row);
         let pixel = [d, h, w];
-        let is_inside = row.lt(rows) & d.lt(classes[0].extent) & h.lt(classes[1].extent) & w.lt(classes[2].extent);
-        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(pixel[dim].signed(), steps.pixels[dim], classes[dim].offset));
+        let is_inside = row.lt(rows) & d.lt(phases[0].extent) & h.lt(phases[1].extent) & w.lt(phases[2].extent);
+        let coordinates: [Val<'k, i32>; 3] = std::array::from_fn(|dim| k.fma(pixel[dim].signed(), steps.pixels[dim], phases[dim].offset));
         let base = gathered.pointer.address() + (group * group_channels).widen() * gathered.channel + n.widen() * gathered.first;
         Outer {
             address: base + gathered.offset(coordinates),
@@ -551,7 +551,7 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         }
     };
     let filter_base = (0..3).fold(filter.pointer.address() + filter.origin + group.widen() * filter.group, |sum, dim| {
-        sum + classes[dim].first_tap.widen() * filter.taps[dim]
+        sum + phases[dim].first_tap.widen() * filter.taps[dim]
     });
     let plain_outer = |line: Val<'k, u32>| {
         let column = first_column + line;
@@ -569,9 +569,10 @@ fn pixels<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
     for (line, &row) in sums.values.iter().zip(&sums.rows) {
         let row = first_row + row;
         let [n, d, h, w] = pixel_box.split(row);
-        let is_inside = row.lt(rows) & d.lt(classes[0].extent) & h.lt(classes[1].extent) & w.lt(classes[2].extent);
+        let is_inside = row.lt(rows) & d.lt(phases[0].extent) & h.lt(phases[1].extent) & w.lt(phases[2].extent);
         k.when(is_inside, || {
-            let [d, h, w]: [Val<'k, u32>; 3] = std::array::from_fn(|dim| k.fma([d, h, w][dim], steps.results[dim], classes[dim].residue));
+            let [d, h, w]: [Val<'k, u32>; 3] =
+                std::array::from_fn(|dim| k.fma([d, h, w][dim], steps.results[dim], phases[dim].phase_index));
             for (sum, &column) in line.iter().zip(&sums.columns) {
                 let column = first_column + column;
                 k.when(column.lt(columns), || {

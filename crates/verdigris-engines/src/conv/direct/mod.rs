@@ -8,9 +8,9 @@
 //! memory through registers, where they become the type that is computed in, to shared memory; the next K-tile is on its way while one is
 //! multiplied. Where activations lie is worked out as they are read ([`kernel`]).
 //!
-//! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the pixels with residue `ρ` modulo `s` meet the taps `r` for which `s` divides
-//! `ρ + pad − r · dilation`: every `s / g`-th, with `g = gcd(dilation, s)`, or none. Each class of residues is a dense correlation of stride 1
-//! with its own taps; all classes stand in one grid, and no product with a zero is formed.
+//! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the phase `ρ` (pixels `ρ` modulo `s`) meets the taps `r` for which `s` divides
+//! `ρ + pad − r · dilation`: every `s / g`-th, with `g = gcd(dilation, s)`, or none. Each phase is a dense correlation of stride 1
+//! with its own taps; all phases stand in one grid, and no product with a zero is formed.
 //!
 //! *wgrad* sums over all pixels of the output. Where its tiles leave the chip idle, the sum is cut into parts of equal length, which a second
 //! launch adds up in their order. Nothing is atomic.
@@ -107,10 +107,10 @@ impl Algorithm for Direct {
         let target = spec.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("{} needs {}", gathered.dtype, target.ptx()))?;
         if kind == Kind::Pixels {
-            let classes = PixelGeometry::of(problem).class_count();
+            let phases = PixelGeometry::of(problem).phase_count();
             let across = extents.n.div_ceil(u64::from(Tile::Small.columns())).max(1);
-            let tiles = classes.saturating_mul(across);
-            ID.require(tiles < TILE_LIMIT, Reason::Extent, format_args!("{tiles} residue classes by column tiles, taken below 2^30"))?;
+            let tiles = phases.saturating_mul(across);
+            ID.require(tiles < TILE_LIMIT, Reason::Extent, format_args!("{tiles} phases by column tiles, taken below 2^30"))?;
         }
         Ok(Direct { problem: problem.clone(), spec, arch: arch.clone() })
     }
@@ -391,7 +391,7 @@ impl Direct {
             Kind::Pixels => {
                 let geometry = PixelGeometry::of(p);
                 let across = p.gemm_extents().n.div_ceil(u64::from(tile.columns())).max(1);
-                let row_tiles = (TILE_LIMIT / geometry.class_count().saturating_mul(across).max(1)).max(1);
+                let row_tiles = (TILE_LIMIT / geometry.phase_count().saturating_mul(across).max(1)).max(1);
                 Boxes::all(geometry.pixels(p.n), (row_tiles * u64::from(tile.rows())).min(COUNT_LIMIT - 256))
             }
         }
@@ -405,7 +405,7 @@ impl Direct {
         (u64::from(self.arch.sm_count) * 4 / tiles).clamp(1, most.min(1024))
     }
 
-    /// Tiles of the result, over all groups and classes, parts apart.
+    /// Tiles of the result, over all groups and phases, parts apart.
     fn tiles(&self, tile: Tile) -> u64 {
         let extents = self.problem.gemm_extents();
         let rows = extents.m.div_ceil(u64::from(tile.rows()));
@@ -460,7 +460,7 @@ impl Direct {
         let geometry = PixelGeometry::of(p);
         let (tables, table_starts) = geometry.tables();
         program.constants.push(tables);
-        let classes = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
+        let phases = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
         let columns = p.gemm_extents().n;
         let column_tiles = columns.div_ceil(u64::from(config.tile.columns()));
         let group_channels = p.activation_channels() / p.groups;
@@ -468,15 +468,15 @@ impl Direct {
             let rows = pixel_box.count();
             let row_tiles = rows.div_ceil(u64::from(config.tile.rows()));
             for chunk in Chunk::all(&[p.groups]) {
-                let [_, classes_h, classes_w] = geometry.class_counts();
+                let [_, phases_h, phases_w] = geometry.phase_counts();
                 let args = kernel::PixelsArguments {
                     rows: rows as u32,
                     columns: columns as u32,
                     column_tiles: divisor(column_tiles),
                     row_tiles: divisor(row_tiles),
-                    height_classes: divisor(classes_h),
-                    width_classes: divisor(classes_w),
-                    classes,
+                    height_phases: divisor(phases_h),
+                    width_phases: divisor(phases_w),
+                    phases,
                     table_starts,
                     pixel_box: pixel_box.arguments(),
                     batch: chunk.index(),
@@ -490,7 +490,7 @@ impl Direct {
                     epilogue: spec.epilogue.conv_arguments(p),
                 };
                 let [y, z] = chunk.grid();
-                let tiles = row_tiles * column_tiles * geometry.class_count();
+                let tiles = row_tiles * column_tiles * geometry.phase_count();
                 program.launch(Launch::new(kernel.clone(), [tiles as u32, y, z], args.bound(&spec)));
             }
         }

@@ -156,8 +156,8 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
     let (rest, column_part) = column_parts.split(rest);
     let (part, tap_group) = tap_groups.split(rest);
     let first_block = channel_tile_number * channel_tile.blocks();
-    let classes = walk.classes(k.constant(0));
-    let residue = walk.write_tables(&classes, TILE.pixels(), |_| [k.constant(0); 2]);
+    let phases = walk.phases(k.constant(0));
+    let phase_table = walk.write_tables(&phases, TILE.pixels(), |_| [k.constant(0); 2]);
     k.bar_sync();
     let x_slots = if spec.column_parts() > 1 { SLOTS / 2 } else { channel_tile.slots() };
     let x_chunk =
@@ -165,9 +165,9 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
     let y_chunk =
         blocks.chunk(channel_tile, first_block, &y, [blocks.outputs_of_block, blocks.outputs], (k.constant(0), channel_tile.slots()));
     let fill = |tile: Val<'k, u32>| {
-        let place = walk.place(&residue, tile);
+        let place = walk.place(&phase_table, tile);
         fill_pixels(k, &walk, &place, &y_chunk);
-        walk.fill(&residue, &place, &x_chunk);
+        walk.fill(&phase_table, &place, &x_chunk);
     };
     fill(part);
 
@@ -176,7 +176,7 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
     let is_busy = share.busy & (first_block + share.block).lt(blocks.count);
     let first_tap = tap_group * spec.taps + share.turn * taps_of_warp;
     let distances: Vec<Val<'_, u32>> =
-        (0..taps_of_warp).map(|i| k.ld_shared::<u32>(walk.taps_at + (first_tap + i).min(residue.taps() - 1) * TAP_BYTES, 8)).collect();
+        (0..taps_of_warp).map(|i| k.ld_shared::<u32>(walk.taps_at + (first_tap + i).min(phase_table.taps() - 1) * TAP_BYTES, 8)).collect();
     // A matrix of y has its pixels along rows: the second one is the other half of the channels. One of x: the other half of the pixels.
     let y_at = walk.beside_at + ((lane & 7u32) + ((lane >> 4) << 3)) * PITCH_BYTES + ((share.slots[0] + ((lane >> 3) & 1u32)) << 4);
     let x_at = walk.halo_at + ((share.slots[1] + (lane >> 4)) << 4);
@@ -209,7 +209,7 @@ fn filter_gradient<'k>(k: Kernel<'k>, spec: &Spec) {
     k.cp_async_wait(0);
 
     let to = parts.address() + part.widen() * part_bytes;
-    let taps = residue.taps();
+    let taps = phase_table.taps();
     k.when(is_busy, || {
         let places = elements(k, spec, &blocks, &share, first_block, taps);
         for (i, sum) in (0u32..).zip(&sums) {

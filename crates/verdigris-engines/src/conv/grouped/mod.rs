@@ -7,7 +7,7 @@
 //! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *channel tile* of up to 64
 //! channels ([`channel_tile`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by `cp.async`, with zeros for padding, and
 //! reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal are multiplied. Of a dgrad with a stride, the
-//! pixels of one residue are a convolution of stride 1 of their own with every so-manieth tap; all residues stand in one grid. A wgrad multiplies
+//! phases of pixels are convolutions of stride 1, each with its own taps; all phases stand in one grid. A wgrad multiplies
 //! the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch adds up.
 //!
 //! **When it wins.** Where groups are smaller than what the tensor cores of a warpgroup multiply at once: below 64 channels.
@@ -17,7 +17,7 @@
 //! zeros, so that an infinity in one makes NaN of the others.
 //! In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
 //!
-//! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`; residues as in `conv.direct`.
+//! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`; phases as in `conv.direct`.
 
 mod channel_tile;
 mod filter;
@@ -216,7 +216,7 @@ impl Setting {
         Knobs::new([("tile", self.tile as u32), ("turns", self.turns as u32)])
     }
 
-    /// CTAs of one channel tile and class.
+    /// CTAs of one channel tile and phase.
     fn lanes(&self) -> u64 {
         self.tiling.count().div_ceil(self.turns)
     }
@@ -281,7 +281,7 @@ impl Correlation {
         let pixels = accepted.geometry.pixels(problem.n);
         let ctas = pixels
             .iter()
-            .fold(accepted.geometry.class_count(), |all, &extent| all.saturating_mul(extent))
+            .fold(accepted.geometry.phase_count(), |all, &extent| all.saturating_mul(extent))
             .saturating_mul(accepted.channel_tiles());
         ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} pixels by channel tiles, taken below 2^31"))?;
         for tile in Tile::ALL {
@@ -323,7 +323,7 @@ impl Correlation {
             return;
         }
         let Some(tiling) = Tiling::of(&self.problem, &self.geometry, spec.room()) else { return };
-        let columns = self.channel_tiles_of(spec.channel_tile) * self.geometry.class_count();
+        let columns = self.channel_tiles_of(spec.channel_tile) * self.geometry.phase_count();
         let places = u64::from(self.arch.sm_count) * u64::from(spec.ctas());
         // One tile a CTA, or as many as keep each SM's places taken once.
         let most = (tiling.count() * columns).div_ceil(places).clamp(1, tiling.count());
@@ -338,9 +338,9 @@ impl Correlation {
     fn estimate(&self, &Setting { tile, turns, tiling }: &Setting) -> f64 {
         let spec = self.spec(tile);
         let (channel_tile, pixels) = (spec.channel_tile, f64::from(spec.tile.pixels()));
-        let columns = self.channel_tiles_of(channel_tile) as f64 * self.geometry.class_count() as f64;
+        let columns = self.channel_tiles_of(channel_tile) as f64 * self.geometry.phase_count() as f64;
         let all_taps: u64 = self.problem.filter.iter().product();
-        let taps = all_taps as f64 / self.geometry.class_count() as f64;
+        let taps = all_taps as f64 / self.geometry.phase_count() as f64;
         let tiles = tiling.count() as f64 * columns;
         // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way in
         // and out, which is instructions.
@@ -371,14 +371,14 @@ impl Correlation {
         let p = &self.problem;
         let spec = self.spec(setting.tile);
         let mut program = super::empty_program(p);
-        let (channel_tiles, classes, lanes) = (self.channel_tiles_of(spec.channel_tile), self.geometry.class_count(), setting.lanes());
+        let (channel_tiles, phases, lanes) = (self.channel_tiles_of(spec.channel_tile), self.geometry.phase_count(), setting.lanes());
         let (activations, activation_strides) = pixel_arguments(p.activations());
         let (result, result_strides) = self.staged.then(|| pixel_arguments(p.result())).unzip();
         let args = PixelsArguments {
             walk: WalkArguments::new(p, &self.geometry, &setting.tiling, self.relative, &mut program),
             blocks: self.channels.arguments(),
             channel_tiles: divisor(channel_tiles),
-            classes: divisor(classes),
+            phases: divisor(phases),
             lanes: lanes as u32,
             activations,
             activation_strides,
@@ -388,7 +388,7 @@ impl Correlation {
             epilogue: self.epilogue.conv_arguments(p),
         };
         let args = args.bound(&spec);
-        program.launch(Launch::new(spec.kernel(), [(channel_tiles * classes * lanes) as u32, 1, 1], args));
+        program.launch(Launch::new(spec.kernel(), [(channel_tiles * phases * lanes) as u32, 1, 1], args));
         if let Some(statistics) = &p.statistics {
             statistics::steps(p, statistics, &mut program);
         }

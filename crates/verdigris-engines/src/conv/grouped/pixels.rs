@@ -15,8 +15,8 @@ use verdigris_tensor::DType;
 
 use super::THREADS;
 use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
-use super::tiling::{PIXEL_BYTES, RESIDUE_BYTES, Room, TAP_BYTES, filter_tap_bytes};
-use super::walk::{Chunk, Classes, Place, Residue, Walk, WalkArguments, coordinates};
+use super::tiling::{PHASE_TABLE_BYTES, PIXEL_BYTES, Room, TAP_BYTES, filter_tap_bytes};
+use super::walk::{Chunk, PhaseTable, Phases, Place, Walk, WalkArguments, coordinates};
 use crate::conv::direct::geometry::{FilterWalk, FilterWalkArguments};
 use crate::parts::compute;
 use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
@@ -67,7 +67,7 @@ impl Tile {
     }
 
     pub(super) const fn arena_bytes(self) -> u32 {
-        self.shared_bytes() - RESIDUE_BYTES - self.pixels() * PIXEL_BYTES
+        self.shared_bytes() - PHASE_TABLE_BYTES - self.pixels() * PIXEL_BYTES
     }
 
     const fn name(self) -> &'static str {
@@ -179,7 +179,7 @@ verdigris_kir::parameters! {
         pub(super) walk: WalkArguments = (),
         pub(super) blocks: BlocksArguments = (),
         pub(super) channel_tiles: Divide,
-        pub(super) classes: Divide,
+        pub(super) phases: Divide,
         /// Tiles that are worked on at a time.
         pub(super) lanes: u32,
         pub(super) activations: Read = 16,
@@ -222,10 +222,10 @@ impl<'k> Blocks<'k> {
 }
 
 impl<'k> FilterWalk<'k> {
-    /// The distance of a tap of a residue from the filter's start.
-    fn tap(&self, classes: &Classes<'k>, taps: [Val<'k, u32>; 3]) -> Val<'k, u64> {
+    /// The distance of a tap of a phase from the filter's start.
+    fn tap(&self, phases: &Phases<'k>, taps: [Val<'k, u32>; 3]) -> Val<'k, u64> {
         (0..3).fold(self.origin, |sum, dim| {
-            sum + classes.dims[dim].first_tap.widen() * self.taps[dim] + taps[dim].widen() * self.tap_steps[dim]
+            sum + phases.dims[dim].first_tap.widen() * self.taps[dim] + taps[dim].widen() * self.tap_steps[dim]
         })
     }
 }
@@ -366,17 +366,17 @@ fn multiply<'k>(
 fn pixels(k: Kernel<'_>, spec: &Spec) {
     let channel_tile = spec.channel_tile;
     let values = Values::declare(k, spec);
-    let Values { blocks, channel_tiles, classes: class_count, lanes, filter, epilogue, .. } = values;
+    let Values { blocks, channel_tiles, phases: phase_count, lanes, filter, epilogue, .. } = values;
     let walk = Walk::new(k, values.walk, spec.tile.pixels(), spec.tile.arena_bytes());
     let activations = Pixels { pointer: values.activations, strides: values.activation_strides };
     let staged = values.result.zip(values.result_strides).map(|(pointer, strides)| Pixels { pointer, strides });
 
     let (rest, channel_tile_number) = channel_tiles.split(k.cta());
-    let (first_tile, class) = class_count.split(rest);
+    let (first_tile, phase) = phase_count.split(rest);
     let first_block = channel_tile_number * channel_tile.blocks();
-    let classes = walk.classes(class);
-    let residue = walk.write_tables(&classes, spec.tile.pixels(), |taps| {
-        let (low, high) = k.split32(filter.tap(&classes, taps));
+    let phases = walk.phases(phase);
+    let phase_table = walk.write_tables(&phases, spec.tile.pixels(), |taps| {
+        let (low, high) = k.split32(filter.tap(&phases, taps));
         [low, high]
     });
     k.bar_sync();
@@ -387,8 +387,8 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
         [blocks.inputs_of_block, blocks.inputs],
         (k.constant(0), channel_tile.slots()),
     );
-    walk.fill(&residue, &walk.place(&residue, first_tile), &chunk);
-    keep_filter(k, channel_tile, &walk, &filter, &blocks, first_block, residue.taps());
+    walk.fill(&phase_table, &walk.place(&phase_table, first_tile), &chunk);
+    keep_filter(k, channel_tile, &walk, &filter, &blocks, first_block, phase_table.taps());
 
     let (warp, lane) = (k.warp(), k.lane());
     let [_, row_blocks] = spec.rows();
@@ -413,13 +413,13 @@ fn pixels(k: Kernel<'_>, spec: &Spec) {
         // The halo has arrived, for all threads.
         k.cp_async_wait(0);
         k.bar_sync();
-        k.when(unit_block.lt(blocks.count), || multiply(k, spec, &walk, unit, residue.taps(), &rows, &sums));
+        k.when(unit_block.lt(blocks.count), || multiply(k, spec, &walk, unit, phase_table.taps(), &rows, &sums));
         // All have done with the halo.
         k.bar_sync();
-        let place = walk.place(&residue, tile);
+        let place = walk.place(&phase_table, tile);
         let next = tile + lanes;
-        let fill_next = || k.when(next.lt(walk.cut.tile_count), || walk.fill(&residue, &walk.place(&residue, next), &chunk));
-        let leaving = Leaving { k, spec, walk: &walk, residue: &residue, place: &place, blocks: &blocks };
+        let fill_next = || k.when(next.lt(walk.cut.tile_count), || walk.fill(&phase_table, &walk.place(&phase_table, next), &chunk));
+        let leaving = Leaving { k, spec, walk: &walk, phase_table: &phase_table, place: &place, blocks: &blocks };
         match &staged {
             Some(result) => {
                 k.when(unit_block.lt(blocks.count), || leaving.finish(&epilogue, unit, unit_block, first_row, &sums));
@@ -442,7 +442,7 @@ struct Leaving<'a, 'k> {
     k: Kernel<'k>,
     spec: &'a Spec,
     walk: &'a Walk<'k>,
-    residue: &'a Residue<'k>,
+    phase_table: &'a PhaseTable<'k>,
     place: &'a Place<'k>,
     blocks: &'a Blocks<'k>,
 }
@@ -450,10 +450,10 @@ struct Leaving<'a, 'k> {
 impl<'k> Leaving<'_, 'k> {
     /// The result's coordinates of a pixel of the tile.
     fn pixel(&self, packed: Val<'k, u32>) -> [Val<'k, u32>; 4] {
-        let (within, residues) = (coordinates(packed), self.residue.residues());
+        let (within, phase_indices) = (coordinates(packed), self.phase_table.phase_indices());
         std::array::from_fn(|dim| {
             let at = self.place.first[dim] + within[dim];
-            if dim == 0 { at } else { self.k.fma(at, self.walk.steps().results[dim - 1], residues[dim - 1]) }
+            if dim == 0 { at } else { self.k.fma(at, self.walk.steps().results[dim - 1], phase_indices[dim - 1]) }
         })
     }
 

@@ -15,8 +15,8 @@ use crate::conv::direct::geometry::PixelGeometry;
 pub(super) const TAP_BYTES: u32 = 16;
 /// Bytes of a pixel in the table of pixels.
 pub(super) const PIXEL_BYTES: u32 = 16;
-/// Shared memory for what a CTA knows of its residue.
-pub(super) const RESIDUE_BYTES: u32 = 64;
+/// Shared memory for what a CTA knows of its phase.
+pub(super) const PHASE_TABLE_BYTES: u32 = 64;
 /// Extents of a tile in each dim stay below this, so that four coordinates are compared in one word.
 const TILE_LIMIT: u64 = 128;
 
@@ -40,9 +40,9 @@ pub(super) struct Room {
 pub(super) struct Tiling {
     /// Images, depths, heights and widths of a tile.
     pub(super) tile: [u64; 4],
-    /// Tiles along each, of the largest class.
+    /// Tiles along each, of the largest phase.
     pub(super) tiles: [u64; 4],
-    /// Depths, heights and widths of the halo of the largest class.
+    /// Depths, heights and widths of the halo of the largest phase.
     pub(super) halo: [u64; 3],
     /// Distances in pixels of shared memory: of phases of columns, rows, phases of rows, planes and images.
     pitches: [u64; 5],
@@ -130,7 +130,7 @@ impl Tiling {
         })
     }
 
-    /// Tiles of the largest class.
+    /// Tiles of the largest phase.
     pub(super) fn count(&self) -> u64 {
         self.tiles.iter().product()
     }
@@ -170,7 +170,7 @@ verdigris_kir::parameters! {
     pub(super) struct Cut / TilingArguments of () as _spec {
         /// Pixels of a tile.
         pub(super) tile_pixels: u32,
-        /// Tiles of the largest class.
+        /// Tiles of the largest phase.
         pub(super) tile_count: u32,
         /// Depth, height and width of a tile, and how many tiles there are along each.
         pub(super) tile: [Divide; 3],

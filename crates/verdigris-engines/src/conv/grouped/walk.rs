@@ -6,10 +6,10 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, Base, Program};
 
 use super::channel_tile::{PITCH_BYTES, SLOTS};
-use super::tiling::{Cut, PIXEL_BYTES, RESIDUE_BYTES, TAP_BYTES, Tiling, TilingArguments};
+use super::tiling::{Cut, PHASE_TABLE_BYTES, PIXEL_BYTES, TAP_BYTES, Tiling, TilingArguments};
 use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::{PixelGeometry, Steps, StepsArguments};
-use crate::conv::direct::kernel::Class;
+use crate::conv::direct::kernel::Phase;
 
 /// The high bit of each byte of a word.
 const HIGH_BITS: u32 = 0x8080_8080;
@@ -18,11 +18,11 @@ verdigris_kir::parameters! {
     /// Which activations each pixel of the result meets, and how the result is cut into tiles.
     #[derive(Clone, Copy)]
     pub(super) struct WalkValues / WalkArguments of () as _spec {
-        /// The tables of classes by depth, height and width, and where they begin.
+        /// The tables of phases by depth, height and width, and where they begin.
         pub(super) tables: Read = 16,
         pub(super) starts: [u64; 3],
         /// Classes of height and width.
-        pub(super) classes: [Divide; 2],
+        pub(super) phases: [Divide; 2],
         pub(super) steps: StepsArguments = (),
         pub(super) images: u32,
         pub(super) cut: TilingArguments = (),
@@ -34,8 +34,8 @@ pub(super) struct Walk<'k> {
     k: Kernel<'k>,
     values: WalkValues<'k>,
     pub(super) cut: Cut<'k>,
-    /// The residue, the tables of taps and of pixels, the filter, the halo and what stands beside it, in shared memory.
-    residue_at: Val<'k, u32>,
+    /// The table of the phase, the tables of taps and of pixels, the filter, the halo and what stands beside it, in shared memory.
+    phase_table_at: Val<'k, u32>,
     pub(super) taps_at: Val<'k, u32>,
     pub(super) pixels_at: Val<'k, u32>,
     pub(super) filter_at: Val<'k, u32>,
@@ -44,7 +44,7 @@ pub(super) struct Walk<'k> {
 }
 
 impl WalkArguments {
-    /// Adds the table of classes to the program. `relative` are the distances of a tensor's neighbours in images, depths, heights and widths of
+    /// Adds the table of phases to the program. `relative` are the distances of a tensor's neighbours in images, depths, heights and widths of
     /// the tile, in units of 16 bytes.
     pub(super) fn new(
         problem: &ConvProblem,
@@ -55,11 +55,11 @@ impl WalkArguments {
     ) -> WalkArguments {
         let (tables, starts) = geometry.tables();
         program.constants.push(tables);
-        let [_, height, width] = geometry.class_counts();
+        let [_, height, width] = geometry.phase_counts();
         WalkArguments {
             tables: Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 },
             starts,
-            classes: [height, width].map(divisor),
+            phases: [height, width].map(divisor),
             steps: geometry.steps(),
             images: problem.n as u32,
             cut: tiling.arguments(relative),
@@ -67,9 +67,9 @@ impl WalkArguments {
     }
 }
 
-/// The pixels of one residue, and the taps that meet them, as they are read from the table of classes.
-pub(super) struct Classes<'k> {
-    pub(super) dims: [Class<'k>; 3],
+/// One phase: its pixels and the taps that meet them, as they are read from the table of phases.
+pub(super) struct Phases<'k> {
+    pub(super) dims: [Phase<'k>; 3],
     /// The lowest coordinate that a tap adds, and the extent of the halo.
     lowest: [Val<'k, i32>; 3],
     halo: [Val<'k, u32>; 3],
@@ -77,12 +77,12 @@ pub(super) struct Classes<'k> {
 
 /// The same as a CTA keeps it: in shared memory, for it is needed before and behind the products, and not between.
 #[derive(Clone, Copy)]
-pub(super) struct Residue<'k> {
+pub(super) struct PhaseTable<'k> {
     k: Kernel<'k>,
     at: Val<'k, u32>,
 }
 
-impl<'k> Residue<'k> {
+impl<'k> PhaseTable<'k> {
     fn load(&self, index: i64) -> [Val<'k, u32>; 4] {
         let words = self.k.ld_shared_vector::<u32>(self.at, 16 * index, 4);
         [words[0], words[1], words[2], words[3]]
@@ -111,14 +111,14 @@ impl<'k> Residue<'k> {
         [d, h, w]
     }
 
-    /// The result's pixel is `index · step + residue`.
-    pub(super) fn residues(&self) -> [Val<'k, u32>; 3] {
+    /// The result's pixel is `index · step + phase_table`.
+    pub(super) fn phase_indices(&self) -> [Val<'k, u32>; 3] {
         let [d, h, w, _] = self.load(3);
         [d, h, w]
     }
 }
 
-/// A tile: its first pixel within the class, and the first activation of its halo.
+/// A tile: its first pixel within the phase, and the first activation of its halo.
 pub(super) struct Place<'k> {
     /// Image, depth, height, width.
     pub(super) first: [Val<'k, u32>; 4],
@@ -158,9 +158,9 @@ impl<'k> Walk<'k> {
         let cut = values.cut;
         let arena = k.shared("arena", arena_bytes, 128).address();
         let pixels_at = k.shared("pixel_table", pixels * PIXEL_BYTES, 16).address();
-        let residue_at = k.shared("residue", RESIDUE_BYTES, 16).address();
+        let phase_table_at = k.shared("residue", PHASE_TABLE_BYTES, 16).address();
         let [filter_at, halo_at, beside_at] = [cut.filter_at, cut.halo_at, cut.beside_at].map(|at| arena + at);
-        Walk { k, values, cut, residue_at, taps_at: arena, pixels_at, filter_at, halo_at, beside_at }
+        Walk { k, values, cut, phase_table_at, taps_at: arena, pixels_at, filter_at, halo_at, beside_at }
     }
 
     /// How pixels meet activations.
@@ -168,14 +168,14 @@ impl<'k> Walk<'k> {
         self.values.steps
     }
 
-    /// The residue of number `class`.
-    pub(super) fn classes(&self, class: Val<'k, u32>) -> Classes<'k> {
+    /// The phase of that number.
+    pub(super) fn phases(&self, phase: Val<'k, u32>) -> Phases<'k> {
         let k = self.k;
-        let (rest, w) = self.values.classes[1].split(class);
-        let (d, h) = self.values.classes[0].split(rest);
-        let residues = [d, h, w];
-        let dims: [Class<'k>; 3] =
-            std::array::from_fn(|dim| Class::read(k, self.values.tables.address() + self.values.starts[dim], residues[dim]));
+        let (rest, w) = self.values.phases[1].split(phase);
+        let (d, h) = self.values.phases[0].split(rest);
+        let phase_indices = [d, h, w];
+        let dims: [Phase<'k>; 3] =
+            std::array::from_fn(|dim| Phase::read(k, self.values.tables.address() + self.values.starts[dim], phase_indices[dim]));
         // What the last tap adds to what the first does.
         let reach: [Val<'k, i32>; 3] = std::array::from_fn(|dim| {
             let count = dims[dim].count;
@@ -188,29 +188,29 @@ impl<'k> Walk<'k> {
             let taps = (reach[dim].max(zero) - lowest[dim]).unsigned();
             k.select(dims[dim].count.eq(0), 0u32, k.fma(widths[dim] - 1, self.values.steps.pixels[dim].unsigned(), taps + 1))
         });
-        Classes { dims, lowest, halo }
+        Phases { dims, lowest, halo }
     }
 
     /// Writes the tables of taps and pixels, by all threads: of a tap, how far its activations are from the tile's own in the halo, and
     /// the two words of `filter` of it; of a pixel, where its halo begins, how far it is from the tile's first one, and its coordinates, a
-    /// byte each. For pixels that a tile does not have, these are larger than those of any tile. The residue, too; behind a barrier, it is there.
+    /// byte each. For pixels that a tile does not have, these are larger than those of any tile. The table of the phase, too; behind a barrier, it is there.
     pub(super) fn write_tables(
         &self,
-        classes: &Classes<'k>,
+        phases: &Phases<'k>,
         pixels: u32,
         filter: impl Fn([Val<'k, u32>; 3]) -> [Val<'k, u32>; 2],
-    ) -> Residue<'k> {
+    ) -> PhaseTable<'k> {
         let (k, threads) = (self.k, self.k.threads());
-        let [depth, height, width] = classes.dims;
+        let [depth, height, width] = phases.dims;
         let taps = depth.count * height.count * width.count;
         k.when(k.thread().eq(0), || {
             let zero = k.constant(0u32);
-            let origin = |dim: usize| (classes.dims[dim].offset + classes.lowest[dim]).unsigned();
-            let [d, h, w] = classes.halo;
-            k.st_shared_vector(self.residue_at, 0, &[depth.extent, height.extent, width.extent, taps]);
-            k.st_shared_vector(self.residue_at, 16, &[origin(0), origin(1), origin(2), zero]);
-            k.st_shared_vector(self.residue_at, 32, &[d, h, w, zero]);
-            k.st_shared_vector(self.residue_at, 48, &[depth.residue, height.residue, width.residue, zero]);
+            let origin = |dim: usize| (phases.dims[dim].offset + phases.lowest[dim]).unsigned();
+            let [d, h, w] = phases.halo;
+            k.st_shared_vector(self.phase_table_at, 0, &[depth.extent, height.extent, width.extent, taps]);
+            k.st_shared_vector(self.phase_table_at, 16, &[origin(0), origin(1), origin(2), zero]);
+            k.st_shared_vector(self.phase_table_at, 32, &[d, h, w, zero]);
+            k.st_shared_vector(self.phase_table_at, 48, &[depth.phase_index, height.phase_index, width.phase_index, zero]);
         });
         let [column_phase, row, row_phase, plane, image] = self.cut.pitches;
         k.range_step(k.thread(), taps, threads, |tap| {
@@ -218,7 +218,7 @@ impl<'k> Walk<'k> {
             let (d, h) = height.taps.split(rest);
             let taps = [d, h, w];
             let [d, h, w]: [Val<'k, u32>; 3] =
-                std::array::from_fn(|dim| (taps[dim].signed() * self.values.steps.taps[dim] - classes.lowest[dim]).unsigned());
+                std::array::from_fn(|dim| (taps[dim].signed() * self.values.steps.taps[dim] - phases.lowest[dim]).unsigned());
             let (line, phase_of_line) = self.cut.height_step.split(h);
             let (column, phase_of_column) = self.cut.width_step.split(w);
             let distance = d * plane + phase_of_line * row_phase + line * row + phase_of_column * column_phase + column;
@@ -244,18 +244,18 @@ impl<'k> Walk<'k> {
                 k.st_shared_vector(self.pixels_at + pixel * PIXEL_BYTES, 0, &[words[0], words[1], words[2], words[2]]);
             });
         }
-        Residue { k, at: self.residue_at }
+        PhaseTable { k, at: self.phase_table_at }
     }
 
-    /// Tile `tile` of a residue.
-    pub(super) fn place(&self, residue: &Residue<'k>, tile: Val<'k, u32>) -> Place<'k> {
+    /// Tile `tile` of a phase.
+    pub(super) fn place(&self, phase_table: &PhaseTable<'k>, tile: Val<'k, u32>) -> Place<'k> {
         let k = self.k;
         let (rest, w) = self.cut.tiles[2].split(tile);
         let (rest, h) = self.cut.tiles[1].split(rest);
         let (n, d) = self.cut.tiles[0].split(rest);
         let lengths = [self.cut.tile_images, self.cut.tile[0].value(), self.cut.tile[1].value(), self.cut.tile[2].value()];
         let first: [Val<'k, u32>; 4] = std::array::from_fn(|dim| [n, d, h, w][dim] * lengths[dim]);
-        let ([depth, height, width], origins) = (residue.extents(), residue.origins());
+        let ([depth, height, width], origins) = (phase_table.extents(), phase_table.origins());
         let ends = [self.values.images, depth, height, width];
         let origin: [Val<'k, i32>; 3] =
             std::array::from_fn(|dim| k.fma(first[dim + 1].signed(), self.values.steps.pixels[dim], origins[dim]));
@@ -269,8 +269,8 @@ impl<'k> Walk<'k> {
     }
 
     /// Starts copying the halo of a tile, by all warps: a warp takes rows, eight lanes a pixel. What lies outside of the tensor is zero.
-    pub(super) fn fill(&self, residue: &Residue<'k>, place: &Place<'k>, chunk: &Chunk<'k>) {
-        let (k, lane, halo) = (self.k, self.k.lane(), residue.halo());
+    pub(super) fn fill(&self, phase_table: &PhaseTable<'k>, place: &Place<'k>, chunk: &Chunk<'k>) {
+        let (k, lane, halo) = (self.k, self.k.lane(), phase_table.halo());
         let slot = lane & (SLOTS - 1);
         let [column_phase, row_pitch, row_phase, plane, image_pitch] = self.cut.pitches;
         let rows = self.cut.tile_images * self.cut.halo[0].value() * self.cut.halo[1].value();
@@ -279,7 +279,7 @@ impl<'k> Walk<'k> {
         k.range_step(k.warp(), rows, k.threads() / 32, |row| {
             let (rest, y) = self.cut.halo[1].split(row);
             let (image, z) = self.cut.halo[0].split(rest);
-            // A class with fewer taps has a smaller halo.
+            // A phase with fewer taps has a smaller halo.
             k.when(z.lt(halo[0]) & y.lt(halo[1]), || {
                 let n = place.first[0] + image;
                 let [d, h] = [place.origin[0] + z.signed(), place.origin[1] + y.signed()].map(|at| at.unsigned());

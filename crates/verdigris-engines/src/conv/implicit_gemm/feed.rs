@@ -4,7 +4,7 @@
 //! in the halves of one word, the third in the next), its position in the filter, and what it adds to an image (where pixels are rows) or to a
 //! channel (in a filter's gradient). One entry beyond the last lets the producer read ahead; in a filter's gradient it adds so much that there is
 //! no such channel, and what is loaded is zero. Where operands are sums of terms, each product of terms has its own taps, which name the terms as
-//! further images and positions. Classes of rows stand in a second table, eight words each: first tap, taps, first position in the target by
+//! further images and positions. Phases of rows stand in a second table, eight words each: first tap, taps, first position in the target by
 //! dimension, three words of nothing. Those without taps stand last.
 
 use verdigris_kir::face::{Kernel, LoadOptions, SharedPiece, TensorMap, Val};
@@ -14,37 +14,37 @@ use verdigris_kir::tile::clip::{Clip, ClipArgs};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::geometry::{Class, Gather, Tap};
+use super::geometry::{Gather, Phase, Tap};
 use super::kernel::{Kind, Shared, Spec};
 use crate::parts::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
-const CLASS_BYTES: u32 = 32;
+const PHASE_BYTES: u32 = 32;
 /// Channel and offsets of a channel block of columns, in shared memory.
 const PLACE_BYTES: u32 = 16;
 /// What the entry beyond the taps adds to a channel.
 const BEYOND: u32 = 1 << 30;
 
-/// The bytes of the table of taps: those of a class once for each product of terms in `passes` (see [`super::view`]). The terms of what is
+/// The bytes of the table of taps: those of a phase once for each product of terms in `passes` (see [`super::view`]). The terms of what is
 /// gathered lie `images` apart, those of the filter `taps`.
 pub(super) fn tap_table(gather: &Gather, passes: &[[u32; 2]], [images, taps]: [u32; 2]) -> Vec<u8> {
-    let of_pass = |class: &Class, [gathered, filter]: [u32; 2]| -> Vec<[u32; 4]> {
+    let of_pass = |phase: &Phase, [gathered, filter]: [u32; 2]| -> Vec<[u32; 4]> {
         let place = |tap: &Tap| tap.offsets.map(|offset| offset as u32);
         let word = |tap: &Tap| [place(tap)[0] | place(tap)[1] << 16, place(tap)[2], tap.position as u32 + filter * taps, gathered * images];
-        class.taps.iter().map(word).collect()
+        phase.taps.iter().map(word).collect()
     };
-    let all = gather.classes.iter().flat_map(|class| passes.iter().flat_map(move |&pass| of_pass(class, pass)));
+    let all = gather.phases.iter().flat_map(|phase| passes.iter().flat_map(move |&pass| of_pass(phase, pass)));
     all.chain([[0, 0, 0, BEYOND]]).flatten().flat_map(u32::to_le_bytes).collect()
 }
 
-/// The bytes of the table of classes.
-pub(super) fn class_table(classes: &[Class], passes: u32) -> Vec<u8> {
+/// The bytes of the table of phases.
+pub(super) fn phase_table(phases: &[Phase], passes: u32) -> Vec<u8> {
     let mut first_tap = 0;
     let mut words: Vec<u32> = Vec::new();
-    for class in classes {
-        let taps = class.taps.len() as u32 * passes;
+    for phase in phases {
+        let taps = phase.taps.len() as u32 * passes;
         words.extend([first_tap, taps]);
-        words.extend(class.first.map(|n| n as u32));
+        words.extend(phase.first.map(|n| n as u32));
         words.extend([0; 3]);
         first_tap += taps;
     }
@@ -103,7 +103,7 @@ impl<'k> Walk<'k> {
     }
 }
 
-/// Where the rows of a class belong: row `i` along a dimension at `first + scatter·i`, if that is inside.
+/// Where the rows of a phase belong: row `i` along a dimension at `first + scatter·i`, if that is inside.
 pub(super) struct RowMap<'f, 'k> {
     feed: &'f GatherFeed<'k>,
     scatter: &'f Scatter<'k>,
@@ -126,17 +126,17 @@ impl<'k> RowMap<'_, 'k> {
 }
 
 verdigris_kir::parameters! {
-    /// Classes of rows.
+    /// Phases of rows.
     pub(super) struct Scatter / ScatterArgs of Spec as spec {
-        pub(super) table: Read = CLASS_BYTES,
-        /// Tiles of one class, and the last class that has tiles.
-        pub(super) class_tiles: Divide,
-        pub(super) last_class: u32,
-        /// Where classes without taps have no tiles: how many there are of all.
-        pub(super) all_classes: Option<u32> = spec.clears().then_some(()),
+        pub(super) table: Read = PHASE_BYTES,
+        /// Tiles of one phase, and the last phase that has tiles.
+        pub(super) phase_tiles: Divide,
+        pub(super) last_phase: u32,
+        /// Where phases without taps have no tiles: how many there are of all.
+        pub(super) all_phases: Option<u32> = spec.clears().then_some(()),
         pub(super) groups: Divide,
         pub(super) images: u32,
-        /// Of the result, and from one row of a class to the next in it.
+        /// Of the result, and from one row of a phase to the next in it.
         pub(super) extents: Vec<u32> = vec![(); spec.spatial as usize],
         pub(super) strides: Vec<u32> = vec![(); spec.spatial as usize],
     }
@@ -179,7 +179,7 @@ verdigris_kir::parameters! {
         pub(super) columns: ClipArgs = (),
         /// Where a cluster shares a depth, the pixels of a tile.
         pub(super) pixel_clip: Option<ClipArgs> = spec.shares_depth().then_some(()),
-        pub(super) scatter: Option<ScatterArgs> = spec.has_classes().then(|| spec.clone()),
+        pub(super) scatter: Option<ScatterArgs> = spec.has_phases().then(|| spec.clone()),
     }
 }
 
@@ -307,13 +307,13 @@ impl<'k> Feed<'k> {
         let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else {
             return Target { steps: work.steps, batch: work.batch, rows: None };
         };
-        let (class, group) = scatter.groups.split(work.batch);
-        let (taps, rows) = feed.class(k, scatter, class);
+        let (phase, group) = scatter.groups.split(work.batch);
+        let (taps, rows) = feed.phase(k, scatter, phase);
         Target { steps: k.uniform(taps) * feed.channel_blocks.value(), batch: group, rows: Some(rows) }
     }
 
-    /// Gives to `clear` the places of rows of classes without taps, where such have no tiles: those that stand in their classes where the rows
-    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each class that has some take every so many-th of the others;
+    /// Gives to `clear` the places of rows of phases without taps, where such have no tiles: those that stand in their phases where the rows
+    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each phase that has some take every so many-th of the others;
     /// and each of `warps` warps takes some rows.
     pub(super) fn clear_beside(
         &self,
@@ -325,11 +325,11 @@ impl<'k> Feed<'k> {
         clear: impl Fn(Val<'k, u32>, (Val<'k, u32>, Val<'k, bool>)),
     ) {
         let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return };
-        let Some(all_classes) = scatter.all_classes else { return };
-        let (class, group) = scatter.groups.split(batch);
-        let tiled = scatter.last_class + 1;
-        k.range_step(tiled + class, all_classes, tiled, |class| {
-            let (_, rows) = feed.class(k, scatter, class);
+        let Some(all_phases) = scatter.all_phases else { return };
+        let (phase, group) = scatter.groups.split(batch);
+        let tiled = scatter.last_phase + 1;
+        k.range_step(tiled + phase, all_phases, tiled, |phase| {
+            let (_, rows) = feed.phase(k, scatter, phase);
             k.range_step(warp * CLEARED_ROWS, rows_of_tile, warps * CLEARED_ROWS, |row| {
                 clear(group, rows.place(k, first_row + row + (k.lane() & (CLEARED_ROWS - 1))));
             });
@@ -339,8 +339,8 @@ impl<'k> Feed<'k> {
     /// Steps of depth of the tile at place `tile` of the walk over tiles; some number behind the last one.
     pub(super) fn steps_of_tile(&self, k: Kernel<'k>, schedule: &Schedule<'k>, tile: Val<'k, u32>) -> Val<'k, u32> {
         let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return schedule.steps() };
-        let class = scatter.class_tiles.quotient(tile).min(scatter.last_class);
-        let taps = k.ld_global::<u32>(scatter.table.at(class, CLASS_BYTES), 4);
+        let phase = scatter.phase_tiles.quotient(tile).min(scatter.last_phase);
+        let taps = k.ld_global::<u32>(scatter.table.at(phase, PHASE_BYTES), 4);
         k.uniform(taps) * feed.channel_blocks.value()
     }
 
@@ -362,9 +362,9 @@ impl<'k> GatherFeed<'k> {
         self.pixel_clip.map(|clip| Clip::new(spec.clipped(spec.gathers()[0]), clip))
     }
 
-    /// How many taps a class has, and where its rows belong.
-    fn class<'f>(&'f self, k: Kernel<'k>, scatter: &'f Scatter<'k>, class: Val<'k, u32>) -> (Val<'k, u32>, RowMap<'f, 'k>) {
-        let address = scatter.table.at(class, CLASS_BYTES);
+    /// How many taps a phase has, and where its rows belong.
+    fn phase<'f>(&'f self, k: Kernel<'k>, scatter: &'f Scatter<'k>, phase: Val<'k, u32>) -> (Val<'k, u32>, RowMap<'f, 'k>) {
+        let address = scatter.table.at(phase, PHASE_BYTES);
         let words = k.ld_global_vector::<u32>(address, 0, 4, Cache::Default);
         let mut first = vec![words[2], words[3]];
         if self.walk.counts.len() == 3 {
@@ -382,8 +382,8 @@ impl<'k> GatherFeed<'k> {
         let (group, first_tap, steps) = match &self.scatter {
             None => (work.batch, k.constant(0), work.steps),
             Some(scatter) => {
-                let (class, group) = scatter.groups.split(work.batch);
-                let words = k.ld_global_vector::<u32>(scatter.table.at(class, CLASS_BYTES), 0, 2, Cache::Default);
+                let (phase, group) = scatter.groups.split(work.batch);
+                let words = k.ld_global_vector::<u32>(scatter.table.at(phase, PHASE_BYTES), 0, 2, Cache::Default);
                 (group, words[0], words[1] * self.channel_blocks.value())
             }
         };

@@ -5,13 +5,13 @@
 //!
 //! **Forward**, `y[p] = Σ_r x[p·s − pad + r·d] · w[r]`: the walk is over x, from `−pad` in steps of `s`; tap `r` moves it by `r·d`.
 //!
-//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into classes `h = s·i + ρ`. With
-//! `g = gcd(d, s)`, a class whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`, and
+//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ`. With
+//! `g = gcd(d, s)`, a phase whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`, and
 //! `dx[s·i + ρ] = Σ_j dy[i + b − j·(d/g)] · w[r0 + j·s/g]` with `b = (ρ + pad − r0·d) / s`: a dense walk over dy in steps of 1, moved by
-//! non-negative offsets from one lower corner that all classes share. Each class walks `⌈H / s⌉` positions; those past H are left out
+//! non-negative offsets from one lower corner that all phases share. Each phase walks `⌈H / s⌉` positions; those past H are left out
 //! when results are written.
 //!
-//! Source: own derivation; the classes are those of CUTLASS 2's strided data gradient.
+//! Source: own derivation; the phases are those of CUTLASS 2's strided data gradient.
 
 /// One spatial dimension of a convolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,24 +58,24 @@ pub(super) struct Tap {
 
 /// Rows that share their taps: those at `first + scatter·i` of the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Class {
+pub(super) struct Phase {
     pub(super) first: [u64; 3],
     pub(super) taps: Vec<Tap>,
 }
 
-/// A walk, its classes (most taps first), and where their rows belong.
+/// A walk, its phases (most taps first), and where their rows belong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Gather {
     /// Innermost dimension first.
     pub(super) walks: Vec<AxisWalk>,
-    pub(super) classes: Vec<Class>,
-    /// From one row of a class to the next in the target, and the target's extents, by dimension.
+    pub(super) phases: Vec<Phase>,
+    /// From one row of a phase to the next in the target, and the target's extents, by dimension.
     pub(super) scatter: Vec<u64>,
     pub(super) target: Vec<u64>,
 }
 
-/// The taps of one dimension at which rows of residue `first` read: offset and filter position.
-struct AxisClass {
+/// The taps of one dimension at which rows of the phase that begins at `first` read: offset and filter position.
+struct AxisPhase {
     first: u64,
     lower: i64,
     taps: Vec<(u64, u64)>,
@@ -86,13 +86,13 @@ impl Gather {
     /// backwards.
     pub(super) fn forward(axes: &[AxisShape], flip: bool) -> Gather {
         let walks = axes.iter().map(|a| AxisWalk { extent: a.input, lower: -a.pad_low, count: a.output, step: a.stride }).collect();
-        let classes: Vec<Vec<AxisClass>> = axes
+        let phases: Vec<Vec<AxisPhase>> = axes
             .iter()
-            .map(|a| vec![AxisClass { first: 0, lower: 0, taps: (0..a.filter).map(|r| (r * a.dilation, r)).collect() }])
+            .map(|a| vec![AxisPhase { first: 0, lower: 0, taps: (0..a.filter).map(|r| (r * a.dilation, r)).collect() }])
             .collect();
         Gather {
             walks,
-            classes: combine(axes, &classes, flip),
+            phases: combine(axes, &phases, flip),
             scatter: vec![1; axes.len()],
             target: axes.iter().map(|a| a.output).collect(),
         }
@@ -101,25 +101,25 @@ impl Gather {
     /// The walk over dy that gives dx.
     pub(super) fn backward_data(axes: &[AxisShape], flip: bool) -> Gather {
         let mut walks = Vec::new();
-        let mut classes = Vec::new();
+        let mut phases = Vec::new();
         for a in axes {
-            let mut axis: Vec<AxisClass> = (0..a.stride.min(a.input)).map(|first| residue(a, first)).collect();
+            let mut axis: Vec<AxisPhase> = (0..a.stride.min(a.input)).map(|first| axis_phase(a, first)).collect();
             let lower = axis.iter().filter(|c| !c.taps.is_empty()).map(|c| c.lower).min().unwrap_or(0);
-            for class in &mut axis {
-                let moved = (class.lower - lower) as u64;
-                class.taps.iter_mut().for_each(|(offset, _)| *offset += moved);
+            for phase in &mut axis {
+                let moved = (phase.lower - lower) as u64;
+                phase.taps.iter_mut().for_each(|(offset, _)| *offset += moved);
             }
             walks.push(AxisWalk { extent: a.output, lower, count: a.input.div_ceil(a.stride), step: 1 });
-            classes.push(axis);
+            phases.push(axis);
         }
-        let mut classes = combine(axes, &classes, flip);
-        classes.sort_by_key(|class| std::cmp::Reverse(class.taps.len()));
-        Gather { walks, classes, scatter: axes.iter().map(|a| a.stride).collect(), target: axes.iter().map(|a| a.input).collect() }
+        let mut phases = combine(axes, &phases, flip);
+        phases.sort_by_key(|phase| std::cmp::Reverse(phase.taps.len()));
+        Gather { walks, phases, scatter: axes.iter().map(|a| a.stride).collect(), target: axes.iter().map(|a| a.input).collect() }
     }
 
-    /// The same with the taps of each class in the order of the filter, for a product whose columns they are.
+    /// The same with the taps of each phase in the order of the filter, for a product whose columns they are.
     pub(super) fn by_position(mut self) -> Gather {
-        self.classes.iter_mut().for_each(|class| class.taps.sort_by_key(|tap| tap.position));
+        self.phases.iter_mut().for_each(|phase| phase.taps.sort_by_key(|tap| tap.position));
         self
     }
 
@@ -130,17 +130,17 @@ impl Gather {
 
     /// Whether the rows of the walk are those of the target, in order.
     pub(super) fn is_linear(&self) -> bool {
-        self.classes.len() == 1 && self.scatter.iter().all(|&stride| stride == 1)
+        self.phases.len() == 1 && self.scatter.iter().all(|&stride| stride == 1)
     }
 
     /// The largest offset in a dimension.
     pub(super) fn largest_offset(&self, axis: usize) -> u64 {
-        self.classes.iter().flat_map(|class| &class.taps).map(|tap| tap.offsets[axis]).max().unwrap_or(0)
+        self.phases.iter().flat_map(|phase| &phase.taps).map(|tap| tap.offsets[axis]).max().unwrap_or(0)
     }
 
-    /// All taps of all classes, one class behind the other.
+    /// All taps of all phases, one phase behind the other.
     pub(super) fn taps(&self) -> impl Iterator<Item = &Tap> {
-        self.classes.iter().flat_map(|class| &class.taps)
+        self.phases.iter().flat_map(|phase| &phase.taps)
     }
 }
 
@@ -149,37 +149,37 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// The taps of the rows `s·i + first` of a data gradient, and the position that row `i = 0` reads with an offset of 0.
-fn residue(a: &AxisShape, first: u64) -> AxisClass {
+fn axis_phase(a: &AxisShape, first: u64) -> AxisPhase {
     let (s, d) = (a.stride as i64, a.dilation as i64);
     let g = gcd(a.dilation, a.stride) as i64;
     let from = first as i64 + a.pad_low;
     let start = (0..s / g).find(|r0| (from - r0 * d).rem_euclid(s) == 0 && *r0 < a.filter as i64);
-    let Some(r0) = start else { return AxisClass { first, lower: 0, taps: vec![] } };
+    let Some(r0) = start else { return AxisPhase { first, lower: 0, taps: vec![] } };
     let count = (a.filter as i64 - r0 + s / g - 1) / (s / g);
     let lower = (from - r0 * d).div_euclid(s) - (count - 1) * (d / g);
     let taps = (0..count).map(|j| (((count - 1 - j) * (d / g)) as u64, (r0 + j * (s / g)) as u64)).collect();
-    AxisClass { first, lower, taps }
+    AxisPhase { first, lower, taps }
 }
 
-/// Every choice of one class a dimension; dimensions are innermost first, the innermost running fastest.
-fn combine(axes: &[AxisShape], classes: &[Vec<AxisClass>], flip: bool) -> Vec<Class> {
-    let mut combined = vec![Class { first: [0; 3], taps: vec![Tap { offsets: [0; 3], position: 0 }] }];
-    for (axis, (shape, choices)) in axes.iter().zip(classes).enumerate().rev() {
+/// Every choice of one phase a dimension; dimensions are innermost first, the innermost running fastest.
+fn combine(axes: &[AxisShape], phases: &[Vec<AxisPhase>], flip: bool) -> Vec<Phase> {
+    let mut combined = vec![Phase { first: [0; 3], taps: vec![Tap { offsets: [0; 3], position: 0 }] }];
+    for (axis, (shape, choices)) in axes.iter().zip(phases).enumerate().rev() {
         combined = combined
             .iter()
             .flat_map(|outer| {
                 choices.iter().map(move |choice| {
-                    let mut class = Class { first: outer.first, taps: vec![] };
-                    class.first[axis] = choice.first;
+                    let mut phase = Phase { first: outer.first, taps: vec![] };
+                    phase.first[axis] = choice.first;
                     for tap in &outer.taps {
                         for &(offset, position) in &choice.taps {
                             let mut offsets = tap.offsets;
                             offsets[axis] = offset;
                             let position = if flip { shape.filter - 1 - position } else { position };
-                            class.taps.push(Tap { offsets, position: tap.position * shape.filter + position });
+                            phase.taps.push(Tap { offsets, position: tap.position * shape.filter + position });
                         }
                     }
-                    class
+                    phase
                 })
             })
             .collect();
@@ -216,12 +216,12 @@ mod tests {
         ((index + 7) * (seed as i64 + 13)) % 11 - 5
     }
 
-    /// One row of one class along one dimension, as the kernel sums it.
-    fn gathered(gather: &Gather, class: &Class, row: u64, seed: u64) -> i64 {
+    /// One row of one phase along one dimension, as the kernel sums it.
+    fn gathered(gather: &Gather, phase: &Phase, row: u64, seed: u64) -> i64 {
         let walk = gather.walks[0];
         let base = walk.lower + (row * walk.step) as i64;
         let read = |at: i64| if (0..walk.extent as i64).contains(&at) { value(seed, at) } else { 0 };
-        class.taps.iter().map(|tap| read(base + tap.offsets[0] as i64) * value(seed + 1, tap.position as i64)).sum()
+        phase.taps.iter().map(|tap| read(base + tap.offsets[0] as i64) * value(seed + 1, tap.position as i64)).sum()
     }
 
     #[test]
@@ -238,21 +238,21 @@ mod tests {
             for p in 0..a.output {
                 let wanted: i64 =
                     (0..a.filter).map(|r| reads(p, r)).zip(0..).filter(|&(at, _)| inside(at)).map(|(at, r)| value(seed, at) * w(r)).sum();
-                assert_eq!(gathered(&gather, &gather.classes[0], p, seed), wanted, "{a:?} flip {flip} at {p}");
+                assert_eq!(gathered(&gather, &gather.phases[0], p, seed), wanted, "{a:?} flip {flip} at {p}");
             }
 
             let gather = Gather::backward_data(&[a], flip);
             let mut written = vec![0; a.input as usize];
-            for class in &gather.classes {
+            for phase in &gather.phases {
                 for row in 0..gather.walks[0].count {
-                    let h = row * a.stride + class.first[0];
+                    let h = row * a.stride + phase.first[0];
                     if h >= a.input {
                         continue;
                     }
                     written[h as usize] += 1;
                     let hits = (0..a.output).flat_map(|p| (0..a.filter).map(move |r| (p, r))).filter(|&(p, r)| reads(p, r) == h as i64);
                     let wanted: i64 = hits.map(|(p, r)| value(seed, p as i64) * w(r)).sum();
-                    assert_eq!(gathered(&gather, class, row, seed), wanted, "{a:?} flip {flip} at {h}");
+                    assert_eq!(gathered(&gather, phase, row, seed), wanted, "{a:?} flip {flip} at {h}");
                 }
             }
             assert!(written.iter().all(|&n| n == 1), "{a:?}: {written:?}");
@@ -260,15 +260,15 @@ mod tests {
     }
 
     #[test]
-    fn classes_of_two_dimensions_are_those_of_each() {
+    fn phases_of_two_dimensions_are_those_of_each() {
         let a = AxisShape { input: 8, output: 4, filter: 3, stride: 2, dilation: 1, pad_low: 1 };
         let gather = Gather::backward_data(&[a, a], false);
-        let taps: Vec<usize> = gather.classes.iter().map(|class| class.taps.len()).collect();
+        let taps: Vec<usize> = gather.phases.iter().map(|phase| phase.taps.len()).collect();
         assert_eq!(taps, [4, 2, 2, 1]);
         // Odd rows and columns read taps 0 and 2 of both, even ones the middle tap.
-        assert_eq!(gather.classes[0].first, [1, 1, 0]);
-        assert_eq!(gather.classes[0].taps.iter().map(|tap| tap.position).collect::<Vec<_>>(), [0, 2, 6, 8]);
-        assert_eq!(gather.classes[3].taps, [Tap { offsets: [0, 0, 0], position: 4 }]);
+        assert_eq!(gather.phases[0].first, [1, 1, 0]);
+        assert_eq!(gather.phases[0].taps.iter().map(|tap| tap.position).collect::<Vec<_>>(), [0, 2, 6, 8]);
+        assert_eq!(gather.phases[3].taps, [Tap { offsets: [0, 0, 0], position: 4 }]);
         assert!(!gather.is_linear());
         let dense = AxisShape { stride: 1, output: 8, ..a };
         let gather = Gather::backward_data(&[dense, dense], true);

@@ -50,8 +50,8 @@ const SHARED_BYTES: u32 = 232_448;
 pub(super) enum Kind {
     /// Rows are pixels that are gathered, columns are channels of the filter; depth runs over taps and channels.
     Gather {
-        /// Rows fall into classes with taps of their own, and are scattered over the result.
-        classes: bool,
+        /// Rows fall into phases with taps of their own, and are scattered over the result.
+        phases: bool,
         /// What is contiguous in the filter: the depth, or the columns.
         filter: Major,
     },
@@ -119,8 +119,8 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = |major| if major == Major::Depth { 'k' } else { 'r' };
         match self.kind {
-            Kind::Gather { classes, filter } => {
-                let word = if classes { "classes" } else { "gather" };
+            Kind::Gather { phases, filter } => {
+                let word = if phases { "classes" } else { "gather" };
                 write!(f, "conv_{word}{}_{}_{}_{}", self.spatial, self.a, self.b, letter(filter))?;
             }
             Kind::Filter => write!(f, "conv_filter{}_{}_{}", self.spatial, self.a, self.b)?,
@@ -171,15 +171,15 @@ impl Spec {
         matches!(self.split, Split::Clustered(_))
     }
 
-    /// Whether rows of classes without taps are no tiles: warps beside the one that loads store their zeros while others multiply.
+    /// Whether rows of phases without taps are no tiles: warps beside the one that loads store their zeros while others multiply.
     pub(super) fn clears(&self) -> bool {
         let stores_zeros = self.out == Out::Scattered && self.epilogue.keeps_zero() && self.tile_n.is_power_of_two();
-        self.has_classes() && stores_zeros
+        self.has_phases() && stores_zeros
     }
 
-    /// Whether rows fall into classes with taps of their own.
-    pub(super) fn has_classes(&self) -> bool {
-        matches!(self.kind, Kind::Gather { classes: true, .. })
+    /// Whether rows fall into phases with taps of their own.
+    pub(super) fn has_phases(&self) -> bool {
+        matches!(self.kind, Kind::Gather { phases: true, .. })
     }
 
     /// CTAs of a cluster.

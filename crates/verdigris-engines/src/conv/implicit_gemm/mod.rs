@@ -7,7 +7,7 @@
 //! | direction | rows | columns | depth |
 //! |---|---|---|---|
 //! | fprop | pixels of y | channels of y | taps, channels of x |
-//! | dgrad | pixels of x, by classes where strided | channels of x | taps, channels of y |
+//! | dgrad | pixels of x, by phases where strided | channels of x | taps, channels of y |
 //! | wgrad | channels of y | taps, channels of x | pixels of y |
 //!
 //! Of few pixels and great depth, A and B of fprop and dgrad are swapped ([`swap_ab`]): a tile of pixels then wastes no rows, CTAs of a
@@ -15,7 +15,7 @@
 //! Swap-AB tiles also serve many pixels, each CTA with the whole depth, where 192 pixels a tile make whole waves and 256 channels a tile do not.
 //!
 //! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own:
-//! TMA steps over the pixels that are not read, and the classes of a data gradient that have no taps are only written, by warps that have
+//! TMA steps over the pixels that are not read, and the phases of a data gradient that have no taps are only written, by warps that have
 //! nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
@@ -179,34 +179,32 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
     let cluster_split = SHAPES.get(shape).map_or(1, |shape| shape.cluster_split);
     match (shelf, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
+        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
+        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
             &[Split::Clustered(4)]
         }
         // So many channels of few pixels are most often those of a data gradient.
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => {
-            &[Split::Clustered(2)]
-        }
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
+        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => &[Split::Clustered(2)],
+        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
         _ if cluster_split > 1 || shape == WIDE => &[],
         // Nothing of the sweep was quickest by the first ping-pong shape.
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
-        (Shelf::Usual, Kind::Gather { classes: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
+        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
+        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
             if shape == PING_PONG =>
         {
             &[No]
         }
         _ if ping_pong => &[],
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
-        (Shelf::Usual, Kind::Gather { classes: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
+        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
+        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
-        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
-        (Shelf::Rows, Kind::Gather { classes: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
+        (Shelf::Rows, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
+        (Shelf::Rows, Kind::Gather { phases: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
         (Shelf::Rows, ..) => &[],
-        (Shelf::Converted, Kind::Gather { classes: true, .. }, 2, _) if few => &[No],
-        (Shelf::Converted, Kind::Gather { classes: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
-        (Shelf::Converted, Kind::Gather { classes, .. }, _, _) if one => {
-            if classes {
+        (Shelf::Converted, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
+        (Shelf::Converted, Kind::Gather { phases: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
+        (Shelf::Converted, Kind::Gather { phases, .. }, _, _) if one => {
+            if phases {
                 &[No]
             } else {
                 &[Fixup]
@@ -215,11 +213,11 @@ fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) 
         (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
         (Shelf::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
         (Shelf::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
-        // Of classes, clusters of tiles of 256 pixels were never quicker than those of 256 channels by more than a measurement is off.
-        (_, Kind::Gather { classes: true, .. }, 2, _) if few || (usual && halves && shape != 2) => &[No],
-        (_, Kind::Gather { classes: true, .. }, 3, _) if one || (few && halves) => &[No],
-        (_, Kind::Gather { classes: true, .. }, 1, _) if one => &[No],
-        (_, Kind::Gather { classes: true, .. }, ..) => &[],
+        // Of phases, clusters of tiles of 256 pixels were never quicker than those of 256 channels by more than a measurement is off.
+        (_, Kind::Gather { phases: true, .. }, 2, _) if few || (usual && halves && shape != 2) => &[No],
+        (_, Kind::Gather { phases: true, .. }, 3, _) if one || (few && halves) => &[No],
+        (_, Kind::Gather { phases: true, .. }, 1, _) if one => &[No],
+        (_, Kind::Gather { phases: true, .. }, ..) => &[],
         (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if shape == PAIR => &[Reduced],
         (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == PAIR => &[No, Reduced],
         (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == TALL => &[No],
@@ -291,7 +289,7 @@ fn catalog_specs() -> Vec<Spec> {
         for &kind in kinds {
             let out = match (shelf, kind) {
                 (Shelf::Rows, _) => Out::Rows,
-                (_, Kind::Gather { classes: true, .. }) => Out::Scattered,
+                (_, Kind::Gather { phases: true, .. }) => Out::Scattered,
                 _ => Out::Tma,
             };
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
@@ -302,7 +300,7 @@ fn catalog_specs() -> Vec<Spec> {
             }
         }
     };
-    let gather = |classes, filter| Kind::Gather { classes, filter };
+    let gather = |phases, filter| Kind::Gather { phases, filter };
     let (along_depth, along_columns) = (gather(false, Major::Depth), gather(false, Major::Rows));
     for &(operands, d, promote) in TYPES {
         let halves = matches!(operands, DType::Bf16 | DType::F16);

@@ -47,8 +47,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// `rows`: results whose rows begin anywhere may leave line by line. `classes`: rows of the product fall into classes.
-    pub(super) fn new(conv: &ConvProblem, rows: bool, classes: bool) -> Result<Prepared, Refusal> {
+    /// `rows`: results whose rows begin anywhere may leave line by line. `phases`: rows of the product fall into phases.
+    pub(super) fn new(conv: &ConvProblem, rows: bool, phases: bool) -> Result<Prepared, Refusal> {
         let slots = conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         let inner = ConvProblem { prologue: Vec::new(), ..conv.clone() };
         let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots, copies: Vec::new(), backs: Vec::new() };
@@ -60,7 +60,7 @@ impl Prepared {
                 format_args!("{name} of {extents:?} elements of {}; takes below 2^56", tensor.dtype),
             )?;
         }
-        prepared.operands(conv, classes)?;
+        prepared.operands(conv, phases)?;
         prepared.results(conv, rows)?;
         Ok(prepared)
     }
@@ -70,7 +70,7 @@ impl Prepared {
         Slot((self.slots + self.copies.len() + self.backs.len()) as u32)
     }
 
-    fn operands(&mut self, conv: &ConvProblem, classes: bool) -> Result<(), Refusal> {
+    fn operands(&mut self, conv: &ConvProblem, phases: bool) -> Result<(), Refusal> {
         let wgrad = conv.direction == Direction::Wgrad;
         let prologue = !conv.prologue.is_empty();
         let [(_, a, _), (_, b, _)] = conv.operands();
@@ -130,9 +130,9 @@ impl Prepared {
                     let stack = Matrix { batch_strides: vec![tap], ..matrix.clone() };
                     Repack::needed(&stack, extents[column], extents[depth], &[extents[2] * extents[3] * extents[4]], either).is_none()
                 });
-                // Kernels for classes are made for filters that lie along the columns, where the type allows it.
+                // Kernels for phases are made for filters that lie along the columns, where the type allows it.
                 let along_columns = matrix.order() == Order::ColumnMajor;
-                match fits && (along_columns || !(either && classes && !forward)) {
+                match fits && (along_columns || !(either && phases && !forward)) {
                     true => w.clone(),
                     false if either && (along_columns || !forward) => self.moved(w, extents, column, [2, 3, 4, depth]),
                     false => self.moved(w, extents, depth, [2, 3, 4, column]),

@@ -10,7 +10,7 @@ use verdigris_tensor::DType;
 use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::feed::{FeedArgs, FilterArgs, GatherArgs, ScatterArgs, WalkArgs, class_table, tap_table};
+use super::feed::{FeedArgs, FilterArgs, GatherArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec};
 use super::prepare::Prepared;
@@ -84,12 +84,12 @@ impl View {
         let filter = Matrix { batch_strides: vec![tap], ..filter_matrix(&conv.w, forward) };
         let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
 
-        let classes = !gather.is_linear();
+        let phases = !gather.is_linear();
         let pixels = conv.n.saturating_mul(gather.pixels());
         let rows = narrow("the number of pixels", pixels)?;
         narrow(
             "the number of tiles",
-            (pixels / 64 + 1).saturating_mul(columns / 16 + 1).saturating_mul(gather.classes.len() as u64 * groups),
+            (pixels / 64 + 1).saturating_mul(columns / 16 + 1).saturating_mul(gather.phases.len() as u64 * groups),
         )?;
         narrow("the number of pixels of the result", conv.gemm_extents().m)?;
         narrow("the depth", conv.gemm_extents().k.saturating_mul(terms * terms))?;
@@ -101,11 +101,11 @@ impl View {
         };
         let product = product(ID, conv, [u64::from(rows), columns, depth * taps], if groups > 1 { vec![groups] } else { vec![] }, matrix)?;
         Ok(View {
-            kind: Kind::Gather { classes, filter: major },
+            kind: Kind::Gather { phases, filter: major },
             spatial,
             a: gathered.dtype,
             b: filter.dtype,
-            out: store(&product.d, prepared.line_end(&product.d, product.n), classes),
+            out: store(&product.d, prepared.line_end(&product.d, product.n), phases),
             rows,
             columns: narrow("the number of channels", columns)?,
             transposed: transposed(&product),
@@ -187,17 +187,17 @@ impl View {
         })
     }
 
-    /// Classes of rows that have tiles, which are the first: at least one.
-    fn tiled_classes(&self, spec: &Spec) -> u32 {
-        let classes = &self.gather.classes;
-        let with_taps = classes.iter().take_while(|class| !class.taps.is_empty()).count();
-        if spec.clears() { with_taps.max(1) as u32 } else { classes.len() as u32 }
+    /// Phases of rows that have tiles, which are the first: at least one.
+    fn tiled_phases(&self, spec: &Spec) -> u32 {
+        let phases = &self.gather.phases;
+        let with_taps = phases.iter().take_while(|phase| !phase.taps.is_empty()).count();
+        if spec.clears() { with_taps.max(1) as u32 } else { phases.len() as u32 }
     }
 
-    /// Matrices of tiles: groups, times classes of rows or taps.
+    /// Matrices of tiles: groups, times phases of rows or taps.
     pub(super) fn matrices(&self, spec: &Spec) -> u32 {
         match self.kind {
-            Kind::Gather { .. } => self.tiled_classes(spec) * self.prepared.conv.groups as u32,
+            Kind::Gather { .. } => self.tiled_phases(spec) * self.prepared.conv.groups as u32,
             Kind::Filter => self.product.batch_count() as u32,
         }
     }
@@ -233,23 +233,23 @@ impl View {
         if spec.writes_transposed() { &self.transposed } else { &self.product }
     }
 
-    /// Steps of depth of a tile, the most of any class.
+    /// Steps of depth of a tile, the most of any phase.
     pub(super) fn steps(&self, depth: u32) -> u32 {
         match self.kind {
             Kind::Gather { .. } => {
-                let taps = self.gather.classes.first().map_or(0, |class| class.taps.len());
+                let taps = self.gather.phases.first().map_or(0, |phase| phase.taps.len());
                 (taps * self.passes().len()) as u32 * self.channel_blocks(depth)
             }
             Kind::Filter => self.passes().len() as u32 * (self.product.k as u32).div_ceil(depth),
         }
     }
 
-    /// The mean over classes that have tiles.
+    /// The mean over phases that have tiles.
     pub(super) fn mean_steps(&self, spec: &Spec) -> f64 {
         match self.kind {
             Kind::Gather { .. } => {
                 let taps = self.gather.taps().count() * self.passes().len();
-                taps as f64 / f64::from(self.tiled_classes(spec)) * f64::from(self.channel_blocks(spec.depth()))
+                taps as f64 / f64::from(self.tiled_phases(spec)) * f64::from(self.channel_blocks(spec.depth()))
             }
             Kind::Filter => f64::from(self.steps(spec.depth())),
         }
@@ -276,13 +276,13 @@ impl View {
             Kind::Gather { filter: major, .. } => {
                 let forward = conv.direction == Direction::Fprop;
                 let taps = constant(tap_table(gather, &passes, [images, self.taps]));
-                let tiled = self.tiled_classes(spec);
+                let tiled = self.tiled_phases(spec);
                 let numbers = |extents: &[u64]| extents.iter().map(|&n| n as u32).collect();
-                let scatter = spec.has_classes().then(|| ScatterArgs {
-                    table: constant(class_table(&gather.classes, passes.len() as u32)),
-                    class_tiles: tiles / tiled,
-                    last_class: tiled - 1,
-                    all_classes: spec.clears().then_some(gather.classes.len() as u32),
+                let scatter = spec.has_phases().then(|| ScatterArgs {
+                    table: constant(phase_table(&gather.phases, passes.len() as u32)),
+                    phase_tiles: tiles / tiled,
+                    last_phase: tiled - 1,
+                    all_phases: spec.clears().then_some(gather.phases.len() as u32),
                     groups,
                     images,
                     extents: numbers(&gather.target),
@@ -419,12 +419,12 @@ fn walk(conv: &ConvProblem) -> Result<(u32, Gather), Refusal> {
             .collect();
         if conv.direction == Direction::Dgrad { Gather::backward_data(&axes, conv.flip) } else { Gather::forward(&axes, conv.flip) }
     };
-    let classes = (0..3).map(|dim| conv.strides[dim].min(conv.input[dim])).fold(1u64, u64::saturating_mul);
+    let phases = (0..3).map(|dim| conv.strides[dim].min(conv.input[dim])).fold(1u64, u64::saturating_mul);
     let taps = tap_extents(conv);
     ID.require(
-        taps <= 1 << 16 && (conv.direction != Direction::Dgrad || classes <= 1 << 12),
+        taps <= 1 << 16 && (conv.direction != Direction::Dgrad || phases <= 1 << 12),
         Reason::Extent,
-        format_args!("filter {:?}, strides {:?}; takes up to 2^16 taps and, in dgrad, 2^12 residues", conv.filter, conv.strides),
+        format_args!("filter {:?}, strides {:?}; takes up to 2^16 taps and, in dgrad, 2^12 phases", conv.filter, conv.strides),
     )?;
     let wide = gather(spatial);
     let fits = check_walk(&wide);
