@@ -42,7 +42,7 @@ struct MapSimt {
     problem: MapProblem,
     arch: Arch,
     /// The loads that run along another dim than the outputs do, and that dim.
-    turned: Option<(Vec<usize>, usize)>,
+    transposed: Option<(Vec<usize>, usize)>,
 }
 
 impl Algorithm for MapSimt {
@@ -59,12 +59,12 @@ impl Algorithm for MapSimt {
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let rank = problem.dims.len();
         Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        Ok(MapSimt { problem: problem.clone(), arch: arch.clone(), turned: turned(problem) })
+        Ok(MapSimt { problem: problem.clone(), arch: arch.clone(), transposed: transposed(problem) })
     }
 
     fn configs(&self) -> Vec<u32> {
         let most = vectors_fit(&self.problem.chain, &self.problem.dims);
-        self.turned.iter().map(|_| 0).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most)).collect()
+        self.transposed.iter().map(|_| 0).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most)).collect()
     }
 
     fn knobs(&vector: &u32) -> Knobs {
@@ -93,9 +93,9 @@ impl Algorithm for MapSimt {
         }
         let (dims, chain) = (&self.problem.dims, &self.problem.chain);
         let rank = dims.len();
-        let mut spec = Spec { chain: ChainSpec::of(chain, dims, vector.max(1)), turned: Vec::new(), along: 0 };
-        if let (0, Some((turned, along))) = (vector, &self.turned) {
-            (spec.turned, spec.along) = (turned.clone(), *along);
+        let mut spec = Spec { chain: ChainSpec::of(chain, dims, vector.max(1)), transposed: Vec::new(), along: 0 };
+        if let (0, Some((transposed, along))) = (vector, &self.transposed) {
+            (spec.transposed, spec.along) = (transposed.clone(), *along);
             let extents: Vec<u32> = dims.iter().map(|&dim| dim as u32).collect();
             let [extent_inner, extent_along] = [extents[rank - 1], extents[*along]];
             let [tiles_inner, tiles_along] = [extent_inner, extent_along].map(|extent| extent.div_ceil(SIDE));
@@ -144,7 +144,7 @@ impl Algorithm for MapSimt {
                 _ => None,
             });
             let vector = (16 / narrowest.min().unwrap_or(1)).min(8);
-            Spec { chain: ChainSpec { rank: 1, vector, narrow: true, paths: vec![Walk::Unit], steps }, turned: Vec::new(), along: 0 }
+            Spec { chain: ChainSpec { rank: 1, vector, narrow: true, paths: vec![Walk::Unit], steps }, transposed: Vec::new(), along: 0 }
         });
         specs.filter(|spec| spec.chain.target() <= target).map(Spec::kernel).collect()
     }
@@ -155,15 +155,15 @@ impl Algorithm for MapSimt {
 struct Spec {
     chain: ChainSpec,
     /// Loads that go through a tile, as positions in the chain.
-    turned: Vec<usize>,
+    transposed: Vec<usize>,
     /// The dim along which they run.
     along: usize,
 }
 
 impl Spec {
     fn name(&self) -> String {
-        let turned: String = self.turned.iter().map(|step| format!("t{step}")).collect();
-        let tile = if self.turned.is_empty() { String::new() } else { format!("_along{}{turned}", self.along) };
+        let transposed: String = self.transposed.iter().map(|step| format!("t{step}")).collect();
+        let tile = if self.transposed.is_empty() { String::new() } else { format!("_along{}{transposed}", self.along) };
         format!("map_simt{tile}_{}", self.chain.name())
     }
 
@@ -173,7 +173,7 @@ impl Spec {
 
     fn build(&self) -> KernelBody {
         let header = Header { name: self.name(), target: self.chain.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
-        build(header, |k| if self.turned.is_empty() { self.flat(k) } else { self.tiled(k) })
+        build(header, |k| if self.transposed.is_empty() { self.flat(k) } else { self.tiled(k) })
     }
 
     /// Points that a thread of the flat kernel takes: more where there is little to do for each.
@@ -235,7 +235,7 @@ impl Spec {
             index[q] = tile_q * SIDE + at_q;
             index
         };
-        let tiles: Vec<(usize, u32, Val<'k, u32>)> = (self.turned.iter())
+        let tiles: Vec<(usize, u32, Val<'k, u32>)> = (self.transposed.iter())
             .map(|&step| {
                 let bytes = match self.chain.steps[step] {
                     StepSpec::Load { dtype, .. } => (dtype.bytes() as u32).max(4),
@@ -264,7 +264,7 @@ impl Spec {
             let at_p = row + i * (THREADS / SIDE);
             let index = index(at_p, lane);
             k.when(index[p].lt(extent_along) & index[q].lt(extent_inner), || {
-                let mut fetched = chain.fetch_but(&index, &self.turned);
+                let mut fetched = chain.fetch_but(&index, &self.transposed);
                 for &(step, bytes, tile) in &tiles {
                     let place = tile + (lane * (SIDE + 1) + at_p) * bytes;
                     let StepSpec::Load { dtype, .. } = self.chain.steps[step] else { continue };
@@ -306,7 +306,7 @@ verdigris_kir::parameters! {
 }
 
 /// The loads that run along another dim than the outputs do, and that dim.
-fn turned(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
+fn transposed(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
     let dims = &problem.dims;
     let rank = dims.len();
     if rank < 2 || dims[rank - 1] < 8 || dims.iter().any(|&dim| dim > 1 << 30) {
@@ -324,30 +324,30 @@ fn turned(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
         .collect();
     let along = candidates.first()?.1;
     let mut room = TILE_BYTES;
-    let mut turned = Vec::new();
+    let mut transposed = Vec::new();
     for (step, dim, bytes) in candidates {
         let size = (SIDE * (SIDE + 1)) as usize * bytes;
         if dim == along && size <= room {
             room -= size;
-            turned.push(step);
+            transposed.push(step);
         }
     }
     let outer = (0..rank - 1).filter(|&d| d != along).map(|d| dims[d]).product::<u64>();
     let side = u64::from(SIDE);
     let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
-    (tiles < 1 << 31).then_some((turned, along))
+    (tiles < 1 << 31).then_some((transposed, along))
 }
 
 impl MapSimt {
     /// Bytes that cross the memory bus, and those that are fetched beside them by strided accesses of 32 bytes.
     fn bytes(&self, tiled: bool) -> f64 {
         let dims = &self.problem.dims;
-        let turned = self.turned.as_ref().filter(|_| tiled).map_or(&[][..], |(turned, _)| turned);
+        let transposed = self.transposed.as_ref().filter(|_| tiled).map_or(&[][..], |(transposed, _)| transposed);
         let mut bytes = 0.0;
         for (i, step) in self.problem.chain.steps.iter().enumerate() {
             let Some(view) = step.view() else { continue };
             let elements: f64 = dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
-            let strided = view.strides.last().is_some_and(|&stride| stride > 1) && !turned.contains(&i);
+            let strided = view.strides.last().is_some_and(|&stride| stride > 1) && !transposed.contains(&i);
             bytes += elements * if strided { 32.0 } else { view.dtype.bytes() as f64 };
         }
         bytes

@@ -476,7 +476,7 @@ fn layouts_and_channels_that_cannot_be_mapped() {
 }
 
 #[test]
-fn tiles_that_are_turned_on_the_chip() {
+fn tiles_that_are_transposed_in_shared_memory() {
     let tf32 = |extents: ConvExtents| {
         let packed = ConvProblem::packed(extents, DType::F32, DType::F32).expect("a valid problem");
         ConvProblem { precision: Precision::Tf32, ..packed }

@@ -29,7 +29,7 @@ use crate::arch::Arch;
 const WARPGROUP: u32 = 128;
 /// Lanes of a warp.
 const LANES: u32 = 32;
-/// Warps of a CTA of the adding launch; each takes every so many-th part.
+/// Warps of a CTA of the adding launch; each takes parts in strides of the warps.
 const WARPS: u32 = 32;
 /// Parts that are on their way at a time.
 const UNROLL: u32 = 4;

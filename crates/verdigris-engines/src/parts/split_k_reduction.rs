@@ -201,7 +201,7 @@ pub(crate) fn catalog(d: DType, strided: bool) -> impl Iterator<Item = KernelRef
 pub(crate) struct ReductionSpec {
     /// Sums are kept in s32.
     pub(crate) integer: bool,
-    /// Threads that share the parts of four elements, each taking every so many-th: 1 or [`MOST_SLICES`].
+    /// Threads that share the parts of four elements, each taking parts in strides of their number: 1 or [`MOST_SLICES`].
     pub(crate) slices: u32,
     /// What stands between sums and D, which it stores.
     pub(crate) epilogue: EpilogueSpec,

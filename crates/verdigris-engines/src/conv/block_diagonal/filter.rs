@@ -9,7 +9,7 @@ use verdigris_kir::params::{Map, Write};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 use super::spec::{CHUNK, STRIP, Spec, Tap, WARPS};
-use super::tile::{Rows, Stand, Tiles, TilesArguments, Window, roles};
+use super::tile::{Rows, ThreadCoordinates, Tiles, TilesArguments, Window, roles};
 
 /// Sums of a chunk: by pairs of taps.
 type Sums<'k> = Vec<[Var<'k, f32>; 4]>;
@@ -43,16 +43,16 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let load = || tiles.load(k, spec, stages, &ring.cursor(), &activations, Some(&gradients));
     let multiply = || {
         let cursor = ring.cursor();
-        let stand = Stand::of_warp(k, spec);
+        let coordinates = ThreadCoordinates::of_warp(k, spec);
         let taps = spec.phases().swap_remove(0).1;
         let sums: Vec<Sums<'k>> =
             (0..spec.chunks()).map(|_| taps.chunks(2).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect()).collect();
         tiles.each(k, spec, |_| {
             cursor.wait();
             let stage = stages + cursor.stage() * spec.stage_bytes();
-            stand.each_unit(k, spec, |image, strip| {
-                let window = Window::new(k, spec, stage, stand.chunk, [image, strip], true);
-                add_products(k, spec, &window, stage + spec.read_bytes(), stand, [image, strip], &taps, &sums);
+            coordinates.each_unit(k, spec, |image, strip| {
+                let window = Window::new(k, spec, stage, coordinates.chunk, [image, strip], true);
+                add_products(k, spec, &window, stage + spec.read_bytes(), coordinates, [image, strip], &taps, &sums);
             });
             k.warp_sync();
             cursor.release(cursor.stage(), k.lane());
@@ -60,9 +60,9 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         });
 
         // What a warp has is a part of its own.
-        let part = parts.address() + (tiles.part * spec.sharing() + stand.turn).widen() * part_bytes;
+        let part = parts.address() + (tiles.part * spec.sharing() + coordinates.turn).widen() * part_bytes;
         let lane = k.lane();
-        let first = tiles.channel + stand.chunk * CHUNK;
+        let first = tiles.channel + coordinates.chunk * CHUNK;
         let within = |channel: Val<'k, u32>| channel - channel.shr(group).shl(group);
         let all = spec.taps * spec.taps;
         for (chunk, sums) in (0u32..).zip(&sums) {
@@ -93,7 +93,7 @@ fn add_products<'k>(
     spec: &Spec,
     window: &Window<'_, 'k>,
     gradients: Val<'k, u32>,
-    stand: Stand<'k>,
+    coordinates: ThreadCoordinates<'k>,
     [image, strip]: [Val<'k, u32>; 2],
     taps: &[Tap],
     sums: &[Sums<'k>],
@@ -103,7 +103,7 @@ fn add_products<'k>(
     // Both rows, and both chunks.
     let (row, chunk) = if spec.chunks() == 2 { (lane >> 4, (lane >> 3) & 1u32) } else { ((lane >> 3) & 1u32, k.constant(0)) };
     let pixel = (image * height + row) * width + (strip * STRIP + (lane & (STRIP - 1)));
-    let rows = Rows::new(k, spec, gradients + pixel * spec.pixel_bytes() + (stand.chunk + chunk) * (2 * CHUNK));
+    let rows = Rows::new(k, spec, gradients + pixel * spec.pixel_bytes() + (coordinates.chunk + chunk) * (2 * CHUNK));
     let (chunks, step) = (spec.chunks() as usize, spec.stride.step());
     for row in (0..spec.shape.rows).step_by(2) {
         let (address, offset) = rows.at(row * width);

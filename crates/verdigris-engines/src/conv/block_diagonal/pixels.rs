@@ -9,7 +9,7 @@ use verdigris_kir::params::{Map, Read};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 use super::spec::{CHUNK, LEAVING, MULTIPLIERS, STRIP, Spec, Tap, WARPS};
-use super::tile::{Rows, Stand, Tile, Tiles, TilesArguments, Window, roles};
+use super::tile::{Rows, ThreadCoordinates, Tile, Tiles, TilesArguments, Window, roles};
 use crate::parts::compute;
 use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
@@ -47,8 +47,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let load = || tiles.load(k, spec, stages, &ring.cursor(), &activations, None);
     let multiply = || {
         let cursor = ring.cursor();
-        let stand = Stand::of_warp(k, spec);
-        let filters = filter.fetch(k, spec, tiles.channel + stand.chunk * CHUNK, extents[3]);
+        let coordinates = ThreadCoordinates::of_warp(k, spec);
+        let filters = filter.fetch(k, spec, tiles.channel + coordinates.chunk * CHUNK, extents[3]);
         let turn = k.var_named("turn", 0u32);
         tiles.each(k, spec, |tile| {
             let to = leaving + turn * spec.other_bytes();
@@ -57,9 +57,9 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
             k.when(k.thread().eq(0), || k.bulk_wait_read(LEAVING - 1));
             k.barrier_sync(BARRIER, MULTIPLIERS);
             let stage = stages + cursor.stage() * spec.stage_bytes();
-            stand.each_unit(k, spec, |image, strip| {
-                let window = Window::new(k, spec, stage, stand.chunk, [image, strip], false);
-                let unit = Unit { k, spec, tiles: &tiles, tile: &tile, stand, place: [image, strip], extents, epilogue: &epilogue };
+            coordinates.each_unit(k, spec, |image, strip| {
+                let window = Window::new(k, spec, stage, coordinates.chunk, [image, strip], false);
+                let unit = Unit { k, spec, tiles: &tiles, tile: &tile, coordinates, place: [image, strip], extents, epilogue: &epilogue };
                 unit.walk(&window, &filters, to);
             });
             k.warp_sync();
@@ -131,7 +131,7 @@ struct Unit<'a, 'k> {
     spec: &'a Spec,
     tiles: &'a Tiles<'k>,
     tile: &'a Tile<'k>,
-    stand: Stand<'k>,
+    coordinates: ThreadCoordinates<'k>,
     /// Image and strip in the tile.
     place: [Val<'k, u32>; 2],
     /// Images, rows, columns and channels of the result.
@@ -150,7 +150,7 @@ impl<'k> Unit<'_, 'k> {
         // A lane names the row of a matrix that it stores: of both rows, and of both chunks.
         let (row, chunk) = if spec.chunks() == 2 { (lane >> 4, (lane >> 3) & 1u32) } else { ((lane >> 3) & 1u32, k.constant(0)) };
         let pixel = (image * height + row * spread) * width + (strip * STRIP + (lane & (STRIP - 1))) * spread;
-        let rows = Rows::new(k, spec, to + pixel * spec.pixel_bytes() + (self.stand.chunk + chunk) * (2 * CHUNK));
+        let rows = Rows::new(k, spec, to + pixel * spec.pixel_bytes() + (self.coordinates.chunk + chunk) * (2 * CHUNK));
         let sums: Vec<[Var<'k, f32>; 4]> = (0..spec.chunks()).map(|_| std::array::from_fn(|_| k.var(0.0f32))).collect();
         for row in (0..spec.shape.rows).step_by(2) {
             for ([a, b], taps) in spec.phases() {
@@ -177,7 +177,7 @@ impl<'k> Unit<'_, 'k> {
 
     /// Runs the epilogue on sums that begin at a row and column of the unit.
     fn apply(&self, [row, column]: [u32; 2], sums: &[[Var<'k, f32>; 4]]) {
-        let Unit { k, spec, tiles, tile, stand, place: [image, strip], extents, epilogue } = *self;
+        let Unit { k, spec, tiles, tile, coordinates, place: [image, strip], extents, epilogue } = *self;
         if spec.epilogue.as_ref().is_none_or(EpilogueSpec::is_plain) {
             return;
         }
@@ -185,7 +185,7 @@ impl<'k> Unit<'_, 'k> {
         let (lane, spread) = (k.lane(), spec.stride.spread());
         let image = tile.image + image;
         let at_column = tile.first[1] + ((strip * STRIP + (lane >> 2)) * spread + column);
-        let channel = tiles.channel + stand.chunk * CHUNK + ((lane & 3u32) << 1);
+        let channel = tiles.channel + coordinates.chunk * CHUNK + ((lane & 3u32) << 1);
         for below in 0..2u32 {
             let at_row = tile.first[0] + (row + below * spread);
             k.when(image.lt(images) & at_row.lt(height) & at_column.lt(width), || {

@@ -26,7 +26,7 @@ verdigris_kir::parameters! {
     }
 }
 
-/// The tiles of a launch. A CTA has one channel tile and every so-manieth tile.
+/// The tiles of a launch. A CTA has one channel tile and its tiles grid-stride.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'k> {
     across: Divisor<'k>,
@@ -127,17 +127,17 @@ pub(super) fn roles(k: Kernel<'_>, spec: &Spec, multiply: &dyn Fn(), load: &dyn 
 
 /// Where a warp works: its chunks of the channel tile, and which of the units of these it takes.
 #[derive(Clone, Copy)]
-pub(super) struct Stand<'k> {
+pub(super) struct ThreadCoordinates<'k> {
     /// The first chunk.
     pub(super) chunk: Val<'k, u32>,
     /// Its number among the warps that share these chunks.
     pub(super) turn: Val<'k, u32>,
 }
 
-impl<'k> Stand<'k> {
+impl<'k> ThreadCoordinates<'k> {
     pub(super) fn of_warp(k: Kernel<'k>, spec: &Spec) -> Self {
         let across = spec.across();
-        Stand { chunk: (k.warp() & (across - 1)) * spec.chunks(), turn: k.warp() >> across.ilog2() }
+        ThreadCoordinates { chunk: (k.warp() & (across - 1)) * spec.chunks(), turn: k.warp() >> across.ilog2() }
     }
 
     /// Runs `body` for image and strip of each of the warp's units.

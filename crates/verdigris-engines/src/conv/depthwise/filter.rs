@@ -6,8 +6,8 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::Write;
 
+use super::coordinates::{Present, ThreadCoordinates};
 use super::pixels::{Product, ProductArguments};
-use super::place::{Present, Stand};
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, widen};
 
@@ -31,7 +31,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let Filter { product, gradient_extents, gradients: y, filter, parts } = Filter::declare(k, spec);
     let Product { channel_blocks, channels: all_channels, share, all_tap_blocks, tap_blocks, tiles, places, extents, activations: x } =
         product;
-    let stand = Stand::new(k, spec, places);
+    let coordinates = ThreadCoordinates::new(k, spec, places);
 
     let (x_bytes, y_bytes) = (spec.tile_pixels() * spec.pixel_bytes(), spec.output_pixels() * spec.pixel_bytes());
     let stage_bytes = x_bytes + y_bytes;
@@ -55,9 +55,10 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let [rows, columns] = spec.block;
     let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
     let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
-    let (outputs_ahead, lines_ahead) = stand.ahead(spec);
-    let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
-    let own_gradients = gradient_extents.offset(spec, stand.place[0], outputs_ahead[0], outputs_ahead[1]) + (stand.lane * 4 + x_bytes);
+    let (outputs_ahead, lines_ahead) = coordinates.ahead(spec);
+    let own = extents.offset(spec, coordinates.place[0], lines_ahead[0], lines_ahead[1]) + coordinates.lane * 4;
+    let own_gradients =
+        gradient_extents.offset(spec, coordinates.place[0], outputs_ahead[0], outputs_ahead[1]) + (coordinates.lane * 4 + x_bytes);
 
     let present = Present::new(spec, &tap_block, filter);
     if spec.overlaps() {
@@ -74,7 +75,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         k.cp_async_commit();
         k.cp_async_wait(1);
         k.bar_sync();
-        k.when(stand.is_used, || {
+        k.when(coordinates.is_used, || {
             let stage = stage(step);
             let pitches_bytes = [extents.pitch_bytes, gradient_extents.pitch_bytes];
             add_products(k, spec, [stage + own, stage + own_gradients], pitches_bytes, &present, &sums);

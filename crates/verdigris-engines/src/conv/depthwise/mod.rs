@@ -25,9 +25,9 @@
 //! f32 operands are not rounded where tf32 would be allowed. Zeros take the place of what is outside: of the pixels around x, which an infinite tap
 //! turns into NaN, and of the gradients beyond y, so that an infinity near the edge of x may reach all taps of its channel in a wgrad.
 
+mod coordinates;
 mod filter;
 mod pixels;
-mod place;
 mod spec;
 mod split_k;
 mod tile;
@@ -47,8 +47,8 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use coordinates::ShareArguments;
 use pixels::{PixelsArguments, ProductArguments};
-use place::ShareArguments;
 use spec::{Copying, Kind, Spec, Stride, Team};
 use view::{Places, View, divisor};
 

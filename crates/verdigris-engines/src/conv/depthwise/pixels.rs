@@ -6,7 +6,9 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};
 
-use super::place::{NextWork, Present, ShareArguments, Stand, TapBlock, TapBlocksArguments, Tile, Tiles, TilesArguments, Work};
+use super::coordinates::{
+    NextWork, Present, ShareArguments, TapBlock, TapBlocksArguments, ThreadCoordinates, Tile, Tiles, TilesArguments, Work,
+};
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
 use crate::parts::compute;
@@ -80,7 +82,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let Pixels { product, filter, epilogue } = Pixels::declare(k, spec);
     let Product { channel_blocks, channels: all_channels, share, all_tap_blocks, tap_blocks, tiles, places, extents, activations } =
         product;
-    let stand = Stand::new(k, spec, places);
+    let coordinates = ThreadCoordinates::new(k, spec, places);
     let epilogue = epilogue.expect("a product of pixels has an epilogue");
 
     let stage_bytes = spec.tile_pixels() * spec.pixel_bytes();
@@ -108,9 +110,9 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
     let [rows, columns] = spec.outputs();
     let new = || (0..spec.channels()).map(|_| k.var(0.0f32)).collect();
     let sums: Sums<'k> = (0..rows).map(|_| (0..columns).map(|_| new()).collect()).collect();
-    let (outputs_ahead, lines_ahead) = stand.ahead(spec);
-    let own = extents.offset(spec, stand.place[0], lines_ahead[0], lines_ahead[1]) + stand.lane * 4;
-    let taps = stand.lane * (4 * spec.channels());
+    let (outputs_ahead, lines_ahead) = coordinates.ahead(spec);
+    let own = extents.offset(spec, coordinates.place[0], lines_ahead[0], lines_ahead[1]) + coordinates.lane * 4;
+    let taps = coordinates.lane * (4 * spec.channels());
     // Where there is room for all blocks of taps, they stay.
     let is_scarce = all_tap_blocks.value().gt(spec.table_blocks());
     let table_of =
@@ -150,7 +152,7 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
         let present = Present::new(spec, &work.tap_block, filter.extents);
         add_products(k, spec, stage_of(step) + own, extents.pitch_bytes, table_of(work.number) + taps, &present, &sums);
         k.when((work.number + 1).eq(all_tap_blocks.value()), || {
-            keep(k, spec, &epilogue, &tiles, &work, &stand, outputs_ahead, first_channel, all_channels, &sums);
+            keep(k, spec, &epilogue, &tiles, &work, &coordinates, outputs_ahead, first_channel, all_channels, &sums);
             sums.iter().flatten().flatten().for_each(|sum| sum.set(0.0f32));
         });
     });
@@ -217,7 +219,7 @@ fn keep<'k>(
     epilogue: &Epilogue<'k, f32>,
     tiles: &Tiles<'k>,
     work: &Work<'k>,
-    stand: &Stand<'k>,
+    coordinates: &ThreadCoordinates<'k>,
     ahead: [Val<'k, u32>; 2],
     first_channel: Val<'k, u32>,
     all_channels: Val<'k, u32>,
@@ -225,11 +227,11 @@ fn keep<'k>(
 ) {
     let [step_h, step_w] = tiles.steps();
     let [height, width] = tiles.extents();
-    let image = work.image + stand.place[0];
-    let channel = first_channel + stand.lane * spec.channels();
+    let image = work.image + coordinates.place[0];
+    let channel = first_channel + coordinates.lane * spec.channels();
     let first_row = work.first[0].unsigned() + ahead[0] * step_h;
     let first_column = work.first[1].unsigned() + ahead[1] * step_w;
-    let is_inside = stand.is_used & image.lt(tiles.images) & channel.lt(all_channels);
+    let is_inside = coordinates.is_used & image.lt(tiles.images) & channel.lt(all_channels);
     // The first pixel may lie before the tensor, so the way there is signed.
     let there = [epilogue.height_step(first_row.signed()), epilogue.width_step(first_column.signed())];
     let [down, step] = [epilogue.height_step(step_h.signed()), epilogue.width_step(step_w.signed())];

@@ -4,12 +4,12 @@ use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
-use super::place::TapBlocksArguments;
+use super::coordinates::TapBlocksArguments;
 use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
 pub(super) const CHANNELS: u32 = 32;
-/// Warps of a CTA: each adds up every so-many-th part.
+/// Warps of a CTA: each adds up parts in strides of the warps.
 const WARPS: u32 = 8;
 
 /// The kernel for an epilogue.

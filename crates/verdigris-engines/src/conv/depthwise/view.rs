@@ -4,8 +4,8 @@ use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Tensor};
 use verdigris_kir::program::Address;
 
 use super::ID;
+use super::coordinates::{AxisArguments, DepthArguments, TapBlocksArguments, TilesArguments};
 use super::pixels::FilterArguments;
-use super::place::{AxisArguments, DepthArguments, TapBlocksArguments, TilesArguments};
 use super::spec::{Copying, Spec, Stride};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::engine::{Reason, Refusal};

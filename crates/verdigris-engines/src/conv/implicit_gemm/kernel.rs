@@ -1,8 +1,8 @@
 //! The Hopper convolution kernel: TMA gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
 //! of a product do.
 //!
-//! The main loop of tiles that are turned on the chip is in [`super::turned`]. One page, top to bottom: the spec, parameters and shared memory,
-//! the producer, the consumers' main loop, the roles. What the producer loads is in [`super::feed`], the rest of the way in [`crate::parts`].
+//! The main loop of tiles that are transposed in shared memory is in [`super::transposed_tiles`]. One page, top to bottom: the spec, parameters and shared memory,
+//! the producer, the consumers' main loop, the roles. What the producer loads is in [`super::producer`], the rest of the way in [`crate::parts`].
 //!
 //! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
 
@@ -19,9 +19,9 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 use verdigris_tensor::DType;
 
-use super::feed::{FeedArgs, Slots};
+use super::producer::{ProducerArgs, Slots};
 use super::swap_ab::{self, SwapAbArgs, SwapAbStore};
-use super::turned;
+use super::transposed_tiles;
 use crate::parts::batch::BatchIndexArgs;
 use crate::parts::cluster_split_k::ClusterSplitKSpec;
 use crate::parts::epilogue::EpilogueSpec;
@@ -151,8 +151,8 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Whether tiles are turned on the chip: those of a filter's gradient, of a type that the tensor cores read along the depth alone.
-    pub(super) fn turns(&self) -> bool {
+    /// Whether tiles are transposed in shared memory: those of a filter's gradient, of a type that the tensor cores read along the depth alone.
+    pub(super) fn transposes_tiles(&self) -> bool {
         self.kind == Kind::Filter && self.a == DType::F32
     }
 
@@ -244,7 +244,11 @@ impl Spec {
     /// The map of dy: panels as a third dim where one load brings all of a tile.
     pub(super) fn dy_map(&self) -> MapDecl {
         let tile = self.clipped(Shared::A).map();
-        if self.turns() { MapDecl { box_dims: vec![self.depth(), self.depth(), self.tile_m / self.depth()], ..tile } } else { tile }
+        if self.transposes_tiles() {
+            MapDecl { box_dims: vec![self.depth(), self.depth(), self.tile_m / self.depth()], ..tile }
+        } else {
+            tile
+        }
     }
 
     /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
@@ -284,9 +288,9 @@ impl Spec {
     pub(super) fn shape(&self) -> WgmmaShape {
         let d = if self.is_integer() { MatrixType::S32 } else { MatrixType::F32 };
         WgmmaShape {
-            a_in_registers: self.turns(),
-            transpose_a: !self.turns() && self.a_tile().major == Major::Rows,
-            transpose_b: !self.turns() && self.b_tile().major == Major::Rows,
+            a_in_registers: self.transposes_tiles(),
+            transpose_a: !self.transposes_tiles() && self.a_tile().major == Major::Rows,
+            transpose_b: !self.transposes_tiles() && self.b_tile().major == Major::Rows,
             ..wgmma_shape(self.tile_n, matrix_type(self.a), matrix_type(self.b), d)
         }
     }
@@ -311,10 +315,10 @@ impl Spec {
             Split::Clustered(_) => self.cluster_split_k().shared_bytes(),
             Split::No | Split::Fixup => self.store().shared_bytes(),
         };
-        // Where tiles are turned, a barrier more for each stage, and the places of the panels.
-        let turning = if self.turns() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
+        // Where tiles are transposed in shared memory, a barrier more for each stage, and the places of the panels.
+        let transposing = if self.transposes_tiles() { 8 * self.stages + 16 * (self.tile_n / 32) } else { 0 };
         let paces = if self.clears() { 16 * PACES } else { 0 };
-        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + store + turning + 16 * self.stages + paces + 64
+        self.stages * (self.tile_m + self.tile_n) * ROW_BYTES + store + transposing + 16 * self.stages + paces + 64
     }
 
     /// The same spec with as many stages as shared memory holds; nothing where its parts do not suit each other.
@@ -331,8 +335,8 @@ impl Spec {
             || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
         // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / panel);
-        let loads_fit = self.kind != Kind::Filter || self.turns() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
-        let alone = !self.turns() || self.cluster == 1 && !self.ping_pong;
+        let loads_fit = self.kind != Kind::Filter || self.transposes_tiles() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
+        let alone = !self.transposes_tiles() || self.cluster == 1 && !self.ping_pong;
         // Under swap-AB, CTAs may share pixels, in whole swizzle atoms.
         let shares = !self.ping_pong && self.shared == Shared::B && self.loaded(Shared::B).is_multiple_of(8);
         let lies = !self.swap_ab || shares && self.tile_n.is_multiple_of(8 * self.cluster_split());
@@ -362,8 +366,8 @@ impl Spec {
     /// Registers of a producer's and of a consumer's thread.
     pub(super) fn registers(&self) -> (u32, u32) {
         match (self.consumers, self.kind) {
-            // Warps beside the one that loads turn tiles.
-            (1 | 2, Kind::Filter) if self.turns() => (72, 216),
+            // Warps beside the one that loads transpose tiles.
+            (1 | 2, Kind::Filter) if self.transposes_tiles() => (72, 216),
             // The producer knows a tap and a channel for each panel of columns.
             (1 | 2, Kind::Filter) => (56, 224),
             (1 | 2, _) => (40, 232),
@@ -384,8 +388,8 @@ impl Spec {
     /// Builds the kernel.
     pub(super) fn build(&self) -> KernelBody {
         let header = Header { name: self.to_string(), target: Target::Sm90a, threads: self.threads(), min_ctas: 1, cluster: self.ctas() };
-        match (self.turns(), self.is_integer()) {
-            (true, _) => build(header, |k| turned::convolve(k, self)),
+        match (self.transposes_tiles(), self.is_integer()) {
+            (true, _) => build(header, |k| transposed_tiles::convolve(k, self)),
             (_, true) => build(header, |k| convolve::<i32>(k, self)),
             _ => build(header, |k| convolve::<f32>(k, self)),
         }
@@ -395,7 +399,7 @@ impl Spec {
 verdigris_kir::parameters! {
     /// All parameters of the kernels.
     pub(super) struct Conv / ConvArgs of Spec as spec {
-        pub(super) feed: FeedArgs = *spec,
+        pub(super) producer: ProducerArgs = *spec,
         pub(super) schedule: ScheduleArgs = spec.splits_over_grid(),
         pub(super) parts: Option<PartsArgs> = (spec.split == Split::Reduced).then_some(()),
         pub(super) swap_ab: Option<SwapAbArgs> = spec.shares_depth().then(|| spec.epilogue.clone()),
@@ -414,7 +418,7 @@ verdigris_kir::parameters! {
 
 fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
-    let Conv { feed, schedule, parts, swap_ab, store, fixup } = Conv::declare(k, spec);
+    let Conv { producer, schedule, parts, swap_ab, store, fixup } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let swap_ab = swap_ab.map(|swap_ab| SwapAbStore::new(k, swap_ab, spec));
     let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
@@ -428,15 +432,15 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         (peers, _) => RingScope::Peers(peers),
     };
     let ring = Ring::new(k, spec.stages, spec.sharers(), scope);
-    // Nothing is filled here: turns let those who clear rows neither fall far behind those who multiply nor run ahead and take their bandwidth.
+    // Nothing is filled here: the ring lets those who clear rows neither fall far behind those who multiply nor run ahead and take their bandwidth.
     let paces = spec.clears().then(|| Ring::new(k, PACES, CLEARING, RingScope::Cta));
     k.when(k.thread().eq(0), || {
         ring.init();
         paces.iter().for_each(Ring::init);
         swap_ab.iter().for_each(SwapAbStore::init);
-        feed.maps().for_each(|map| k.prefetch_tensormap(map));
+        producer.maps().for_each(|map| k.prefetch_tensormap(map));
     });
-    feed.clear(k, spec, a_slots.address(), b_slots.address());
+    producer.clear(k, spec, a_slots.address(), b_slots.address());
     publish_barriers(k);
     // What is in front of this launch may still run: nothing of it is touched above.
     k.griddep_wait();
@@ -470,7 +474,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             a: a_slots.address(),
             b: b_slots.address(),
             a_part: if spec.loaded(Shared::A) < spec.tile_m { peer * spec.loaded(Shared::A) } else { k.constant(0) },
-            b_part: if spec.loaded(Shared::B) < spec.tile_n { peer * feed.columns_of_share(k, spec) } else { k.constant(0) },
+            b_part: if spec.loaded(Shared::B) < spec.tile_n { peer * producer.columns_of_share(k, spec) } else { k.constant(0) },
             a_options: options(Shared::A),
             b_options: options(Shared::B),
         };
@@ -483,8 +487,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 }
                 let work = own_depth(work);
                 let row = tile_row(&work) * spec.tile_m + slots.a_part;
-                let column = tile_column(&work) * feed.tile_columns(k, spec) + slots.b_part;
-                feed.load(k, spec, &work, row, column, &slots);
+                let column = tile_column(&work) * producer.tile_columns(k, spec) + slots.b_part;
+                producer.load(k, spec, &work, row, column, &slots);
             });
             if spec.cluster > 1 {
                 // A peer may still arrive on this CTA's barriers.
@@ -509,7 +513,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
 
         let one_tile = |work: Work<'k>| {
             let work = own_depth(work);
-            let target = feed.target(k, &work);
+            let target = producer.target(k, &work);
             let clear = || results.iter().flat_map(|sum| sum.registers()).for_each(|register| register.set(T::ZERO));
             if spec.promote {
                 clear();
@@ -553,7 +557,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             }
             k.wgmma_wait(0);
             // Rows without taps read nothing; their sum is zero.
-            if feed.may_be_empty() {
+            if producer.may_be_empty() {
                 k.when_else(
                     target.steps.eq(0),
                     || {
@@ -576,7 +580,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 parts.keep(results.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
             }
             if let Some(swap_ab) = &swap_ab {
-                let pixels = feed.tile_columns(k, spec);
+                let pixels = producer.tile_columns(k, spec);
                 let (channel, pixel) = (tile_row(&work) * spec.tile_m, work.column * pixels);
                 let place = swap_ab::Place { channel, pixel, pixels, batch: target.batch };
                 swap_ab.write(results, &place, [first_row, k.thread() - WARPGROUP]);
@@ -610,11 +614,11 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
             k.when(warpgroup.eq(1), || {
                 k.barrier_arrive(PING_PONG_BARRIER, 2 * WARPGROUP);
-                cursor.skip(feed.steps_of_tile(k, &schedule, own));
+                cursor.skip(producer.steps_of_tile(k, &schedule, own));
             });
             schedule.for_each_ping_pong(warpgroup, spec.consumers, |work| {
                 one_tile(work);
-                cursor.skip(feed.steps_of_tile(k, &schedule, work.tile + workers));
+                cursor.skip(producer.steps_of_tile(k, &schedule, work.tile + workers));
             });
         } else {
             schedule.for_each(one_tile);
@@ -632,7 +636,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         schedule.for_each(|work| {
             cursor.wait();
             let column = tile_column(&work) * spec.tile_n;
-            feed.clear_beside(k, work.batch, tile_row(&work) * spec.tile_m, spec.tile_m, warps, |group, place| {
+            producer.clear_beside(k, work.batch, tile_row(&work) * spec.tile_m, spec.tile_m, warps, |group, place| {
                 store.clear_rows(column, batch.split(group), place);
             });
             cursor.release(cursor.stage(), k.lane());

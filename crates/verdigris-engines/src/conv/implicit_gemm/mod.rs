@@ -26,13 +26,13 @@
 //! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
-mod feed;
 mod geometry;
 mod kernel;
 mod prepare;
+mod producer;
 mod swap_ab;
 mod terms;
-mod turned;
+mod transposed_tiles;
 mod view;
 
 use kernel::{ConvArgs, Kind, Shared, Spec, Split, TileStoreArgs};
@@ -137,8 +137,8 @@ const SHAPES: &[Shape] = &[
 const USUAL: &[usize] = &[0, 1, 2, 8, 9, 12];
 const FEW: &[usize] = &[0, 8, 12];
 const ONE: usize = 8;
-/// Those whose tiles are turned on the chip.
-const TURNED: &[usize] = &[1, 4, 8, 10, 12];
+/// Those whose tiles are transposed in shared memory.
+const TRANSPOSED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
 /// Those for channels that come in 320s, of which tiles of whole channel blocks waste a sixth. A filter that lies along its columns is loaded
@@ -159,9 +159,9 @@ const FLAT: usize = 32;
 /// The ping-pong shape that serves f16 too.
 const PING_PONG: usize = 18;
 
-/// The part of the catalog that a problem belongs to.
+/// The class of the catalog that a problem belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Shelf {
+enum CatalogClass {
     /// Operands as they are, results through a map.
     Usual,
     /// Operands that were converted to 16 bits, mostly with sums as results.
@@ -171,69 +171,72 @@ enum Shelf {
 }
 
 /// What may become of split tiles in the kernels of a shape: the catalog, short of the types of results.
-fn modes(shelf: Shelf, kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
+fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType, shape: usize) -> &'static [Split] {
     use Split::{Fixup, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
     let ping_pong = SHAPES.get(shape).is_some_and(|shape| shape.ping_pong);
     let cluster_split = SHAPES.get(shape).map_or(1, |shape| shape.cluster_split);
-    match (shelf, kind, spatial, operands) {
+    match (catalog_class, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
-        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
-        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
             &[Split::Clustered(4)]
         }
         // So many channels of few pixels are most often those of a data gradient.
-        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => &[Split::Clustered(2)],
-        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
+        (CatalogClass::Usual, Kind::Gather { phases: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => {
+            &[Split::Clustered(2)]
+        }
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
         _ if cluster_split > 1 || shape == WIDE => &[],
         // Nothing of the sweep was quickest by the first ping-pong shape.
-        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
-        (Shelf::Usual, Kind::Gather { phases: false, .. }, 2, DType::F16) | (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16)
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::F16)
+        | (CatalogClass::Usual, Kind::Gather { .. }, 2, DType::Bf16)
             if shape == PING_PONG =>
         {
             &[No]
         }
         _ if ping_pong => &[],
-        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
-        (Shelf::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
+        (CatalogClass::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[0] => &[No, Reduced],
+        (CatalogClass::Usual, Kind::Gather { phases: false, filter: Major::Depth }, 2, DType::Bf16) if shape == FIFTHS[1] => &[No],
         _ if FIFTHS.contains(&shape) => &[],
-        (Shelf::Rows, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
-        (Shelf::Rows, Kind::Gather { phases: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
-        (Shelf::Rows, ..) => &[],
-        (Shelf::Converted, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
-        (Shelf::Converted, Kind::Gather { phases: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
-        (Shelf::Converted, Kind::Gather { phases, .. }, _, _) if one => {
+        (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
+        (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
+        (CatalogClass::Rows, ..) => &[],
+        (CatalogClass::Converted, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
+        (CatalogClass::Converted, Kind::Gather { phases: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
+        (CatalogClass::Converted, Kind::Gather { phases, .. }, _, _) if one => {
             if phases {
                 &[No]
             } else {
                 &[Fixup]
             }
         }
-        (Shelf::Converted, Kind::Gather { .. }, ..) => &[],
-        (Shelf::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
-        (Shelf::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
+        (CatalogClass::Converted, Kind::Gather { .. }, ..) => &[],
+        (CatalogClass::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
+        (CatalogClass::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         // Of phases, clusters of tiles of 256 pixels were never quicker than those of 256 channels by more than a measurement is off.
         (_, Kind::Gather { phases: true, .. }, 2, _) if few || (usual && halves && shape != 2) => &[No],
         (_, Kind::Gather { phases: true, .. }, 3, _) if one || (few && halves) => &[No],
         (_, Kind::Gather { phases: true, .. }, 1, _) if one => &[No],
         (_, Kind::Gather { phases: true, .. }, ..) => &[],
-        (Shelf::Usual, Kind::Gather { .. }, 2, DType::Bf16) if shape == PAIR => &[Reduced],
-        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == PAIR => &[No, Reduced],
-        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == TALL => &[No],
-        (Shelf::Usual, Kind::Gather { .. }, 3, DType::Bf16) if few => &[Fixup, Reduced],
+        (CatalogClass::Usual, Kind::Gather { .. }, 2, DType::Bf16) if shape == PAIR => &[Reduced],
+        (CatalogClass::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == PAIR => &[No, Reduced],
+        (CatalogClass::Usual, Kind::Gather { .. }, 3, DType::Bf16) if shape == TALL => &[No],
+        (CatalogClass::Usual, Kind::Gather { .. }, 3, DType::Bf16) if few => &[Fixup, Reduced],
         (_, Kind::Gather { .. }, 2, DType::Bf16) if few => &[No, Fixup, Reduced],
         (_, Kind::Gather { .. }, 2, DType::Bf16) if usual => &[No, Fixup],
         (_, Kind::Gather { .. }, 2, _) if usual => &[Fixup],
         (_, Kind::Gather { .. }, 3, _) if one || (few && halves) => &[Fixup],
         (_, Kind::Gather { .. }, 1, _) if one => &[Fixup],
-        (_, Kind::Filter, 2, DType::F32) if TURNED.contains(&shape) => &[No, Reduced],
+        (_, Kind::Filter, 2, DType::F32) if TRANSPOSED.contains(&shape) => &[No, Reduced],
         (_, Kind::Filter, _, DType::F32) if one => &[No, Reduced],
         (_, Kind::Filter, _, DType::F32) => &[],
         (_, Kind::Filter, 2, DType::Bf16) if usual => &[No, Fixup, Reduced],
         (_, Kind::Filter, 2, _) if few => &[No, Reduced],
         (_, Kind::Filter, 2, _) if usual => &[Reduced],
-        (Shelf::Usual, Kind::Filter, 3, DType::Bf16) if shape == THREES[0] => &[Reduced],
+        (CatalogClass::Usual, Kind::Filter, 3, DType::Bf16) if shape == THREES[0] => &[Reduced],
         (_, Kind::Filter, 3, _) if few => &[No, Reduced],
         (_, Kind::Filter, 1, _) if one => &[No, Reduced],
         _ => &[],
@@ -285,16 +288,16 @@ fn plain(d: DType, stores_d: bool) -> EpilogueSpec {
 
 fn catalog_specs() -> Vec<Spec> {
     let mut specs = Vec::new();
-    let mut shelf = |shelf: Shelf, (operands, d, promote): (DType, DType, bool), kinds: &[Kind]| {
+    let mut catalog_class = |catalog_class: CatalogClass, (operands, d, promote): (DType, DType, bool), kinds: &[Kind]| {
         for &kind in kinds {
-            let out = match (shelf, kind) {
-                (Shelf::Rows, _) => Out::Rows,
+            let out = match (catalog_class, kind) {
+                (CatalogClass::Rows, _) => Out::Rows,
                 (_, Kind::Gather { phases: true, .. }) => Out::Scattered,
                 _ => Out::Tma,
             };
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
                 let given = Given { kind, spatial, a: operands, b: operands, promote, out, has_sums: false };
-                for &split in modes(shelf, kind, spatial, operands, number) {
+                for &split in modes(catalog_class, kind, spatial, operands, number) {
                     specs.extend(given.spec(shape, split, plain(d, matches!(split, Split::Clustered(_)))));
                 }
             }
@@ -310,15 +313,15 @@ fn catalog_specs() -> Vec<Spec> {
         } else {
             &[along_depth, gather(true, Major::Depth), Kind::Filter][..if operands == DType::F32 { 3 } else { 2 }]
         };
-        shelf(Shelf::Usual, (operands, d, promote), kinds);
+        catalog_class(CatalogClass::Usual, (operands, d, promote), kinds);
         if halves || operands == DType::F32 {
-            shelf(Shelf::Rows, (operands, d, promote), &[along_depth, along_columns][..if halves { 2 } else { 1 }]);
+            catalog_class(CatalogClass::Rows, (operands, d, promote), &[along_depth, along_columns][..if halves { 2 } else { 1 }]);
         }
     }
     // Operands of f32 that became terms. The parts of a filter's gradient are reduced by the split-K reduction.
     let sums = (DType::Bf16, DType::F32, false);
-    shelf(Shelf::Converted, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
-    shelf(Shelf::Rows, sums, &[along_depth, along_columns]);
+    catalog_class(CatalogClass::Converted, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
+    catalog_class(CatalogClass::Rows, sums, &[along_depth, along_columns]);
     // Parts are the same for each type of result.
     let mut names = std::collections::HashSet::new();
     specs.retain(|spec| names.insert(spec.to_string()));
@@ -496,12 +499,12 @@ impl ImplicitGemm {
     fn spec(&self, setting: Setting) -> Option<Spec> {
         let view = &self.view;
         let shape = SHAPES.get(setting.shape as usize)?;
-        let shelf = match view.out {
-            Out::Rows => Shelf::Rows,
-            _ if view.prepared.converted => Shelf::Converted,
-            _ => Shelf::Usual,
+        let catalog_class = match view.out {
+            Out::Rows => CatalogClass::Rows,
+            _ if view.prepared.converted => CatalogClass::Converted,
+            _ => CatalogClass::Usual,
         };
-        let modes = modes(shelf, view.kind, view.spatial, view.a, setting.shape as usize);
+        let modes = modes(catalog_class, view.kind, view.spatial, view.a, setting.shape as usize);
         let suits = |split: &Split| match split {
             Split::No | Split::Clustered(_) => setting.split == 0,
             // A kernel for split tiles serves whole ones too.
@@ -623,9 +626,9 @@ impl ImplicitGemm {
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
-        // Where tiles are turned, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
-        let turning_cycles = if spec.turns() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
-        let math_cycles = math_cycles.max(turning_cycles);
+        // Where tiles are transposed in shared memory, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
+        let transposing_cycles = if spec.transposes_tiles() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
+        let math_cycles = math_cycles.max(transposing_cycles);
         let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(spec) / spec.cluster } else { spec.loaded(Shared::B) };
         let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
         // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
@@ -747,8 +750,8 @@ impl Algorithm for ImplicitGemm {
         let places = view.prepared.copy_ahead(&mut program);
         let ([rows, columns], _) = self.tiles(spec);
         let [in_rows, in_columns] = spec.tiles_of_cluster();
-        let feed = view.feed(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
-        let mut args = ConvArgs { feed, schedule: *schedule, parts: None, swap_ab: None, store: None, fixup: None };
+        let producer = view.producer(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
+        let mut args = ConvArgs { producer, schedule: *schedule, parts: None, swap_ab: None, store: None, fixup: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
         let mut add = None;
         if let Some(parts) = reduced {

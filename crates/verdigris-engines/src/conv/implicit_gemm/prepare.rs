@@ -78,7 +78,7 @@ impl Prepared {
             Precision::Fp32 if a.dtype == DType::F32 => Some((DType::Bf16, 3)),
             Precision::Fp32 if a.dtype.is_fp8() => Some((DType::Bf16, 1)),
             // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone. Tiles of f32
-            // are turned on the chip where their panels are whole.
+            // are transposed in shared memory where their panels are whole.
             Precision::Tf32 if wgrad && !(conv.k / conv.groups).is_multiple_of(32) => Some((DType::Bf16, 2)),
             Precision::Fp8Fast | Precision::Fp8Promoted if wgrad || prologue => Some((DType::Bf16, 1)),
             _ => None,

@@ -10,10 +10,10 @@ use verdigris_tensor::DType;
 use super::super::chain::product;
 use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::feed::{FeedArgs, FilterArgs, GatherArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec};
 use super::prepare::Prepared;
+use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::terms;
 use crate::engine::{Reason, Refusal};
 use crate::parts::batch::Chunk;
@@ -256,7 +256,7 @@ impl View {
     }
 
     /// The arguments of the loads of so many tiles, of rows and columns of tiles; adds tables to the program.
-    pub(super) fn feed(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> FeedArgs {
+    pub(super) fn producer(&self, spec: &Spec, tiles: u32, [tile_rows, tile_columns]: [u32; 2], program: &mut Program) -> ProducerArgs {
         let mut constant = |bytes: Vec<u8>| {
             program.constants.push(bytes);
             Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 }
@@ -298,7 +298,7 @@ impl View {
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
                 let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
                 let (group_columns, group_depth) = if forward { (self.group_k, 0) } else { (0, self.group_k) };
-                FeedArgs::Gather(GatherArgs {
+                ProducerArgs::Gather(GatherArgs {
                     pixels,
                     filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
                     walk,
@@ -316,7 +316,7 @@ impl View {
                 let taps = constant(tap_table(gather, &[[0, 0]], [0, 0]));
                 let decl = spec.dy_map();
                 let dy = Matrix { batch_strides: vec![self.product.k * self.other.row_stride], ..self.other.clone() };
-                let map = if spec.turns() {
+                let map = if spec.transposes_tiles() {
                     // Channel blocks, one behind the other.
                     let channel_block = u64::from(spec.depth());
                     let dy = Matrix { batch_strides: vec![channel_block], ..dy };
@@ -325,10 +325,11 @@ impl View {
                     matrix_map(decl, &dy, [conv.k, self.product.k, u64::from(self.prepared.terms)])
                 };
                 let clip = |operand, extent, tiles| spec.clipped(operand).args(extent, tiles);
-                let clips = (!spec.turns()).then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
+                let clips = (!spec.transposes_tiles())
+                    .then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all channel blocks of a row of tiles belong to it.
                 let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
-                FeedArgs::Filter(FilterArgs {
+                ProducerArgs::Filter(FilterArgs {
                     dy: (in_place(self.other.slot), map),
                     pixels,
                     walk,

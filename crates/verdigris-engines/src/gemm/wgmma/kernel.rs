@@ -2,7 +2,7 @@
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are read from
 //! there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in [`super::ping_pong`], when a
-//! stage goes back in [`super::flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
+//! stage goes back in [`super::in_flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
@@ -15,7 +15,7 @@ use verdigris_kir::tile::schedule::{ScheduleArgs, Work};
 
 use super::super::factors::FactorsArgs;
 use super::epilogue::TileEpilogue;
-use super::flight::Flight;
+use super::in_flight::InFlight;
 use super::operands::Operands;
 use super::ping_pong::PingPong;
 use super::promote::{BlockFactors, Scaled};
@@ -74,11 +74,11 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let loader = stages.loader(share);
         k.when(k.elect(), || {
             schedule.for_each(|work| {
-                let haul = loader.haul(&work);
-                k.range(haul.steps, |step| {
-                    let depth = loader.depth(&haul, step);
-                    let full = cursor.acquire(haul.bytes);
-                    loader.load(&haul, depth, &cursor, full);
+                let tile_load = loader.tile_load(&work);
+                k.range(tile_load.steps, |step| {
+                    let depth = loader.depth(&tile_load, step);
+                    let full = cursor.acquire(tile_load.bytes);
+                    loader.load(&tile_load, depth, &cursor, full);
                     cursor.advance();
                 });
             });
@@ -96,7 +96,7 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         let ping_pong = PingPong::new(k, spec, schedule, own.warpgroup);
         let descriptors = stages.descriptors(own.first_row);
         let cursor = stages.ring.cursor();
-        let flight = Flight::new(k, spec.promote, cursor, own.thread);
+        let in_flight = InFlight::new(k, spec.promote, cursor, own.thread);
 
         ping_pong.for_each(&cursor, |work: Work<'k>| {
             let (first_step, steps) = share.steps(&work);
@@ -111,22 +111,22 @@ pub(super) fn gemm<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
                 cursor.wait();
                 let stage = cursor.stage();
                 let tiles = descriptors.of(stage);
-                flight.begin(step);
+                in_flight.begin(step);
                 k.wgmma_fence();
                 for part in 0..STEPS {
                     let b = tiles.b(part);
                     for block in 0..spec.blocks() {
                         let a = tiles.a(64 * block, part);
-                        let adds = if part == 0 { flight.adds.get() } else { k.constant(true) };
+                        let adds = if part == 0 { in_flight.adds.get() } else { k.constant(true) };
                         sums.multiply(block as usize, spec.shape(), a, b, adds);
                     }
                 }
                 k.wgmma_commit();
-                flight.end(step, stage, || sums.promote(factors.as_ref()));
+                in_flight.end(step, stage, || sums.promote(factors.as_ref()));
                 cursor.advance();
             });
             ping_pong.hand_on(&work);
-            flight.land();
+            in_flight.wait_all();
             // The place not before the main loop, which has no register to spare for it.
             epilogue.take(&kept, sums.finish(), &work, place());
         });

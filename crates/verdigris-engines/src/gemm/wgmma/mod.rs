@@ -9,7 +9,7 @@
 
 mod epilogue;
 mod estimate;
-mod flight;
+mod in_flight;
 mod kernel;
 mod operands;
 mod ping_pong;

@@ -52,8 +52,8 @@ pub(super) struct Stages<'k, 's> {
     pub(super) ring: Ring<'k>,
 }
 
-/// What is loaded of a piece of work, step by step.
-pub(super) struct Haul<'k> {
+/// The tile loads of a piece of work, step by step.
+pub(super) struct TileLoad<'k> {
     first_step: Val<'k, u32>,
     pub(super) steps: Val<'k, u32>,
     /// What arrives in each step, also from peers in the cluster.
@@ -101,28 +101,38 @@ pub(super) struct Loader<'k, 's, 'r> {
 
 impl<'k> Loader<'k, '_, '_> {
     /// What is to be loaded of a piece of work.
-    pub(super) fn haul(&self, work: &Work<'k>) -> Haul<'k> {
+    pub(super) fn tile_load(&self, work: &Work<'k>) -> TileLoad<'k> {
         let Operands { spec, batches, clips: [a, b], .. } = &self.stages.operands;
         let [row, column] = self.share.tile(work);
         let first = [row * spec.tile_m + self.begins[0], column * spec.tile_n + self.begins[1]];
         let matrix = batches.map(|batches| work.batch * batches);
         let (first_step, steps) = self.share.steps(work);
         let rows = [a.rows(row * spec.tile_m), b.rows(column * spec.tile_n)];
-        Haul { first_step, steps, bytes: a.bytes(rows[0]) + b.bytes(rows[1]), first, rows, matrix }
+        TileLoad { first_step, steps, bytes: a.bytes(rows[0]) + b.bytes(rows[1]), first, rows, matrix }
     }
 
     /// The depth at which a step begins.
-    pub(super) fn depth(&self, haul: &Haul<'k>, step: Val<'k, u32>) -> Val<'k, u32> {
-        (haul.first_step + step) * self.stages.operands.spec.depth()
+    pub(super) fn depth(&self, tile_load: &TileLoad<'k>, step: Val<'k, u32>) -> Val<'k, u32> {
+        (tile_load.first_step + step) * self.stages.operands.spec.depth()
     }
 
     /// Loads a step of both operands into the cursor's stage; the bytes complete on `full`.
-    pub(super) fn load(&self, haul: &Haul<'k>, depth: Val<'k, u32>, cursor: &Cursor<'k>, full: Mbarrier<'k>) {
+    pub(super) fn load(&self, tile_load: &TileLoad<'k>, depth: Val<'k, u32>, cursor: &Cursor<'k>, full: Mbarrier<'k>) {
         let Stages { operands: Operands { maps, clips, .. }, tiles, slots, .. } = self.stages;
         let to = [0, 1].map(|i| slots[i].address() + cursor.stage() * tiles[i].bytes());
         for (i, operand) in BOTH.into_iter().enumerate() {
             let options = self.share.options(operand);
-            clips[i].load(to[i], self.begins[i], haul.rows[i], &maps[i], haul.first[i], depth, haul.matrix[i], full, options);
+            clips[i].load(
+                to[i],
+                self.begins[i],
+                tile_load.rows[i],
+                &maps[i],
+                tile_load.first[i],
+                depth,
+                tile_load.matrix[i],
+                full,
+                options,
+            );
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Products under way: how many the tensor cores have at a time, and when the stage that they read goes back.
+//! The wgmma groups in flight: how many the tensor cores have at a time, and when the stage that they read goes back.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::ring::Cursor;
 
-/// A consumer's products under way.
-pub(super) struct Flight<'k> {
+/// A consumer's wgmma groups in flight.
+pub(super) struct InFlight<'k> {
     kernel: Kernel<'k>,
     cursor: Cursor<'k>,
     thread: Val<'k, u32>,
-    /// Sums are promoted after each step, which nothing may be under way behind.
+    /// Sums are promoted after each step, behind which no group may be in flight.
     promotes: bool,
     /// The stage of the step before.
     previous: Var<'k, u32>,
@@ -16,12 +16,12 @@ pub(super) struct Flight<'k> {
     pub(super) adds: Var<'k, bool>,
 }
 
-impl<'k> Flight<'k> {
+impl<'k> InFlight<'k> {
     /// For the consumer of which `thread` is a thread and whose stages `cursor` walks.
     pub(super) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
         let previous = k.var_named("previous", 0u32);
         let adds = k.var_named("add", k.thread().ge(0u32));
-        Flight { kernel: k, cursor, thread, promotes, previous, adds }
+        InFlight { kernel: k, cursor, thread, promotes, previous, adds }
     }
 
     /// Before the products of a step.
@@ -44,8 +44,8 @@ impl<'k> Flight<'k> {
         }
     }
 
-    /// Behind the last step of a tile: nothing is under way.
-    pub(super) fn land(&self) {
+    /// Behind the last step of a tile: no group is in flight.
+    pub(super) fn wait_all(&self) {
         if !self.promotes {
             self.kernel.wgmma_wait(0);
             self.cursor.release(self.previous, self.thread);

@@ -1,4 +1,4 @@
-//! What the producer of a convolution loads, and where a tile's results belong.
+//! The producer of a convolution: what it loads, and where a tile's results belong.
 //!
 //! The taps of the filter stand in a table in memory, four words each: the offsets that a tap moves the walk by (the two innermost dimensions
 //! in the halves of one word, the third in the next), its position in the filter, and what it adds to an image (where pixels are rows) or to a
@@ -105,7 +105,7 @@ impl<'k> Walk<'k> {
 
 /// Where the rows of a phase belong: row `i` along a dimension at `first + scatter·i`, if that is inside.
 pub(super) struct RowMap<'f, 'k> {
-    feed: &'f GatherFeed<'k>,
+    producer: &'f GatherProducer<'k>,
     scatter: &'f Scatter<'k>,
     first: Vec<Val<'k, u32>>,
 }
@@ -113,7 +113,7 @@ pub(super) struct RowMap<'f, 'k> {
 impl<'k> RowMap<'_, 'k> {
     /// The row of the result at which row `row` of the product belongs, and whether it does.
     pub(super) fn place(&self, k: Kernel<'k>, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>) {
-        let (indices, image) = self.feed.walk.indices(row);
+        let (indices, image) = self.producer.walk.indices(row);
         let mut inside = image.lt(self.scatter.images);
         let mut place = image;
         for (axis, index) in indices.into_iter().enumerate().rev() {
@@ -164,7 +164,7 @@ impl<'k> Offsets<'k> {
 
 verdigris_kir::parameters! {
     /// Pixels as rows, filters as columns.
-    pub(super) struct GatherFeed / GatherArgs of Spec as spec {
+    pub(super) struct GatherProducer / GatherArgs of Spec as spec {
         pub(super) pixels: Map = spec.gathered_map(),
         pub(super) filter: Map = spec.clipped(spec.gathers()[1]).map(),
         pub(super) walk: WalkArgs = spec.spatial,
@@ -185,7 +185,7 @@ verdigris_kir::parameters! {
 
 verdigris_kir::parameters! {
     /// Channels of dy as rows, taps and channels of x as columns.
-    pub(super) struct FilterFeed / FilterArgs of Spec as spec {
+    pub(super) struct FilterProducer / FilterArgs of Spec as spec {
         pub(super) dy: Map = spec.dy_map(),
         pub(super) pixels: Map = spec.gathered_map(),
         pub(super) walk: WalkArgs = spec.spatial,
@@ -203,43 +203,46 @@ verdigris_kir::parameters! {
         /// Which terms these are, four bits a product: that of x in the lower two, that of dy in the upper.
         pub(super) passes: u32,
         pub(super) images: u32,
-        /// What there is of rows and columns, where tiles are not turned.
-        pub(super) clips: Option<[ClipArgs; 2]> = (!spec.turns()).then_some(()),
+        /// What there is of rows and columns, where tiles are not transposed in shared memory.
+        pub(super) clips: Option<[ClipArgs; 2]> = (!spec.transposes_tiles()).then_some(()),
     }
 }
 
-/// The loads of a kernel.
-pub(super) enum Feed<'k> {
-    Gather(GatherFeed<'k>),
+/// The producer: the loads of a kernel.
+pub(super) enum Producer<'k> {
+    Gather(GatherProducer<'k>),
     /// With shared memory where channel blocks are too many for registers: channel and offsets of each.
-    Filter(FilterFeed<'k>, Option<SharedPiece<'k>>),
+    Filter(FilterProducer<'k>, Option<SharedPiece<'k>>),
 }
 
-/// What a launch gives for [`Feed`].
-pub(super) enum FeedArgs {
+/// What a launch gives for [`Producer`].
+pub(super) enum ProducerArgs {
     Gather(GatherArgs),
     Filter(FilterArgs),
 }
 
-impl Parameter for FeedArgs {
+impl Parameter for ProducerArgs {
     type Spec = Spec;
-    type Value<'k> = Feed<'k>;
-    type Argument = FeedArgs;
+    type Value<'k> = Producer<'k>;
+    type Argument = ProducerArgs;
 
-    fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &Spec) -> Feed<'k> {
+    fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &Spec) -> Producer<'k> {
         match spec.kind {
-            Kind::Gather { .. } => Feed::Gather(GatherFeed::declare(k, spec)),
+            Kind::Gather { .. } => Producer::Gather(GatherProducer::declare(k, spec)),
             Kind::Filter => {
-                let feed = FilterFeed::declare(k, spec);
-                Feed::Filter(feed, spec.turns().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)))
+                let producer = FilterProducer::declare(k, spec);
+                Producer::Filter(
+                    producer,
+                    spec.transposes_tiles().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)),
+                )
             }
         }
     }
 
-    fn bind(argument: FeedArgs, name: &'static str, spec: &Spec, to: &mut Arguments) {
+    fn bind(argument: ProducerArgs, name: &'static str, spec: &Spec, to: &mut Arguments) {
         match argument {
-            FeedArgs::Gather(gather) => GatherArgs::bind(gather, name, spec, to),
-            FeedArgs::Filter(filter) => FilterArgs::bind(filter, name, spec, to),
+            ProducerArgs::Gather(gather) => GatherArgs::bind(gather, name, spec, to),
+            ProducerArgs::Filter(filter) => FilterArgs::bind(filter, name, spec, to),
         }
     }
 }
@@ -254,12 +257,12 @@ pub(super) struct Target<'f, 'k> {
     pub(super) rows: Option<RowMap<'f, 'k>>,
 }
 
-impl<'k> Feed<'k> {
+impl<'k> Producer<'k> {
     /// The tensor maps.
     pub(super) fn maps(&self) -> impl Iterator<Item = &TensorMap<'k>> {
         match self {
-            Feed::Gather(feed) => [&feed.pixels, &feed.filter],
-            Feed::Filter(feed, _) => [&feed.dy, &feed.pixels],
+            Producer::Gather(producer) => [&producer.pixels, &producer.filter],
+            Producer::Filter(producer, _) => [&producer.dy, &producer.pixels],
         }
         .into_iter()
     }
@@ -267,9 +270,9 @@ impl<'k> Feed<'k> {
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
     pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
         let clips = match self {
-            Feed::Gather(feed) if spec.swap_ab => [Some(feed.column_clip(spec)), feed.pixel_clip(spec)],
-            Feed::Gather(feed) => [None, Some(feed.column_clip(spec))],
-            Feed::Filter(feed, _) => feed.clips(spec).map_or([None; 2], |clips| clips.map(Some)),
+            Producer::Gather(producer) if spec.swap_ab => [Some(producer.column_clip(spec)), producer.pixel_clip(spec)],
+            Producer::Gather(producer) => [None, Some(producer.column_clip(spec))],
+            Producer::Filter(producer, _) => producer.clips(spec).map_or([None; 2], |clips| clips.map(Some)),
         };
         for (clip, slots) in clips.into_iter().zip([a, b]) {
             clip.iter().for_each(|clip| clip.clear(slots, spec.stages, k.thread(), spec.threads()));
@@ -278,7 +281,7 @@ impl<'k> Feed<'k> {
 
     /// The pixels of a tile, where a cluster shares a depth.
     fn pixel_clip(&self, spec: &Spec) -> Option<Clip<'k>> {
-        if let Feed::Gather(feed) = self { feed.pixel_clip(spec) } else { None }
+        if let Producer::Gather(producer) = self { producer.pixel_clip(spec) } else { None }
     }
 
     /// Columns from one tile to the next.
@@ -299,21 +302,21 @@ impl<'k> Feed<'k> {
 
     /// Whether there may be work without depth.
     pub(super) fn may_be_empty(&self) -> bool {
-        matches!(self, Feed::Gather(GatherFeed { scatter: Some(_), .. }))
+        matches!(self, Producer::Gather(GatherProducer { scatter: Some(_), .. }))
     }
 
     /// What the consumers must know of a piece of work.
     pub(super) fn target(&self, k: Kernel<'k>, work: &Work<'k>) -> Target<'_, 'k> {
-        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else {
+        let Producer::Gather(producer @ GatherProducer { scatter: Some(scatter), .. }) = self else {
             return Target { steps: work.steps, batch: work.batch, rows: None };
         };
         let (phase, group) = scatter.groups.split(work.batch);
-        let (taps, rows) = feed.phase(k, scatter, phase);
-        Target { steps: k.uniform(taps) * feed.channel_blocks.value(), batch: group, rows: Some(rows) }
+        let (taps, rows) = producer.phase(k, scatter, phase);
+        Target { steps: k.uniform(taps) * producer.channel_blocks.value(), batch: group, rows: Some(rows) }
     }
 
     /// Gives to `clear` the places of rows of phases without taps, where such have no tiles: those that stand in their phases where the rows
-    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each phase that has some take every so many-th of the others;
+    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each phase that has some share the others grid-stride;
     /// and each of `warps` warps takes some rows.
     pub(super) fn clear_beside(
         &self,
@@ -324,12 +327,12 @@ impl<'k> Feed<'k> {
         [warp, warps]: [Val<'k, u32>; 2],
         clear: impl Fn(Val<'k, u32>, (Val<'k, u32>, Val<'k, bool>)),
     ) {
-        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return };
+        let Producer::Gather(producer @ GatherProducer { scatter: Some(scatter), .. }) = self else { return };
         let Some(all_phases) = scatter.all_phases else { return };
         let (phase, group) = scatter.groups.split(batch);
         let tiled = scatter.last_phase + 1;
         k.range_step(tiled + phase, all_phases, tiled, |phase| {
-            let (_, rows) = feed.phase(k, scatter, phase);
+            let (_, rows) = producer.phase(k, scatter, phase);
             k.range_step(warp * CLEARED_ROWS, rows_of_tile, warps * CLEARED_ROWS, |row| {
                 clear(group, rows.place(k, first_row + row + (k.lane() & (CLEARED_ROWS - 1))));
             });
@@ -338,22 +341,22 @@ impl<'k> Feed<'k> {
 
     /// Steps of depth of the tile at place `tile` of the walk over tiles; some number behind the last one.
     pub(super) fn steps_of_tile(&self, k: Kernel<'k>, schedule: &Schedule<'k>, tile: Val<'k, u32>) -> Val<'k, u32> {
-        let Feed::Gather(feed @ GatherFeed { scatter: Some(scatter), .. }) = self else { return schedule.steps() };
+        let Producer::Gather(producer @ GatherProducer { scatter: Some(scatter), .. }) = self else { return schedule.steps() };
         let phase = scatter.phase_tiles.quotient(tile).min(scatter.last_phase);
         let taps = k.ld_global::<u32>(scatter.table.at(phase, PHASE_BYTES), 4);
-        k.uniform(taps) * feed.channel_blocks.value()
+        k.uniform(taps) * producer.channel_blocks.value()
     }
 
     /// Loads a piece of work whose first row and column (those that this CTA loads) are `row` and `column`. By one thread.
     pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
         match self {
-            Feed::Gather(feed) => feed.load(k, spec, work, row, column, slots),
-            Feed::Filter(feed, places) => feed.load(k, spec, work, row, column, slots, *places),
+            Producer::Gather(producer) => producer.load(k, spec, work, row, column, slots),
+            Producer::Filter(producer, places) => producer.load(k, spec, work, row, column, slots, *places),
         }
     }
 }
 
-impl<'k> GatherFeed<'k> {
+impl<'k> GatherProducer<'k> {
     fn column_clip(&self, spec: &Spec) -> Clip<'k> {
         Clip::new(spec.clipped(spec.gathers()[1]), self.columns)
     }
@@ -370,7 +373,7 @@ impl<'k> GatherFeed<'k> {
         if self.walk.counts.len() == 3 {
             first.push(k.ld_global::<u32>(address, 16));
         }
-        (words[1], RowMap { feed: self, scatter, first })
+        (words[1], RowMap { producer: self, scatter, first })
     }
 
     fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
@@ -440,7 +443,7 @@ impl<'k> GatherFeed<'k> {
     }
 }
 
-impl<'k> FilterFeed<'k> {
+impl<'k> FilterProducer<'k> {
     fn clips(&self, spec: &Spec) -> Option<[Clip<'k>; 2]> {
         let [rows, columns] = self.clips?;
         Some([Clip::new(spec.clipped(Shared::A), rows), Clip::new(spec.clipped(Shared::B), columns)])

@@ -1,8 +1,8 @@
-//! The filter's gradient of tf32 operands, whose tiles are turned on the chip: the tensor cores read 32-bit operands along their depth, which is
+//! The filter's gradient of tf32 operands, whose tiles are transposed in shared memory: the tensor cores read 32-bit operands along their depth, which is
 //! pixels here, while memory has channels side by side.
 //!
 //! **A** (channels of dy) goes through registers: a thread reads from the tile as TMA left it the elements that the instruction wants
-//! of it. **B** (channels of x) is turned in place by three warps beside the one that loads: a panel of 32 pixels by 32 channels, 4 KiB, is read
+//! of it. **B** (channels of x) is transposed in place by three warps beside the one that loads: a panel of 32 pixels by 32 channels, 4 KiB, is read
 //! whole, 16 bytes a lane at a time, and written back as 32 channels by 32 pixels.
 //!
 //! **The order of pixels** in the depth of a step is free, provided that A and B agree: place `4q + j` (`q < 8`, `j < 4`) holds pixel
@@ -19,8 +19,8 @@ use verdigris_kir::tile::operand::{Major, OperandTile};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::Work;
 
-use super::feed::Slots;
 use super::kernel::{Conv, FIRST_BARRIER, Spec, TileStore, WARPGROUP};
+use super::producer::Slots;
 use crate::parts::fixup::{Fixup, Part};
 use crate::parts::split_k_reduction::Parts;
 use crate::parts::store::{Store, Tile};
@@ -29,16 +29,16 @@ use crate::parts::store::{Store, Tile};
 pub(super) const PANEL_BYTES: u32 = 4096;
 /// Instruction steps of 8 pixels.
 const STEPS: u32 = 4;
-/// Warps that turn panels.
-const TURNERS: u32 = 3;
+/// Warps that transpose panels.
+const TRANSPOSERS: u32 = 3;
 
 /// Where 16 bytes `chunk` of a tile's row `row` stand in it.
 fn swizzled<'k>(row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
     (row << 7) + (((row & 7) ^ chunk) << 4)
 }
 
-/// Turns the panel at `panel`; all lanes of a warp call it.
-fn turn<'k>(k: Kernel<'k>, panel: Val<'k, u32>) {
+/// Transposes the panel at `panel`; all lanes of a warp call it.
+fn transpose_panel<'k>(k: Kernel<'k>, panel: Val<'k, u32>) {
     // A lane takes four channels by four pixels, twice.
     let (place, first) = (k.lane() & 7, k.lane() >> 3);
     let blocks: Vec<Vec<Vec<Val<'k, u32>>>> = (0..2)
@@ -61,8 +61,8 @@ fn turn<'k>(k: Kernel<'k>, panel: Val<'k, u32>) {
 pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
     // B as it is multiplied: rows of channels, 32 pixels each.
-    let turned = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let Conv { feed, schedule, parts, store, fixup, .. } = Conv::declare(k, spec);
+    let transposed_tiles = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
+    let Conv { producer, schedule, parts, store, fixup, .. } = Conv::declare(k, spec);
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
     let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
     let fixup = fixup.map(|fixup| Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER));
@@ -71,13 +71,13 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
     // Each warp of a consumer gives a stage back: all of them have read A.
     let ring = Ring::new(k, spec.stages, 4 * spec.consumers, RingScope::Cta);
-    // B of a stage is turned.
+    // B of a stage is transposed.
     let ready = k.mbarrier_array("turned", spec.stages);
-    ready.arrivals().set(u64::from(TURNERS));
+    ready.arrivals().set(u64::from(TRANSPOSERS));
     k.when(k.thread().eq(0), || {
         ring.init();
         ready.init();
-        feed.maps().for_each(|map| k.prefetch_tensormap(map));
+        producer.maps().for_each(|map| k.prefetch_tensormap(map));
     });
     publish_barriers(k);
     // What is in front of this launch may still run: nothing of it is touched above.
@@ -95,18 +95,18 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
             b_options: Default::default(),
         };
         k.when(k.elect(), || {
-            schedule.for_each(|work| feed.load(k, spec, &work, work.row * spec.tile_m, work.column * spec.tile_n, &slots));
+            schedule.for_each(|work| producer.load(k, spec, &work, work.row * spec.tile_m, work.column * spec.tile_n, &slots));
         });
     };
 
-    let turn_slabs = || {
+    let transpose_panels = || {
         let cursor = ring.cursor();
         let own = k.uniform(k.warp()) - 1;
         schedule.for_each(|work| {
             k.range(work.steps, |_| {
                 cursor.wait();
                 let tile = b_slots.address() + cursor.stage() * b_tile.bytes();
-                k.range_step(own, spec.tile_n / 32, TURNERS, |panel| turn(k, tile + panel * PANEL_BYTES));
+                k.range_step(own, spec.tile_n / 32, TRANSPOSERS, |panel| transpose_panel(k, tile + panel * PANEL_BYTES));
                 // The tensor cores read what ordinary stores wrote.
                 k.fence_proxy_async();
                 k.warp_sync();
@@ -121,7 +121,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
         let first_row = warpgroup * (64 * spec.blocks());
         let sums: Vec<Fragment<'k, f32>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
-        let b_low = turned.descriptor_base(b_slots.address(), 0u32);
+        let b_low = transposed_tiles.descriptor_base(b_slots.address(), 0u32);
         let cursor = ring.cursor();
         let phase = k.var_named("turned phase", 0u32);
 
@@ -153,7 +153,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 let add = step.gt(0);
                 k.wgmma_fence();
                 for part in 0..STEPS {
-                    let b_descriptor = turned.descriptor_from(b_stage + turned.advance(0, part));
+                    let b_descriptor = transposed_tiles.descriptor_from(b_stage + transposed_tiles.advance(0, part));
                     for (block, sum) in sums.iter().enumerate() {
                         let a = WgmmaA::Registers(&fragments[(part * spec.blocks()) as usize + block]);
                         let adds = if part == 0 { add } else { k.constant(true) };
@@ -200,7 +200,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     let produce = || {
         k.warp_roles(&[
             Role { name: "load", warps: 1, registers: None, body: &load },
-            Role { name: "turn", warps: TURNERS, registers: None, body: &turn_slabs },
+            Role { name: "turn", warps: TRANSPOSERS, registers: None, body: &transpose_panels },
         ]);
     };
     k.warp_roles(&[

@@ -1,4 +1,4 @@
-//! Where a CTA works: which outputs, which tile of activations, which taps; and where a thread stands in it.
+//! Where a CTA works: which outputs, which tile of activations, which taps; and the thread coordinates in it.
 
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 use verdigris_kir::params::Divide;
@@ -154,7 +154,7 @@ impl<'k> TapBlocks<'k> {
 }
 
 verdigris_kir::parameters! {
-    /// The items of a CTA: every so-many-th, so that CTAs work side by side in memory, and read each other's neighbours out of L2.
+    /// The items of a CTA, grid-stride, so that CTAs work side by side in memory, and read each other's neighbours out of L2.
     #[derive(Clone, Copy)]
     pub(super) struct Share / ShareArguments of () as _spec {
         pub(super) items: u32,
@@ -234,7 +234,7 @@ impl<'k> Tiles<'k> {
 
 /// Where a thread stands in a tile: its word of a pixel, and its outputs among those of the CTA.
 #[derive(Clone, Copy)]
-pub(super) struct Stand<'k> {
+pub(super) struct ThreadCoordinates<'k> {
     /// The word.
     pub(super) lane: Val<'k, u32>,
     /// Image, rows of blocks, columns of blocks.
@@ -243,7 +243,7 @@ pub(super) struct Stand<'k> {
     pub(super) is_used: Val<'k, bool>,
 }
 
-impl<'k> Stand<'k> {
+impl<'k> ThreadCoordinates<'k> {
     /// Of this thread, if the places of a CTA are so many images, rows and columns.
     pub(super) fn new(k: Kernel<'k>, spec: &Spec, [images, rows, columns]: [Divisor<'k>; 3]) -> Self {
         let place = k.thread() >> spec.lanes().ilog2();
@@ -253,7 +253,7 @@ impl<'k> Stand<'k> {
         // What has no place stands at the first, and keeps nothing.
         let is_used = place.lt(used.min(spec.places()));
         let place = [image, row, column].map(|part| k.select(is_used, part, 0u32));
-        Stand { lane: k.thread() & (spec.lanes() - 1), place, is_used }
+        ThreadCoordinates { lane: k.thread() & (spec.lanes() - 1), place, is_used }
     }
 
     /// Rows or columns of outputs, and lines of the tile, before the thread's own.
