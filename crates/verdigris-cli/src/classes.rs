@@ -68,7 +68,7 @@ impl Representative {
         match &self.run {
             Run::Product(product) => [product.case.id.clone(), product.engine.id().to_string(), product.knobs.to_string()],
             Run::Graph(job, part) => {
-                let way = &job.variants[0].ways[*part];
+                let way = &job.variants[0].configs[*part];
                 [job.case.id.clone(), way.engine.to_string(), way.knobs.to_string()]
             }
         }
@@ -153,7 +153,7 @@ impl Search {
             return;
         }
         let Ok(candidate) = engine.accept(&case.problem, arch) else { return };
-        for knobs in candidate.knobs().settings() {
+        for knobs in candidate.knobs().configs() {
             // A setting that is refused fails the cases; here it leads nowhere.
             let Ok(program) = candidate.program(knobs) else { continue };
             let classes = self.take(program.launches().map(|launch| launch.kernel.name()));
@@ -173,7 +173,7 @@ impl Search {
         if parts.variants() == 0 {
             return Ok(());
         }
-        for (part, ways) in parts.ways.iter().enumerate() {
+        for (part, ways) in parts.configs.iter().enumerate() {
             for (number, way) in ways.iter().enumerate() {
                 let classes = self.take(way.kernels());
                 if !classes.is_empty() {
@@ -240,7 +240,7 @@ fn judge(executor: &Executor, one: &Representative) -> Result<Option<String>> {
             check::execute(handle, &Prepared::new(product.case.clone())?, &way)
         }
         Run::Graph(job, part) => {
-            let way = &job.variants[0].ways[*part];
+            let way = &job.variants[0].configs[*part];
             let pin = Pin { part: Some(*part), engine: way.engine.name.to_owned(), knobs: way.knobs.clone() };
             Ok(executor.judge(&job.case.graph, &job.case, &Mode::Pinned(vec![pin])).err())
         }

@@ -346,7 +346,7 @@ fn works<'p>(
                 }
             };
             let space = candidate.knobs();
-            let settings: Vec<&Knobs> = (space.settings().iter())
+            let settings: Vec<&Knobs> = (space.configs().iter())
                 .filter(|knobs| {
                     prepared.case.problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic)
                 })

@@ -169,7 +169,7 @@ fn rotated<T>(list: &[T], turn: u64) -> impl Iterator<Item = (usize, &T)> {
 fn of_product(plan: &mut Plan, wanted: &mut BTreeSet<String>, case: &Case, engine: &'static dyn Engine, arch: &Arch, turn: u64) {
     let Ok(candidate) = engine.accept(&case.problem, arch) else { return };
     let space = candidate.knobs();
-    for (_, knobs) in rotated(space.settings(), turn) {
+    for (_, knobs) in rotated(space.configs(), turn) {
         // A setting that is refused fails the cases; here it leads nowhere.
         let Ok(program) = candidate.program(knobs) else { continue };
         if plan.takes(wanted, program.launches().map(|launch| launch.kernel.name())) {
@@ -191,7 +191,7 @@ fn of_graph(
         return Ok(());
     }
     let mut variants: Vec<Variant> = Vec::new();
-    for (part, ways) in parts.ways.iter().enumerate() {
+    for (part, ways) in parts.configs.iter().enumerate() {
         for (number, way) in rotated(ways, turn) {
             if plan.takes(wanted, way.kernels()) {
                 variants.push(parts.variant_with(part, number));

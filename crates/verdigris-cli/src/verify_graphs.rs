@@ -97,7 +97,7 @@ pub(crate) fn plan<'c>(
         for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
             *outcome.refusals.entry((refusal.engine.name, refusal.reason.name())).or_default() += 1;
         }
-        for ways in &parts.ways {
+        for ways in &parts.configs {
             let mut names: Vec<&'static str> = ways.iter().map(|way| way.engine.name).collect();
             names.dedup();
             names.into_iter().for_each(|name| *outcome.taken.entry(name).or_default() += 1);
@@ -122,12 +122,12 @@ pub(crate) fn plan<'c>(
 fn choose(parts: &Parts, seed: u64, reached: &HashSet<String>) -> Vec<Variant> {
     let first = parts.variant(0);
     let others: Vec<(usize, usize)> =
-        parts.ways.iter().enumerate().flat_map(|(part, ways)| (1..ways.len()).map(move |way| (part, way))).collect();
+        parts.configs.iter().enumerate().flat_map(|(part, ways)| (1..ways.len()).map(move |way| (part, way))).collect();
     let from = (seed % others.len().max(1) as u64) as usize;
     let rotated = || others.iter().cycle().skip(from).take(others.len());
     let is_new = |&&(part, way): &&(usize, usize)| {
         let known = |kernel: &str| reached.contains(kernel) || first.kernels().any(|of_first| of_first == kernel);
-        parts.ways[part][way].kernels().any(|kernel| !known(kernel))
+        parts.configs[part][way].kernels().any(|kernel| !known(kernel))
     };
     let other = rotated().find(is_new).or_else(|| rotated().next()).map(|&(part, way)| parts.variant_with(part, way));
     std::iter::once(first).chain(other).collect()
@@ -147,7 +147,7 @@ impl Job<'_> {
 
     /// What is run.
     pub(crate) fn programs(&self) -> impl Iterator<Item = &Program> {
-        self.variants.iter().flat_map(|variant| &variant.ways).map(|way| &way.program)
+        self.variants.iter().flat_map(|variant| &variant.configs).map(|way| &way.program)
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
         let parts = Parts::all(&case.graph, &Arch::virtual_device(4), &engines).expect("is cut");
         let mut reached = HashSet::new();
         // Each choice leads to a kernel that none before it led to, as long as there is one.
-        let all: HashSet<&str> = parts.ways[0].iter().flat_map(|way| way.kernels()).collect();
+        let all: HashSet<&str> = parts.configs[0].iter().flat_map(|way| way.kernels()).collect();
         for turn in 0.. {
             let before = reached.len();
             reached.extend(choose(&parts, turn, &reached).iter().flat_map(Variant::kernels).map(str::to_owned));

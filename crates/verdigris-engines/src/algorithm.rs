@@ -1,8 +1,8 @@
 //! The skeleton that all engines share: an algorithm says what it can do, [`Listed`] makes an engine of it.
 //!
-//! An [`Algorithm`] accepts a problem, lists its configs, says what each is like and lowers one to a program. What every engine does alike stands here,
-//! once: configs are ranked by estimated time, the best first; one that is not listed is refused by name, or read by the name that it had in an
-//! earlier version; and only the config that is asked for is lowered.
+//! An [`Algorithm`] accepts a problem, lists its configs, says what each is like and lowers one to a program. What every engine does alike
+//! stands here, once: configs are ranked by estimated time, the best first; one that is not listed is refused by name, or read by the name
+//! that it had in an earlier version; and only the config that is asked for is lowered.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -84,10 +84,10 @@ impl<A: Algorithm> Engine for Listed<A> {
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
         let accepted = A::accept(problem, arch)?;
-        let mut ranked: Vec<Ranked<A::Config>> = accepted
+        let mut ranked: Vec<RankedConfig<A::Config>> = accepted
             .configs()
             .into_iter()
-            .map(|config| Ranked { knobs: A::knobs(&config), cost: accepted.cost(&config), config })
+            .map(|config| RankedConfig { knobs: A::knobs(&config), cost: accepted.cost(&config), config })
             .collect();
         // Stable: among equals, the algorithm's own preference.
         ranked.sort_by(|one, other| one.cost.us.total_cmp(&other.cost.us));
@@ -100,7 +100,7 @@ impl<A: Algorithm> Engine for Listed<A> {
     }
 }
 
-struct Ranked<C> {
+struct RankedConfig<C> {
     config: C,
     knobs: Knobs,
     cost: Cost,
@@ -109,11 +109,11 @@ struct Ranked<C> {
 struct Accepted<A: Algorithm> {
     accepted: A,
     /// The best by estimate first.
-    ranked: Vec<Ranked<A::Config>>,
+    ranked: Vec<RankedConfig<A::Config>>,
 }
 
 impl<A: Algorithm> Accepted<A> {
-    fn find(&self, knobs: &Knobs) -> Result<&Ranked<A::Config>, Refusal> {
+    fn find(&self, knobs: &Knobs) -> Result<&RankedConfig<A::Config>, Refusal> {
         let listed = |knobs: &Knobs| self.ranked.iter().find(|ranked| ranked.knobs == *knobs);
         listed(knobs).or_else(|| A::renamed(knobs).and_then(|today| listed(&today))).ok_or_else(|| {
             let best = self.ranked.first().map_or_else(String::new, |best| format!("; the best by estimate is {}", best.knobs));
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn configs_are_ranked_once_and_the_first_of_equals_is_preferred() {
         let candidate = asked(8).expect("accepted");
-        let ways: Vec<_> = candidate.knobs().settings().iter().filter_map(|knobs| knobs.value("way")).collect();
+        let ways: Vec<_> = candidate.knobs().configs().iter().filter_map(|knobs| knobs.value("way")).collect();
         assert_eq!(ways, [2, 1, 0]);
         assert_eq!(candidate.cost(&Knobs::new([("way", 0)])).map(|cost| cost.us), Ok(3.0));
         assert_eq!(candidate.notes(&Knobs::new([("way", 1)])).map(|notes| notes.tensor_core), Ok(true));

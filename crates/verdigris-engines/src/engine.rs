@@ -1,7 +1,7 @@
 //! What an engine is: *can* it take a problem, *ought* it to, and the program if it is chosen.
 //!
-//! `accept` says can, or says why not; `cost` says ought; `program` lowers one config: the chosen one, and those whose workspace and alignments
-//! limits are held against. None of them compiles anything.
+//! `accept` says can, or says why not; `cost` says ought; `program` lowers one config: the chosen one, and those whose workspace and
+//! alignments limits are held against. None of them compiles anything.
 //!
 //! **Slots.** A program's `Base::Buffer(i)` and `HostNumber::Bound(i)` are slot `i` of the problem it was made for
 //! ([`verdigris_graph::Slot`]); `buffer_alignment_bytes` has one entry a slot, 1 for host scalars.
@@ -52,35 +52,35 @@ pub trait Engine: Sync {
 
 /// An engine's acceptance of one problem, with all that `accept` worked out.
 pub trait Candidate {
-    /// Every legal setting, the default first. Never empty.
+    /// Every legal config, the default first. Never empty.
     fn knobs(&self) -> KnobSpace;
 
-    /// Numerical and behaviour notes under a setting of [`Candidate::knobs`].
+    /// Numerical and behaviour notes under a config of [`Candidate::knobs`].
     ///
     /// # Errors
-    /// [`Reason::Knobs`] for a setting that is not listed.
+    /// [`Reason::Knobs`] for a config that is not listed.
     fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal>;
 
-    /// Estimated time under a setting of [`Candidate::knobs`].
+    /// Estimated time under a config of [`Candidate::knobs`].
     ///
     /// # Errors
-    /// [`Reason::Knobs`] for a setting that is not listed.
+    /// [`Reason::Knobs`] for a config that is not listed.
     fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal>;
 
     /// Launches and scratch; the workspace size falls out of them.
     ///
     /// # Errors
-    /// [`Reason::Knobs`] for a setting that [`Candidate::knobs`] does not list, as a plan cache of another version may hold.
+    /// [`Reason::Knobs`] for a config that [`Candidate::knobs`] does not list, as a plan cache of another version may hold.
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal>;
 }
 
-/// One setting of an engine's knobs: a value for each name.
+/// One config of an engine: its knobs, a value for each name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Knobs(BTreeMap<String, u32>);
 
 impl Knobs {
-    /// A setting from names and values.
+    /// A config from names and values.
     pub fn new<'a>(values: impl IntoIterator<Item = (&'a str, u32)>) -> Knobs {
         Knobs(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
@@ -109,29 +109,29 @@ impl fmt::Display for Knobs {
     }
 }
 
-/// All legal settings of one candidate, the default first.
+/// All legal configs of one candidate, the default first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnobSpace(Vec<Knobs>);
 
 impl KnobSpace {
     /// A space of a default and alternatives to it; the default among the alternatives is dropped.
     pub fn new(default: Knobs, alternatives: impl IntoIterator<Item = Knobs>) -> KnobSpace {
-        let mut settings = vec![default];
-        for setting in alternatives {
-            if !settings.contains(&setting) {
-                settings.push(setting);
+        let mut configs = vec![default];
+        for config in alternatives {
+            if !configs.contains(&config) {
+                configs.push(config);
             }
         }
-        KnobSpace(settings)
+        KnobSpace(configs)
     }
 
     /// What the engine would choose.
-    pub fn default_setting(&self) -> &Knobs {
+    pub fn default_config(&self) -> &Knobs {
         &self.0[0]
     }
 
-    /// Every setting, the default first.
-    pub fn settings(&self) -> &[Knobs] {
+    /// Every config, the default first.
+    pub fn configs(&self) -> &[Knobs] {
         &self.0
     }
 }
@@ -197,7 +197,7 @@ pub enum Reason {
     SharedMemory,
     /// Bitwise repeatability was asked for.
     Determinism,
-    /// A knob setting that the candidate does not list.
+    /// A config that the candidate does not list.
     Knobs,
     /// More workspace than the caller lends.
     Workspace,
@@ -282,11 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn the_default_setting_comes_first_and_once() {
+    fn the_default_config_comes_first_and_once() {
         let tile = |value| Knobs::new([("tile", value)]);
         let space = KnobSpace::new(tile(1), [tile(0), tile(1), tile(2)]);
-        assert_eq!(space.settings(), [tile(1), tile(0), tile(2)]);
-        assert_eq!(space.default_setting().to_string(), "tile=1");
+        assert_eq!(space.configs(), [tile(1), tile(0), tile(2)]);
+        assert_eq!(space.default_config().to_string(), "tile=1");
         assert_eq!(Knobs::default().to_string(), "default");
     }
 }

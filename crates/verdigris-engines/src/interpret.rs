@@ -1,7 +1,7 @@
 //! A graph on the interpreter: cut into problems, each computed by engines' programs, with the temporaries passed on.
 //!
-//! This is how the cases and random graphs of the corpus reach the engines without a device. [`Parts`] knows all the ways that were asked for
-//! of each part; a [`Variant`] is one way for each of them, and can be run.
+//! This is how the cases and random graphs of the corpus reach the engines without a device. [`Parts`] knows all the configs that were
+//! asked for of each part; a [`Variant`] is one config for each of them, and can be run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,55 +15,55 @@ use verdigris_kir::program::Program;
 use crate::arch::Arch;
 use crate::engine::{Engine, EngineId, Knobs, Refusal};
 
-/// One engine's way to compute a part.
+/// One engine's config for a part.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct PartConfig {
     /// Who.
     pub engine: EngineId,
-    /// Under which setting.
+    /// Which config.
     pub knobs: Knobs,
     /// What is launched.
     pub program: Program,
 }
 
-impl Way {
+impl PartConfig {
     /// The names of the kernels that it launches.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.program.launches().map(|launch| launch.kernel.name())
     }
 }
 
-/// A graph's problems with the ways to compute each.
+/// A graph's problems with the configs for each.
 #[derive(Debug)]
 pub struct Parts {
     /// The problems.
     pub partition: Partition,
-    /// The ways of each part, in the order of the parts; each engine's default comes before its other settings.
-    pub ways: Vec<Vec<Way>>,
+    /// The configs of each part, in the order of the parts; each engine's default comes before its other configs.
+    pub configs: Vec<Vec<PartConfig>>,
     /// Who refused which part.
     pub refusals: Vec<(usize, Refusal)>,
 }
 
 impl Parts {
-    /// Cuts a graph and asks every engine for all its ways.
+    /// Cuts a graph and asks every engine for all its configs.
     ///
     /// # Errors
     /// A graph that cannot be cut.
     pub fn all(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine]) -> Result<Parts, Error> {
-        Parts::with(graph, arch, engines, |settings| settings)
+        Parts::with(graph, arch, engines, |configs| configs)
     }
 
-    /// Cuts a graph and asks every engine for its default way and one more: of the other settings the one that `rotation` counts to.
+    /// Cuts a graph and asks every engine for its default config and one more: of the others the one that `rotation` counts to.
     ///
     /// # Errors
     /// A graph that cannot be cut.
     pub fn new(graph: &Graph, arch: &Arch, engines: &[&'static dyn Engine], rotation: usize) -> Result<Parts, Error> {
-        Parts::with(graph, arch, engines, |mut settings| {
-            if let Some(others) = settings.len().checked_sub(1).filter(|&others| others > 0) {
-                settings.swap(1, 1 + rotation % others);
+        Parts::with(graph, arch, engines, |mut configs| {
+            if let Some(others) = configs.len().checked_sub(1).filter(|&others| others > 0) {
+                configs.swap(1, 1 + rotation % others);
             }
-            settings.truncate(2);
-            settings
+            configs.truncate(2);
+            configs
         })
     }
 
@@ -75,45 +75,45 @@ impl Parts {
     ) -> Result<Parts, Error> {
         let partition = pattern::partition(graph)?;
         let mut refusals = Vec::new();
-        let mut ways = Vec::new();
+        let mut configs = Vec::new();
         for (number, part) in partition.parts.iter().enumerate() {
             let mut list = Vec::new();
             for engine in engines {
-                match ways_of(*engine, &part.problem, arch, &choose) {
-                    Ok(ways) => list.extend(ways),
+                match configs_of(*engine, &part.problem, arch, &choose) {
+                    Ok(configs) => list.extend(configs),
                     Err(refusal) => refusals.push((number, refusal)),
                 }
             }
-            ways.push(list);
+            configs.push(list);
         }
-        Ok(Parts { partition, ways, refusals })
+        Ok(Parts { partition, configs, refusals })
     }
 
-    /// The variants in which every way of every part has its turn; 0 if a part has none.
+    /// The variants in which every config of every part has its turn; 0 if a part has none.
     pub fn variants(&self) -> usize {
-        if self.ways.iter().any(Vec::is_empty) { 0 } else { self.ways.iter().map(Vec::len).max().unwrap_or(1) }
+        if self.configs.iter().any(Vec::is_empty) { 0 } else { self.configs.iter().map(Vec::len).max().unwrap_or(1) }
     }
 
     /// The ways of a variant, one for each part.
-    pub fn chosen(&self, number: usize) -> impl Iterator<Item = &Way> {
-        self.ways.iter().filter_map(move |ways| ways.get(number % ways.len().max(1)))
+    pub fn chosen(&self, number: usize) -> impl Iterator<Item = &PartConfig> {
+        self.configs.iter().filter_map(move |configs| configs.get(number % configs.len().max(1)))
     }
 
     /// The variant of a number below [`Parts::variants`].
     pub fn variant(&self, number: usize) -> Variant {
-        Variant { partition: self.partition.clone(), ways: self.chosen(number).cloned().collect() }
+        Variant { partition: self.partition.clone(), configs: self.chosen(number).cloned().collect() }
     }
 
-    /// The variant in which each part goes its first way, but for one that goes its way of that number.
-    pub fn variant_with(&self, part: usize, way: usize) -> Variant {
-        let chosen = |(number, ways): (usize, &Vec<Way>)| ways.get(if number == part { way } else { 0 }).cloned();
-        Variant { partition: self.partition.clone(), ways: self.ways.iter().enumerate().filter_map(chosen).collect() }
+    /// The variant in which each part has its first config, but for one that has its config of that number.
+    pub fn variant_with(&self, part: usize, config: usize) -> Variant {
+        let chosen = |(number, configs): (usize, &Vec<PartConfig>)| configs.get(if number == part { config } else { 0 }).cloned();
+        Variant { partition: self.partition.clone(), configs: self.configs.iter().enumerate().filter_map(chosen).collect() }
     }
 
     /// Runs the variant of a number: [`Variant::interpret`].
     ///
     /// # Errors
-    /// What the interpreter finds, with the engine and its setting.
+    /// What the interpreter finds, with the engine and its config.
     pub fn interpret(
         &self,
         number: usize,
@@ -126,20 +126,20 @@ impl Parts {
     }
 }
 
-/// A graph's problems with one way for each.
+/// A graph's problems with one config for each.
 #[derive(Clone, Debug)]
 pub struct Variant {
     /// The problems.
     pub partition: Partition,
-    /// The way of each.
-    pub ways: Vec<Way>,
+    /// The config of each.
+    pub configs: Vec<PartConfig>,
 }
 
-/// Engines with their settings, in the order of the parts.
+/// Engines with their configs, in the order of the parts.
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, way) in self.ways.iter().enumerate() {
-            write!(f, "{}{} {}", if number == 0 { "" } else { " then " }, way.engine, way.knobs)?;
+        for (number, config) in self.configs.iter().enumerate() {
+            write!(f, "{}{} {}", if number == 0 { "" } else { " then " }, config.engine, config.knobs)?;
         }
         Ok(())
     }
@@ -148,14 +148,14 @@ impl fmt::Display for Variant {
 impl Variant {
     /// The names of the kernels that it launches.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.ways.iter().flat_map(Way::kernels)
+        self.configs.iter().flat_map(PartConfig::kernels)
     }
 
-    /// Runs it and returns what all parts together counted. `buffers` holds the tensors that the caller binds, inputs and outputs; outputs are
-    /// left there.
+    /// Runs it and returns what all parts together counted. `buffers` holds the tensors that the caller binds, inputs and outputs; outputs
+    /// are left there.
     ///
     /// # Errors
-    /// What the interpreter finds, with the engine and its setting.
+    /// What the interpreter finds, with the engine and its config.
     pub fn interpret(
         &self,
         buffers: &mut BTreeMap<Uid, Vec<u8>>,
@@ -170,15 +170,15 @@ impl Variant {
             buffers.insert(tensor.uid, vec![0xff; bytes]);
         }
         let mut counted = Counters::default();
-        let result = self.partition.parts.iter().zip(&self.ways).try_for_each(|(part, way)| {
-            let fail = |what: String| format!("{} {}: {what}", way.engine, way.knobs);
+        let result = self.partition.parts.iter().zip(&self.configs).try_for_each(|(part, config)| {
+            let fail = |what: String| format!("{} {}: {what}", config.engine, config.knobs);
             let mut memory = Memory::new();
             for uid in &part.bindings {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
             }
             let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0);
             let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
-            let report = interp::run(&way.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
+            let report = interp::run(&config.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
             counted.add(&report.total);
             let operands = part.problem.buffers().map_err(|error| fail(error.to_string()))?;
             for operand in operands.iter().filter(|operand| operand.access == Access::Written) {
@@ -194,19 +194,19 @@ impl Variant {
     }
 }
 
-fn ways_of(
+fn configs_of(
     engine: &'static dyn Engine,
     problem: &Problem,
     arch: &Arch,
     choose: impl Fn(Vec<Knobs>) -> Vec<Knobs>,
-) -> Result<Vec<Way>, Refusal> {
+) -> Result<Vec<PartConfig>, Refusal> {
     let candidate = engine.accept(problem, arch)?;
     let space = candidate.knobs();
     let repeats =
         |knobs: &&Knobs| problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic);
-    let settings = choose(space.settings().iter().filter(repeats).cloned().collect());
-    if settings.is_empty() {
-        return Err(engine.id().refusal(crate::engine::Reason::Determinism, "no setting repeats bit for bit"));
+    let configs = choose(space.configs().iter().filter(repeats).cloned().collect());
+    if configs.is_empty() {
+        return Err(engine.id().refusal(crate::engine::Reason::Determinism, "no config repeats bit for bit"));
     }
-    (settings.into_iter()).map(|knobs| Ok(Way { engine: engine.id(), program: candidate.program(&knobs)?, knobs })).collect()
+    (configs.into_iter()).map(|knobs| Ok(PartConfig { engine: engine.id(), program: candidate.program(&knobs)?, knobs })).collect()
 }

@@ -3,8 +3,8 @@
 //! It takes every valid map: all element types, any strides, windows and extents.
 //!
 //! **Method.** The innermost dim is the one along which the last output's neighbours are neighbours in memory; threads stand along it and
-//! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another dim
-//! goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
+//! take up to 16 bytes at a time, several points each, whose loads all come before the first computation. An input that runs along another
+//! dim goes through a tile of 32×32 in shared memory, so that it is read along its own neighbours and used along the output's.
 //!
 //! **When it wins.** There is no other engine for maps.
 //!

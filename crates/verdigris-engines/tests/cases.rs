@@ -54,8 +54,8 @@ fn wgmma_on_every_case_it_takes() {
         for engine in engines().filter(|engine| engine.id().name == "gemm.wgmma") {
             let Ok(candidate) = engine.accept(&case.problem, &arch) else { continue };
             let space = candidate.knobs();
-            let settings = space.settings();
-            for (n, knobs) in [&settings[0], &settings[(i * 7 + 1) % settings.len()]].into_iter().enumerate() {
+            let configs = space.configs();
+            for (n, knobs) in [&configs[0], &configs[(i * 7 + 1) % configs.len()]].into_iter().enumerate() {
                 taken += 1;
                 let start = std::time::Instant::now();
                 if let Err(what) = check(case, engine.id().name, knobs, &arch, &kernels, (i + n) as u64) {
@@ -77,9 +77,9 @@ fn wgmma_on_every_case_it_takes() {
     assert!(taken > 0, "no case was taken");
 }
 
-/// One ragged problem under every shape, turn and split that the engine offers: settings that few cases reach by rotation.
+/// One ragged problem under every shape, turn and split that the engine offers: configs that few cases reach by rotation.
 #[test]
-fn wgmma_under_every_setting() {
+fn wgmma_under_every_config() {
     let arch = Arch::virtual_device(6);
     let kernels = Kernels::new();
     let cases = cases();
@@ -91,7 +91,7 @@ fn wgmma_under_every_setting() {
         let case = cases.iter().find(|case| case.id == id).expect("the case is in the corpus");
         let candidate =
             verdigris_engines::engine("gemm.wgmma").expect("the engine").accept(&case.problem, &arch).expect("it takes the case");
-        for (i, knobs) in candidate.knobs().settings().iter().filter(|knobs| knobs.value("along") == Some(0)).enumerate() {
+        for (i, knobs) in candidate.knobs().configs().iter().filter(|knobs| knobs.value("along") == Some(0)).enumerate() {
             taken += 1;
             if let Err(what) = check(case, "gemm.wgmma", knobs, &arch, &kernels, i as u64) {
                 wrong.push(format!("{id} {knobs}: {}", what.chars().take(500).collect::<String>()));
@@ -113,7 +113,7 @@ fn wgmma_shapes_that_share_work() {
     let shares = |knobs: &&Knobs| knobs.value("shape").is_some_and(|shape| shape >= 23) && knobs.value("along") == Some(0);
     let mut wrong = Vec::new();
     let mut taken = 0;
-    for knobs in space.settings().iter().filter(shares) {
+    for knobs in space.configs().iter().filter(shares) {
         for seed in 0..2 {
             taken += 1;
             if let Err(what) = check(case, "gemm.wgmma", knobs, &arch, &kernels, seed) {

@@ -79,8 +79,8 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
             let problem = Problem::Gemm(problem);
             let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
             taken += 1;
-            for knobs in candidate.knobs().settings() {
-                let program = candidate.program(knobs).expect("a listed setting has a program");
+            for knobs in candidate.knobs().configs() {
+                let program = candidate.program(knobs).expect("a listed config has a program");
                 for launch in program.launches() {
                     assert!(catalog.contains(launch.kernel.name()), "{name} with {knobs} on {problem:?}: {}", launch.kernel.name());
                     used.insert(launch.kernel.name().to_owned());
@@ -91,8 +91,8 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
     }
 }
 
-/// A convolution without steps, of types that catalogs hold, in one of the usual layouts. With few channels, of one group and with filters of
-/// first layers among others.
+/// A convolution without steps, of types that catalogs hold, in one of the usual layouts. With few channels, of one group and with filters
+/// of first layers among others.
 fn convolution(random: &mut Random, most_channels: u64) -> Option<ConvProblem> {
     let types = [
         (DType::Bf16, DType::Bf16, Precision::Fp32),
@@ -143,8 +143,8 @@ fn random_convolutions_name_only_kernels_of_the_catalog() {
             let problem = Problem::Conv(problem);
             let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
             taken += 1;
-            for knobs in candidate.knobs().settings() {
-                for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+            for knobs in candidate.knobs().configs() {
+                for launch in candidate.program(knobs).expect("a listed config has a program").launches() {
                     assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
                     used.insert(launch.kernel.name().to_owned());
                 }
@@ -195,10 +195,10 @@ fn random_convolutions_out_of_halo_boxes_name_only_kernels_of_the_catalog() {
         problems += 1;
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
         taken += 1;
-        let estimates: Vec<f64> = candidate.knobs().settings().iter().map(|knobs| candidate.cost(knobs).expect("listed").us).collect();
+        let estimates: Vec<f64> = candidate.knobs().configs().iter().map(|knobs| candidate.cost(knobs).expect("listed").us).collect();
         assert!(estimates.iter().all(|us| us.is_finite() && *us > 0.0) && estimates.is_sorted(), "{estimates:?}");
-        for knobs in candidate.knobs().settings() {
-            let program = candidate.program(knobs).expect("a listed setting has a program");
+        for knobs in candidate.knobs().configs() {
+            let program = candidate.program(knobs).expect("a listed config has a program");
             for launch in program.launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
                 used.insert(launch.kernel.name().to_owned());
@@ -262,8 +262,8 @@ fn random_group_convolutions_name_only_kernels_of_the_catalog() {
         problems += 1;
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
         taken += 1;
-        for knobs in candidate.knobs().settings() {
-            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+        for knobs in candidate.knobs().configs() {
+            for launch in candidate.program(knobs).expect("a listed config has a program").launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
                 used.insert(launch.kernel.name().to_owned());
             }

@@ -1,4 +1,4 @@
-//! `conv.depthwise` under every setting, on every case of convolution that it takes, interpreted and held against the reference.
+//! `conv.depthwise` under every config, on every case of convolution that it takes, interpreted and held against the reference.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -15,11 +15,11 @@ use verdigris_reference::graph_cases::{GraphCase, load_file};
 use verdigris_reference::judge::Trial;
 use verdigris_tensor::DType;
 
-/// Runs every setting that the engine has for a case; how many, 0 where it refuses, or what is wrong.
+/// Runs every config that the engine has for a case; how many, 0 where it refuses, or what is wrong.
 fn run(engine: &'static dyn Engine, case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
     let arch = Arch::virtual_device(1 + number as u32 % 4);
     let parts = Parts::new(&case.graph, &arch, &[engine], number).map_err(|error| error.to_string())?;
-    if parts.ways.iter().any(Vec::is_empty) {
+    if parts.configs.iter().any(Vec::is_empty) {
         return Ok(0);
     }
     let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
@@ -101,14 +101,14 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
         let Ok(candidate) = engine.accept(&problem, &arch) else { continue };
         taken += 1;
         let space = candidate.knobs();
-        for knobs in space.settings() {
-            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+        for knobs in space.configs() {
+            for launch in candidate.program(knobs).expect("a listed config has a program").launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
                 used.insert(launch.kernel.name().to_owned());
             }
         }
         let other = direct.accept(&problem, &arch).expect("it takes everything");
-        let costs = [candidate.cost(space.default_setting()), other.cost(other.knobs().default_setting())];
+        let costs = [candidate.cost(space.default_config()), other.cost(other.knobs().default_config())];
         let us = costs.map(|cost| cost.expect("the default is listed").us);
         if us[0] > us[1] {
             slower.push(format!("{us:?} µs: {problem:?}"));

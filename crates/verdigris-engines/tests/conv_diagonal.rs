@@ -1,4 +1,4 @@
-//! `conv.diagonal` under every setting, on every case of convolution that it takes, interpreted and held against the reference.
+//! `conv.diagonal` under every config, on every case of convolution that it takes, interpreted and held against the reference.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -19,11 +19,11 @@ fn engine() -> &'static dyn Engine {
     verdigris_engines::engine("conv.diagonal").expect("the engine is registered")
 }
 
-/// Runs every setting that the engine has for a case; how many, 0 where it refuses, or what is wrong.
+/// Runs every config that the engine has for a case; how many, 0 where it refuses, or what is wrong.
 fn run(case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, String> {
     let arch = Arch::virtual_device(1 + number as u32 % 5);
     let parts = Parts::all(&case.graph, &arch, &[engine()]).map_err(|error| error.to_string())?;
-    if parts.ways.iter().any(Vec::is_empty) {
+    if parts.configs.iter().any(Vec::is_empty) {
         return Ok(0);
     }
     let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| format!("the reference: {error}"))?;
@@ -37,7 +37,7 @@ fn run(case: &GraphCase, number: usize, kernels: &Kernels) -> Result<usize, Stri
     Ok(parts.variants())
 }
 
-/// Runs cases; how many settings were taken.
+/// Runs cases; how many configs were taken.
 fn run_all(cases: &[GraphCase]) -> usize {
     let filter = std::env::var("VERDIGRIS_CASE").unwrap_or_default();
     let kernels = Kernels::new();
@@ -79,8 +79,8 @@ shapes = [
     )
     .expect("the cases load");
     let runs = run_all(&cases);
-    // Seven shapes of stride 1 in three directions with three tiles; of stride 2, the 7×7 in dgrad alone, and the one without padding in the
-    // other two.
+    // Seven shapes of stride 1 in three directions with three tiles; of stride 2, the 7×7 in dgrad alone, and the one without padding in
+    // the other two.
     assert!(std::env::var("VERDIGRIS_CASE").is_ok() || runs == 7 * 3 * 3 + 3 + 3 + 1 + 2, "{runs} runs");
 }
 
@@ -116,14 +116,14 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
         let Ok(candidate) = engine().accept(&problem, &arch) else { continue };
         taken += 1;
         let space = candidate.knobs();
-        for knobs in space.settings() {
-            for launch in candidate.program(knobs).expect("a listed setting has a program").launches() {
+        for knobs in space.configs() {
+            for launch in candidate.program(knobs).expect("a listed config has a program").launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
                 used.insert(launch.kernel.name().to_owned());
             }
         }
         let other = direct.accept(&problem, &arch).expect("it takes everything");
-        let costs = [candidate.cost(space.default_setting()), other.cost(other.knobs().default_setting())];
+        let costs = [candidate.cost(space.default_config()), other.cost(other.knobs().default_config())];
         let us = costs.map(|cost| cost.expect("the default is listed").us);
         if us[0] > us[1] {
             slower.push(format!("{us:?} µs: {problem:?}"));

@@ -1,7 +1,7 @@
 //! `conv.direct` on the interpreter against plain loops over the formula, in all directions, layouts, types, with all kinds of steps.
 //!
-//! Operands are small whole numbers, so sums are exact in every accumulator and results are compared bit for bit; every element that is no part
-//! of an output must keep what it held.
+//! Operands are small whole numbers, so sums are exact in every accumulator and results are compared bit for bit; every element that is no
+//! part of an output must keep what it held.
 
 use std::collections::HashMap;
 
@@ -149,7 +149,7 @@ fn check(problem: ConvProblem) {
     check_on(problem, 0);
 }
 
-/// Runs every setting; `at_least` says how many there must be.
+/// Runs every config; `at_least` says how many there must be.
 fn check_on(problem: ConvProblem, at_least: usize) {
     let problem = problem.canonical().expect("a valid problem");
     let whole = Problem::Conv(problem.clone());
@@ -176,8 +176,8 @@ fn check_on(problem: ConvProblem, at_least: usize) {
     let expected = reference(&problem, &values);
     let kernels = Kernels::new();
     let space = candidate.knobs();
-    assert!(space.settings().len() >= at_least, "{:?}", space.settings());
-    for knobs in space.settings() {
+    assert!(space.configs().len() >= at_least, "{:?}", space.configs());
+    for knobs in space.configs() {
         let told = |what: &str| format!("{what} with {knobs} of {problem:?}");
         let program = candidate.program(knobs).unwrap_or_else(|refusal| panic!("{}", told(&refusal.to_string())));
         let slots = whole.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
@@ -383,7 +383,7 @@ fn a_residual_may_lie_where_the_result_goes() {
 }
 
 #[test]
-fn an_unknown_setting_is_refused() {
+fn an_unknown_config_is_refused() {
     let problem = Problem::Conv(packed(BASE, DType::F32, DType::F32));
     let engine = verdigris_engines::engine("conv.direct").expect("the engine is registered");
     let candidate = engine.accept(&problem, &Arch::h200()).expect("taken");

@@ -1,6 +1,7 @@
 //! `conv.halo` on the cases that are made for it, interpreted and held against the reference.
 //!
-//! `VERDIGRIS_CASE` is a part of the ids of the cases that are run, each under every setting; without it, every case runs under one of its own.
+//! `VERDIGRIS_CASE` is a part of the ids of the cases that are run, each under every config; without it, every case runs under one of its
+//! own.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ use verdigris_reference::judge::Trial;
 fn check(engine: &'static dyn Engine, case: &GraphCase, kernels: &Kernels, number: usize, all: bool) -> Result<usize, String> {
     let arch = Arch::virtual_device(2 + number as u32 % 3);
     let parts = Parts::new(&case.graph, &arch, &[engine], number).map_err(|error| error.to_string())?;
-    if parts.ways.iter().any(Vec::is_empty) {
+    if parts.configs.iter().any(Vec::is_empty) {
         return Ok(0);
     }
     let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| error.to_string())?;
@@ -35,7 +36,7 @@ fn check(engine: &'static dyn Engine, case: &GraphCase, kernels: &Kernels, numbe
 }
 
 #[test]
-fn its_cases_under_its_settings() {
+fn its_cases_under_its_configs() {
     let engine = verdigris_engines::engine("conv.halo").expect("the engine is registered");
     let filter = std::env::var("VERDIGRIS_CASE");
     let cases = load_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/conv.toml")).expect("the corpus loads");

@@ -1,4 +1,5 @@
-//! `conv.halo_wgrad` on the interpreter against plain loops: edges of boxes, images and tiles, dilations, paddings, groups of taps, types, shares.
+//! `conv.halo_wgrad` on the interpreter against plain loops: edges of boxes, images and tiles, dilations, paddings, groups of taps, types,
+//! shares.
 
 mod conv_check;
 
@@ -20,7 +21,7 @@ fn wgrad(nck: [u64; 3], input: [u64; 2], filter: [u64; 2], pads: [u64; 2]) -> Co
     plane(Direction::Wgrad, nck, input, filter, pads)
 }
 
-/// The first `most` settings of each shape.
+/// The first `most` configs of each shape.
 fn of_each_shape(most: usize) -> impl Fn(usize, &Knobs) -> bool {
     let seen = RefCell::new(BTreeMap::new());
     move |_, knobs| {
@@ -173,9 +174,9 @@ fn plain_problems_name_kernels_of_the_catalog_alone() {
         let problem = ConvProblem::packed(extents, operands, operands).expect("a valid problem");
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &arch) else { continue };
         taken += 1;
-        for knobs in candidate.knobs().settings() {
+        for knobs in candidate.knobs().configs() {
             assert!(candidate.cost(knobs).is_ok_and(|cost| cost.us.is_finite()), "{knobs}");
-            let program = candidate.program(knobs).expect("a listed setting has a program");
+            let program = candidate.program(knobs).expect("a listed config has a program");
             for launch in program.launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{} for {problem:?}", launch.kernel.name());
             }
@@ -184,8 +185,8 @@ fn plain_problems_name_kernels_of_the_catalog_alone() {
     assert!(taken > 200, "{taken}");
 }
 
-/// Groups that fill a tile's diagonal, fill it in part, are larger than it, have unlike numbers of channels on their sides; and bundles that reach
-/// beyond the last group.
+/// Groups that fill a tile's diagonal, fill it in part, are larger than it, have unlike numbers of channels on their sides; and bundles
+/// that reach beyond the last group.
 #[test]
 fn groups_are_blocks_along_the_diagonal_that_clusters_add_up() {
     for (number, (groups, c, k)) in

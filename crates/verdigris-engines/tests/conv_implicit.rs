@@ -21,12 +21,12 @@ use verdigris_reference::data::Random;
 use verdigris_tensor::DType;
 use verdigris_tensor::num::read_element;
 
-/// Runs a problem under the settings that `pick` chooses and compares.
+/// Runs a problem under the configs that `pick` chooses and compares.
 fn check(problem: &ConvProblem, arch: &Arch, kernels: &Kernels, seed: u64, pick: &dyn Fn(usize, &Knobs) -> bool) {
     check_on("conv.implicit_gemm", problem, arch, kernels, seed, pick);
 }
 
-/// The first settings of each tile, whose number is in `shapes`.
+/// The first configs of each tile, whose number is in `shapes`.
 fn shapes(shapes: &'static [u32], most: usize) -> impl Fn(usize, &Knobs) -> bool {
     let seen = std::cell::RefCell::new(std::collections::BTreeMap::new());
     move |_, knobs| {
@@ -109,7 +109,8 @@ fn phases_without_taps_are_zero_and_pass_through_the_epilogue() {
     run(&problem.canonical().expect("a valid problem"), 8, &[8, 12], 1);
 }
 
-/// Phases without taps have no tiles: warps that do not multiply clear their rows beside the tiles of the others, in each way that tiles are taken.
+/// Phases without taps have no tiles: warps that do not multiply clear their rows beside the tiles of the others, in each way that tiles
+/// are taken.
 #[test]
 fn rows_without_taps_are_cleared_beside_tiles() {
     const ALL: &[u32] = &[0, 1, 8, 9, 12, 18];
@@ -167,7 +168,7 @@ fn every_tile_and_every_split() {
     for (direction, [c, k]) in [(Direction::Fprop, [136, 264]), (Direction::Dgrad, [264, 136]), (Direction::Wgrad, [64, 264])] {
         let problem = bf16(plane(direction, [3, c, k], [9, 10], [3, 3], [1, 1]));
         let kernels = Kernels::new();
-        // One of seven settings: over the three directions, each tile is met by several of them.
+        // One of seven configs: over the three directions, each tile is met by several of them.
         check(&problem, &small(), &kernels, 50, &|number, _| number % 7 == direction as usize * 2);
     }
     let strided = ConvExtents { strides: [1, 2, 2], ..plane(Direction::Dgrad, [3, 200, 72], [12, 14], [3, 3], [1, 1]) };
@@ -259,7 +260,7 @@ fn no_shape_leads_outside_of_the_catalog() {
         let problem = laid_out(ConvProblem { precision, ..problem }, if random.below(2) == 0 { random.below(4) as u32 } else { 3 });
         let Ok(candidate) = engine.accept(&Problem::Conv(problem.clone()), &Arch::h200()) else { continue };
         taken += 1;
-        for knobs in candidate.knobs().settings() {
+        for knobs in candidate.knobs().configs() {
             let program = candidate.program(knobs).unwrap_or_else(|refusal| panic!("{refusal}"));
             for launch in program.launches() {
                 assert!(catalog.contains(launch.kernel.name()), "{knobs} on {problem:?}: {}", launch.kernel.name());
@@ -329,8 +330,8 @@ fn sums_over_channels_read_nothing_again_where_results_leave_whole() {
     let problem = summed(bf16(plane(Direction::Fprop, [64, 128, 128], [56, 56], [3, 3], [1, 1])));
     let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
     let mut formed = 0;
-    for knobs in candidate.knobs().settings() {
-        let program = candidate.program(knobs).expect("a listed setting has a program");
+    for knobs in candidate.knobs().configs() {
+        let program = candidate.program(knobs).expect("a listed config has a program");
         let names: Vec<&str> = program.launches().map(|launch| launch.kernel.name()).collect();
         let forms = names.iter().any(|name| name.starts_with("conv_gather") && name.contains("_sums_"));
         let reads_again = names.iter().any(|name| name.starts_with("column_sums_of_bf16"));
@@ -495,7 +496,7 @@ fn tiles_that_are_transposed_in_shared_memory() {
     let engine = verdigris_engines::engine("conv.implicit_gemm").expect("the engine is registered");
     let candidate =
         engine.accept(&Problem::Conv(tf32(base([3, 64, 96], [3, 3], [1, 1]))), &small()).unwrap_or_else(|refusal| panic!("{refusal}"));
-    let notes = candidate.notes(candidate.knobs().default_setting()).expect("listed");
+    let notes = candidate.notes(candidate.knobs().default_config()).expect("listed");
     assert!(notes.down_convert == Some(DType::Tf32) && !notes.split_operands);
 }
 
@@ -569,8 +570,8 @@ fn split_operands_keep_the_digits_of_f32() {
             &values[1].iter().map(|v| v.abs()).collect::<Vec<_>>(),
         );
         let candidate = engine.accept(&Problem::Conv(problem.clone()), &small()).unwrap_or_else(|refusal| panic!("{refusal}"));
-        let settings = candidate.knobs();
-        let knobs = settings.default_setting();
+        let configs = candidate.knobs();
+        let knobs = configs.default_config();
         let notes = candidate.notes(knobs).expect("listed");
         assert!(notes.split_operands && notes.down_convert.is_none());
         let mut memory = Memory::new();
@@ -581,7 +582,7 @@ fn split_operands_keep_the_digits_of_f32() {
         buffers.iter().for_each(|(_, bytes)| {
             memory.add(bytes);
         });
-        let program = candidate.program(knobs).expect("a listed setting has a program");
+        let program = candidate.program(knobs).expect("a listed config has a program");
         interp::run(&program, &kernels, &mut memory, &Options { sms: 4, ..Options::schedule(3) })
             .unwrap_or_else(|findings| panic!("{findings}"));
         let out = memory.to_vec(problem.result().slot.0 as usize);
@@ -682,8 +683,8 @@ fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
             }
             let problem = summed(ConvProblem::packed(extents, operands, result).expect("a valid problem"));
             let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
-            for knobs in candidate.knobs().settings() {
-                let program = candidate.program(knobs).expect("a listed setting has a program");
+            for knobs in candidate.knobs().configs() {
+                let program = candidate.program(knobs).expect("a listed config has a program");
                 let formed = program.launches().filter(|launch| launch.kernel.name().contains("sums"));
                 kernels.extend(formed.map(|launch| (launch.kernel.name().to_owned(), launch.kernel.clone())));
             }
@@ -693,8 +694,9 @@ fn kernels_that_form_sums_are_verified_and_assemble_without_spills() {
     assembles_without_spills(kernels.into_values());
 }
 
-/// Tiles of channels by pixels that have their depth to themselves: fewer pixels than a tile has, as many, one more; channels that end within a tile,
-/// and a cluster whose second tile has none; filters along the depth and along the channels; chains, whose operands are read the other way round.
+/// Tiles of channels by pixels that have their depth to themselves: fewer pixels than a tile has, as many, one more; channels that end
+/// within a tile, and a cluster whose second tile has none; filters along the depth and along the channels; chains, whose operands are read
+/// the other way round.
 #[test]
 fn swap_ab_with_whole_depths() {
     const ACROSS: &[u32] = &[31];
@@ -725,13 +727,13 @@ fn swap_ab_with_whole_depths() {
         let mut problem = bf16(plane(Direction::Fprop, [2, 64, 136], [9, 12], [1, 3], [0, 1]));
         problem.y.dtype = d;
         let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
-        candidate.knobs().settings().iter().any(|knobs| knobs.value("shape") == Some(ACROSS[0]))
+        candidate.knobs().configs().iter().any(|knobs| knobs.value("shape") == Some(ACROSS[0]))
     };
     assert!(offers(DType::Bf16) && !offers(DType::F32));
 }
 
-/// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end within a
-/// tile and within a block of it; filters along the depth and along the channels.
+/// Tiles of channels by pixels, whose depth a cluster shares: fewer pixels than a tile has, as many, one more, two tiles; channels that end
+/// within a tile and within a block of it; filters along the depth and along the channels.
 #[test]
 fn swap_ab_of_few_pixels() {
     const SMALL: &[u32] = &[29, 30, 32];

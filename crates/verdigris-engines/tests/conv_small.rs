@@ -1,6 +1,7 @@
 //! `conv.small_channels` and `conv.unfolded` on the cases that are made for few channels, interpreted and held against the reference.
 //!
-//! `VERDIGRIS_CASE` is a part of the ids of the cases that are run, each under every setting; without it, every case runs under one of its own.
+//! `VERDIGRIS_CASE` is a part of the ids of the cases that are run, each under every config; without it, every case runs under one of its
+//! own.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use verdigris_tensor::DType;
 fn check(engine: &'static dyn Engine, case: &GraphCase, kernels: &Kernels, number: usize, all: bool) -> Result<usize, String> {
     let arch = Arch::virtual_device(2 + number as u32 % 3);
     let parts = Parts::new(&case.graph, &arch, &[engine], number).map_err(|error| error.to_string())?;
-    if parts.ways.iter().any(Vec::is_empty) {
+    if parts.configs.iter().any(Vec::is_empty) {
         return Ok(0);
     }
     let trial = Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| error.to_string())?;
@@ -60,7 +61,7 @@ fn cases_of(engine: &str, beginnings: &[&str]) {
 }
 
 #[test]
-fn small_channels_under_its_settings() {
+fn small_channels_under_its_configs() {
     cases_of("conv.small_channels", &["conv/small-channels"]);
 }
 
@@ -69,8 +70,8 @@ fn im2col_under_its_configs() {
     cases_of("conv.unfolded", &["conv/small-channels", "conv/few-outputs", "conv/patches"]);
 }
 
-/// What is copied beside a product begins while the launch in front of it ends where no element is read twice, as those of patches, and waits
-/// elsewhere, where beginning early was measured to take longer.
+/// What is copied beside a product begins while the launch in front of it ends where no element is read twice, as those of patches, and
+/// waits elsewhere, where beginning early was measured to take longer.
 #[test]
 fn copies_begin_early_where_nothing_is_read_twice() {
     let engine = verdigris_engines::engine("conv.unfolded").expect("the engine is registered");
@@ -90,8 +91,8 @@ fn copies_begin_early_where_nothing_is_read_twice() {
         let problem = ConvProblem::packed(extents, DType::Bf16, DType::Bf16).expect("a valid problem");
         let candidate = engine.accept(&Problem::Conv(problem), &Arch::h200()).unwrap_or_else(|refusal| panic!("{refusal}"));
         let mut found = Vec::new();
-        for knobs in candidate.knobs().settings() {
-            let program = candidate.program(knobs).expect("a listed setting has a program");
+        for knobs in candidate.knobs().configs() {
+            let program = candidate.program(knobs).expect("a listed config has a program");
             found.extend(program.launches().filter(|launch| launch.kernel.name().contains(beside)).map(|launch| launch.overlap));
         }
         found.dedup();

@@ -1,5 +1,5 @@
-//! Pointwise functions over the whole range of their arguments, by the interpreter, against the host's f64: closer than the tolerances of the
-//! corpus ask for.
+//! Pointwise functions over the whole range of their arguments, by the interpreter, against the host's f64: closer than the tolerances of
+//! the corpus ask for.
 
 use verdigris_engines::arch::Arch;
 use verdigris_graph::pattern::partition;
@@ -21,7 +21,7 @@ fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[v
     let arch = Arch::virtual_device(2);
     let candidate = verdigris_engines::engine("map.simt").expect("registered").accept(&part.problem, &arch).expect("it takes every map");
     let space = candidate.knobs();
-    let program = candidate.program(space.default_setting()).expect("the default setting");
+    let program = candidate.program(space.default_config()).expect("the default config");
     let mut memory = Memory::new();
     for uid in &part.bindings {
         let bytes = match inputs.iter().position(|input| input == uid) {

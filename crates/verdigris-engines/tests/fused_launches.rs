@@ -67,8 +67,8 @@ fn fused_launches_assemble_without_spills() {
     for problem in &problems {
         let candidates = engines().filter_map(|engine| engine.accept(problem, &Arch::virtual_device(4)).ok());
         for candidate in candidates {
-            for knobs in candidate.knobs().settings() {
-                let program = candidate.program(knobs).expect("a setting of its own");
+            for knobs in candidate.knobs().configs() {
+                let program = candidate.program(knobs).expect("a config of its own");
                 faults.extend(program.launches().filter_map(|launch| fault_of(&launch.kernel)));
             }
         }
@@ -115,11 +115,11 @@ fn a_reduction_may_store_in_the_place_of_what_it_reads() {
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let problem = Problem::Reduce(problem);
         let candidate = verdigris_engines::engine("reduce.simt").expect("registered").accept(&problem, &arch).expect("takes it");
-        for (number, knobs) in candidate.knobs().settings().iter().enumerate() {
+        for (number, knobs) in candidate.knobs().configs().iter().enumerate() {
             let mut memory = Memory::new();
             memory.add(&bytes(&values));
             memory.add(&vec![0xa5; 4 * greatest.len()]);
-            let program = candidate.program(knobs).expect("a setting of its own");
+            let program = candidate.program(knobs).expect("a config of its own");
             let options = Options { sms: arch.sm_count, ..Options::schedule(number as u64) };
             interp::run(&program, &kernels, &mut memory, &options)
                 .unwrap_or_else(|findings| panic!("{dims:?} {axes:?} {knobs}: {findings}"));

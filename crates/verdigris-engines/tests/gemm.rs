@@ -63,8 +63,8 @@ fn parts_are_added_up_by_a_launch_of_their_own() {
             let arch = Arch::virtual_device(sms);
             let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
             let in_parts = |knobs: &Knobs| knobs.value("parts").is_some();
-            let settings = candidate.knobs().settings().iter().filter(|knobs| in_parts(knobs)).count();
-            assert!(settings >= 4, "{}: {settings} settings add parts up later", case.id);
+            let configs = candidate.knobs().configs().iter().filter(|knobs| in_parts(knobs)).count();
+            assert!(configs >= 4, "{}: {configs} configs have a split-K reduction", case.id);
             let outcome = verify_where(engine, case, &arch, &kernels, number as u64, in_parts);
             assert!(matches!(outcome, Ok(Outcome::Passed)), "{:?}", outcome.err());
         });

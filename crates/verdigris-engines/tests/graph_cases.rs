@@ -1,8 +1,8 @@
 //! The case files of graphs and random graphs on every engine that takes their parts, interpreted and held against the reference.
 //!
 //! Each case runs by one variant: one way for each part, another one for each case. With `VERDIGRIS_VARIANTS=all` every way of every part
-//! has its turn, as in `verdigris verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the number of
-//! random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
+//! has its turn, as in `verdigris verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the
+//! number of random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,12 +89,12 @@ impl Harness {
         for (_, refusal) in parts.refusals.iter().filter(|(_, refusal)| refusal.reason != Reason::Problem) {
             *tally.refused.entry((refusal.engine.name, refusal.reason.name())).or_default() += 1;
         }
-        for (number, (part, ways)) in parts.partition.parts.iter().zip(&parts.ways).enumerate() {
-            let mut names: Vec<_> = ways.iter().map(|way| way.engine.name).collect();
+        for (number, (part, configs)) in parts.partition.parts.iter().zip(&parts.configs).enumerate() {
+            let mut names: Vec<_> = configs.iter().map(|config| config.engine.name).collect();
             names.dedup();
             names.into_iter().for_each(|name| *tally.taken.entry(name).or_default() += 1);
             // Every family ends in an engine that takes everything.
-            if ways.is_empty() {
+            if configs.is_empty() {
                 let refusals = parts.refusals.iter().filter(|(of, refusal)| *of == number && refusal.reason != Reason::Problem);
                 let why: Vec<String> = refusals.map(|(_, refusal)| refusal.to_string()).collect();
                 return Err(format!("nobody takes a part of kind {}: {}", part.problem.kind(), why.join("; ")));
@@ -109,12 +109,13 @@ impl Harness {
             let mut buffers = trial.inputs.buffers.clone();
             buffers.extend(trial.outputs().clone());
             let options = Options { sms: arch.sm_count, ..Options::schedule((number + variant) as u64) };
-            let ways: Vec<String> = parts.chosen(variant).map(|way| format!("{} {}", way.engine, way.knobs)).collect();
-            let fail =
-                |what: String| format!("{} with seed {}: {}", ways.join(" then "), case.seed, what.chars().take(700).collect::<String>());
+            let configs: Vec<String> = parts.chosen(variant).map(|config| format!("{} {}", config.engine, config.knobs)).collect();
+            let fail = |what: String| {
+                format!("{} with seed {}: {}", configs.join(" then "), case.seed, what.chars().take(700).collect::<String>())
+            };
             parts.interpret(variant, &mut buffers, &trial.inputs.scalars, &self.kernels, &options).map_err(fail)?;
             trial.judge(&buffers).map_err(fail)?;
-            tally.slow.push((begun.elapsed(), format!("{} {}", case.id, ways.join(" then "))));
+            tally.slow.push((begun.elapsed(), format!("{} {}", case.id, configs.join(" then "))));
         }
         Ok(())
     }

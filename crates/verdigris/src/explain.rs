@@ -100,7 +100,7 @@ pub struct Explanation {
     pub ladder_bytes: Vec<u64>,
     /// Its problems, in their order.
     pub parts: Vec<PartExplanation>,
-    /// The settings that run where addresses are less aligned than the chosen ones rely on, and the graph declares nothing.
+    /// The configs that run where addresses are less aligned than the chosen ones rely on, and the graph declares nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub less_aligned: Vec<String>,
 }
@@ -211,7 +211,7 @@ impl fmt::Display for Explanation {
 
 impl fmt::Display for PartExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["", "engine", "setting", "estimate", "measured", "workspace", "notes"].map(str::to_owned);
+        let head = ["", "engine", "config", "estimate", "measured", "workspace", "notes"].map(str::to_owned);
         let mut rows = vec![head];
         for (place, way) in self.ways.iter().enumerate() {
             let measured = match (&way.trouble, way.measured) {

@@ -120,9 +120,9 @@ fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Lim
         Settings::Matching(wanted) => wanted.iter().all(|(name, value)| knobs.value(name) == Some(value)),
         Settings::First | Settings::All => true,
     };
-    let mut wanted = space.settings().iter().filter(is_wanted).peekable();
+    let mut wanted = space.configs().iter().filter(is_wanted).peekable();
     if let (None, Settings::Matching(none)) = (wanted.peek(), &limits.settings) {
-        return Some(id.refusal(Reason::Knobs, format_args!("{none}; the default is {}", space.default_setting())));
+        return Some(id.refusal(Reason::Knobs, format_args!("{none}; the default is {}", space.default_config())));
     }
     let mut refused = None;
     for knobs in wanted {

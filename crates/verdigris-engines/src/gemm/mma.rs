@@ -1,13 +1,13 @@
 //! `gemm.mma`: matrix multiplication by `mma.sync`, for every chip from sm_80 on.
 //!
-//! **Method.** A CTA computes a tile of D from K-tiles of A and B that are 64 bytes deep along k. A ring of K-tiles in shared memory is filled by
-//! `cp.async`, several K-tiles ahead; each warp reads fragments of 16-byte chunks by `ldmatrix` and multiplies them by `mma.sync`. An operand
-//! that runs along k lies in the K-tile as rows of k; one that runs along m or n lies as rows of m or n, and `ldmatrix.trans` turns it.
-//! Chunks are permuted within rows so that the eight rows of one 8×8 matrix stand in different banks.
+//! **Method.** A CTA computes a tile of D from K-tiles of A and B that are 64 bytes deep along k. A ring of K-tiles in shared memory is
+//! filled by `cp.async`, several K-tiles ahead; each warp reads fragments of 16-byte chunks by `ldmatrix` and multiplies them by
+//! `mma.sync`. An operand that runs along k lies in the K-tile as rows of k; one that runs along m or n lies as rows of m or n, and
+//! `ldmatrix.trans` turns it. Chunks are permuted within rows so that the eight rows of one 8×8 matrix stand in different banks.
 //!
 //! **Alignment.** A chunk arrives in copies of 16, 8 or 4 bytes, as an argument says: what rows, matrices and buffers are multiples of.
-//! 16-bit operands of odd leading dimension are loaded element by element into registers instead, one K-tile ahead. Ragged edges are filled with
-//! zeros by the copy itself.
+//! 16-bit operands of odd leading dimension are loaded element by element into registers instead, one K-tile ahead. Ragged edges are filled
+//! with zeros by the copy itself.
 //!
 //! **When it wins.** On chips without `wgmma`, and for operands that tensor maps cannot describe.
 //!
@@ -598,8 +598,8 @@ verdigris_kir::parameters! {
 
 /// An operand's K-tiles: a thread's share of chunks, in global and in shared memory.
 ///
-/// A K-tile is made of lines: `extent` lines of 64 bytes where the operand runs along k, one line of `extent` elements for each k otherwise.
-/// Chunk `c` of line `l` stands at `c ^ (l / 2 % 4)` of its line in the first form, at `c ^ (l % 8)` in the second.
+/// A K-tile is made of lines: `extent` lines of 64 bytes where the operand runs along k, one line of `extent` elements for each k
+/// otherwise. Chunk `c` of line `l` stands at `c ^ (l / 2 % 4)` of its line in the first form, at `c ^ (l % 8)` in the second.
 struct KTiles<'k> {
     k: Kernel<'k>,
     along_k: bool,
@@ -762,8 +762,8 @@ impl<'k> Reader<'k> {
         let k = k_tiles.k;
         let lane = k.lane();
         let (within, matrix) = (lane & 7u32, lane >> 3);
-        // The registers of A hold (rows 0–7, k low), (rows 8–15, k low), (rows 0–7, k high), (rows 8–15, k high); those of B hold both halves
-        // of k of columns 0–7, then of columns 8–15.
+        // The registers of A hold (rows 0–7, k low), (rows 8–15, k low), (rows 0–7, k high), (rows 8–15, k high); those of B hold both
+        // halves of k of columns 0–7, then of columns 8–15.
         let (outer_half, k_half) = match side {
             Side::A => (matrix & 1u32, matrix >> 1),
             Side::B => (matrix >> 1, matrix & 1u32),

@@ -4,15 +4,15 @@
 //! element needs. So the family always has an answer, and f32 and f64 have one that multiplies and adds as IEEE says.
 //!
 //! **Method.** A CTA of 256 threads computes a tile of D. K-tiles of A and B, 16 deep, go from global memory through registers, where they
-//! become the type that is computed in, to shared memory with k outermost; the next K-tile is on its way while one is multiplied. Each thread
-//! holds an outer product of 8×8 (4×4 in small tiles and f64) and reads its operands 16 bytes at a time. Which index runs fastest over the
-//! threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code. Products of few columns (or
-//! few rows, transposed) have a kernel of their own, which reads A without a detour.
+//! become the type that is computed in, to shared memory with k outermost; the next K-tile is on its way while one is multiplied. Each
+//! thread holds an outer product of 8×8 (4×4 in small tiles and f64) and reads its operands 16 bytes at a time. Which index runs fastest
+//! over the threads of a load is an argument: both orders are coalesced, and strided operands are taken by the same code. Products of few
+//! columns (or few rows, transposed) have a kernel of their own, which reads A without a detour.
 //!
 //! **When it wins.** f32 and f64 under `ieee`; everything that no other engine takes.
 //!
-//! **Numbers.** Products and sums are fused multiply-adds in order of k, so results repeat bit for bit. 16-bit and fp8 operands widen exactly;
-//! policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
+//! **Numbers.** Products and sums are fused multiply-adds in order of k, so results repeat bit for bit. 16-bit and fp8 operands widen
+//! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
 
 mod thin;
 

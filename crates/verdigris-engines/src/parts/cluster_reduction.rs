@@ -1,7 +1,8 @@
 //! The cluster split-K reduction: the CTAs of a cluster lay out their parts of the same sums in shared memory for all of them to read.
 //!
-//! **What.** `whole[v] = Σ part_rank[v]` over ranks 0, 1, …, for whichever vectors a thread asks, so the result does not depend on who was first.
-//! Four registers of a thread, two columns of two rows eight below each other, are one vector; those of a warpgroup's threads stand side by side.
+//! **What.** `whole[v] = Σ part_rank[v]` over ranks 0, 1, …, for whichever vectors a thread asks, so the result does not depend on who was
+//! first. Four registers of a thread, two columns of two rows eight below each other, are one vector; those of a warpgroup's threads stand
+//! side by side.
 //! **When.** Once a launch, behind its last product: the sums may take the place of what was multiplied. (Where a CTA wants
 //! a slice of whole columns, or goes on to another tile, see [`super::cluster_split_k`].)
 //! **Cost.** Every sum that is asked for crosses the cluster's network once, and the cluster meets twice.
@@ -49,8 +50,8 @@ impl Sharers {
         if self.ctas > 1 { k.cluster_rank() } else { k.constant(0) }
     }
 
-    /// Lays a warpgroup's `sums` out from shared address `slots` on, as those of `vectors` vectors of each of its threads: fragment behind fragment,
-    /// warpgroup behind warpgroup. By all threads that take part.
+    /// Lays a warpgroup's `sums` out from shared address `slots` on, as those of `vectors` vectors of each of its threads: fragment behind
+    /// fragment, warpgroup behind warpgroup. By all threads that take part.
     pub(crate) fn share<'k, T: Sum>(
         self,
         k: Kernel<'k>,

@@ -1,9 +1,9 @@
 //! Cluster split-K: adds up the parts of a sum that the CTAs of a cluster formed, through distributed shared memory.
 //!
-//! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, straight from registers, and
-//! adds up the slices that it receives and its own in the order of ranks: so each ends with the whole sum of its own columns, and the result does not
-//! depend on who was first. Neither scratch nor counters are needed, and nobody meets at a barrier of the cluster, which would cost a fence over
-//! the device: a thread receives what the same thread of each peer has sent.
+//! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, straight from
+//! registers, and adds up the slices that it receives and its own in the order of ranks: so each ends with the whole sum of its own
+//! columns, and the result does not depend on who was first. Neither scratch nor counters are needed, and nobody meets at a barrier of the
+//! cluster, which would cost a fence over the device: a thread receives what the same thread of each peer has sent.
 //!
 //! **What.** `sum[row, column] = Σ part_rank[row, column]` over ranks 0, 1, …, for columns `rank · columns / ctas ..` of the tile.
 //! **Cost.** Every part crosses the cluster's network once; shared memory for what is received, of two turns where a CTA has many tiles.
@@ -86,8 +86,8 @@ impl<'k> ClusterSplitK<'k> {
         self.exchange.drain(turn.get());
     }
 
-    /// The whole sums of this CTA's columns, in `sums`; `parts` are this CTA's accumulators over all columns. All threads that take part call
-    /// it, once a tile; `thread` is the index among them, and `turn` a variable that each begins at 0.
+    /// The whole sums of this CTA's columns, in `sums`; `parts` are this CTA's accumulators over all columns. All threads that take part
+    /// call it, once a tile; `thread` is the index among them, and `turn` a variable that each begins at 0.
     pub(crate) fn sum<T: Sum>(&self, parts: &[Fragment<'k, T>], sums: &[Fragment<'k, T>], turn: Var<'k, u32>, thread: Val<'k, u32>) {
         let ClusterSplitKSpec { ctas, barrier, once, .. } = self.spec;
         let (k, threads, slice_bytes) = (self.kernel, self.spec.threads(), self.spec.slice_bytes());

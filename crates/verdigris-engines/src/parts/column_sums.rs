@@ -1,16 +1,17 @@
-//! Sums and sums of squares of a result's columns, formed in the epilogue: what batch norm needs of a convolution, without reading it again.
+//! Sums and sums of squares of a result's columns, formed in the epilogue: what batch norm needs of a convolution, without reading it
+//! again.
 //!
 //! **What.** `sum[c] = Σ v`, `squares[c] = Σ v²` over the rows of the result, of its values as they are stored, in f32.
-//! **How.** Results pass through stages of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows of every
-//! stage and adds them up; the threads that hold the same chunk share the sums out among them, so that what is kept from stage to stage is a few
-//! registers. Behind the last stage of a tile the first warp adds what the warpgroup's other warps hold, and stores a *part*: the sums of the rows
-//! that this warpgroup held. One more launch adds the parts of each column up, or two, where they are many.
-//! **Numbers.** The order of addition follows from the spec and the extents alone, so repeats agree bit for bit. An infinity or a NaN in a column
-//! reaches the sums of that column and no other.
+//! **How.** Results pass through stages of shared memory as they are stored. Each thread reads back the 16 bytes of a chunk from some rows
+//! of every stage and adds them up; the threads that hold the same chunk share the sums out among them, so that what is kept from stage to
+//! stage is a few registers. Behind the last stage of a tile the first warp adds what the warpgroup's other warps hold, and stores a
+//! *part*: the sums of the rows that this warpgroup held. One more launch adds the parts of each column up, or two, where they are many.
+//! **Numbers.** The order of addition follows from the spec and the extents alone, so repeats agree bit for bit. An infinity or a NaN in a
+//! column reaches the sums of that column and no other.
 //! **Cost.** A few instructions an element, and 8 bytes a column for each part: at most a sixteenth of a 16-bit result.
 //!
-//! **Scratch.** Lines of parts, one for the rows of each warpgroup: the sums of all columns, then their squares' sums. Columns stand as tiles hold
-//! them, those of one matrix of the batch behind those of the one before.
+//! **Scratch.** Lines of parts, one for the rows of each warpgroup: the sums of all columns, then their squares' sums. Columns stand as
+//! tiles hold them, those of one matrix of the batch behind those of the one before.
 //!
 //! Kernels whose results leave otherwise form no sums; [`of_lines`] forms the same of a result that lies in memory, which it reads again.
 
@@ -163,8 +164,9 @@ impl<'k> TileSums<'_, 'k> {
         self.kept[stage as usize].iter().zip(values).for_each(|(kept, value)| kept.set(*kept + value));
     }
 
-    /// Stores the part that the warpgroup's rows are: `place` is its line, the tile's matrix and its first column. `stage` is a stage's address that no
-    /// one reads or writes; `sync` brings the warpgroup together. Until it has come together once more, the stage is in use.
+    /// Stores the part that the warpgroup's rows are: `place` is its line, the tile's matrix and its first column. `stage` is a stage's
+    /// address that no one reads or writes; `sync` brings the warpgroup together. Until it has come together once more, the stage is in
+    /// use.
     pub(crate) fn store(&self, place: [Val<'k, u32>; 3], wanted: Val<'k, bool>, stage: Val<'k, u32>, sync: &dyn Fn()) {
         let (k, sums, spec) = (self.sums.kernel, self.sums, self.sums.spec);
         let (warp, lane) = (self.thread >> 5, self.thread & (LANES - 1));
@@ -340,8 +342,8 @@ impl Adds {
         })
     }
 
-    /// The launch over `count` lines in so many shares, of a width in columns, with so many from one matrix to the next and of one, and `spread` from
-    /// one matrix's first result to the next one's.
+    /// The launch over `count` lines in so many shares, of a width in columns, with so many from one matrix to the next and of one, and
+    /// `spread` from one matrix's first result to the next one's.
     fn launch(
         self,
         lines: Address,
@@ -460,7 +462,8 @@ mod tests {
     use super::*;
     use verdigris_kir::interp::{self, Kernels, Memory, Options};
 
-    /// Parts of whole numbers, one or two launches, against plain sums; what no tile holds is never written, and what no sum is never touched.
+    /// Parts of whole numbers, one or two launches, against plain sums; what no tile holds is never written, and what no sum is never
+    /// touched.
     #[test]
     fn parts_of_every_number_add_up() {
         for (number, parts) in [1u32, 31, 32, 33, 1023, 1024, 1025, 2600].into_iter().enumerate() {

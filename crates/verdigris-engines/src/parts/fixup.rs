@@ -1,10 +1,12 @@
-//! The fixup of stream-K and split-K, within the kernel: adds up the parts of a sum that several CTAs formed; warpgroups whose accumulators hold one tile over different parts of its depth.
+//! The fixup of stream-K and split-K, within the kernel: adds up the parts of a sum that several CTAs formed; warpgroups whose accumulators
+//! hold one tile over different parts of its depth.
 //!
 //! Each part goes to scratch, and whoever comes last adds them up in order, so that the sum does not depend on who that is.
 //!
-//! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the parts;
-//! of two parts, in either order, which is the same.
-//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the launch.
+//! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the
+//! parts; of two parts, in either order, which is the same.
+//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the
+//! launch.
 //! **Source.** Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
 
 use verdigris_kir::face::{Kernel, SharedPiece, Val};
@@ -60,8 +62,8 @@ impl FixupArgs {
         FixupArgs { parts, counters, most_parts }
     }
 
-    /// For a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a multiple of 16 bytes, and nothing is
-    /// accessed there.
+    /// For a launch that splits nothing, so that one kernel serves both: `unused` is any address that is a multiple of 16 bytes, and
+    /// nothing is accessed there.
     pub(crate) fn without_scratch(unused: Address) -> FixupArgs {
         FixupArgs { parts: unused, counters: unused, most_parts: 1 }
     }

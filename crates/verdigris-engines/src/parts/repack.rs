@@ -4,9 +4,9 @@
 //! operand of another shape is copied into scratch first, line by line, each line padded to a whole number of segments. The copy reads and
 //! writes the operand once; the product that follows reads it from L2 in the measure that it fits.
 //!
-//! **Copying** keeps the contiguous index and changes the pitch. A thread makes 16 bytes of a line: it reads the two aligned 16-byte windows
-//! that they lie in, whatever their alignment, and shifts them together. Windows that reach beyond the elements of the matrix are not read;
-//! what they would bring is loaded element by element.
+//! **Copying** keeps the contiguous index and changes the pitch. A thread makes 16 bytes of a line: it reads the two aligned 16-byte
+//! windows that they lie in, whatever their alignment, and shifts them together. Windows that reach beyond the elements of the matrix are
+//! not read; what they would bring is loaded element by element.
 //!
 //! **Transposing** makes another index contiguous. A CTA takes a tile through shared memory: element by element in, 16 bytes out. It takes
 //! any two strides, also where neither index is contiguous.

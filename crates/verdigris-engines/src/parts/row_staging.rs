@@ -1,8 +1,8 @@
 //! From registers to rows that begin anywhere: a warpgroup's stage in shared memory, stored line by line.
 //!
 //! TMA stores rows that begin at multiples of 16 bytes. Where they do not, the lanes of a warp walk a line of the stage together, a
-//! word each, on the words of global memory: each 32-byte sector is written by one request, and only a line's first and last word may be half
-//! of D's.
+//! word each, on the words of global memory: each 32-byte sector is written by one request, and only a line's first and last word may be
+//! half of D's.
 
 use std::panic::Location;
 

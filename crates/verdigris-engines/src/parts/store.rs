@@ -1,9 +1,9 @@
-//! The epilogue store: a warpgroup's results to global memory, through the epilogue, then shared memory and from there by TMA or line by line, or
-//! elements straight from registers.
+//! The epilogue store: a warpgroup's results to global memory, through the epilogue, then shared memory and from there by TMA or line by
+//! line, or elements straight from registers.
 //!
-//! A [`StoreSpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Store::write`] with accumulators
-//! of 64 rows each, one below the other; before the kernel ends, [`Store::finish`]. D is any matrix with a row stride, a column stride and batch
-//! strides: of a product, or of a convolution whose pixels are rows.
+//! A [`StoreSpec`] is the part that shapes code. A kernel declares it once and, for each tile of results, calls [`Store::write`] with
+//! accumulators of 64 rows each, one below the other; before the kernel ends, [`Store::finish`]. D is any matrix with a row stride, a
+//! column stride and batch strides: of a product, or of a convolution whose pixels are rows.
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Matrix, Order};
@@ -92,8 +92,8 @@ pub(crate) struct StoreSpec {
     pub(crate) has_sums: bool,
 }
 
-/// Whether a tensor map may store D, whose contiguous side has `line_elements`: lines begin and end at multiples of 16 bytes. A store into a line
-/// that ends elsewhere would write what lies behind it.
+/// Whether a tensor map may store D, whose contiguous side has `line_elements`: lines begin and end at multiples of 16 bytes. A store into
+/// a line that ends elsewhere would write what lies behind it.
 pub(crate) fn is_mappable(d: &Matrix, line_elements: u64) -> bool {
     let whole = |elements: u64| (elements * d.dtype.bytes() as u64).is_multiple_of(16);
     let strides = d.leading_dimension().into_iter().chain(d.batch_strides.iter().copied());
@@ -153,8 +153,8 @@ impl StoreSpec {
         store_map_with_rows(ty, if self.transposed { self.transposed_rows() } else { STAGE_ROWS }, self.stage_row_bytes())
     }
 
-    /// Where D is: its extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`], its map, or its address and strides.
-    /// `leading_bytes` is the distance of its contiguous lines.
+    /// Where D is: its extents (`rows` and `columns` of the tile's space) and, but for [`Out::Direct`], its map, or its address and
+    /// strides. `leading_bytes` is the distance of its contiguous lines.
     pub(crate) fn place(
         &self,
         d: Address,
@@ -409,8 +409,8 @@ impl<'k> Store<'k> {
         totals.store([line, tile.batch, tile.column], tile.row.lt(self.rows), stage, &together);
     }
 
-    /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the first
-    /// [`CLEARED_ROWS`] says of a row where it belongs, as [`PlaceRow`] does, for that takes longer to find than a row to write.
+    /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the
+    /// first [`CLEARED_ROWS`] says of a row where it belongs, as [`PlaceRow`] does, for that takes longer to find than a row to write.
     pub(crate) fn clear_rows(&self, column: Val<'k, u32>, indices: Indices<'k>, (row, inside): (Val<'k, u32>, Val<'k, bool>)) {
         let StorePath::Scattered { lines, .. } = &self.path else { unreachable!("rows are cleared where each has a place of its own") };
         let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);

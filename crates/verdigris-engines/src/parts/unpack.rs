@@ -1,10 +1,11 @@
 //! Unpacking: results that a kernel left in scratch, in lines that TMA writes, on their way to a tensor of any strides.
 //!
-//! The opposite of [`super::repack`]: lines run along one dim (channels), begin at multiples of 16 bytes and are written out to wherever the
-//! tensor's elements lie.
+//! The opposite of [`super::repack`]: lines run along one dim (channels), begin at multiples of 16 bytes and are written out to wherever
+//! the tensor's elements lie.
 //!
-//! **Spreading** keeps the contiguous index: lanes walk a line together, an element each, four of them on their way. **Transposing** takes a tile
-//! through shared memory: 16 bytes of a line in, and out along the lines, of which neighbours are neighbouring elements where channels come first.
+//! **Spreading** keeps the contiguous index: lanes walk a line together, an element each, four of them on their way. **Transposing** takes
+//! a tile through shared memory: 16 bytes of a line in, and out along the lines, of which neighbours are neighbouring elements where
+//! channels come first.
 //!
 //! **Cost.** Every element is read once and written once. **Numbers.** Bytes are moved, never converted.
 

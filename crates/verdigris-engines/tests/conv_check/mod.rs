@@ -95,7 +95,7 @@ pub(crate) fn reference(problem: &ConvProblem, first: &[f64], second: &[f64]) ->
     sums
 }
 
-/// Runs a problem on an engine under the settings that `pick` chooses and compares.
+/// Runs a problem on an engine under the configs that `pick` chooses and compares.
 pub(crate) fn check_on(
     engine: &str,
     problem: &ConvProblem,
@@ -197,8 +197,8 @@ pub(crate) fn check_on(
 
     let knobs = candidate.knobs();
     let mut ran = 0;
-    for (number, knobs) in knobs.settings().iter().enumerate().filter(|(number, knobs)| pick(*number, knobs)) {
-        let program = candidate.program(knobs).expect("a listed setting has a program");
+    for (number, knobs) in knobs.configs().iter().enumerate().filter(|(number, knobs)| pick(*number, knobs)) {
+        let program = candidate.program(knobs).expect("a listed config has a program");
         let mut memory = Memory::new();
         buffers.iter().for_each(|(_, bytes)| {
             memory.add(bytes);
@@ -238,7 +238,7 @@ pub(crate) fn check_on(
         }
         ran += 1;
     }
-    assert!(ran > 0, "no setting was picked for {problem:?}");
+    assert!(ran > 0, "no config was picked for {problem:?}");
 }
 
 /// Two-dimensional extents: n, c, k, input, filter, pads, strides, dilations.

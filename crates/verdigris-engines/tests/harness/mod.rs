@@ -12,16 +12,16 @@ use verdigris_reference::{compare, data, run};
 pub(crate) enum Outcome {
     /// The engine does not take it.
     Refused(Refusal),
-    /// It ran under every setting, and was right.
+    /// It ran under every config, and was right.
     Passed,
 }
 
-/// Runs a case under every setting of an engine's knobs.
+/// Runs a case under every config of an engine's knobs.
 pub(crate) fn verify(engine: &dyn Engine, case: &Case, arch: &Arch, kernels: &Kernels, schedule: u64) -> Result<Outcome, String> {
     verify_where(engine, case, arch, kernels, schedule, |_| true)
 }
 
-/// The same under those settings that are wanted.
+/// The same under those configs that are wanted.
 pub(crate) fn verify_where(
     engine: &dyn Engine,
     case: &Case,
@@ -35,7 +35,7 @@ pub(crate) fn verify_where(
         Err(refusal) => return Ok(Outcome::Refused(refusal)),
     };
     let space = candidate.knobs();
-    for knobs in space.settings().iter().filter(|knobs| is_wanted(knobs)) {
+    for knobs in space.configs().iter().filter(|knobs| is_wanted(knobs)) {
         let fail = |what: String| format!("{} on {} with {knobs}: {what}", case.id, engine.id());
         let program = candidate.program(knobs).map_err(|refusal| fail(refusal.to_string()))?;
         execute(case, &program, arch, kernels, schedule).map_err(fail)?;

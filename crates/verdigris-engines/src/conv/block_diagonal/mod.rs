@@ -1,25 +1,26 @@
 //! `conv.diagonal`: convolutions of one to eight channels a group on Hopper, by block-diagonal filters.
 //!
-//! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides 1
-//! and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose result has
-//! the operands' type. What is refused is dilation, a filter of other extents, three dims, and of stride 2 the 7×7 but in dgrad, and there a
-//! padding that is odd where half of the filter is even, or the other way round.
+//! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides
+//! 1 and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose
+//! result has the operands' type. What is refused is dilation, a filter of other extents, three dims, and of stride 2 the 7×7 but in dgrad,
+//! and there a padding that is odd where half of the filter is even, or the other way round.
 //!
-//! **Method.** Eight channels are a *chunk*. At one tap, what a chunk of the result has from the same chunk of the pixels is a product with an 8×8
-//! matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer instructions
-//! than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
+//! **Method.** Eight channels are a *chunk*. At one tap, what a chunk of the result has from the same chunk of the pixels is a product with
+//! an 8×8 matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer
+//! instructions than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
 //!
-//! A CTA keeps a channel tile of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other: TMA
-//! brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away ([`tile`]).
-//! A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each column of taps
-//! ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its sums, which a second
-//! launch adds up in their order. Of a dgrad of stride 2, the four pixels of a block meet different taps of the same pixels of y.
+//! A CTA keeps a channel tile of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other:
+//! TMA brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away
+//! ([`tile`]). A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each
+//! column of taps ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its
+//! sums, which a second launch adds up in their order. Of a dgrad of stride 2, the four pixels of a block meet different taps of the same
+//! pixels of y.
 //!
 //! **When it wins.** Where images fill the chip: what remains is bound by memory.
 //!
-//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree bit for
-//! bit. Groups of fewer than 8 channels are multiplied by each other's zeros, so that an infinity in one makes NaN of those that share its
-//! chunk. In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
+//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree
+//! bit for bit. Groups of fewer than 8 channels are multiplied by each other's zeros, so that an infinity in one makes NaN of those that
+//! share its chunk. In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
 //!
 //! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`, `stmatrix`, tensor copies; the walk is our own.
 

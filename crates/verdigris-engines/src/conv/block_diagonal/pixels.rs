@@ -1,8 +1,8 @@
-//! The kernel of fprop and dgrad: rows of a product are two rows of eight pixels, columns the channels of a chunk, the depth is one tap or two of
-//! the chunk's channels.
+//! The kernel of fprop and dgrad: rows of a product are two rows of eight pixels, columns the channels of a chunk, the depth is one tap or
+//! two of the chunk's channels.
 //!
-//! A warp holds the filters of its chunks as blocks of a block-diagonal matrix, in registers, for as long as the CTA lives. It walks down a strip:
-//! each row of pixels is read once for each column of taps, and meets all rows of taps from registers.
+//! A warp holds the filters of its chunks as blocks of a block-diagonal matrix, in registers, for as long as the CTA lives. It walks down a
+//! strip: each row of pixels is read once for each column of taps, and meets all rows of taps from registers.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Map, Read};
@@ -79,8 +79,8 @@ pub(super) fn kernel<'k>(k: Kernel<'k>, spec: &Spec) {
 }
 
 verdigris_kir::parameters! {
-    /// The filter in memory. Of input channel `i` and output channel `o`, which share a group, an element is `input · i + output · o` and the like
-    /// of their numbers in the group away from the first one.
+    /// The filter in memory. Of input channel `i` and output channel `o`, which share a group, an element is `input · i + output · o` and
+    /// the like of their numbers in the group away from the first one.
     pub(super) struct Filter / FilterArguments of () as _spec {
         pub(super) pointer: Read = 2,
         pub(super) origin: u64,

@@ -273,7 +273,8 @@ impl Spec {
 
     /// The phases of the result's pixels (row and column in a block of [`Stride::spread`]) with the taps that each meets.
     ///
-    /// Of a dgrad of stride 2 under a padding of `2·e + s`, pixel `2·i + a` meets tap `r` at pixel `i + e + (a + s − r) / 2` of y where that is whole.
+    /// Of a dgrad of stride 2 under a padding of `2·e + s`, pixel `2·i + a` meets tap `r` at pixel `i + e + (a + s − r) / 2` of y where
+    /// that is whole.
     pub(super) fn phases(&self) -> Vec<([u32; 2], Vec<Tap>)> {
         let number = |row: u32, column: u32| (row * self.taps + column) as usize;
         if self.stride != Stride::Half {

@@ -11,7 +11,8 @@ use verdigris_kir::tile::ring::Cursor;
 use super::spec::{CHUNK, STRIP, Spec, WARPS};
 
 verdigris_kir::parameters! {
-    /// How a launch is cut. Channel tiles of all their channels come first, side by side; then the last one, which has fewer and needs fewer CTAs.
+    /// How a launch is cut. Channel tiles of all their channels come first, side by side; then the last one, which has fewer and needs
+    /// fewer CTAs.
     #[derive(Clone, Copy)]
     pub(super) struct TilesValues / TilesArguments of () as _spec {
         pub(super) across: Divide,
@@ -151,8 +152,8 @@ impl<'k> ThreadCoordinates<'k> {
     }
 }
 
-/// Rows of matrices in a swizzled tile, each lane its own: the pattern of a row repeats after eight, so the addresses of all pixels that differ by
-/// constants are eight registers and offsets.
+/// Rows of matrices in a swizzled tile, each lane its own: the pattern of a row repeats after eight, so the addresses of all pixels that
+/// differ by constants are eight registers and offsets.
 pub(super) struct Rows<'k> {
     k: Kernel<'k>,
     /// The lane's row of the first matrix, before the swizzle.

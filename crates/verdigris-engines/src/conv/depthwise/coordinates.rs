@@ -41,7 +41,8 @@ impl<'k> Axis<'k> {
 }
 
 verdigris_kir::parameters! {
-    /// The depth, one plane at a time: output `o` reads with tap `t` plane `(o · plane + t · tap + first) / divisor` where that is whole and inside.
+    /// The depth, one plane at a time: output `o` reads with tap `t` plane `(o · plane + t · tap + first) / divisor` where that is whole
+    /// and inside.
     #[derive(Clone, Copy)]
     pub(super) struct Depth / DepthArguments of () as _spec {
         pub(super) extent: Divide,

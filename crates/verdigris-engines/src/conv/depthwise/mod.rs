@@ -1,29 +1,31 @@
 //! `conv.depthwise`: convolutions in which each channel has filters of its own.
 //!
-//! **What.** All three directions, with one or more filters for a channel of x (groups = C, K a multiple of C), in one to three spatial dims:
-//! filters of any size, strides 1 and 2, dilations, any padding, any strides of tensors, bf16, f16 and f32 operands. What is refused is
-//! the steps before a convolution, larger strides, and a dgrad that is strided and dilated at once.
+//! **What.** All three directions, with one or more filters for a channel of x (groups = C, K a multiple of C), in one to three spatial
+//! dims: filters of any size, strides 1 and 2, dilations, any padding, any strides of tensors, bf16, f16 and f32 operands. What is refused
+//! is the steps before a convolution, larger strides, and a dgrad that is strided and dilated at once.
 //!
-//! **Method.** There is no sum over channels, hence no matrix product, and tensor cores would multiply by zeros. A CTA of 128 or 256 threads brings a
-//! tile of activations with the pixels around it to shared memory by `cp.async`, zeros in place of what is outside, and multiplies it in f32:
+//! **Method.** There is no sum over channels, hence no matrix product, and tensor cores would multiply by zeros. A CTA of 128 or 256
+//! threads brings a tile of activations with the pixels around it to shared memory by `cp.async`, zeros in place of what is outside, and
+//! multiplies it in f32:
 //!
-//! - *fprop and dgrad* ([`pixels`]): a thread has 4×7 outputs of the channels of a 32-bit word; each word of the tile is read and widened once for
-//!   all outputs that meet it. A dgrad of stride 1 is an fprop with its taps reversed; one of stride 2 meets every second tap.
-//! - *wgrad* ([`filter`]): a thread has all taps of a block and adds up over 4×7 gradients at a time; CTAs have shares of the pixels, which a
-//!   second launch adds up in their order.
+//! - *fprop and dgrad* ([`pixels`]): a thread has 4×7 outputs of the channels of a 32-bit word; each word of the tile is read and widened
+//!   once for all outputs that meet it. A dgrad of stride 1 is an fprop with its taps reversed; one of stride 2 meets every second tap.
+//! - *wgrad* ([`filter`]): a thread has all taps of a block and adds up over 4×7 gradients at a time; CTAs have shares of the pixels, which
+//!   a second launch adds up in their order.
 //!
-//! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated taps
-//! meet pixels a dilation apart, so outputs of one phase (modulo the dilation) make tiles of their own, and dilation costs nothing.
+//! Filters of 3×3, 5×5 and 7×7 are unrolled; others, and planes of taps along a third dim, are sequences of such blocks, or of 1×4. Dilated
+//! taps meet pixels a dilation apart, so outputs of one phase (modulo the dilation) make tiles of their own, and dilation costs nothing.
 //!
-//! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps also
-//! 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
+//! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps
+//! also 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
 //!
-//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole channel tiles: what reads and writes the
-//! tensors once is bound by memory up to about 30 taps, by multiplications beyond that.
+//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole channel tiles: what reads
+//! and writes the tensors once is bound by memory up to about 30 taps, by multiplications beyond that.
 //!
-//! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit, and
-//! f32 operands are not rounded where tf32 would be allowed. Zeros take the place of what is outside: of the pixels around x, which an infinite tap
-//! turns into NaN, and of the gradients beyond y, so that an infinity near the edge of x may reach all taps of its channel in a wgrad.
+//! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit,
+//! and f32 operands are not rounded where tf32 would be allowed. Zeros take the place of what is outside: of the pixels around x, which an
+//! infinite tap turns into NaN, and of the gradients beyond y, so that an infinity near the edge of x may reach all taps of its channel in
+//! a wgrad.
 
 mod coordinates;
 mod filter;

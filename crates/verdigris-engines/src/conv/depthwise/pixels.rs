@@ -1,7 +1,8 @@
 //! fprop and dgrad: a CTA works through tiles of outputs, 128 bytes of channels wide at most.
 //!
-//! A thread has the channels of one 32-bit word of a block of 4×7 (of strides 2×4 and 4×8) outputs, in f32. It reads each line of the tile that the block meets
-//! once, widens it, and adds what it gives to all of its outputs: behind a word read from shared memory stand up to 28 multiplications by a tap.
+//! A thread has the channels of one 32-bit word of a block of 4×7 (of strides 2×4 and 4×8) outputs, in f32. It reads each line of the tile
+//! that the block meets once, widens it, and adds what it gives to all of its outputs: behind a word read from shared memory stand up to 28
+//! multiplications by a tap.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};

@@ -265,8 +265,8 @@ impl View {
         let p = &self.problem;
         let bytes = p.w.dtype.bytes() as u64;
         let [filter, _, taps @ ..] = p.w.strides.map(|stride| stride * bytes);
-        // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round; along the depth,
-        // where taps are met one by one, only these.
+        // Taps of a dgrad of stride 1 are met from the last to the first, and those of a flipped filter the other way round; along the
+        // depth, where taps are met one by one, only these.
         let is_reversed = |dim: usize| p.flip != (dim > 0 && p.direction == Direction::Dgrad && self.stride == Stride::One);
         let origin = (0..3).filter(|&dim| is_reversed(dim)).fold(0u64, |sum, dim| sum + (p.filter[dim] - 1) * taps[dim]);
         let walk = |dim: usize| if is_reversed(dim) { taps[dim].wrapping_neg() } else { taps[dim] };

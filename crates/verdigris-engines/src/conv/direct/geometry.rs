@@ -17,7 +17,8 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
-    /// Cuts pixels into boxes of at most `most` (at least 1) pixels: whole rows, planes and images as far as that allows. An extent of 0 makes none.
+    /// Cuts pixels into boxes of at most `most` (at least 1) pixels: whole rows, planes and images as far as that allows. An extent of 0
+    /// makes none.
     pub(super) fn all(extents: [u64; 4], most: u64) -> Vec<Boxes> {
         let mut lengths = [1; 4];
         let mut room = most.max(1);
@@ -78,8 +79,8 @@ verdigris_kir::parameters! {
 }
 
 verdigris_kir::parameters! {
-    /// A filter of fprop or dgrad whose address is a multiple of so many bytes: strides in bytes, which count modulo 2⁶⁴ so that a walk may go
-    /// backwards from the origin.
+    /// A filter of fprop or dgrad whose address is a multiple of so many bytes: strides in bytes, which count modulo 2⁶⁴ so that a walk may
+    /// go backwards from the origin.
     #[derive(Clone, Copy)]
     pub(in crate::conv) struct FilterWalk / FilterWalkArguments of u32 as alignment_bytes {
         pub(in crate::conv) pointer: Read = *alignment_bytes,
@@ -120,8 +121,8 @@ pub(super) struct Phase {
     taps: u64,
 }
 
-/// One spatial dim of fprop or dgrad: pixel `i` of phase `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its class
-/// the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
+/// One spatial dim of fprop or dgrad: pixel `i` of phase `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its
+/// class the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Dim {
     phases: Vec<Phase>,

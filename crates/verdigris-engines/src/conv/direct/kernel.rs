@@ -1,7 +1,7 @@
 //! The product: a tile of the result from K-tiles of gathered activations and of a plain operand.
 //!
-//! Where an activation lies follows from two indices: of the tile's side on which it stands, and of the depth. Each contributes an offset and
-//! three coordinates, and the element is zero unless the sums of the coordinates lie inside of the tensor. What an index of the depth
+//! Where an activation lies follows from two indices: of the tile's side on which it stands, and of the depth. Each contributes an offset
+//! and three coordinates, and the element is zero unless the sums of the coordinates lie inside of the tensor. What an index of the depth
 //! contributes is worked out once for each K-tile, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 

@@ -1,22 +1,22 @@
 //! `conv.direct`: convolution without tensor cores, for everything.
 //!
-//! It takes every valid convolution: all three directions, all operand types and precision policies, any strides, dilations, paddings, groups and
-//! layouts, any alignment that an element needs, every prologue and epilogue, on sm_80 and later. So the family always has an answer, and
-//! f32 and f64 have one that multiplies and adds as IEEE says.
+//! It takes every valid convolution: all three directions, all operand types and precision policies, any strides, dilations, paddings,
+//! groups and layouts, any alignment that an element needs, every prologue and epilogue, on sm_80 and later. So the family always has an
+//! answer, and f32 and f64 have one that multiplies and adds as IEEE says.
 //!
-//! **Method.** An implicit matrix product: a CTA of 256 threads computes a tile of the result; K-tiles of both operands, 16 deep, go from global
-//! memory through registers, where they become the type that is computed in, to shared memory; the next K-tile is on its way while one is
-//! multiplied. Where activations lie is worked out as they are read ([`kernel`]).
+//! **Method.** An implicit matrix product: a CTA of 256 threads computes a tile of the result; K-tiles of both operands, 16 deep, go from
+//! global memory through registers, where they become the type that is computed in, to shared memory; the next K-tile is on its way while
+//! one is multiplied. Where activations lie is worked out as they are read ([`kernel`]).
 //!
-//! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the phase `ρ` (pixels `ρ` modulo `s`) meets the taps `r` for which `s` divides
-//! `ρ + pad − r · dilation`: every `s / g`-th, with `g = gcd(dilation, s)`, or none. Each phase is a dense correlation of stride 1
+//! *fprop and dgrad* are one kernel. Of a dgrad with stride `s`, the phase `ρ` (pixels `ρ` modulo `s`) meets the taps `r` for which `s`
+//! divides `ρ + pad − r · dilation`: every `s / g`-th, with `g = gcd(dilation, s)`, or none. Each phase is a dense correlation of stride 1
 //! with its own taps; all phases stand in one grid, and no product with a zero is formed.
 //!
-//! *wgrad* sums over all pixels of the output. Where its tiles leave the chip idle, the sum is cut into parts of equal length, which a second
-//! launch adds up in their order. Nothing is atomic.
+//! *wgrad* sums over all pixels of the output. Where its tiles leave the chip idle, the sum is cut into parts of equal length, which a
+//! second launch adds up in their order. Nothing is atomic.
 //!
-//! **When it wins.** f32 and f64 under `ieee`; filter gradients of 8-bit integers, whose operands both lie across the depth, where tensor cores
-//! read 16-bit types alone; everything that no other engine takes.
+//! **When it wins.** f32 and f64 under `ieee`; filter gradients of 8-bit integers, whose operands both are strided along the depth, where
+//! tensor cores read 16-bit types alone; everything that no other engine takes.
 //!
 //! **Numbers.** Products and sums are fused multiply-adds in a fixed order, so results repeat bit for bit. 16-bit and fp8 operands widen
 //! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.

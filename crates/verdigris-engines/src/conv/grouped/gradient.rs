@@ -29,16 +29,16 @@ pub(in crate::conv) struct Gradient {
     tiling: Tiling,
 }
 
-/// A setting of the knobs.
+/// A config of a filter's gradient.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(in crate::conv) struct Setting {
+pub(in crate::conv) struct GradientConfig {
     /// Parts of each sum.
     parts: u64,
     /// Taps of a CTA, where they are fewer than the kernel of the problem's taps has.
     fewer_taps: Option<u32>,
 }
 
-impl Setting {
+impl GradientConfig {
     pub(super) fn knobs(&self) -> Knobs {
         Knobs::new([("parts", self.parts as u32)].into_iter().chain(self.fewer_taps.map(|taps| ("taps", taps))))
     }
@@ -78,17 +78,17 @@ impl Gradient {
         Ok(Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling })
     }
 
-    pub(super) fn settings(&self) -> Vec<Setting> {
+    pub(super) fn configs(&self) -> Vec<GradientConfig> {
         let taps = filter::Spec::TAPS.into_iter().filter(|&taps| taps <= self.spec.taps);
         let of_taps = |taps| {
             let fewer_taps = (taps < self.spec.taps).then_some(taps);
-            self.parts(&filter::Spec { taps, ..self.spec }).into_iter().map(move |parts| Setting { parts, fewer_taps })
+            self.parts(&filter::Spec { taps, ..self.spec }).into_iter().map(move |parts| GradientConfig { parts, fewer_taps })
         };
         taps.flat_map(of_taps).collect()
     }
 
-    fn spec(&self, setting: &Setting) -> filter::Spec {
-        filter::Spec { taps: setting.fewer_taps.unwrap_or(self.spec.taps), ..self.spec }
+    fn spec(&self, config: &GradientConfig) -> filter::Spec {
+        filter::Spec { taps: config.fewer_taps.unwrap_or(self.spec.taps), ..self.spec }
     }
 
     fn channel_tiles(&self) -> u64 {
@@ -122,8 +122,8 @@ impl Gradient {
     }
 
     /// Microseconds: the longest of what device memory, L2, shared memory and the tensor cores take, and the parts on their way.
-    pub(super) fn estimate(&self, setting: &Setting) -> f64 {
-        let (parts, spec) = (setting.parts, &self.spec(setting));
+    pub(super) fn estimate(&self, config: &GradientConfig) -> f64 {
+        let (parts, spec) = (config.parts, &self.spec(config));
         let turns = self.tiling.count().div_ceil(parts) as f64;
         let taps = f64::from(spec.taps);
         let pixels = f64::from(filter::Spec::room().pixels);
@@ -144,8 +144,8 @@ impl Gradient {
         (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt() + sums_us + 3.0
     }
 
-    pub(super) fn lower(&self, setting: &Setting) -> Program {
-        let (count, spec) = (setting.parts, self.spec(setting));
+    pub(super) fn lower(&self, config: &GradientConfig) -> Program {
+        let (count, spec) = (config.parts, self.spec(config));
         let p = &self.problem;
         let mut program = crate::conv::empty_program(p);
         let part_bytes = self.part_bytes();

@@ -1,20 +1,21 @@
 //! `conv.grouped`: convolutions of groups of few channels, by `mma.sync`, on every chip from sm_80 on.
 //!
-//! **What.** All three directions in one to three spatial dims, of bf16 and f16 with f32 sums, activations with their channels last, filters of any
-//! layout; any strides, dilations, paddings; up to 64 channels a group on either side, which need not agree; every epilogue. A single group
-//! of that size is one, too.
+//! **What.** All three directions in one to three spatial dims, of bf16 and f16 with f32 sums, activations with their channels last,
+//! filters of any layout; any strides, dilations, paddings; up to 64 channels a group on either side, which need not agree; every epilogue.
+//! A single group of that size is one, too.
 //!
-//! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *channel tile* of up to 64
-//! channels ([`channel_tile`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by `cp.async`, with zeros for padding, and
-//! reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal are multiplied. Of a dgrad with a stride, the
-//! phases of pixels are convolutions of stride 1, each with its own taps; all phases stand in one grid. A wgrad multiplies
-//! the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch adds up.
+//! **Method.** The filter of several groups taken together is, at one tap, a matrix of blocks along a diagonal. A CTA takes a *channel
+//! tile* of up to 64 channels ([`channel_tile`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by
+//! `cp.async`, with zeros for padding, and reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal
+//! are multiplied. Of a dgrad with a stride, the phases of pixels are convolutions of stride 1, each with its own taps; all phases stand in
+//! one grid. A wgrad multiplies the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch
+//! adds up.
 //!
 //! **When it wins.** Where groups are smaller than what the tensor cores of a warpgroup multiply at once: below 64 channels.
 //!
-//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree bit for
-//! bit. Groups of a multiple of 8 channels are summed by themselves; of others, those that share 8 channels are multiplied by each other's
-//! zeros, so that an infinity in one makes NaN of the others.
+//! **Numbers.** Products are exact, sums are kept in f32 by the tensor core in an order that the spec and the tiles fix, so repeats agree
+//! bit for bit. Groups of a multiple of 8 channels are summed by themselves; of others, those that share 8 channels are multiplied by each
+//! other's zeros, so that an infinity in one makes NaN of the others.
 //! In a wgrad, an infinity of x that a tile holds but no pixel of y meets may make NaN.
 //!
 //! **Source:** PTX ISA 9.0, `mma.m16n8k16`, `mma.m16n8k8`, `ldmatrix`; phases as in `conv.direct`.
@@ -62,8 +63,8 @@ pub(super) enum Grouped {
 /// A config of either.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Config {
-    Pixels(Setting),
-    Filter(gradient::Setting),
+    Pixels(PixelsConfig),
+    Filter(gradient::GradientConfig),
 }
 
 impl Algorithm for Grouped {
@@ -80,7 +81,7 @@ impl Algorithm for Grouped {
         }
         let accepted = Correlation::new(problem, channels, arch)?;
         ID.require(
-            !accepted.settings.is_empty(),
+            !accepted.configs.is_empty(),
             Reason::SharedMemory,
             format_args!("a filter of {:?} taps in {} bytes of shared memory", problem.filter, arch.shared_bytes_per_cta),
         )?;
@@ -89,15 +90,15 @@ impl Algorithm for Grouped {
 
     fn configs(&self) -> Vec<Config> {
         match self {
-            Grouped::Pixels(pixels) => pixels.settings.iter().copied().map(Config::Pixels).collect(),
-            Grouped::Filter(gradient) => gradient.settings().into_iter().map(Config::Filter).collect(),
+            Grouped::Pixels(pixels) => pixels.configs.iter().copied().map(Config::Pixels).collect(),
+            Grouped::Filter(gradient) => gradient.configs().into_iter().map(Config::Filter).collect(),
         }
     }
 
     fn knobs(config: &Config) -> Knobs {
         match config {
-            Config::Pixels(setting) => setting.knobs(),
-            Config::Filter(setting) => setting.knobs(),
+            Config::Pixels(config) => config.knobs(),
+            Config::Filter(config) => config.knobs(),
         }
     }
 
@@ -107,8 +108,8 @@ impl Algorithm for Grouped {
 
     fn cost(&self, config: &Config) -> Cost {
         let us = match (self, config) {
-            (Grouped::Pixels(pixels), Config::Pixels(setting)) => pixels.estimate(setting),
-            (Grouped::Filter(gradient), Config::Filter(setting)) => gradient.estimate(setting),
+            (Grouped::Pixels(pixels), Config::Pixels(config)) => pixels.estimate(config),
+            (Grouped::Filter(gradient), Config::Filter(config)) => gradient.estimate(config),
             _ => unreachable!("a problem's configs are of its own direction"),
         };
         Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
@@ -116,8 +117,8 @@ impl Algorithm for Grouped {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         Ok(match (self, config) {
-            (Grouped::Pixels(pixels), Config::Pixels(setting)) => pixels.lower(setting),
-            (Grouped::Filter(gradient), Config::Filter(setting)) => gradient.lower(setting),
+            (Grouped::Pixels(pixels), Config::Pixels(config)) => pixels.lower(config),
+            (Grouped::Filter(gradient), Config::Filter(config)) => gradient.lower(config),
             _ => unreachable!("a problem's configs are of its own direction"),
         })
     }
@@ -155,7 +156,8 @@ fn plain(result: DType, staged: bool) -> EpilogueSpec {
 }
 
 impl Spec {
-    /// Whether it is one of the catalog's, if its epilogue is: the rarer kernels serve fewer classes of channels, and are short of some tiles.
+    /// Whether it is one of the catalog's, if its epilogue is: the rarer kernels serve fewer classes of channels, and are short of some
+    /// tiles.
     fn is_listed(&self) -> bool {
         let rare = !self.staged || self.tile == Tile::Deep;
         (!rare || self.channel_tile.chunks.is_power_of_two() && self.channel_tile.chunks > 1) && (self.staged || self.tile == Tile::Small)
@@ -202,16 +204,16 @@ fn are_chunks(tensor: &Tensor, extents: [u64; 5]) -> bool {
     [0, 2, 3, 4].iter().all(|&dim| extents[dim] <= 1 || tensor.strides[dim].is_multiple_of(u64::from(CHUNK)))
 }
 
-/// A setting of the knobs, with the tiles that it makes.
+/// A config, with the tiles that it makes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Setting {
+pub(super) struct PixelsConfig {
     tile: Tile,
     /// Tiles that a CTA takes one after the other.
     turns: u64,
     tiling: Tiling,
 }
 
-impl Setting {
+impl PixelsConfig {
     fn knobs(&self) -> Knobs {
         Knobs::new([("tile", self.tile as u32), ("turns", self.turns as u32)])
     }
@@ -234,7 +236,7 @@ pub(super) struct Correlation {
     epilogue: EpilogueSpec,
     /// Distances of the result's neighbours in a tile, in chunks.
     relative: [u64; 4],
-    settings: Vec<Setting>,
+    configs: Vec<PixelsConfig>,
 }
 
 impl Correlation {
@@ -276,7 +278,7 @@ impl Correlation {
             staged,
             epilogue,
             relative: if staged { relative } else { [0; 4] },
-            settings: Vec::new(),
+            configs: Vec::new(),
         };
         let pixels = accepted.geometry.pixels(problem.n);
         let ctas = pixels
@@ -285,7 +287,7 @@ impl Correlation {
             .saturating_mul(accepted.channel_tiles());
         ID.require(ctas < COUNT_LIMIT, Reason::Extent, format_args!("{ctas} pixels by channel tiles, taken below 2^31"))?;
         for tile in Tile::ALL {
-            accepted.add_settings(tile);
+            accepted.add_configs(tile);
         }
         Ok(accepted)
     }
@@ -311,15 +313,15 @@ impl Correlation {
         self.channels.channel_tile().map_or(0, |channel_tile| self.channel_tiles_of(channel_tile))
     }
 
-    fn add_settings(&mut self, tile: Tile) {
+    fn add_configs(&mut self, tile: Tile) {
         let spec = self.spec(tile);
         // Of plain results that are not staged, only one tile is in the catalog.
         if !spec.is_listed() && self.epilogue.is_plain() || tile.shared_bytes() > self.arch.shared_bytes_per_cta {
             return;
         }
         // One CTA on an SM is for filters that leave the others no room for a fair number of pixels.
-        let is_fair = |setting: &Setting| setting.tiling.tile.iter().product::<u64>() >= 64 || setting.tiling.count() == 1;
-        if tile == Tile::Deep && self.settings.iter().any(is_fair) {
+        let is_fair = |config: &PixelsConfig| config.tiling.tile.iter().product::<u64>() >= 64 || config.tiling.count() == 1;
+        if tile == Tile::Deep && self.configs.iter().any(is_fair) {
             return;
         }
         let Some(tiling) = Tiling::of(&self.problem, &self.geometry, spec.room()) else { return };
@@ -331,19 +333,19 @@ impl Correlation {
         turns.extend((most > 3).then_some(most.div_ceil(2)));
         turns.sort_unstable();
         turns.dedup();
-        self.settings.extend(turns.into_iter().map(|turns| Setting { tile, turns, tiling }));
+        self.configs.extend(turns.into_iter().map(|turns| PixelsConfig { tile, turns, tiling }));
     }
 
     /// Microseconds: the longest of what device memory, L2 and shared memory, and the tensor cores take, with what stands around.
-    fn estimate(&self, &Setting { tile, turns, tiling }: &Setting) -> f64 {
+    fn estimate(&self, &PixelsConfig { tile, turns, tiling }: &PixelsConfig) -> f64 {
         let spec = self.spec(tile);
         let (channel_tile, pixels) = (spec.channel_tile, f64::from(spec.tile.pixels()));
         let columns = self.channel_tiles_of(channel_tile) as f64 * self.geometry.phase_count() as f64;
         let all_taps: u64 = self.problem.filter.iter().product();
         let taps = all_taps as f64 / self.geometry.phase_count() as f64;
         let tiles = tiling.count() as f64 * columns;
-        // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way in
-        // and out, which is instructions.
+        // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way
+        // in and out, which is instructions.
         let row_blocks = pixels / 16.0;
         let reads = taps * (row_blocks * 16.0 + f64::from(channel_tile.unit_bytes() / 128 * 8));
         let products = taps
@@ -367,15 +369,15 @@ impl Correlation {
         both + 3.0 + statistics::estimate_us(&self.problem, &self.arch)
     }
 
-    fn lower(&self, setting: &Setting) -> Program {
+    fn lower(&self, config: &PixelsConfig) -> Program {
         let p = &self.problem;
-        let spec = self.spec(setting.tile);
+        let spec = self.spec(config.tile);
         let mut program = super::empty_program(p);
-        let (channel_tiles, phases, lanes) = (self.channel_tiles_of(spec.channel_tile), self.geometry.phase_count(), setting.lanes());
+        let (channel_tiles, phases, lanes) = (self.channel_tiles_of(spec.channel_tile), self.geometry.phase_count(), config.lanes());
         let (activations, activation_strides) = pixel_arguments(p.activations());
         let (result, result_strides) = self.staged.then(|| pixel_arguments(p.result())).unzip();
         let args = PixelsArguments {
-            walk: WalkArguments::new(p, &self.geometry, &setting.tiling, self.relative, &mut program),
+            walk: WalkArguments::new(p, &self.geometry, &config.tiling, self.relative, &mut program),
             blocks: self.channels.arguments(),
             channel_tiles: divisor(channel_tiles),
             phases: divisor(phases),
@@ -498,11 +500,11 @@ mod tests {
         assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
     }
 
-    /// What the first launch of a setting counts.
+    /// What the first launch of a config counts.
     fn counts(problem: &Problem, pick: impl Fn(&Knobs) -> bool) -> Counters {
         let arch = Arch::virtual_device(4);
         let candidate = ENGINE.accept(problem, &arch).expect("taken");
-        let knobs = candidate.knobs().settings().iter().find(|knobs| pick(knobs)).expect("offered").clone();
+        let knobs = candidate.knobs().configs().iter().find(|knobs| pick(knobs)).expect("offered").clone();
         let program = candidate.program(&knobs).expect("listed");
         let mut memory = Memory::new();
         for operand in problem.buffers().expect("canonical") {

@@ -1,9 +1,9 @@
 //! The kernel of fprop and dgrad: rows of the product are pixels of the result, columns its channels, the depth runs over taps and channels
 //! of a block.
 //!
-//! The filter of a channel tile lies in shared memory in the order in which lanes multiply it, with zeros between groups; a CTA makes it once, from a
-//! filter of any layout, and then takes one tile of pixels after the other. A tile's halo is copied once; each tap reads it by `ldmatrix` at
-//! its own distance. Sums leave through shared memory, 16 bytes a lane.
+//! The filter of a channel tile lies in shared memory in the order in which lanes multiply it, with zeros between groups; a CTA makes it
+//! once, from a filter of any layout, and then takes one tile of pixels after the other. A tile's halo is copied once; each tap reads it by
+//! `ldmatrix` at its own distance. Sums leave through shared memory, 16 bytes a lane.
 
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
@@ -197,8 +197,8 @@ impl<'k> Blocks<'k> {
         self.group_inputs.value()
     }
 
-    /// The chunk that a lane copies of each pixel: `lane % 8` of the blocks from `first` on, of which each has `channels` of `whole`; `skipped`
-    /// chunks further on, and of the first `slots` alone.
+    /// The chunk that a lane copies of each pixel: `lane % 8` of the blocks from `first` on, of which each has `channels` of `whole`;
+    /// `skipped` chunks further on, and of the first `slots` alone.
     pub(super) fn chunk(
         &self,
         channel_tile: ChannelTile,
@@ -230,9 +230,9 @@ impl<'k> FilterWalk<'k> {
     }
 }
 
-/// Puts the filter of the channel tile that begins at block `first` into shared memory, by all warps. Of a unit at a tap, register `r` holds of each
-/// lane the elements `(8 c + 2 (lane % 4), 8 j + lane / 4)` and the next one along the input, with `r = c · columns + j`: what `mma` takes as
-/// B. (Of units of two blocks, register `r` is that of block `r`.)
+/// Puts the filter of the channel tile that begins at block `first` into shared memory, by all warps. Of a unit at a tap, register `r`
+/// holds of each lane the elements `(8 c + 2 (lane % 4), 8 j + lane / 4)` and the next one along the input, with `r = c · columns + j`:
+/// what `mma` takes as B. (Of units of two blocks, register `r` is that of block `r`.)
 fn keep_filter<'k>(
     k: Kernel<'k>,
     channel_tile: ChannelTile,

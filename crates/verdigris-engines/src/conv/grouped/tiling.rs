@@ -1,8 +1,9 @@
 //! Tiles of pixels: which box of the result a CTA computes at a time, and where the activations that it reads lie in shared memory.
 //!
-//! **Halo.** What a box of pixels reads, with all taps, is a box of activations. In shared memory its pixels lie in rows; where the result's
-//! neighbours are `step` activations apart along the width, a row is `step` *phases*, of the columns that are equal modulo `step`, and so are the
-//! rows along the height. So neighbours of the tile read neighbours of the halo, whatever the stride and the tap, and a tap is a distance.
+//! **Halo.** What a box of pixels reads, with all taps, is a box of activations. In shared memory its pixels lie in rows; where the
+//! result's neighbours are `step` activations apart along the width, a row is `step` *phases*, of the columns that are equal modulo `step`,
+//! and so are the rows along the height. So neighbours of the tile read neighbours of the halo, whatever the stride and the tap, and a tap
+//! is a distance.
 
 use verdigris_graph::ConvProblem;
 use verdigris_kir::params::Divide;
@@ -65,8 +66,8 @@ fn lengths(extent: u64, most: u64) -> Vec<u64> {
 }
 
 impl Tiling {
-    /// The tiling with the least work: pixels copied and pixels computed, those beyond the result included. Nothing where the filter and the
-    /// halo of one pixel do not fit.
+    /// The tiling with the least work: pixels copied and pixels computed, those beyond the result included. Nothing where the filter and
+    /// the halo of one pixel do not fit.
     pub(super) fn of(problem: &ConvProblem, geometry: &PixelGeometry, room: Room) -> Option<Tiling> {
         let extents = geometry.pixels(problem.n);
         let most = u64::from(room.pixels);
@@ -108,8 +109,8 @@ impl Tiling {
         let [height_step, width_step] = [reaches[1][0], reaches[2][0]];
         let phase = halo[2].div_ceil(width_step);
         let row = phase * width_step;
-        // The last pixel of a row of the tile and the first of the next are neighbours modulo 8, so that the rows of a matrix never meet in a
-        // bank; where that takes too much room, some do.
+        // The last pixel of a row of the tile and the first of the next are neighbours modulo 8, so that the rows of a matrix never meet in
+        // a bank; where that takes too much room, some do.
         let aligned = (row..row + 8).find(|row| row % 8 == tile[3] % 8);
         [aligned, Some(row)].into_iter().flatten().find_map(|row| {
             let rows = row.checked_mul(halo[1].div_ceil(height_step))?;

@@ -44,8 +44,8 @@ pub(super) struct Walk<'k> {
 }
 
 impl WalkArguments {
-    /// Adds the table of phases to the program. `relative` are the distances of a tensor's neighbours in images, depths, heights and widths of
-    /// the tile, in units of 16 bytes.
+    /// Adds the table of phases to the program. `relative` are the distances of a tensor's neighbours in images, depths, heights and widths
+    /// of the tile, in units of 16 bytes.
     pub(super) fn new(
         problem: &ConvProblem,
         geometry: &PixelGeometry,
@@ -193,7 +193,8 @@ impl<'k> Walk<'k> {
 
     /// Writes the tables of taps and pixels, by all threads: of a tap, how far its activations are from the tile's own in the halo, and
     /// the two words of `filter` of it; of a pixel, where its halo begins, how far it is from the tile's first one, and its coordinates, a
-    /// byte each. For pixels that a tile does not have, these are larger than those of any tile. The table of the phase, too; behind a barrier, it is there.
+    /// byte each. For pixels that a tile does not have, these are larger than those of any tile. The table of the phase, too; behind a
+    /// barrier, it is there.
     pub(super) fn write_tables(
         &self,
         phases: &Phases<'k>,

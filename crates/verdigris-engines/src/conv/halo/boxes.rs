@@ -1,12 +1,12 @@
 //! How pixels are cut into boxes, and boxes into blocks of 64 rows; where taps read.
 //!
 //! The convolution is dense: pixel `p` of the result reads pixels `p + origin + tap · dilation` along each dim. Forward that is
-//! `y[p] = Σ_t x[p − pad + t·d] · w[t]`; backwards `dx[p] = Σ_r dy[p + pad − r·d] · w[r]`, which with `t = taps − 1 − r` reads upwards too, and
-//! meets the filter from its last element on.
+//! `y[p] = Σ_t x[p − pad + t·d] · w[t]`; backwards `dx[p] = Σ_r dy[p + pad − r·d] · w[r]`, which with `t = taps − 1 − r` reads upwards too,
+//! and meets the filter from its last element on.
 //!
-//! A halo box holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and blocks
-//! stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the halo box one behind the
-//! other, halo and all, which for images of odd sizes leaves fewer rows without a pixel.
+//! A halo box holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and
+//! blocks stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the halo box
+//! one behind the other, halo and all, which for images of odd sizes leaves fewer rows without a pixel.
 
 use verdigris_graph::{ConvProblem, Direction};
 

@@ -1,7 +1,9 @@
-//! The kernel: halo boxes (pixels with their halo) come by tiled copies, every tap of the filter multiplies from them by a shifted descriptor.
+//! The kernel: halo boxes (pixels with their halo) come by tiled copies, every tap of the filter multiplies from them by a shifted
+//! descriptor.
 //!
-//! One page, top to bottom: the spec, parameters, the producer, the consumers' main loop, the roles. Rows of the product are pixels of a box in
-//! blocks of 64: a block is eight runs of eight neighbouring pixels of the halo box at one pitch, so that a single descriptor reads it.
+//! One page, top to bottom: the spec, parameters, the producer, the consumers' main loop, the roles. Rows of the product are pixels of a
+//! box in blocks of 64: a block is eight runs of eight neighbouring pixels of the halo box at one pitch, so that a single descriptor reads
+//! it.
 //!
 //! Filters are either kept, all of a tile's columns for as long as the CTA lives, and then the two consumers ping-pong, one's epilogue
 //! overlapping the other's main loop; or they come through a ring, a tap and a block of channels at a time, and the consumers share a tile.
@@ -112,8 +114,8 @@ impl Spec {
         self.channels / self.groups
     }
 
-    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many panels as these need. Those of several groups
-    /// stand one below the other.
+    /// A tap's filter for one block of channels: rows of depth, or lines of columns in as many panels as these need. Those of several
+    /// groups stand one below the other.
     pub(super) fn filter_tile(&self) -> HaloTile {
         let line = match self.filter {
             Major::Depth => self.group_channels(),
@@ -244,8 +246,8 @@ impl<'k> Walk<'k> {
         std::array::from_fn(|dim| boxes[dim] * self.box_extents[dim])
     }
 
-    /// The row of the result that row `row` of a block belongs to, and whether there is one. The block begins at the halo box's pixel `block` in the
-    /// box at `place`.
+    /// The row of the result that row `row` of a block belongs to, and whether there is one. The block begins at the halo box's pixel
+    /// `block` in the box at `place`.
     fn target(&self, k: Kernel<'k>, place: &Place<'k>, block: Val<'k, u32>, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>) {
         let pixel = block + (row >> RUN.trailing_zeros()) * self.run_pitch + (row & (RUN - 1));
         let (rest, w) = self.halo_box[0].split(pixel);
@@ -424,8 +426,8 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                         tap_w.set(k.select(row_ends, 0u32, tap_w + 1));
                     });
                 };
-                // The last block of channels may be part of one: what lies beyond is zero, and is not multiplied. The assembler wants products in
-                // straight lines, so each number of steps has its own.
+                // The last block of channels may be part of one: what lies beyond is zero, and is not multiplied. The assembler wants
+                // products in straight lines, so each number of steps has its own.
                 let is_last = (block + 1).eq(walk.channel_blocks);
                 let steps_here = k.select(is_last, walk.last_steps, spec.steps());
                 (1..=spec.steps()).for_each(|steps| k.when(steps_here.eq(steps), || over_taps(steps)));

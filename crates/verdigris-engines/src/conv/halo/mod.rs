@@ -1,13 +1,14 @@
 //! `conv.halo`: dense convolutions of few channels on Hopper's tensor cores; every tap of the filter reads one copy of the pixels.
 //!
-//! **What.** fprop and dgrad without strides in one to three spatial dims: bf16 and f16 operands, any filter and dilation whose halo leaves room
-//! in shared memory, any padding, channels innermost in multiples of 8 on both sides, one group or groups of multiples of 16 channels, every epilogue.
+//! **What.** fprop and dgrad without strides in one to three spatial dims: bf16 and f16 operands, any filter and dilation whose halo leaves
+//! room in shared memory, any padding, channels innermost in multiples of 8 on both sides, one group or groups of multiples of 16 channels,
+//! every epilogue.
 //!
-//! **Method.** A tile is a box of pixels by some columns. The box is brought with its halo, a block of 16, 32 or 64 channels at a time, by one tiled
-//! copy, which fills in zeros outside of the image; a tap is a shift of the matrix operand's first row ([`verdigris_kir::tile::halo_box`]). So
-//! pixels cross L2 about once instead of once for each tap, and 32 channels take 64 bytes instead of 128. Filters of few channels stay in shared
-//! memory for as long as a CTA lives. Groups of 16 and of 32 channels share a tile of 64: each multiplies its own channels of the halo box's pixels, into
-//! its own columns, by filters as they are stored.
+//! **Method.** A tile is a box of pixels by some columns. The box is brought with its halo, a block of 16, 32 or 64 channels at a time, by
+//! one tiled copy, which fills in zeros outside of the image; a tap is a shift of the matrix operand's first row
+//! ([`verdigris_kir::tile::halo_box`]). So pixels cross L2 about once instead of once for each tap, and 32 channels take 64 bytes instead
+//! of 128. Filters of few channels stay in shared memory for as long as a CTA lives. Groups of 16 and of 32 channels share a tile of 64:
+//! each multiplies its own channels of the halo box's pixels, into its own columns, by filters as they are stored.
 //!
 //! | direction | rows | columns | depth |
 //! |---|---|---|---|
@@ -15,8 +16,8 @@
 //! | dgrad | pixels of x | channels of x | taps from the last to the first, channels of y |
 //!
 //! **When it wins.** Up to about 128 channels on either side, and wherever filters have many taps; with groups of 16 channels and more.
-//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core in an order that the spec fixes, so repeats agree bit for bit. Zeros around
-//! the image are multiplied, so an infinite filter element gives NaN there.
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core in an order that the spec fixes, so repeats agree bit for bit.
+//! Zeros around the image are multiplied, so an infinite filter element gives NaN there.
 //! **Source:** own design; the main loop is that of CUTLASS's warp-specialized kernels.
 
 mod boxes;

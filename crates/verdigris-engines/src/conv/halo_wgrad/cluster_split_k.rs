@@ -1,11 +1,12 @@
 //! Cluster split-K of a filter's gradient: the CTAs that share a tile's pixels are a cluster, and read each other's sums.
 //!
 //! **What.** `dw[k, t, c] = epilogue(Σ part_rank[k, t, c])` over ranks 0, 1, …, so the result does not depend on who was first.
-//! **When it wins.** Where a launch of its own for the parts would take as long as the products: few pixels, as many filters as fill the chip.
+//! **When it wins.** Where a launch of its own for the parts would take as long as the products: few pixels, as many filters as fill the
+//! chip.
 //! **Cost.** Every sum that belongs to a filter crosses the cluster's network once. No scratch, no second launch.
 //!
-//! **Groups.** A tile of channels of y by channels of x is a *bundle* of whole groups, or a part of one group. Of a bundle's sums only the blocks
-//! along the diagonal, channels of one group each, belong to filters; the others are formed, for that costs nothing, and never read.
+//! **Groups.** A tile of channels of y by channels of x is a *bundle* of whole groups, or a part of one group. Of a bundle's sums only the
+//! blocks along the diagonal, channels of one group each, belong to filters; the others are formed, for that costs nothing, and never read.
 
 use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Kernel, Val};

@@ -1,12 +1,12 @@
 //! Boxes of pixels, their halo boxes, and how the taps of a filter are dealt among CTAs and warpgroups.
 //!
-//! **Axes.** The pixels of x and y have four axes, innermost first: the spatial dims that are more than a single pixel (the width always), then
-//! the images, then axes of one. A box extends over the first three, and its runs of eight pixels lie along the first. Or the images are first:
-//! then runs are the same pixel of eight images, which leaves nothing over where images are small and many.
+//! **Axes.** The pixels of x and y have four axes, innermost first: the spatial dims that are more than a single pixel (the width always),
+//! then the images, then axes of one. A box extends over the first three, and its runs of eight pixels lie along the first. Or the images
+//! are first: then runs are the same pixel of eight images, which leaves nothing over where images are small and many.
 //!
-//! **Units.** Taps that lie side by side along one axis, at one distance, are the columns of one matrix instruction: a *unit*. Where the last
-//! unit of a line would reach beyond the filter, it begins earlier, and the taps that it shares with the one before are formed twice and
-//! kept once. A CTA takes a *group* of neighbouring units; its halo box covers the taps of these and no more.
+//! **Units.** Taps that lie side by side along one axis, at one distance, are the columns of one matrix instruction: a *unit*. Where the
+//! last unit of a line would reach beyond the filter, it begins earlier, and the taps that it shares with the one before are formed twice
+//! and kept once. A CTA takes a *group* of neighbouring units; its halo box covers the taps of these and no more.
 
 use verdigris_graph::ConvProblem;
 

@@ -1,4 +1,5 @@
-//! The kernel: boxes of dy and halo boxes of x through a ring, every tap of a halo box by its first row, sums in registers from the first box to the last.
+//! The kernel: boxes of dy and halo boxes of x through a ring, every tap of a halo box by its first row, sums in registers from the first
+//! box to the last.
 //!
 //! One page, top to bottom: the spec, parameters and shared memory, the producer, the warpgroups that multiply, the roles.
 
@@ -51,8 +52,8 @@ pub(super) struct Spec {
 }
 
 impl fmt::Display for Spec {
-    /// `conv_halo_filter_bf16_64x32_t3x9_s3`: channels of y and x, taps of a unit and units of the CTA, stages; `_x8_bf16p` behind it are the
-    /// CTAs of a cluster and the epilogue.
+    /// `conv_halo_filter_bf16_64x32_t3x9_s3`: channels of y and x, taps of a unit and units of the CTA, stages; `_x8_bf16p` behind it are
+    /// the CTAs of a cluster and the epilogue.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spec { dtype, channels, taps, stages, .. } = self;
         write!(f, "conv_halo_filter_{dtype}_{ROWS}x{channels}_t{taps}x{}_s{stages}", self.units_of_cta())?;
@@ -121,8 +122,8 @@ impl Spec {
     }
 }
 
-/// The table of taps: for each group the place of its halo box against its box, by axis; then its units, each with its first row in the halo box,
-/// its first tap's place in the result, and the first of its taps that is kept.
+/// The table of taps: for each group the place of its halo box against its box, by axis; then its units, each with its first row in the
+/// halo box, its first tap's place in the result, and the first of its taps that is kept.
 pub(super) fn tap_table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
     let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
     let mut words: Vec<u32> = Vec::new();

@@ -1,14 +1,15 @@
 //! `conv.halo_wgrad`: filter gradients of convolutions, of groups too, whose pixels are loaded once for all taps of a filter.
 //!
-//! **What.** `dw[k, t, c] = Σ dy[p, k] · x[p + t, c]` over the pixels `p` of y, in one to three spatial dims, bf16 and f16, channels last, strides of 1,
-//! any dilations and padding, any groups whose channels come by whole chunks of 8, every epilogue.
+//! **What.** `dw[k, t, c] = Σ dy[p, k] · x[p + t, c]` over the pixels `p` of y, in one to three spatial dims, bf16 and f16, channels last,
+//! strides of 1, any dilations and padding, any groups whose channels come by whole chunks of 8, every epilogue.
 //!
-//! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the halo box of x that the box reads: the box with its halo.
-//! Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is nothing but
-//! another first pixel of the halo box ([`verdigris_kir::tile::halo_box`]). Taps that lie side by side are columns of one instruction. The sums of all the
-//! taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second launch adds up what the CTAs
-//! formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves ([`cluster_split_k`]); so are groups, side by side on the
-//! diagonal of a tile. What a box has outside of the image is zero in dy, what a halo box has outside is the padding.
+//! **Method.** A CTA goes over boxes of pixels. One tiled copy brings a box of dy, one the halo box of x that the box reads: the box with
+//! its halo. Both lie in shared memory pixel by pixel, so the depth of a product is pixels, in runs of eight along the width, and a tap is
+//! nothing but another first pixel of the halo box ([`verdigris_kir::tile::halo_box`]). Taps that lie side by side are columns of one
+//! instruction. The sums of all the taps of a CTA stay in registers from its first box to its last; then they go to scratch, and a second
+//! launch adds up what the CTAs formed. Or the CTAs that share a tile's pixels are a cluster and add up what they have themselves
+//! ([`cluster_split_k`]); so are groups, side by side on the diagonal of a tile. What a box has outside of the image is zero in dy, what a
+//! halo box has outside is the padding.
 //!
 //! | | |
 //! |---|---|
@@ -16,11 +17,12 @@
 //! | columns | taps of a group, 32 or 64 channels of x each |
 //! | depth | pixels of y, shared among CTAs |
 //!
-//! **When it wins.** On compute capability 9.0, where `conv.implicit_gemm`, which loads x once for every tap and dy once for every few, waits for its
-//! loads: up to a few hundred channels and many pixels.
+//! **When it wins.** On compute capability 9.0, where `conv.implicit_gemm`, which loads x once for every tap and dy once for every few,
+//! waits for its loads: up to a few hundred channels and many pixels.
 //!
-//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the setting, so repeats agree bit for bit. Zeros
-//! around x and y are multiplied: an infinite or undefined element gives NaN also to taps of pixels at the edge that it should not meet.
+//! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the config, so repeats agree bit for bit.
+//! Zeros around x and y are multiplied: an infinite or undefined element gives NaN also to taps of pixels at the edge that it should not
+//! meet.
 //!
 //! **Source:** own; halo boxes of pixels that all taps share are those of direct convolutions on any cache.
 

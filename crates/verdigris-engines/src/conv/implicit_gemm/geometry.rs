@@ -1,14 +1,14 @@
 //! A convolution as a product with gathered pixels: which pixels TMA walks, and where each tap of the filter reads.
 //!
-//! Rows of the product are the pixels of a *walk*: positions `lower + i·step` along each spatial dimension, image after image. A *tap* moves
-//! the whole walk by an offset and names the filter position to multiply by.
+//! Rows of the product are the pixels of a *walk*: positions `lower + i·step` along each spatial dimension, image after image. A *tap*
+//! moves the whole walk by an offset and names the filter position to multiply by.
 //!
 //! **Forward**, `y[p] = Σ_r x[p·s − pad + r·d] · w[r]`: the walk is over x, from `−pad` in steps of `s`; tap `r` moves it by `r·d`.
 //!
 //! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ`. With
-//! `g = gcd(d, s)`, a phase whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`, and
-//! `dx[s·i + ρ] = Σ_j dy[i + b − j·(d/g)] · w[r0 + j·s/g]` with `b = (ρ + pad − r0·d) / s`: a dense walk over dy in steps of 1, moved by
-//! non-negative offsets from one lower corner that all phases share. Each phase walks `⌈H / s⌉` positions; those past H are left out
+//! `g = gcd(d, s)`, a phase whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`,
+//! and `dx[s·i + ρ] = Σ_j dy[i + b − j·(d/g)] · w[r0 + j·s/g]` with `b = (ρ + pad − r0·d) / s`: a dense walk over dy in steps of 1, moved
+//! by non-negative offsets from one lower corner that all phases share. Each phase walks `⌈H / s⌉` positions; those past H are left out
 //! when results are written.
 //!
 //! Source: own derivation; the phases are those of CUTLASS 2's strided data gradient.

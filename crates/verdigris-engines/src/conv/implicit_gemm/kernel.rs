@@ -1,8 +1,9 @@
 //! The Hopper convolution kernel: TMA gathers pixels in im2col order, warpgroups multiply out of the ring, results leave as those
 //! of a product do.
 //!
-//! The main loop of tiles that are transposed in shared memory is in [`super::transposed_tiles`]. One page, top to bottom: the spec, parameters and shared memory,
-//! the producer, the consumers' main loop, the roles. What the producer loads is in [`super::producer`], the rest of the way in [`crate::parts`].
+//! The main loop of tiles that are transposed in shared memory is in [`super::transposed_tiles`]. One page, top to bottom: the spec,
+//! parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer loads is in [`super::producer`], the
+//! rest of the way in [`crate::parts`].
 //!
 //! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
 
@@ -77,8 +78,8 @@ pub(super) enum Split {
     Fixup,
     /// Every part of every tile goes to scratch; the launch of [`crate::parts::split_k_reduction`] that follows adds them up.
     Reduced,
-    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles are swap-AB, and
-    /// the launch says how many pixels one has.
+    /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles are
+    /// swap-AB, and the launch says how many pixels one has.
     Clustered(u32),
 }
 
@@ -151,7 +152,8 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Whether tiles are transposed in shared memory: those of a filter's gradient, of a type that the tensor cores read along the depth alone.
+    /// Whether tiles are transposed in shared memory: those of a filter's gradient, of a type that the tensor cores read along the depth
+    /// alone.
     pub(super) fn transposes_tiles(&self) -> bool {
         self.kind == Kind::Filter && self.a == DType::F32
     }
@@ -333,7 +335,8 @@ impl Spec {
         let whole_rows = self.writes_transposed()
             || !matches!(self.out, Out::Tma | Out::Scattered)
             || (self.tile_n * d_bytes).is_multiple_of(if d_bytes == 2 { 64 } else { 128 });
-        // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills some.
+        // Each load of a stage is prepared in uniform registers, of which there are 63: with more loads than these the assembler spills
+        // some.
         let loads = [Shared::A, Shared::B].map(|operand| self.loaded(operand) / panel);
         let loads_fit = self.kind != Kind::Filter || self.transposes_tiles() || (loads[1] <= 3 && loads[0] + loads[1] <= 5);
         let alone = !self.transposes_tiles() || self.cluster == 1 && !self.ping_pong;
@@ -432,7 +435,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         (peers, _) => RingScope::Peers(peers),
     };
     let ring = Ring::new(k, spec.stages, spec.sharers(), scope);
-    // Nothing is filled here: the ring lets those who clear rows neither fall far behind those who multiply nor run ahead and take their bandwidth.
+    // Nothing is filled here: the ring lets those who clear rows neither fall far behind those who multiply nor run ahead and take their
+    // bandwidth.
     let paces = spec.clears().then(|| Ring::new(k, PACES, CLEARING, RingScope::Cta));
     k.when(k.thread().eq(0), || {
         ring.init();
@@ -608,8 +612,8 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
             }
         };
         if spec.ping_pong {
-            // One's epilogue overlaps the other's main loop, which begins when the other has seen all of its stages: a stage's phases are told
-            // apart by parity, so nobody may wait for the one after the next. Stages of the other's tiles are skipped.
+            // One's epilogue overlaps the other's main loop, which begins when the other has seen all of its stages: a stage's phases are
+            // told apart by parity, so nobody may wait for the one after the next. Stages of the other's tiles are skipped.
             let own = k.special(if spec.cluster > 1 { Special::ClusterX } else { Special::CtaX });
             let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
             k.when(warpgroup.eq(1), || {

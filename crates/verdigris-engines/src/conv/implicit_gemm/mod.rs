@@ -12,18 +12,20 @@
 //!
 //! Of few pixels and great depth, A and B of fprop and dgrad are swapped ([`swap_ab`]): a tile of pixels then wastes no rows, CTAs of a
 //! cluster share its depth, and those with other channels of the same pixels load these once.
-//! Swap-AB tiles also serve many pixels, each CTA with the whole depth, where 192 pixels a tile make whole waves and 256 channels a tile do not.
+//! Swap-AB tiles also serve many pixels, each CTA with the whole depth, where 192 pixels a tile make whole waves and 256 channels a tile do
+//! not.
 //!
-//! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its own:
-//! TMA steps over the pixels that are not read, and the phases of a data gradient that have no taps are only written, by warps that have
-//! nothing else to do while the others multiply.
+//! **When it wins.** On compute capability 9.0, from a few dozen channels on. A filter of one element with a stride needs no engine of its
+//! own: TMA steps over the pixels that are not read, and the phases of a data gradient that have no taps are only written, by warps that
+//! have nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
-//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16 terms
-//! each, of whose products six are summed. Where a group's channels are no whole number of channel blocks, what
+//! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16
+//! terms each, of whose products six are summed. Where a group's channels are no whole number of channel blocks, what
 //! stands beyond them is multiplied by zeros of the filter.
-//! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the stored
-//! result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a split depth are
-//! added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored result is read.
+//! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the
+//! stored result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a
+//! split depth are added up by a launch of their own, where rows are scattered, and beside 160 accumulators of 32-bit results, the stored
+//! result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
 mod geometry;
@@ -141,8 +143,8 @@ const ONE: usize = 8;
 const TRANSPOSED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
-/// Those for channels that come in 320s, of which tiles of whole channel blocks waste a sixth. A filter that lies along its columns is loaded
-/// in whole panels; kernels with a fixup would spill.
+/// Those for channels that come in 320s, of which tiles of whole channel blocks waste a sixth. A filter that lies along its columns is
+/// loaded in whole panels; kernels with a fixup would spill.
 const FIFTHS: &[usize] = &[20, 21];
 /// Those for filter gradients whose taps come in threes: fewer tiles draw dy, and a cluster draws it once.
 const THREES: &[usize] = &[6, 22];
@@ -260,8 +262,8 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
         Precision::F64 | Precision::Ieee | Precision::F16 => false,
     };
     ID.require(takes, Reason::Precision, format_args!("{:?} of {} and {}", conv.precision, a.dtype, b.dtype))?;
-    // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone; others become sums
-    // of these, which sums of integers outgrow.
+    // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone; others become
+    // sums of these, which sums of integers outgrow.
     ID.require(
         conv.direction != Direction::Wgrad || conv.precision != Precision::I32,
         Reason::DType,
@@ -269,7 +271,8 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
-/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked for.
+/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked
+/// for.
 const TYPES: &[(DType, DType, bool)] = &[
     (DType::Bf16, DType::Bf16, false),
     (DType::F16, DType::F16, false),
@@ -389,30 +392,30 @@ fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
 }
 
-/// What is chosen of a config.
+/// The knobs of a config.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct ConfigKnobs {
     shape: u32,
-    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts;
-    /// more than 2 are added up by a launch of their own.
+    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more
+    /// parts; more than 2 are added up by a launch of their own.
     split: u32,
     along_columns: bool,
     /// Whether sums over channels are formed in the epilogue, and not of the stored result; nothing where none are asked for.
     sums: Option<bool>,
 }
 
-impl Setting {
-    /// Rows of tiles that are walked together. Under swap-AB, tiles that read the same rows of the filter run side by side, which took up to
-    /// 6 % less on an H200.
+impl ConfigKnobs {
+    /// Rows of tiles that are walked together. Under swap-AB, tiles that read the same rows of the filter run side by side, which took up
+    /// to 6 % less on an H200.
     fn group(self) -> u32 {
         if SHAPES.get(self.shape as usize).is_some_and(|shape| shape.cluster_split > 1) { 1 } else { 8 }
     }
 }
 
-/// How a setting lays the work over the chip.
+/// A config: its knobs, and how it lays the work over the chip.
 #[derive(Clone)]
 pub(super) struct Config {
-    setting: Setting,
+    chosen: ConfigKnobs,
     spec: Spec,
     schedule: ScheduleArgs,
     /// Clusters that are launched.
@@ -450,8 +453,8 @@ struct Coefficients {
     whole_waves: f64,
     /// What all CTAs draw from L2 under swap-AB, as two rows of 288 pixels took it.
     swap_ab_bytes_per_ns: f64,
-    /// For cluster split-K to add up the parts of a swap-AB tile, and for each of its elements: so that the quickest of some twenty problems on an
-    /// H200 come out first, beside parts that a launch adds up, of which the estimate says too much.
+    /// For cluster split-K to add up the parts of a swap-AB tile, and for each of its elements: so that the quickest of some twenty
+    /// problems on an H200 come out first, beside parts that a launch adds up, of which the estimate says too much.
     cluster_ns: f64,
     cluster_ns_per_element: f64,
     /// To join the parts of a split tile, and for each element joined.
@@ -496,23 +499,23 @@ impl ImplicitGemm {
         EpilogueSpec { stores_d, pairs, d, ..whole }
     }
 
-    fn spec(&self, setting: Setting) -> Option<Spec> {
+    fn spec(&self, chosen: ConfigKnobs) -> Option<Spec> {
         let view = &self.view;
-        let shape = SHAPES.get(setting.shape as usize)?;
+        let shape = SHAPES.get(chosen.shape as usize)?;
         let catalog_class = match view.out {
             Out::Rows => CatalogClass::Rows,
             _ if view.prepared.converted => CatalogClass::Converted,
             _ => CatalogClass::Usual,
         };
-        let modes = modes(catalog_class, view.kind, view.spatial, view.a, setting.shape as usize);
+        let modes = modes(catalog_class, view.kind, view.spatial, view.a, chosen.shape as usize);
         let suits = |split: &Split| match split {
-            Split::No | Split::Clustered(_) => setting.split == 0,
+            Split::No | Split::Clustered(_) => chosen.split == 0,
             // A kernel for split tiles serves whole ones too.
-            Split::Fixup => setting.split <= 3,
-            Split::Reduced => setting.split > 3,
+            Split::Fixup => chosen.split <= 3,
+            Split::Reduced => chosen.split > 3,
         };
         let split = *modes.iter().find(|split| suits(split))?;
-        let has_sums = setting.sums == Some(true);
+        let has_sums = chosen.sums == Some(true);
         let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
         let shares_depth = matches!(split, Split::Clustered(_));
         let product = if shape.swap_ab && !shares_depth { &view.transposed } else { &view.product };
@@ -545,27 +548,27 @@ impl ImplicitGemm {
         ([rows, columns], self.arch.resident_clusters_of(spec.ctas()).max(1))
     }
 
-    /// Nothing where the setting does not suit the problem, or splits what cannot be split so.
-    fn config(&self, setting: Setting) -> Option<Config> {
-        let spec = self.spec(setting)?;
+    /// Nothing where the config does not suit the problem, or splits what cannot be split so.
+    fn config(&self, chosen: ConfigKnobs) -> Option<Config> {
+        let spec = self.spec(chosen)?;
         let view = &self.view;
         let ([rows, columns], workers) = self.tiles(&spec);
-        let raster = RasterArgs::new(rows, columns, setting.group(), setting.along_columns);
+        let raster = RasterArgs::new(rows, columns, chosen.group(), chosen.along_columns);
         let tiles = rows * columns * view.matrices(&spec);
         let steps = view.steps(spec.depth());
         let (schedule, grid, reduced) = if spec.shares_depth() {
-            if steps < spec.cluster_split() || setting.along_columns {
+            if steps < spec.cluster_split() || chosen.along_columns {
                 return None;
             }
             // A cluster has one tile, and each of its CTAs some of the depth.
             (ScheduleArgs::whole(raster, tiles, steps), tiles, None)
-        } else if setting.split == 0 {
+        } else if chosen.split == 0 {
             (ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles), None)
         } else if u64::from(tiles) * (u64::from(steps) + 64) >= 1 << 32 {
             // Steps are counted in 32 bits.
             return None;
-        } else if setting.split < 3 {
-            let split_tiles = (tiles % workers + (setting.split - 1) * workers).min(tiles);
+        } else if chosen.split < 3 {
+            let split_tiles = (tiles % workers + (chosen.split - 1) * workers).min(tiles);
             if split_tiles == 0 {
                 return None;
             }
@@ -573,7 +576,7 @@ impl ImplicitGemm {
             let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
             (schedule, workers.min(busy.max(tiles - split_tiles)).max(1), None)
         } else {
-            let parts = setting.split - 1;
+            let parts = chosen.split - 1;
             let most = if spec.split == Split::Reduced { 4 * workers } else { workers };
             if u64::from(tiles) * u64::from(parts) > u64::from(most) {
                 return None;
@@ -592,7 +595,7 @@ impl ImplicitGemm {
             }
             (schedule, tiles * parts, reduced)
         };
-        Some(Config { setting, spec, schedule, grid, reduced })
+        Some(Config { chosen, spec, schedule, grid, reduced })
     }
 
     /// The splits that are worth a trial with a shape.
@@ -601,8 +604,8 @@ impl ImplicitGemm {
             return vec![0];
         }
         let mut splits = vec![0, 1, 2, 3];
-        let setting = Setting { shape, split: 4, along_columns: false, sums: None };
-        let Some(spec) = self.spec(setting) else { return splits };
+        let chosen = ConfigKnobs { shape, split: 4, along_columns: false, sums: None };
+        let Some(spec) = self.spec(chosen) else { return splits };
         let ([rows, columns], workers) = self.tiles(&spec);
         let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices(&spec));
         let steps = self.view.steps(spec.depth());
@@ -626,7 +629,8 @@ impl ImplicitGemm {
         // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
         let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
         let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
-        // Where tiles are transposed in shared memory, each row of 128 bytes of A is written and read, of B written twice, read, and read for each 64 rows of A.
+        // Where tiles are transposed in shared memory, each row of 128 bytes of A is written and read, of B written twice, read, and read
+        // for each 64 rows of A.
         let transposing_cycles = if spec.transposes_tiles() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
         let math_cycles = math_cycles.max(transposing_cycles);
         let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(spec) / spec.cluster } else { spec.loaded(Shared::B) };
@@ -685,11 +689,11 @@ impl ImplicitGemm {
     fn listed(&self) -> impl Iterator<Item = Config> + '_ {
         let sums: &[Option<bool>] = if self.view.prepared.conv.statistics.is_some() { &[Some(true), Some(false)] } else { &[None] };
         let splits = (0..SHAPES.len() as u32).flat_map(|shape| self.splits(shape).into_iter().map(move |split| (shape, split)));
-        let settings = splits.flat_map(move |(shape, split)| {
+        let all_chosen = splits.flat_map(move |(shape, split)| {
             let orders = [false, true].into_iter();
-            orders.flat_map(move |along_columns| sums.iter().map(move |&sums| Setting { shape, split, along_columns, sums }))
+            orders.flat_map(move |along_columns| sums.iter().map(move |&sums| ConfigKnobs { shape, split, along_columns, sums }))
         });
-        settings.filter_map(|setting| self.config(setting))
+        all_chosen.filter_map(|chosen| self.config(chosen))
     }
 }
 
@@ -718,9 +722,9 @@ impl Algorithm for ImplicitGemm {
         configs
     }
 
-    fn knobs(Config { setting, .. }: &Config) -> Knobs {
-        let Setting { shape, split, along_columns, sums } = *setting;
-        let knobs = [("shape", shape), ("split", split), ("group", setting.group()), ("along", u32::from(along_columns))];
+    fn knobs(Config { chosen, .. }: &Config) -> Knobs {
+        let ConfigKnobs { shape, split, along_columns, sums } = *chosen;
+        let knobs = [("shape", shape), ("split", split), ("group", chosen.group()), ("along", u32::from(along_columns))];
         Knobs::new(knobs.into_iter().chain(sums.map(|formed| ("sums", u32::from(formed)))))
     }
 

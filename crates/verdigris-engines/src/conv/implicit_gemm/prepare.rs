@@ -1,9 +1,9 @@
 //! A convolution in the form that the kernel takes, and the copies that bring it there and back.
 //!
 //! TMA reads pixels whose channels lie side by side at multiples of 16 bytes, and writes such rows. Activations and filters that lie
-//! otherwise (channels first, an odd number of channels, any strides), that pass through a prologue, or whose type the tensor cores do not take
-//! as it is, are copied into scratch ahead; results that lie otherwise leave through scratch. What is a copy has a slot of its own in the
-//! prepared problem, behind the caller's; [`Prepared::bind`] puts scratch in its place.
+//! otherwise (channels first, an odd number of channels, any strides), that pass through a prologue, or whose type the tensor cores do not
+//! take as it is, are copied into scratch ahead; results that lie otherwise leave through scratch. What is a copy has a slot of its own in
+//! the prepared problem, behind the caller's; [`Prepared::bind`] puts scratch in its place.
 
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::problem::Order;
@@ -77,8 +77,8 @@ impl Prepared {
         let converted = match conv.precision {
             Precision::Fp32 if a.dtype == DType::F32 => Some((DType::Bf16, 3)),
             Precision::Fp32 if a.dtype.is_fp8() => Some((DType::Bf16, 1)),
-            // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone. Tiles of f32
-            // are transposed in shared memory where their panels are whole.
+            // The tensor cores read both operands of a filter's gradient across their depth, which they do for 16-bit types alone. Tiles of
+            // f32 are transposed in shared memory where their panels are whole.
             Precision::Tf32 if wgrad && !(conv.k / conv.groups).is_multiple_of(32) => Some((DType::Bf16, 2)),
             Precision::Fp8Fast | Precision::Fp8Promoted if wgrad || prologue => Some((DType::Bf16, 1)),
             _ => None,

@@ -1,11 +1,11 @@
 //! The producer of a convolution: what it loads, and where a tile's results belong.
 //!
-//! The taps of the filter stand in a table in memory, four words each: the offsets that a tap moves the walk by (the two innermost dimensions
-//! in the halves of one word, the third in the next), its position in the filter, and what it adds to an image (where pixels are rows) or to a
-//! channel (in a filter's gradient). One entry beyond the last lets the producer read ahead; in a filter's gradient it adds so much that there is
-//! no such channel, and what is loaded is zero. Where operands are sums of terms, each product of terms has its own taps, which name the terms as
-//! further images and positions. Phases of rows stand in a second table, eight words each: first tap, taps, first position in the target by
-//! dimension, three words of nothing. Those without taps stand last.
+//! The taps of the filter stand in a table in memory, four words each: the offsets that a tap moves the walk by (the two innermost
+//! dimensions in the halves of one word, the third in the next), its position in the filter, and what it adds to an image (where pixels are
+//! rows) or to a channel (in a filter's gradient). One entry beyond the last lets the producer read ahead; in a filter's gradient it adds
+//! so much that there is no such channel, and what is loaded is zero. Where operands are sums of terms, each product of terms has its own
+//! taps, which name the terms as further images and positions. Phases of rows stand in a second table, eight words each: first tap, taps,
+//! first position in the target by dimension, three words of nothing. Those without taps stand last.
 
 use verdigris_kir::face::{Kernel, LoadOptions, SharedPiece, TensorMap, Val};
 use verdigris_kir::inst::Cache;
@@ -315,9 +315,9 @@ impl<'k> Producer<'k> {
         Target { steps: k.uniform(taps) * producer.channel_blocks.value(), batch: group, rows: Some(rows) }
     }
 
-    /// Gives to `clear` the places of rows of phases without taps, where such have no tiles: those that stand in their phases where the rows
-    /// of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each phase that has some share the others grid-stride;
-    /// and each of `warps` warps takes some rows.
+    /// Gives to `clear` the places of rows of phases without taps, where such have no tiles: those that stand in their phases where the
+    /// rows of a tile stand in theirs, [`CLEARED_ROWS`] at a time, one a lane. The tiles of each phase that has some share the others
+    /// grid-stride; and each of `warps` warps takes some rows.
     pub(super) fn clear_beside(
         &self,
         k: Kernel<'k>,
@@ -410,8 +410,8 @@ impl<'k> GatherProducer<'k> {
                 let tap: Vec<Val<'k, u32>> = next.iter().map(|word| word.get()).collect();
                 let offsets = Offsets { plane: tap[0], depth: tap[1] }.list(spec.spatial);
                 let (position, image) = (tap[2], image + tap[3]);
-                // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three dims the loads of
-                // a cluster leave no registers for it.
+                // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three
+                // dims the loads of a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
                 let behind = (spec.spatial < 3 || spec.cluster == 1).then(read);
                 let channel_blocks = (self.channel_blocks.value() - first_channel_block).min(steps_left);

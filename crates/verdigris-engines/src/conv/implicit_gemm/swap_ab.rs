@@ -1,8 +1,10 @@
-//! The epilogue store of swap-AB tiles under cluster split-K: rows are channels of the filter, columns are pixels, each CTA of a cluster has a part of the depth.
+//! The epilogue store of swap-AB tiles under cluster split-K: rows are channels of the filter, columns are pixels, each CTA of a cluster
+//! has a part of the depth.
 //!
-//! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are neighbours.
-//! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to scratch, no
-//! second launch reads it.
+//! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are
+//! neighbours.
+//! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to
+//! scratch, no second launch reads it.
 //! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_split_k`].
 
 use verdigris_kir::face::{Kernel, Val};
@@ -56,7 +58,8 @@ impl<'k> SwapAbStore<'k> {
         self.exchange.init();
     }
 
-    /// Stores a tile's results, by all who multiply: `first_row` is a consumer's first row of the tile, `thread` the index among all of them.
+    /// Stores a tile's results, by all who multiply: `first_row` is a consumer's first row of the tile, `thread` the index among all of
+    /// them.
     pub(super) fn write<T: Sum>(&self, parts: &[Fragment<'k, T>], at: &Place<'k>, [first_row, thread]: [Val<'k, u32>; 2]) {
         let k = self.kernel;
         let sums: Vec<Fragment<'k, T>> = (0..self.blocks).map(|_| Fragment::unset(k, self.slice)).collect();

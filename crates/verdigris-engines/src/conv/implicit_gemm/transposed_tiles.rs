@@ -1,13 +1,13 @@
-//! The filter's gradient of tf32 operands, whose tiles are transposed in shared memory: the tensor cores read 32-bit operands along their depth, which is
-//! pixels here, while memory has channels side by side.
+//! The filter's gradient of tf32 operands, whose tiles are transposed in shared memory: the tensor cores read 32-bit operands along their
+//! depth, which is pixels here, while memory has channels side by side.
 //!
 //! **A** (channels of dy) goes through registers: a thread reads from the tile as TMA left it the elements that the instruction wants
-//! of it. **B** (channels of x) is transposed in place by three warps beside the one that loads: a panel of 32 pixels by 32 channels, 4 KiB, is read
-//! whole, 16 bytes a lane at a time, and written back as 32 channels by 32 pixels.
+//! of it. **B** (channels of x) is transposed in place by three warps beside the one that loads: a panel of 32 pixels by 32 channels, 4
+//! KiB, is read whole, 16 bytes a lane at a time, and written back as 32 channels by 32 pixels.
 //!
 //! **The order of pixels** in the depth of a step is free, provided that A and B agree: place `4q + j` (`q < 8`, `j < 4`) holds pixel
-//! `8j + (q xor 2j)`. Under the swizzle (16 bytes `c` of row `r` stand at `c xor r mod 8`) eight lanes of different `q` then read and write B
-//! on different banks, and so do the four pixels and eight channels that a warp reads of A at a time.
+//! `8j + (q xor 2j)`. Under the swizzle (16 bytes `c` of row `r` stand at `c xor r mod 8`) eight lanes of different `q` then read and write
+//! B on different banks, and so do the four pixels and eight channels that a warp reads of A at a time.
 //!
 //! **Cost.** Shared memory is the limit: a step writes and reads each operand, B twice, and every 64 rows read B again.
 //! **Source.** Own derivation; the fragment is that of PTX ISA 9.0, "Register fragments for wgmma.mma_async.m64nNk8".

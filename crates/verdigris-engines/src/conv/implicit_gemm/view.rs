@@ -134,7 +134,8 @@ impl View {
         };
         let dy = conv.y.as_matrix(conv.y_extents()).ok_or_else(|| no_matrix(&conv.y))?;
         let taps = tap_extents(conv);
-        // Taps are columns where a tap's channels are whole channel blocks and lie one tap behind the other, in all that the epilogue touches.
+        // Taps are columns where a tap's channels are whole channel blocks and lie one tap behind the other, in all that the epilogue
+        // touches.
         let results = conv.tensors().into_iter().skip(2);
         let mut merged = group_c.is_multiple_of(lines);
         for (_, tensor, extents) in results {
@@ -202,8 +203,8 @@ impl View {
         }
     }
 
-    /// The products of terms that are formed, one after the other: the places of terms of the pixels gathered, and of the other operand. Smallest
-    /// first.
+    /// The products of terms that are formed, one after the other: the places of terms of the pixels gathered, and of the other operand.
+    /// Smallest first.
     fn passes(&self) -> Vec<[u32; 2]> {
         let terms = self.prepared.terms;
         let pairs = (0..terms).rev().flat_map(|size| (0..=size).rev().map(move |gathered| [gathered, size - gathered]));
@@ -228,7 +229,7 @@ impl View {
         if spec.cluster > 1 { pixels.next_multiple_of(8 * spec.cluster) } else { pixels }
     }
 
-    /// The product as the way out of a kernel sees it.
+    /// The product as the epilogue store of a kernel sees it.
     pub(super) fn product_of(&self, spec: &Spec) -> &GemmProblem {
         if spec.writes_transposed() { &self.transposed } else { &self.product }
     }

@@ -5,12 +5,14 @@
 //! innermost, columns of one channel otherwise. Element `e` of the box's line stands at `e + shift`, where the shift keeps copies aligned.
 //!
 //! The sum over taps and channels, the *depth*, is cut into *K-tiles* of whole filter rows, each with a patch of its own. Position `i` of a
-//! K-tile's depth reads, for every pixel of the box, at the pixel's offset plus an offset of its own; so one table of the depth, which knows all
-//! of taps, dilations and order of channels, is all that the main loop needs. Positions that are there to fill a matrix step are masked.
+//! K-tile's depth reads, for every pixel of the box, at the pixel's offset plus an offset of its own; so one table of the depth, which
+//! knows all of taps, dilations and order of channels, is all that the main loop needs. Positions that are there to fill a matrix step are
+//! masked.
 //!
 //! **Lines of a patch**: planes (channels where they are outermost, depth taps), then rows of the box, then lines of a row of the box:
-//! `((channel · depth_taps + depth_tap) · line_rows + row) · row_lines + line`. Boxes whose rows overlap are dense: one row of the patch with
-//! all lines from the first to the last. Otherwise each row of the box has its own lines, and a box may reach from one image into the next.
+//! `((channel · depth_taps + depth_tap) · line_rows + row) · row_lines + line`. Boxes whose rows overlap are dense: one row of the patch
+//! with all lines from the first to the last. Otherwise each row of the box has its own lines, and a box may reach from one image into the
+//! next.
 
 use verdigris_graph::{ConvProblem, Tensor};
 use verdigris_kir::ir::Ty;
@@ -175,7 +177,8 @@ impl Patch {
         p.filter[0].div_ceil(self.k_tile.taps[0]) * p.filter[1].div_ceil(self.k_tile.taps[1])
     }
 
-    /// How many elements from the first one that a pixel reads a tap of a K-tile and a channel stand: `[depth, height, width]` in the K-tile.
+    /// How many elements from the first one that a pixel reads a tap of a K-tile and a channel stand: `[depth, height, width]` in the
+    /// K-tile.
     fn offset(&self, p: &ConvProblem, [z, b, s]: [u64; 3], channel: u64) -> u64 {
         let below = if self.k_tile.gathered { b } else { b * p.dilations[1] };
         let (plane, channel) = if self.lines.planes > 1 { (channel, 0) } else { (0, channel) };
@@ -210,8 +213,8 @@ impl Patch {
         runs
     }
 
-    /// Where the columns of a filter's gradient are read, in bytes: each tap of a K-tile and each channel, channels innermost. The same for every
-    /// K-tile; the last ones may have fewer taps.
+    /// Where the columns of a filter's gradient are read, in bytes: each tap of a K-tile and each channel, channels innermost. The same for
+    /// every K-tile; the last ones may have fewer taps.
     pub(super) fn columns(&self, p: &ConvProblem) -> Vec<u32> {
         let [depths, rows] = self.k_tile.taps;
         let taps = (0..depths).flat_map(|z| (0..rows).flat_map(move |b| (0..p.filter[2]).map(move |s| [z, b, s])));

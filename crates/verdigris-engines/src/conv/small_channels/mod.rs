@@ -4,9 +4,9 @@
 //! padding, channels innermost or outermost or any other strides, one group, every epilogue.
 //!
 //! **Method.** A pixel of few channels is too small for TMA and too thin for a matrix instruction, so taps and channels are folded
-//! into one depth. The input of a box of pixels, a *patch*, is brought to shared memory as it lies in memory, and the matrix operand is read
-//! from there, four bytes of depth of a pixel at a time, at the places that a table of the depth names ([`geometry`]). Each element of x comes
-//! from L2 about once, no matter how many taps meet it.
+//! into one depth. The input of a box of pixels, a *patch*, is brought to shared memory as it lies in memory, and the matrix operand is
+//! read from there, four bytes of depth of a pixel at a time, at the places that a table of the depth names ([`geometry`]). Each element of
+//! x comes from L2 about once, no matter how many taps meet it.
 //!
 //! | direction | rows | columns | depth |
 //! |---|---|---|---|
@@ -18,11 +18,12 @@
 //!
 //! **When it wins.** Wherever it is taken, tensor cores are: other engines of this family on them want channels in multiples of 16 bytes.
 //!
-//! **Numbers.** 16-bit operands: exact products, f32 sums by the tensor core in an order that the spec and the problem fix, so repeats agree bit
-//! for bit. tf32: operands cut to 19 bits. Zeros around x are multiplied, so an infinite filter element gives NaN there. dgrad
+//! **Numbers.** 16-bit operands: exact products, f32 sums by the tensor core in an order that the spec and the problem fix, so repeats
+//! agree bit for bit. tf32: operands cut to 19 bits. Zeros around x are multiplied, so an infinite filter element gives NaN there. dgrad
 //! multiplies by zeros what a pixel of a block does not meet, so an infinite or undefined dy spreads over the blocks that it reaches.
 //!
-//! **Source:** Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product; the patch and its table are our own.
+//! **Source:** Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product; the patch and its table are
+//! our own.
 
 mod boxes;
 mod dgrad;
@@ -58,10 +59,10 @@ const TYPES: [(MatrixType, DType); 3] = [(MatrixType::Bf16, DType::Bf16), (Matri
 
 /// A problem of one direction, laid out in one or more ways.
 trait Plan {
-    /// Every setting with its estimate in microseconds, the quickest first; none where there is no room.
-    fn settings(&self) -> Vec<(Knobs, f64)>;
+    /// Every config with its estimate in microseconds, the quickest first; none where there is no room.
+    fn configs(&self) -> Vec<(Knobs, f64)>;
 
-    /// Adds the launches of a setting, by its number.
+    /// Adds the launches of a config, by its number.
     fn add_steps(&self, number: usize, program: &mut Program);
 
     /// What buffers are aligned to beyond their elements, in bytes.
@@ -77,7 +78,7 @@ pub(super) struct SmallChannels {
     configs: Vec<Config>,
 }
 
-/// A setting of the plan.
+/// A config of the plan.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     /// Among those of the plan.
@@ -109,7 +110,7 @@ impl Algorithm for SmallChannels {
         };
         let sums_us = statistics::estimate_us(p, arch);
         let config = |(number, (knobs, us)): (usize, (Knobs, f64))| Config { number, knobs, us: us + sums_us };
-        let configs: Vec<Config> = plan.settings().into_iter().enumerate().map(config).collect();
+        let configs: Vec<Config> = plan.configs().into_iter().enumerate().map(config).collect();
         ID.require(!configs.is_empty(), Reason::SharedMemory, format_args!("a filter of {:?} over {} channels", p.filter, p.c))?;
         Ok(SmallChannels { problem: p.clone(), operands, epilogue, plan, configs })
     }

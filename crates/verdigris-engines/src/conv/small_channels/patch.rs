@@ -178,8 +178,8 @@ impl<'k> Source<'k> {
         self.shift(self.first_element(pixels)) * self.element_bytes - self.lead_bytes
     }
 
-    /// Brings a patch to shared memory at `to`: all threads of the CTA together. `k_tile` is the first tap of the K-tile along depth and height.
-    /// Asynchronous copies are left to be committed.
+    /// Brings a patch to shared memory at `to`: all threads of the CTA together. `k_tile` is the first tap of the K-tile along depth and
+    /// height. Asynchronous copies are left to be committed.
     pub(super) fn load(&self, pixels: &PixelBox<'k>, k_tile: [Val<'k, u32>; 2], to: Val<'k, u32>) {
         let k = self.k;
         let lanes = if matches!(self.path, LoadPath::Copies(_)) { CHUNK_LANES } else { ELEMENT_LANES };

@@ -1,9 +1,9 @@
 //! The kernel for products with few columns: matrix times vector, and a little more.
 //!
 //! Such a product is as fast as A can be read. A CTA has 32 rows of A and 4 columns of B; a K-tile is 32 deep, of which each thread takes 4
-//! elements of A, straight into registers. Where A runs along k the lanes of a warp stand along k and the warp has 4 rows; otherwise the lanes
-//! stand along the rows and the warp has 4 of k. Either way each place of the K-tile adds up its own part of k, and the 32 parts meet in
-//! shared memory at the end, in order.
+//! elements of A, straight into registers. Where A runs along k the lanes of a warp stand along k and the warp has 4 rows; otherwise the
+//! lanes stand along the rows and the warp has 4 of k. Either way each place of the K-tile adds up its own part of k, and the 32 parts meet
+//! in shared memory at the end, in order.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 

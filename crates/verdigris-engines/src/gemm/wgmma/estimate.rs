@@ -1,12 +1,13 @@
-//! What a setting costs by estimate: tensor cores, shared memory, L2 and device memory, in the waves that its tiles make.
+//! What a config costs by estimate: tensor cores, shared memory, L2 and device memory, in the waves that its tiles make.
 
 use super::spec::{Shared, Spec, Split};
 use super::{Config, Wgmma};
 use crate::arch::Arch;
 
-/// What the estimate was fitted to: some 12,000 settings of 89 bf16 problems, timed on H200s (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`).
-/// On 95 later ones, with the ways of today (`2026-11-21-gemm-sweep-clusters.jsonl`), choosing by it cost 0.8 % in the geometric mean,
-/// 9 % at worst, before the tail of device memory, what is read again and further parts were told apart.
+/// What the estimate was fitted to: some 12,000 configs of 89 bf16 problems, timed on H200s
+/// (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`). On 95 later ones, with the ways of today (`2026-11-21-gemm-sweep-clusters.jsonl`),
+/// choosing by it cost 0.8 % in the geometric mean, 9 % at worst, before the tail of device memory, what is read again and further parts
+/// were told apart.
 struct Coefficients {
     /// Tensor core cycles in a nanosecond, under load.
     cycles_per_ns: f64,
@@ -14,8 +15,8 @@ struct Coefficients {
     cta_bytes_per_ns: f64,
     /// What all draw from L2.
     l2_bytes_per_ns: f64,
-    /// And where most of that comes from device memory, as where depth is great and tiles are few. Not fitted: below the other, so that of two tiles
-    /// the one that reads its operands less often is taken.
+    /// And where most of that comes from device memory, as where depth is great and tiles are few. Not fitted: below the other, so that of
+    /// two tiles the one that reads its operands less often is taken.
     l2_stream_bytes_per_ns: f64,
     /// Beside each step of depth.
     step_ns: f64,
@@ -31,16 +32,16 @@ struct Coefficients {
     join_ns: f64,
     /// And for each element of the first three parts.
     join_ns_per_element: f64,
-    /// And for each part behind them, and its elements: 132 parts of 128×128 took 118 µs, by what they left of the time of `res2a_2a-wgrad`, and 33 of
-    /// 128×32 14 µs more in 8×512×500000 than adding them up later.
+    /// And for each part behind them, and its elements: 132 parts of 128×128 took 118 µs, by what they left of the time of
+    /// `res2a_2a-wgrad`, and 33 of 128×32 14 µs more in 8×512×500000 than adding them up later.
     join_ns_per_further_part: f64,
     join_ns_per_further_element: f64,
     /// Device memory.
     memory_bytes_per_ns: f64,
     /// CTAs that it takes to draw all of that.
     memory_ctas: f64,
-    /// What it costs, as a share of its bytes, that more than one cluster reads an operand of great depth: 256×1024×50176 took 56 µs where two read the
-    /// wider operand, and 45 where one did.
+    /// What it costs, as a share of its bytes, that more than one cluster reads an operand of great depth: 256×1024×50176 took 56 µs where
+    /// two read the wider operand, and 45 where one did.
     read_again: f64,
     /// A launch.
     launch_us: f64,
@@ -69,7 +70,7 @@ const COEFFICIENTS: Coefficients = Coefficients {
 impl Wgmma {
     /// Microseconds that a config takes.
     pub(super) fn estimate(&self, config: &Config) -> f64 {
-        let Config { setting, spec, schedule, grid, parts } = config;
+        let Config { chosen, spec, schedule, grid, parts } = config;
         let grid = *grid;
         let c = &COEFFICIENTS;
         let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
@@ -108,9 +109,9 @@ impl Wgmma {
         } else if spec.split == Split::Fixup && schedule.split_tiles == 0 {
             busy_ns *= 1.02;
         }
-        let traffic_bytes = super::super::traffic_bytes(&self.view(setting.swap_ab).problem);
+        let traffic_bytes = super::super::traffic_bytes(&self.view(chosen.swap_ab).problem);
         let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
-        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(setting.swap_ab, spec) } else { 0.0 };
+        let again_bytes = if spec.split == Split::Reduced { c.read_again * self.read_again_bytes(chosen.swap_ab, spec) } else { 0.0 };
         // Fewer CTAs than there are load the last wave.
         let tail = if turns > 1.0 { waves / turns } else { 1.0 };
         let memory_ns = (traffic_bytes + again_bytes) * tail / (c.memory_bytes_per_ns * share_of_memory);

@@ -29,7 +29,8 @@ impl<'k> InFlight<'k> {
         self.adds.set(if self.promotes { self.kernel.thread().gt(u32::MAX - 1) } else { step.gt(0) });
     }
 
-    /// Behind the products of a step, which read `stage`: the stage that nothing reads any more goes back, this one if `promote` is to be done.
+    /// Behind the products of a step, which read `stage`: the stage that nothing reads any more goes back, this one if `promote` is to be
+    /// done.
     pub(super) fn end(&self, step: Val<'k, u32>, stage: Val<'k, u32>, promote: impl FnOnce()) {
         let k = self.kernel;
         if self.promotes {

@@ -1,8 +1,8 @@
 //! The Hopper GEMM kernel: TMA fills a ring of swizzled tiles, warpgroups multiply out of it, results leave through shared memory and TMA.
 //!
-//! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are read from
-//! there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in [`super::ping_pong`], when a
-//! stage goes back in [`super::in_flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
+//! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are
+//! read from there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in
+//! [`super::ping_pong`], when a stage goes back in [`super::in_flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 

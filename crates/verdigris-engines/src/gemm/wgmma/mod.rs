@@ -108,11 +108,12 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
 /// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
-/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels: ping-pong of consumers
-/// wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on few rows: they halve the
-/// work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the tile: two shapes have them. Where
-/// the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for all stores. Clusters that share B win
-/// there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four lose (79 µs).
+/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels:
+/// ping-pong of consumers wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on
+/// few rows: they halve the work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the
+/// tile: two shapes have them. Where the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for
+/// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four
+/// lose (79 µs).
 const SHAPES: &[Shape] = &[
     shape(128, 256, 2, 2, Shared::B, HALVES | WORDS, 0),
     shape(128, 256, 2, 2, Shared::A, 0, 0),
@@ -217,10 +218,10 @@ pub(super) struct Wgmma {
     swap_ab: View,
 }
 
-/// A setting, and what follows from it.
+/// A config: its knobs, and what follows from them.
 #[derive(Clone)]
 pub(super) struct Config {
-    setting: Setting,
+    chosen: ConfigKnobs,
     spec: Spec,
     schedule: ScheduleArgs,
     /// CTAs, or clusters of them.
@@ -313,8 +314,8 @@ impl Algorithm for Wgmma {
             let spec = self.spec(shape, swap_ab);
             let splits = |split: &u32| *split == 0 || spec.as_ref().is_some_and(|spec| spec.split == Split::Fixup);
             for split in [0, 1, 2, 3, 4, 5, 7].into_iter().filter(splits) {
-                let along = [false, true].map(|along_columns| Setting { shape, swap_ab, split, parts: 0, group: 8, along_columns });
-                let along = along.into_iter().filter_map(|setting| self.config(setting, spec.clone()?));
+                let along = [false, true].map(|along_columns| ConfigKnobs { shape, swap_ab, split, parts: 0, group: 8, along_columns });
+                let along = along.into_iter().filter_map(|chosen| self.config(chosen, spec.clone()?));
                 configs.extend(along.filter(|Config { schedule, .. }| split == 0 || schedule.split_tiles > 0 && schedule.tiles <= few));
             }
             configs.extend(self.in_parts(shape, swap_ab));
@@ -323,7 +324,7 @@ impl Algorithm for Wgmma {
     }
 
     fn knobs(config: &Config) -> Knobs {
-        config.setting.knobs()
+        config.chosen.knobs()
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -341,8 +342,8 @@ impl Algorithm for Wgmma {
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
-        let Config { setting, spec, schedule, grid, parts } = config;
-        let view = self.view(setting.swap_ab);
+        let Config { chosen, spec, schedule, grid, parts } = config;
+        let view = self.view(chosen.swap_ab);
         let slot = |matrix: &Matrix| Address::buffer(matrix.slot.0 as usize);
         let [a, b] = view.operands();
         let d = &view.problem.d;
@@ -422,7 +423,8 @@ impl Algorithm for Wgmma {
     }
 }
 
-/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked for.
+/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked
+/// for.
 const TYPES: &[(DType, DType, bool)] = &[
     (DType::Bf16, DType::Bf16, false),
     (DType::F16, DType::F16, false),
@@ -469,7 +471,8 @@ pub(crate) fn forms_sums(config: &Knobs) -> bool {
     plain && config.value("shape").is_some_and(|shape| SUM_SHAPES.contains(&(shape as usize)))
 }
 
-/// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs of those that name them.
+/// The kernels of 16-bit operands, both along their rows or A along the depth, whose sums stay in f32, row-major. They are in the catalogs
+/// of those that name them.
 pub(crate) fn sums() -> Vec<KernelRef> {
     let mut specs = Vec::new();
     let d = OperandSpec { dtype: DType::F32, walk: Walk::Row };
@@ -586,12 +589,13 @@ fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
 }
 
-/// What is chosen: the names of a config.
+/// The knobs of a config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
+struct ConfigKnobs {
     shape: u32,
     swap_ab: bool,
-    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more parts.
+    /// How depth is split: 0 not, 1 that of the tiles of the last wave, 2 of the last two waves, 3 and more every tile into 2 and more
+    /// parts.
     split: u32,
     /// Parts of every tile, to be added up by a launch of their own; 0, and no knob, where there is none.
     parts: u32,
@@ -599,7 +603,7 @@ struct Setting {
     along_columns: bool,
 }
 
-impl Setting {
+impl ConfigKnobs {
     fn knobs(&self) -> Knobs {
         let knobs = [
             ("shape", self.shape),
@@ -667,11 +671,11 @@ impl Wgmma {
         (view.k.div_ceil(spec.depth()) >= spec.cluster_split).then_some(spec)
     }
 
-    /// The setting with its work and workers, or nothing where tiles are too many to count, or too few.
-    fn config(&self, setting: Setting, spec: Spec) -> Option<Config> {
-        let parts = self.part_grid(setting, &spec);
-        let (schedule, grid) = self.schedule(setting, &spec, parts.as_ref())?;
-        Some(Config { setting, spec, schedule, grid, parts })
+    /// The config with its work and workers, or nothing where tiles are too many to count, or too few.
+    fn config(&self, chosen: ConfigKnobs, spec: Spec) -> Option<Config> {
+        let parts = self.part_grid(chosen, &spec);
+        let (schedule, grid) = self.schedule(chosen, &spec, parts.as_ref())?;
+        Some(Config { chosen, spec, schedule, grid, parts })
     }
 
     /// What stands between sums and D in the launch that adds parts up.
@@ -691,24 +695,24 @@ impl Wgmma {
     }
 
     /// The tiles and their parts; nothing where they are not added up later.
-    fn part_grid(&self, setting: Setting, spec: &Spec) -> Option<PartGrid> {
-        let [rows, columns] = self.tiles(setting.swap_ab, spec);
+    fn part_grid(&self, chosen: ConfigKnobs, spec: &Spec) -> Option<PartGrid> {
+        let [rows, columns] = self.tiles(chosen.swap_ab, spec);
         let [tile_rows, tile_columns] =
             if spec.shared == Shared::B { [rows * spec.cluster, columns] } else { [rows, columns * spec.cluster] };
         (spec.split == Split::Reduced).then(|| PartGrid {
             tile: spec.part_tile(),
             tile_rows,
             tile_columns,
-            matrices: self.view(setting.swap_ab).batch,
-            parts: setting.parts,
+            matrices: self.view(chosen.swap_ab).batch,
+            parts: chosen.parts,
         })
     }
 
     /// Work and workers.
-    fn schedule(&self, setting: Setting, spec: &Spec, parts: Option<&PartGrid>) -> Option<(ScheduleArgs, u32)> {
-        let view = self.view(setting.swap_ab);
-        let [rows, columns] = self.tiles(setting.swap_ab, spec);
-        let raster = RasterArgs::new(rows, columns, setting.group, setting.along_columns);
+    fn schedule(&self, chosen: ConfigKnobs, spec: &Spec, parts: Option<&PartGrid>) -> Option<(ScheduleArgs, u32)> {
+        let view = self.view(chosen.swap_ab);
+        let [rows, columns] = self.tiles(chosen.swap_ab, spec);
+        let raster = RasterArgs::new(rows, columns, chosen.group, chosen.along_columns);
         let tiles = rows.checked_mul(columns)?.checked_mul(view.batch).filter(|&tiles| tiles < 1 << 31)?;
         let steps = view.k.div_ceil(spec.depth());
         let workers = (self.arch.resident_clusters_of(spec.ctas())).max(1);
@@ -717,17 +721,17 @@ impl Wgmma {
             let fits = parts.fits() && parts.scratch_bytes() <= MOST_PARTS_BYTES;
             return fits.then(|| ScheduleArgs::split_evenly(raster, tiles, steps, parts.parts)).flatten().map(|args| (args, every));
         }
-        if setting.split == 0 {
+        if chosen.split == 0 {
             return Some((ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles)));
         }
-        if setting.split > 2 {
-            let parts = setting.split - 1;
+        if chosen.split > 2 {
+            let parts = chosen.split - 1;
             let every = tiles.checked_mul(parts).filter(|&every| every <= workers);
             let even = every.and_then(|every| Some((ScheduleArgs::split_evenly(raster, tiles, steps, parts)?, every)));
             return Some(even.unwrap_or((ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles))));
         }
         let tail = tiles % workers;
-        let split_tiles = (tail + (setting.split - 1) * workers).min(tiles);
+        let split_tiles = (tail + (chosen.split - 1) * workers).min(tiles);
         let args = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
         let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(args.share)) as u32;
         Some((args, workers.min(busy.max(tiles - split_tiles)).max(1)))
@@ -747,8 +751,8 @@ impl Wgmma {
             .map(|parts| steps.div_ceil(steps.div_ceil(parts)))
             .collect();
         parts.dedup();
-        let settings = parts.into_iter().map(|parts| Setting { shape, swap_ab, split: 0, parts, group: 8, along_columns: false });
-        settings.filter_map(|setting| self.config(setting, spec.clone())).collect()
+        let all_chosen = parts.into_iter().map(|parts| ConfigKnobs { shape, swap_ab, split: 0, parts, group: 8, along_columns: false });
+        all_chosen.filter_map(|chosen| self.config(chosen, spec.clone())).collect()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Both operands on their way: from tensor maps into the ring's stages by the load warp, and out of the stages by descriptors to the tensor cores.
+//! Both operands on their way: from tensor maps into the ring's stages by the load warp, and out of the stages by descriptors to the tensor
+//! cores.
 
 use verdigris_kir::face::{Kernel, Mbarrier, SharedPiece, TensorMap, Val};
 use verdigris_kir::tile::clip::{Clip, ClipValues};

@@ -1,8 +1,8 @@
 //! Promoted accumulation: partial sums of the tensor cores, added in f32 registers after each step of depth, times the factors of the
 //! operands' blocks where these have any.
 //!
-//! `total[m, n] += sA[m, step] · sB[n, step] · sum[m, n]`. A step of depth is 128 elements of fp8: as many as the tensor cores keep in their
-//! shorter accumulator, and as the smallest block that is taken along k.
+//! `total[m, n] += sA[m, step] · sB[n, step] · sum[m, n]`. A step of depth is 128 elements of fp8: as many as the tensor cores keep in
+//! their shorter accumulator, and as the smallest block that is taken along k.
 //!
 //! Source: DeepSeek-V3 technical report (2024), §3.3, for the formula and the reason.
 

@@ -1,4 +1,5 @@
-//! Which part of the work a CTA of a cluster takes: tiles beside its peers', of which it loads a part of what they share, or a part of one depth.
+//! Which part of the work a CTA of a cluster takes: tiles beside its peers', of which it loads a part of what they share, or a part of one
+//! depth.
 
 use verdigris_kir::face::{Kernel, LoadOptions, Val};
 use verdigris_kir::tile::schedule::Work;

@@ -225,9 +225,9 @@ impl Col2im {
         };
         let grid = [self.lines().div_ceil(u64::from(THREADS / threads)) as u32, passes as u32, 1];
         let launch = Launch::new(self.spec.clone().kernel(), grid, args.bound(&self.spec));
-        // Measured, col2im of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of patches a
-        // little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several pixels meet
-        // should stay.
+        // Measured, col2im of 5×5 taps take more than twice as long where they begin early (and let the next launch do so), those of
+        // patches a little less. Not profiled; beside a product that has the shared memory little L1 is left, where products that several
+        // pixels meet should stay.
         if self.axes.iter().all(|axis| axis.turns == 1) { launch.overlapping() } else { launch }
     }
 }
@@ -291,8 +291,8 @@ fn col2im<'k>(k: Kernel<'k>, spec: &Spec) {
     let Values { products, pitch_bytes, lines, line_elements, thread_bits, heights, depths, channels, channel_columns, axes, epilogue } =
         values;
     let [depth, height, width] = axes;
-    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
-    // earlier would take the shared memory, and L1 with it.
+    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product
+    // that came earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
 
     let threads = k.constant(1u32).shl(thread_bits);

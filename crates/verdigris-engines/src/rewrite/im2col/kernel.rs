@@ -1,7 +1,7 @@
 //! im2col: activations as a matrix, a row for each pixel that meets them and a column for each tap and channel.
 //!
-//! A thread keeps to a chunk of 16 bytes of a row, so that what its columns read is found in a table once, and goes from row to row. A chunk is
-//! made of as few loads as the activations' alignment allows: one where a tap's columns and channels run on for 16 bytes.
+//! A thread keeps to a chunk of 16 bytes of a row, so that what its columns read is found in a table once, and goes from row to row. A
+//! chunk is made of as few loads as the activations' alignment allows: one where a tap's columns and channels run on for 16 bytes.
 //!
 //! **Numbers.** Bytes are moved, never converted; what lies outside of the activations is zero.
 
@@ -127,7 +127,8 @@ impl Im2col {
         (pixel + column.channel as i64 * channel) * self.element_bytes() as i64
     }
 
-    /// Whether elements that are loaded together lie together, begin at multiples of the load's size, and are inside of the tensor together.
+    /// Whether elements that are loaded together lie together, begin at multiples of the load's size, and are inside of the tensor
+    /// together.
     fn allows(&self, spec: Spec) -> bool {
         let (bytes, unit_bytes) = (self.element_bytes(), u64::from(spec.unit_bytes));
         if unit_bytes < bytes {
@@ -167,8 +168,8 @@ impl Im2col {
         (self.columns.len() as u64).next_multiple_of(u64::from(CHUNK_BYTES) / self.element_bytes())
     }
 
-    /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and do not begin
-    /// early (see [`super::col2im::Col2im::launch`]).
+    /// Whether no element is in more than one row, as those of patches. Elsewhere rows should find in L1 what those before them read, and
+    /// do not begin early (see [`super::col2im::Col2im::launch`]).
     fn reads_once(&self) -> bool {
         let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(0);
         let elements = self.extents.iter().fold(self.images.saturating_mul(channels), |all, &extent| all.saturating_mul(extent));
@@ -301,8 +302,8 @@ fn im2col<'k>(k: Kernel<'k>, spec: Spec) {
     let values = Values::declare(k, &spec);
     let Values { source, target, table, rows, threads_of_row: across, rows_at_once, turns, chunks, .. } = values;
     let Values { heights, widths, depths, steps, extents, strides, .. } = values;
-    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product that came
-    // earlier would take the shared memory, and L1 with it.
+    // What is in front of this launch may still run: nothing of it is touched above. What is behind begins when this one ends: a product
+    // that came earlier would take the shared memory, and L1 with it.
     k.griddep_wait();
 
     let (first_row, lane) = across.split(k.thread());

@@ -1,7 +1,8 @@
-//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the products.
+//! `conv.unfolded`: convolutions in which one side has few channels, as one product beside an im2col of the activations or a col2im of the
+//! products.
 //!
-//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every epilogue.
-//! Taps by the few channels become the columns (or the depth) of one product over pixels:
+//! **What.** Up to 48 channels of x or of y, one group, 16-bit operands and f32 under tf32, any strides, dilations and padding, every
+//! epilogue. Taps by the few channels become the columns (or the depth) of one product over pixels:
 //!
 //! | direction | few channels | before | product | behind |
 //! |---|---|---|---|---|
@@ -12,21 +13,24 @@
 //! | wgrad | of x | im2col of x | yᵀ: k by pixels · x: pixels by taps and c | |
 //! | wgrad | of y, stride 1 | im2col of y | yᵀ: taps and k by pixels · x: pixels by c | |
 //!
-//! With an even number of channels of y, or eight of them before a col2im, the filter is copied first, k innermost within a tap, so that they are read
-//! side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
+//! With an even number of channels of y, or eight of them before a col2im, the filter is copied first, k innermost within a tap, so that
+//! they are read side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
 //!
 //! *im2col* makes a matrix of the activations with a row for each pixel that meets them ([`kernel`]). *col2im* adds up what the
-//! products of one pixel by all taps are, where they belong ([`col2im`]); these products are kept in f32. The product is that of `gemm.wgmma`, whose
-//! knobs are this engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number of parts.
+//! products of one pixel by all taps are, where they belong ([`col2im`]); these products are kept in f32. The product is that of
+//! `gemm.wgmma`, whose knobs are this engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number
+//! of parts.
 //!
-//! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then; where few
-//! channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. The result of im2col crosses the memory bus twice.
+//! **When it wins.** On compute capability 9.0. Where patches do not overlap (stride equal to the filter), as nothing is read twice then;
+//! where few channels would fill a fraction of the tensor core's columns or of a row of 128 bytes of depth. The result of im2col crosses
+//! the memory bus twice.
 //!
-//! **Numbers.** Products are exact. After im2col: sums as those of `gemm.wgmma`. With col2im: f32 sums over channels by the tensor core, then over taps in
-//! the order of the filter. Repeats agree bit for bit. Zeros of the padding are multiplied, so an infinite filter element gives NaN there;
-//! and in wgrad with few channels of y, an infinite x spreads over the taps that do not meet it.
+//! **Numbers.** Products are exact. After im2col: sums as those of `gemm.wgmma`. With col2im: f32 sums over channels by the tensor core,
+//! then over taps in the order of the filter. Repeats agree bit for bit. Zeros of the padding are multiplied, so an infinite filter element
+//! gives NaN there; and in wgrad with few channels of y, an infinite x spreads over the taps that do not meet it.
 //!
-//! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the product with im2col.
+//! **Source:** Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006, for the product with
+//! im2col.
 
 mod col2im;
 mod columns;
@@ -283,7 +287,8 @@ impl Form {
         )?;
         let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
         let adds_behind = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
-        // With k innermost, channels of y are read side by side. A filter lies otherwise, and is copied; parts of its gradient lie as they are told.
+        // With k innermost, channels of y are read side by side. A filter lies otherwise, and is copied; parts of its gradient lie as they
+        // are told.
         let wants_order = side == Side::Y
             && if adds_behind { channels >= ADDED_TOGETHER } else { (channels * p.y.dtype.bytes() as u64).is_multiple_of(4) };
         let reorders = wants_order && (p.direction != Direction::Wgrad || parts > 1);
@@ -327,7 +332,7 @@ impl Form {
         // Parts of the product's own are added up by one CTA a tile, which takes long where they are many.
         let whole = |knobs: &Knobs| choices == 1 || knobs.value("split") == Some(0);
         let listed = |knobs: &&Knobs| whole(knobs) && (!(keeps_sums && halves) || gemm::forms_sums(knobs));
-        let configs: Vec<Knobs> = space.settings().iter().filter(listed).take(CONFIGS).cloned().collect();
+        let configs: Vec<Knobs> = space.configs().iter().filter(listed).take(CONFIGS).cloned().collect();
         ID.require(!configs.is_empty(), Reason::Extent, "no tile suits the product")?;
         Ok(Form { side, parts, beside, filter, product, configs, meeting })
     }

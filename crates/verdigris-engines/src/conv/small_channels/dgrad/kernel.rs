@@ -2,8 +2,8 @@
 //!
 //! All pixels of a block of dx, one stride on each side, and their channels are the columns of one product, whose rows are
 //! the blocks and whose depth is the window of dy that a block reads, by channels of y. So each phase of a strided convolution is a few
-//! columns among others, and a pixel of dy is brought once for all of them. The window of a box of blocks comes to shared memory as rows of 128
-//! bytes, one a pixel; `ldmatrix` reads it at rows moved by each tap. The filters, spread over the columns, stay in shared memory.
+//! columns among others, and a pixel of dy is brought once for all of them. The window of a box of blocks comes to shared memory as rows of
+//! 128 bytes, one a pixel; `ldmatrix` reads it at rows moved by each tap. The filters, spread over the columns, stay in shared memory.
 
 use verdigris_kir::face::{Divisor, Header, Kernel, Pointer, Val, Var, build};
 use verdigris_kir::inst::{MatrixType, Special};

@@ -19,8 +19,8 @@ use crate::engine::Knobs;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_BLOCKS, PIXEL_BYTES, Spec, Tile, WINDOW_BYTES};
 
-/// The most settings that are offered.
-const SETTINGS: usize = 6;
+/// The most configs that are offered.
+const CONFIGS: usize = 6;
 
 /// The most columns: pixels of a block by channels.
 const MOST_COLUMNS: u64 = 1 << 12;
@@ -55,9 +55,9 @@ impl Axis {
     }
 }
 
-/// One way to lay a problem out.
+/// One way to lay a problem out, a config.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct Config {
     tile: Tile,
     axes: [Axis; 3],
     /// Blocks of a box.
@@ -66,7 +66,7 @@ struct Setting {
     us: f64,
 }
 
-impl Setting {
+impl Config {
     /// Columns of the product.
     fn width(&self, p: &ConvProblem) -> u64 {
         self.axes.iter().fold(p.c, |product, axis| product.saturating_mul(axis.block))
@@ -102,8 +102,8 @@ impl Setting {
             && self.boxes(p) < COUNT_LIMIT
     }
 
-    /// Microseconds: what feeds the products from shared memory, or the products at half the rate of the tensor cores; what is read and written
-    /// at memory's rate.
+    /// Microseconds: what feeds the products from shared memory, or the products at half the rate of the tensor cores; what is read and
+    /// written at memory's rate.
     fn estimate(&self, p: &ConvProblem, arch: &Arch) -> f64 {
         let column_tiles = self.width(p).div_ceil(u64::from(self.tile.columns));
         let steps = (self.k_tiles(p) * self.taps() * u64::from(PIXEL_BYTES / 32)) as f64;
@@ -130,13 +130,13 @@ fn channel_k_tiles(p: &ConvProblem) -> u64 {
     (p.k * p.y.dtype.bytes() as u64).div_ceil(u64::from(PIXEL_BYTES))
 }
 
-/// A problem with its settings, the quickest first.
+/// A problem with its configs, the quickest first.
 pub(super) struct Dgrad {
     problem: ConvProblem,
     operands: MatrixType,
     copy_bytes: u64,
     epilogue: EpilogueSpec,
-    settings: Vec<Setting>,
+    configs: Vec<Config>,
     sms: u32,
 }
 
@@ -160,10 +160,10 @@ fn is_general(tile: Tile) -> bool {
 }
 
 impl Dgrad {
-    /// Lays a problem out; without settings there is no room for it.
+    /// Lays a problem out; without configs there is no room for it.
     pub(super) fn new(p: &ConvProblem, operands: MatrixType, epilogue: EpilogueSpec, arch: &Arch) -> Dgrad {
         let copy_bytes = wgrad::copy_bytes(&p.y, p.y_extents());
-        let mut settings = Vec::new();
+        let mut configs = Vec::new();
         for tile in Tile::ALL {
             if tile.shared_bytes() > arch.shared_bytes_per_cta || !(copy_bytes > 0 || is_general(tile)) {
                 continue;
@@ -173,25 +173,25 @@ impl Dgrad {
                 let columns = 1 << power;
                 let mut rows = u64::from(BOX_BLOCKS) / columns;
                 while rows > 0 {
-                    let setting = Setting { tile, axes, rows, columns, us: 0.0 };
-                    if setting.fits(p) {
-                        settings.push(Setting { us: setting.estimate(p, arch), ..setting });
+                    let config = Config { tile, axes, rows, columns, us: 0.0 };
+                    if config.fits(p) {
+                        configs.push(Config { us: config.estimate(p, arch), ..config });
                         break;
                     }
                     rows /= 2;
                 }
             }
         }
-        settings.sort_by(|one: &Setting, other| one.us.total_cmp(&other.us));
-        settings.truncate(SETTINGS);
-        Dgrad { problem: p.clone(), operands, copy_bytes, epilogue, settings, sms: arch.sm_count }
+        configs.sort_by(|one: &Config, other| one.us.total_cmp(&other.us));
+        configs.truncate(CONFIGS);
+        Dgrad { problem: p.clone(), operands, copy_bytes, epilogue, configs, sms: arch.sm_count }
     }
 
     /// Which element of the filter each column meets at each tap of a window, as byte offsets.
-    fn table(&self, setting: &Setting) -> Vec<u8> {
+    fn table(&self, config: &Config) -> Vec<u8> {
         let p = &self.problem;
-        let [depth, down, across] = setting.axes;
-        let columns = setting.width(p).next_multiple_of(u64::from(setting.tile.columns));
+        let [depth, down, across] = config.axes;
+        let columns = config.width(p).next_multiple_of(u64::from(config.tile.columns));
         let [_, channel_stride, strides @ ..] = p.w.strides;
         let mut table = Vec::new();
         for column in 0..columns {
@@ -218,12 +218,12 @@ impl Dgrad {
 }
 
 impl Plan for Dgrad {
-    fn settings(&self) -> Vec<(Knobs, f64)> {
-        let knobs = |setting: &Setting| {
-            let tile = Tile::ALL.iter().position(|tile| *tile == setting.tile).unwrap_or(0) as u32;
-            (Knobs::new([("tile", tile), ("rows", setting.rows as u32), ("columns", setting.columns as u32)]), setting.us)
+    fn configs(&self) -> Vec<(Knobs, f64)> {
+        let knobs = |config: &Config| {
+            let tile = Tile::ALL.iter().position(|tile| *tile == config.tile).unwrap_or(0) as u32;
+            (Knobs::new([("tile", tile), ("rows", config.rows as u32), ("columns", config.columns as u32)]), config.us)
         };
-        self.settings.iter().map(knobs).collect()
+        self.configs.iter().map(knobs).collect()
     }
 
     fn alignments(&self) -> Vec<(Slot, u64)> {
@@ -231,21 +231,21 @@ impl Plan for Dgrad {
     }
 
     fn add_steps(&self, number: usize, program: &mut Program) {
-        let Some(setting) = self.settings.get(number) else { return };
+        let Some(config) = self.configs.get(number) else { return };
         let p = &self.problem;
-        let spec = Spec { operands: self.operands, copies: self.copy_bytes > 0, tile: setting.tile, epilogue: self.epilogue.clone() };
-        program.constants.push(self.table(setting));
+        let spec = Spec { operands: self.operands, copies: self.copy_bytes > 0, tile: config.tile, epilogue: self.epilogue.clone() };
+        program.constants.push(self.table(config));
         let table = Address { base: Base::Constant(program.constants.len() - 1), offset_bytes: 0 };
         let word = |value: u64| Arg::Scalar(Ty::U32, value);
         let signed = |value: i64| Arg::Scalar(Ty::S32, u64::from(value as i32 as u32));
         let divisor = |value: u64| Arg::Divisor(value.max(1) as u32);
         let double_word = |value: u64| Arg::Scalar(Ty::U64, value);
-        let [depth, down, across] = setting.axes;
-        let [window_rows, window_columns] = setting.window();
+        let [depth, down, across] = config.axes;
+        let [window_rows, window_columns] = config.window();
         let mut args =
-            vec![word(setting.boxes(p)), divisor(across.blocks.div_ceil(setting.columns)), divisor(down.blocks.div_ceil(setting.rows))];
-        args.extend([divisor(depth.blocks), word(setting.rows), divisor(setting.columns)]);
-        args.extend(setting.axes.map(|axis| signed(axis.first)));
+            vec![word(config.boxes(p)), divisor(across.blocks.div_ceil(config.columns)), divisor(down.blocks.div_ceil(config.rows))];
+        args.extend([divisor(depth.blocks), word(config.rows), divisor(config.columns)]);
+        args.extend(config.axes.map(|axis| signed(axis.first)));
         args.extend(p.output.map(word));
         args.extend([divisor(window_columns), word(window_rows * window_columns), divisor(depth.window)]);
         let [image, channel, strides @ ..] = p.y.strides.map(|stride| stride * p.y.dtype.bytes() as u64);
@@ -254,14 +254,14 @@ impl Plan for Dgrad {
         args.extend(strides.map(double_word));
         args.push(word(p.k));
         args.push(if spec.copies { word(self.copy_bytes) } else { double_word(channel) });
-        let column_tiles = setting.width(p).div_ceil(u64::from(setting.tile.columns));
-        let ctas = setting.boxes(p).min((u64::from(self.sms * setting.tile.ctas()) / column_tiles).max(1));
-        args.extend([divisor(ctas), word(setting.k_tiles(p)), word(down.window), word(across.window), word(setting.width(p))]);
+        let column_tiles = config.width(p).div_ceil(u64::from(config.tile.columns));
+        let ctas = config.boxes(p).min((u64::from(self.sms * config.tile.ctas()) / column_tiles).max(1));
+        args.extend([divisor(ctas), word(config.k_tiles(p)), word(down.window), word(across.window), word(config.width(p))]);
         args.extend([word(depth.block), divisor(down.block), divisor(across.block), divisor(p.c)]);
         args.extend(p.input.map(word));
         args.extend([Arg::Pointer(table), Arg::Pointer(Address::buffer(p.w.slot.0 as usize))]);
         args.push(double_word(p.w.strides[0] * p.w.dtype.bytes() as u64));
-        args.extend([divisor(setting.k_tiles(p) * setting.taps() * u64::from(PIXEL_BYTES / 4)), divisor(setting.taps())]);
+        args.extend([divisor(config.k_tiles(p) * config.taps() * u64::from(PIXEL_BYTES / 4)), divisor(config.taps())]);
         args.extend(spec.epilogue.conv_args(p));
         program.steps.push(Step::Launch(Launch {
             kernel: spec.kernel(),

@@ -1,12 +1,12 @@
 //! fprop: boxes of 256 pixels by a tile of y's channels.
 //!
-//! A CTA keeps its channels' filters in shared memory for as long as it lives and walks over boxes of pixels. The patch of the next box is on
-//! its way while one is multiplied. A warp's fragments of pixels are read from the patch as they lie there: four bytes of depth for each of
-//! eight pixels an instruction, at the places that the table of the depth names. Neighbouring pixels share most of what they read, so the
-//! lanes of an instruction meet few banks twice.
+//! A CTA keeps its channels' filters in shared memory for as long as it lives and walks over boxes of pixels. The patch of the next box is
+//! on its way while one is multiplied. A warp's fragments of pixels are read from the patch as they lie there: four bytes of depth for each
+//! of eight pixels an instruction, at the places that the table of the depth names. Neighbouring pixels share most of what they read, so
+//! the lanes of an instruction meet few banks twice.
 //!
-//! Channels are dealt out to the columns of the matrix instruction such that a thread's sums over 32 channels are eight neighbours, which it
-//! stores at once.
+//! Channels are dealt out to the columns of the matrix instruction such that a thread's sums over 32 channels are eight neighbours, which
+//! it stores at once.
 
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};
 use verdigris_kir::inst::{Cache, MatrixType, MmaShape, Special};

@@ -18,25 +18,25 @@ use crate::engine::Knobs;
 use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_PIXELS, Size, Spec, Tile};
 
-/// The most settings of a tile that are offered.
-const SETTINGS_OF_TILE: usize = 3;
+/// The most configs of a tile that are offered.
+const CONFIGS_OF_TILE: usize = 3;
 
-/// One way to lay a problem out.
+/// One way to lay a problem out, a config.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct Config {
     tile: Tile,
     patch: Patch,
     us: f64,
 }
 
-/// A problem with its settings, the quickest first.
+/// A problem with its configs, the quickest first.
 pub(super) struct Fprop {
     problem: ConvProblem,
     operands: MatrixType,
     lines: Lines,
     reads: Reads,
     epilogue: EpilogueSpec,
-    settings: Vec<Setting>,
+    configs: Vec<Config>,
     sms: u32,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn catalog() -> Vec<KernelRef> {
 }
 
 impl Fprop {
-    /// Lays a problem out; without settings there is no room for it.
+    /// Lays a problem out; without configs there is no room for it.
     pub(super) fn new(p: &ConvProblem, operands: MatrixType, epilogue: EpilogueSpec, arch: &Arch) -> Fprop {
         let lines = Lines::of(&p.x, p.x_extents());
         let reads = match operands {
@@ -66,8 +66,8 @@ impl Fprop {
             _ if lines.copy_bytes > 0 && (p.strides[2] * lines.channels).is_multiple_of(2) => Reads::Pairs,
             _ => Reads::Singles,
         };
-        let settings = settings(p, lines, reads, arch);
-        Fprop { problem: p.clone(), operands, lines, reads, epilogue, settings, sms: arch.sm_count }
+        let configs = configs(p, lines, reads, arch);
+        Fprop { problem: p.clone(), operands, lines, reads, epilogue, configs, sms: arch.sm_count }
     }
 
     /// Whether eight neighbouring channels of a pixel are 16 or 32 aligned bytes of the result.
@@ -80,13 +80,13 @@ impl Fprop {
 }
 
 impl Plan for Fprop {
-    fn settings(&self) -> Vec<(Knobs, f64)> {
-        let knobs = |setting: &Setting| {
-            let tile = Tile::ALL.iter().position(|tile| *tile == setting.tile).unwrap_or(0) as u32;
-            let [rows, columns] = [setting.patch.pixel_rows, setting.patch.pixel_columns].map(|extent| extent as u32);
-            (Knobs::new([("tile", tile), ("rows", rows), ("columns", columns)]), setting.us)
+    fn configs(&self) -> Vec<(Knobs, f64)> {
+        let knobs = |config: &Config| {
+            let tile = Tile::ALL.iter().position(|tile| *tile == config.tile).unwrap_or(0) as u32;
+            let [rows, columns] = [config.patch.pixel_rows, config.patch.pixel_columns].map(|extent| extent as u32);
+            (Knobs::new([("tile", tile), ("rows", rows), ("columns", columns)]), config.us)
         };
-        self.settings.iter().map(knobs).collect()
+        self.configs.iter().map(knobs).collect()
     }
 
     fn alignments(&self) -> Vec<(Slot, u64)> {
@@ -95,7 +95,7 @@ impl Plan for Fprop {
     }
 
     fn add_steps(&self, number: usize, program: &mut Program) {
-        let Some(&Setting { tile, patch, .. }) = self.settings.get(number) else { return };
+        let Some(&Config { tile, patch, .. }) = self.configs.get(number) else { return };
         let p = &self.problem;
         let copies = self.lines.copy_bytes > 0;
         let spec = Spec { operands: self.operands, reads: self.reads, copies, tile, epilogue: self.epilogue.clone() };
@@ -126,8 +126,8 @@ impl Plan for Fprop {
     }
 }
 
-/// Every setting that is offered, the quickest first.
-fn settings(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Setting> {
+/// Every config that is offered, the quickest first.
+fn configs(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Config> {
     let element_bytes = p.x.dtype.bytes() as u32;
     // A K-tile has as many steps wherever its box lies.
     let known: RefCell<Vec<([u64; 2], u64)>> = RefCell::default();
@@ -140,7 +140,7 @@ fn settings(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Set
         known.push((patch.k_tile.taps, steps));
         steps
     };
-    let mut list: Vec<Setting> = Vec::new();
+    let mut list: Vec<Config> = Vec::new();
     let offered =
         |tile: &Tile| tile.shared_bytes(element_bytes) <= arch.shared_bytes_per_cta && (lines.copy_bytes > 0 || tile.is_general());
     for tile in Tile::ALL.into_iter().filter(offered) {
@@ -151,10 +151,10 @@ fn settings(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Set
         let (patch_bytes, most_steps) = (u64::from(tile.patch_bytes(element_bytes)), u64::from(tile.most_steps(element_bytes)));
         let fits = |patch: &Patch| patch.bytes() <= patch_bytes && steps_of(patch) <= most_steps;
         let found = boxes(p, lines, reads, u64::from(BOX_PIXELS), &fits);
-        let mut of_tile: Vec<Setting> =
-            found.into_iter().map(|patch| Setting { tile, patch, us: estimate(p, tile, &patch, steps_of(&patch), arch) }).collect();
+        let mut of_tile: Vec<Config> =
+            found.into_iter().map(|patch| Config { tile, patch, us: estimate(p, tile, &patch, steps_of(&patch), arch) }).collect();
         of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
-        list.extend(of_tile.into_iter().take(SETTINGS_OF_TILE));
+        list.extend(of_tile.into_iter().take(CONFIGS_OF_TILE));
     }
     list.sort_by(|one, other| one.us.total_cmp(&other.us));
     list

@@ -1,8 +1,8 @@
 //! wgrad: sums over boxes of pixels of `dyᵀ · x`, for 64 channels of y by the taps and channels of a K-tile.
 //!
-//! Each CTA walks over its share of the boxes with the sums in registers, and leaves them as one part of the result, which another launch adds
-//! up. dy comes to shared memory as `[pixel][channel]` and is turned by `ldmatrix`; the other fragment pairs two neighbouring pixels at one
-//! place of the depth, which are read from the patch one by one. A warp has all 64 channels and a quarter of the columns.
+//! Each CTA walks over its share of the boxes with the sums in registers, and leaves them as one part of the result, which another launch
+//! adds up. dy comes to shared memory as `[pixel][channel]` and is turned by `ldmatrix`; the other fragment pairs two neighbouring pixels
+//! at one place of the depth, which are read from the patch one by one. A warp has all 64 channels and a quarter of the columns.
 
 use verdigris_graph::{ConvProblem, Tensor};
 use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
@@ -275,7 +275,8 @@ fn wgrad<'k>(k: Kernel<'k>, spec: Spec) {
     let pitch = pitch_bytes(element_bytes);
     let turned_row = ((matrix >> 1) * 8 + within) * pitch;
     let multiply = |gradient: Val<'k, u32>, start: Val<'k, u32>, masks: Val<'k, u32>, step: Val<'k, u32>| {
-        // Two registers of the columns' fragment: halves pair the pixels 2t and 2t + 1, words have t; the second register's are half a step on.
+        // Two registers of the columns' fragment: halves pair the pixels 2t and 2t + 1, words have t; the second register's are half a step
+        // on.
         let (pixels, masks): (Vec<Val<'k, u32>>, [Val<'k, u32>; 2]) = if element_bytes == 2 {
             let at = offsets + step * 64 + member * 8;
             let pixels = [0, 32].into_iter().flat_map(|half| k.ld_shared_vector::<u32>(at, half, 2));

@@ -17,12 +17,12 @@ use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
 pub(super) use kernel::copy_bytes;
 use kernel::{CHANNELS, CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
 
-/// The most settings of a width of tiles that are offered.
-const SETTINGS_OF_TILE: usize = 4;
+/// The most configs of a width of tiles that are offered.
+const CONFIGS_OF_TILE: usize = 4;
 
-/// One way to lay a problem out.
+/// One way to lay a problem out, a config.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct Config {
     spec: Spec,
     patch: Patch,
     /// CTAs that share an SM.
@@ -30,14 +30,14 @@ struct Setting {
     us: f64,
 }
 
-/// A problem with its settings, the quickest first.
+/// A problem with its configs, the quickest first.
 pub(super) struct Wgrad {
     problem: ConvProblem,
     lines: Lines,
     /// Bytes of a copy of dy.
     copy_bytes: u64,
     epilogue: EpilogueSpec,
-    settings: Vec<Setting>,
+    configs: Vec<Config>,
     sms: u32,
 }
 
@@ -54,27 +54,27 @@ pub(super) fn catalog() -> Vec<KernelRef> {
 }
 
 impl Wgrad {
-    /// Lays a problem out; without settings there is no room for it.
+    /// Lays a problem out; without configs there is no room for it.
     pub(super) fn new(p: &ConvProblem, operands: MatrixType, epilogue: EpilogueSpec, arch: &Arch) -> Wgrad {
         let lines = Lines::of(&p.x, p.x_extents());
         let copy_bytes = copy_bytes(&p.y, p.y_extents());
         let copies = lines.copy_bytes > 0 && copy_bytes > 0;
         let element_bytes = operands.bits() / 8;
         let reads = if element_bytes == 2 { Reads::Singles } else { Reads::Words };
-        let mut settings = Vec::new();
+        let mut configs = Vec::new();
         for blocks in Spec::BLOCKS.into_iter().filter(|_| shared_bytes(element_bytes) <= arch.shared_bytes_per_cta) {
             let spec = Spec { operands, copies, blocks };
             let fits =
                 |patch: &Patch| columns(p, patch) <= u64::from(spec.columns()) && patch.bytes() <= u64::from(patch_bytes(element_bytes));
             let found = boxes(p, lines, reads, u64::from(box_pixels(element_bytes)), &fits);
             let ways = found.into_iter().flat_map(|patch| sharing(element_bytes, arch).map(move |ctas| (patch, ctas)));
-            let mut of_tile: Vec<Setting> =
-                ways.map(|(patch, ctas)| Setting { spec, patch, ctas, us: estimate(p, spec, &patch, ctas, arch) }).collect();
+            let mut of_tile: Vec<Config> =
+                ways.map(|(patch, ctas)| Config { spec, patch, ctas, us: estimate(p, spec, &patch, ctas, arch) }).collect();
             of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
-            settings.extend(of_tile.into_iter().take(SETTINGS_OF_TILE));
+            configs.extend(of_tile.into_iter().take(CONFIGS_OF_TILE));
         }
-        settings.sort_by(|one: &Setting, other| one.us.total_cmp(&other.us));
-        Wgrad { problem: p.clone(), lines, copy_bytes, epilogue, settings, sms: arch.sm_count }
+        configs.sort_by(|one: &Config, other| one.us.total_cmp(&other.us));
+        Wgrad { problem: p.clone(), lines, copy_bytes, epilogue, configs, sms: arch.sm_count }
     }
 }
 
@@ -97,12 +97,12 @@ fn walkers(p: &ConvProblem, patch: &Patch, slots: u32) -> u64 {
 }
 
 impl Plan for Wgrad {
-    fn settings(&self) -> Vec<(Knobs, f64)> {
-        let knobs = |setting: &Setting| {
-            let [rows, columns] = [setting.patch.pixel_rows, setting.patch.pixel_columns].map(|extent| extent as u32);
-            (Knobs::new([("tile", setting.spec.blocks), ("rows", rows), ("columns", columns), ("ctas", setting.ctas)]), setting.us)
+    fn configs(&self) -> Vec<(Knobs, f64)> {
+        let knobs = |config: &Config| {
+            let [rows, columns] = [config.patch.pixel_rows, config.patch.pixel_columns].map(|extent| extent as u32);
+            (Knobs::new([("tile", config.spec.blocks), ("rows", rows), ("columns", columns), ("ctas", config.ctas)]), config.us)
         };
-        self.settings.iter().map(knobs).collect()
+        self.configs.iter().map(knobs).collect()
     }
 
     fn alignments(&self) -> Vec<(Slot, u64)> {
@@ -110,7 +110,7 @@ impl Plan for Wgrad {
     }
 
     fn add_steps(&self, number: usize, program: &mut Program) {
-        let Some(&Setting { spec, patch, ctas: share, .. }) = self.settings.get(number) else { return };
+        let Some(&Config { spec, patch, ctas: share, .. }) = self.configs.get(number) else { return };
         let p = &self.problem;
         let word = |value: u64| Arg::Scalar(Ty::U32, value);
         let k_tiles = patch.k_tiles(p);
@@ -144,7 +144,8 @@ impl Plan for Wgrad {
     }
 }
 
-/// Microseconds: products at half the rate of the tensor cores, or what feeds them from shared memory; what is read at memory's rate; the parts.
+/// Microseconds: products at half the rate of the tensor cores, or what feeds them from shared memory; what is read at memory's rate; the
+/// parts.
 fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch) -> f64 {
     let element_bytes = p.x.dtype.bytes() as u32;
     let [down, across] = patch.boxes(p);
