@@ -13,13 +13,14 @@ use crate::tensor::{TensorDesc, Uid};
 use super::account::{Account, Decision};
 use super::parts::Parts;
 use super::rules::{Fusion, Host, NOTHING_BETWEEN, Walk};
-use super::seen::Seen;
+use super::strided_view::StridedView;
 use super::web::Web;
 
 /// Of the ops that read a tensor before, so many are asked whether one joins them in a map, the last ones. Of tensors that are read more
 /// often, such as a table that all layers share, the earlier readers have their parts and most of what is behind waits for them.
 const EARLIER_READERS: usize = 64;
-/// What may be looked at for this, for each op: with [`super::parts`]' bound for a single join, what keeps cutting linear in the number of ops.
+/// What may be looked at for this, for each op: with [`super::parts`]' bound for a single join, what keeps cutting linear in the number of
+/// ops.
 const WORK_OF_READERS: u64 = 1 << 10;
 
 /// Whether an op has a problem of its own, to which others may come.
@@ -48,7 +49,7 @@ pub(super) struct Cut<'g> {
     /// Which ops stand together.
     pub(super) parts: Parts,
     /// Of the virtual tensors that are only another way to see memory: where.
-    seen: Vec<Option<Seen>>,
+    strided_view: Vec<Option<StridedView>>,
     /// For each op: the writers of what it reads from memory, being a movement or reading a view, and that an op writes.
     reads_memory_of: Vec<Vec<usize>>,
     /// Whether an op can stand in a map, where its part has no anchor.
@@ -68,7 +69,7 @@ impl<'g> Cut<'g> {
         let mut cut = Cut {
             graph,
             parts,
-            seen: vec![None; graph.tensors.len()],
+            strided_view: vec![None; graph.tensors.len()],
             reads_memory_of: vec![Vec::new(); web.len()],
             is_map: vec![false; web.len()],
             has_anchor: graph.nodes.iter().map(|node| is_anchor(&node.op)).collect(),
@@ -82,11 +83,11 @@ impl<'g> Cut<'g> {
             if !cut.web.tensor(y).is_virtual {
                 continue;
             }
-            let seen = cut.see_number(cut.web.inputs(op)[0]).moved(movement, cut.dims(y));
-            if let Some(seen) = seen
-                && cut.web.readers(y).iter().all(|&reader| takes(cut.web.op(reader), &seen))
+            let strided_view = cut.see_number(cut.web.inputs(op)[0]).moved(movement, cut.dims(y));
+            if let Some(strided_view) = strided_view
+                && cut.web.readers(y).iter().all(|&reader| takes(cut.web.op(reader), &strided_view))
             {
-                cut.seen[y] = Some(seen);
+                cut.strided_view[y] = Some(strided_view);
             }
         }
         for op in 0..cut.web.len() {
@@ -113,30 +114,33 @@ impl<'g> Cut<'g> {
     }
 
     /// Where a tensor's elements lie.
-    pub(super) fn see(&self, uid: Uid) -> Result<Seen, Error> {
+    pub(super) fn see(&self, uid: Uid) -> Result<StridedView, Error> {
         Ok(self.see_number(self.number(uid)?))
     }
 
     /// As [`Cut::see`].
-    pub(super) fn see_number(&self, tensor: usize) -> Seen {
-        self.seen[tensor].clone().unwrap_or_else(|| Seen::own(self.web.tensor(tensor)))
+    pub(super) fn see_number(&self, tensor: usize) -> StridedView {
+        self.strided_view[tensor].clone().unwrap_or_else(|| StridedView::own(self.web.tensor(tensor)))
     }
 
     /// Elements from the begin of the buffer to a tensor's first.
     pub(super) fn offset(&self, tensor: usize) -> u64 {
-        self.seen[tensor].as_ref().map_or(0, |seen| seen.offset)
+        self.strided_view[tensor].as_ref().map_or(0, |strided_view| strided_view.offset)
     }
 
     /// Whether this is only another way to see memory.
     pub(super) fn is_view(&self, tensor: usize) -> bool {
-        self.seen[tensor].is_some()
+        self.strided_view[tensor].is_some()
     }
 
     /// The tensor as one that begins where its buffer does. Those who take no other were asked before it was made a view.
     pub(super) fn operand(&self, uid: Uid) -> Result<TensorDesc, Error> {
         let number = self.number(uid)?;
         let tensor = self.web.tensor(number);
-        Ok(self.seen[number].as_ref().and_then(|seen| seen.as_tensor(&tensor.name)).unwrap_or_else(|| tensor.clone()))
+        Ok(self.strided_view[number]
+            .as_ref()
+            .and_then(|strided_view| strided_view.as_tensor(&tensor.name))
+            .unwrap_or_else(|| tensor.clone()))
     }
 
     /// The op as a pointwise one.
@@ -151,8 +155,8 @@ impl<'g> Cut<'g> {
 
     /// The op that writes a tensor or what it is a view of.
     pub(super) fn writer_of_memory(&self, tensor: usize) -> Option<usize> {
-        match &self.seen[tensor] {
-            Some(seen) => self.writer(seen.uid),
+        match &self.strided_view[tensor] {
+            Some(strided_view) => self.writer(strided_view.uid),
             None => self.web.producer(tensor),
         }
     }
@@ -206,8 +210,8 @@ impl<'g> Cut<'g> {
     pub(super) fn are_small(&mut self, site: &Site<'_>) -> bool {
         let ops = [site.host, site.op].into_iter().chain(site.along.iter().copied());
         let parts: Vec<usize> = ops.map(|op| self.parts.of(op)).collect();
-        let seen = &self.seen;
-        self.parts.are_small(&self.web, &|tensor| seen[tensor].is_some(), &parts)
+        let strided_view = &self.strided_view;
+        self.parts.are_small(&self.web, &|tensor| strided_view[tensor].is_some(), &parts)
     }
 
     /// As [`Cut::are_small`], where tensors between the two count.
@@ -304,8 +308,8 @@ impl<'g> Cut<'g> {
     /// Makes two parts one, unless they would then wait for a third that waits for them.
     fn join(&mut self, row: &Fusion, site: &Site<'_>) -> bool {
         let (from, to) = (self.parts.of(site.op), self.parts.of(site.host));
-        let seen = &self.seen;
-        let is_joined = self.parts.join(&self.web, &|tensor| seen[tensor].is_some(), from, to);
+        let strided_view = &self.strided_view;
+        let is_joined = self.parts.join(&self.web, &|tensor| strided_view[tensor].is_some(), from, to);
         if is_joined {
             self.has_anchor[to] |= self.has_anchor[from];
         }
@@ -447,9 +451,9 @@ impl<'g> Cut<'g> {
 }
 
 /// Whether an op reads what strides and an offset can say.
-fn takes(op: &Op, seen: &Seen) -> bool {
+fn takes(op: &Op, strided_view: &StridedView) -> bool {
     match op {
-        Op::Matmul(_) | Op::Conv(_) => seen.as_tensor("").is_some(),
+        Op::Matmul(_) | Op::Conv(_) => strided_view.as_tensor("").is_some(),
         _ => true,
     }
 }

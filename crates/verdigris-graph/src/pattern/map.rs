@@ -13,7 +13,7 @@ use crate::tensor::{TensorDesc, Uid};
 use super::Subgraph;
 use super::cut::Cut;
 use super::gemm::Slots;
-use super::seen::{Seen, reshaped, sources};
+use super::strided_view::{StridedView, reshaped, sources};
 
 /// The problems of pointwise ops and copies that stand together: one, but for concatenations and for reshapes that need two copies.
 pub(super) fn lower(cut: &mut Cut<'_>, members: &[usize]) -> Result<Vec<Subgraph>, Error> {
@@ -100,32 +100,32 @@ impl Builder {
         Ok(value)
     }
 
-    fn load(&mut self, seen: &Seen) -> u32 {
-        let slot = self.slots.slot(seen.uid);
-        self.chain.push(ChainStep::Load { from: seen.over(&self.dims, slot), window: None })
+    fn load(&mut self, strided_view: &StridedView) -> u32 {
+        let slot = self.slots.slot(strided_view.uid);
+        self.chain.push(ChainStep::Load { from: strided_view.over(&self.dims, slot), window: None })
     }
 
     /// A load of what stands in a window, of which it has the extents.
-    fn load_inside(&mut self, seen: &Seen, window: Window) -> u32 {
-        let slot = self.slots.slot(seen.uid);
-        let mut from = seen.over(&self.dims, slot);
+    fn load_inside(&mut self, strided_view: &StridedView, window: Window) -> u32 {
+        let slot = self.slots.slot(strided_view.uid);
+        let mut from = strided_view.over(&self.dims, slot);
         // A dim of 1 in a wider window's space has no stride to run along with.
-        from.strides.clone_from(&seen.strides);
+        from.strides.clone_from(&strided_view.strides);
         self.chain.push(ChainStep::Load { from, window: Some(window) })
     }
 
-    fn store(&mut self, seen: &Seen, x: u32) {
-        let slot = self.slots.slot(seen.uid);
-        self.chain.push(ChainStep::Store { x, to: seen.over(&self.dims, slot) });
+    fn store(&mut self, strided_view: &StridedView, x: u32) {
+        let slot = self.slots.slot(strided_view.uid);
+        self.chain.push(ChainStep::Store { x, to: strided_view.over(&self.dims, slot) });
     }
 
-    /// Rounds a value to a tensor's type and stores it where it must lie in memory. `computed`: the type in which it was computed, `None` for
-    /// what was only moved.
+    /// Rounds a value to a tensor's type and stores it where it must lie in memory. `computed`: the type in which it was computed, `None`
+    /// for what was only moved.
     fn finish(&mut self, cut: &Cut<'_>, y: &TensorDesc, value: u32, computed: Option<verdigris_tensor::DType>) {
         let rounds = computed.is_some_and(|computed| computed != y.dtype);
         let value = if rounds { self.chain.push(ChainStep::Round { dtype: y.dtype, x: value }) } else { value };
         if cut.in_memory(y.uid) {
-            self.store(&Seen::own(y), value);
+            self.store(&StridedView::own(y), value);
         }
         self.values.insert(y.uid, value);
     }
@@ -179,14 +179,14 @@ impl Builder {
 
     /// The value of a movement's result.
     fn moved(&mut self, cut: &Cut<'_>, movement: &Movement, x: Uid, y: &TensorDesc) -> Result<u32, Error> {
-        let seen = cut.see(x)?;
+        let strided_view = cut.see(x)?;
         if let Movement::Pad { before, value, .. } = movement {
-            let end = before.iter().zip(&seen.dims).map(|(before, dim)| before + dim).collect();
+            let end = before.iter().zip(&strided_view.dims).map(|(before, dim)| before + dim).collect();
             let window = Window { first: before.clone(), end, fill: *value, over: None };
-            return Ok(self.load_inside(&seen, window));
+            return Ok(self.load_inside(&strided_view, window));
         }
-        match seen.moved(movement, y.layout.dims()) {
-            Some(seen) => Ok(self.load(&seen)),
+        match strided_view.moved(movement, y.layout.dims()) {
+            Some(strided_view) => Ok(self.load(&strided_view)),
             None => Err(Error::Unsupported { op: y.name.clone(), rule: "strides within 64 bits" }),
         }
     }
@@ -199,7 +199,7 @@ impl Builder {
 }
 
 /// A copy of elements from one place to another of the same dims.
-fn copy(dims: &[u64], from: &Seen, to: &Seen) -> Result<Subgraph, Error> {
+fn copy(dims: &[u64], from: &StridedView, to: &StridedView) -> Result<Subgraph, Error> {
     let mut builder = Builder::new(dims);
     let value = builder.load(from);
     builder.store(to, value);
@@ -211,8 +211,8 @@ const INPUTS_OF_A_MAP: usize = 8;
 
 /// One map for as many neighbouring inputs as lie as the result does, and for every other one a copy into its part.
 fn concat(cut: &Cut<'_>, axis: usize, xs: &[Uid], y: Uid) -> Result<Vec<Subgraph>, Error> {
-    let whole = Seen::own(cut.tensor(y)?);
-    let mut groups: Vec<(u64, Vec<Seen>)> = Vec::new();
+    let whole = StridedView::own(cut.tensor(y)?);
+    let mut groups: Vec<(u64, Vec<StridedView>)> = Vec::new();
     let (mut begin, mut last_is_alike) = (0, false);
     for &x in xs {
         let from = cut.see(x)?;
@@ -237,7 +237,7 @@ fn concat(cut: &Cut<'_>, axis: usize, xs: &[Uid], y: Uid) -> Result<Vec<Subgraph
 }
 
 /// Whether neighbours in the result are the nearest neighbours in this input, too.
-fn runs_alike(from: &Seen, to: &Seen) -> bool {
+fn runs_alike(from: &StridedView, to: &StridedView) -> bool {
     let innermost = (0..to.dims.len()).filter(|&dim| to.dims[dim] > 1).min_by_key(|&dim| to.strides[dim]);
     innermost.is_none_or(|inner| {
         let others = (0..from.dims.len()).filter(|&dim| dim != inner && from.dims[dim] > 1);
@@ -246,7 +246,7 @@ fn runs_alike(from: &Seen, to: &Seen) -> bool {
 }
 
 /// Inputs side by side along an axis: each loaded in its own window over those before it.
-fn side_by_side(axis: usize, inputs: &[Seen], to: &Seen) -> Result<Subgraph, Error> {
+fn side_by_side(axis: usize, inputs: &[StridedView], to: &StridedView) -> Result<Subgraph, Error> {
     let mut builder = Builder::new(&to.dims);
     let (mut over, mut begin) = (None, 0);
     for from in inputs {
@@ -265,16 +265,16 @@ fn side_by_side(axis: usize, inputs: &[Seen], to: &Seen) -> Result<Subgraph, Err
 /// A copy over the dims of the source or of the result, whichever both can be seen with; if neither, by way of a packed copy.
 fn reshape(cut: &mut Cut<'_>, x: Uid, y: Uid) -> Result<Vec<Subgraph>, Error> {
     let y = cut.tensor(y)?;
-    let (from, to) = (cut.see(x)?, Seen::own(y));
+    let (from, to) = (cut.see(x)?, StridedView::own(y));
     if let Some(strides) = reshaped(&from.dims, &from.strides, &to.dims) {
-        return Ok(vec![copy(&to.dims.clone(), &Seen { dims: to.dims.clone(), strides, ..from }, &to)?]);
+        return Ok(vec![copy(&to.dims.clone(), &StridedView { dims: to.dims.clone(), strides, ..from }, &to)?]);
     }
     if let Some(strides) = reshaped(&to.dims, &to.strides, &from.dims) {
-        return Ok(vec![copy(&from.dims.clone(), &from, &Seen { dims: from.dims.clone(), strides, ..to })?]);
+        return Ok(vec![copy(&from.dims.clone(), &from, &StridedView { dims: from.dims.clone(), strides, ..to })?]);
     }
-    let packed = Seen::own(&cut.make(y, &from.dims)?);
+    let packed = StridedView::own(&cut.make(y, &from.dims)?);
     let again = reshaped(&packed.dims, &packed.strides, &to.dims);
     let strides = again.ok_or_else(|| Error::Unsupported { op: y.name.clone(), rule: "packed elements have any dims" })?;
-    let second = Seen { dims: to.dims.clone(), strides, ..packed.clone() };
+    let second = StridedView { dims: to.dims.clone(), strides, ..packed.clone() };
     Ok(vec![copy(&from.dims, &from, &packed)?, copy(&to.dims, &second, &to)?])
 }

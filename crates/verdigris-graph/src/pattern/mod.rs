@@ -31,7 +31,7 @@ mod order;
 mod parts;
 mod rows;
 mod rules;
-mod seen;
+mod strided_view;
 mod web;
 
 use crate::error::Error;

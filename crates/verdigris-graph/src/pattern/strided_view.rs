@@ -1,4 +1,4 @@
-//! Tensors that are only another way to see memory.
+//! Tensors that are strided views of a buffer, perhaps another tensor's.
 
 use verdigris_tensor::{DType, Layout, MAX_RANK};
 
@@ -9,7 +9,7 @@ use crate::tensor::{TensorDesc, Uid};
 
 /// Where the elements of a tensor lie in a buffer, perhaps another tensor's.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct StridedView {
     /// What the buffer is bound to.
     pub(super) uid: Uid,
     /// The element type.
@@ -22,10 +22,10 @@ pub(super) struct Seen {
     pub(super) strides: Vec<u64>,
 }
 
-impl Seen {
+impl StridedView {
     /// A tensor in its own buffer.
-    pub(super) fn own(tensor: &TensorDesc) -> Seen {
-        Seen {
+    pub(super) fn own(tensor: &TensorDesc) -> StridedView {
+        StridedView {
             uid: tensor.uid,
             dtype: tensor.dtype,
             offset: 0,
@@ -53,8 +53,9 @@ impl Seen {
     }
 
     /// The result of a movement of these elements, if strides can say it. `dims` are those of the result.
-    pub(super) fn moved(&self, movement: &Movement, dims: &[u64]) -> Option<Seen> {
-        let with = |offset: u64, strides: Vec<u64>| Some(Seen { uid: self.uid, dtype: self.dtype, offset, dims: dims.to_vec(), strides });
+    pub(super) fn moved(&self, movement: &Movement, dims: &[u64]) -> Option<StridedView> {
+        let with =
+            |offset: u64, strides: Vec<u64>| Some(StridedView { uid: self.uid, dtype: self.dtype, offset, dims: dims.to_vec(), strides });
         match movement {
             Movement::Transpose { permutation, .. } => {
                 with(self.offset, permutation.iter().map(|&dim| self.strides[dim as usize]).collect())

@@ -314,7 +314,7 @@ impl ConvProblem {
 
     /// The product that a graph of this convolution is cut into; `None` where it stays a convolution.
     ///
-    /// A filter's gradient of f32 does: both of its operands lie across the depth, tensor cores read 32-bit types along it alone, and engines for
+    /// A filter's gradient of f32 does: both of its operands are strided along the depth, tensor cores read 32-bit types along it alone, and engines for
     /// convolutions have ways to turn them, or to split them into terms, that those for products have not. The product is among its ways even so.
     pub fn cut_as_gemm(&self) -> Option<GemmProblem> {
         let turns = self.direction == Direction::Wgrad
