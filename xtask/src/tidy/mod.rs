@@ -14,6 +14,7 @@
 //! | `length` | every source | the god file |
 //! | `machine-path` | every text file | a path that exists on one machine only |
 //! | `licence` | the root | a licence named but not given |
+//! | `words` | `GLOSSARY.md`, every source and document | a word that the field does not have, or one word with two meanings |
 //!
 //! Rules read a [`Tree`] and never the disk. An exception is a row in a table beside its rule, with its
 //! reason; there is no comment that silences a rule.
@@ -22,6 +23,7 @@ mod arrows;
 mod engines;
 mod floors;
 mod text;
+mod words;
 
 use std::fmt;
 
@@ -61,6 +63,7 @@ pub(crate) fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(arrows::check(tree));
     found.extend(engines::check(tree));
     found.extend(text::check(tree));
+    found.extend(words::check(tree));
     found
 }
 

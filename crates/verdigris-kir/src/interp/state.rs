@@ -16,7 +16,7 @@ use crate::program::MapSpec;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// A finding on its way out.
+/// A finding that ends a run.
 pub(crate) type Fault = Box<Finding>;
 
 /// A small generator with its own state: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).

@@ -37,9 +37,9 @@ const ROW_BYTES: u32 = QUERIES * 4;
 /// What shapes the kernel.
 ///
 /// Parameters: maps `q`, `k`, `v`, `dout` read and `dk`, `dv` written, rank 3, `{head_dim, rows, heads}`; `lse_log2` and `delta` f32
-/// `[heads][query_blocks · 64]`: the scaled scores' log₂ sum, and `rowsum(dO ∘ O)`; `dq` f32, added to: `[heads][query_blocks][2]` pieces of
-/// 64 queries by half a head in the order of [`dq_position`]; `query_blocks`, `scale`, `scale_log2 = scale · log₂ e`. Queries and keys are
-/// whole blocks. The grid is `[keys / 128, heads, 1]`.
+/// `[heads][query_blocks · 64]`: the scaled scores' log₂ sum, and `rowsum(dO ∘ O)`; `dq` f32, added to: `[heads][query_blocks][2]` pieces
+/// of 64 queries by half a head in the order of [`dq_position`]; `query_blocks`, `scale`, `scale_log2 = scale · log₂ e`. Queries and keys
+/// are whole blocks. The grid is `[keys / 128, heads, 1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Elements of one query, key and value: 128, so that the half of a head whose dQ one warpgroup computes is one swizzled row.

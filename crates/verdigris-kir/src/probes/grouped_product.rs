@@ -1,7 +1,7 @@
 //! Many products of different sizes in one launch: `D_i = A_i·B_iᵀ`, from tables of addresses, extents and tensor maps.
 //!
-//! Three ways to name memory that only the device knows: A through a tensor map that the CTA makes itself, from a template, when it goes on to the
-//! next product, and hands to TMA; B through a table of maps among the parameters, picked at run time; D by an address from a
+//! Three ways to name memory that only the device knows: A through a tensor map that the CTA makes itself, from a template, when it goes on
+//! to the next product, and hands to TMA; B through a table of maps among the parameters, picked at run time; D by an address from a
 //! table, which launches in front write ([`crate::tile::table`]).
 //!
 //! Source: PTX ISA 9.0, "tensormap.replace", "tensormap.cp_fenceproxy", "membar / fence.proxy.tensormap".
@@ -20,10 +20,10 @@ pub const MAP_BYTES: u32 = 128;
 
 /// What shapes the kernel.
 ///
-/// Parameters: map `a`, a template `{depth, rows, 1}`; maps `b` `{depth, columns, 1}`, one for each product; `addresses`, a table of A then D of each
-/// product ([`crate::tile::table::add_addresses`]); `extents`, `u32` `[products][4]`: rows, columns (even), depth (a multiple of 8), and the number of
-/// tiles of all products up to and with this one; `maps`, 128 bytes for each CTA, at 128; `tiles`, of all products. The grid is any number of
-/// workers.
+/// Parameters: map `a`, a template `{depth, rows, 1}`; maps `b` `{depth, columns, 1}`, one for each product; `addresses`, a table of A then
+/// D of each product ([`crate::tile::table::add_addresses`]); `extents`, `u32` `[products][4]`: rows, columns (even), depth (a multiple of
+/// 8), and the number of tiles of all products up to and with this one; `maps`, 128 bytes for each CTA, at 128; `tiles`, of all products.
+/// The grid is any number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// The tile of one CTA.

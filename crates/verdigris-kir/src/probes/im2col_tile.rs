@@ -1,4 +1,5 @@
-//! A convolution by implicit product, one tile a CTA: `y[n,p,q,·] = Σ_{r,s,c} x[n, p·stride + r − pad, q·stride + s − pad, c] · w[·,r,s,c]`.
+//! A convolution by implicit product, one tile a CTA: `y[n,p,q,·] = Σ_{r,s,c} x[n, p·stride + r − pad, q·stride + s − pad, c] ·
+//! w[·,r,s,c]`.
 //!
 //! Rows are output pixels, columns filters, depth runs over filter positions and channels. TMA gathers A in im2col order: a tile
 //! may run over the ends of rows and images, and what falls outside of the image is zero. Per stage the producer only moves an offset.

@@ -22,8 +22,8 @@ pub const UNITS: u32 = 64;
 /// What shapes the kernel.
 ///
 /// Parameters: map `h` of rank 3 over the states, `{units, batch, steps + 1}` bf16, of which the first is given; `states`, the same memory;
-/// `x` f32 `[steps][batch][units]`; `r` bf16 `[units][units]`, row by row; `steps`; `arrivals`, a zeroed `u32`. The grid is `[units / 64, 1, 1]`,
-/// resident as a whole.
+/// `x` f32 `[steps][batch][units]`; `r` bf16 `[units][units]`, row by row; `steps`; `arrivals`, a zeroed `u32`. The grid is `[units / 64,
+/// 1, 1]`, resident as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Units of the layer: a multiple of 64.

@@ -1,9 +1,9 @@
 //! Operands that end within a tile: what lies beyond is not loaded.
 //!
 //! TMA fills rows outside of a tensor with zeros, and takes several times as long for that as for rows that it loads: on an H200 a
-//! product of 64×4096×4096 in tiles of 64 rows takes 11.7 µs, and one of 8×4096×4096 in the same tiles 18.0. Nobody reads the sums of such rows,
-//! so any number would do in their place. Boxes are therefore made to end with the operand, or to end near there and be left out beyond, and
-//! what no load may ever reach is cleared once, for nothing may be read that was not written.
+//! product of 64×4096×4096 in tiles of 64 rows takes 11.7 µs, and one of 8×4096×4096 in the same tiles 18.0. Nobody reads the sums of such
+//! rows, so any number would do in their place. Boxes are therefore made to end with the operand, or to end near there and be left out
+//! beyond, and what no load may ever reach is cleared once, for nothing may be read that was not written.
 
 use super::operand::{Major, OperandTile, ROW_BYTES};
 use crate::face::{Kernel, LoadOptions, Mbarrier, TensorMap, Val};
@@ -99,8 +99,8 @@ impl<'k> Clip<'k> {
         Clip { tile, values }
     }
 
-    /// Clears what no load writes in the tile's `stages` places from shared address `slots` on. By `threads` threads, of which this is number
-    /// `thread`; a barrier of all of them is due behind it.
+    /// Clears what no load writes in the tile's `stages` places from shared address `slots` on. By `threads` threads, of which this is
+    /// number `thread`; a barrier of all of them is due behind it.
     #[track_caller]
     pub fn clear(&self, slots: Val<'k, u32>, stages: u32, thread: Val<'k, u32>, threads: u32) {
         let k = slots.kernel();
@@ -149,7 +149,8 @@ impl<'k> Clip<'k> {
         })
     }
 
-    /// Loads the rows from `first_row` of the tile on that this CTA brings, as far as they are among the tile's `rows`: [`OperandTile::load`].
+    /// Loads the rows from `first_row` of the tile on that this CTA brings, as far as they are among the tile's `rows`:
+    /// [`OperandTile::load`].
     #[track_caller]
     #[allow(clippy::too_many_arguments, reason = "a load names both ends of the copy")]
     pub fn load(

@@ -1,8 +1,8 @@
 //! A barrier of all CTAs of a launch, built from one counter in global memory.
 //!
 //! Arriving CTAs add to the counter, releasing; waiting ones look at it with relaxed loads, which stay out of L1's way, and acquire once,
-//! when they have seen enough. The counter only grows: phase `p` is complete at `p · CTAs`. It starts at zero, set by the program before the
-//! launch, and the launch must be resident as a whole ([`Residency::All`](crate::program::Residency)).
+//! when they have seen enough. The counter only grows: phase `p` is complete at `p · CTAs`. It starts at zero, set by the program before
+//! the launch, and the launch must be resident as a whole ([`Residency::All`](crate::program::Residency)).
 
 use crate::face::{AsVal, Kernel, Pointer, Val};
 use crate::inst::{Atomic, Cache, Fence, Order, Scope, Special};

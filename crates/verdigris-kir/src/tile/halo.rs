@@ -1,12 +1,12 @@
 //! A box of pixels with its halo in shared memory, of which every tap of a filter reads a part.
 //!
-//! One tiled copy brings the box: a row of the halo box is one pixel of 16, 32 or 64 channels of two bytes, rows follow each other through the
-//! box's width, height and further dims, and what lies outside of the tensor is zero, which is what padding asks for. A `wgmma` reads groups of
-//! eight neighbouring rows at one pitch, from any row on: a tap is nothing but another first row.
+//! One tiled copy brings the box: a row of the halo box is one pixel of 16, 32 or 64 channels of two bytes, rows follow each other through
+//! the box's width, height and further dims, and what lies outside of the tensor is zero, which is what padding asks for. A `wgmma` reads
+//! groups of eight neighbouring rows at one pitch, from any row on: a tap is nothing but another first row.
 //!
 //! A swizzle is an XOR of absolute shared addresses, by TMA and by the tensor core alike, so neither the first row nor the pitch
-//! need be multiples of the eight rows in which the pattern repeats, as long as halo boxes begin at [`HaloTile::ALIGNMENT_BYTES`]. Conformance
-//! probes hold that against the chip.
+//! need be multiples of the eight rows in which the pattern repeats, as long as halo boxes begin at [`HaloTile::ALIGNMENT_BYTES`].
+//! Conformance probes hold that against the chip.
 
 use super::operand::Major;
 use crate::face::{AsVal, LoadOptions, Mbarrier, TensorMap, Val};
@@ -49,7 +49,8 @@ impl HaloTile {
         self.row_bytes() / 32
     }
 
-    /// The tensor map through which halo boxes are loaded: `{channels, width, …}`, `rank` dims in all. The launch gives the box ([`HaloTile::boxed`]).
+    /// The tensor map through which halo boxes are loaded: `{channels, width, …}`, `rank` dims in all. The launch gives the box
+    /// ([`HaloTile::boxed`]).
     pub fn map(&self, rank: u32) -> MapDecl {
         self.boxed(&vec![0; rank as usize - 1])
     }
@@ -60,8 +61,8 @@ impl HaloTile {
         MapDecl { ty: self.ty, rank: extents.len() as u32 + 1, box_dims, im2col: false, swizzle: self.swizzle(), access: Access::Read }
     }
 
-    /// Loads the box whose first pixel is `place` (width first; it may lie outside) from channel `channel` on. By one thread; the bytes of the
-    /// whole box complete on `barrier`.
+    /// Loads the box whose first pixel is `place` (width first; it may lie outside) from channel `channel` on. By one thread; the bytes of
+    /// the whole box complete on `barrier`.
     #[track_caller]
     #[allow(clippy::too_many_arguments, reason = "a load names both ends of the copy")]
     pub fn load<'k>(
@@ -81,10 +82,11 @@ impl HaloTile {
         });
     }
 
-    /// A descriptor's low word for the halo box at `slot`, at its first pixel and channel; [`HaloTile::pixels`] and [`HaloTile::advance`] move it.
+    /// A descriptor's low word for the halo box at `slot`, at its first pixel and channel; [`HaloTile::pixels`] and [`HaloTile::advance`]
+    /// move it.
     ///
-    /// With [`Major::Depth`] pixels are rows of A (or columns of B) and channels the depth. With [`Major::Rows`] channels are rows (or columns)
-    /// and pixels the depth; those beyond a halo box's stand `next_bytes` further, in a halo box of the same kind.
+    /// With [`Major::Depth`] pixels are rows of A (or columns of B) and channels the depth. With [`Major::Rows`] channels are rows (or
+    /// columns) and pixels the depth; those beyond a halo box's stand `next_bytes` further, in a halo box of the same kind.
     #[track_caller]
     pub fn descriptor_base<'k>(&self, slot: Val<'k, u32>, major: Major, next_bytes: impl AsVal<'k, u32>) -> Val<'k, u32> {
         let k = slot.kernel();

@@ -35,8 +35,8 @@ impl Im2colTile {
         }
     }
 
-    /// Loads the tile to shared address `slot`: `channel` and `image` of the first pixel, its `base` place in the image (W first) before the
-    /// filter's position, `taps`, is added. By one thread; the bytes complete on `barrier`.
+    /// Loads the tile to shared address `slot`: `channel` and `image` of the first pixel, its `base` place in the image (W first) before
+    /// the filter's position, `taps`, is added. By one thread; the bytes complete on `barrier`.
     #[track_caller]
     #[allow(clippy::too_many_arguments, reason = "a load names both ends of the copy")]
     pub fn load<'k>(

@@ -18,8 +18,8 @@ pub const ROW_BYTES: u32 = 128;
 
 /// A tile of A or B in shared memory: `rows` (of A, or columns of B) by 128 bytes of depth, under the 128-byte swizzle.
 ///
-/// With [`Major::Depth`] the tile is `rows` rows of 128 bytes. With [`Major::Rows`] it is `rows / 64` panels, each of `depth` rows that hold
-/// 64 elements.
+/// With [`Major::Depth`] the tile is `rows` rows of 128 bytes. With [`Major::Rows`] it is `rows / 64` panels, each of `depth` rows that
+/// hold 64 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperandTile {
     /// Rows of A, or columns of B.

@@ -144,8 +144,9 @@ pub struct ScheduleArgs {
     pub share: u32,
     /// Steps of a split tile as they are counted: `steps`, or more where shares do not divide it.
     pub counted_steps: u32,
-    /// Workers that follow each other take shares that are `apart` from each other, `abreast` of them before the shares between are taken. Where every
-    /// tile has as many shares, those of neighbouring tiles at the same depth: measured, up to a sixth quicker than those of one tile.
+    /// Workers that follow each other take shares that are `apart` from each other, `abreast` of them before the shares between are taken.
+    /// Where every tile has as many shares, those of neighbouring tiles at the same depth: measured, up to a sixth quicker than those of
+    /// one tile.
     pub abreast: u32,
     /// See `abreast`; 1 for shares in order.
     pub apart: u32,

@@ -72,7 +72,8 @@ impl<'k> Staging<'k> {
         self.piece.address() + warpgroup * (self.stages * bytes) + stage * bytes
     }
 
-    /// Waits until the warpgroup may write a stage again, the last `in_use` of its stores still being on their way. All its threads call it.
+    /// Waits until the warpgroup may write a stage again, the last `in_use` of its stores still being on their way. All its threads call
+    /// it.
     #[track_caller]
     pub fn acquire(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, in_use: u32) {
         let k = self.kernel;
@@ -82,8 +83,8 @@ impl<'k> Staging<'k> {
         });
     }
 
-    /// The same for the stage of turn `turn` of the `turns` that each tile takes: stage `turn mod stages`, where the next tile starts at stage 0
-    /// again. What may still be on its way follows from the count.
+    /// The same for the stage of turn `turn` of the `turns` that each tile takes: stage `turn mod stages`, where the next tile starts at
+    /// stage 0 again. What may still be on its way follows from the count.
     #[track_caller]
     pub fn acquire_turn(&self, warpgroup: Val<'k, u32>, thread: Val<'k, u32>, turn: u32, turns: u32) {
         let in_use = if turn >= self.stages {
@@ -95,8 +96,8 @@ impl<'k> Staging<'k> {
         self.kernel.scope(Location::caller(), || self.acquire(warpgroup, thread, in_use));
     }
 
-    /// Writes 16 columns of 16-bit elements: four registers as [`Fragment::pack_a`](super::fragment::Fragment::pack_a) gives them, to 16-byte
-    /// chunks `2·pair` and `2·pair + 1` of each row.
+    /// Writes 16 columns of 16-bit elements: four registers as [`Fragment::pack_a`](super::fragment::Fragment::pack_a) gives them, to
+    /// 16-byte chunks `2·pair` and `2·pair + 1` of each row.
     #[track_caller]
     pub fn write_halves(&self, stage: Val<'k, u32>, thread: Val<'k, u32>, pair: u32, values: &[Val<'k, u32>; 4]) {
         let k = self.kernel;

@@ -22,7 +22,7 @@ fn store<'k>(k: Kernel<'k>, map: &TensorMap<'k>, tile: SharedPiece<'k>, lines: &
 }
 
 #[test]
-fn stored_by_the_copy_engine_without_a_fence() {
+fn stored_by_tma_without_a_fence() {
     caught("proxy", &["shared buffer out", "tensor store", "fence.proxy.async"], header(Target::Sm90, 128), |k, lines| {
         let map = k.tensor_map("d", tile_map(64));
         let tile = k.shared("out", 8192, 1024);

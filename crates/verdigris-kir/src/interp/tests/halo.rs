@@ -27,8 +27,8 @@ impl View {
     }
 }
 
-/// D = A · B of two views of one box of pixels with 64 channels, in as many halo boxes as these need: rows and columns are pixels and the depth
-/// channels, or rows and columns are channels and the depth 64 pixels.
+/// D = A · B of two views of one box of pixels with 64 channels, in as many halo boxes as these need: rows and columns are pixels and the
+/// depth channels, or rows and columns are channels and the depth 64 pixels.
 fn product(tile: HaloTile, major: Major) -> KernelBody {
     kernel(128, 1, |k| {
         let map = k.tensor_map("pixels", tile.map(3));

@@ -47,7 +47,7 @@ fn a_loop_over_elements() {
 }
 
 #[test]
-fn roles_with_a_copy_engine_and_a_product() {
+fn roles_with_tma_and_a_product() {
     check("tile", kernels::tile());
 }
 
