@@ -94,7 +94,7 @@ impl Parts {
         if self.configs.iter().any(Vec::is_empty) { 0 } else { self.configs.iter().map(Vec::len).max().unwrap_or(1) }
     }
 
-    /// The ways of a variant, one for each part.
+    /// The configs of a variant, one for each part.
     pub fn chosen(&self, number: usize) -> impl Iterator<Item = &PartConfig> {
         self.configs.iter().filter_map(move |configs| configs.get(number % configs.len().max(1)))
     }

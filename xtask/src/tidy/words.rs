@@ -7,7 +7,8 @@ use crate::tree::Tree;
 
 const GLOSSARY: &str = "GLOSSARY.md";
 
-/// Names that keep an avoided word, for ids are for ever: plan caches, records and cases speak them. They are left out before a text is read.
+/// Names that keep an avoided word, for ids are for ever: plan caches, records and cases speak them. They are left out before a text is
+/// read.
 const NAMES: &[(&str, &str)] = &[
     ("conv.unfolded", "the id of an engine"),
     ("conv_unfold", "the name of its kernels"),

@@ -1,8 +1,8 @@
 //! The kernel of wgrad: rows of a product are the channels of x of a chunk at two taps, columns the chunk's channels of y, the depth is two
 //! rows of eight pixels.
 //!
-//! Activations and gradients are read across, by `ldmatrix.trans`. A warp keeps the sums of its chunks at all taps in registers from its
-//! first tile to its last; then they go to scratch as a part of their own.
+//! Activations and gradients are read transposed, by `ldmatrix.trans`. A warp keeps the sums of its chunks at all taps in registers from
+//! its first tile to its last; then they go to scratch as a part of their own.
 
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Map, Write};

@@ -9,12 +9,12 @@
 //! an 8×8 matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer
 //! instructions than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
 //!
-//! A CTA keeps a channel tile of 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other:
+//! A CTA keeps a channel tile, 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other:
 //! TMA brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away
 //! ([`tile`]). A warp walks down a strip of eight columns. Rows of pixels come by `ldmatrix` from wherever a tap meets them, once for each
-//! column of taps ([`pixels`]). A wgrad multiplies the same matrices, read across, by the gradients ([`filter`]); warps have parts of its
-//! sums, which a second launch adds up in their order. Of a dgrad of stride 2, the four pixels of a block meet different taps of the same
-//! pixels of y.
+//! column of taps ([`pixels`]). A wgrad multiplies the same matrices, read transposed, by the gradients ([`filter`]); warps have parts of
+//! its sums, which a second launch adds up in their order. Of a dgrad of stride 2, the four pixels of a block meet different taps of the
+//! same pixels of y.
 //!
 //! **When it wins.** Where images fill the chip: what remains is bound by memory.
 //!

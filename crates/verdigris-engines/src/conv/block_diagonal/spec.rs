@@ -122,7 +122,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// The tiles that kernels are made for, with the channels of their channel tile.
+    /// The tiles that kernels are made for, with the channels of each.
     pub(super) fn shapes(kind: Kind, stride: Stride, taps: u32) -> Vec<(u32, Shape)> {
         let shape = |rows, strips, images| Shape { rows, strips, images };
         match (kind, stride, taps) {

@@ -27,7 +27,7 @@ verdigris_kir::parameters! {
     }
 }
 
-/// The tiles of a launch. A CTA has one channel tile and its tiles grid-stride.
+/// The tiles of a launch. A CTA has one channel tile and goes over its tiles grid-stride.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'k> {
     across: Divisor<'k>,

@@ -77,7 +77,7 @@ pub(super) struct Work<'k> {
     pub(super) first: [Val<'k, i32>; 2],
     /// The taps.
     pub(super) tap_block: TapBlock<'k>,
-    /// The block of taps's number.
+    /// Its number.
     pub(super) number: Val<'k, u32>,
 }
 
@@ -204,7 +204,7 @@ pub(super) struct Tile<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    /// The tile of an item of work, with the taps of a block of taps.
+    /// The tile of an item of work, with a block of taps.
     pub(super) fn at(&self, item: Val<'k, u32>, tap_block: &TapBlock<'k>) -> Tile<'k> {
         let k = item.kernel();
         let (rest, column, first_column) = self.columns.split(item, tap_block.block[1]);

@@ -39,7 +39,7 @@ verdigris_kir::parameters! {
         pub(super) strides: [u64; 4],
         pub(super) origin: u64,
         pub(super) extents: [u32; 2],
-        /// Filter of a channel of the result: channel · factor, and the block of taps's.
+        /// Filter of a channel of the result: channel · factor, and that of the block of taps.
         pub(super) factor: u32,
     }
 }
@@ -54,7 +54,7 @@ verdigris_kir::parameters! {
 }
 
 impl<'k> Filter<'k> {
-    /// Brings the taps of a block of taps to the table: taps by channels, in f32, zeros where there is none.
+    /// Brings a block of taps to the table: taps by channels, in f32, zeros where there is none.
     fn fetch(&self, k: Kernel<'k>, spec: &Spec, tap_block: &TapBlock<'k>, channels: Channels<'k>, table: Val<'k, u32>) {
         let [rows, columns] = spec.block;
         let across = spec.cta_channels();

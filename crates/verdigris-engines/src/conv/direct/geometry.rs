@@ -71,7 +71,7 @@ verdigris_kir::parameters! {
         pub(in crate::conv) pixels: [i32; 3],
         /// From tap to tap, in the activations.
         pub(in crate::conv) taps: [i32; 3],
-        /// The result's pixel is `index · step + phase_index`.
+        /// The result's pixel is `index · step + phase`.
         pub(in crate::conv) results: [u32; 3],
         /// Extents of the activations.
         pub(in crate::conv) extents: [u32; 3],
@@ -122,7 +122,7 @@ pub(super) struct Phase {
 }
 
 /// One spatial dim of fprop or dgrad: pixel `i` of phase `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its
-/// class the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
+/// phase the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Dim {
     phases: Vec<Phase>,

@@ -8,8 +8,8 @@
 //! tile* of up to 64 channels ([`channel_tile`]) and a box of pixels ([`tiling`]): it copies what the box reads, its *halo*, once by
 //! `cp.async`, with zeros for padding, and reads it from shared memory at each tap's distance by `ldmatrix`. Only blocks on the diagonal
 //! are multiplied. Of a dgrad with a stride, the phases of pixels are convolutions of stride 1, each with its own taps; all phases stand in
-//! one grid. A wgrad multiplies the halo, read across, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second launch
-//! adds up.
+//! one grid. A wgrad multiplies the halo, read transposed, by the pixels of y ([`filter`]); CTAs have parts of its sums, which a second
+//! launch adds up.
 //!
 //! **When it wins.** Where groups are smaller than what the tensor cores of a warpgroup multiply at once: below 64 channels.
 //!

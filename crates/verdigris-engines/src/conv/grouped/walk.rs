@@ -111,7 +111,7 @@ impl<'k> PhaseTable<'k> {
         [d, h, w]
     }
 
-    /// The result's pixel is `index · step + phase_table`.
+    /// The result's pixel is `index · step + phase`.
     pub(super) fn phase_indices(&self) -> [Val<'k, u32>; 3] {
         let [d, h, w, _] = self.load(3);
         [d, h, w]

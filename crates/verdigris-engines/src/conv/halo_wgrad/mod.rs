@@ -24,7 +24,7 @@
 //! Zeros around x and y are multiplied: an infinite or undefined element gives NaN also to taps of pixels at the edge that it should not
 //! meet.
 //!
-//! **Source:** own; halo boxes of pixels that all taps share are those of direct convolutions on any cache.
+//! **Source:** own; boxes of pixels that all taps share are those of direct convolutions on any cache.
 
 mod cluster_split_k;
 mod geometry;

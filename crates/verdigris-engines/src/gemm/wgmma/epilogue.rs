@@ -12,7 +12,7 @@ use crate::parts::fixup::{Fixup, FixupValues, Part};
 use crate::parts::split_k_reduction::{Parts, PartsValues};
 use crate::parts::store::{Store, StoreValues, Sum, Tile};
 
-/// The parameters and the shared memory of what follows.
+/// The parameters and the shared memory of the epilogue.
 pub(super) struct TileEpilogue<'k> {
     kernel: Kernel<'k>,
     consumers: u32,

@@ -5,7 +5,7 @@ use super::{Config, Wgmma};
 use crate::arch::Arch;
 
 /// What the estimate was fitted to: some 12,000 configs of 89 bf16 problems, timed on H200s
-/// (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`). On 95 later ones, with the ways of today (`2026-11-21-gemm-sweep-clusters.jsonl`),
+/// (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`). On 95 later ones, with the configs of today (`2026-11-21-gemm-sweep-clusters.jsonl`),
 /// choosing by it cost 0.8 % in the geometric mean, 9 % at worst, before the tail of device memory, what is read again and further parts
 /// were told apart.
 struct Coefficients {

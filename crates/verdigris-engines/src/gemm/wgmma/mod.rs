@@ -107,9 +107,9 @@ const fn deep(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32, along_rows: u
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. What each is offered for was chosen by
-/// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen ways for halves, the best is 0.2 % behind
-/// the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its kernels:
-/// ping-pong of consumers wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on
+/// a sweep over 87 problems (`bench/record/h200/2026-11-21-gemm-sweep.jsonl`): with the fourteen configs for halves, the best is 0.2 %
+/// behind the best of all in the geometric mean, 6 % at worst. A row that serves nothing was tried and never won enough to be worth its
+/// kernels: ping-pong wins by 1 to 2 % on products of short depth and many tiles (7000x2048x2048). Clusters that split the depth win on
 /// few rows: they halve the work that the last wave is made of. Splits win where the depth is very long and tiles are few, whatever the
 /// tile: two shapes have them. Where the parts of a tile become many, a launch of its own adds them up; of these kernels there is one for
 /// all stores. Clusters that share B win there too (256×1024×50176: 44 µs against 49), if each reads one operand alone; clusters of four

@@ -57,7 +57,7 @@ pub(super) struct Spec {
     pub(super) tile_m: u32,
     pub(super) tile_n: u32,
     pub(super) stages: u32,
-    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or whole tiles by ping-pong.
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or takes whole tiles under ping-pong.
     pub(super) consumers: u32,
     /// CTAs of a cluster, and what they share.
     pub(super) cluster: u32,

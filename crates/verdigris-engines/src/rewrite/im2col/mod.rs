@@ -16,8 +16,8 @@
 //! With an even number of channels of y, or eight of them before a col2im, the filter is copied first, k innermost within a tap, so that
 //! they are read side by side. In wgrad the pixels may be cut into equal parts, a batch of products that a third launch adds up ([`sum`]).
 //!
-//! *im2col* makes a matrix of the activations with a row for each pixel that meets them ([`kernel`]). *col2im* adds up what the
-//! products of one pixel by all taps are, where they belong ([`col2im`]); these products are kept in f32. The product is that of
+//! *im2col* makes a matrix of the activations with a row for each pixel that meets them ([`kernel`]). *col2im* adds the
+//! products of one pixel by all taps to the pixels where they belong ([`col2im`]); these products are kept in f32. The product is that of
 //! `gemm.wgmma`, whose knobs are this engine's, with `side` before them, 0 for few channels of x and 1 for few of y, and `cuts`, the number
 //! of parts.
 //!
