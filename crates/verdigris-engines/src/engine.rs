@@ -225,7 +225,7 @@ impl Reason {
     }
 }
 
-/// Why an engine does not take a problem: nobody's fault, and always said in full.
+/// Why an engine does not take a problem: a normal answer, with its reason in full.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// Who refuses.

@@ -61,7 +61,7 @@ impl Sharers {
     ) -> ClusterReduction<'k> {
         let vectors_bytes = 16 * WARPGROUP;
         let vectors: u32 = sums.iter().map(|sum| sum.columns() / 8).sum();
-        // Nobody reads any more what lay there.
+        // All reads of what lay there are done.
         self.meet_in_cta(k);
         let own = slots + warpgroup * (vectors * vectors_bytes) + thread * 16;
         for (i, vector) in (0u32..).zip(sums.iter().flat_map(|sum| sum.registers().chunks(4))) {

@@ -2,7 +2,7 @@
 //!
 //! Each CTA holds accumulators of one tile over its own part of the depth. Each sends every peer a slice of columns, straight from
 //! registers, and adds up the slices that it receives and its own in the order of ranks: so each ends with the whole sum of its own
-//! columns, and the result does not depend on who was first. Neither scratch nor counters are needed, and nobody meets at a barrier of the
+//! columns, and the result does not depend on who was first. Neither scratch nor counters are needed, and there is no barrier of the
 //! cluster, which would cost a fence over the device: a thread receives what the same thread of each peer has sent.
 //!
 //! **What.** `sum[row, column] = Σ part_rank[row, column]` over ranks 0, 1, …, for columns `rank · columns / ctas ..` of the tile.

@@ -5,8 +5,8 @@
 //!
 //! **What.** `sum[row, column] = Σ part[row, column]` over the parts of one *owner* (a tile, and a warpgroup in it), in the order of the
 //! parts; of two parts, in either order, which is the same.
-//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. A counter a owner, zeroed before the
-//! launch.
+//! **Cost.** Every part but one is written to global memory once and read once; 4 bytes an element. One counter for each owner, zeroed
+//! before the launch.
 //! **Source.** Osama et al., "Stream-K", PPoPP 2023, with a fixed order of addition.
 
 use verdigris_kir::face::{Kernel, SharedPiece, Val};

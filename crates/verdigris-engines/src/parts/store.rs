@@ -105,7 +105,7 @@ impl StoreSpec {
         self.epilogue.d.dtype
     }
 
-    /// Staging stages of a warpgroup.
+    /// Stages of a warpgroup.
     fn stages(&self) -> u32 {
         match self.out {
             Out::Rows | Out::Direct => 0,
@@ -314,7 +314,7 @@ impl<'k> Store<'k> {
     pub(crate) fn write_placed<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>, place: PlaceRow<'_, 'k>) {
         let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
         if let StorePath::Scattered { .. } = &self.path {
-            // Someone may still be reading the stages of the tile before.
+            // TMA may still read the stages of the tile before.
             self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
         }
         let matrix = self.epilogue.begin(tile.indices);
@@ -342,7 +342,8 @@ impl<'k> Store<'k> {
                         for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
                             block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
                         }
-                        // One barrier a stage: when it is written again, two turns later, everyone has passed the next one and so read it.
+                        // One barrier a stage: when it is written again, two turns later, all warps have passed the next barrier, and so
+                        // have read it.
                         self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
                         pieces.iter().for_each(|piece| piece.store(self, staging, stage, first));
                     }
@@ -395,7 +396,7 @@ impl<'k> Store<'k> {
         }
     }
 
-    /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, by way of the stage whose turn comes next.
+    /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, through the next stage.
     fn store_sums(&self, totals: &TileSums<'_, 'k>, staging: &Staging<'k>, tile: &Tile<'k>, blocks: u32) {
         let (k, spec, Tile { warpgroup, thread, .. }) = (self.kernel, &self.spec, *tile);
         let per_stage = spec.stage_row_bytes() / spec.d().bytes() as u32;
@@ -410,7 +411,7 @@ impl<'k> Store<'k> {
     }
 
     /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the
-    /// first [`CLEARED_ROWS`] says of a row where it belongs, as [`PlaceRow`] does, for that takes longer to find than a row to write.
+    /// first [`CLEARED_ROWS`] gives a row's place, as [`PlaceRow`] does: finding it takes longer than writing a row.
     pub(crate) fn clear_rows(&self, column: Val<'k, u32>, indices: Indices<'k>, (row, inside): (Val<'k, u32>, Val<'k, bool>)) {
         let StorePath::Scattered { lines, .. } = &self.path else { unreachable!("rows are cleared where each has a place of its own") };
         let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);

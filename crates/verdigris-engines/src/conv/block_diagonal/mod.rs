@@ -406,7 +406,7 @@ impl BlockDiagonal {
     fn filter_steps(&self, config: &Config, program: &mut Program) {
         let (spec, p) = (&config.spec, &self.problem);
         let (part_bytes, count) = (self.part_bytes(), config.parts());
-        // Of a last channel tile with fewer CTAs, the parts that nobody has are zero.
+        // Of a last channel tile with fewer CTAs, the missing parts are zero.
         let parts = program.add_scratch("parts of sums", part_bytes * count);
         if config.last_parts > 0 && config.last_parts != config.whole_parts {
             program.steps.push(Step::Fill { at: parts, bytes: part_bytes * count, value: 0 });

@@ -144,7 +144,7 @@ impl Spec {
         (self.kind == Kind::Filter && self.taps == 7).then_some((216, 40))
     }
 
-    /// Warps of the role that loads, of which one works: registers are handed on by whole warpgroups.
+    /// Warps of the producer; one of them loads, for registers are handed on by whole warpgroups.
     pub(super) fn loading_warps(&self) -> u32 {
         if self.registers().is_some() { 4 } else { 1 }
     }

@@ -246,7 +246,7 @@ impl<'r, 'k, S: Element> Side<'r, 'k, S> {
         }
     }
 
-    /// Starts loading the thread's elements of a K-tile, the table of which is that of `turn`.
+    /// Starts loading the thread's elements of a K-tile, whose table is that of `turn`.
     fn fetch(&self, turn: Val<'k, u32>) {
         self.sharing(|| {
             let mut entry = None;

@@ -275,7 +275,7 @@ impl<'k> Walk<'k> {
         let slot = lane & (SLOTS - 1);
         let [column_phase, row_pitch, row_phase, plane, image_pitch] = self.cut.pitches;
         let rows = self.cut.tile_images * self.cut.halo[0].value() * self.cut.halo[1].value();
-        // Lanes whose chunk nobody reads have no pixels to copy.
+        // Lanes whose chunk is not read copy no pixels.
         let first = k.select(slot.lt(chunk.slots), lane >> SLOTS.ilog2(), halo[2]);
         k.range_step(k.warp(), rows, k.threads() / 32, |row| {
             let (rest, y) = self.cut.halo[1].split(row);

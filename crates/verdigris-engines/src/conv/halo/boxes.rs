@@ -148,7 +148,7 @@ pub(super) fn cuts(dense: &Dense, blocks: u64) -> Vec<Cut> {
             }
         }
     }
-    // One block more than needed in a dim is nobody's.
+    // One block more than needed in a dim belongs to no tile.
     let fits = |pixels: &PixelBox| {
         let unit = [run, run, 1, 1];
         (0..4).all(|dim| pixels.extents[dim] <= extents[dim].next_multiple_of(unit[dim]))

@@ -254,7 +254,7 @@ impl<'k> Walk<'k> {
         let (rest, h) = self.halo_box[1].split(rest);
         let (n, d) = self.halo_box[2].split(rest);
         let in_box = [w, h, d, n];
-        // In a flat box runs go on into the halo: what stands there belongs to nobody.
+        // In a flat box runs go on into the halo: what stands there is not part of the result.
         let mut inside = w.lt(self.box_extents[0]);
         let mut target = k.constant(0);
         for dim in (0..4).rev() {

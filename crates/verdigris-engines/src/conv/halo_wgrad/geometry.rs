@@ -108,7 +108,7 @@ impl Cover {
                 }
             }
         }
-        // The last group is filled up with a unit of which nothing is kept.
+        // The last group is filled up with a unit whose sums are dropped.
         let idle = Unit { kept_from: taps as u32, ..*all.last()? };
         all.resize(all.len().next_multiple_of(units), idle);
         let groups: Vec<Group> = (all.chunks(units))

@@ -613,7 +613,7 @@ fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
         };
         if spec.ping_pong {
             // One's epilogue overlaps the other's main loop, which begins when the other has seen all of its stages: a stage's phases are
-            // told apart by parity, so nobody may wait for the one after the next. Stages of the other's tiles are skipped.
+            // told apart by parity, so no warpgroup may wait for the phase after the next. Stages of the other's tiles are skipped.
             let own = k.special(if spec.cluster > 1 { Special::ClusterX } else { Special::CtaX });
             let workers = k.special(if spec.cluster > 1 { Special::ClustersX } else { Special::GridX });
             k.when(warpgroup.eq(1), || {

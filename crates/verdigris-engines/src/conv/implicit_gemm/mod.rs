@@ -143,14 +143,14 @@ const ONE: usize = 8;
 const TRANSPOSED: &[usize] = &[1, 4, 8, 10, 12];
 /// The smallest.
 const LEAST: usize = 12;
-/// Those for channels that come in 320s, of which tiles of whole channel blocks waste a sixth. A filter that lies along its columns is
+/// Shapes for multiples of 320 channels, where tiles of whole channel blocks waste a sixth. A filter that lies along its columns is
 /// loaded in whole panels; kernels with a fixup would spill.
 const FIFTHS: &[usize] = &[20, 21];
 /// Those for filter gradients whose taps come in threes: fewer tiles draw dy, and a cluster draws it once.
 const THREES: &[usize] = &[6, 22];
 /// The one whose clusters draw pixels once, for few pixels of many channels, which wait for L2.
 const PAIR: usize = 23;
-/// The one of 192 rows, of which a volume may have as many tiles as the chip has SMs.
+/// The shape of 192 rows: a volume may have as many such tiles as the chip has SMs.
 const TALL: usize = 16;
 /// The first swap-AB shape that is still offered.
 const SWAP_AB: usize = 27;
@@ -454,7 +454,7 @@ struct Coefficients {
     /// What all CTAs draw from L2 under swap-AB, as two rows of 288 pixels took it.
     swap_ab_bytes_per_ns: f64,
     /// For cluster split-K to add up the parts of a swap-AB tile, and for each of its elements: so that the quickest of some twenty
-    /// problems on an H200 come out first, beside parts that a launch adds up, of which the estimate says too much.
+    /// problems on an H200 come out first, beside split-K reductions, whose cost the estimate overstates.
     cluster_ns: f64,
     cluster_ns_per_element: f64,
     /// To join the parts of a split tile, and for each element joined.
@@ -494,7 +494,7 @@ impl ImplicitGemm {
         let whole = EpilogueSpec::of(product);
         // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
         let pairs = whole.pairs && product.n.is_multiple_of(2) && (whole.reads_memory() || stores_d);
-        // Nor does it matter how D lies where others store it.
+        // The layout of D does not matter where the store is not the epilogue's.
         let d = if stores_d { whole.d } else { OperandSpec { walk: Walk::Row, ..whole.d } };
         EpilogueSpec { stores_d, pairs, d, ..whole }
     }

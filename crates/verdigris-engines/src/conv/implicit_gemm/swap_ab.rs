@@ -3,7 +3,7 @@
 //!
 //! **What.** `result[pixel, channel] = epilogue(Σ part_rank[channel, pixel])`, straight from registers, in any layout whose channels are
 //! neighbours.
-//! **When it wins.** Few pixels, of which a tile has no row to waste, and great depth, as deep layers have at inference: nothing goes to
+//! **When it wins.** Few pixels and great depth, as in deep layers at inference: tiles waste no rows, nothing goes to
 //! scratch, no second launch reads it.
 //! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_split_k`].
 

@@ -61,7 +61,7 @@ impl View {
     pub(super) fn new(conv: &ConvProblem) -> Result<View, Refusal> {
         let (spatial, gather) = walk(conv)?;
         let wgrad = conv.direction == Direction::Wgrad;
-        // Kernels that write rows of any alignment are made for the usual case; elsewhere such results leave by way of scratch.
+        // Kernels that write rows of any alignment are made for the usual case; elsewhere such results are stored through scratch.
         let floats = |tensor: &Tensor| matches!(tensor.dtype, DType::Bf16 | DType::F16 | DType::F32);
         let rows = !wgrad && spatial == 2 && gather.is_linear() && floats(conv.result()) && floats(conv.activations());
         let prepared = Prepared::new(conv, rows, !gather.is_linear())?;
@@ -222,7 +222,7 @@ impl View {
         [down.div_ceil(spec.tile_m), beside.div_ceil(spec.tile_n)]
     }
 
-    /// Pixels of a swap-AB tile: all tiles have as many, and the last of them hardly less. Those that CTAs share are shared in whole
+    /// Pixels of a swap-AB tile: all tiles have the same number, but for the last. Those that CTAs share are shared in whole
     /// swizzle atoms.
     pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
         let pixels = self.rows.div_ceil(self.rows.div_ceil(spec.tile_n));

@@ -17,7 +17,7 @@ pub(super) struct InFlight<'k> {
 }
 
 impl<'k> InFlight<'k> {
-    /// For the consumer of which `thread` is a thread and whose stages `cursor` walks.
+    /// For a consumer's thread `thread`, whose stages `cursor` walks.
     pub(super) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
         let previous = k.var_named("previous", 0u32);
         let adds = k.var_named("add", k.thread().ge(0u32));

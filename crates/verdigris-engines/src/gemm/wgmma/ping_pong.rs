@@ -1,6 +1,6 @@
 //! Ping-pong: two warpgroups alternate in whole tiles, so that one's epilogue overlaps the other's main loop.
 //!
-//! A main loop begins when the other's has read all of its stages: a stage's phases are told apart by parity, so nobody may wait for the
+//! A main loop begins when the other's has read all of its stages: a stage's phases are told apart by parity, so neither may wait for the
 //! one after the next.
 
 use verdigris_kir::face::{Kernel, Val};
