@@ -5,9 +5,9 @@
 //! chip adds four elements, or, where these are few and parts many, the parts of four elements are cut into slices, one a thread.
 //! **Cost.** Every part is written and read once, 4 bytes an element, mostly in L2; and a launch, which begins while the product ends.
 //!
-//! **Scratch.** A *sum* is what one warpgroup holds of one tile: `((matrix · rows of tiles + row) · columns of tiles + column) · warpgroups
-//! + warpgroup`. Parts of a sum stand one behind the other; in each, the four registers of a thread that belong to 8 neighbouring columns
-//! of two rows are one 16-byte vector, threads side by side.
+//! **Scratch.** A *sum* is what one warpgroup holds of one tile: `((matrix · rows of tiles + row) · columns of tiles + column) ·
+//! warpgroups + warpgroup`. Parts of a sum stand one behind the other; in each, the four registers of a thread that belong to 8
+//! neighbouring columns of two rows are one 16-byte vector, threads side by side.
 
 use std::fmt;
 
