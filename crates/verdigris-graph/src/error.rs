@@ -91,6 +91,24 @@ pub enum Error {
         /// Why.
         rule: &'static str,
     },
+    /// A gradient that is 0 wherever it exists.
+    #[error("op `{op}`, tensor `{tensor}`: no gradient; {rule}")]
+    Constant {
+        /// The last op that depends on the tensor, or the graph's name.
+        op: String,
+        /// The tensor whose gradient it would be.
+        tensor: String,
+        /// Why.
+        rule: &'static str,
+    },
+    /// An op that is cut into no problem, so that no engine of a GPU can take it.
+    #[error("op `{op}`: `{kind}` is no problem that an engine of a GPU could take; the CPU runs it")]
+    NoProblem {
+        /// The op.
+        op: String,
+        /// Its kind: the name in the table of ops.
+        kind: &'static str,
+    },
     /// Text that is no graph or problem.
     #[error("line {line}, column {column}: {message}")]
     Json {

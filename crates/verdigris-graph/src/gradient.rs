@@ -16,7 +16,7 @@
 //! - **Kinks.** At a kink the derivative is the one of the side that the forward formula takes. A greatest or least element that several
 //!   share gives each an equal part. Where a formula gives `∞ · 0`, the result is NaN, as in [`crate::Pointwise`].
 //! - **Steps.** Comparisons, logic, roundings, indices and whatever is stored as an integer are constant wherever they have a derivative:
-//!   no gradient goes through them. A tensor that the loss depends on through such ops alone is told ([`Error::Gradient`]), and so is one
+//!   no gradient goes through them. A tensor that the loss depends on through such ops alone is told ([`Error::Constant`]), and so is one
 //!   on which the loss does not depend.
 //! - **What cannot be said** with the ops that there are is refused ([`Error::Gradient`]): gradients of dequantization factors and of
 //!   fp8 operands that have them, of host scalars, and second derivatives of max pooling, of cross-entropy and of curved activations.
@@ -58,8 +58,8 @@ impl Graph {
     /// ```
     ///
     /// # Errors
-    /// A graph that breaks a rule, a loss of more than one element, an unknown uid, or what has no gradient ([`Error::Gradient`]). The
-    /// graph is then as it was.
+    /// A graph that breaks a rule, a loss of more than one element, an unknown uid, or what has no gradient ([`Error::Gradient`],
+    /// [`Error::Constant`]). The graph is then as it was.
     pub fn gradient(&mut self, loss: Uid, with_respect_to: &[Uid]) -> Result<Vec<Uid>, Error> {
         crate::validate::validate(self)?;
         let mut builder = GraphBuilder::from(self.clone());
@@ -127,8 +127,8 @@ impl GraphBuilder {
     /// those of [`crate::gradient`].
     ///
     /// # Errors
-    /// An op that breaks a rule, a loss of more than one element, an unknown uid, or what has no gradient ([`Error::Gradient`]). The graph
-    /// is then as it was.
+    /// An op that breaks a rule, a loss of more than one element, an unknown uid, or what has no gradient ([`Error::Gradient`],
+    /// [`Error::Constant`]). The graph is then as it was.
     pub fn gradient(&mut self, loss: Uid, with_respect_to: &[Uid]) -> Result<Vec<Uid>, Error> {
         let mut next = self.clone();
         let tensor = next.graph.tensor_of(&next.graph.name, loss)?;
@@ -293,11 +293,11 @@ impl Backward<'_> {
                 reached.extend(outputs);
                 continue;
             };
-            return Error::Gradient { op: node.name.clone(), tensor, rule };
+            return Error::Constant { op: node.name.clone(), tensor, rule };
         }
         let is_reached = results.iter().any(|(result, _)| reached.contains(result));
         let rule = if is_reached { "no derivative leads from the tensor to the loss" } else { "the loss does not depend on the tensor" };
-        Error::Gradient { op: graph.name.clone(), tensor, rule }
+        Error::Constant { op: graph.name.clone(), tensor, rule }
     }
 
     /// Whether the gradient of a tensor is of use to anyone.

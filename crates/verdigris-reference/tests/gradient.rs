@@ -540,7 +540,7 @@ fn refusal(build: impl FnOnce(&mut GraphBuilder) -> Result<(Uid, Uid), Error>) -
     let error = g.gradient_from(&[(y, dy)], &[x]).unwrap_err();
     assert_ne!(before, format!("{g:?}"), "dy is there");
     assert_eq!(g.gradient_from(&[(y, dy)], &[x]).unwrap_err(), error, "nothing was left behind");
-    let Error::Gradient { op, tensor, rule } = error else { panic!("{error}") };
+    let (Error::Gradient { op, tensor, rule } | Error::Constant { op, tensor, rule }) = error else { panic!("{error}") };
     assert!(!rule.is_empty());
     (op, tensor)
 }

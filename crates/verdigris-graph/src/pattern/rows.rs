@@ -51,7 +51,7 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 Ok(PoolPass::Backward { dy, x, index: op.index.map(&mut *view).transpose()?, dx: view(op.dx)? })
             })
         }
-        _ => Err(Error::Unsupported { op: node.name.clone(), rule: "softmax, cross-entropy and pooling stand alone" }),
+        other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
     }
 }
 
