@@ -23,6 +23,10 @@ pub(crate) enum Kind {
     Config,
     /// What is documented elsewhere and not built here.
     Unsupported,
+    /// A gradient that is 0 wherever it exists.
+    Constant,
+    /// A dim or class that there is none of.
+    OutOfRange,
 }
 
 impl Kind {
@@ -36,6 +40,8 @@ impl Kind {
             Kind::OutOfMemory => "OutOfMemoryError",
             Kind::Config => "ConfigError",
             Kind::Unsupported => "UnsupportedError",
+            Kind::Constant => "ConstantError",
+            Kind::OutOfRange => "OutOfRangeError",
         }
     }
 }
@@ -61,7 +67,7 @@ pub(crate) fn library(error: verdigris::Error) -> PyErr {
     use verdigris::Error as E;
     let kind = match &error {
         error if error.is_lack_of_memory() => Kind::OutOfMemory,
-        E::Graph(_) => Kind::Graph,
+        E::Graph(error) => kind_of(error),
         E::NoEngine(_) => Kind::NoEngine,
         E::UnknownEngine { .. } | E::Pin { .. } => Kind::Engine,
         E::Binding(_) | E::Operand { .. } | E::Cpu(_) | E::TensorBytes { .. } => Kind::Binding,
@@ -69,6 +75,15 @@ pub(crate) fn library(error: verdigris::Error) -> PyErr {
         _ => Kind::Device,
     };
     raise(kind, error.to_string())
+}
+
+/// Of a function's graph, which the library draws: what it lacks is no fault of the caller's.
+fn kind_of(error: &verdigris_graph::Error) -> Kind {
+    match error {
+        verdigris_graph::Error::Gradient { .. } => Kind::Unsupported,
+        verdigris_graph::Error::Constant { .. } => Kind::Constant,
+        _ => Kind::Graph,
+    }
 }
 
 pub(crate) fn graph(error: verdigris_graph::Error) -> PyErr {

@@ -28,7 +28,7 @@ use verdigris_tensor::{DType, Layout};
 use crate::device::{Tensor, row_major};
 use crate::error::Error;
 use crate::plan::{Plan, Workspace};
-use crate::recipe::{Convolution, Extents, Function, Input, LossForm, Outcome, draw};
+use crate::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Saved, draw};
 
 /// Attributes of a convolution over two spatial dims, `[height, width]`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -86,6 +86,10 @@ impl Pool2d {
     /// Windows side by side.
     pub fn tiles(window: [u64; 2]) -> Pool2d {
         Pool2d { window, stride: window, padding: [0, 0], dilation: [1, 1], count_include_pad: true }
+    }
+
+    fn divisor(&self) -> Divisor {
+        if self.count_include_pad { Divisor::Taps } else { Divisor::Elements }
     }
 
     fn windows(&self) -> PoolWindows {
@@ -151,8 +155,8 @@ pub fn conv2d_backward_input(dy: &Tensor, w: &Tensor, x_dims: [u64; 4], conv: Co
 /// See [`matmul`].
 pub fn conv2d_backward_filter(x: &Tensor, dy: &Tensor, w_dims: [u64; 4], conv: Conv2d) -> Result<Tensor, Error> {
     let precision = precision(&conv, x, dy)?;
-    one(Call::ConvFilter(conv, w_dims), &[x, dy], || {
-        Function::ConvWgrad(conv.convolution(precision), Extents::Whole(w_dims.to_vec()), None)
+    one(Call::ConvFilter(conv, w_dims), &[dy, x], || {
+        gradient(Function::ConvFprop(conv.convolution(precision), UnaryOp::Identity), 1, &[Saved::Tensor(0)], Some(&w_dims))
     })
 }
 
@@ -193,7 +197,7 @@ pub fn relu(x: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// See [`matmul`].
 pub fn activation_backward(f: UnaryOp, dy: &Tensor, x: &Tensor) -> Result<Tensor, Error> {
-    one(Call::ActivationBackward(f), &[dy, x], || Function::ActivationBackward(f))
+    one(Call::ActivationBackward(f), &[dy, x], || gradient(Function::Activation(f), 0, &[Saved::Tensor(0)], None))
 }
 
 /// `x` in another type.
@@ -243,7 +247,9 @@ pub fn max_pool2d_with_index(x: &Tensor, pool: Pool2d) -> Result<(Tensor, Tensor
 /// # Errors
 /// See [`matmul`].
 pub fn max_pool2d_backward(dy: &Tensor, index: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::MaxPoolBackward(pool, x_dims), &[dy, index], || Function::MaxPoolBackward(pool.windows(), Extents::Whole(x_dims.to_vec())))
+    one(Call::MaxPoolBackward(pool, x_dims), &[dy, index], || {
+        gradient(Function::MaxPool(pool.windows(), Some(index.dtype())), 0, &[Saved::Result(1)], Some(&x_dims))
+    })
 }
 
 /// Average pooling of `x` `[n, c, h, w]`.
@@ -251,7 +257,7 @@ pub fn max_pool2d_backward(dy: &Tensor, index: &Tensor, x_dims: [u64; 4], pool: 
 /// # Errors
 /// See [`matmul`].
 pub fn avg_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
-    one(Call::AveragePool(pool), &[x], || Function::AveragePool(pool.windows(), pool.count_include_pad))
+    one(Call::AveragePool(pool), &[x], || Function::AveragePool(pool.windows(), pool.divisor()))
 }
 
 /// The gradient of average pooling with respect to its input, which had these dims.
@@ -260,7 +266,7 @@ pub fn avg_pool2d(x: &Tensor, pool: Pool2d) -> Result<Tensor, Error> {
 /// See [`matmul`].
 pub fn avg_pool2d_backward(dy: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Result<Tensor, Error> {
     one(Call::AveragePoolBackward(pool, x_dims), &[dy], || {
-        Function::AveragePoolBackward(pool.windows(), pool.count_include_pad, Extents::Whole(x_dims.to_vec()))
+        gradient(Function::AveragePool(pool.windows(), pool.divisor()), 0, &[], Some(&x_dims))
     })
 }
 
@@ -269,7 +275,7 @@ pub fn avg_pool2d_backward(dy: &Tensor, x_dims: [u64; 4], pool: Pool2d) -> Resul
 /// # Errors
 /// See [`matmul`].
 pub fn adaptive_avg_pool2d(x: &Tensor, out: [u64; 2]) -> Result<Tensor, Error> {
-    one(Call::Adaptive(out), &[x], || Function::AveragePool(PoolWindows::Adaptive { out: out.to_vec() }, false))
+    one(Call::Adaptive(out), &[x], || Function::AveragePool(PoolWindows::Adaptive { out: out.to_vec() }, Divisor::Elements))
 }
 
 /// Softmax along an axis.
@@ -305,7 +311,7 @@ pub fn log_softmax_backward(y: &Tensor, dy: &Tensor, axis: u32) -> Result<Tensor
 }
 
 fn softmax_gradient(y: &Tensor, dy: &Tensor, axis: u32, log: bool) -> Result<Tensor, Error> {
-    one(Call::SoftmaxBackward(axis, log), &[y, dy], || Function::SoftmaxBackward(axis, log))
+    one(Call::SoftmaxBackward(axis, log), &[dy, y], || gradient(Function::Softmax(axis, log), 0, &[Saved::Result(0)], None))
 }
 
 /// The cross-entropy of logits and integer labels, in f32 (f64 for f64 logits). Labels have the dims of the logits with 1 at the class axis,
@@ -322,7 +328,9 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, spec: CrossEntropySpec) -
 /// # Errors
 /// See [`matmul`].
 pub fn cross_entropy_backward(logits: &Tensor, labels: &Tensor, dloss: &Tensor, spec: CrossEntropySpec) -> Result<Tensor, Error> {
-    one(Call::CrossEntropyBackward(spec), &[logits, labels, dloss], || Function::CrossEntropyBackward(spec))
+    one(Call::CrossEntropyBackward(spec), &[dloss, logits, labels], || {
+        gradient(Function::CrossEntropy(spec, LossForm::Wide), 0, &[Saved::Tensor(0), Saved::Tensor(1)], None)
+    })
 }
 
 /// The elements of `x` in row-major order under other dims; the same memory where `x` is packed.
@@ -448,6 +456,11 @@ impl Calls {
     }
 }
 
+/// The gradient of a function with respect to one of its tensors, which has these dims where it is not saved.
+fn gradient(of: Function, with_respect_to: usize, saved: &[Saved], dims: Option<&[u64]>) -> Function {
+    Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec) }))
+}
+
 /// A function of one result.
 fn one(call_: Call, inputs: &[&Tensor], function: impl FnOnce() -> Function) -> Result<Tensor, Error> {
     call(call_, inputs, function)?.pop().ok_or(Error::NoResult)
@@ -464,11 +477,9 @@ fn call(call: Call, inputs: &[&Tensor], function: impl FnOnce() -> Function) -> 
     let found = match device.calls().find(&key).filter(|_| call != Call::Unkept) {
         Some(found) => found,
         None => {
-            let mut given = [None; crate::recipe::MAX_INPUTS];
-            for (place, tensor) in given.iter_mut().zip(inputs) {
-                *place = Some(Input { dtype: tensor.dtype(), layout: *tensor.layout(), alignment_bytes: None });
-            }
-            let recipe = draw(&function(), given)?;
+            let input = |tensor: &&Tensor| Some(Input { dtype: tensor.dtype(), layout: *tensor.layout(), alignment_bytes: None });
+            let given: Vec<Option<Input>> = inputs.iter().map(input).collect();
+            let recipe = draw(&function(), &given)?;
             let made = Arc::new(FunctionPlan { plan: device.plan(&recipe.graph)?, inputs: recipe.inputs, results: recipe.results });
             if call != Call::Unkept {
                 device.calls().keep(key, Arc::clone(&made));

@@ -26,6 +26,7 @@ from ._errors import (
     GraphError,
     NoEngineError,
     OutOfMemoryError,
+    OutOfRangeError,
     UnsupportedError,
 )
 from ._native import Device, Graph, Plan, Policy, Uid, __version__, device_count
@@ -56,6 +57,7 @@ __all__ = [
     "GraphError",
     "NoEngineError",
     "OutOfMemoryError",
+    "OutOfRangeError",
     "Plan",
     "Policy",
     "Uid",

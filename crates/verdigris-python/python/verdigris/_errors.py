@@ -5,11 +5,18 @@ class Error(Exception):
     """Everything that this package raises of its own."""
 
 
-class GraphError(Error, ValueError):
-    """A graph, an op or an attribute breaks a rule; the message names the tensor, the two values that disagree, and the rule."""
+class GraphError(Error, ValueError, RuntimeError):
+    """A graph, an op or an attribute breaks a rule; the message names the tensor, the two values that disagree, and the rule.
+
+    PyTorch raises `ValueError` for some of these and `RuntimeError` for others; this is both.
+    """
 
 
-class BindingError(Error, ValueError):
+class OutOfRangeError(GraphError, IndexError):
+    """A dim or a class that there is none of."""
+
+
+class BindingError(Error, ValueError, RuntimeError):
     """A tensor that is bound to a plan does not suit it: another type, other dims or strides, too short, misaligned, overlapping, elsewhere."""
 
 
@@ -23,6 +30,10 @@ class NoEngineError(Error, RuntimeError):
 
 class UnsupportedError(Error, NotImplementedError):
     """Something that PyTorch has and this package does not take. Nothing was computed."""
+
+
+class ConstantError(UnsupportedError):
+    """A gradient that is 0 wherever it exists: the result does not vary with the tensor."""
 
 
 class DeviceError(Error, RuntimeError):

@@ -4,7 +4,7 @@
 //! how its results lie is told by [`verdigris::recipe`].
 
 use pyo3::PyResult;
-use verdigris::recipe::{self, Convolution, Extents, Input, LossForm, MAX_INPUTS};
+use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets};
 use verdigris_graph::{CrossEntropySpec, LossReduction, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
@@ -19,57 +19,38 @@ pub(crate) enum Function {
     ConvFprop,
     /// `y, w, bias?` → x; extra: the spatial dims of x. As `ConvFprop`. Transposed convolution.
     ConvDgrad,
-    /// `x, y` → w; extra: the spatial dims of w. As `ConvFprop`, and `format=contiguous|channels_last` of w.
-    ConvWgrad,
-    /// `x` → its sum over all axes but `axis=`.
-    SumToAxis,
     /// `x [..., k], w [n, k], bias?` → `[..., n]`.
     Linear,
-    /// `dy [..., n], w [n, k]` → `[..., k]`.
-    LinearInput,
-    /// `dy [..., n], x [..., k]` → `[n, k]`.
-    LinearWeight,
     /// `x` → y and the index of each maximum. `window= stride= padding= after= dilation=` or `adaptive=`; `index=i32|i64`.
     MaxPool,
-    /// `dy, index` → dx; extra: the spatial dims of x. As `MaxPool`.
-    MaxPoolBackward,
-    /// `x` → y. As `MaxPool` without an index, and `pad=0|1`: whether padding counts.
+    /// `x` → y. As `MaxPool` without an index, and what is divided by: `pad=0|1`, whether padding counts, within `within=` behind the last
+    /// element; or `divisor=`.
     AveragePool,
-    /// `dy` → dx; extra: the spatial dims of x. As `AveragePool`.
-    AveragePoolBackward,
     /// `x` → f(x). `f=` and its attributes.
     Activation,
-    /// `dy, x` → dx. As `Activation`.
-    ActivationBackward,
     /// `x` → softmax along `axis=`, its logarithm with `log=1`.
     Softmax,
-    /// `y, dy` → dx. As `Softmax`.
-    SoftmaxBackward,
     /// `logits, labels` → loss, and each row's log-sum-exp in f32 or f64. `axis= smoothing= ignore= reduction=`.
     CrossEntropy,
-    /// `logits, labels, dloss, lse` → dlogits. As `CrossEntropy`.
-    CrossEntropyBackward,
+    /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
+    ClassLoss,
+    /// `dy, …` → the gradient of a function with respect to one of its tensors, from what [`Function::saves`] says; extra: the dims of that
+    /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function.
+    Gradient,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 17] = [
+    pub(crate) const ALL: [Function; 10] = [
         Function::ConvFprop,
         Function::ConvDgrad,
-        Function::ConvWgrad,
-        Function::SumToAxis,
         Function::Linear,
-        Function::LinearInput,
-        Function::LinearWeight,
         Function::MaxPool,
-        Function::MaxPoolBackward,
         Function::AveragePool,
-        Function::AveragePoolBackward,
         Function::Activation,
-        Function::ActivationBackward,
         Function::Softmax,
-        Function::SoftmaxBackward,
         Function::CrossEntropy,
-        Function::CrossEntropyBackward,
+        Function::ClassLoss,
+        Function::Gradient,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -79,17 +60,26 @@ impl Function {
     /// How many tensors it reads at the most, and whether dims come behind its attributes.
     pub(crate) const fn signature(self) -> (usize, bool) {
         match self {
-            Function::SumToAxis | Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
-            Function::AveragePoolBackward => (1, true),
-            Function::LinearInput
-            | Function::LinearWeight
-            | Function::ActivationBackward
-            | Function::SoftmaxBackward
-            | Function::CrossEntropy => (2, false),
-            Function::ConvWgrad | Function::MaxPoolBackward => (2, true),
-            Function::ConvFprop | Function::Linear => (3, false),
+            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
+            Function::CrossEntropy => (2, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss => (3, false),
             Function::ConvDgrad => (3, true),
-            Function::CrossEntropyBackward => (4, false),
+            Function::Gradient => (MAX_INPUTS, true),
+        }
+    }
+
+    /// What the gradients of its first result are computed from, beside the gradient of that.
+    pub(crate) const fn saves(self) -> &'static [Saved] {
+        use Saved::{Result, Tensor};
+        match self {
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss => &[Tensor(0), Tensor(1), Tensor(2)],
+            Function::MaxPool => &[Result(1)],
+            Function::AveragePool => &[],
+            Function::Activation => &[Tensor(0)],
+            Function::Softmax => &[Result(0)],
+            Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
+            // All but the last place, which the gradient of this one needs for its own `dy`.
+            Function::Gradient => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
         }
     }
 
@@ -98,21 +88,14 @@ impl Function {
         match self {
             Function::ConvFprop => "conv_fprop",
             Function::ConvDgrad => "conv_dgrad",
-            Function::ConvWgrad => "conv_wgrad",
-            Function::SumToAxis => "sum_to_axis",
             Function::Linear => "linear",
-            Function::LinearInput => "linear_input",
-            Function::LinearWeight => "linear_weight",
             Function::MaxPool => "max_pool",
-            Function::MaxPoolBackward => "max_pool_backward",
             Function::AveragePool => "avg_pool",
-            Function::AveragePoolBackward => "avg_pool_backward",
             Function::Activation => "activation",
-            Function::ActivationBackward => "activation_backward",
             Function::Softmax => "softmax",
-            Function::SoftmaxBackward => "softmax_backward",
             Function::CrossEntropy => "cross_entropy",
-            Function::CrossEntropyBackward => "cross_entropy_backward",
+            Function::ClassLoss => "class_loss",
+            Function::Gradient => "gradient",
         }
     }
 }
@@ -188,57 +171,134 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
-/// The spatial dims behind the attributes.
-fn spatial(extra: &[i64]) -> PyResult<Extents> {
-    let dim = |&dim: &i64| u64::try_from(dim).map_err(|_| unfit(format_args!("spatial dims {extra:?}"), "dims are not negative"));
-    Ok(Extents::Spatial(extra.iter().map(dim).collect::<PyResult<_>>()?))
+/// Dims behind the attributes.
+fn dims(extra: &[i64]) -> PyResult<Vec<u64>> {
+    let dim = |&dim: &i64| u64::try_from(dim).map_err(|_| unfit(format_args!("dims {extra:?}"), "dims are not negative"));
+    extra.iter().map(dim).collect()
+}
+
+fn divisor(attributes: &Attributes<'_>) -> PyResult<Divisor> {
+    if let Some(text) = attributes.get("divisor") {
+        return Ok(Divisor::Fixed(attributes.parse("divisor", text)?));
+    }
+    if attributes.one("pad", 1_u8)? == 0 || attributes.get("adaptive").is_some() {
+        return Ok(Divisor::Elements);
+    }
+    Ok(attributes.list("within")?.map_or(Divisor::Taps, Divisor::Within))
 }
 
 impl Function {
     /// The function with its attributes, as the library draws it.
-    pub(crate) fn told(
-        self,
-        attributes: &str,
-        given: &[Option<Input>; MAX_INPUTS],
-        extra: &[i64],
-        policy: &Policy,
-    ) -> PyResult<recipe::Function> {
+    pub(crate) fn told(self, attributes: &str, given: &[Option<Input>], extra: &[i64], policy: &Policy) -> PyResult<recipe::Function> {
+        let extents = dims(extra)?;
+        if self == Function::Gradient {
+            return gradient(attributes, given, extents, policy);
+        }
+        self.plainly_told(attributes, given, Extents::Spatial(extents), policy)
+    }
+
+    fn plainly_told(self, attributes: &str, given: &[Option<Input>], extents: Extents, policy: &Policy) -> PyResult<recipe::Function> {
         use recipe::Function as F;
         let attributes = &Attributes(attributes);
         let precision = || {
             let given = |place: usize| {
-                given[place].ok_or_else(|| unfit(format_args!("tensor {place} of the call is missing"), "only a bias may be"))
+                let tensor = given.get(place).copied().flatten();
+                tensor.ok_or_else(|| unfit(format_args!("tensor {place} of the call is missing"), "only a bias may be"))
             };
             precision(policy, given(0)?, given(1)?)
         };
-        let counts_padding = || Ok::<bool, pyo3::PyErr>(attributes.one("pad", 1_u8)? != 0);
-        let log = || Ok::<bool, pyo3::PyErr>(attributes.one("log", 0_u8)? != 0);
+        self.check(attributes, given)?;
         Ok(match self {
             Function::ConvFprop => F::ConvFprop(convolution(attributes, precision()?)?, UnaryOp::Identity),
-            Function::ConvDgrad => F::ConvDgrad(convolution(attributes, precision()?)?, spatial(extra)?),
-            Function::ConvWgrad => {
-                let format = attributes.get("format").map(|format| format == "channels_last");
-                F::ConvWgrad(convolution(attributes, precision()?)?, spatial(extra)?, format)
-            }
-            Function::SumToAxis => F::SumToAxis(attributes.one("axis", 1)?),
+            Function::ConvDgrad => F::ConvDgrad(convolution(attributes, precision()?)?, extents),
             Function::Linear => F::Linear(precision()?, UnaryOp::Identity),
-            Function::LinearInput => F::LinearInput(precision()?),
-            Function::LinearWeight => F::LinearWeight(precision()?),
             Function::MaxPool => {
                 let index = if attributes.get("index") == Some("i64") { DType::I64 } else { DType::I32 };
                 F::MaxPool(windows(attributes)?, Some(index))
             }
-            Function::MaxPoolBackward => F::MaxPoolBackward(windows(attributes)?, spatial(extra)?),
-            Function::AveragePool => F::AveragePool(windows(attributes)?, counts_padding()?),
-            Function::AveragePoolBackward => F::AveragePoolBackward(windows(attributes)?, counts_padding()?, spatial(extra)?),
-            Function::Activation => F::Activation(unary(attributes)?),
-            Function::ActivationBackward => F::ActivationBackward(unary(attributes)?),
-            Function::Softmax => F::Softmax(attributes.one("axis", 0)?, log()?),
-            Function::SoftmaxBackward => F::SoftmaxBackward(attributes.one("axis", 0)?, log()?),
+            Function::AveragePool => F::AveragePool(windows(attributes)?, divisor(attributes)?),
+            Function::Activation => match attributes.get("threshold") {
+                Some(threshold) => {
+                    F::Softplus { beta: Real(attributes.one("beta", 1.0)?), threshold: Real(attributes.parse("threshold", threshold)?) }
+                }
+                None => F::Activation(unary(attributes)?),
+            },
+            Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
-            Function::CrossEntropyBackward => F::CrossEntropyBackward(loss(attributes)?),
+            Function::ClassLoss => {
+                let probable = attributes.get("targets") == Some("probabilities");
+                F::ClassLoss(loss(attributes)?, if probable { Targets::Probabilities } else { Targets::Labels })
+            }
+            Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })
     }
+}
+
+impl Function {
+    /// What PyTorch refuses and the library's ops would take: a bias that would be repeated or rounded, functions of integers.
+    fn check(self, attributes: &Attributes<'_>, given: &[Option<Input>]) -> PyResult<()> {
+        let tensor = |place: usize| given.get(place).copied().flatten();
+        match (self, tensor(0), tensor(1), tensor(2)) {
+            (Function::ConvFprop | Function::ConvDgrad | Function::Linear, Some(x), Some(w), Some(bias)) => {
+                if bias.dtype != x.dtype {
+                    return Err(unfit(format_args!("a bias of {} beside {}", bias.dtype, x.dtype), "they are of one type"));
+                }
+                let (dims, filter) = (bias.layout.dims(), w.layout.dims());
+                let groups: u64 = attributes.one("groups", 1)?;
+                let channels = match self {
+                    Function::ConvDgrad => filter.get(1).map(|channels| channels.saturating_mul(groups)),
+                    _ => filter.first().copied(),
+                };
+                // A linear layer's may be one for all.
+                if self != Function::Linear && (dims.len() != 1 || dims.first() != channels.as_ref()) {
+                    let what = format!("a bias of dims {dims:?} for {} channels", channels.unwrap_or(0));
+                    return Err(unfit(what, "a bias has one dim, with an element for each channel"));
+                }
+                Ok(())
+            }
+            (Function::Activation, Some(x), ..) if !x.dtype.is_float() => match unary(attributes)? {
+                UnaryOp::Relu => Ok(()),
+                UnaryOp::Clamp { lower, .. } if x.dtype != DType::U8 || lower.0 >= 0.0 => Ok(()),
+                f => Err(unfit(format_args!("`{}` of elements of {}", f.name(), x.dtype), "they are floating-point")),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The gradient that `of= wrt=|…` names.
+fn gradient(attributes: &str, given: &[Option<Input>], extents: Vec<u64>, policy: &Policy) -> PyResult<recipe::Function> {
+    let (head, rest) = attributes.split_once('|').ok_or_else(|| {
+        raise(Kind::Graph, format!("the attributes `{attributes}` of a gradient; those of its function stand behind `|`"))
+    })?;
+    let head = Attributes(head);
+    let name = head.get("of").unwrap_or_default();
+    let of = Function::ALL
+        .into_iter()
+        .find(|function| function.name() == name)
+        .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function")))?;
+    let with_respect_to = head.one("wrt", 0_usize)?;
+    let saved = of.saves().to_vec();
+    // What the function read, as far as it is saved.
+    let mut read = [None; MAX_INPUTS];
+    for (saved, given) in saved.iter().zip(given.iter().skip(1)) {
+        if let Saved::Tensor(place) = *saved {
+            read[place] = *given;
+        }
+    }
+    // Of an operand of a product that is not saved, the type is that of its gradient's; nothing else of it is asked here.
+    if with_respect_to < 2 && read[with_respect_to].is_none() {
+        read[with_respect_to] = given.first().copied().flatten();
+    }
+    // A result that is no function of the tensors' dims has those of its gradient.
+    let result_dims = given.first().copied().flatten().map(|dy| dy.layout.dims().to_vec()).unwrap_or_default();
+    let function = if of == Function::Gradient {
+        gradient(rest, &read, result_dims, policy)?
+    } else {
+        of.plainly_told(rest, &read, Extents::Whole(result_dims), policy)?
+    };
+    let dims = (!extents.is_empty()).then_some(extents);
+    Ok(recipe::Function::Gradient(Box::new(Gradient { of: function, with_respect_to, saved, dims })))
 }
 
 fn convolution(attributes: &Attributes<'_>, precision: Precision) -> PyResult<Convolution> {

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use crate::dlpack::{self, DLTensor};
 
-/// Room for four tensors of eight dims, and attributes of some hundred characters.
+/// Room for six tensors of five dims, and attributes of some hundred characters.
 const WORDS: usize = 128;
 
 /// From this alignment on, a call's plan takes any address.

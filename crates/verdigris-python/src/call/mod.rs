@@ -1,6 +1,6 @@
 //! Functions of PyTorch's tensors: one native call each, with everything that the call needs found in it.
 //!
-//! A call is a function's number, its attributes as a short text, and up to four tensors. Tensors are read through the table of functions that
+//! A call is a function's number, its attributes as a short text, and up to six tensors. Tensors are read through the table of functions that
 //! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
 //! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map, and beside it in a
 //! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, the library draws the function's
@@ -9,6 +9,7 @@
 
 mod function;
 mod key;
+mod labels;
 mod recent;
 mod torch;
 
@@ -21,7 +22,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-use verdigris::recipe::{Input, MAX_INPUTS, Recipe, draw};
+use verdigris::recipe::{Input, MAX_INPUTS, Recipe, Saved, draw};
 use verdigris::{Binding, Workspace};
 use verdigris_cuda::DeviceSlice;
 use verdigris_graph::Uid;
@@ -33,10 +34,11 @@ use crate::memory::{Place, binding, layout_of, unfit};
 use crate::policy::{self, Policy};
 use function::Function;
 use key::{Key, WordHasher};
+use labels::Labels;
 use torch::{Hooks, hooks};
 
 /// Most integers beside the attributes.
-const MAX_EXTRA: usize = 4;
+const MAX_EXTRA: usize = 8;
 /// Most tensors that a function writes.
 const MAX_OUTPUTS: usize = 2;
 
@@ -60,6 +62,8 @@ struct Entry {
     outputs: Vec<Py<PyTuple>>,
     /// The same for the workspace.
     workspace: Option<Py<PyTuple>>,
+    /// Labels to be looked at, on the CPU.
+    labels: Option<Labels>,
 }
 
 type Plans = HashMap<Box<[u64]>, Arc<Entry>, WordHasher>;
@@ -86,6 +90,8 @@ struct Call<'a, 'py> {
     function: Function,
     attributes: &'a str,
     inputs: Inputs<'py>,
+    /// How many of them the call has room for.
+    places: usize,
     extra: [i64; MAX_EXTRA],
     extra_count: usize,
     policy: u32,
@@ -97,30 +103,34 @@ fn attributes<'py>(number: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<(Fun
         Function::numbered(number).ok_or_else(|| raise(Kind::Unsupported, format!("there is no function of number {number}")))?;
     let (tensors, has_dims) = function.signature();
     let (given, needed) = (arguments.len(), tensors + 1 + usize::from(has_dims));
-    if given != needed {
+    // A gradient is called without the tensors that it has no use for.
+    if given != needed && !(function == Function::Gradient && (3..needed).contains(&given)) {
         return Err(PyTypeError::new_err(format!("{} takes {needed} arguments, {given} are given", function.name())));
     }
-    Ok((function, arguments.get_item(tensors)?.cast_into()?))
+    Ok((function, arguments.get_item(given - 1 - usize::from(has_dims))?.cast_into()?))
 }
 
 impl<'a, 'py> Call<'a, 'py> {
     fn new(function: Function, attributes: &'a str, arguments: &Bound<'py, PyTuple>, policy: Option<u32>) -> PyResult<Call<'a, 'py>> {
-        let (tensors, has_dims) = function.signature();
+        let (_, has_dims) = function.signature();
+        let places = arguments.len() - 1 - usize::from(has_dims);
         let mut inputs = [const { None }; MAX_INPUTS];
-        for (place, input) in inputs.iter_mut().enumerate().take(tensors) {
+        for (place, input) in inputs.iter_mut().enumerate().take(places) {
             *input = Some(arguments.get_item(place)?).filter(|object| !object.is_none());
         }
         let mut extra = [0; MAX_EXTRA];
         let mut extra_count = 0;
         if has_dims {
-            let values: Vec<i64> = arguments.get_item(tensors + 1)?.extract()?;
+            let given = arguments.get_item(places + 1)?;
+            let is_empty = given.cast::<PyTuple>().is_ok_and(|given| given.is_empty());
+            let values: Vec<i64> = if is_empty { Vec::new() } else { given.extract()? };
             let Some(room) = extra.get_mut(..values.len()) else {
-                return Err(unfit(format_args!("{} dims behind the attributes", values.len()), "a function has at most 4"));
+                return Err(unfit(format_args!("{} dims behind the attributes", values.len()), "a function has at most 8"));
             };
             room.copy_from_slice(&values);
             extra_count = values.len();
         }
-        Ok(Call { function, attributes, inputs, extra, extra_count, policy: policy.unwrap_or_else(current) })
+        Ok(Call { function, attributes, inputs, places, extra, extra_count, policy: policy.unwrap_or_else(current) })
     }
 
     fn extra(&self) -> &[i64] {
@@ -130,7 +140,7 @@ impl<'a, 'py> Call<'a, 'py> {
     /// What the tensors are.
     fn see(&self, hooks: &Hooks) -> PyResult<[DLTensor; MAX_INPUTS]> {
         let mut seen = [DLTensor::NONE; MAX_INPUTS];
-        for (tensor, object) in seen.iter_mut().zip(&self.inputs) {
+        for (tensor, object) in seen.iter_mut().zip(&self.inputs).take(self.places) {
             if let Some(object) = object {
                 *tensor = hooks.see(object)?;
             }
@@ -140,7 +150,7 @@ impl<'a, 'py> Call<'a, 'py> {
 
     fn key(&self, seen: &[DLTensor; MAX_INPUTS]) -> PyResult<Key> {
         let mut key = Key::new(self.function as u8, self.policy, self.attributes, self.extra());
-        for (object, tensor) in self.inputs.iter().zip(seen) {
+        for (object, tensor) in self.inputs.iter().zip(seen).take(self.places) {
             // SAFETY: the objects live as long as the call, and their lists with them; nobody changes them while the interpreter's lock is held.
             unsafe { key.tensor(object.is_some(), tensor) };
         }
@@ -195,7 +205,7 @@ impl<'a, 'py> Call<'a, 'py> {
         let place = place.ok_or_else(|| unfit("a call without tensors", "a function reads at least one"))?;
         let policy = policy::numbered(self.policy);
         let function = self.function.told(self.attributes, &inputs, self.extra(), &policy)?;
-        let Recipe { graph, inputs: uids, results } = draw(&function, inputs).map_err(library)?;
+        let Recipe { graph, inputs: uids, results } = draw(&function, &inputs).map_err(library)?;
         let capturing = hooks.is_capturing(py, place)?;
         // Measuring runs candidates and waits for them, which a capture does not allow.
         let policy = if capturing { policy.unmeasured().unwrap_or(policy) } else { policy };
@@ -210,6 +220,7 @@ impl<'a, 'py> Call<'a, 'py> {
                 plan.map(|plan| (state, plan))
             })
             .map_err(library)?;
+        let labels = if place == Place::Cpu { Labels::of(&function, &inputs) } else { None };
         let mut sources = Vec::with_capacity(plan.bound().len());
         for (tensor, desc) in plan.bound().iter().zip(plan.tensors()) {
             let input = uids.iter().position(|known| *known == Some(tensor.uid));
@@ -232,6 +243,7 @@ impl<'a, 'py> Call<'a, 'py> {
             state,
             plan,
             sources,
+            labels,
         });
         if !(capturing && policy::numbered(self.policy).unmeasured().is_some()) {
             let mut plans = PLANS.write().unwrap_or_else(PoisonError::into_inner);
@@ -245,6 +257,10 @@ impl<'a, 'py> Call<'a, 'py> {
         let seen = self.see(hooks)?;
         let entry = self.entry(py, hooks, &seen)?;
         let place = entry.state.place;
+        if let Some(labels) = &entry.labels {
+            // SAFETY: the plan is that of a call on the CPU with such tensors, which the caller holds.
+            unsafe { labels.check(&seen) }?;
+        }
         let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [None, None];
         let mut addresses = [0_u64; MAX_OUTPUTS];
         for ((result, address), arguments) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
@@ -343,10 +359,19 @@ fn explain_call<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTup
     Ok(entry.plan.to_string())
 }
 
-/// The numbers by which functions are called.
+/// The functions by the numbers that call them: name, most tensors read, and what their gradients are computed from, tensors read by their
+/// places, results by the places behind those.
 #[pyfunction]
 fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
-    PyList::new(py, Function::ALL.iter().map(|function| function.name()))
+    let functions = Function::ALL.iter().map(|function| {
+        let (tensors, _) = function.signature();
+        let place = |saved: &Saved| match *saved {
+            Saved::Tensor(place) => place,
+            Saved::Result(number) => tensors + number,
+        };
+        (function.name(), tensors, function.saves().iter().map(place).collect::<Vec<usize>>())
+    });
+    PyList::new(py, functions)
 }
 
 /// How many plans of calls there are.

@@ -107,8 +107,9 @@ class Door:
                 return None
             return {
                 "nt": lambda a, b: operators.linear(a, b.t(), None, ""),
-                "nn": lambda a, b: operators.linear_input(a, b, ""),
-                "tn": lambda a, b: operators.linear_weight(a.t(), b, ""),
+                # The gradients of a linear layer; of the third tensor each needs the dims alone.
+                "nn": lambda a, b: operators.gradient(a, None, b, None, None, None, "of=linear wrt=0|", [a.shape[0], b.shape[1]]),
+                "tn": lambda a, b: operators.gradient(a.t(), b, None, None, None, None, "of=linear wrt=1|", [a.shape[0], b.shape[1]]),
             }.get(problem.letters)
         words = {"stride": problem.stride, "padding": problem.pad, "dilation": problem.dilation}
         attributes = " ".join(f"{name}={','.join(map(str, values))}" for name, values in words.items()) + f" groups={problem.groups}"
@@ -117,8 +118,8 @@ class Door:
         dims = list(problem.result_shape[2:])
         if problem.direction == "dgrad":
             return lambda dy, w: operators.conv_dgrad(dy, w, None, attributes, dims)
-        form = "channels_last" if problem.layout == CHANNELS_LAST else "contiguous"
-        return lambda dy, x: operators.conv_wgrad(x, dy, f"{attributes} format={form}", dims)
+        filter_dims = list(problem.result_shape)
+        return lambda dy, x: operators.gradient(dy, x, None, None, None, None, f"of=conv_fprop wrt=1|{attributes}", filter_dims)
 
     def graph(self, problem: Problem):
         """The row as a graph whose operands are called ``a`` and ``b`` and whose result ``d``."""

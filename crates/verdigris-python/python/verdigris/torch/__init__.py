@@ -18,7 +18,7 @@ import importlib
 import torch
 
 from .. import _native
-from . import functional
+from . import _ops, functional
 from .functional import *  # noqa: F403
 from ._policy import get_policy, policy, set_policy
 
@@ -56,7 +56,7 @@ def explain(name, attributes, *tensors, dims=None):
     operator = getattr(torch.ops.verdigris, name).default
     missing = sum(isinstance(argument.type, (torch.TensorType, torch.OptionalType)) for argument in operator._schema.arguments) - len(tensors)
     dims = [] if dims is None else [dims]
-    return _native.explain_call(_native.functions().index(name), *tensors, *[None] * missing, attributes, *dims)
+    return _native.explain_call(_ops.operator_number(name), *tensors, *[None] * missing, attributes, *dims)
 
 
 __all__ = [

@@ -26,17 +26,6 @@ def _why_not(module):
     """Why a module of a class that we have is not swapped; `None` if it is."""
     if type(module).forward is not _stock(type(module)).forward or "forward" in vars(module):
         return "its forward is not PyTorch's"
-    if isinstance(module, torch.nn.CrossEntropyLoss) and module.weight is not None:
-        return "weights of classes are not taken"
-    if getattr(module, "divisor_override", None) is not None:
-        return "divisor_override is not taken"
-    if isinstance(module, (torch.nn.AvgPool1d, torch.nn.AvgPool2d, torch.nn.AvgPool3d)) and module.ceil_mode and module.count_include_pad:
-        return "average pooling with ceil_mode and count_include_pad is not taken"
-    if isinstance(module, (torch.nn.Softmax, torch.nn.LogSoftmax)) and module.dim is None:
-        return "it names no dim"
-    output_padding = getattr(module, "output_padding", None)
-    if output_padding and any(extra >= step for extra, step in zip(output_padding, module.stride)):
-        return "output_padding is not less than the stride"
     if getattr(module, "parametrizations", None) is not None:
         return "it is parametrized"
     return None

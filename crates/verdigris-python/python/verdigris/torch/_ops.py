@@ -15,15 +15,21 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from .. import _native
-from .._errors import UnsupportedError
+from .._errors import ConstantError
 from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
 _namespace = torch.ops.verdigris
-_CODES = {name: code for code, name in enumerate(_native.functions())}
+#: By name: the number, the most tensors read, and what gradients are computed from.
+_FUNCTIONS = {name: (code, tensors, saves) for code, (name, tensors, saves) in enumerate(_native.functions())}
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _is_compiling = torch.compiler.is_compiling
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+def operator_number(name):
+    """The number by which the native half knows an operator."""
+    return _FUNCTIONS[name][0]
 
 
 def cached(function):
@@ -41,7 +47,7 @@ def cached(function):
 def parse(attributes):
     """Attributes by name; lists of integers as tuples."""
     words = dict(word.split("=", 1) for word in attributes.split())
-    lists = ("stride", "padding", "after", "dilation", "window", "adaptive")
+    lists = ("stride", "padding", "after", "dilation", "window", "adaptive", "within")
     return {name: tuple(map(int, value.split(","))) if name in lists else value for name, value in words.items()}
 
 
@@ -54,21 +60,60 @@ def _register_fake(name, fake):
         torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
 
 
-def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=None):
+def _gradients(name, places, saves):
+    """What an operator keeps of a call, and what it does with the gradient of its first result."""
+    # A tensor that is not kept is told by its dims, but where a result of the same dims is kept.
+    is_told = places not in saves
+    wanted = [(place, f"of={name} wrt={place}|", is_told and place not in saves) for place in range(places)]
+    told = tuple(place for place, _, is_told in wanted if is_told)
+    is_activation = name == "activation"
+
+    def setup(ctx, inputs, output):
+        ctx.attributes, ctx.policy = inputs[places], _native.current_policy()
+        if is_activation:
+            # ReLU's derivative is told by its result as well, which the next layer keeps anyhow.
+            ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
+            return
+        every = inputs[:places] + (output if isinstance(output, tuple) else (output,))
+        ctx.save_for_backward(*[every[place] for place in saves])
+        if told:
+            ctx.shapes = {place: every[place].shape for place in told if every[place] is not None}
+        if len(every) > places + 1:
+            ctx.mark_non_differentiable(*every[places + 1 :])
+
+    def backward(ctx, dy, *_):
+        saved, attributes, policy, needs = ctx.saved_tensors, ctx.attributes, ctx.policy, ctx.needs_input_grad
+        gradients = [None] * len(needs)
+        for place, head, is_told in wanted:
+            if needs[place]:
+                dims = ctx.shapes[place] if is_told else ()
+                gradients[place] = gradient.again(policy, dy, *saved, head + attributes, dims)
+        return tuple(gradients)
+
+    return setup, backward
+
+
+def _operator(name, tensors, results, has_dims, fake, autocast=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    The function's `again` computes a part of a gradient under the policy of the forward call.
+    Its gradients are calls of the operator `gradient`, one for each tensor that wants its own, from what the native half says that they are
+    computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
+    that there are.
     """
-    code = _CODES[name]
+    code, places, saves = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
+    setup, backward = _gradients(name, places, saves)
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
         return getattr(_namespace, name).default(*inputs)
 
     def below_autograd(*inputs):
-        output = _plain(code, None, *inputs)
+        try:
+            output = _plain(code, None, *inputs)
+        except ConstantError:
+            output = NotImplemented
         if output is NotImplemented:
             with torch._C._AutoDispatchBelowAutograd():
                 output = op(*inputs)
@@ -110,10 +155,14 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
 
     def again(policy, *inputs):
         if not torch.is_grad_enabled():
-            output = _plain(code, policy, *inputs)
+            try:
+                output = _plain(code, policy, *inputs)
+            except ConstantError:
+                output = NotImplemented
             if output is not NotImplemented:
                 return output
-        return op(*inputs)
+        # The dispatcher wants a place for each tensor.
+        return op(*inputs[:-2], *[None] * (places + 2 - len(inputs)), *inputs[-2:])
 
     def autograd(*inputs):
         if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
@@ -130,8 +179,15 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
                 return (apply_plain or make_plain())(*inputs)
             return op(*inputs) if output is NotImplemented else output
 
+    def kernel(*inputs):
+        try:
+            return _run(code, *inputs)
+        except ConstantError:
+            # A gradient need not vary with all that it was made from: its own gradient is 0 there.
+            return fake(*inputs).zero_()
+
     for key in ("CPU", "CUDA"):
-        _library.impl(name, functools.partial(_run, code), key)
+        _library.impl(name, kernel if name == "gradient" else functools.partial(_run, code), key)
         if autocast is not None:
             _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
     _library.impl(name, autograd, "Autograd")
@@ -143,17 +199,6 @@ def _operator(name, tensors, results, has_dims, fake, setup, backward, autocast=
 def _cast(value, dtype, kind):
     is_wide_enough = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(dtype) if is_wide_enough and value.device.type == kind else value
-
-
-def _no_backward(ctx, *_):
-    raise UnsupportedError(f"the gradient of verdigris::{ctx.what} is not differentiable once more")
-
-
-def _setup_none(what):
-    def setup(ctx, inputs, output):
-        ctx.what = what
-
-    return setup
 
 
 def _is_channels_last(tensor):
@@ -178,7 +223,7 @@ def _like(x, shape, others=()):
     return _in_format(x, shape, any(tensor.dim() == len(shape) and _is_channels_last(tensor) for tensor in (x, *others)))
 
 
-# Convolution: three functions, of which each is made of the other two when it is differentiated.
+# What each operator's result is like, without data.
 
 
 def _conv_fprop_fake(x, w, bias, attributes):
@@ -195,131 +240,8 @@ def _conv_dgrad_fake(y, w, bias, attributes, dims):
     return _like(y, (y.shape[0], w.shape[1] * int(parse(attributes)["groups"]), *dims), (w,))
 
 
-def _conv_wgrad_fake(x, y, attributes, dims):
-    a = parse(attributes)
-    shape = (y.shape[1], x.shape[1] // int(a["groups"]), *dims)
-    if "format" not in a:
-        return _like(x, shape, (y,))
-    return _in_format(x, shape, a["format"] == "channels_last")
-
-
-def _with_format(attributes, w):
-    return f"{attributes} format={'channels_last' if _is_channels_last(w) else 'contiguous'}"
-
-
-def _setup_conv(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.attributes, ctx.policy = inputs[3], _native.current_policy()
-
-
-def _conv_fprop_backward(ctx, dy):
-    x, w = ctx.saved_tensors
-    needs, attributes, policy = ctx.needs_input_grad, ctx.attributes, ctx.policy
-    dx = conv_dgrad.again(policy, dy, w, None, attributes, x.shape[2:]) if needs[0] else None
-    dw = conv_wgrad.again(policy, x, dy, _with_format(attributes, w), w.shape[2:]) if needs[1] else None
-    db = sum_to_axis.again(policy, dy, "axis=1") if needs[2] else None
-    return dx, dw, db, None
-
-
-def _conv_dgrad_backward(ctx, dx):
-    y, w = ctx.saved_tensors
-    needs, attributes, policy = ctx.needs_input_grad, ctx.attributes, ctx.policy
-    dy = conv_fprop.again(policy, dx, w, None, attributes) if needs[0] else None
-    dw = conv_wgrad.again(policy, dx, y, _with_format(attributes, w), w.shape[2:]) if needs[1] else None
-    db = sum_to_axis.again(policy, dx, "axis=1") if needs[2] else None
-    return dy, dw, db, None, None
-
-
-def _setup_wgrad(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.attributes, ctx.policy = inputs[2].split(" format=")[0], _native.current_policy()
-
-
-def _conv_wgrad_backward(ctx, dw):
-    x, y = ctx.saved_tensors
-    needs, attributes, policy = ctx.needs_input_grad, ctx.attributes, ctx.policy
-    dx = conv_dgrad.again(policy, y, dw, None, attributes, x.shape[2:]) if needs[0] else None
-    dy = conv_fprop.again(policy, x, dw, None, attributes) if needs[1] else None
-    return dx, dy, None, None
-
-
-def _sum_fake(x, attributes):
-    return x.new_empty((x.shape[int(parse(attributes)["axis"])],))
-
-
-def _setup_sum(ctx, inputs, output):
-    ctx.shape, ctx.axis = inputs[0].shape, int(parse(inputs[1])["axis"])
-
-
-def _sum_backward(ctx, g):
-    return g.view([-1 if axis == ctx.axis else 1 for axis in range(len(ctx.shape))]).expand(ctx.shape), None
-
-
-conv_fprop = _operator(
-    "conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake, _setup_conv, _conv_fprop_backward, "lower"
-)
-conv_dgrad = _operator(
-    "conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake, _setup_conv, _conv_dgrad_backward, "lower"
-)
-conv_wgrad = _operator("conv_wgrad", ["Tensor x", "Tensor y"], "Tensor", True, _conv_wgrad_fake, _setup_wgrad, _conv_wgrad_backward)
-sum_to_axis = _operator("sum_to_axis", ["Tensor x"], "Tensor", False, _sum_fake, _setup_sum, _sum_backward)
-
-
-# Linear layers: the same of products.
-
-
-def _setup_pair(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.policy = _native.current_policy()
-
-
 def _linear_fake(x, w, bias, attributes):
     return x.new_empty((*x.shape[:-1], w.shape[0]))
-
-
-def _linear_backward(ctx, dy):
-    x, w = ctx.saved_tensors
-    needs, policy = ctx.needs_input_grad, ctx.policy
-    dx = linear_input.again(policy, dy, w, "") if needs[0] else None
-    dw = linear_weight.again(policy, dy, x, "") if needs[1] else None
-    db = sum_to_axis.again(policy, dy, f"axis={dy.dim() - 1}") if needs[2] else None
-    return dx, dw, db, None
-
-
-def _linear_input_fake(dy, w, attributes):
-    return dy.new_empty((*dy.shape[:-1], w.shape[1]))
-
-
-def _linear_input_backward(ctx, dx):
-    dy, w = ctx.saved_tensors
-    needs, policy = ctx.needs_input_grad, ctx.policy
-    ddy = linear.again(policy, dx, w, None, "") if needs[0] else None
-    dw = linear_weight.again(policy, dy, dx, "") if needs[1] else None
-    return ddy, dw, None
-
-
-def _linear_weight_fake(dy, x, attributes):
-    return dy.new_empty((dy.shape[-1], x.shape[-1]))
-
-
-def _linear_weight_backward(ctx, dw):
-    dy, x = ctx.saved_tensors
-    needs, policy = ctx.needs_input_grad, ctx.policy
-    ddy = linear.again(policy, x, dw, None, "") if needs[0] else None
-    dx = linear_input.again(policy, dy, dw, "") if needs[1] else None
-    return ddy, dx, None
-
-
-linear = _operator(
-    "linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake, _setup_pair, _linear_backward, "lower"
-)
-linear_input = _operator("linear_input", ["Tensor dy", "Tensor w"], "Tensor", False, _linear_input_fake, _setup_pair, _linear_input_backward)
-linear_weight = _operator(
-    "linear_weight", ["Tensor dy", "Tensor x"], "Tensor", False, _linear_weight_fake, _setup_pair, _linear_weight_backward
-)
-
-
-# Pooling.
 
 
 def pool_out(x_spatial, attributes):
@@ -340,106 +262,12 @@ def _max_pool_fake(x, attributes):
     return y, torch.empty_like(y, dtype=index)
 
 
-def _setup_max_pool(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.dims, ctx.attributes, ctx.policy = inputs[0].shape[2:], inputs[1], _native.current_policy()
-
-
-def _max_pool_backward(ctx, dy, _):
-    (index,) = ctx.saved_tensors
-    return max_pool_backward.again(ctx.policy, dy, index, ctx.attributes, ctx.dims), None
-
-
-def _max_pool_backward_fake(dy, index, attributes, dims):
-    return _like(index, (*dy.shape[:2], *dims)).to(dy.dtype)
-
-
 def _avg_pool_fake(x, attributes):
     return _like(x, (*x.shape[:2], *pool_out(x.shape[2:], attributes)))
 
 
-def _setup_avg_pool(ctx, inputs, output):
-    ctx.dims, ctx.attributes, ctx.policy = inputs[0].shape[2:], inputs[1], _native.current_policy()
-
-
-def _avg_pool_backward(ctx, dy):
-    return avg_pool_backward.again(ctx.policy, dy, ctx.attributes, ctx.dims), None
-
-
-def _avg_pool_backward_fake(dy, attributes, dims):
-    return _like(dy, (*dy.shape[:2], *dims))
-
-
-def _avg_pool_backward_backward(ctx, g):
-    return avg_pool.again(ctx.policy, g, ctx.attributes), None, None
-
-
-max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake, _setup_max_pool, _max_pool_backward)
-max_pool_backward = _operator(
-    "max_pool_backward",
-    ["Tensor dy", "Tensor index"],
-    "Tensor",
-    True,
-    _max_pool_backward_fake,
-    _setup_none("max_pool_backward"),
-    _no_backward,
-)
-avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake, _setup_avg_pool, _avg_pool_backward)
-avg_pool_backward = _operator(
-    "avg_pool_backward", ["Tensor dy"], "Tensor", True, _avg_pool_backward_fake, _setup_avg_pool, _avg_pool_backward_backward
-)
-
-
-# Functions of elements.
-
-
-def _activation_fake(x, attributes):
+def _elements_fake(x, attributes):
     return torch.empty_like(x)
-
-
-def _setup_activation(ctx, inputs, output):
-    # ReLU's derivative is told by its result as well, which the next layer keeps anyhow.
-    ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
-    ctx.attributes, ctx.policy = inputs[1], _native.current_policy()
-
-
-def _activation_backward(ctx, dy):
-    (x,) = ctx.saved_tensors
-    return activation_backward.again(ctx.policy, dy, x, ctx.attributes), None
-
-
-def _activation_backward_fake(dy, x, attributes):
-    return torch.empty_like(x)
-
-
-activation = _operator("activation", ["Tensor x"], "Tensor", False, _activation_fake, _setup_activation, _activation_backward)
-activation_backward = _operator(
-    "activation_backward",
-    ["Tensor dy", "Tensor x"],
-    "Tensor",
-    False,
-    _activation_backward_fake,
-    _setup_none("activation_backward"),
-    _no_backward,
-)
-
-
-# Softmax and cross-entropy.
-
-
-def _setup_softmax(ctx, inputs, output):
-    ctx.save_for_backward(output)
-    ctx.attributes, ctx.policy = inputs[1], _native.current_policy()
-
-
-def _softmax_backward(ctx, dy):
-    (y,) = ctx.saved_tensors
-    return softmax_backward.again(ctx.policy, y, dy, ctx.attributes), None
-
-
-def _softmax_backward_fake(y, dy, attributes):
-    return torch.empty_like(y)
 
 
 def _cross_entropy_fake(logits, labels, attributes):
@@ -448,47 +276,45 @@ def _cross_entropy_fake(logits, labels, attributes):
     return logits.new_empty(rows), logits.new_empty(labels.shape, dtype=wide)
 
 
-def _setup_cross_entropy(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0], inputs[1], output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.attributes, ctx.policy = inputs[2], _native.current_policy()
+def _class_loss_fake(logits, targets, weights, attributes):
+    a = parse(attributes)
+    axis = int(a["axis"])
+    return logits.new_empty((*logits.shape[:axis], *logits.shape[axis + 1 :]) if a.get("reduction", "mean") == "none" else ())
 
 
-def _cross_entropy_backward(ctx, dloss, _):
-    logits, labels, lse = ctx.saved_tensors
-    return cross_entropy_backward.again(ctx.policy, logits, labels, dloss, lse, ctx.attributes), None, None
+def _gradient_fake(dy, a, b, c, d, e, attributes, dims):
+    heads, kept = attributes.split("|")[:-1], (a, b, c, d, e)
+    head = parse(heads[0])
+    _, places, saves = _FUNCTIONS[head["of"]]
+    saved = dict(zip(saves, kept))
+    tensor = saved.get(int(head["wrt"]), saved.get(places) if not dims else None)
+    if tensor is None:
+        told = [tensor for place, tensor in saved.items() if place >= places] or [dy, *kept]
+        is_last = any(tensor is not None and tensor.dim() == len(dims) and _is_channels_last(tensor) for tensor in told)
+        return _in_format(dy, dims, is_last)
+    innermost = parse(heads[-1])["of"]
+    if innermost == "linear":
+        return tensor.new_empty(tensor.shape)
+    if innermost in ("conv_fprop", "conv_dgrad", "max_pool", "avg_pool"):
+        return _in_format(tensor, tensor.shape, _is_channels_last(tensor))
+    return torch.empty_like(tensor)
 
 
-def _cross_entropy_backward_fake(logits, labels, dloss, lse, attributes):
-    return torch.empty_like(logits)
-
-
-softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _activation_fake, _setup_softmax, _softmax_backward, "float32")
-softmax_backward = _operator(
-    "softmax_backward",
-    ["Tensor y", "Tensor dy"],
+gradient = _operator(
+    "gradient",
+    ["Tensor dy", "Tensor? a", "Tensor? b", "Tensor? c", "Tensor? d", "Tensor? e"],
     "Tensor",
-    False,
-    _softmax_backward_fake,
-    _setup_none("softmax_backward"),
-    _no_backward,
+    True,
+    _gradient_fake,
 )
-cross_entropy = _operator(
-    "cross_entropy",
-    ["Tensor logits", "Tensor labels"],
-    "(Tensor, Tensor)",
-    False,
-    _cross_entropy_fake,
-    _setup_cross_entropy,
-    _cross_entropy_backward,
-    "float32",
-)
-cross_entropy_backward = _operator(
-    "cross_entropy_backward",
-    ["Tensor logits", "Tensor labels", "Tensor dloss", "Tensor? lse"],
-    "Tensor",
-    False,
-    _cross_entropy_backward_fake,
-    _setup_none("cross_entropy_backward"),
-    _no_backward,
+conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake, "lower")
+conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake, "lower")
+linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake, "lower")
+max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
+avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
+activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake)
+softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, "float32")
+cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake, "float32")
+class_loss = _operator(
+    "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake, "float32"
 )

@@ -115,11 +115,14 @@ Mish = _module(_nn.Mish, lambda m, x: F.mish(x))
 Sigmoid = _module(_nn.Sigmoid, lambda m, x: F.sigmoid(x))
 Tanh = _module(_nn.Tanh, lambda m, x: F.tanh(x))
 ELU = _module(_nn.ELU, lambda m, x: F.elu(x, m.alpha))
+Softplus = _module(_nn.Softplus, lambda m, x: F.softplus(x, m.beta, m.threshold))
 Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
 LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
 CrossEntropyLoss = _module(
     _nn.CrossEntropyLoss,
-    lambda m, x, target: F.cross_entropy(x, target, m.weight, m.ignore_index, m.reduction, m.label_smoothing),
+    lambda m, x, target: F.cross_entropy(
+        x, target, m.weight, ignore_index=m.ignore_index, reduction=m.reduction, label_smoothing=m.label_smoothing
+    ),
 )
 
 #: Each module of PyTorch with ours in its place.

@@ -1,0 +1,268 @@
+//! Gradients of functions, by the rules of differentiation of their ops.
+
+use verdigris_graph::{GraphBuilder, Uid};
+use verdigris_tensor::Layout;
+
+use super::view::{in_format, is_channels_last, like};
+use super::{Drawing, Function, Gradient, Input, MAX_INPUTS, Outcome, Saved, Seen, Stored, unfit};
+use crate::error::Error;
+
+/// Draws the function, takes its gradient, and keeps the part that computes it from what is given.
+pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
+    let Gradient { of, with_respect_to: wanted, saved, .. } = gradient;
+    let dy = given[0].ok_or_else(|| unfit("the gradient of the result is missing", "it is the first tensor of the call"))?;
+    let behind = |at: usize| given.get(at + 1).copied().flatten();
+    let mut read = [None; MAX_INPUTS];
+    for (at, saved) in saved.iter().enumerate() {
+        if let Saved::Tensor(place) = *saved
+            && let Some(read) = read.get_mut(place)
+        {
+            *read = behind(at);
+        }
+    }
+    let Some(slot) = read.get_mut(*wanted) else {
+        return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
+    };
+    let tensor = match *slot {
+        Some(tensor) => tensor,
+        None => *slot.insert(unsaved(gradient, dy, &given)?),
+    };
+
+    let mut forward = Drawing::of(of, &read, Some(*wanted))?;
+    let mut inputs: [Option<Seen>; MAX_INPUTS] = [None; MAX_INPUTS];
+    for (at, saved) in saved.iter().enumerate() {
+        let Some((place, tensor)) = inputs.get_mut(at + 1).zip(behind(at)) else { continue };
+        *place = match *saved {
+            Saved::Tensor(place) => forward.inputs.get(place).copied().flatten(),
+            Saved::Result(number) => Some(forward.result_is(number, tensor)?),
+        };
+    }
+    let Some(&Stored { outcome: Outcome { uid: y, .. }, view }) = forward.results.first() else { return Err(Error::NoResult) };
+    // Where the result is not given, nothing rounds its gradient to the type that it would have had.
+    if !saved.contains(&Saved::Result(0)) {
+        forward.g.set_dtype(y, dy.dtype)?;
+    }
+    let (seen, dy) = forward.tensor_as(dy, "dy", view)?;
+    inputs[0] = Some(seen);
+    let x = forward.inputs[*wanted].ok_or_else(|| constant(of, *wanted))?;
+    let Some(&dx) = forward.g.gradient_from(&[(y, dy)], &[x.uid])?.first() else { return Err(Error::NoResult) };
+    let seen = as_tensor(of, &tensor.layout)?;
+    forward.results.clear();
+    forward.store_as(dx, "gradient", tensor.dtype, seen, x.view)?;
+
+    let given_uids: Vec<Uid> = inputs.iter().flatten().map(|seen| seen.uid).collect();
+    let graph = forward.g.finish()?.part(&[dx], &given_uids)?;
+    let is_read = |uid: Uid| graph.nodes.iter().any(|node| node.op.inputs().contains(&uid));
+    if let Some(place) =
+        (0..MAX_INPUTS).find(|&place| forward.inputs[place].is_some_and(|input| is_read(input.uid) && !given_uids.contains(&input.uid)))
+    {
+        let what = format!("the gradient of `{}` with respect to tensor {wanted}, which reads tensor {place}", of.name());
+        return Err(unfit(what, "what a gradient reads is saved"));
+    }
+    // What the gradient does not read is no part of its graph.
+    let inputs = inputs.map(|input| input.filter(|input| is_read(input.uid)));
+    Ok(Drawing { g: GraphBuilder::from(graph), given, inputs, results: forward.results, wanted: None })
+}
+
+/// What a tensor was that is not saved: of the type of `dy`, in the order of a saved result, which was made in the order of the tensor.
+fn unsaved(gradient: &Gradient, dy: Input, given: &[Option<Input>; MAX_INPUTS]) -> Result<Input, Error> {
+    let result = gradient.saved.iter().zip(&given[1..]).find(|(saved, _)| matches!(saved, Saved::Result(_)));
+    let told_by = result.and_then(|(_, given)| *given);
+    let layout = match (&gradient.dims, told_by) {
+        (None, Some(result)) => result.layout,
+        (None, None) => dy.layout,
+        (Some(dims), Some(result)) => in_format(dims, is_channels_last(&result.layout))?,
+        (Some(dims), None) => in_format(dims, given.iter().flatten().any(|given| is_channels_last(&given.layout)))?,
+    };
+    Ok(Input { dtype: dy.dtype, layout, alignment_bytes: None })
+}
+
+/// How the gradient of a tensor lies: as the function's results do beside such a tensor.
+fn as_tensor(of: &Function, layout: &Layout) -> Result<Layout, Error> {
+    match of {
+        Function::Gradient(inner) => as_tensor(&inner.of, layout),
+        Function::Linear(..) => in_format(layout.dims(), false),
+        Function::ConvFprop(..) | Function::ConvDgrad(..) | Function::MaxPool(..) | Function::AveragePool(..) => {
+            in_format(layout.dims(), is_channels_last(layout))
+        }
+        _ => like(layout),
+    }
+}
+
+/// A gradient that the function does not have, since it does not read the tensor.
+fn constant(of: &Function, wanted: usize) -> Error {
+    let tensor = format!("tensor {wanted}");
+    verdigris_graph::Error::Constant { op: of.name().to_owned(), tensor, rule: "the function does not read the tensor" }.into()
+}
+
+impl Drawing {
+    /// A result that is given, as it lies there.
+    fn result_is(&mut self, number: usize, given: Input) -> Result<Seen, Error> {
+        let Some(&Stored { outcome: Outcome { uid, .. }, view }) = self.results.get(number) else {
+            return Err(unfit(
+                format_args!("result {number} of a function of {}", self.results.len()),
+                "what is saved is one of its results",
+            ));
+        };
+        let Some(layout) = view.of(&given.layout)? else {
+            return Err(unfit(format_args!("a saved result of {}", given.layout), "it has one stride for its leading dims"));
+        };
+        self.g.store_as(uid, "saved", given.dtype, layout)?;
+        if let Some(bytes) = given.alignment_bytes {
+            self.g.align(uid, bytes.max(given.dtype.bytes() as u64))?;
+        }
+        Ok(Seen { uid, view })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_graph::pattern::partition;
+    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction};
+    use verdigris_graph::{Conv, ConvDirection, Graph, Matmul, PoolBackward, PoolMode, PoolWindows, Precision, ReductionOp, UnaryOp};
+    use verdigris_tensor::DType;
+
+    use super::super::{Convolution, Divisor, LossForm, draw};
+    use super::*;
+
+    fn input(dtype: DType, dims: &[u64]) -> Option<Input> {
+        Some(Input { dtype, layout: in_format(dims, false).unwrap(), alignment_bytes: None })
+    }
+
+    fn half(dims: &[u64]) -> Option<Input> {
+        input(DType::F16, dims)
+    }
+
+    fn problems(graph: &Graph) -> Vec<String> {
+        partition(graph).unwrap().parts.iter().map(|part| format!("{:?}", part.problem)).collect()
+    }
+
+    /// A graph drawn by hand, from tensors like those given.
+    fn by_hand(given: &[Option<Input>], build: impl FnOnce(&mut GraphBuilder, &[Uid]) -> (Uid, Layout)) -> Vec<String> {
+        let mut g = GraphBuilder::new("by hand");
+        let uids: Vec<Uid> = given.iter().flatten().map(|given| g.tensor("input", given.dtype, given.layout)).collect();
+        let (result, layout) = build(&mut g, &uids);
+        g.store_as(result, "result", DType::F16, layout).unwrap();
+        problems(&g.finish().unwrap())
+    }
+
+    fn drawn(of: Function, with_respect_to: usize, saved: &[Saved], dims: Option<&[u64]>, given: &[Option<Input>]) -> Vec<String> {
+        let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec) };
+        problems(&draw(&Function::Gradient(Box::new(gradient)), given).unwrap().graph)
+    }
+
+    const ALL: [Saved; 3] = [Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+
+    /// The rules lead to the problems that a backward pass asks for by hand, so that the same kernels run: one part each, no copy.
+    #[test]
+    fn gradients_by_rule_are_the_problems_that_one_would_ask_for() {
+        let row_major = |dims: &[u64]| in_format(dims, false).unwrap();
+
+        let linear = || Function::Linear(Precision::Fp32, UnaryOp::Identity);
+        let (x, w, bias, dy) = (half(&[6, 5, 8]), half(&[16, 8]), half(&[16]), half(&[6, 5, 16]));
+        let got = drawn(linear(), 0, &ALL, None, &[dy, x, w, bias]);
+        let want = by_hand(&[half(&[30, 16]), w], |g, u| {
+            (g.matmul_with("dx", Matmul::new(u[0], u[1], Uid(0), Precision::Fp32)).unwrap(), row_major(&[30, 8]))
+        });
+        assert_eq!(got, want);
+        let got = drawn(linear(), 1, &ALL, None, &[dy, x, w, bias]);
+        let want = by_hand(&[half(&[30, 16]), half(&[30, 8])], |g, u| {
+            let turned = g.transpose("turned", u[0], &[1, 0]).unwrap();
+            (g.matmul_with("dw", Matmul::new(turned, u[1], Uid(0), Precision::Fp32)).unwrap(), row_major(&[16, 8]))
+        });
+        assert_eq!(got, want);
+        let got = drawn(linear(), 2, &ALL, None, &[dy, x, w, bias]);
+        let want = by_hand(&[half(&[30, 16])], |g, u| (g.reduction("db", ReductionOp::Add, u[0], &[0]).unwrap(), row_major(&[1, 16])));
+        assert_eq!(got, want);
+
+        let attributes = Convolution {
+            strides: vec![2, 1],
+            pads_before: vec![1, 0],
+            pads_after: vec![1, 0],
+            dilations: vec![1, 1],
+            groups: 2,
+            precision: Precision::Fp32,
+        };
+        let conv = |direction, x, w, y| Conv {
+            strides: vec![2, 1],
+            pads_before: vec![1, 0],
+            pads_after: vec![1, 0],
+            groups: 2,
+            ..Conv::new(direction, x, w, y, 2, Precision::Fp32)
+        };
+        let function = || Function::ConvFprop(attributes.clone(), UnaryOp::Identity);
+        let (x, w, bias, dy) = (half(&[2, 4, 7, 6]), half(&[8, 2, 3, 3]), half(&[8]), half(&[2, 8, 4, 4]));
+        let want = by_hand(&[dy, w], |g, u| {
+            let conv = conv(ConvDirection::Dgrad, Uid(0), u[1], u[0]);
+            (g.conv_dgrad("dx", conv, &[2, 4, 7, 6]).unwrap(), row_major(&[2, 4, 7, 6]))
+        });
+        assert_eq!(drawn(function(), 0, &ALL, None, &[dy, x, w, bias]), want);
+        let want = by_hand(&[x, dy], |g, u| {
+            let conv = conv(ConvDirection::Wgrad, u[0], Uid(0), u[1]);
+            (g.conv_wgrad("dw", conv, &[8, 2, 3, 3]).unwrap(), row_major(&[8, 2, 3, 3]))
+        });
+        assert_eq!(drawn(function(), 1, &ALL, None, &[dy, x, w, bias]), want);
+        let want = by_hand(&[dy], |g, u| (g.reduction("db", ReductionOp::Add, u[0], &[0, 2, 3]).unwrap(), row_major(&[1, 8, 1, 1])));
+        assert_eq!(drawn(function(), 2, &ALL, None, &[dy, x, w, bias]), want);
+
+        let windows = || PoolWindows::tiles(&[2, 2]);
+        let (index, dy, dims) = (input(DType::I32, &[2, 3, 2, 3]), half(&[2, 3, 2, 3]), [2, 3, 5, 6]);
+        for (mode, function, saved, given) in [
+            (PoolMode::Max, Function::MaxPool(windows(), Some(DType::I32)), &[Saved::Result(1)][..], vec![dy, index]),
+            (PoolMode::Average { count_include_pad: true }, Function::AveragePool(windows(), Divisor::Taps), &[], vec![dy]),
+        ] {
+            let want = by_hand(&given, |g, u| {
+                let back = PoolBackward { mode, windows: windows(), dy: u[0], x: None, index: u.get(1).copied(), dx: Uid(0) };
+                (g.pool_backward("dx", back, &dims).unwrap(), row_major(&dims))
+            });
+            assert_eq!(drawn(function, 0, saved, Some(&dims), &given), want);
+        }
+
+        let (y, dy) = (half(&[4, 9]), half(&[4, 9]));
+        let want = by_hand(&[dy, y], |g, u| (g.softmax_backward("dx", u[1], u[0], 1, true).unwrap(), row_major(&[4, 9])));
+        assert_eq!(drawn(Function::Softmax(1, true), 0, &[Saved::Result(0)], None, &[dy, y]), want);
+        let want = by_hand(&[dy, y], |g, u| (g.binary("dx", BinaryOp::Backward(UnaryOp::Mish), u[0], u[1]).unwrap(), row_major(&[4, 9])));
+        assert_eq!(drawn(Function::Activation(UnaryOp::Mish), 0, &ALL[..1], None, &[dy, y]), want);
+
+        let spec = CrossEntropySpec::new(1, LossReduction::Mean);
+        let (labels, lse) = (input(DType::I64, &[4, 1]), input(DType::F32, &[4, 1]));
+        let want = by_hand(&[half(&[1, 1]), y, labels, lse], |g, u| {
+            let [dloss, logits, labels, lse] = u[..] else { unreachable!() };
+            let back = CrossEntropyBackward { spec, logits, labels, dloss, lse: Some(lse), dlogits: Uid(0) };
+            (g.cross_entropy_backward("dlogits", back).unwrap(), row_major(&[4, 9]))
+        });
+        let saved = [Saved::Tensor(0), Saved::Tensor(1), Saved::Result(1)];
+        let given = [half(&[]), y, input(DType::I64, &[4]), input(DType::F32, &[4])];
+        assert_eq!(drawn(Function::CrossEntropy(spec, LossForm::WithLse), 0, &saved, None, &given), want);
+    }
+
+    #[test]
+    fn what_a_gradient_lacks_is_told() {
+        let told = |of: Function, with_respect_to: usize, saved: &[Saved], given: &[Option<Input>]| {
+            let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: None };
+            draw(&Function::Gradient(Box::new(gradient)), given).unwrap_err().to_string()
+        };
+        let x = half(&[4, 9]);
+        let softmax = || Function::Softmax(1, false);
+        let error = told(softmax(), 0, &[], &[x]);
+        assert!(error.contains("reads tensor 0; what a gradient reads is saved"), "{error}");
+        let error = told(softmax(), 7, &[], &[x]);
+        assert!(error.contains("tensor 7"), "{error}");
+        let error = told(softmax(), 0, &[Saved::Result(1)], &[x, x]);
+        assert!(error.contains("result 1 of a function of 1"), "{error}");
+        let error = told(Function::Activation(UnaryOp::Sign), 0, &ALL[..1], &[x, x]);
+        assert!(error.contains("constant wherever it has a derivative"), "{error}");
+        // The gradient of ReLU's gradient: of dy it is one, of x it is none.
+        let inner = |of| {
+            let inner = Gradient { of: Function::Activation(of), with_respect_to: 0, saved: ALL[..1].to_vec(), dims: None };
+            Function::Gradient(Box::new(inner))
+        };
+        assert_eq!(drawn(inner(UnaryOp::Relu), 0, &ALL[..2], None, &[x, x, x]).len(), 1);
+        let error = told(inner(UnaryOp::Relu), 1, &ALL[..2], &[x, x, x]);
+        assert!(error.contains("no gradient"), "{error}");
+        let error = told(inner(UnaryOp::Mish), 1, &ALL[..2], &[x, x, x]);
+        assert!(error.contains("second derivative of a curved activation"), "{error}");
+        let error = told(softmax(), 0, &[], &[None]);
+        assert!(error.contains("gradient of the result is missing"), "{error}");
+    }
+}

@@ -1,0 +1,461 @@
+//! Functions of tensors as graphs: what the tensors are goes in, a graph comes out, no memory is touched.
+//!
+//! Every door that offers functions draws them here, and runs the graph as a [`Plan`](crate::Plan) on the memory that it has:
+//! [`crate::functional`] on [`Tensor`](crate::Tensor)s, the Python package on PyTorch's.
+//!
+//! A function's gradient is a function too ([`Gradient`]): its graph comes from the ops' rules of differentiation
+//! ([`verdigris_graph::gradient`]), and it has a gradient of its own where the rules give one.
+//!
+//! **Where results lie.** Those of convolution and pooling are channels-last where the first tensor (or the filter) is, else packed
+//! row-major; those of functions of elements lie as their first tensor does, without gaps. They have the element type of the first tensor
+//! unless the function says otherwise. A gradient lies as its tensor does.
+//!
+//! ```
+//! use verdigris::recipe::{Function, Input, draw};
+//! use verdigris_graph::UnaryOp;
+//! use verdigris_tensor::{DType, Layout};
+//!
+//! let x = Input { dtype: DType::F16, layout: Layout::row_major(&[2, 3])?, alignment_bytes: None };
+//! let recipe = draw(&Function::Activation(UnaryOp::Relu), &[Some(x)])?;
+//! assert_eq!(recipe.graph.nodes.len(), 1);
+//! assert_eq!((recipe.results[0].dtype, &recipe.results[0].layout), (DType::F16, &x.layout));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod gradient;
+mod loss;
+mod pool;
+mod products;
+mod view;
+
+use verdigris_graph::{
+    BinaryOp, CrossEntropySpec, Graph, GraphBuilder, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+};
+use verdigris_tensor::{DType, Layout};
+
+use crate::error::Error;
+pub(crate) use view::layout_error;
+use view::{View, in_format, in_order_of, like};
+
+/// Most tensors that a function reads.
+pub const MAX_INPUTS: usize = 6;
+
+/// A function of tensors, with its attributes.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Function {
+    /// `a, b` → `a · b` over the last two dims; those before them are batch dims.
+    Matmul(Precision),
+    /// `x [..., k], w [n, k], bias?` → `f(x · wᵀ + bias)`, `[..., n]`.
+    Linear(Precision, UnaryOp),
+    /// `x, w, bias?` → `f(conv(x, w) + bias)`.
+    ConvFprop(Convolution, UnaryOp),
+    /// `y, w, bias?` → x, of these extents. Transposed convolution. Extents beyond those of any input that gives y hold the bias alone.
+    ConvDgrad(Convolution, Extents),
+    /// `x` → its maxima, and the index of each in this type, where one is given.
+    MaxPool(PoolWindows, Option<DType>),
+    /// `x` → the sum of each window over its divisor.
+    AveragePool(PoolWindows, Divisor),
+    /// `x` → `f(x)`.
+    Activation(UnaryOp),
+    /// `x` → `ln(1 + e^(beta · x)) / beta`, and x itself where `beta · x` is above the threshold.
+    Softplus {
+        /// How sharp the bend is; not 0.
+        beta: Real,
+        /// From where on the result is x.
+        threshold: Real,
+    },
+    /// `x, z` → `f(x, z)`, broadcast.
+    Binary(BinaryOp),
+    /// `x, z, t` → x where t is not 0, else z; broadcast.
+    Select,
+    /// `x` → x in another type.
+    Cast(DType),
+    /// `x` → its reduction over these axes, which stay with extent 1.
+    Reduce(ReductionOp, Vec<u32>),
+    /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
+    Softmax(u32, bool),
+    /// `logits, labels` → the loss. Labels have the dims of the logits with 1 at the class axis, or without it.
+    CrossEntropy(CrossEntropySpec, LossForm),
+    /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
+    /// class. Composed of other ops.
+    ClassLoss(CrossEntropySpec, Targets),
+    /// `x` → its elements in row-major order under other dims.
+    Reshape(Vec<u64>),
+    /// `dy, …` → the gradient of a function.
+    Gradient(Box<Gradient>),
+}
+
+/// The gradient of a function's first result with respect to one of its tensors, from the gradient of that result.
+///
+/// The call gives the gradient of the result first and behind it what is saved. Drawing it is refused where the rules of differentiation
+/// refuse ([`verdigris_graph::Error::Gradient`]), where the result does not vary with the tensor ([`verdigris_graph::Error::Constant`]) and where
+/// a tensor is read that is not saved.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gradient {
+    /// The function.
+    pub of: Function,
+    /// The place of the tensor among those that the function reads.
+    pub with_respect_to: usize,
+    /// What was saved of the function's call, in the order in which it is given.
+    pub saved: Vec<Saved>,
+    /// The dims of the tensor, where it is not saved itself; those of the result if there are none. It is then of the type of `dy`.
+    pub dims: Option<Vec<u64>>,
+}
+
+/// A tensor of a function's call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Saved {
+    /// One that it reads.
+    Tensor(usize),
+    /// One that it writes.
+    Result(usize),
+}
+
+/// What the sum of an average pooling's window is divided by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Divisor {
+    /// The elements of the tensor that the window meets.
+    Elements,
+    /// The taps of the window, those in padding included.
+    Taps,
+    /// The taps that lie no further behind the last element than this, one number a spatial dim: what windows reach beyond the padding for,
+    /// so that none is left out, does not count.
+    Within(Vec<u64>),
+    /// A number; not 0.
+    Fixed(i64),
+}
+
+/// What [`Function::ClassLoss`] compares with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Targets {
+    /// An integer for each row; dims as of [`Function::CrossEntropy`].
+    Labels,
+    /// A probability for each class; the dims of the logits.
+    Probabilities,
+}
+
+/// How a loss is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LossForm {
+    /// In f32 (f64 for f64 logits), with the class axis of extent 1.
+    Wide,
+    /// In the type of the logits and without the class axis, a mean or sum without dims; behind it each row's log-sum-exp, in f32 or f64.
+    WithLse,
+}
+
+/// Attributes of a convolution; lists have one entry a spatial dim, or none, which stands for strides and dilations of 1 and no padding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Convolution {
+    /// Elements of the input from one output to the next.
+    pub strides: Vec<u64>,
+    /// Elements of padding before the first.
+    pub pads_before: Vec<u64>,
+    /// Elements of padding behind the last.
+    pub pads_after: Vec<u64>,
+    /// Elements of the input from one filter tap to the next.
+    pub dilations: Vec<u64>,
+    /// Groups of channels.
+    pub groups: u64,
+    /// How products are formed and summed.
+    pub precision: Precision,
+}
+
+/// Dims of a result that its function's tensors do not tell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Extents {
+    /// All.
+    Whole(Vec<u64>),
+    /// Those behind the first two, which follow.
+    Spatial(Vec<u64>),
+}
+
+impl Extents {
+    fn dims(&self, first: u64, second: u64) -> Vec<u64> {
+        match self {
+            Extents::Whole(dims) => dims.clone(),
+            Extents::Spatial(spatial) => [first, second].into_iter().chain(spatial.iter().copied()).collect(),
+        }
+    }
+}
+
+impl Function {
+    /// Its name, which is its graph's.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Function::Matmul(_) => "matmul",
+            Function::Linear(..) => "linear",
+            Function::ConvFprop(..) => "conv_fprop",
+            Function::ConvDgrad(..) => "conv_dgrad",
+            Function::MaxPool(..) => "max_pool",
+            Function::AveragePool(..) => "avg_pool",
+            Function::Activation(_) => "activation",
+            Function::Softplus { .. } => "softplus",
+            Function::Binary(_) => "binary",
+            Function::Select => "select",
+            Function::Cast(_) => "cast",
+            Function::Reduce(..) => "reduce",
+            Function::Softmax(..) => "softmax",
+            Function::CrossEntropy(..) => "cross_entropy",
+            Function::ClassLoss(..) => "class_loss",
+            Function::Reshape(_) => "reshape",
+            Function::Gradient(_) => "gradient",
+        }
+    }
+}
+
+/// A tensor that is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Input {
+    /// Its element type.
+    pub dtype: DType,
+    /// Its dims and strides.
+    pub layout: Layout,
+    /// What its address is a multiple of, in bytes, where that is to be declared.
+    pub alignment_bytes: Option<u64>,
+}
+
+/// A tensor that is written, as the caller is to see it: the graph may know its memory under other dims.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Its uid in the graph.
+    pub uid: Uid,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its dims and strides.
+    pub layout: Layout,
+}
+
+/// A function's graph, and which of its tensors is which.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// The graph.
+    pub graph: Graph,
+    /// For each tensor that the function reads, its uid.
+    pub inputs: [Option<Uid>; MAX_INPUTS],
+    /// What it writes, in order.
+    pub results: Vec<Outcome>,
+}
+
+/// The graph of a function of such tensors, in the order in which the function names them; those behind the last are missing.
+///
+/// # Errors
+/// [`Error::Graph`] where an op refuses, [`Error::Operand`] for a tensor that the function cannot take.
+pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Error> {
+    let drawing = Drawing::of(function, given, None)?;
+    let inputs = drawing.inputs.map(|input| input.map(|input| input.uid));
+    let results = drawing.results.into_iter().map(|result| result.outcome).collect();
+    Ok(Recipe { graph: drawing.g.finish()?, inputs, results })
+}
+
+/// The operands do not suit.
+fn unfit(what: impl std::fmt::Display, rule: &'static str) -> Error {
+    Error::Operand { what: what.to_string(), rule }
+}
+
+/// A tensor of the caller as the graph sees it.
+#[derive(Clone, Copy)]
+struct Seen {
+    uid: Uid,
+    view: View,
+}
+
+/// A result, and how the graph sees what the caller gets.
+struct Stored {
+    outcome: Outcome,
+    view: View,
+}
+
+/// A function's graph while it is drawn.
+struct Drawing {
+    g: GraphBuilder,
+    given: [Option<Input>; MAX_INPUTS],
+    inputs: [Option<Seen>; MAX_INPUTS],
+    results: Vec<Stored>,
+    /// The tensor whose gradient is asked for.
+    wanted: Option<usize>,
+}
+
+impl Drawing {
+    /// The drawing of a function; `wanted` is the tensor whose gradient is taken through it.
+    fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
+        let mut room = [None; MAX_INPUTS];
+        let Some(places) = room.get_mut(..given.len()) else {
+            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 6"));
+        };
+        places.copy_from_slice(given);
+        let g = GraphBuilder::new(function.name());
+        let mut d = Drawing { g, given: room, inputs: [None; MAX_INPUTS], results: Vec::new(), wanted };
+        match function {
+            Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
+            Function::ConvFprop(..) | Function::ConvDgrad(..) => d.convolutions(function)?,
+            Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
+            Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
+            Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
+            Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
+            _ => d.elements(function)?,
+        }
+        Ok(d)
+    }
+
+    fn given(&self, place: usize) -> Result<Input, Error> {
+        self.given[place].ok_or_else(|| unfit(format_args!("tensor {place} of the call is missing"), "only a bias may be"))
+    }
+
+    /// The tensor as it is given.
+    fn input(&mut self, place: usize, name: &str) -> Result<Uid, Error> {
+        self.input_as(place, name, View::Same)
+    }
+
+    /// The tensor under a view; with a copy where its strides do not have it.
+    fn input_as(&mut self, place: usize, name: &str, view: View) -> Result<Uid, Error> {
+        let given = self.given(place)?;
+        let (seen, uid) = self.tensor_as(given, name, view)?;
+        self.inputs[place] = Some(seen);
+        Ok(uid)
+    }
+
+    /// A tensor of the caller under a view: what is bound, and the tensor that has the view's dims.
+    fn tensor_as(&mut self, given: Input, name: &str, view: View) -> Result<(Seen, Uid), Error> {
+        let Input { dtype, layout, alignment_bytes } = given;
+        let seen = view.of(&layout)?;
+        let uid = self.g.tensor(name, dtype, seen.unwrap_or(layout));
+        if let Some(bytes) = alignment_bytes {
+            self.g.align(uid, bytes.max(dtype.bytes() as u64))?;
+        }
+        if seen.is_some() {
+            return Ok((Seen { uid, view }, uid));
+        }
+        let whole = in_format(layout.dims(), false)?;
+        let dims = View::Matrix { is_turned: false }.of(&whole)?.unwrap_or(whole);
+        let mut matrix = self.g.reshape("fold", uid, dims.dims())?;
+        self.g.round_to(matrix, dtype)?;
+        if view == (View::Matrix { is_turned: true }) {
+            matrix = self.g.transpose("turned", matrix, &[1, 0])?;
+        }
+        Ok((Seen { uid, view: View::Same }, matrix))
+    }
+
+    /// Adds a bias of one element a channel, where there is one, and applies an activation.
+    fn biased(&mut self, place: usize, y: Uid, axis: usize, activation: UnaryOp) -> Result<Uid, Error> {
+        // The sum passes gradients on as they are, so that those of other tensors need no bias. Through it they would be those of a tensor
+        // of the accumulator's type, and be copied to be rounded to that of the operands again.
+        let is_passed_by = activation == UnaryOp::Identity && self.wanted.is_some_and(|wanted| wanted != place);
+        if self.given[place].is_none() || is_passed_by {
+            return self.activated(activation, y);
+        }
+        let rank = self.dims_of(y).len();
+        let bias = self.input_as(place, "bias", View::Channel { rank, axis })?;
+        let sum = self.g.binary("bias", BinaryOp::Add, y, bias)?;
+        self.activated(activation, sum)
+    }
+
+    fn activated(&mut self, f: UnaryOp, y: Uid) -> Result<Uid, Error> {
+        Ok(if f == UnaryOp::Identity { y } else { self.g.unary("activation", f, y)? })
+    }
+
+    fn dims_of(&self, uid: Uid) -> Vec<u64> {
+        self.g.dims(uid).unwrap_or_default()
+    }
+
+    /// Stores a result, which the caller sees as the graph does.
+    fn store(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout) -> Result<(), Error> {
+        self.store_as(uid, name, dtype, layout, View::Same)
+    }
+
+    /// Stores a result that the caller sees in this layout, and the graph under a view.
+    fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout, view: View) -> Result<(), Error> {
+        let stored = view.of(&layout)?.ok_or_else(|| unfit(format_args!("`{name}` of {layout}"), "a result is packed"))?;
+        self.g.store_as(uid, name, dtype, stored)?;
+        self.results.push(Stored { outcome: Outcome { uid, dtype, layout }, view });
+        Ok(())
+    }
+
+    /// In channels-last order if asked for, else row-major.
+    fn store_in(&mut self, uid: Uid, name: &str, dtype: DType, channels_last: bool) -> Result<(), Error> {
+        let layout = in_format(&self.dims_of(uid), channels_last)?;
+        self.store(uid, name, dtype, layout)
+    }
+
+    /// In the order of another tensor's dims.
+    fn store_like(&mut self, uid: Uid, name: &str, dtype: DType, like: &Layout) -> Result<(), Error> {
+        let layout = in_order_of(like, &self.dims_of(uid))?;
+        self.store(uid, name, dtype, layout)
+    }
+
+    fn elements(&mut self, function: &Function) -> Result<(), Error> {
+        let given = self.given(0)?;
+        match *function {
+            Function::Activation(f) => {
+                let x = self.input(0, "x")?;
+                let y = self.g.unary("activation", f, x)?;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
+            }
+            Function::Softplus { beta, threshold } => {
+                let x = self.input(0, "x")?;
+                let y = self.softplus(x, given.dtype, beta.0, threshold.0)?;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
+            }
+            Function::Binary(f) => {
+                let (x, z) = (self.input(0, "x")?, self.input(1, "z")?);
+                let y = self.g.binary("binary", f, x, z)?;
+                self.store_like(y, "y", given.dtype, &given.layout)
+            }
+            Function::Select => {
+                let (x, z, t) = (self.input(0, "x")?, self.input(1, "z")?, self.input(2, "t")?);
+                let y = self.g.ternary("select", TernaryOp::Select, x, z, t)?;
+                self.store_like(y, "y", given.dtype, &given.layout)
+            }
+            Function::Cast(dtype) => {
+                let x = self.input(0, "x")?;
+                let y = self.g.unary("cast", UnaryOp::Identity, x)?;
+                self.store(y, "y", dtype, like(&given.layout)?)
+            }
+            Function::Reduce(f, ref axes) => {
+                let x = self.input(0, "x")?;
+                let y = self.g.reduction("reduce", f, x, axes)?;
+                self.store_like(y, "y", given.dtype, &given.layout)
+            }
+            Function::Softmax(axis, log) => {
+                let view = if given.layout.rank() == 0 { View::One { rank: 1 } } else { View::Same };
+                let x = self.input_as(0, "x", view)?;
+                let y = self.g.softmax("softmax", x, axis, log)?;
+                self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
+            }
+            Function::Reshape(ref dims) => {
+                let x = self.input(0, "x")?;
+                let y = self.g.reshape("reshape", x, dims)?;
+                self.store_in(y, "y", given.dtype, false)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Softplus with its threshold; without it where a type narrower than f64 rounds the difference away: beyond 17 both the result and its
+    /// derivative differ by less than e⁻¹⁷ < 2⁻²⁴ of themselves.
+    fn softplus(&mut self, x: Uid, dtype: DType, beta: f64, threshold: f64) -> Result<Uid, Error> {
+        if beta == 0.0 || !beta.is_finite() || threshold.is_nan() {
+            let what = format!("softplus of beta {beta} and threshold {threshold}");
+            return Err(unfit(what, "beta is finite and not 0, the threshold is a number"));
+        }
+        // f(x; −b) = −f(−x; b).
+        let bend = UnaryOp::Softplus { beta: Real(beta.abs()) };
+        let mut y = if beta > 0.0 {
+            self.g.unary("softplus", bend, x)?
+        } else {
+            let turned = self.g.unary("softplus", UnaryOp::Neg, x)?;
+            let below = self.g.unary("softplus", bend, turned)?;
+            self.g.unary("softplus", UnaryOp::Neg, below)?
+        };
+        if threshold.is_finite() && (dtype == DType::F64 || threshold < 17.0) || threshold == f64::NEG_INFINITY {
+            let is_above = if threshold.is_finite() {
+                let above = self.g.unary("threshold", UnaryOp::Affine { scale: Real(beta), shift: Real(-threshold) }, x)?;
+                let zero = self.g.unary("threshold", UnaryOp::Affine { scale: Real(0.0), shift: Real(0.0) }, above)?;
+                self.g.binary("threshold", BinaryOp::Gt, above, zero)?
+            } else {
+                self.g.binary("threshold", BinaryOp::Eq, x, x)?
+            };
+            y = self.g.ternary("softplus", TernaryOp::Select, x, y, is_above)?;
+        }
+        Ok(y)
+    }
+}
