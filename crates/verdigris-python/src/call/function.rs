@@ -78,7 +78,7 @@ impl Function {
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
-            // All but the last place, which the gradient of this one needs for its own `dy`.
+            // The gradient of a gradient has one more tensor in front, so the last place is not saved.
             Function::Gradient => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
         }
     }
@@ -235,7 +235,7 @@ impl Function {
 }
 
 impl Function {
-    /// What PyTorch refuses and the library's ops would take: a bias that would be repeated or rounded, functions of integers.
+    /// Refuses what PyTorch refuses and the library's ops take: a bias that would broadcast or be of another type, functions of integers.
     fn check(self, attributes: &Attributes<'_>, given: &[Option<Input>]) -> PyResult<()> {
         let tensor = |place: usize| given.get(place).copied().flatten();
         match (self, tensor(0), tensor(1), tensor(2)) {
@@ -286,11 +286,11 @@ fn gradient(attributes: &str, given: &[Option<Input>], extents: Vec<u64>, policy
             read[place] = *given;
         }
     }
-    // Of an operand of a product that is not saved, the type is that of its gradient's; nothing else of it is asked here.
+    // The precision asks for the types of both operands; an operand that is not saved has the type of dy.
     if with_respect_to < 2 && read[with_respect_to].is_none() {
         read[with_respect_to] = given.first().copied().flatten();
     }
-    // A result that is no function of the tensors' dims has those of its gradient.
+    // The result of a transposed convolution, or of a gradient, has the dims of its gradient.
     let result_dims = given.first().copied().flatten().map(|dy| dy.layout.dims().to_vec()).unwrap_or_default();
     let function = if of == Function::Gradient {
         gradient(rest, &read, result_dims, policy)?

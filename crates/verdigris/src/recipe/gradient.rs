@@ -38,7 +38,7 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
         };
     }
     let Some(&Stored { outcome: Outcome { uid: y, .. }, view }) = forward.results.first() else { return Err(Error::NoResult) };
-    // Where the result is not given, nothing rounds its gradient to the type that it would have had.
+    // A result that is not given takes the type of its gradient, so that no op casts dy to the type of the result.
     if !saved.contains(&Saved::Result(0)) {
         forward.g.set_dtype(y, dy.dtype)?;
     }
@@ -59,12 +59,12 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
         let what = format!("the gradient of `{}` with respect to tensor {wanted}, which reads tensor {place}", of.name());
         return Err(unfit(what, "what a gradient reads is saved"));
     }
-    // What the gradient does not read is no part of its graph.
+    // Tensors that the gradient does not read are not bound.
     let inputs = inputs.map(|input| input.filter(|input| is_read(input.uid)));
     Ok(Drawing { g: GraphBuilder::from(graph), given, inputs, results: forward.results, wanted: None })
 }
 
-/// What a tensor was that is not saved: of the type of `dy`, in the order of a saved result, which was made in the order of the tensor.
+/// The description of a tensor that is not saved: the type of `dy`, and the memory format of a saved result, which is that of the tensor.
 fn unsaved(gradient: &Gradient, dy: Input, given: &[Option<Input>; MAX_INPUTS]) -> Result<Input, Error> {
     let result = gradient.saved.iter().zip(&given[1..]).find(|(saved, _)| matches!(saved, Saved::Result(_)));
     let told_by = result.and_then(|(_, given)| *given);

@@ -135,7 +135,7 @@ impl Drawing {
         line[spec.axis as usize] = classes;
         let class = self.g.gen_index("class", &line, spec.axis)?;
         let is_class = self.g.binary("is_class", BinaryOp::Eq, class, labels)?;
-        // Chosen, not multiplied: what is −∞ elsewhere does not count.
+        // A select, since a product with the mask would be 0 · −∞ for classes whose logit is −∞.
         let chosen = self.class_sum_where(is_class, log, spec.axis)?;
         let mut row = self.affine(chosen, 1.0 - spec.label_smoothing.0, 0.0)?;
         if spread != 0.0 {
@@ -159,7 +159,7 @@ impl Drawing {
         if let Some(ignored) = ignored {
             known = self.g.binary("known", BinaryOp::Or, known, ignored)?;
         }
-        // The same, and 0 / 0 where the label is not known.
+        // `row · known / known` is the row, and 0 / 0 where the label is no class and not ignored.
         row = self.g.binary("known", BinaryOp::Mul, row, known)?;
         row = self.g.binary("known", BinaryOp::Div, row, known)?;
         if let Some(ignored) = ignored {
@@ -172,8 +172,8 @@ impl Drawing {
         Ok((row, share.map(|share| (share, ignored))))
     }
 
-    /// `sum / Σ share`. Where all rows are ignored the mean is NaN, and its gradient is 0 all the same: the sum is divided by 1 then, and 0 / 0
-    /// is added.
+    /// `sum / Σ share`. If all rows are ignored, the mean is NaN and its gradient is 0, as PyTorch's is: the sum is divided by 1, and 0 / 0 is
+    /// added.
     fn mean_of_shares(&mut self, sum: Uid, share: Uid, ignored: Option<Uid>, all: &[u32]) -> Result<Uid, Error> {
         let shares = self.g.reduction("shares", ReductionOp::Add, share, all)?;
         let Some(ignored) = ignored else { return Ok(self.g.binary("mean", BinaryOp::Div, sum, shares)?) };
@@ -198,5 +198,94 @@ impl Drawing {
         let zero = self.affine(condition, 0.0, 0.0)?;
         let kept = self.g.ternary("chosen", TernaryOp::Select, x, zero, condition)?;
         self.class_sum(kept, axis)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_engines::arch::Arch;
+    use verdigris_graph::PoolWindows;
+    use verdigris_tensor::Layout;
+
+    use super::super::{Convolution, Divisor, Extents, Function, Gradient, Input, Saved, draw};
+    use super::*;
+
+    fn input(dtype: DType, dims: &[u64]) -> Option<Input> {
+        Some(Input { dtype, layout: Layout::row_major(dims).unwrap(), alignment_bytes: None })
+    }
+
+    /// Every part of a function's graph has an engine on a GPU.
+    fn is_taken(function: &Function, given: &[Option<Input>]) {
+        let graph = draw(function, given).unwrap_or_else(|error| panic!("{function:?}: {error}")).graph;
+        for part in verdigris_graph::pattern::partition(&graph).unwrap().parts {
+            let taken = verdigris_engines::engines().any(|engine| engine.accept(&part.problem, &Arch::h200()).is_ok());
+            assert!(taken, "{function:?}: {:?}", part.problem);
+        }
+    }
+
+    #[test]
+    fn compositions_and_their_gradients_run_on_a_gpu() {
+        let precision = verdigris_graph::Precision::Fp32;
+        for dtype in [DType::F16, DType::F64] {
+            for reduction in [LossReduction::None, LossReduction::Sum, LossReduction::Mean] {
+                let spec = CrossEntropySpec { label_smoothing: Real(0.1), ignore_index: Some(-100), ..CrossEntropySpec::new(1, reduction) };
+                let (logits, weights) = (input(dtype, &[4, 6, 3]), input(dtype, &[6]));
+                let dy = if reduction == LossReduction::None { input(dtype, &[4, 3]) } else { input(dtype, &[]) };
+                for (targets, given) in [(Targets::Labels, input(DType::I64, &[4, 3])), (Targets::Probabilities, logits)] {
+                    let of = Function::ClassLoss(spec, targets);
+                    is_taken(&of, &[logits, given, weights]);
+                    let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+                    let gradient = Gradient { of, with_respect_to: 0, saved, dims: None };
+                    is_taken(&Function::Gradient(Box::new(gradient)), &[dy, logits, given, weights]);
+                }
+            }
+            let x = input(dtype, &[2, 3, 7, 6]);
+            let windows = PoolWindows::Sliding {
+                window: vec![3, 2],
+                strides: vec![3, 3],
+                dilations: vec![1, 1],
+                pads_before: vec![1, 0],
+                pads_after: vec![2, 1],
+            };
+            for divisor in [Divisor::Within(vec![1, 0]), Divisor::Fixed(-5)] {
+                let of = Function::AveragePool(windows.clone(), divisor);
+                is_taken(&of, &[x]);
+                let gradient = Gradient { of, with_respect_to: 0, saved: Vec::new(), dims: Some(vec![2, 3, 7, 6]) };
+                is_taken(&Function::Gradient(Box::new(gradient)), &[input(dtype, &[2, 3, 3, 2])]);
+            }
+            let of = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
+            is_taken(&of, &[x]);
+            let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };
+            is_taken(&Function::Gradient(Box::new(gradient)), &[x, x]);
+        }
+        let conv = Convolution { strides: vec![1], pads_before: vec![1], pads_after: vec![1], dilations: vec![5], groups: 1, precision };
+        let (y, w, bias) = (input(DType::F16, &[2, 4, 6]), input(DType::F16, &[4, 3, 2]), input(DType::F16, &[3]));
+        let of = Function::ConvDgrad(conv, Extents::Spatial(vec![13]));
+        for bias in [bias, None] {
+            is_taken(&of, &[y, w, bias]);
+        }
+        for with_respect_to in 0..3 {
+            let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+            let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None };
+            is_taken(&Function::Gradient(Box::new(gradient)), &[input(DType::F16, &[2, 3, 13]), y, w, bias]);
+        }
+    }
+
+    #[test]
+    fn losses_that_do_not_fit_are_refused() {
+        let refused = |spec: CrossEntropySpec, targets, given: &[Option<Input>]| {
+            draw(&Function::ClassLoss(spec, targets), given).unwrap_err().to_string()
+        };
+        let spec = CrossEntropySpec::new(1, LossReduction::Mean);
+        let (logits, weights) = (input(DType::F32, &[4, 6]), input(DType::F32, &[6]));
+        let error = refused(spec, Targets::Labels, &[logits, input(DType::I64, &[4]), input(DType::F32, &[5])]);
+        assert!(error.contains("[5] for 6 classes"), "{error}");
+        let error = refused(spec, Targets::Probabilities, &[logits, input(DType::F32, &[4, 1]), weights]);
+        assert!(error.contains("[4, 1] for logits of dims [4, 6]"), "{error}");
+        let error = refused(CrossEntropySpec::new(2, LossReduction::Mean), Targets::Labels, &[logits, input(DType::I64, &[4]), weights]);
+        assert!(error.contains("class axis 2 of logits of 2 dims"), "{error}");
+        let smooth = CrossEntropySpec { label_smoothing: Real(1.5), ..spec };
+        let error = refused(smooth, Targets::Labels, &[logits, input(DType::I64, &[4]), weights]);
+        assert!(error.contains("label smoothing 1.5"), "{error}");
     }
 }

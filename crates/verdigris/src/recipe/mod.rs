@@ -98,7 +98,7 @@ pub struct Gradient {
     pub with_respect_to: usize,
     /// What was saved of the function's call, in the order in which it is given.
     pub saved: Vec<Saved>,
-    /// The dims of the tensor, where it is not saved itself; those of the result if there are none. It is then of the type of `dy`.
+    /// The dims of the tensor if it is not saved; `None` stands for the dims of the result. A tensor that is not saved has the type of `dy`.
     pub dims: Option<Vec<u64>>,
 }
 
@@ -118,8 +118,8 @@ pub enum Divisor {
     Elements,
     /// The taps of the window, those in padding included.
     Taps,
-    /// The taps that lie no further behind the last element than this, one number a spatial dim: what windows reach beyond the padding for,
-    /// so that none is left out, does not count.
+    /// The taps that lie at most this many elements behind the last one, one number a spatial dim. Taps beyond it exist only because
+    /// `pads_after` is enlarged to keep the last window (PyTorch's `ceil_mode`), and do not count.
     Within(Vec<u64>),
     /// A number; not 0.
     Fixed(i64),
@@ -337,8 +337,8 @@ impl Drawing {
 
     /// Adds a bias of one element a channel, where there is one, and applies an activation.
     fn biased(&mut self, place: usize, y: Uid, axis: usize, activation: UnaryOp) -> Result<Uid, Error> {
-        // The sum passes gradients on as they are, so that those of other tensors need no bias. Through it they would be those of a tensor
-        // of the accumulator's type, and be copied to be rounded to that of the operands again.
+        // The gradient of a sum is the same for both terms, so gradients of other tensors do not need the bias. With it, dy would be cast to
+        // the accumulator's type and back to the operands' type: one more launch.
         let is_passed_by = activation == UnaryOp::Identity && self.wanted.is_some_and(|wanted| wanted != place);
         if self.given[place].is_none() || is_passed_by {
             return self.activated(activation, y);
@@ -430,8 +430,8 @@ impl Drawing {
         }
     }
 
-    /// Softplus with its threshold; without it where a type narrower than f64 rounds the difference away: beyond 17 both the result and its
-    /// derivative differ by less than e⁻¹⁷ < 2⁻²⁴ of themselves.
+    /// Softplus with its threshold. In types narrower than f64 a threshold of 17 or more is left out: beyond it the result and its derivative
+    /// change by less than e⁻¹⁷ < 2⁻²⁴ of their value, which rounding hides.
     fn softplus(&mut self, x: Uid, dtype: DType, beta: f64, threshold: f64) -> Result<Uid, Error> {
         if beta == 0.0 || !beta.is_finite() || threshold.is_nan() {
             let what = format!("softplus of beta {beta} and threshold {threshold}");

@@ -46,7 +46,7 @@ impl Drawing {
                 let mut y = mean;
                 for (i, (&taps, &after)) in window.iter().zip(after).enumerate() {
                     let end = x_dims[i + 2].saturating_add(pads_before[i]).saturating_add(after);
-                    // Windows overlap the end by less than one stride more than the one before: from the last one back.
+                    // Later windows have fewer taps before the end: the loop runs from the last window back to the first whole one.
                     for o in (0..dims[i + 2]).rev() {
                         let counted = end.saturating_sub(o * strides[i]).div_ceil(dilations[i]);
                         if counted >= taps {

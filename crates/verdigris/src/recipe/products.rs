@@ -17,8 +17,8 @@ impl Drawing {
                 if b.layout.rank() != 2 {
                     return Err(unfit(format_args!("a weight of dims {:?}", b.layout.dims()), "a weight is [out, in]"));
                 }
-                // The gradient of a product's left operand comes out in the order of that operand. For the gradient of the weight, which is
-                // [out, in], the weight is therefore the left one: yᵀ = w · xᵀ.
+                // The rule gives the gradient of a left operand as [rows, columns] of that operand. The weight is [out, in], so for its gradient
+                // the product is drawn as yᵀ = w · xᵀ: the gradient is then one product with a row-major result.
                 let is_turned = self.wanted == Some(WEIGHT);
                 let x = self.input_as(0, "x", View::Matrix { is_turned })?;
                 let w = self.input_as(1, "w", View::Matrix { is_turned: !is_turned })?;
@@ -68,7 +68,8 @@ impl Drawing {
                 };
                 let mut conv = conv(Uid(0), w, y);
                 let x_dims = extents.dims(n, channels.saturating_mul(c.groups));
-                // The greatest input that gives y. More of it is had with less padding behind it; what lies beyond that, no output sees.
+                // `greatest` is the largest input that gives y. A larger result first takes away padding at the end; elements beyond that are
+                // seen by no output, so they are 0.
                 let mut reached = x_dims.clone();
                 let mut beyond = vec![0; x_dims.len()];
                 let is_whole = filter.len() == out.len() && x_dims.len() == out.len() + 2 && conv.spatial() == out.len();

@@ -11,7 +11,7 @@ from typing import Callable, Dict, Optional
 import torch
 
 from .peers import Refused
-from .problems import CHANNELS_LAST, Conv, Problem
+from .problems import Conv, Problem
 from .tensors import TYPES, place
 
 #: Names of element types in graphs.

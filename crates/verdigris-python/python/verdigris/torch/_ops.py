@@ -62,7 +62,7 @@ def _register_fake(name, fake):
 
 def _gradients(name, places, saves):
     """What an operator keeps of a call, and what it does with the gradient of its first result."""
-    # A tensor that is not kept is told by its dims, but where a result of the same dims is kept.
+    # The gradient of a tensor that is not saved needs the tensor's dims, unless a result of the same dims is saved.
     is_told = places not in saves
     wanted = [(place, f"of={name} wrt={place}|", is_told and place not in saves) for place in range(places)]
     told = tuple(place for place, _, is_told in wanted if is_told)
@@ -71,7 +71,7 @@ def _gradients(name, places, saves):
     def setup(ctx, inputs, output):
         ctx.attributes, ctx.policy = inputs[places], _native.current_policy()
         if is_activation:
-            # ReLU's derivative is told by its result as well, which the next layer keeps anyhow.
+            # ReLU's derivative follows from its result too, which the next layer saves anyway.
             ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
             return
         every = inputs[:places] + (output if isinstance(output, tuple) else (output,))
@@ -183,7 +183,7 @@ def _operator(name, tensors, results, has_dims, fake, autocast=None):
         try:
             return _run(code, *inputs)
         except ConstantError:
-            # A gradient need not vary with all that it was made from: its own gradient is 0 there.
+            # A gradient does not depend on every tensor that it is given; with respect to the others its own gradient is 0.
             return fake(*inputs).zero_()
 
     for key in ("CPU", "CUDA"):

@@ -139,7 +139,7 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
 def linear(input, weight, bias=None):
     """`x [..., in]`, `w [out, in]`, `bias [out]` give `[..., out]`: `x @ w.T + bias`."""
     if weight.dim() == 1:
-        # One output, whose dim is left out.
+        # One output feature, without a dim of its own.
         return _ops.linear(input, weight.unsqueeze(0), None if bias is None else bias.reshape(1), "").squeeze(-1)
     return _ops.linear(input, weight, bias, "")
 
