@@ -1,6 +1,6 @@
 //! Every kernel that the library can name without a user's own chain, and every probe of the language, as text for the assembler.
 //!
-//! This is the one place where the workshop looks into the house.
+//! This is the one place where these commands look into the house.
 
 use std::collections::BTreeMap;
 use std::fs;

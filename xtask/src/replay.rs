@@ -77,7 +77,7 @@ fn difference(old: &[String], new: &[String]) -> (usize, usize) {
     (lost, gained)
 }
 
-/// The kernels of another revision: checks it out beside this tree, builds its workshop and has it print its catalog.
+/// The kernels of another revision: checks it out beside this tree, builds its `xtask` and has it print its catalog.
 pub(crate) fn kernels_at(root: &Path, revision: &str) -> Result<Vec<Assembly>> {
     let commit = Command::new("git")
         .args(["rev-parse", "--verify", "--quiet", "--end-of-options"])
@@ -94,7 +94,7 @@ pub(crate) fn kernels_at(root: &Path, revision: &str) -> Result<Vec<Assembly>> {
     let out = folder.path().join("ptx");
     // Builds of old revisions share one folder, apart from the one in daily use, so that neither throws out the other's work.
     let target = root.join("target").join("replay");
-    eprintln!("building the workshop of {revision}");
+    eprintln!("building `xtask` of {revision}");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["run", "--quiet", "--package", "xtask", "--", "ptx", "--out"])
         .arg(&out)

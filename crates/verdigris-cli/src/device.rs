@@ -8,7 +8,7 @@ use verdigris::{Config, Error, Handle};
 ///
 /// # Errors
 /// Anything else that keeps the device from being used.
-pub(crate) fn open(command: &str, config: &Config, json: bool) -> Result<Option<Handle>> {
+pub fn open(command: &str, config: &Config, json: bool) -> Result<Option<Handle>> {
     match Handle::open(config) {
         Ok(handle) => {
             if let Some(trouble) = handle.cache_trouble() {

@@ -10,8 +10,8 @@ use verdigris_engines::arch::Arch;
 use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Slot};
 use verdigris_tensor::DType;
 
-use crate::Verdict;
-use crate::table::{self, Align};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 /// Options of `doctor`.
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         Some(path) if path.is_file() => json!({ "path": path }),
         Some(path) => json!({ "error": format!("VERDIGRIS_PTXAS names {}, which is no file", path.display()) }),
         None => {
-            json!({ "error": "ptxas is neither in PATH nor named by VERDIGRIS_PTXAS; only `inspect --resources` without a GPU needs it" })
+            json!({ "error": "ptxas is neither in PATH nor named by VERDIGRIS_PTXAS; only `workshop inspect --resources` without a GPU needs it" })
         }
     };
     match Driver::load() {

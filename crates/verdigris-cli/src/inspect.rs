@@ -1,36 +1,27 @@
-//! `inspect`: who takes a problem and who does not, what would run, and what it is made of.
+//! `inspect`: who takes a problem and who does not, and what would run.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use verdigris::select::RankedSummary;
-use verdigris::{Config, Handle, Limits, Ranked, Settings, survey};
+use verdigris::{Config, Handle, Limits, Settings, Survey, survey};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Key, Problem, json};
-use verdigris_kir::ir::KernelBody;
-use verdigris_kir::program::{Address, Arg, Base, Program, Step};
-use verdigris_kir::ptx::{self, Isa};
-use verdigris_kir::text;
-use verdigris_kir::verify::{Verified, verify};
+use verdigris_kir::program::{Address, Arg, Base, Program, Residency, Step};
 
+use crate::Verdict;
 use crate::problem::{ProblemArguments, check_engine, knobs};
 use crate::table::say_text;
-use crate::{Verdict, cases};
 
 /// Options of `inspect`.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub struct InspectArguments {
     #[command(flatten)]
     problem: ProblemArguments,
     /// Type of A and B, or a class (tf32, fp8, int8).
     #[arg(long, default_value = "bf16")]
     dtype: String,
-    /// A test case in place of a size, by its id.
-    #[arg(long)]
-    case: Option<String>,
     /// A problem in a JSON file in place of a size.
     #[arg(long)]
     file: Option<PathBuf>,
@@ -46,117 +37,114 @@ pub(crate) struct Arguments {
     /// For a described chip in place of the device: `h200`, or `virtual:N` with N SMs.
     #[arg(long)]
     arch: Option<String>,
-    /// Print the kernels' text form.
-    #[arg(long)]
-    ir: bool,
-    /// Print the kernels' PTX.
-    #[arg(long)]
-    ptx: bool,
-    /// Report registers, shared memory and complaints: by ptxas where there is one, else by the driver.
-    #[arg(long)]
-    resources: bool,
     /// Print as JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Carries out `inspect`.
-pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
-    let config = Config::from_environment()?;
-    let problem = problem(arguments)?;
-    let handle = if arguments.arch.is_some() { None } else { Handle::open(&config).ok() };
-    let arch = match (&arguments.arch, &handle) {
-        (Some(text), _) => described(text)?,
-        (None, Some(handle)) => handle.arch().clone(),
-        (None, None) => Arch::h200(),
-    };
-    check_engine(arguments.engine.as_deref())?;
-    let settings = match (&arguments.knobs, arguments.all_knobs) {
-        (Some(knobs), _) => Settings::Matching(knobs.clone()),
-        (None, true) => Settings::All,
-        (None, false) => Settings::First,
-    };
-    let survey = survey(&problem, &arch, &Limits { engine: arguments.engine.clone(), settings, ..Limits::default() });
+///
+/// # Errors
+/// Arguments that name no problem, engine, setting or chip.
+pub fn run(arguments: &InspectArguments) -> Result<Verdict> {
+    let inspected = arguments.inspect(arguments.problem()?)?;
     if arguments.json {
-        let refusals = survey.refusals.iter().map(|refusal| {
+        say!("{}", serde_json::to_string_pretty(&inspected.report()?)?);
+    } else {
+        inspected.print();
+    }
+    Ok(Verdict::Good)
+}
+
+/// A problem, the chip that it was asked about, and the answers.
+pub struct Inspected {
+    /// The problem.
+    pub problem: Problem,
+    /// The device, or the chip that was described.
+    pub arch: Arch,
+    /// The device, unless a chip was described or there is none.
+    pub handle: Option<Handle>,
+    /// What the environment says.
+    pub config: Config,
+    /// Who takes the problem, and who refuses.
+    pub survey: Survey,
+}
+
+impl InspectArguments {
+    /// Whether a size or a file names a problem.
+    pub fn names_a_problem(&self) -> bool {
+        self.file.is_some() || self.problem.is_given()
+    }
+
+    /// The problem that a size or a file names.
+    ///
+    /// # Errors
+    /// None of them is given, or both are; a file that cannot be read, or that holds no problem.
+    pub fn problem(&self) -> Result<Problem> {
+        match (&self.file, self.problem.is_given()) {
+            (Some(path), false) => {
+                let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+                json::problem_from_json(&text).with_context(|| format!("the problem in {}", path.display()))
+            }
+            (None, true) => Ok(Problem::Gemm(self.problem.problem(&self.dtype)?.problem)),
+            (None, false) => bail!("which problem? --m, --n and --k, or --file"),
+            (Some(_), true) => bail!("--file and a size each name a problem; give one of them"),
+        }
+    }
+
+    /// Asks the engines about the problem.
+    ///
+    /// # Errors
+    /// An engine or a chip that there is not; a variable of the environment without a meaning.
+    pub fn inspect(&self, problem: Problem) -> Result<Inspected> {
+        let config = Config::from_environment()?;
+        let handle = if self.arch.is_some() { None } else { Handle::open(&config).ok() };
+        let arch = match (&self.arch, &handle) {
+            (Some(text), _) => described(text)?,
+            (None, Some(handle)) => handle.arch().clone(),
+            (None, None) => Arch::h200(),
+        };
+        check_engine(self.engine.as_deref())?;
+        let settings = match (&self.knobs, self.all_knobs) {
+            (Some(knobs), _) => Settings::Matching(knobs.clone()),
+            (None, true) => Settings::All,
+            (None, false) => Settings::First,
+        };
+        let survey = survey(&problem, &arch, &Limits { engine: self.engine.clone(), settings, ..Limits::default() });
+        Ok(Inspected { problem, arch, handle, config, survey })
+    }
+}
+
+impl Inspected {
+    /// All of it as one JSON object.
+    ///
+    /// # Errors
+    /// Never of a valid problem; the text of a problem is read back.
+    pub fn report(&self) -> Result<serde_json::Value> {
+        let refusals = self.survey.refusals.iter().map(|refusal| {
             serde_json::json!({
                 "engine": refusal.engine.name, "reason": refusal.reason.name(), "seen": refusal.seen,
                 "file": refusal.file, "line": refusal.line,
             })
         });
-        let kernels = match survey.ranked.first() {
-            Some(best) => kernels(&best.program)?,
-            None => Vec::new(),
-        };
-        let isa = Isa { major: arch.isa.0, minor: arch.isa.1 };
-        let mut reports = Vec::new();
-        for kernel in &kernels {
-            let mut report = serde_json::json!({ "name": kernel.name, "shared_bytes": kernel.shared_bytes, "threads": kernel.threads });
-            if arguments.ir {
-                report["ir"] = text::print(kernel).into();
-            }
-            if arguments.ptx {
-                report["ptx"] = ptx::print(kernel, isa).into();
-            }
-            if arguments.resources {
-                report["resources"] = resources(kernel, isa, &config, handle.as_ref(), best(&survey.ranked)?)?.into();
-            }
-            reports.push(report);
-        }
-        let value = serde_json::json!({
-            "problem": serde_json::from_str::<serde_json::Value>(&json::problem_to_json(&problem))?,
-            "key": Key::of(&problem).to_string(),
-            "arch": arch,
-            "ranked": survey.ranked.iter().map(RankedSummary::from).collect::<Vec<_>>(),
+        Ok(serde_json::json!({
+            "problem": serde_json::from_str::<serde_json::Value>(&json::problem_to_json(&self.problem))?,
+            "key": Key::of(&self.problem).to_string(),
+            "arch": self.arch,
+            "ranked": self.survey.ranked.iter().map(RankedSummary::from).collect::<Vec<_>>(),
             "refusals": refusals.collect::<Vec<_>>(),
-            "kernels": reports,
-        });
-        say!("{}", serde_json::to_string_pretty(&value)?);
-        return Ok(Verdict::Good);
+        }))
     }
-    say!("problem {} on {}", Key::of(&problem), arch.name);
-    say!("{}\n", json::problem_to_json(&problem));
-    say_text(&survey.to_string());
-    let Some(best) = survey.ranked.first() else { return Ok(Verdict::Good) };
-    say!("\nthe first of these runs");
-    say_text(&program_text(&best.program)?);
-    let isa = Isa { major: arch.isa.0, minor: arch.isa.1 };
-    for kernel in kernels(&best.program)? {
-        if arguments.resources {
-            say!("\n{}\n{}", kernel.name, resources(&kernel, isa, &config, handle.as_ref(), best)?.trim_end());
-        }
-        if arguments.ir {
-            say!("\n{}", text::print(&kernel));
-        }
-        if arguments.ptx {
-            say!("\n{}", ptx::print(&kernel, isa));
-        }
-    }
-    Ok(Verdict::Good)
-}
 
-fn best(ranked: &[Ranked]) -> Result<&Ranked> {
-    ranked.first().context("no engine takes the problem")
-}
-
-fn problem(arguments: &Arguments) -> Result<Problem> {
-    match (&arguments.case, &arguments.file, arguments.problem.is_given()) {
-        (Some(id), None, false) => {
-            let mut found = cases::load(None, None, id)?;
-            let place = found.iter().position(|case| case.id == *id);
-            if place.is_none() && found.len() > 1 {
-                let ids: Vec<&str> = found.iter().take(10).map(|case| case.id.as_str()).collect();
-                bail!("`{id}` is in the ids of {} cases, such as {}; name one", found.len(), ids.join(", "));
-            }
-            Ok(found.swap_remove(place.unwrap_or(0)).problem)
+    /// Prints the problem, the answers, and the program that would run.
+    pub fn print(&self) {
+        say!("problem {} on {}", Key::of(&self.problem), self.arch.name);
+        say!("{}\n", json::problem_to_json(&self.problem));
+        say_text(&self.survey.to_string());
+        if let Some(best) = self.survey.ranked.first() {
+            say!("\nthe first of these runs");
+            say_text(&program_text(&best.program));
         }
-        (None, Some(path), false) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-            json::problem_from_json(&text).with_context(|| format!("the problem in {}", path.display()))
-        }
-        (None, None, true) => Ok(Problem::Gemm(arguments.problem.problem(&arguments.dtype)?.problem)),
-        (None, None, false) => bail!("which problem? --m, --n and --k, or --case, or --file"),
-        _ => bail!("--case, --file and a size each name a problem; give one of them"),
     }
 }
 
@@ -171,18 +159,7 @@ fn described(text: &str) -> Result<Arch> {
     }
 }
 
-/// The program's kernels, each once, built and verified.
-fn kernels(program: &Program) -> Result<Vec<Verified<KernelBody>>> {
-    let mut list: Vec<Verified<KernelBody>> = Vec::new();
-    for launch in program.launches() {
-        if list.iter().all(|kernel| kernel.name != launch.kernel.name()) {
-            list.push(verify(launch.kernel.build())?);
-        }
-    }
-    Ok(list)
-}
-
-fn program_text(program: &Program) -> Result<String> {
+fn program_text(program: &Program) -> String {
     let mut lines = String::new();
     let address = |address: &Address| {
         let base = match address.base {
@@ -206,7 +183,7 @@ fn program_text(program: &Program) -> Result<String> {
                     body.threads,
                     body.shared_bytes,
                     if launch.overlap { ", overlaps the launch before" } else { "" },
-                    if launch.residency == verdigris_kir::program::Residency::All { ", all resident" } else { "" },
+                    if launch.residency == Residency::All { ", all resident" } else { "" },
                 );
                 for (param, arg) in body.params.iter().zip(launch.args.iter()) {
                     let value = match arg {
@@ -234,48 +211,5 @@ fn program_text(program: &Program) -> Result<String> {
     for piece in &program.scratch {
         lines += &format!("  scratch `{}`: {} bytes\n", piece.name, piece.bytes);
     }
-    Ok(lines)
-}
-
-/// What the assembler, or the driver where there is no assembler, makes of a kernel.
-fn resources(kernel: &Verified<KernelBody>, isa: Isa, config: &Config, handle: Option<&Handle>, way: &Ranked) -> Result<String> {
-    if let Some(ptxas) = &config.ptxas {
-        return assemble(ptxas, kernel, isa);
-    }
-    let Some(handle) = handle else {
-        bail!("a resource report needs ptxas (in PATH, or named by VERDIGRIS_PTXAS) or a GPU; there is neither");
-    };
-    let launch = way.program.launches().find(|launch| launch.kernel.name() == kernel.name).context("the kernel is not launched")?;
-    let (loaded, report) = handle.loader().kernel(&launch.kernel)?;
-    let found = loaded.function.attributes();
-    let mut text = format!(
-        "{} registers, {} bytes of local memory, {} bytes of static shared memory, at most {} threads a CTA ({:?})\n",
-        found.registers, found.local_bytes, found.static_smem_bytes, found.max_threads_per_cta, report.origin
-    );
-    for finding in report.jit.iter().flat_map(|jit| &jit.findings) {
-        text += &format!("{finding:?}\n");
-    }
-    Ok(text)
-}
-
-/// Runs `ptxas -v` on the kernel, for its own target; text and exit code both tell of failure.
-fn assemble(ptxas: &Path, kernel: &Verified<KernelBody>, isa: Isa) -> Result<String> {
-    let folder = std::env::temp_dir();
-    let input = folder.join(format!("verdigris-inspect-{}.ptx", std::process::id()));
-    let output = input.with_extension("cubin");
-    std::fs::File::create(&input)
-        .and_then(|mut file| file.write_all(ptx::print(kernel, isa).as_bytes()))
-        .with_context(|| format!("writing {}", input.display()))?;
-    let arch = format!("-arch={}", kernel.target.ptx());
-    let ran = Command::new(ptxas).args(["-v", &arch, "-o"]).arg(&output).arg(&input).output();
-    for file in [&input, &output] {
-        // Only the report is wanted; a file that was not made cannot be removed.
-        let _ = std::fs::remove_file(file);
-    }
-    let ran = ran.with_context(|| format!("running {}", ptxas.display()))?;
-    let words = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    if !ran.status.success() {
-        bail!("{} refuses {}: {}", ptxas.display(), kernel.name, words.trim());
-    }
-    Ok(words)
+    lines
 }

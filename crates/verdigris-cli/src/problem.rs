@@ -7,44 +7,47 @@ use verdigris_tensor::DType;
 
 /// One matrix product: `D[b, m, n] = A[b, m, k] · B[b, k, n]`, D row-major.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct ProblemArguments {
+pub struct ProblemArguments {
     /// Rows of A and D.
     #[arg(short, long)]
-    pub(crate) m: Option<u64>,
+    pub m: Option<u64>,
     /// Columns of B and D.
     #[arg(short, long)]
-    pub(crate) n: Option<u64>,
+    pub n: Option<u64>,
     /// Columns of A, rows of B.
     #[arg(short, long)]
-    pub(crate) k: Option<u64>,
+    pub k: Option<u64>,
     /// Number of products.
     #[arg(long, default_value_t = 1)]
-    pub(crate) batch: u64,
+    pub batch: u64,
     /// Orders of A and B: n row-major, t column-major (`nt`: both run along k).
     #[arg(long, default_value = "nt")]
-    pub(crate) layout: String,
+    pub layout: String,
     /// Leading dimension of A, in elements; default packed.
     #[arg(long)]
-    pub(crate) lda: Option<u64>,
+    pub lda: Option<u64>,
     /// Leading dimension of B.
     #[arg(long)]
-    pub(crate) ldb: Option<u64>,
+    pub ldb: Option<u64>,
     /// Leading dimension of D.
     #[arg(long)]
-    pub(crate) ldd: Option<u64>,
+    pub ldd: Option<u64>,
     /// Precision policy (f64, ieee, fp32, tf32, f16, fp8_fast, fp8_promoted, i32); default that of the type.
     #[arg(long)]
-    pub(crate) precision: Option<String>,
+    pub precision: Option<String>,
     /// Type of D; default that of the type of A and B.
     #[arg(long)]
-    pub(crate) out: Option<DType>,
+    pub out: Option<DType>,
     /// Ask for results that are the same bits at every run.
     #[arg(long)]
-    pub(crate) deterministic: bool,
+    pub deterministic: bool,
 }
 
 /// Checks the name given by `--engine`, if one is given.
-pub(crate) fn check_engine(name: Option<&str>) -> Result<()> {
+///
+/// # Errors
+/// There is no engine of that name; these there are.
+pub fn check_engine(name: Option<&str>) -> Result<()> {
     if let Some(name) = name
         && verdigris_engines::engine(name).is_none()
     {
@@ -56,21 +59,28 @@ pub(crate) fn check_engine(name: Option<&str>) -> Result<()> {
 
 /// A problem, and what it is called in tables and records.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
-    pub(crate) class: String,
-    pub(crate) dtype: String,
-    pub(crate) name: String,
-    pub(crate) problem: GemmProblem,
+pub struct Named {
+    /// The group of the list that it is of.
+    pub class: String,
+    /// The type of its operands, as lists name types.
+    pub dtype: String,
+    /// Its extents and orders.
+    pub name: String,
+    /// The problem.
+    pub problem: GemmProblem,
 }
 
 impl ProblemArguments {
     /// Whether a size was given at all.
-    pub(crate) fn is_given(&self) -> bool {
+    pub fn is_given(&self) -> bool {
         self.m.is_some() || self.n.is_some() || self.k.is_some()
     }
 
     /// The problem for operands of a type: an element type, or one of the classes of the bench lists (tf32, fp8, int8).
-    pub(crate) fn problem(&self, dtype: &str) -> Result<Named> {
+    ///
+    /// # Errors
+    /// An argument without a meaning, by its name; extents that no product has.
+    pub fn problem(&self, dtype: &str) -> Result<Named> {
         let (Some(m), Some(n), Some(k)) = (self.m, self.n, self.k) else {
             bail!("a problem needs all of --m, --n and --k");
         };
@@ -149,7 +159,10 @@ fn types(dtype: &str) -> Result<(DType, DType, Precision)> {
 }
 
 /// Knobs as they are printed: `name=value,name=value`.
-pub(crate) fn knobs(text: &str) -> Result<Knobs, String> {
+///
+/// # Errors
+/// The part that is not of that form.
+pub fn knobs(text: &str) -> Result<Knobs, String> {
     let mut values = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not of the form name=value"))?;

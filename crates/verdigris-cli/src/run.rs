@@ -7,9 +7,9 @@ use verdigris::{Config, Device, Policy, Tensor};
 use verdigris_graph::{TensorDesc, json};
 use verdigris_tensor::{DType, Layout, num};
 
-use crate::Verdict;
-use crate::table::{self, Align};
 use crate::tensor_files::{self, Stored};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(run(&arguments).unwrap(), Verdict::Good);
         assert_eq!(tensor_files::read(&at("y.npy")).unwrap(), stored([0.5, 0.0, 1.5, 2.0]));
 
-        let told = |arguments: &Arguments| crate::chain(&run(arguments).unwrap_err());
+        let told = |arguments: &Arguments| verdigris_cli::chain(&run(arguments).unwrap_err());
         arguments.scalars.clear();
         assert!(told(&arguments).contains("factor"), "{}", told(&arguments));
         arguments.outputs = vec!["z=z.npy".to_owned()];

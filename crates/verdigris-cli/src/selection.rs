@@ -17,7 +17,7 @@ const TYPES: [DTypeClass; 6] = [DTypeClass::Bf16, DTypeClass::F16, DTypeClass::T
 
 /// Matrix products.
 #[derive(clap::Args)]
-pub(crate) struct GemmSelection {
+pub struct GemmSelection {
     #[command(flatten)]
     problem: ProblemArguments,
     /// The problem list; default bench/lists/gemm.toml in the current folder, else the copy inside this program.
@@ -36,7 +36,10 @@ pub(crate) struct GemmSelection {
 
 impl GemmSelection {
     /// The problems, at least one.
-    pub(crate) fn problems(&self) -> Result<Vec<Named>> {
+    ///
+    /// # Errors
+    /// A choice that leaves none, or that the list does not have; a list that cannot be read.
+    pub fn problems(&self) -> Result<Vec<Named>> {
         if self.problem.is_given() {
             let dtypes = if self.dtype.is_empty() { vec!["bf16".to_owned()] } else { self.dtype.clone() };
             return dtypes.iter().map(|dtype| self.problem.problem(dtype)).collect();
@@ -75,7 +78,7 @@ impl GemmSelection {
 
 /// Convolutions.
 #[derive(clap::Args)]
-pub(crate) struct ConvSelection {
+pub struct ConvSelection {
     /// Images; with --c, --k, --input and --filter one problem from the command line.
     #[arg(short, long)]
     n: Option<u64>,
@@ -122,7 +125,10 @@ pub(crate) struct ConvSelection {
 
 impl ConvSelection {
     /// The problems, at least one.
-    pub(crate) fn problems(&self) -> Result<Vec<ConvBenchProblem>> {
+    ///
+    /// # Errors
+    /// A choice that leaves none, or that the list does not have; a list that cannot be read.
+    pub fn problems(&self) -> Result<Vec<ConvBenchProblem>> {
         for direction in &self.direction {
             if !Direction::ALL.iter().any(|known| known.name() == direction) {
                 bail!("--direction {direction}: fprop, dgrad or wgrad");
@@ -185,16 +191,10 @@ impl ConvSelection {
         }
         Ok(problems)
     }
-
-    /// All of the list's convolutions of a type.
-    #[cfg(test)]
-    pub(crate) fn of_the_list(dtype: &str) -> Result<Vec<ConvBenchProblem>> {
-        Ok(conv_list::load(CONV_LIST)?.into_iter().filter(|row| row.dtype.name() == dtype).collect())
-    }
 }
 
 /// What a graph of this convolution alone is cut into.
-pub(crate) fn as_planned(conv: &ConvProblem) -> Problem {
+pub fn as_planned(conv: &ConvProblem) -> Problem {
     let mut problem = conv.cut_as_gemm().map_or_else(|| Problem::Conv(conv.clone()), Problem::Gemm);
     if let Problem::Gemm(gemm) = &mut problem {
         gemm.number_slots();

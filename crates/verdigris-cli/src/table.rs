@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 /// Prints the text to stdout. Where nobody reads it any more, ends the program: there is nobody left to tell.
-pub(crate) fn say_text(text: &str) {
+pub fn say_text(text: &str) {
     if std::io::stdout().lock().write_all(text.as_bytes()).is_err() {
         std::process::exit(0);
     }
@@ -11,13 +11,15 @@ pub(crate) fn say_text(text: &str) {
 
 /// Which way a column is aligned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Align {
+pub enum Align {
+    /// For words.
     Left,
+    /// For numbers.
     Right,
 }
 
 /// Rows of text under a head, every column as wide as its widest cell.
-pub(crate) fn print(head: &[(&str, Align)], rows: &[Vec<String>]) {
+pub fn print(head: &[(&str, Align)], rows: &[Vec<String>]) {
     say_text(&layout(head, rows));
 }
 
@@ -46,7 +48,7 @@ fn layout(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
 }
 
 /// The text in red on a terminal.
-pub(crate) fn alarm(text: &str) -> String {
+pub fn alarm(text: &str) -> String {
     if std::io::stdout().is_terminal() { format!("\x1b[31m{text}\x1b[0m") } else { text.to_owned() }
 }
 

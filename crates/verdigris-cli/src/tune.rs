@@ -18,10 +18,10 @@ use verdigris::{Config, Error, Handle, Limits, Stage, Tuning};
 use verdigris_engines::engine::Knobs;
 use verdigris_graph::{Key, Problem, json, pattern};
 
-use crate::Verdict;
-use crate::bench::record::{Record, now};
-use crate::selection::{self, ConvSelection, GemmSelection};
-use crate::table::{self, Align};
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::selection::{self, ConvSelection, GemmSelection};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 /// What to tune.
 #[derive(clap::Args)]
@@ -165,7 +165,7 @@ impl How {
 
 impl Gemm {
     fn tasks(&self) -> Result<Vec<Task>> {
-        let task = |named: crate::problem::Named| {
+        let task = |named: verdigris_cli::problem::Named| {
             let (problem, limits) = (Problem::Gemm(named.problem), Limits::default());
             Task { class: named.class, dtype: named.dtype, name: named.name, problem, limits }
         };
@@ -575,8 +575,7 @@ mod tests {
 
     #[test]
     fn a_third_is_held_out_and_means_are_geometric() {
-        let held = ConvSelection::of_the_list("bf16").expect("a list").into_iter();
-        let held: Vec<bool> = held.map(|row| is_held_out(Key::of(&selection::as_planned(&row.problem)))).collect();
+        let held: Vec<bool> = asked("conv --dtype bf16").0.iter().map(|task| is_held_out(Key::of(&task.problem))).collect();
         let part = held.iter().filter(|held| **held).count() as f64 / held.len() as f64;
         assert!((0.2..0.47).contains(&part), "{part}");
         let handle = handle(&Config::default());

@@ -1,7 +1,7 @@
 //! The case files of graphs and random graphs on every engine that takes their parts, interpreted and held against the reference.
 //!
 //! Each case runs by one variant: one way for each part, another one for each case. With `VERDIGRIS_VARIANTS=all` every way of every part
-//! has its turn, as in `verdigris verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the
+//! has its turn, as in `workshop verify`. `VERDIGRIS_CASE` is a part of the ids of the cases that are run, `VERDIGRIS_FUZZ_GRAPHS` the
 //! number of random graphs (default 300), `VERDIGRIS_FUZZ_SEED` the first of them.
 
 use std::collections::BTreeMap;

@@ -42,9 +42,9 @@ const HOUSE: &[Room] = &[
     Room {
         name: "verdigris-cli",
         floor: 5,
+        // The reference lends the problem lists and seeded numbers; kir prints what a program launches.
         may_use: &[
             "verdigris",
-            "verdigris-cpu",
             "verdigris-cuda",
             "verdigris-engines",
             "verdigris-graph",
@@ -63,8 +63,26 @@ const HOUSE: &[Room] = &[
         may_use: &["verdigris", "verdigris-cpu", "verdigris-cuda", "verdigris-engines", "verdigris-graph", "verdigris-tensor"],
         tests_may_use: &[],
     },
-    // The workshop stands beside the house and looks at what is printed, never at a device. Of the driver's layer it uses the
-    // format of packs alone, so that the writer and the reader are one.
+    Room {
+        name: "verdigris-workshop",
+        floor: 6,
+        // Tools that judge and measure every floor below. The command line lends problems, tables and records, so that both programs
+        // read the same arguments.
+        may_use: &[
+            "verdigris",
+            "verdigris-cli",
+            "verdigris-cpu",
+            "verdigris-cuda",
+            "verdigris-engines",
+            "verdigris-graph",
+            "verdigris-kir",
+            "verdigris-reference",
+            "verdigris-tensor",
+        ],
+        tests_may_use: &[],
+    },
+    // The repository's own commands look at what is printed, never at a device. Of the driver's layer they use the format of packs
+    // alone, so that the writer and the reader are one.
     Room { name: "xtask", floor: 6, may_use: &["verdigris-cuda", "verdigris-engines", "verdigris-kir"], tests_may_use: &[] },
 ];
 

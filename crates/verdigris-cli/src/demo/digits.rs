@@ -15,10 +15,10 @@ use super::data::{CLASSES, Digit, moved, shuffle, split};
 use super::model::{Model, Numbers, write_numbers};
 use super::report;
 use super::runner::Runner;
-use crate::Verdict;
-use crate::table::{self, Align};
 use verdigris::KernelCounts;
 use verdigris::plan::PartReport;
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {

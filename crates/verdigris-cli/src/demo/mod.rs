@@ -9,7 +9,7 @@ mod runner;
 
 use clap::Subcommand;
 
-use crate::Verdict;
+use verdigris_cli::Verdict;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

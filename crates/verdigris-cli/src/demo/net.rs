@@ -11,8 +11,8 @@ use verdigris_tensor::Layout;
 
 use super::model::Numbers;
 use super::runner::{Drawn, Runner, Slot};
-use crate::Verdict;
-use crate::table::{self, Align};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 /// ResNet-50.
 const RESNET50: &str = include_str!("../../../../bench/lists/resnet50.toml");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::data::{CLASSES, Digit, SIDE};
 use super::digits::{Arguments, ENGINE_HEAD, Outcome, engine_rows};
-use crate::table::Align;
+use verdigris_cli::table::Align;
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem}table{border-collapse:collapse}\

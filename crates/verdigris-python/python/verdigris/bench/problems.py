@@ -1,7 +1,7 @@
 """The problems of a bench: what one row asks, how much work it is, and how lists of them are read.
 
 A list is a TOML file of ``[[group]]`` tables; a group is the product of its problems with directions or layouts and dtypes. The head of each file in
-``bench/lists`` says what its fields mean. The program ``verdigris bench`` reads the same files, and names rows as this module does.
+``bench/lists`` says what its fields mean. The program ``workshop bench`` reads the same files, and names rows as this module does.
 """
 
 import dataclasses

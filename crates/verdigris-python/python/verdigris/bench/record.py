@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional
 
-#: Told apart from the records of the program ``verdigris bench`` by this.
+#: Told apart from the records of the program ``workshop bench`` by this.
 BY = "verdigris.bench"
 
 

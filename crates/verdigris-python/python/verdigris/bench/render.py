@@ -214,7 +214,7 @@ def _programs(runs: Sequence[Run], names: Dict[str, str]) -> Optional[str]:
 
 
 def program_rows(folder: Path) -> Dict[Path, List[dict]]:
-    """Rows of products that the program ``verdigris bench gemm`` recorded against cuBLASLt, by file; sweeps over settings left out."""
+    """Rows of products that the program ``workshop bench gemm`` recorded against cuBLASLt, by file; sweeps over settings left out."""
     found: Dict[Path, List[dict]] = {}
     for path in sorted(folder.rglob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -236,7 +236,7 @@ def _program(folder: Path, root: Path) -> Optional[str]:
         return None
     parts = [
         "## Matrix products from Rust, against cuBLASLt",
-        "By the program `verdigris bench gemm`: settings chosen by estimate, against the fastest of cuBLASLt's own choices (eight at most, each "
+        "By the program `workshop bench gemm`: settings chosen by estimate, against the fastest of cuBLASLt's own choices (eight at most, each "
         "timed), graphs replayed on both sides. These rows count for no bar above, which speak of PyTorch.",
     ]
     for path, rows in files.items():

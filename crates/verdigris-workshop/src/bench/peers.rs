@@ -143,8 +143,8 @@ fn peer_type(dtype: DType) -> Result<PeerType, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::ProblemArguments;
     use clap::Parser;
+    use verdigris_cli::problem::ProblemArguments;
 
     #[derive(Parser)]
     struct Line {

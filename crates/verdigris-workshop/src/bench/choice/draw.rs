@@ -45,7 +45,7 @@ use verdigris_reference::bench_list::DTypeClass;
 use verdigris_reference::data::Random;
 use verdigris_tensor::DType;
 
-use crate::selection::as_planned;
+use verdigris_cli::selection::as_planned;
 
 /// Most operations of a problem.
 pub(super) const MOST_FLOPS: f64 = 2e12;

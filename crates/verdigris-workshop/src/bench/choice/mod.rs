@@ -23,13 +23,14 @@ use verdigris_engines::engine::{Knobs, Notes};
 use verdigris_graph::{Key, Problem};
 use verdigris_kir::program::{Program, Residency, Step};
 
-use super::record::{self, Record};
-use crate::table::{self, Align};
-use crate::{Verdict, device};
+use super::record;
 use draw::{Drawn, Kind};
 use pick::{EngineConfigs, Field, Picked, Why};
 use summary::{Outcome, Summary};
 use trial::{Arena, Trial, Trials};
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, device, say};
 
 /// Clocks of the chip are asked for every so many problems.
 const CLOCKS_EVERY: usize = 50;
@@ -156,7 +157,7 @@ struct SummaryLine<'a> {
 impl Machine {
     fn new(machine: String, driver: String) -> Machine {
         let versions = format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]);
-        Machine { machine, driver, versions, source_hash: verdigris_engines::SOURCE_HASH, date: record::now() }
+        Machine { machine, driver, versions, source_hash: verdigris_engines::SOURCE_HASH, date: now() }
     }
 
     fn of(handle: &Handle) -> Machine {

@@ -1,4 +1,4 @@
-//! `verdigris check conformance`: every instruction of the table on this machine's GPU, against the interpreter.
+//! `workshop check conformance`: every instruction of the table on this machine's GPU, against the interpreter.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use verdigris_kir::inst::TABLE;
 use verdigris_kir::interp::Options;
 use verdigris_kir::ir::Target;
 
-use crate::bench::record::{Record, now};
-use crate::table::{self, Align, alarm};
-use crate::{Verdict, device};
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, device, say};
 
 /// Arguments of `check conformance`.
 #[derive(clap::Args)]

@@ -17,11 +17,12 @@ use verdigris_kir::program::KernelRef;
 use verdigris_reference::cases::Case;
 
 use crate::cases::{self, Prepared};
+use crate::check;
 use crate::check_graphs::{self, Executor};
-use crate::table::{self, Align, alarm};
 use crate::verify_catalog::{self, Product};
 use crate::verify_graphs::Job;
-use crate::{Verdict, check};
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, say};
 
 /// Options of `check classes`.
 #[derive(clap::Args)]

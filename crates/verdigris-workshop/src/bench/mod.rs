@@ -20,9 +20,9 @@ use clap::{Subcommand, ValueEnum};
 use verdigris::Config;
 use verdigris_engines::engine::Knobs;
 
-use crate::problem::{check_engine, knobs};
-use crate::selection::GemmSelection;
-use crate::{Verdict, device};
+use verdigris_cli::problem::{check_engine, knobs};
+use verdigris_cli::selection::GemmSelection;
+use verdigris_cli::{Verdict, device};
 
 /// What to measure.
 #[derive(clap::Args)]

@@ -18,11 +18,11 @@ use serde::Serialize;
 use verdigris::Config;
 use verdigris_engines::engine::Engine;
 
-use crate::bench::record::{Record, now};
 use crate::classes::{self, Representative};
 use crate::planted::{self, Tool};
-use crate::table::{self, Align, alarm};
-use crate::{Verdict, device};
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, device, say};
 
 /// Lines of a tool's report that a finding keeps.
 const KEPT_LINES: usize = 6;

@@ -1,7 +1,8 @@
 //! What a person reads of a run.
 
 use super::record::{Machine, Row};
-use crate::table::{self, Align, alarm};
+use verdigris_cli::say;
+use verdigris_cli::table::{self, Align, alarm};
 
 /// Rows that are shown as the worst.
 const WORST: usize = 10;

@@ -13,9 +13,10 @@ use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
 use verdigris_graph::{Problem, pattern};
 
-use crate::bench::record::now;
-use crate::table::{self, Align};
-use crate::{Verdict, cases, check_graphs};
+use crate::{cases, check_graphs};
+use verdigris_cli::record::now;
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, say};
 
 /// Where the record goes unless it is said.
 const RECORD: &str = "bench/record/refusals.jsonl";
@@ -134,11 +135,11 @@ mod tests {
     #[test]
     fn the_record_is_of_every_engine() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RECORD);
-        let record = std::fs::read_to_string(&path).expect("the record, written by `verdigris verify --refusals`");
+        let record = std::fs::read_to_string(&path).expect("the record, written by `workshop verify --refusals`");
         let rows: Vec<serde_json::Value> = record.lines().map(|line| serde_json::from_str(line).expect("a row")).collect();
         let recorded: Vec<&str> = rows.iter().map(|row| row["engine"].as_str().expect("a name")).collect();
         let known: Vec<&str> = verdigris_engines::engines().map(|engine| engine.id().name).collect();
-        assert_eq!(recorded, known, "`verdigris verify --refusals` writes {RECORD} anew");
+        assert_eq!(recorded, known, "`workshop verify --refusals` writes {RECORD} anew");
         for row in &rows {
             let count = |of: &serde_json::Value| of.as_u64().expect("a count");
             let refused: u64 = row["refusals"].as_object().expect("reasons").values().map(count).sum();

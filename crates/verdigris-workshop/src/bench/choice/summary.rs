@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::table::{self, Align};
+use verdigris_cli::say;
+use verdigris_cli::table::{self, Align};
 
 /// Within this of the best counts as near.
 const NEAR: f64 = 1.15;

@@ -11,7 +11,7 @@ use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::ir::{KernelBody, Target, Ty};
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Program, Residency, Step};
 
-use crate::{Verdict, device};
+use verdigris_cli::{Verdict, device};
 
 const THREADS: u32 = 64;
 /// Words of the buffer that is read and of the one that is written.

@@ -17,9 +17,10 @@ use super::correctness::{Judgement, Sample};
 use super::data::{Operands, Source};
 use super::measure::{self, Side};
 use super::peers::Peer;
-use super::record::{self, Machine, Record, Row, Variant};
+use super::record::{self, Machine, Row, Variant};
 use super::{RunArguments, report};
-use crate::Verdict;
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::{Verdict, say};
 
 /// Where the data of a run begin.
 pub(super) const SEED: u64 = 0x7665_7264;
@@ -59,7 +60,7 @@ impl Ceilings {
 
 /// Measures the ceilings, and says what machine this is.
 pub(super) fn calibrate(handle: &Handle, source: &mut Source<'_>, peer: Option<&Peer>) -> Result<(Machine, Ceilings)> {
-    let date = record::now();
+    let date = now();
     let mut ceilings = Ceilings { bf16_tflops: None, copy_gb_per_s: copy_gb_per_s(handle)? };
     let gemm = GemmProblem {
         b: Matrix::with_leading_dimension(Slot(1), DType::Bf16, Order::ColumnMajor, 8192),

@@ -15,8 +15,8 @@ use super::measure::{self, Side};
 use super::peers::{Answer, Peer};
 use super::record::Row;
 use super::run::{self, Ceilings, Fastest, Ours, SEED};
-use crate::selection::{self, ConvSelection};
-use crate::{Verdict, device};
+use verdigris_cli::selection::{self, ConvSelection};
+use verdigris_cli::{Verdict, device};
 
 /// Options of `bench conv`.
 #[derive(clap::Args)]
@@ -210,9 +210,17 @@ impl Bench<'_> {
 mod tests {
     use super::*;
 
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: ConvSelection,
+    }
+
     #[test]
     fn products_have_the_convolutions_work() {
-        for row in ConvSelection::of_the_list("bf16").expect("rows") {
+        for row in Line::parse_from(["x", "--dtype", "bf16"]).arguments.problems().expect("rows") {
             let gemm = product(&row.problem).expect("a product");
             let ratio = gemm.flops() / row.problem.flops();
             // A depth is a whole number.

@@ -15,9 +15,10 @@ use verdigris_cuda::DeviceBuffer;
 use verdigris_kir::program::KernelRef;
 
 use crate::cases::{self, Content, Prepared};
-use crate::problem::check_engine;
-use crate::table::{self, Align, alarm};
-use crate::{Verdict, check_graphs, classes, conformance, device, planted, sanitizers};
+use crate::{check_graphs, classes, conformance, planted, sanitizers};
+use verdigris_cli::problem::check_engine;
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, device, say};
 
 /// Further executions of a deterministic way.
 const REPEATS: usize = 10;

@@ -17,9 +17,9 @@ use verdigris_reference::data::Random;
 use verdigris_tensor::DType;
 
 use super::measure::quantile;
-use super::record::{self, Record};
-use crate::table::{self, Align};
-use crate::{Verdict, device};
+use verdigris_cli::record::{Record, now};
+use verdigris_cli::table::{self, Align};
+use verdigris_cli::{Verdict, device, say};
 
 /// Options of `bench overhead`.
 #[derive(clap::Args)]
@@ -252,7 +252,7 @@ impl Rows {
             machine: format!("{} {}", properties.name, properties.uuid),
             driver: format!("{}.{}", properties.driver_version / 1000, properties.driver_version % 1000 / 10),
             versions: format!("verdigris {} ({})", env!("CARGO_PKG_VERSION"), &verdigris_engines::SOURCE_HASH[..12]),
-            date: record::now(),
+            date: now(),
         }
     }
 

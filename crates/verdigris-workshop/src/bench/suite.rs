@@ -11,8 +11,8 @@ use super::peers::Peer;
 use super::record::Row;
 use super::run::{self, Ceilings, Ours, SEED};
 use super::{GemmArguments, RunArguments};
-use crate::Verdict;
-use crate::problem::Named;
+use verdigris_cli::Verdict;
+use verdigris_cli::problem::Named;
 
 /// Measures the problems.
 pub(super) fn run(handle: &Handle, config: &Config, arguments: &GemmArguments, problems: &[Named]) -> Result<Verdict> {

@@ -32,9 +32,10 @@ use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
 
 use crate::cases::{self, Content, Prepared};
 use crate::journal::Journal;
-use crate::problem::check_engine;
-use crate::table::{self, Align, alarm};
-use crate::{Verdict, check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
+use crate::{check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
+use verdigris_cli::problem::check_engine;
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, say};
 
 /// Schedules of each run with `--all`.
 const SCHEDULES: u64 = 3;

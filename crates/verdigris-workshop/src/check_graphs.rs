@@ -17,8 +17,8 @@ use verdigris_reference::graph_cases::{self, GraphCase};
 use verdigris_reference::judge::{Judged, judge};
 use verdigris_reference::run::Inputs;
 
-use crate::table::alarm;
-use crate::{Verdict, device};
+use verdigris_cli::table::alarm;
+use verdigris_cli::{Verdict, device, say};
 
 /// Elements that are judged of each output of a case beyond the CPU's reach.
 const SAMPLE_ELEMENTS: u64 = 500;
