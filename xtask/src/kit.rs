@@ -59,21 +59,12 @@ pub(crate) fn pack(root: &Path, out: &Path, programs_only: bool) -> Result<(usiz
     if out.exists() && !out.join("run-tests").is_file() {
         bail!("{} exists and is no kit; name another folder or remove it", out.display());
     }
+    let fresh = fresh(out)?;
     let mut built = build(root, &["build", "--bins"])?;
     if !programs_only {
         built.extend(build(root, &["test", "--no-run", "--lib", "--bins", "--tests"])?);
     }
     built.retain(|built| built.package != "xtask");
-
-    // Fill a folder beside it and swap, so that a half-made kit never stands under the kit's name.
-    let fresh = out.with_extension("tmp");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).with_context(|| format!("removing {}", fresh.display()))?;
-    }
-    for folder in ["bin", "tests"] {
-        let folder = fresh.join(folder);
-        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    }
     for built in &built {
         let place = if built.test {
             fresh.join("tests").join(format!("{}.{}", built.package, built.target))
@@ -98,6 +89,20 @@ pub(crate) fn pack(root: &Path, out: &Path, programs_only: bool) -> Result<(usiz
     }
     fs::rename(&fresh, out).with_context(|| format!("naming {}", out.display()))?;
     size(out)
+}
+
+/// Makes the folder that is filled and then swapped with `out`, so that a half-made kit never stands under the kit's name. It is made before
+/// anything is built: whoever asked should not learn after minutes of building that nothing can be written.
+fn fresh(out: &Path) -> Result<PathBuf> {
+    let fresh = out.with_extension("tmp");
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh).with_context(|| format!("removing {}", fresh.display()))?;
+    }
+    for folder in ["bin", "tests"] {
+        let folder = fresh.join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    Ok(fresh)
 }
 
 /// Runs one cargo command over the workspace and returns the executables that it names.
@@ -261,6 +266,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let error = pack(folder.path(), folder.path(), true).expect_err("must refuse");
         assert!(error.to_string().contains("is no kit"), "{error}");
+    }
+
+    #[test]
+    fn a_kit_that_cannot_be_written_is_told_before_anything_is_built() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("writable");
+        // Cargo would find no workspace in that folder: the error is that of the kit's place.
+        let error = pack(folder.path(), &file.join("kit"), true).expect_err("must refuse");
+        assert!(error.to_string().contains("making"), "{error:#}");
+        assert!(fresh(&folder.path().join("a/b/kit")).expect("makes it").join("bin").is_dir());
     }
 
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The workshop: house rules, the offline assembly check, packs, replay, the kit.
+//! The commands of the repository: house rules, the offline assembly check, packs, replay, the kit.
 //!
 //! `cargo xtask help` lists the commands. Everything here looks at the repository from outside; nothing
 //! of it is part of the library.
@@ -23,7 +23,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The workshop of the repository.")]
+#[command(name = "cargo xtask", about = "The commands of the repository.")]
 struct Arguments {
     #[command(subcommand)]
     command: Action,
@@ -166,8 +166,9 @@ fn run(action: Action) -> Result<bool> {
         }
         Action::Pack { target, out, jobs, ptxas } => {
             let chip = catalog::chip(&target)?;
+            let place = pack::Place::prepare(&out)?;
             let memory = ptxas::Memory::of_workspace(&root)?;
-            let written = pack::write(&toolchain(&root, ptxas)?, &memory, chip, jobs.unwrap_or_else(cores), &out)?;
+            let written = pack::write(&toolchain(&root, ptxas)?, &memory, chip, jobs.unwrap_or_else(cores), place)?;
             let megabytes = |bytes: usize| bytes as f64 / 1e6;
             println!(
                 "pack: {} kernels for {target}, {:.1} MB in {:.1} MB, {}",

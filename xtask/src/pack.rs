@@ -1,7 +1,7 @@
 //! The kernel pack of one chip: its whole catalog, assembled offline, in one file that [`verdigris_cuda::Pack`] reads.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use object::{Object, ObjectSection};
@@ -29,8 +29,36 @@ pub(crate) struct Written {
     pub(crate) bytes: usize,
 }
 
-/// Assembles the chip's catalog and writes it to `out`, which is replaced whole or not at all.
-pub(crate) fn write(toolchain: &Toolchain, memory: &Memory, chip: Target, jobs: usize, out: &Path) -> Result<Written> {
+/// Where a pack will be: a file beside it, which takes its place once it is written.
+pub(crate) struct Place {
+    out: PathBuf,
+    file: tempfile::NamedTempFile,
+}
+
+impl Place {
+    /// Makes the folder that the path names, and a file in it: assembling takes minutes, and whoever asked should not learn after them that
+    /// nothing can be written.
+    pub(crate) fn prepare(out: &Path) -> Result<Place> {
+        if out.is_dir() {
+            bail!("{} is a folder; --out names the file that the pack becomes", out.display());
+        }
+        let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
+        let file = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
+        Ok(Place { out: out.to_path_buf(), file })
+    }
+
+    /// Writes the file and puts it in place.
+    fn fill(mut self, bytes: &[u8]) -> Result<()> {
+        (self.file.write_all(bytes).and_then(|()| self.file.as_file().sync_all()))
+            .with_context(|| format!("writing {}", self.file.path().display()))?;
+        self.file.persist(&self.out).with_context(|| format!("putting {} in place", self.out.display()))?;
+        Ok(())
+    }
+}
+
+/// Assembles the chip's catalog and writes it to its place; what was there is replaced whole or not at all.
+pub(crate) fn write(toolchain: &Toolchain, memory: &Memory, chip: Target, jobs: usize, out: Place) -> Result<Written> {
     if !toolchain.is_pinned() {
         bail!("packs are made with the pinned assembler alone, for that is the one whose oldest driver is known");
     }
@@ -46,10 +74,7 @@ pub(crate) fn write(toolchain: &Toolchain, memory: &Memory, chip: Target, jobs: 
     if bytes.len() > MOST_BYTES {
         bail!("the pack has {} bytes, the most are {MOST_BYTES}: the catalog has grown beyond what is handed out", bytes.len());
     }
-    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
-    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(|| format!("writing {}", file.path().display()))?;
-    file.persist(out).with_context(|| format!("putting {} in place", out.display()))?;
+    out.fill(&bytes)?;
     let unpacked_bytes = kernels.iter().map(|(_, entry)| entry.to_bytes().len()).sum();
     Ok(Written { kernels: kernels.len(), unpacked_bytes, bytes: bytes.len() })
 }
@@ -100,6 +125,23 @@ mod tests {
     use verdigris_kir::face::{Header, build};
 
     use super::*;
+
+    #[test]
+    fn the_folder_is_made_first_and_nothing_is_left_of_a_pack_that_was_not_written() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let out = folder.path().join("a/b/chip.pack");
+        let place = Place::prepare(&out).expect("makes the folders");
+        assert!(out.parent().is_some_and(Path::is_dir) && !out.exists());
+        drop(place);
+        assert_eq!(std::fs::read_dir(folder.path().join("a/b")).expect("readable").count(), 0);
+        Place::prepare(&out).and_then(|place| place.fill(b"kernels")).expect("writes");
+        assert_eq!(std::fs::read(&out).expect("there"), b"kernels");
+        let told = |path: &Path| Place::prepare(path).map(|_| ()).expect_err("must refuse").to_string();
+        assert!(told(folder.path()).contains("is a folder"));
+        // A file stands where a folder would have to be.
+        let blocked = told(&out.join("below/chip.pack"));
+        assert!(blocked.contains("making the folder") && blocked.contains("chip.pack/below"), "{blocked}");
+    }
 
     #[test]
     fn what_is_packed_can_be_read() {
