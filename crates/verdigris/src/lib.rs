@@ -1,13 +1,38 @@
 //! Deep-learning primitives for NVIDIA GPUs: choose, remember, run, explain.
 //!
-//! A [`Handle`] is a GPU with the kernels loaded on it. [`Handle::plan`] asks every engine about a problem, chooses one
-//! ([`select`] is the whole of that choice, on one page; [`explain`] prints it) and loads its program; [`ProblemPlan::execute`] submits
-//! it to a stream, from any thread, as often as one likes.
+//! This is the one crate to depend on. A [`Graph`] of ops is built with [`GraphBuilder`]; a [`Device`] (a GPU, or the CPU) makes a [`Plan`] of
+//! it, in which ops are fused and each part has an engine; the plan runs on [`Tensor`]s, or on memory, workspace and stream that others own.
+//!
+//! ```
+//! use verdigris::{BinaryOp, DType, Device, GraphBuilder, Layout, Precision, Tensor, UnaryOp};
+//!
+//! let mut g = GraphBuilder::new("linear");
+//! let x = g.tensor("x", DType::F32, Layout::row_major(&[2, 3])?);
+//! let w = g.tensor("w", DType::F32, Layout::row_major(&[3, 2])?);
+//! let bias = g.tensor("bias", DType::F32, Layout::row_major(&[1, 2])?);
+//! let product = g.matmul("product", x, w, Precision::Fp32)?;
+//! let sum = g.binary("add bias", BinaryOp::Add, product, bias)?;
+//! let y = g.unary("relu", UnaryOp::Relu, sum)?;
+//! g.store(y, "y", DType::F32)?;
+//!
+//! let device = Device::cpu(); // or Device::open("cuda:0", …)
+//! let plan = device.plan(&g.finish()?)?;
+//! let x_values = Tensor::from_values(&device, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+//! let w_values = Tensor::from_values(&device, DType::F32, &[3, 2], &[1.0, 0.0, 0.0, 1.0, 1.0, -1.0])?;
+//! let b_values = Tensor::from_values(&device, DType::F32, &[1, 2], &[0.5, 0.5])?;
+//! let outputs = device.run(&plan, &[(x, &x_values), (w, &w_values), (bias, &b_values)], &[])?;
+//! assert_eq!(outputs[0].to_values()?, [4.5, 0.0, 10.5, 0.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Deeper
+//!
+//! A [`Handle`] is a GPU with the kernels loaded on it. [`Handle::plan`] asks every engine about one [`Problem`], chooses one ([`select`] is
+//! the whole of that choice, on one page; [`explain`] prints it) and loads its program; [`ProblemPlan::execute`] submits it to a stream, from
+//! any thread, as often as one likes.
 //!
 //! ```no_run
-//! use verdigris::{Binding, Config, Handle, Limits};
-//! use verdigris_graph::{GemmProblem, Problem};
-//! use verdigris_tensor::DType;
+//! use verdigris::{Binding, Config, DType, GemmProblem, Handle, Limits, Problem};
 //!
 //! let handle = Handle::open(&Config::from_environment()?)?;
 //! let problem = Problem::Gemm(GemmProblem::packed(1024, 1024, 1024, DType::Bf16, DType::Bf16)?);
@@ -19,34 +44,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Handle::plan_graph`] does so for a whole [`Graph`](verdigris_graph::Graph) under a [`Policy`]: it is cut into problems, each gets its
-//! way by estimate, by the clock or by name ([`Mode`]), tensors between them lie in one workspace, and [`GraphPlan::explain`] tells why.
-//! Measured choices are remembered ([`plan_cache`]). [`Device`] is one face for the GPU and the CPU: the [`Plan`] that it makes of a graph
-//! runs on memory, workspace and stream that others own, or on its own [`Tensor`]s. [`functional`] serves those who do not want to draw
-//! graphs.
+//! [`Handle::plan_graph`] does so for a whole graph under a [`Policy`]: it is cut into problems, each gets its way by estimate, by the clock
+//! or by name ([`Mode`]), tensors between them lie in one workspace, and [`GraphPlan::explain`] tells why. Measured choices are remembered
+//! ([`plan_cache`]). [`functional`] serves those who do not want to draw graphs.
 //!
-//! ```no_run
-//! use verdigris::{Binding, Config, Handle, Mode, Policy, Tuning};
-//! use verdigris_graph::{BinaryOp, GraphBuilder, Precision};
-//! use verdigris_tensor::{DType, Layout};
+//! # Where names come from
 //!
-//! let mut g = GraphBuilder::new("linear");
-//! let x = g.tensor("x", DType::Bf16, Layout::row_major(&[512, 1024])?);
-//! let w = g.tensor("w", DType::Bf16, Layout::row_major(&[1024, 256])?);
-//! let bias = g.tensor("bias", DType::Bf16, Layout::row_major(&[256])?);
-//! let y = g.matmul("product", x, w, Precision::Fp32)?;
-//! let y = g.binary("bias", BinaryOp::Add, y, bias)?;
-//! g.store(y, "y", DType::Bf16)?;
-//! let graph = g.finish()?;
-//!
-//! let handle = Handle::open(&Config::from_environment()?)?;
-//! let plan = handle.plan_graph(&graph, &Policy { mode: Mode::Measured(Tuning::default()), ..Policy::default() })?;
-//! print!("{}", plan.explain());
-//! let buffers: Vec<_> = plan.tensors().iter().map(|t| handle.pool().alloc(handle.stream(), t.bytes)).collect::<Result<_, _>>()?;
-//! let bindings: Vec<_> = plan.tensors().iter().zip(&buffers).map(|(t, buffer)| (t.uid, Binding::Buffer(buffer.slice()))).collect();
-//! plan.execute_from(handle.stream(), &bindings, handle.pool())?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! What users of the library touch is re-exported here. [`graph`] (ops, JSON, gradients, the cutting into problems), [`tensor`] (element
+//! types, layouts, conversions), [`engines`] (who answers) and [`cuda`] (devices, streams, memory) are the crates below, whole.
 #![forbid(unsafe_code)]
 
 mod binding;
@@ -82,5 +87,29 @@ pub use planning::{Progress, Stage};
 pub use policy::{Mode, Pin, Policy, Tuning};
 pub use problem_plan::ProblemPlan;
 pub use select::{Limits, Ranked, Settings, Survey, survey};
-pub use verdigris_graph::binding::BoundTensor;
 pub use workspace::WorkspaceSource;
+
+#[doc(no_inline)]
+pub use verdigris_cuda as cuda;
+#[doc(no_inline)]
+pub use verdigris_engines as engines;
+#[doc(no_inline)]
+pub use verdigris_graph as graph;
+#[doc(no_inline)]
+pub use verdigris_tensor as tensor;
+
+pub use verdigris_cuda::{Context, DeviceBuffer, DeviceSlice, Driver, Event, HostSlice, Pool, Stream};
+pub use verdigris_engines::arch::Arch;
+pub use verdigris_engines::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+pub use verdigris_graph::binding::BoundTensor;
+pub use verdigris_graph::{
+    BinaryOp, Conv, ConvDirection, ConvMode, ConvProblem, CrossEntropyBackward, CrossEntropySpec, Determinism, Direction,
+    Error as GraphError, GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Node, Op, OperandScale, PoolBackward,
+    PoolMode, PoolWindows, Precision, Problem, Real, ReductionOp, TensorDesc, TernaryOp, Uid, UnaryOp,
+};
+pub use verdigris_tensor::{BindingError, BindingRule, DType, Layout, LayoutError};
+
+/// The lines of Rust in the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
