@@ -47,6 +47,25 @@ fn layout(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// The text in lines of at most so many columns, broken between words; all but the first line begin with `indent` spaces. A word that is
+/// longer stands alone on its line.
+pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+    let begin = &text[..text.len() - text.trim_start().len()];
+    let mut lines = vec![begin.to_owned()];
+    let mut is_first_word = true;
+    for word in text.split_whitespace() {
+        let at = lines.len() - 1;
+        let gap = usize::from(!is_first_word);
+        if is_first_word || lines[at].chars().count() + gap + word.chars().count() <= columns {
+            lines[at] += &format!("{}{word}", " ".repeat(gap));
+        } else {
+            lines.push(format!("{}{word}", " ".repeat(indent)));
+        }
+        is_first_word = false;
+    }
+    lines.join("\n")
+}
+
 /// The text in red on a terminal.
 pub fn alarm(text: &str) -> String {
     if std::io::stdout().is_terminal() { format!("\x1b[31m{text}\x1b[0m") } else { text.to_owned() }
@@ -55,6 +74,14 @@ pub fn alarm(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        assert_eq!(wrapped("  name: one two three", 4, 13), "  name: one\n    two three");
+        assert_eq!(wrapped("short", 2, 13), "short");
+        assert_eq!(wrapped("a wordlongerthanaline b", 2, 8), "a\n  wordlongerthanaline\n  b");
+        assert_eq!(wrapped("", 2, 8), "");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

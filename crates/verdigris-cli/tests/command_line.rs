@@ -234,7 +234,11 @@ fn doctor_always_has_an_answer() {
     assert_eq!(output.status.code(), Some(0));
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
     assert!(value["driver"].is_object() && value["cache"].is_object() && value["pack"].is_object());
-    assert!(stdout(&run(&["doctor"])).contains("VERDIGRIS_CUBLASLT"));
+    let text = stdout(&run(&["doctor"]));
+    assert!(text.contains("VERDIGRIS_CUBLASLT") && text.contains("gemm.simt") && !text.contains("precision:"), "{text}");
+    let wide: Vec<&str> = text.lines().filter(|line| line.chars().count() > 100 && line.split_whitespace().count() > 1).collect();
+    assert!(wide.is_empty(), "{wide:#?}");
+    assert!(stdout(&run(&["doctor", "--refusals"])).contains("gemm.wgmma: precision: "));
 }
 
 #[test]

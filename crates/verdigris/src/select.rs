@@ -83,7 +83,8 @@ impl Ranked {
 pub struct Survey {
     /// The ways, best first.
     pub ranked: Vec<Ranked>,
-    /// One refusal for each engine without a way, in the order of the engines.
+    /// One refusal for each engine of the problem's kind without a way, in the order of the engines. Engines of other kinds stand here only
+    /// where nobody else was asked.
     pub refusals: Vec<Refusal>,
 }
 
@@ -110,6 +111,10 @@ pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem:
         }
     }
     survey.ranked.sort_by(|a, b| a.cost.us.total_cmp(&b.cost.us));
+    let of_its_kind = |refusal: &Refusal| refusal.reason != Reason::Problem;
+    if !survey.ranked.is_empty() || survey.refusals.iter().any(of_its_kind) {
+        survey.refusals.retain(of_its_kind);
+    }
     survey
 }
 
@@ -276,6 +281,16 @@ mod tests {
         assert_eq!(asked(|_, limits| limits.settings = two), (vec![2], vec![]));
         let none = Settings::Matching(Knobs::new([("way", 7)]));
         assert_eq!(asked(|_, limits| limits.settings = none), (vec![], vec![Reason::Knobs]));
+    }
+
+    #[test]
+    fn engines_of_other_kinds_refuse_only_where_they_alone_are_asked() {
+        let gemm = GemmProblem::packed(8, 8, 8, DType::F32, DType::F32).expect("a plain product");
+        let (problem, arch) = (Problem::Gemm(gemm), Arch::h200());
+        let all = survey(&problem, &arch, &Limits::default());
+        assert!(!all.ranked.is_empty() && all.refusals.iter().all(|refusal| refusal.engine.name.starts_with("gemm.")), "{all}");
+        let alone = survey(&problem, &arch, &Limits { engine: Some("conv.direct".to_owned()), ..Limits::default() });
+        assert_eq!(alone.refusals.iter().map(|refusal| refusal.reason).collect::<Vec<_>>(), [Reason::Problem], "{alone}");
     }
 
     #[test]

@@ -1,16 +1,15 @@
 //! `doctor`: what is here, what works here, and why the rest does not.
 
+mod matrix;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 use verdigris::config::VARIABLES;
-use verdigris::{Config, Handle, Limits, survey};
+use verdigris::{Arch, Config, Handle};
 use verdigris_cuda::peers::CublasLt;
 use verdigris_cuda::{Device, DiskCache, Driver};
-use verdigris_engines::arch::Arch;
-use verdigris_graph::{GemmProblem, Matrix, Order, Precision, Problem, Slot};
-use verdigris_tensor::DType;
 
-use verdigris_cli::table::{self, Align};
+use verdigris_cli::table::wrapped;
 use verdigris_cli::{Verdict, say};
 
 /// Options of `doctor`.
@@ -19,7 +18,13 @@ pub(crate) struct Arguments {
     /// Print everything as one JSON object.
     #[arg(long)]
     json: bool,
+    /// Print every refusal in full: of each op and type, which engines do not take it and why.
+    #[arg(long)]
+    refusals: bool,
 }
+
+/// Columns of a terminal that everything fits but single words that are longer, such as paths.
+const COLUMNS: usize = 100;
 
 /// Carries out `doctor`.
 pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
@@ -54,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             report["driver"] = json!({ "error": error.to_string() });
             // Without a device, engines can still be asked about the one that they were tuned on.
             report["engines_on"] = json!("a described NVIDIA H200, since there is no device");
-            report["engines"] = engines(&Arch::h200());
+            report["engines"] = matrix::rows(&Arch::h200());
         }
         Ok(driver) => {
             let version = driver.version();
@@ -68,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        print(&report);
+        print(&report, arguments.refusals);
     }
     Ok(Verdict::Good)
 }
@@ -103,7 +108,7 @@ fn describe(device: &Device, config: &Config) -> Value {
     match handle {
         Err(error) => value["error"] = json!(error.to_string()),
         Ok(handle) => {
-            value["engines"] = engines(handle.arch());
+            value["engines"] = matrix::rows(handle.arch());
             value["pack"] = match handle.pack() {
                 Some(Ok(pack)) => json!(format!("usable, {} kernels", pack.len())),
                 Some(Err(error)) => json!({ "error": error.to_string() }),
@@ -122,40 +127,7 @@ fn describe(device: &Device, config: &Config) -> Value {
     value
 }
 
-/// For each kind of product, who takes it and who refuses.
-fn engines(arch: &Arch) -> Value {
-    let kinds = [
-        ("f64", DType::F64, DType::F64, Precision::F64),
-        ("f32 ieee", DType::F32, DType::F32, Precision::Ieee),
-        ("f32", DType::F32, DType::F32, Precision::Fp32),
-        ("tf32", DType::F32, DType::F32, Precision::Tf32),
-        ("bf16", DType::Bf16, DType::Bf16, Precision::Fp32),
-        ("f16", DType::F16, DType::F16, Precision::Fp32),
-        ("f16 sums", DType::F16, DType::F16, Precision::F16),
-        ("e4m3 fast", DType::E4m3, DType::Bf16, Precision::Fp8Fast),
-        ("e4m3 promoted", DType::E4m3, DType::Bf16, Precision::Fp8Promoted),
-        ("i8", DType::I8, DType::I32, Precision::I32),
-    ];
-    let rows = kinds.iter().map(|&(kind, operands, result, precision)| {
-        let problem = GemmProblem::packed(1024, 1024, 1024, operands, result).and_then(|packed| {
-            GemmProblem { precision, b: Matrix::with_leading_dimension(Slot(1), operands, Order::ColumnMajor, 1024), ..packed }.canonical()
-        });
-        match problem {
-            Err(error) => json!({ "kind": kind, "error": error.to_string() }),
-            Ok(problem) => {
-                let survey = survey(&Problem::Gemm(problem), arch, &Limits::default());
-                json!({
-                    "kind": kind,
-                    "engines": survey.ranked.iter().map(|way| way.engine.name).collect::<Vec<_>>(),
-                    "refusals": survey.refusals.iter().map(|refusal| json!({ "engine": refusal.engine.name, "reason": refusal.reason.name(), "seen": refusal.seen })).collect::<Vec<_>>(),
-                })
-            }
-        }
-    });
-    rows.collect()
-}
-
-fn print(report: &Value) {
+fn print(report: &Value, with_refusals: bool) {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     say!("verdigris {} (sources {})", text(&report["version"]), text(&report["source"]).chars().take(12).collect::<String>());
     if let Some(error) = report["configuration"].get("error") {
@@ -168,7 +140,7 @@ fn print(report: &Value) {
         ("driver", &report["driver"]),
     ] {
         let words: Vec<String> = value.as_object().into_iter().flatten().map(|(key, value)| format!("{key} {}", text(value))).collect();
-        say!("{name}: {}", words.join(", "));
+        say!("{}", wrapped(&format!("{name}: {}", words.join(", ")), 2, COLUMNS));
     }
     match &report["devices"] {
         Value::Array(devices) => {
@@ -176,40 +148,19 @@ fn print(report: &Value) {
                 let Some(fields) = device.as_object() else { continue };
                 say!("\ndevice {}: {}", device["number"], text(&device["name"]));
                 for (key, value) in fields.iter().filter(|(key, _)| !matches!(key.as_str(), "engines" | "name" | "number")) {
-                    say!("  {key}: {}", text(value));
+                    say!("{}", wrapped(&format!("  {key}: {}", text(value)), 4, COLUMNS));
                 }
-                print_engines(&device["engines"]);
+                matrix::print(&device["engines"], with_refusals);
             }
         }
         Value::Null => {
             say!("\nengines on {}", text(&report["engines_on"]));
-            print_engines(&report["engines"]);
+            matrix::print(&report["engines"], with_refusals);
         }
-        other => say!("devices: {}", text(&other["error"])),
+        other => say!("{}", wrapped(&format!("devices: {}", text(&other["error"])), 2, COLUMNS)),
     }
     say!("\nvariables of the environment");
-    let rows: Vec<Vec<String>> =
-        VARIABLES.iter().map(|variable| vec![variable.name.to_owned(), variable.meaning.to_owned(), variable.default.to_owned()]).collect();
-    table::print(&[("name", Align::Left), ("meaning", Align::Left), ("default", Align::Left)], &rows);
-}
-
-fn print_engines(engines: &Value) {
-    let names = |value: &Value, field: Option<&str>| -> String {
-        let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-        let words = list.iter().filter_map(|item| match field {
-            None => item.as_str().map(str::to_owned),
-            Some(field) => Some(format!("{} ({}: {})", item["engine"].as_str()?, item[field].as_str()?, item["seen"].as_str()?)),
-        });
-        words.collect::<Vec<_>>().join(", ")
-    };
-    let rows: Vec<Vec<String>> = engines
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|row| {
-            vec![row["kind"].as_str().unwrap_or("").to_owned(), names(&row["engines"], None), names(&row["refusals"], Some("reason"))]
-        })
-        .collect();
-    say!();
-    table::print(&[("1024³ product", Align::Left), ("taken by, best first", Align::Left), ("refused by", Align::Left)], &rows);
+    for variable in VARIABLES {
+        say!("{}", wrapped(&format!("  {}: {}; default {}", variable.name, variable.meaning, variable.default), 4, COLUMNS));
+    }
 }
