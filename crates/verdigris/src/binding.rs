@@ -2,6 +2,8 @@
 //!
 //! What is the same on every device (that each tensor is bound once, kinds, lengths, null pointers, alignments) is checked by
 //! [`verdigris_graph::binding`]; here stand the rules for memory of a GPU that several tensors share.
+//!
+//! See [`crate::plan`] for a plan that is run on such bindings.
 
 use std::collections::HashMap;
 
@@ -15,6 +17,14 @@ use verdigris_tensor::{BindingError, BindingRule};
 pub(crate) const FEW_BOUND: usize = 1024;
 
 /// What one tensor, or one slot of a problem, is bound to. Memory belongs to others; whoever made the slice vouches for it.
+///
+/// ```
+/// use verdigris::{Binding, HostSlice};
+///
+/// assert!(matches!(Binding::from(0.5), Binding::Scalar(0.5)));
+/// let bytes = [0; 16];
+/// assert!(matches!(Binding::from(HostSlice::read(&bytes)), Binding::Host(slice) if slice.len_bytes() == 16));
+/// ```
 #[derive(Debug)]
 pub enum Binding<'a> {
     /// Memory of a GPU, from the first element on.

@@ -1,4 +1,16 @@
 //! Everything that the environment decides, in one table; no other file of the project reads it.
+//!
+//! ```
+//! use verdigris::Config;
+//! use verdigris::config::{VARIABLES, Variable};
+//!
+//! let names: Vec<&str> = VARIABLES.iter().map(|Variable { name, .. }| *name).collect();
+//! assert!(names.contains(&"VERDIGRIS_CACHE"));
+//! // A caller may decide in the place of the environment: here, that nothing is kept on disk.
+//! let config = Config { cache: None, plans: None, ..Config::from_environment()? };
+//! assert!(config.cache.is_none());
+//! # Ok::<(), verdigris::Error>(())
+//! ```
 
 use std::path::PathBuf;
 

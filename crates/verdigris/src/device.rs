@@ -2,6 +2,33 @@
 //!
 //! A [`Device`] plans graphs ([`Device::plan`]) and holds [`Tensor`]s; [`Device::run`] computes a [`Plan`] on them. All work of a GPU
 //! device on its own tensors is submitted to its handle's stream, in order; [`Tensor::to_bytes`] waits for it.
+//!
+//! ```
+//! use verdigris::{Config, DType, Device, GraphBuilder, Layout, Policy, Tensor, UnaryOp};
+//!
+//! let device = Device::open("cpu", &Config::default(), Policy::default())?;
+//! assert!(device.handle().is_none() && device.name() == "cpu" && device.policy() == Device::cpu().policy());
+//! let x = Tensor::from_values(&device, DType::F16, &[2, 3], &[1.0, 4.0, 9.0, 16.0, 25.0, 36.0])?;
+//! assert_eq!((x.device(), x.dtype(), x.dims(), x.layout().strides()), (&device, DType::F16, &[2, 3][..], &[3, 1][..]));
+//! let same = Tensor::from_bytes(&device, x.dtype(), *x.layout(), &x.to_bytes()?)?;
+//! assert_eq!(same.permuted(&[1, 0])?.to_values()?, [1.0, 16.0, 4.0, 25.0, 9.0, 36.0]);
+//!
+//! let mut g = GraphBuilder::new("roots");
+//! let input = g.tensor("x", DType::F16, Layout::row_major(&[2, 3])?);
+//! let roots = g.unary("root", UnaryOp::Sqrt, input)?;
+//! g.store(roots, "y", DType::F16)?;
+//! let graph = g.finish()?;
+//! let plan = device.plan(&graph)?;
+//! let outputs = device.run(&plan, &[(input, &x)], &[])?;
+//! assert_eq!(outputs[0].to_values()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+//!
+//! // Under a policy of its own, and with the time that each part took.
+//! let plan = device.plan_under(&graph, &Policy { deterministic: true, ..Policy::default() }, &mut |_progress| {})?;
+//! let (again, report) = device.run_timed(&plan, &[(input, &x)], &[])?;
+//! assert_eq!((again[0].to_bytes()?, report.parts.len()), (outputs[0].to_bytes()?, 1));
+//! device.synchronize()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,14 @@
 //! Everything that can go wrong between a request and its result, by whose fault it is.
+//!
+//! ```
+//! use verdigris::{Config, Device, Error, Policy};
+//!
+//! let error = Device::open("tpu", &Config::default(), Policy::default()).unwrap_err();
+//! assert!(matches!(&error, Error::DeviceName { name } if name == "tpu"));
+//! assert_eq!(error.to_string(), "there is no device `tpu`; devices are `cpu`, `cuda` and `cuda:N`");
+//! assert!(!error.is_lack_of_memory());
+//! assert!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256 }.is_lack_of_memory());
+//! ```
 
 use verdigris_engines::engine::Refusal;
 

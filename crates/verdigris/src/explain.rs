@@ -1,4 +1,17 @@
 //! Why this engine, and why not those: a survey, or the plan of a graph, as text and as records.
+//!
+//! ```
+//! use verdigris::explain::{ChosenBy, RefusalSummary, describe};
+//! use verdigris::{Arch, DType, GemmProblem, Limits, Problem, survey};
+//!
+//! let problem = Problem::Gemm(GemmProblem::packed(64, 32, 16, DType::F64, DType::F64)?);
+//! assert_eq!(describe(&problem), "gemm f64[64×16] f64[16×32] >f64[64×32]");
+//! assert_eq!(ChosenBy::Estimate.words(), "by estimate");
+//! let survey = survey(&problem, &Arch::h200(), &Limits::default());
+//! let refusals: Vec<RefusalSummary> = survey.refusals.iter().map(RefusalSummary::from).collect();
+//! assert!(refusals.iter().any(|refusal| (refusal.engine, refusal.reason) == ("gemm.wgmma", "precision")), "{survey}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::fmt;
 

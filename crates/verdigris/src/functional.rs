@@ -6,15 +6,76 @@
 //!
 //! ```
 //! use verdigris::functional::{self as f, Conv2d};
-//! use verdigris::{Device, Tensor};
-//! use verdigris_tensor::DType;
+//! use verdigris::{DType, Device, Tensor, UnaryOp};
 //!
 //! let device = Device::cpu();
-//! let x = Tensor::from_values(&device, DType::F32, &[1, 1, 3, 3], &[1.0; 9])?;
-//! let w = Tensor::from_values(&device, DType::F32, &[1, 1, 2, 2], &[0.25; 4])?;
-//! let y = f::conv2d(&x, &w, Conv2d { padding: [1, 1], ..Conv2d::default() })?;
-//! assert_eq!(y.dims(), [1, 1, 4, 4]);
-//! assert_eq!(f::relu(&y)?.to_values()?[..2], [0.25, 0.5]);
+//! let tensor = |dims: &[u64], values: &[f64]| Tensor::from_values(&device, DType::F32, dims, values);
+//! let (a, b) = (tensor(&[2, 2], &[1.0, 2.0, 3.0, 4.0])?, tensor(&[2, 2], &[1.0, 0.0, 0.0, 2.0])?);
+//! assert_eq!(f::matmul(&a, &b)?.to_values()?, [1.0, 4.0, 3.0, 8.0]);
+//! assert_eq!(f::linear(&a, &b, &tensor(&[2], &[-2.0, 0.0])?, UnaryOp::Relu)?.to_values()?, [0.0, 4.0, 1.0, 8.0]);
+//!
+//! let (x, w) = (tensor(&[1, 1, 3, 3], &[1.0; 9])?, tensor(&[1, 1, 2, 2], &[0.25; 4])?);
+//! let conv = Conv2d { padding: [1, 1], ..Conv2d::default() };
+//! let y = f::conv2d(&x, &w, conv)?;
+//! assert_eq!((y.dims(), &y.to_values()?[..2]), (&[1, 1, 4, 4][..], &[0.25, 0.5][..]));
+//! assert_eq!(f::conv2d_bias(&x, &w, &tensor(&[1], &[-0.25])?, conv)?.to_values()?[..2], [0.0, 0.25]);
+//! let dy = tensor(&[1, 1, 4, 4], &[1.0; 16])?;
+//! assert_eq!(f::conv2d_backward_input(&dy, &w, [1, 1, 3, 3], conv)?.to_values()?, [1.0; 9]);
+//! assert_eq!(f::conv2d_backward_filter(&x, &dy, [1, 1, 2, 2], conv)?.to_values()?, [9.0; 4]);
+//! # Ok::<(), verdigris::Error>(())
+//! ```
+//!
+//! Functions of elements, reductions and pooling:
+//!
+//! ```
+//! use verdigris::functional::{self as f, Pool2d};
+//! use verdigris::{BinaryOp, DType, Device, ReductionOp, Tensor, UnaryOp};
+//!
+//! let device = Device::cpu();
+//! let tensor = |dims: &[u64], values: &[f64]| Tensor::from_values(&device, DType::F32, dims, values);
+//! let (x, z) = (tensor(&[2, 2], &[-1.0, 2.0, -3.0, 4.0])?, tensor(&[1, 2], &[10.0, 100.0])?);
+//! assert_eq!(f::relu(&x)?.to_values()?, [0.0, 2.0, 0.0, 4.0]);
+//! assert_eq!(f::unary(UnaryOp::Abs, &x)?.to_values()?, [1.0, 2.0, 3.0, 4.0]);
+//! assert_eq!(f::binary(BinaryOp::Mul, &x, &z)?.to_values()?, [-10.0, 200.0, -30.0, 400.0]);
+//! assert_eq!(f::select(&f::relu(&x)?, &x, &z)?.to_values()?, [10.0, 2.0, 10.0, 4.0]);
+//! assert_eq!(f::activation_backward(UnaryOp::Relu, &z, &z)?.to_values()?, [10.0, 100.0]);
+//! assert_eq!(f::cast(&x, DType::F64)?.dtype(), DType::F64);
+//! assert_eq!(f::reduce(ReductionOp::Add, &x, &[1])?.to_values()?, [1.0, 1.0]);
+//! assert_eq!(f::reshape(&x, &[4])?.dims(), [4]);
+//!
+//! let (x, pool) = (tensor(&[1, 1, 2, 2], &[1.0, 4.0, 3.0, 2.0])?, Pool2d::tiles([2, 2]));
+//! assert_eq!(f::max_pool2d(&x, pool)?.to_values()?, [4.0]);
+//! let (y, index) = f::max_pool2d_with_index(&x, pool)?;
+//! assert_eq!(f::max_pool2d_backward(&y, &index, [1, 1, 2, 2], pool)?.to_values()?, [0.0, 4.0, 0.0, 0.0]);
+//! let mean = f::avg_pool2d(&x, pool)?;
+//! assert_eq!(mean.to_values()?, f::adaptive_avg_pool2d(&x, [1, 1])?.to_values()?);
+//! assert_eq!(f::avg_pool2d_backward(&mean, [1, 1, 2, 2], pool)?.to_values()?, [0.625; 4]);
+//! # Ok::<(), verdigris::Error>(())
+//! ```
+//!
+//! Softmax, and what is lost by a wrong guess:
+//!
+//! ```
+//! use verdigris::functional as f;
+//! use verdigris::{CrossEntropySpec, DType, Device, LossReduction, Tensor};
+//!
+//! let device = Device::cpu();
+//! let tensor = |dims: &[u64], values: &[f64]| Tensor::from_values(&device, DType::F64, dims, values);
+//! let near = |got: Tensor, want: [f64; 2]| -> Result<bool, verdigris::Error> {
+//!     Ok(got.to_values()?.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-12))
+//! };
+//! let x = tensor(&[1, 2], &[0.0, 3_f64.ln()])?;
+//! let (y, log) = (f::softmax(&x, 1)?, f::log_softmax(&x, 1)?);
+//! let dy = tensor(&[1, 2], &[0.0, 1.0])?;
+//! assert!(near(f::softmax_backward(&y, &dy, 1)?, [-0.1875, 0.1875])?);
+//! assert!(near(f::log_softmax_backward(&log, &dy, 1)?, [-0.25, 0.25])?);
+//! assert!(near(y, [0.25, 0.75])? && near(log, [0.25_f64.ln(), 0.75_f64.ln()])?);
+//!
+//! let (labels, spec) = (Tensor::from_values(&device, DType::I32, &[1], &[1.0])?, CrossEntropySpec::new(1, LossReduction::Mean));
+//! let loss = f::cross_entropy(&x, &labels, spec)?;
+//! assert!((loss.to_values()?[0] + 0.75_f64.ln()).abs() < 1e-12);
+//! let dloss = tensor(loss.dims(), &[1.0])?;
+//! assert!(near(f::cross_entropy_backward(&x, &labels, &dloss, spec)?, [0.25, -0.25])?);
 //! # Ok::<(), verdigris::Error>(())
 //! ```
 

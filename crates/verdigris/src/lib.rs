@@ -25,6 +25,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Without any device, engines tell which of them take a problem on a chip that is described, and how ([`survey`]):
+//!
+//! ```
+//! use verdigris::select::{RankedSummary, survey_of};
+//! use verdigris::{Arch, DType, GemmProblem, Limits, Problem, Ranked, Settings, Survey, engines, survey};
+//!
+//! let problem = Problem::Gemm(GemmProblem::packed(512, 512, 512, DType::Bf16, DType::Bf16)?);
+//! let limits = Limits { settings: Settings::All, workspace_bytes: Some(0), ..Limits::default() };
+//! let Survey { ranked, .. } = survey(&problem, &Arch::h200(), &limits);
+//! let best: &Ranked = &ranked[0];
+//! assert!(best.notes.tensor_core && best.workspace_bytes() == 0);
+//! assert!(ranked.iter().all(|way| way.cost.us >= best.cost.us));
+//! assert_eq!(RankedSummary::from(best).engine, best.engine.name);
+//! // One engine alone.
+//! let simt = survey_of(engines::engine("gemm.simt"), &problem, &Arch::h200(), &Limits::default());
+//! assert!(simt.ranked.len() == 1 && simt.ranked[0].cost.us > best.cost.us);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Deeper
 //!
 //! A [`Handle`] is a GPU with the kernels loaded on it. [`Handle::plan`] asks every engine about one [`Problem`], chooses one ([`select`] is

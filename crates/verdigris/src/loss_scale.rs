@@ -10,8 +10,30 @@
 //! let mut scale = LossScale::default();
 //! assert_eq!(scale.value(), 65536.0);
 //! assert!(!scale.update(false)); // overflow: leave the step out
-//! assert_eq!(scale.value(), 32768.0);
+//! assert_eq!((scale.value(), scale.inverse()), (32768.0, 1.0 / 32768.0));
 //! assert!(scale.update(true));
+//! assert!(LossScale::new(0.5, 2.0, 0.5, 2000).is_err(), "a scale is from 1 to 1e30");
+//! ```
+//!
+//! The division and the check are ops of a graph:
+//!
+//! ```
+//! use verdigris::loss_scale::{LossScale, UnscaleGraph, unscale_graph};
+//! use verdigris::{DType, Device, GraphBuilder, Layout, Tensor};
+//!
+//! let mut g = GraphBuilder::new("unscale");
+//! let gradient = g.tensor("gradient", DType::F16, Layout::row_major(&[2])?);
+//! let UnscaleGraph { factor, unscaled, all_finite } = unscale_graph(&mut g, &[gradient])?;
+//! g.store(unscaled[0], "unscaled", DType::F32)?;
+//! g.store(all_finite, "all finite", DType::F32)?;
+//! let (device, scale) = (Device::cpu(), LossScale::default());
+//! let plan = device.plan(&g.finish()?)?;
+//! let infinite = Tensor::from_values(&device, DType::F16, &[2], &[32768.0, f64::INFINITY])?;
+//! let outputs = device.run(&plan, &[(gradient, &infinite)], &[(factor, scale.inverse())])?;
+//! let place = plan.outputs().position(|tensor| tensor.uid == all_finite).ok_or("no such output")?;
+//! assert_eq!(outputs[place].to_values()?, [0.0]);
+//! assert_eq!(outputs[1 - place].to_values()?, [0.5, f64::INFINITY]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use verdigris_graph::{BinaryOp, Error, GraphBuilder, HostScalar, ReductionOp, Uid, UnaryOp};

@@ -4,23 +4,34 @@
 //! workspace and stream from whoever has them. [`Tensor`](crate::Tensor)s are one user of it, the doors to other languages are others.
 //!
 //! ```
-//! use verdigris::{Binding, Device, Workspace};
-//! use verdigris_cuda::HostSlice;
-//! use verdigris_graph::{GraphBuilder, UnaryOp};
-//! use verdigris_tensor::{DType, Layout};
+//! use verdigris::{Binding, DType, Device, GraphBuilder, HostScalar, HostSlice, Layout, Plan, UnaryOp, Workspace};
 //!
-//! let mut g = GraphBuilder::new("relu");
+//! let mut g = GraphBuilder::new("scaled relu");
 //! let x = g.tensor("x", DType::F32, Layout::row_major(&[2])?);
-//! let y = g.unary("relu", UnaryOp::Relu, x)?;
+//! let factor = g.host_scalar("factor", DType::F32);
+//! let relu = g.unary("relu", UnaryOp::Relu, x)?;
+//! let y = g.scale("scale", relu, HostScalar::Bound(factor))?;
 //! g.store(y, "y", DType::F32)?;
-//! let plan = Device::cpu().plan(&g.finish()?)?;
+//! let plan: Plan = Device::cpu().plan(&g.finish()?)?;
+//!
+//! // What is to be bound, and as what.
+//! assert_eq!((plan.name(), plan.bound().len(), plan.tensors().len()), ("scaled relu", 3, 3));
+//! assert_eq!(plan.inputs().next().map(|tensor| tensor.uid), Some(x));
+//! assert_eq!(plan.outputs().next().map(|tensor| tensor.uid), Some(y));
+//! assert_eq!(plan.scalars().next().map(|tensor| tensor.uid), Some(factor));
+//! // Who computes it; the rest is a matter of GPUs.
+//! assert_eq!(plan.engines()[0].engine, "cpu.pointwise");
+//! assert!(plan.on_a_gpu().is_none() && plan.explain().is_none());
+//! assert_eq!((plan.workspace_bytes(), plan.least_workspace_bytes()), (0, 0));
 //!
 //! // Memory of our own.
 //! let input: Vec<u8> = [-1.0_f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
 //! let mut output = [0; 8];
-//! let mut bindings = [(x, HostSlice::read(&input).into()), (y, HostSlice::write(&mut output).into())];
+//! let mut bindings = [(x, HostSlice::read(&input).into()), (factor, Binding::Scalar(1.5)), (y, HostSlice::write(&mut output).into())];
 //! plan.run(&mut bindings, None, Workspace::Own)?;
-//! assert_eq!(output[4..], 2.0_f32.to_le_bytes());
+//! let report = plan.run_timed(&mut bindings, None)?;
+//! assert_eq!((report.parts[0].engine, report.is_downgraded), ("cpu.pointwise", false));
+//! assert_eq!(output[4..], 3.0_f32.to_le_bytes());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -1,4 +1,18 @@
 //! What a caller asks of a graph's plan beside its values: limits, and how the choice is made.
+//!
+//! ```
+//! use std::time::Duration;
+//! use verdigris::{Knobs, Limits, Mode, Pin, Policy, Tuning};
+//!
+//! // The same bits at every run, in at most 64 MiB, by the clock, half a second a part.
+//! let tuning = Tuning { budget: Duration::from_millis(500), ..Tuning::default() };
+//! let limits = Limits { workspace_bytes: Some(64 << 20), ..Limits::default() };
+//! let measured = Policy { limits, deterministic: true, mode: Mode::Measured(tuning), ..Policy::default() };
+//! assert!(measured.remember && tuning.candidates == 12);
+//! // The first part by an engine that is named.
+//! let pin = Pin { part: Some(0), engine: "gemm.simt".to_owned(), knobs: Knobs::default() };
+//! assert_ne!(measured, Policy { mode: Mode::Pinned(vec![pin]), ..Policy::default() });
+//! ```
 
 use std::time::Duration;
 

@@ -32,6 +32,14 @@ impl Piece {
 ///
 /// The largest is placed first, each at the lowest place where it meets nobody: never more than the sum of all, and never less than
 /// what lives at one time. `None` where the sum leaves 64 bits.
+///
+/// ```
+/// use verdigris::workspace::{Piece, place};
+///
+/// // The third piece is needed when the first no longer is, and lies where that was.
+/// let pieces = [(1000, 0, 1), (256, 1, 2), (900, 2, 3)].map(|(bytes, first, last)| Piece { bytes, first, last });
+/// assert_eq!(place(&pieces), Some((vec![0, 1024, 0], 1280)));
+/// ```
 pub fn place(pieces: &[Piece]) -> Option<(Vec<u64>, u64)> {
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(pieces[i].bytes));

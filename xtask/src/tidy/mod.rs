@@ -8,6 +8,7 @@
 //! | `arrows` | sources of `kir` and `engines` | modules that know each other in circles, within one crate where Cargo cannot see it |
 //! | `arguments` | sources of `engines` | an argument that is given by its place, and the one behind it taken for it |
 //! | `skeleton` | sources of `engines` | an engine that ranks, prices or refuses configs in its own way |
+//! | `example` | sources of `verdigris` | a public function or type that no example calls, so that nobody has seen it used |
 //! | `unsafe` | every source | unsafe code outside the rooms that may have it |
 //! | `environment` | every source under `crates/` | behaviour that depends on a variable no table lists |
 //! | `module-name` | every source | `utils`: a module that means nothing and attracts everything |
@@ -21,6 +22,7 @@
 
 mod arrows;
 mod engines;
+mod examples;
 mod floors;
 mod text;
 mod words;
@@ -62,6 +64,7 @@ pub(crate) fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(floors::check(tree));
     found.extend(arrows::check(tree));
     found.extend(engines::check(tree));
+    found.extend(examples::check(tree));
     found.extend(text::check(tree));
     found.extend(words::check(tree));
     found

@@ -11,14 +11,37 @@
 //! unless the function says otherwise. A gradient lies as its tensor does.
 //!
 //! ```
-//! use verdigris::recipe::{Function, Input, draw};
-//! use verdigris_graph::UnaryOp;
-//! use verdigris_tensor::{DType, Layout};
+//! use verdigris::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Recipe, Saved, Targets, draw};
+//! use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, Precision, UnaryOp};
 //!
 //! let x = Input { dtype: DType::F16, layout: Layout::row_major(&[2, 3])?, alignment_bytes: None };
 //! let recipe = draw(&Function::Activation(UnaryOp::Relu), &[Some(x)])?;
 //! assert_eq!(recipe.graph.nodes.len(), 1);
 //! assert_eq!((recipe.results[0].dtype, &recipe.results[0].layout), (DType::F16, &x.layout));
+//!
+//! let input = |dtype, dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype, layout, alignment_bytes: None }));
+//! let spec = CrossEntropySpec::new(1, LossReduction::Mean);
+//! let loss = Function::CrossEntropy(spec.clone(), LossForm::WithLse);
+//! let Recipe { results, .. } = draw(&loss, &[input(DType::F16, &[8, 10])?, input(DType::I32, &[8])?])?;
+//! let dims: Vec<&[u64]> = results.iter().map(|Outcome { layout, .. }| layout.dims()).collect();
+//! assert_eq!((loss.name(), dims), ("cross_entropy", vec![&[][..], &[8][..]]));
+//!
+//! // Against a probability for each class.
+//! let loss = Function::ClassLoss(spec, Targets::Probabilities);
+//! assert_eq!(draw(&loss, &[input(DType::F32, &[8, 10])?, input(DType::F32, &[8, 10])?])?.results[0].layout.dims(), [0; 0]);
+//!
+//! // The gradient of ReLU: dy, and what was saved of the call.
+//! let gradient = Gradient { of: Function::Activation(UnaryOp::Relu), with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };
+//! let recipe = draw(&Function::Gradient(Box::new(gradient)), &[Some(x), Some(x)])?;
+//! assert_eq!(recipe.results[0].layout.dims(), [2, 3]);
+//!
+//! // Transposed convolution: what its result's extents are, its tensors do not tell.
+//! let conv =
+//!     Convolution { strides: vec![2, 2], pads_before: vec![], pads_after: vec![], dilations: vec![], groups: 1, precision: Precision::Fp32 };
+//! let up = Function::ConvDgrad(conv, Extents::Spatial(vec![9, 9]));
+//! let recipe = draw(&up, &[input(DType::F32, &[1, 4, 4, 4])?, input(DType::F32, &[4, 2, 3, 3])?])?;
+//! assert_eq!(recipe.results[0].layout.dims(), [1, 2, 9, 9]);
+//! assert_ne!(Divisor::Taps, Divisor::Fixed(4));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
