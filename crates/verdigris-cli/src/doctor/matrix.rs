@@ -136,7 +136,9 @@ fn row(op: &Asked, ty: &Type, arch: &Arch) -> Value {
     });
     let parts = match parts {
         Ok(partition) => partition.parts,
-        Err(error) => return json!({ "op": op.name, "dtype": ty.name, "engine": null, "reason": "element type", "error": error.to_string() }),
+        Err(error) => {
+            return json!({ "op": op.name, "dtype": ty.name, "engine": null, "reason": "element type", "error": error.to_string() });
+        }
     };
     let (mut engines, mut others, mut refusals, mut reason) = (Vec::new(), Vec::new(), Vec::new(), None);
     for part in &parts {
