@@ -119,4 +119,12 @@ pub enum Error {
         /// What the parser says.
         message: String,
     },
+    /// Words that say no problem.
+    #[error("a problem in words: {rule}; {found}")]
+    Words {
+        /// What stands there in words of a problem.
+        rule: String,
+        /// What was found.
+        found: String,
+    },
 }

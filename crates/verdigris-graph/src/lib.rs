@@ -2,7 +2,7 @@
 //!
 //! A [`Graph`] of [`Op`]s on [`TensorDesc`]s is built ([`GraphBuilder`]) or read from JSON ([`json`]), checked as a whole
 //! ([`validate`]), and cut into [`Problem`]s ([`pattern::problems`]): canonical, device-free subgraphs that one engine may take. Equal
-//! problems have equal [`Key`]s, whatever their tensors were called. [`gradient`] adds to a graph what computes its gradients. What a caller
+//! problems have equal [`Key`]s, whatever their tensors were called, and equal words: a [`Problem`] prints as a line of text that reads as the same problem. [`gradient`] adds to a graph what computes its gradients. What a caller
 //! binds to a graph's tensors is checked by [`binding`].
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ pub mod problem;
 pub mod spec;
 mod tensor;
 pub mod validate;
+mod words;
 
 pub use error::Error;
 pub use graph::{Graph, GraphBuilder, Node};

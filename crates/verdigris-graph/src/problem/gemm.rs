@@ -429,6 +429,6 @@ impl GemmProblem {
     }
 }
 
-fn blocks(extent: u64, block: u64) -> u64 {
+pub(crate) fn blocks(extent: u64, block: u64) -> u64 {
     if block == 0 { 0 } else { extent.div_ceil(block) }
 }

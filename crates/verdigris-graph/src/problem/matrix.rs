@@ -94,8 +94,12 @@ impl Matrix {
     /// As [`Layout::new`].
     pub fn layout(&self, batch: &[u64], rows: u64, columns: u64) -> Result<Layout, LayoutError> {
         let dims: Vec<u64> = batch.iter().copied().chain([rows, columns]).collect();
-        let strides: Vec<u64> = self.batch_strides.iter().copied().chain([self.row_stride, self.column_stride]).collect();
-        Layout::new(&dims, &strides)
+        Layout::new(&dims, &self.all_strides())
+    }
+
+    /// Those of `[batch…, rows, columns]`.
+    pub(crate) fn all_strides(&self) -> Vec<u64> {
+        self.batch_strides.iter().copied().chain([self.row_stride, self.column_stride]).collect()
     }
 
     /// The same matrix read the other way round.
@@ -103,7 +107,7 @@ impl Matrix {
         Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self.clone() }
     }
 
-    pub(super) fn normalize_strides(&mut self, rows: u64, columns: u64) {
+    pub(crate) fn normalize_strides(&mut self, rows: u64, columns: u64) {
         // The stride of an index that takes one value decides nothing; fixing it makes equal problems equal and gives every vector
         // an order. A broadcast (0) of extent 1 is no broadcast.
         if columns <= 1 {

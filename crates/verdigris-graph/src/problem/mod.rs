@@ -25,6 +25,7 @@ use crate::ops::pointwise::{BinaryOp, UnaryOp};
 pub use crate::ops::conv::ConvDirection as Direction;
 pub use chain::{Chain, ChainStep, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
+pub(crate) use gemm::blocks;
 pub use gemm::{GemmProblem, Scale};
 pub use map::MapProblem;
 pub use matrix::{Matrix, Order};

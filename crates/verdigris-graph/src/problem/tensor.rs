@@ -80,7 +80,7 @@ impl Tensor {
 
     /// The stride of an index that takes one value decides nothing. Fixing it makes equal problems equal: a channel dim gets 1, the others
     /// what lets them merge with the dim inside of them.
-    pub(super) fn normalize_strides(&mut self, extents: [u64; 5]) {
+    pub(crate) fn normalize_strides(&mut self, extents: [u64; 5]) {
         if extents[1] <= 1 {
             self.strides[1] = 1;
         }
