@@ -268,8 +268,8 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
         let is_for_all = task.limits.alignments_bytes.iter().all(Option::is_none);
         if let Some(us) = row.us.filter(|_| is_for_all && matches!(row.chosen_by, ChosenBy::Clock | ChosenBy::PlanCache)) {
             choices.push(TunedChoice {
-                question: handle.question(key, &task.limits),
-                answer: Answer { engine: row.engine.to_owned(), knobs: row.knobs.clone(), us },
+                question: handle.question(&task.problem, &task.limits),
+                answer: Answer::of(&chosen.way, us),
                 remark: remark(&row),
             });
         }
@@ -535,7 +535,7 @@ mod tests {
             assert_eq!(chosen.way.engine.name, line["engine"]);
         }
         let set = std::fs::read_to_string(at("set.txt")).expect("a set");
-        assert_eq!(set.lines().filter(|line| line.starts_with("plan1\t")).count(), tasks.len(), "{set}");
+        assert_eq!(set.lines().filter(|line| line.starts_with("plan2\t")).count(), tasks.len(), "{set}");
         assert!(set.contains("# command-line tf32 1x8@6x6-8k3x3s1p1d1g1-fprop"), "{set}");
         // Once more: all are remembered, and the set is as it was.
         let how = How { record: Some("none".into()), ..how };

@@ -19,6 +19,11 @@ pub trait Algorithm: Sized + 'static {
     /// Stable for ever.
     const ID: EngineId;
 
+    /// What measured choices are good for: a choice that was measured under another version is passed over. Raised by whoever changes what a config
+    /// means or how fast configs run, beside each other or beside other engines. A change of any of its kernels' text asks for the decision
+    /// (`versions.txt` beside this crate's sources, held by a test).
+    const VERSION: u32;
+
     /// One way to run: a tile, a split, a box.
     type Config: Clone;
 
@@ -80,6 +85,10 @@ impl<A: Algorithm> fmt::Debug for Listed<A> {
 impl<A: Algorithm> Engine for Listed<A> {
     fn id(&self) -> EngineId {
         A::ID
+    }
+
+    fn version(&self) -> u32 {
+        A::VERSION
     }
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
@@ -153,6 +162,7 @@ mod tests {
 
     impl Algorithm for Three {
         const ID: EngineId = EngineId { name: "test.three", number: 1 };
+        const VERSION: u32 = 1;
         type Config = u32;
 
         fn accept(problem: &Problem, _: &Arch) -> Result<Self, Refusal> {

@@ -39,6 +39,9 @@ pub trait Engine: Sync {
     /// Stable for ever.
     fn id(&self) -> EngineId;
 
+    /// Part of what a measured choice is kept under: one of another version is passed over.
+    fn version(&self) -> u32;
+
     /// Can this engine take the problem on such a machine? A refusal is an answer, not an error.
     ///
     /// # Errors

@@ -47,6 +47,7 @@ struct MapSimt {
 
 impl Algorithm for MapSimt {
     const ID: EngineId = EngineId { name: "map.simt", number: 300 };
+    const VERSION: u32 = 1;
 
     /// Neighbours that one access takes; 0 goes through tiles.
     type Config = u32;

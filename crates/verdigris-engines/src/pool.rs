@@ -42,6 +42,7 @@ struct Direct {
 
 impl Algorithm for Direct {
     const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
+    const VERSION: u32 = 1;
     type Config = ();
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

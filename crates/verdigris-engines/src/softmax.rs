@@ -44,6 +44,7 @@ struct Rows {
 
 impl Algorithm for Rows {
     const ID: EngineId = EngineId { name: "softmax.rows", number: 500 };
+    const VERSION: u32 = 1;
     type Config = ();
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

@@ -1,7 +1,7 @@
 //! The choice of a way for one problem: as it was remembered, by estimate, or by the clock.
 //!
-//! A choice that was measured before stands before an estimate, as long as the limits still allow it and its engine still has that setting;
-//! where it does not, the explanation says so.
+//! A choice that was measured before stands before an estimate, as long as the limits still allow it and its engine still has that version and
+//! that setting; where it does not, the explanation says so.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -155,10 +155,20 @@ impl Chooser<'_> {
     /// The choice that was measured before, if there is one and it can still be had.
     fn remembered(&self, problem: &Problem, question: &Question, remarks: &mut Vec<String>) -> Result<Option<(Way, ChosenBy)>, Error> {
         // A cache that cannot be read has no answers; that it cannot is told by the handle.
-        let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else { return Ok(None) };
+        let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else {
+            remarks.extend(self.handle.plan_cache().remark());
+            return Ok(None);
+        };
         let named = format!("{} names {} {}", found.words(), answer.engine, answer.knobs);
-        if verdigris_engines::engine(&answer.engine).is_none() {
+        let Some(engine) = verdigris_engines::engine(&answer.engine) else {
             remarks.push(format!("{named}, an engine that this build does not have; passed over"));
+            return Ok(None);
+        };
+        if engine.version() != answer.version {
+            let (then, now) = (answer.version, engine.version());
+            remarks.push(format!(
+                "{named}, which was measured with version {then} of the engine, and this build has version {now}; passed over"
+            ));
             return Ok(None);
         }
         let asked = self.survey(problem, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
@@ -169,9 +179,9 @@ impl Chooser<'_> {
         };
         let by = match &found {
             Found::User => ChosenBy::PlanCache,
-            Found::Shipped { others } => {
-                if !others.is_empty() {
-                    remarks.push(format!("{named}, which was measured with another {}", others.join(" and another ")));
+            Found::Shipped { with_another_driver } => {
+                if *with_another_driver {
+                    remarks.push(format!("{named}, which was measured with another driver"));
                 }
                 ChosenBy::Shipped
             }
@@ -245,10 +255,10 @@ impl Chooser<'_> {
         };
         if self.remember {
             let way = &ways[chosen].ranked;
-            self.handle.keep(question, &Answer { engine: way.engine.name.to_owned(), knobs: way.knobs.clone(), us: measured.us });
+            self.handle.keep(question, &Answer::of(way, measured.us));
         }
         let tuning = Some(TuningSummary { instant, kernels_ms, total_ms: milliseconds(begun.elapsed()) });
-        Ok(Choice { chosen, tuning, ..Choice::new(ways, ChosenBy::Clock, survey.refusals) })
+        Ok(Choice { chosen, tuning, ..Choice::new(ways, ChosenBy::Clock, at_once.refusals.clone()) })
     }
 }
 
@@ -373,12 +383,18 @@ mod tests {
         let limits = Limits::default();
         let at_once = handle.choose(&problem(), &limits).expect("chooses");
         assert_eq!((at_once.explanation.chosen_by, at_once.explanation.remarks.len()), (ChosenBy::Estimate, 0));
-        let question = handle.question(Key::of(&problem()), &limits);
-        let remembered = |engine: &str, knobs: Knobs| {
-            handle.plan_cache().keep(&question, &Answer { engine: engine.to_owned(), knobs, us: 1.0 }).expect("in memory");
+        let question = handle.question(&problem(), &limits);
+        let version = Answer::of(&at_once.way, 1.0).version;
+        let remembered_of = |version: u32, engine: &str, knobs: Knobs| {
+            handle.plan_cache().keep(&question, &Answer { engine: engine.to_owned(), version, knobs, us: 1.0 }).expect("in memory");
             let chosen = handle.choose(&problem(), &limits).expect("chooses").explanation;
             (chosen.chosen_by, chosen.remarks.join("; "))
         };
+        let remembered = |engine: &str, knobs: Knobs| remembered_of(version, engine, knobs);
+        let (by, remark) = remembered_of(version + 1, at_once.way.engine.name, at_once.way.knobs.clone());
+        assert_eq!(by, ChosenBy::Estimate);
+        let told = format!("measured with version {} of the engine, and this build has version {version}", version + 1);
+        assert!(remark.contains(&told), "{remark}");
         let gone = Knobs::new([("tile", 4321)]);
         let (by, remark) = remembered(at_once.way.engine.name, gone);
         assert_eq!(by, ChosenBy::Estimate);
@@ -396,17 +412,17 @@ mod tests {
         let limits = Limits::default();
         let survey = handle.survey(&problem(), &Limits { settings: Settings::All, ..Limits::default() }).expect("asks");
         let (users, ships) = (&survey.ranked[1], &survey.ranked[2]);
-        let of = |way: &Ranked| Answer { engine: way.engine.name.to_owned(), knobs: way.knobs.clone(), us: 1.0 };
-        let question = handle.question(Key::of(&problem()), &limits);
+        let of = |way: &Ranked| Answer::of(way, 1.0);
+        let question = handle.question(&problem(), &limits);
         let mut fields = question.fields();
-        (fields[3], fields[4]) = ("an-older-build".to_owned(), "*".to_owned());
+        (fields[2], fields[3]) = ("another".to_owned(), "*".to_owned());
         handle.plans = PlanCache::with_shipped(None, line_of(&fields, &of(ships))).expect("opens");
         // All are loaded, so that what is ready does not decide.
         [users, ships, &survey.ranked[0]].into_iter().for_each(|way| load(&handle, &problem(), way));
         let chosen = handle.choose(&problem(), &limits).expect("chooses");
         assert!(is_same(&chosen.way, ships) && chosen.explanation.chosen_by == ChosenBy::Shipped, "{}", chosen.explanation);
         let remark = chosen.explanation.remarks.join("");
-        assert!(remark.contains("the set that ships") && remark.contains("another source of the kernels"), "{remark}");
+        assert!(remark.contains("the set that ships") && remark.contains("another driver"), "{remark}");
         // Limits that the way does not keep.
         let strict = Limits { workspace_bytes: Some(0), alignments_bytes: vec![Some(4); 3], tensor_cores: false, ..Limits::default() };
         let other = handle.choose(&problem(), &strict).expect("chooses");
@@ -442,8 +458,7 @@ mod tests {
         assert!(chosen.explanation.remarks[0].contains("is being compiled for the next plan"));
         // The remembered one waits for no compiler either.
         let warm = handle();
-        let answer = Answer { engine: best.engine.name.to_owned(), knobs: best.knobs.clone(), us: 1.0 };
-        warm.keep(&warm.question(Key::of(&problem), &Limits::default()), &answer);
+        warm.keep(&warm.question(&problem, &Limits::default()), &Answer::of(&best, 1.0));
         load(&warm, &problem, &other);
         assert_eq!(warm.choose(&problem, &Limits::default()).expect("chooses").explanation.chosen_by, ChosenBy::Ready);
     }

@@ -9,7 +9,7 @@ use verdigris_cuda::{
     PoolOptions, Stream,
 };
 use verdigris_engines::arch::Arch;
-use verdigris_graph::{Graph, Key, Problem};
+use verdigris_graph::{Graph, Problem};
 
 use crate::choose::Chooser;
 use crate::config::Config;
@@ -196,7 +196,7 @@ impl Handle {
     }
 
     /// What a choice for this problem depends on, here and under these limits.
-    pub fn question(&self, problem: Key, limits: &Limits) -> Question {
+    pub fn question(&self, problem: &Problem, limits: &Limits) -> Question {
         let properties = self.context().properties();
         let Limits { workspace_bytes, engine: _, settings: _, down_convert, split_operands, reduced_sums, tensor_cores, alignments_bytes } =
             limits;
@@ -210,10 +210,9 @@ impl Handle {
             }
         }
         Question {
-            problem,
+            problem: problem.to_string(),
             device: format!("{}/{}/{}", properties.name, properties.arch_key(), properties.sm_count),
             driver: properties.driver_version.to_string(),
-            sources: verdigris_engines::SOURCE_HASH[..16].to_owned(),
             policy,
         }
     }

@@ -225,6 +225,9 @@ mod tests {
         fn id(&self) -> EngineId {
             ID
         }
+        fn version(&self) -> u32 {
+            1
+        }
         fn accept(&self, problem: &Problem, _: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
             let Problem::Gemm(gemm) = problem else {
                 return Err(ID.refusal(Reason::Problem, problem.kind()));

@@ -427,8 +427,8 @@ fn a_remembered_choice_is_taken_by_every_door() {
         assert_eq!((summary.engine, &summary.knobs, explained.chosen_by), (wanted.0.name, &wanted.1, by), "Device");
     };
     takes(best, ChosenBy::Estimate);
-    let question = handle.question(verdigris_graph::Key::of(&problem), &limits);
-    let answer = Answer { engine: last.engine.name.to_owned(), knobs: last.knobs.clone(), us: 1.0 };
+    let question = handle.question(&problem, &limits);
+    let answer = Answer::of(last, 1.0);
     handle.plan_cache().keep(&question, &answer).expect("in memory");
     takes(last, ChosenBy::PlanCache);
     // Who names an engine gets that one.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use verdigris::PlanCache;
 use verdigris::plan_cache::{Answer, Found, Question};
 use verdigris_engines::engine::Knobs;
-use verdigris_graph::{GemmProblem, Key, Problem};
+use verdigris_graph::{GemmProblem, Problem};
 use verdigris_tensor::DType;
 
 /// The file that processes share, and the one that tells a process of this program what to do, in its current folder.
@@ -18,16 +18,15 @@ const JOB: &str = "job.txt";
 fn question(writer: u64, number: u64) -> Question {
     let gemm = GemmProblem::packed(1 + writer, 1 + number, 5, DType::F32, DType::F32).expect("a plain product");
     Question {
-        problem: Key::of(&Problem::Gemm(gemm)),
+        problem: Problem::Gemm(gemm).to_string(),
         device: "Fake/sm_90a/4".to_owned(),
         driver: "13000".to_owned(),
-        sources: "0123".to_owned(),
         policy: "workspace=any".to_owned(),
     }
 }
 
 fn answer(number: u64) -> Answer {
-    Answer { engine: "gemm.simt".to_owned(), knobs: Knobs::new([("tile", number as u32)]), us: number as f64 }
+    Answer { engine: "gemm.simt".to_owned(), version: 1, knobs: Knobs::new([("tile", number as u32)]), us: number as f64 }
 }
 
 /// What a process of its own does: keeps one choice after the other, and says the number of each once it is on disk. It finds its orders in the

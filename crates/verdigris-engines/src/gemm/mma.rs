@@ -52,6 +52,7 @@ pub(super) struct Mma {
 
 impl Algorithm for Mma {
     const ID: EngineId = EngineId { name: "gemm.mma", number: 101 };
+    const VERSION: u32 = 1;
     type Config = Tile;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

@@ -52,6 +52,7 @@ pub(super) struct Simt {
 
 impl Algorithm for Simt {
     const ID: EngineId = EngineId { name: "gemm.simt", number: 100 };
+    const VERSION: u32 = 1;
     type Config = Tile;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

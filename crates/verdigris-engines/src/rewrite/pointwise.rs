@@ -32,6 +32,11 @@ impl Engine for Pointwise {
         ID
     }
 
+    fn version(&self) -> u32 {
+        // Its configs are those of the products, and as fast as they are.
+        gemm::ENGINES.iter().map(|engine| engine.version()).sum()
+    }
+
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
         let Problem::Conv(conv) = problem else {
             return Err(ID.refusal(Reason::Problem, format_args!("a {}; takes convolutions", problem.kind())));

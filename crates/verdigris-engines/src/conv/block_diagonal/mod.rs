@@ -64,6 +64,7 @@ pub(super) struct BlockDiagonal {
 
 impl Algorithm for BlockDiagonal {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

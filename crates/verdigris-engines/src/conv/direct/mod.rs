@@ -71,6 +71,7 @@ pub(super) struct Config {
 
 impl Algorithm for Direct {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

@@ -69,6 +69,7 @@ pub(super) enum Config {
 
 impl Algorithm for Grouped {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {

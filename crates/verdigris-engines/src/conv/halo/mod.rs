@@ -459,6 +459,7 @@ impl Halo {
 
 impl Algorithm for Halo {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
 
     type Config = Config;
 

@@ -439,6 +439,7 @@ impl HaloWgrad {
 
 impl Algorithm for HaloWgrad {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
 
     type Config = Config;
 

@@ -699,6 +699,7 @@ impl ImplicitGemm {
 
 impl Algorithm for ImplicitGemm {
     const ID: EngineId = ID;
+    const VERSION: u32 = 1;
 
     type Config = Config;
 

@@ -232,6 +232,7 @@ pub(super) struct Config {
 
 impl Algorithm for Wgmma {
     const ID: EngineId = EngineId { name: "gemm.wgmma", number: 103 };
+    const VERSION: u32 = 1;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
