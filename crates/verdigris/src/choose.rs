@@ -18,7 +18,7 @@ use crate::handle::Handle;
 use crate::plan_cache::{Answer, Found, Question};
 use crate::planning::Stage;
 use crate::policy::Tuning;
-use crate::select::{Limits, Ranked, RankedSummary, Settings, Survey};
+use crate::select::{Limits, Ranked, RankedSummary, Settings, Shortlist, Survey};
 use crate::tune::{Measured, measure};
 
 /// An estimate this much above the best is taken rather than wait for a compiler.
@@ -96,8 +96,12 @@ impl Chooser<'_> {
         self.handle.survey(problem, &Limits { engine: engine.map(str::to_owned), settings, ..self.limits.clone() })
     }
 
+    fn shortlist(&self, problem: &Problem) -> Shortlist {
+        Shortlist::new(problem, self.handle.arch(), &Limits { engine: None, ..self.limits.clone() })
+    }
+
     pub(crate) fn choose(&self, problem: &Problem, watch: Watch<'_>) -> Result<Choice, Error> {
-        let question = self.handle.question(Key::of(problem), &self.limits);
+        let question = self.handle.question(problem, &self.limits);
         let survey = self.survey(problem, None, Settings::First)?;
         let mut remarks = Vec::new();
         let again = self.tuning.is_some_and(|tuning| tuning.again);
@@ -127,13 +131,13 @@ impl Chooser<'_> {
         if is_ready(&wanted) {
             return Ok(());
         }
-        let serves = |way: &Ranked| way.cost.us <= NEARLY * wanted.cost.us && is_ready(way);
-        let place = match choice.ways.iter().position(|way| serves(&way.ranked)) {
+        let most_us = NEARLY * wanted.cost.us;
+        let place = match choice.ways.iter().position(|way| way.ranked.cost.us <= most_us && is_ready(&way.ranked)) {
             Some(place) => place,
             // Other settings of the engines, as a plan by the clock may have left them.
-            None => match self.survey(problem, None, Settings::All)?.ranked.into_iter().find(serves) {
+            None => match self.shortlist(problem).lowered(|way| way.us() <= most_us).find(|way| is_ready(way)) {
                 Some(way) => {
-                    choice.ways.push(Way::of(way));
+                    choice.ways.push(Way::of(way.clone()));
                     choice.ways.len() - 1
                 }
                 None => return Ok(()),
@@ -200,8 +204,8 @@ impl Chooser<'_> {
         watch: Watch<'_>,
     ) -> Result<Choice, Error> {
         let begun = Instant::now();
-        let survey = self.survey(problem, None, Settings::All)?;
-        let mut ways: Vec<Way> = candidates(survey.ranked, &at_once.ranked[0], tuning.candidates).into_iter().map(Way::of).collect();
+        let shortlist = self.shortlist(problem);
+        let mut ways: Vec<Way> = shortlist.candidates(&at_once.ranked[0], tuning.candidates).into_iter().map(Way::of).collect();
         let instant = ways.iter().position(|way| is_same(&way.ranked, &at_once.ranked[0])).unwrap_or(0);
 
         // What would be chosen at once is waited for; of the rest, the promising ones come first.
@@ -244,14 +248,14 @@ impl Chooser<'_> {
             // No room for the operands is no reason to have no plan.
             Err(error) if error.is_lack_of_memory() => {
                 ways.iter_mut().for_each(|way| way.trouble = Some(format!("not measured: {error}")));
-                return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, survey.refusals) });
+                return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, at_once.refusals.clone()) });
             }
             Err(error) => return Err(error),
         }
         let time = |way: &Way| way.measured.map_or(f64::INFINITY, |measured| measured.us);
         let chosen = (0..ways.len()).min_by(|&a, &b| time(&ways[a]).total_cmp(&time(&ways[b]))).unwrap_or(instant);
         let Some(measured) = ways[chosen].measured else {
-            return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, survey.refusals) });
+            return Ok(Choice { chosen: instant, ..Choice::new(ways, ChosenBy::Estimate, at_once.refusals.clone()) });
         };
         if self.remember {
             let way = &ways[chosen].ranked;
@@ -271,14 +275,6 @@ fn milliseconds(time: Duration) -> f64 {
 
 fn is_same(a: &Ranked, b: &Ranked) -> bool {
     (a.engine.name, &a.knobs) == (b.engine.name, &b.knobs)
-}
-
-/// The ways with the least estimates, the best of each engine, and `always`; in the order of their estimates.
-fn candidates(ranked: Vec<Ranked>, always: &Ranked, most: usize) -> Vec<Ranked> {
-    let mut engines = HashSet::new();
-    let is_first: Vec<bool> = ranked.iter().map(|way| engines.insert(way.engine.name)).collect();
-    let wanted = |place: usize, way: &Ranked| place < most || is_first[place] || is_same(way, always);
-    ranked.into_iter().enumerate().filter(|(place, way)| wanted(*place, way)).map(|(_, way)| way).collect()
 }
 
 /// How far kernels are made ready.

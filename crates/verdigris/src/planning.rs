@@ -20,7 +20,7 @@ use crate::graph_plan::{GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
 use crate::policy::{Mode, Pin, Policy};
 use crate::problem_plan::ProblemPlan;
-use crate::select::{Limits, Ranked, Settings, Survey};
+use crate::select::{Limits, Ranked, Settings, Shortlist, Survey};
 
 /// What planning is at, for those who show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,6 +153,10 @@ impl Planner<'_> {
         self.handle.survey(&part.problem, &Limits { engine: engine.map(str::to_owned), settings, ..self.limits_of(part) })
     }
 
+    fn shortlist(&self, part: &Subgraph) -> Shortlist {
+        Shortlist::new(&part.problem, self.handle.arch(), &Limits { engine: None, ..self.limits_of(part) })
+    }
+
     fn limits_of(&self, part: &Subgraph) -> Limits {
         Limits { alignments_bytes: self.alignments_bytes(part), ..self.limits.clone() }
     }
@@ -187,7 +191,7 @@ impl Planner<'_> {
         if most == 0 || matches!(self.policy.mode, Mode::Pinned(_)) {
             return Ok(rungs);
         }
-        let mut others: HashMap<(Key, Vec<Option<u64>>), Vec<Ranked>> = HashMap::new();
+        let mut others: HashMap<(Key, Vec<Option<u64>>), Shortlist> = HashMap::new();
         for allowed_bytes in [most / 4, 0] {
             let last = &rungs[rungs.len() - 1];
             let mut ways = Vec::new();
@@ -198,9 +202,9 @@ impl Planner<'_> {
                 }
                 let others = match others.entry((Key::of(&part.problem), self.alignments_bytes(part))) {
                     Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(unknown) => unknown.insert(self.survey(part, None, Settings::All)?.ranked),
+                    Entry::Vacant(unknown) => unknown.insert(self.shortlist(part)),
                 };
-                let equal = || others.iter().filter(|other| other.notes == way.notes);
+                let equal = || others.lowered(|other| *other.notes() == way.notes);
                 // The fastest that fits; if none does, the smallest there is.
                 let smaller = equal().find(|other| other.workspace_bytes() <= allowed_bytes).or_else(|| {
                     equal().min_by_key(|other| other.workspace_bytes()).filter(|o| o.workspace_bytes() < way.workspace_bytes())
@@ -228,7 +232,7 @@ impl Planner<'_> {
                 continue;
             }
             // What an address is a multiple of in any case: its declared alignment, else the size of its elements. Temporaries lie well.
-            let mut limits = Limits { settings: Settings::All, engine: Some(way.engine.name.to_owned()), ..self.limits_of(part) };
+            let mut limits = Limits { engine: Some(way.engine.name.to_owned()), ..self.limits_of(part) };
             for operand in part.problem.buffers()? {
                 let slot = operand.slot.0 as usize;
                 if let (Some(known), Some(&uid)) = (limits.alignments_bytes.get_mut(slot), part.bindings.get(slot))
@@ -242,9 +246,9 @@ impl Planner<'_> {
             if !way.program.buffer_alignment_bytes.iter().zip(&limits.alignments_bytes).any(|(needed, known)| relies(needed, known)) {
                 continue;
             }
-            let others = self.handle.survey(&part.problem, &limits)?.ranked;
-            let fits = |other: &Ranked| other.notes == way.notes && other.workspace_bytes() <= way.workspace_bytes();
-            if let Some(other) = others.into_iter().find(fits) {
+            let others = Shortlist::new(&part.problem, self.handle.arch(), &limits);
+            let other = others.lowered(|other| *other.notes() == way.notes).find(|other| other.workspace_bytes() <= way.workspace_bytes());
+            if let Some(other) = other.cloned() {
                 *way = other;
                 is_other = true;
             }

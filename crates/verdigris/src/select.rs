@@ -1,6 +1,9 @@
 //! The choice, on one page: every engine is asked, what the limits forbid is refused, the rest is ranked by estimated time.
 //!
-//! Nothing here compiles or touches a device: estimates come from [`verdigris_engines::engine::Candidate::cost`] alone.
+//! Nothing here compiles or touches a device: estimates come from [`verdigris_engines::engine::Candidate::cost`] alone. A [`Survey`] holds programs,
+//! one for each way that it ranks; a `Shortlist` ranks all ways of all engines and lowers those that are taken from it, since most never are.
+
+use std::cell::OnceCell;
 
 use serde::Serialize;
 use verdigris_engines::arch::Arch;
@@ -153,6 +156,88 @@ fn way(id: EngineId, candidate: &dyn Candidate, knobs: &Knobs, problem: &Problem
     Ok(Ranked { engine: id, knobs: knobs.clone(), notes, cost: candidate.cost(knobs)?, program })
 }
 
+/// All ways to compute a problem that limits on numbers allow, the fastest by estimate first. Each is lowered when it is asked for, and held
+/// against the limits on workspace and alignments then.
+pub(crate) struct Shortlist {
+    candidates: Vec<(EngineId, Box<dyn Candidate>)>,
+    ways: Vec<Estimated>,
+    limits: Limits,
+}
+
+/// A way that may not be lowered yet.
+pub(crate) struct Estimated {
+    candidate: usize,
+    knobs: Knobs,
+    notes: Notes,
+    cost: Cost,
+    /// `None` inside where the limits or the engine refuse it after all.
+    lowered: OnceCell<Option<Ranked>>,
+}
+
+impl Shortlist {
+    /// Asks every engine, or the one that `limits` name; of `limits`, `settings` are not asked.
+    pub(crate) fn new(problem: &Problem, arch: &Arch, limits: &Limits) -> Shortlist {
+        Shortlist::of(verdigris_engines::engines(), problem, arch, limits)
+    }
+
+    fn of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem: &Problem, arch: &Arch, limits: &Limits) -> Shortlist {
+        let mut list = Shortlist { candidates: Vec::new(), ways: Vec::new(), limits: limits.clone() };
+        for engine in engines.into_iter().filter(|engine| limits.engine.as_ref().is_none_or(|name| name == engine.id().name)) {
+            let Ok(candidate) = engine.accept(problem, arch) else { continue };
+            for knobs in candidate.knobs().configs() {
+                let (Ok(notes), Ok(cost)) = (candidate.notes(knobs), candidate.cost(knobs)) else { continue };
+                if allowed(engine.id(), &notes, problem, limits).is_ok() {
+                    let knobs = knobs.clone();
+                    list.ways.push(Estimated { candidate: list.candidates.len(), knobs, notes, cost, lowered: OnceCell::new() });
+                }
+            }
+            list.candidates.push((engine.id(), candidate));
+        }
+        list.ways.sort_by(|a, b| a.cost.us.total_cmp(&b.cost.us));
+        list
+    }
+
+    /// The ways, best first, that `wanted` takes by what is known without a program. Each is lowered when it comes; those that the limits refuse
+    /// are passed over.
+    pub(crate) fn lowered<'s>(&'s self, wanted: impl Fn(&Estimated) -> bool + 's) -> impl Iterator<Item = &'s Ranked> {
+        self.ways.iter().filter(move |way| wanted(way)).filter_map(|way| self.lower(way))
+    }
+
+    fn lower<'s>(&'s self, way: &'s Estimated) -> Option<&'s Ranked> {
+        let lower = || {
+            let (engine, candidate) = &self.candidates[way.candidate];
+            let program = candidate.program(&way.knobs).and_then(|program| fits(*engine, program, &self.limits)).ok()?;
+            Some(Ranked { engine: *engine, knobs: way.knobs.clone(), notes: way.notes, cost: way.cost, program })
+        };
+        way.lowered.get_or_init(lower).as_ref()
+    }
+
+    /// The ways with the least estimates, the best of each engine, and `always`; in the order of their estimates. No other is lowered.
+    pub(crate) fn candidates(&self, always: &Ranked, most: usize) -> Vec<Ranked> {
+        let mut engines = vec![false; self.candidates.len()];
+        let mut taken: Vec<Ranked> = Vec::new();
+        for way in &self.ways {
+            let is_always = self.candidates[way.candidate].0.name == always.engine.name && way.knobs == always.knobs;
+            if taken.len() < most || !engines[way.candidate] || is_always {
+                let lowered = if is_always { Some(always) } else { self.lower(way) };
+                engines[way.candidate] |= lowered.is_some();
+                taken.extend(lowered.cloned());
+            }
+        }
+        taken
+    }
+}
+
+impl Estimated {
+    pub(crate) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    pub(crate) fn us(&self) -> f64 {
+        self.cost.us
+    }
+}
+
 fn allowed(id: EngineId, notes: &Notes, problem: &Problem, limits: &Limits) -> Result<(), Refusal> {
     let repeatable = problem.determinism() == Determinism::Repeatable;
     id.require(!repeatable || notes.deterministic, Reason::Determinism, "sums in an order that changes from run to run")?;
@@ -294,6 +379,27 @@ mod tests {
         assert!(!all.ranked.is_empty() && all.refusals.iter().all(|refusal| refusal.engine.name.starts_with("gemm.")), "{all}");
         let alone = survey(&problem, &arch, &Limits { engine: Some("conv.direct".to_owned()), ..Limits::default() });
         assert_eq!(alone.refusals.iter().map(|refusal| refusal.reason).collect::<Vec<_>>(), [Reason::Problem], "{alone}");
+    }
+
+    #[test]
+    fn a_shortlist_lowers_what_is_taken_from_it() {
+        let gemm = GemmProblem::packed(8, 8, 8, DType::F32, DType::F32).expect("a plain product");
+        let list = |limits: &Limits| Shortlist::of([&Three as &dyn Engine], &Problem::Gemm(gemm.clone()), &Arch::virtual_device(2), limits);
+        let number = |ranked: &Ranked| ranked.knobs.value("way").unwrap_or(9);
+        let lowered = |list: &Shortlist| list.ways.iter().filter(|way| way.lowered.get().is_some()).count();
+        let all = list(&Limits::default());
+        assert_eq!((all.ways.len(), lowered(&all)), (3, 0));
+        assert_eq!(all.lowered(|_| true).map(number).next(), Some(1), "the fastest first");
+        assert_eq!((all.lowered(|way| way.us() > 2.5).map(number).collect::<Vec<_>>(), lowered(&all)), (vec![0], 2));
+        // As a survey has them, the slowest for being asked for.
+        let survey = survey_of([&Three as &dyn Engine], &Problem::Gemm(gemm.clone()), &Arch::virtual_device(2), &Limits::default());
+        let all = list(&Limits::default());
+        assert_eq!(all.candidates(&survey.ranked[0], 1).iter().map(number).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(lowered(&all), 1, "what is given is lowered already");
+        assert_eq!(all.candidates(&survey.ranked[0], 3).iter().map(number).collect::<Vec<_>>(), [1, 2, 0]);
+        // The way that needs workspace is found out when it is lowered, and another takes its place.
+        let small = list(&Limits { workspace_bytes: Some(0), reduced_sums: false, ..Limits::default() });
+        assert_eq!(small.lowered(|_| true).map(number).collect::<Vec<_>>(), [1, 0]);
     }
 
     #[test]
