@@ -20,7 +20,7 @@ pub(crate) const PTX_ISA: Isa = Isa::V9_0;
 
 /// Chips whose kernels are assembled. A portable kernel is assembled for each, since the same text may need more registers on one
 /// than on another; a chip in between is given only what is written for it.
-const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm89, false), (Target::Sm90a, true)];
+pub(crate) const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm89, false), (Target::Sm90a, true)];
 
 /// All kernels of all engines, built, verified and printed for the newest language version that we print; one assembly for each
 /// kernel and chip.

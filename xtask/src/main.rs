@@ -15,6 +15,7 @@ mod replay;
 mod source;
 mod tidy;
 mod tree;
+mod versions;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -86,6 +87,12 @@ enum Action {
         /// A commit, branch or tag; or a folder that `ptx` wrote, which saves the building of the other revision.
         revision: String,
     },
+    /// Tell which engines' kernels changed without a decision about the engine's version.
+    Versions {
+        /// Take down the versions and kernels of today instead.
+        #[arg(long)]
+        write: bool,
+    },
     /// Pack optimized programs and test runners for a machine without Rust.
     Kit {
         /// Where to; replaced if it is a kit already.
@@ -124,6 +131,15 @@ fn cores() -> usize {
 fn run(action: Action) -> Result<bool> {
     let root = tree::workspace_root()?;
     match action {
+        Action::Versions { write: true } => versions::write(&root).map(|()| true),
+        Action::Versions { write: false } => {
+            let findings = versions::findings(&root)?;
+            for finding in &findings {
+                println!("{finding}");
+            }
+            println!("versions: {} findings", findings.len());
+            Ok(findings.is_empty())
+        }
         Action::Tidy => {
             let findings = tidy::findings(&tree::Tree::read(&root)?);
             for finding in &findings {
