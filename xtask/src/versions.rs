@@ -5,6 +5,7 @@
 //! ([`crate::canonical`]), for every chip that has a catalog.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -70,14 +71,13 @@ fn line(engine: &dyn Engine, known: &mut BTreeMap<String, String>) -> Result<Lin
     for (chip, _) in catalog::CHIPS {
         for kernel in engine.catalog(chip) {
             let name = kernel.name().to_owned();
-            if !kernels.contains_key(&name) {
-                let hash = match known.get(&name) {
-                    Some(hash) => hash.clone(),
-                    None => hash_of(&kernel)?,
-                };
-                known.insert(name.clone(), hash.clone());
-                kernels.insert(name, hash);
-            }
+            let Entry::Vacant(unknown) = kernels.entry(name.clone()) else { continue };
+            let hash = match known.get(&name) {
+                Some(hash) => hash.clone(),
+                None => hash_of(&kernel)?,
+            };
+            known.insert(name, hash.clone());
+            unknown.insert(hash);
         }
     }
     let mut hasher = blake3::Hasher::new();

@@ -173,7 +173,7 @@ fn program_text(program: &Program) -> String {
     };
     for step in &program.steps {
         match step {
-            Step::Launch(launch) => {
+            Step::Launch(launch) | Step::SizedLaunch(launch, _) => {
                 let body = launch.kernel.build();
                 let [x, y, z] = launch.grid;
                 lines += &format!(
@@ -190,7 +190,10 @@ fn program_text(program: &Program) -> String {
                         Arg::Scalar(ty, bits) => format!("{bits:#x} as {ty:?}"),
                         Arg::Divisor(divisor) => format!("division by {divisor}"),
                         Arg::Pointer(to) => address(to),
-                        Arg::HostScalar(slot) => format!("host scalar of slot {slot}"),
+                        Arg::HostScalar(ty, slot) => format!("host scalar of slot {slot} as {ty:?}"),
+                        Arg::ListAddress { list, entry } => format!("address of entry {entry} of list {list}"),
+                        Arg::ListExtent { list, entry } => format!("extent of entry {entry} of list {list}"),
+                        Arg::ListCount { list, first, most } => format!("entries of list {list} from {first} on, at most {most}"),
                         Arg::TensorMap(to, spec) => {
                             format!(
                                 "map of {} {:?}, strides {:?} bytes, box {:?}",

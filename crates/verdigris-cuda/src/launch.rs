@@ -6,6 +6,8 @@ use std::mem::MaybeUninit;
 use cudarc::driver::sys;
 use sys::{CUlaunchAttributeID as AttributeId, CUlaunchAttributeValue_union as AttributeValue};
 
+use verdigris_kir::execution::GridFault;
+
 use crate::error::{Doing, Error};
 use crate::module::Function;
 use crate::stream::Stream;
@@ -54,6 +56,14 @@ pub enum LaunchError {
         extent: u32,
         /// The greatest.
         most: u32,
+    },
+    /// The grid that follows from what is bound is beyond the declared one.
+    #[error("launch of `{kernel}`: {fault}")]
+    GridFunction {
+        /// The kernel.
+        kernel: String,
+        /// What is wrong with its grid.
+        fault: GridFault,
     },
     /// The CTA has no threads, or more than the compiled kernel takes.
     #[error("launch of `{kernel}`: {threads} threads in a CTA, must be 1 to {most}, as compiled")]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use verdigris_kir::execution::HostValue;
 use verdigris_kir::face::{Header, build};
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Target, Ty};
 use verdigris_kir::program::{Address, Arg, Base, Divisor, Fill, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
@@ -364,7 +365,7 @@ fn program(builds: &Arc<AtomicU32>) -> Program {
             Arg::Pointer(Address { base: Base::Buffer(0), offset_bytes: 32 }),
             Arg::Scalar(Ty::U32, 77),
             Arg::Divisor(5),
-            Arg::HostScalar(1),
+            Arg::HostScalar(Ty::F32, 1),
             Arg::TensorMap(Address { offset_bytes: 16, ..middle }, map()),
         ]
         .into(),
@@ -403,7 +404,7 @@ fn a_program_submits_what_it_says() {
     y.fill(&stream, 0xa5).expect("fills");
     let workspace = pool.alloc(&stream, 2048).expect("allocates");
     let buffers = [x.slice(), y.slice()];
-    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[0.0, 2.5] };
+    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[0.0.into(), 2.5.into()], lists: &[] };
     PARAMETER_BYTES.set(vec![8, 4, 16, 4, 128]);
     fake::launches();
     executable.execute(&stream, &bindings).expect("executes");
@@ -452,7 +453,9 @@ fn tables_carry_the_addresses_and_maps_of_the_day() {
         let executable = loader(&context, &pool).load(program, &stream).expect("loads");
         PARAMETER_BYTES.set(parameter_bytes);
         fake::launches();
-        executable.execute(&stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] }).expect("executes");
+        executable
+            .execute(&stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[], lists: &[] })
+            .expect("executes");
         (executable.workspace_bytes(), fake::launches())
     };
     let word = |launch: &Recorded, parameter: usize| u64::from_ne_bytes(launch.parameters[parameter][..8].try_into().expect("8 bytes"));
@@ -485,10 +488,10 @@ fn bindings_that_do_not_suit_are_refused_before_anything_is_submitted() {
     let executable = loader(&context, &pool).load(&program(&Arc::default()), &stream).expect("loads");
     let (x, y) = (pool.alloc(&stream, 64).expect("allocates"), pool.alloc(&stream, 6).expect("allocates"));
     let workspace = pool.alloc(&stream, 2048).expect("allocates");
-    let (good, space, scalars) = ([x.slice(), y.slice()], workspace.slice(), [0.0, 2.5]);
+    let (good, space, scalars) = ([x.slice(), y.slice()], workspace.slice(), [0.0.into(), 2.5.into()]);
     fake::launches();
-    let refused = |buffers: &[DeviceSlice<'_>], workspace, host_scalars: &[f64]| {
-        let error = executable.execute(&stream, &Bindings { buffers, workspace, host_scalars }).expect_err("does not suit");
+    let refused = |buffers: &[DeviceSlice<'_>], workspace, host_scalars: &[HostValue]| {
+        let error = executable.execute(&stream, &Bindings { buffers, workspace, host_scalars, lists: &[] }).expect_err("does not suit");
         let Error::Binding(error) = error else { panic!("{error:?}") };
         error
     };
@@ -512,7 +515,7 @@ fn bindings_that_do_not_suit_are_refused_before_anything_is_submitted() {
     assert_eq!(fake::launches(), []);
     let (_, other_stream, _) = fake::gpu();
     executable
-        .execute(&other_stream, &Bindings { buffers: &good, workspace: space, host_scalars: &scalars })
+        .execute(&other_stream, &Bindings { buffers: &good, workspace: space, host_scalars: &scalars, lists: &[] })
         .expect("another stream of the same context will do");
 }
 

@@ -666,7 +666,7 @@ fn a_program_runs_alone_and_captured() {
     let y = gpu.output(u64::from(elements) * 4 + 4 + 64);
     let workspace = gpu.output(4096);
     let buffers = [x.slice(), y.slice()];
-    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[] };
+    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[], lists: &[] };
     let mut wanted: Vec<u32> = (0..elements).map(|i| (i as f32 - 500.5).max(0.0).to_bits()).collect();
     wanted.push(0xeeee_eeee);
     wanted.extend([SENTINEL_WORD; 16]);
@@ -676,7 +676,7 @@ fn a_program_runs_alone_and_captured() {
     let mut y = gpu.output(u64::from(elements) * 4 + 4 + 64);
     let graph = {
         let buffers = [x.slice(), y.slice()];
-        let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[] };
+        let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[], lists: &[] };
         gpu.stream.capture::<Error>(|| loaded.execute(&gpu.stream, &bindings)).expect("captures")
     };
     let mut graph = graph.instantiate().expect("instantiates");
@@ -691,7 +691,8 @@ fn bindings_that_do_not_suit_are_refused() {
     let executable = loader(&gpu).load(&relu_program(100), &gpu.stream).expect("loads");
     let (x, y, workspace) = (gpu.output(400), gpu.output(404), gpu.output(512));
     let refused = |buffers: &[DeviceSlice<'_>], workspace| {
-        let error = executable.execute(&gpu.stream, &Bindings { buffers, workspace, host_scalars: &[] }).expect_err("does not suit");
+        let error =
+            executable.execute(&gpu.stream, &Bindings { buffers, workspace, host_scalars: &[], lists: &[] }).expect_err("does not suit");
         let Error::Binding(error) = error else { panic!("{error:?}") };
         error
     };
@@ -704,7 +705,7 @@ fn bindings_that_do_not_suit_are_refused() {
     says(refused(&odd, space), "buffer 0", BindingRule::Alignment);
     let short = [x.slice(), y.slice().part(0, 400).expect("within")];
     says(refused(&short, space), "buffer 1", BindingRule::Length);
-    executable.execute(&gpu.stream, &Bindings { buffers: &whole, workspace: space, host_scalars: &[] }).expect("suits");
+    executable.execute(&gpu.stream, &Bindings { buffers: &whole, workspace: space, host_scalars: &[], lists: &[] }).expect("suits");
     gpu.stream.synchronize().expect("ends");
 }
 
@@ -718,7 +719,7 @@ fn host_cost_of_a_program_is_near_that_of_its_launch() {
     gpu.context.make_current().expect("makes current");
     let (x, y, workspace) = (gpu.output(512), gpu.output(516), gpu.output(512));
     let buffers = [x.slice(), y.slice()];
-    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[] };
+    let bindings = Bindings { buffers: &buffers, workspace: workspace.slice(), host_scalars: &[], lists: &[] };
     let median_us = |work: &dyn Fn()| {
         let mut times: Vec<f64> = (0..200)
             .map(|_| {

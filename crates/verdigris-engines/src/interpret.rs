@@ -176,7 +176,7 @@ impl Variant {
             for uid in &part.bindings {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
             }
-            let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0);
+            let scalar = |uid: &Uid| scalars.get(uid).copied().unwrap_or(0.0).into();
             let options = Options { host_scalars: part.bindings.iter().map(scalar).collect(), ..options.clone() };
             let report = interp::run(&config.program, kernels, &mut memory, &options).map_err(|findings| fail(findings.to_string()))?;
             counted.add(&report.total);

@@ -31,7 +31,7 @@ fn check(case: &Case, engine: &str, knobs: &Knobs, arch: &Arch, kernels: &Kernel
         let bytes = before.or_else(|| inputs.buffers.get(&slot));
         assert_eq!(memory.add(bytes.map_or(&[][..], |bytes| bytes)), slot.0 as usize);
     }
-    let scalars = problem.slots().iter().map(|slot| inputs.scalars.get(slot).copied().unwrap_or(0.0)).collect();
+    let scalars = problem.slots().iter().map(|slot| inputs.scalars.get(slot).copied().unwrap_or(0.0).into()).collect();
     let options = Options { host_scalars: scalars, sms: arch.sm_count, ..Options::schedule(seed) };
     interp::run(&program, kernels, &mut memory, &options).map_err(|findings| findings.to_string())?;
     for (expected, (slot, before)) in expected.iter().zip(&outputs) {

@@ -186,7 +186,7 @@ fn check_on(problem: ConvProblem, at_least: usize) {
         for slot in (0..slots).map(Slot) {
             let bytes = types.get(&slot).map_or_else(Vec::new, |&dtype| encode(dtype, &values[&slot]));
             memory.add(&bytes);
-            host_scalars.push(if types.contains_key(&slot) { 0.0 } else { 0.5 });
+            host_scalars.push(if types.contains_key(&slot) { 0.0 } else { 0.5 }.into());
         }
         let options = Options { sms: arch.sm_count, host_scalars, ..Options::schedule(random.bits()) };
         interp::run(&program, &kernels, &mut memory, &options).unwrap_or_else(|findings| panic!("{}", told(&findings.to_string())));

@@ -14,6 +14,8 @@ pub struct BoundTensor {
     pub name: String,
     /// A host scalar, bound by value.
     pub is_scalar: bool,
+    /// A host scalar that is an integer, such as the seed of random numbers; all others are real numbers.
+    pub is_integer: bool,
     /// Whether the graph writes it.
     pub is_written: bool,
     /// Bytes from its first element to its last; 0 for a host scalar.
@@ -31,6 +33,7 @@ impl BoundTensor {
             uid: tensor.uid,
             name: tensor.name.clone(),
             is_scalar: tensor.by_value,
+            is_integer: tensor.by_value && tensor.dtype.is_integer(),
             is_written,
             bytes: u64::try_from(span_bytes).unwrap_or(u64::MAX),
             alignment_bytes: 1,
@@ -43,7 +46,11 @@ impl BoundTensor {
     }
 
     fn wanted(&self) -> String {
-        if self.is_scalar { "a host scalar".to_owned() } else { format!("memory of {} bytes", self.bytes) }
+        match (self.is_scalar, self.is_integer) {
+            (true, false) => "a host scalar".to_owned(),
+            (true, true) => "an integer host scalar".to_owned(),
+            (false, _) => format!("memory of {} bytes", self.bytes),
+        }
     }
 }
 
@@ -68,8 +75,16 @@ pub enum Given {
         /// What may be done with it.
         access: Allowed,
     },
-    /// A number.
+    /// A real number.
     Scalar,
+    /// An integer.
+    Integer,
+}
+
+impl Given {
+    const fn number(self) -> &'static str {
+        if matches!(self, Given::Integer) { "an integer host scalar" } else { "a host scalar" }
+    }
 }
 
 /// What may be done with memory that is bound.
@@ -106,8 +121,12 @@ pub fn check(
         let Some(found) = found else { return Err(tensor.error("nothing", BindingRule::Missing)) };
         placed(place, found);
         match given(found).1 {
-            Given::Scalar if tensor.is_scalar => {}
-            Given::Scalar => return Err(tensor.error("a host scalar", BindingRule::Kind)),
+            Given::Scalar if tensor.is_scalar && !tensor.is_integer => {}
+            Given::Integer if tensor.is_integer => {}
+            number @ (Given::Scalar | Given::Integer) => {
+                let rule = if tensor.is_scalar { BindingRule::Number } else { BindingRule::Kind };
+                return Err(tensor.error(number.number(), rule));
+            }
             Given::Memory { .. } if tensor.is_scalar => return Err(tensor.error("memory", BindingRule::Kind)),
             Given::Memory { address, bytes, access } => {
                 if access == if tensor.is_written { Allowed::Read } else { Allowed::Write } {
@@ -225,11 +244,17 @@ mod tests {
         assert_eq!(said(run(&more)), words("factor", "one binding", "two", BindingRule::Twice));
         assert_eq!(said(with(0, Given::Scalar)), words("x", "memory of 24 bytes", "a host scalar", BindingRule::Kind));
         assert_eq!(said(with(1, good[0].1)), words("factor", "a host scalar", "memory", BindingRule::Kind));
+        assert_eq!(said(with(1, Given::Integer)), words("factor", "a host scalar", "an integer host scalar", BindingRule::Number));
+        assert_eq!(said(with(0, Given::Integer)), words("x", "memory of 24 bytes", "an integer host scalar", BindingRule::Kind));
         let short = said(with(0, memory(0x1000, 23, Allowed::Read)));
         assert_eq!(short, words("x", "memory of 24 bytes", "23 bytes", BindingRule::Length));
         assert_eq!(refused(with(0, memory(0, 24, Allowed::Any))).rule, BindingRule::Null);
         assert_eq!(refused(with(0, memory(0x1000, 24, Allowed::Write))).rule, BindingRule::Access);
         assert_eq!(refused(with(2, memory(0x2000, 12, Allowed::Read))).rule, BindingRule::Access);
+        let seed = [BoundTensor { is_integer: true, ..tensors[1].clone() }];
+        let bind = |given| check(&seed, 1, |_| (seed[0].uid, given), |_, _| ()).map_err(|error| (error.wanted, error.given, error.rule));
+        assert_eq!(bind(Given::Integer), Ok(None));
+        assert_eq!(bind(Given::Scalar), Err(("an integer host scalar".to_owned(), "a host scalar".to_owned(), BindingRule::Number)));
         let odd = said(with(0, memory(0x1002, 24, Allowed::Read)));
         assert_eq!(odd, words("x", "a multiple of 4 bytes", "0x1002", BindingRule::Alignment));
     }

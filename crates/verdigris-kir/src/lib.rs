@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod execution;
 pub mod face;
 pub mod inst;
 mod inst_legal;

@@ -101,17 +101,74 @@ pub enum Map {}
 #[derive(Clone, Copy, Debug)]
 pub enum MapTemplate {}
 
-/// A number of type `T` (`f32` or `f64`) that may be known only at execution.
+/// A number of type `T` that may be known only at execution.
 #[derive(Clone, Copy, Debug)]
 pub struct AtExecution<T>(std::marker::PhantomData<T>);
 
-/// The argument of [`AtExecution`].
+/// The argument of [`AtExecution`]: an `f64` for real numbers, rounded to the parameter's type, and the type itself for integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum HostNumber {
-    /// The same at each execution, rounded to the parameter's type.
-    Fixed(f64),
+pub enum HostNumber<T = f64> {
+    /// The same at each execution.
+    Fixed(T),
     /// Given at each execution: an index into its host scalars.
     Bound(usize),
+}
+
+/// A number of type `T` that a kernel takes by value or reads from device memory, as the spec says. In memory it may change between replays of a
+/// captured graph, which keep the values of their parameters: the seed and the offset of random numbers stand there.
+///
+/// The kernel reads it where it is declared. One that overlaps the launch in front ([`Launch::overlap`](crate::program::Launch::overlap)) relies on that
+/// launch not writing it.
+///
+/// ```
+/// use verdigris_kir::face::{Header, build};
+/// use verdigris_kir::ir::Target;
+/// use verdigris_kir::params::{Source, Value, ValueOf, Write};
+/// use verdigris_kir::program::Address;
+///
+/// verdigris_kir::parameters! {
+///     /// A number for each thread.
+///     struct Random / RandomArguments of Source as seed_from {
+///         seed: Value<u64> = *seed_from,
+///         y: Write = 8,
+///     }
+/// }
+///
+/// let kernel = |seed_from: Source| {
+///     let header = Header { name: "random".into(), target: Target::Sm80, threads: 32, min_ctas: 1, cluster: 1 };
+///     build(header, |k| {
+///         let Random { seed, y } = Random::declare(k, &seed_from);
+///         k.st_global(y.at(k.thread(), 8), 0, seed);
+///     })
+/// };
+/// let by_value = RandomArguments { seed: ValueOf::Bound(0), y: Address::buffer(0) }.bound(&Source::Argument);
+/// let in_memory = RandomArguments { seed: ValueOf::Memory(Address::buffer(1)), y: Address::buffer(0) }.bound(&Source::Memory);
+/// assert_ne!(kernel(Source::Argument).params[0].kind, kernel(Source::Memory).params[0].kind);
+/// assert_eq!((by_value.refusal(), in_memory.refusal()), (None, None));
+/// let mixed = RandomArguments { seed: ValueOf::Fixed(7), y: Address::buffer(0) }.bound(&Source::Memory);
+/// assert_eq!(mixed.refusal(), Some("parameter seed is given by value, and this spec reads it from device memory"));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Value<T>(std::marker::PhantomData<T>);
+
+/// Where a [`Value`] comes from: a part of a kernel's spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// A parameter.
+    Argument,
+    /// Device memory that a parameter points to.
+    Memory,
+}
+
+/// The argument of [`Value`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ValueOf<T> {
+    /// The same at each execution.
+    Fixed(T),
+    /// Given at each execution: an index into its host scalars.
+    Bound(usize),
+    /// At this address, which is a multiple of the type's bytes.
+    Memory(Address),
 }
 
 macro_rules! numbers {
@@ -135,27 +192,63 @@ macro_rules! numbers {
 numbers!(u32, i32, u64, i64, f32, f64);
 
 macro_rules! at_execution {
-    ($($ty:ident: $rounded:expr),*) => {$(
+    ($($ty:ident from $given:ty: $rounded:expr),*) => {$(
         impl Parameter for AtExecution<$ty> {
             type Spec = ();
             type Value<'k> = Val<'k, $ty>;
-            type Argument = HostNumber;
+            type Argument = HostNumber<$given>;
 
             #[track_caller]
             fn declare<'k>(k: Kernel<'k>, name: &'static str, (): &()) -> Val<'k, $ty> {
                 k.scalar(name)
             }
 
-            fn bind(argument: HostNumber, name: &'static str, (): &(), to: &mut Arguments) {
+            fn bind(argument: HostNumber<$given>, name: &'static str, (): &(), to: &mut Arguments) {
                 match argument {
                     HostNumber::Fixed(value) => to.push(name, 1, Arg::Scalar(<$ty as Scalar>::TY, $rounded(value).bits())),
-                    HostNumber::Bound(index) => to.push(name, 1, Arg::HostScalar(index)),
+                    HostNumber::Bound(index) => to.push(name, 1, Arg::HostScalar(<$ty as Scalar>::TY, index)),
+                }
+            }
+        }
+
+        impl Parameter for Value<$ty> {
+            type Spec = Source;
+            type Value<'k> = Val<'k, $ty>;
+            type Argument = ValueOf<$ty>;
+
+            #[track_caller]
+            fn declare<'k>(k: Kernel<'k>, name: &'static str, source: &Source) -> Val<'k, $ty> {
+                match source {
+                    Source::Argument => k.scalar(name),
+                    Source::Memory => k.ld_global(k.input(name, value_bytes::<$ty>()).address(), 0),
+                }
+            }
+
+            fn bind(argument: ValueOf<$ty>, name: &'static str, source: &Source, to: &mut Arguments) {
+                match (argument, source) {
+                    (ValueOf::Fixed(value), Source::Argument) => to.push(name, 1, Arg::Scalar(<$ty as Scalar>::TY, value.bits())),
+                    (ValueOf::Bound(index), Source::Argument) => to.push(name, 1, Arg::HostScalar(<$ty as Scalar>::TY, index)),
+                    (ValueOf::Memory(address), Source::Memory) => to.push(name, value_bytes::<$ty>(), Arg::Pointer(address)),
+                    (ValueOf::Memory(_), Source::Argument) => {
+                        to.refuse(format!("parameter {name} is given in device memory, and this spec takes it by value"));
+                    }
+                    (ValueOf::Fixed(_) | ValueOf::Bound(_), Source::Memory) => {
+                        to.refuse(format!("parameter {name} is given by value, and this spec reads it from device memory"));
+                    }
                 }
             }
         }
     )*};
 }
-at_execution!(f32: |value: f64| value as f32, f64: std::convert::identity);
+at_execution!(
+    f32 from f64: |value: f64| value as f32, f64 from f64: std::convert::identity, u32 from u32: std::convert::identity,
+    i32 from i32: std::convert::identity, u64 from u64: std::convert::identity, i64 from i64: std::convert::identity
+);
+
+/// Bytes of a number in memory, of which its address is a multiple.
+const fn value_bytes<T>() -> u32 {
+    size_of::<T>() as u32
+}
 
 impl Parameter for Divide {
     type Spec = ();
@@ -319,7 +412,7 @@ impl Arguments {
         self.refused = self.refused.take().or(other.refused);
     }
 
-    fn push(&mut self, name: &'static str, alignment_bytes: u32, arg: Arg) {
+    pub(crate) fn push(&mut self, name: &'static str, alignment_bytes: u32, arg: Arg) {
         self.args.push(arg);
         self.names.push(name);
         self.alignments_bytes.push(alignment_bytes);

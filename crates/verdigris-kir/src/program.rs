@@ -3,6 +3,7 @@
 //! A [`Program`] names its kernels by spec and holds the function that builds each, which is called only where no compiled copy is found.
 //! It knows nothing of a device: the same program runs on the interpreter and on a GPU.
 
+use crate::execution::{GridFunction, HostValue, TensorList};
 use crate::ir::{KernelBody, MapDecl, ParamKind, Ty};
 use crate::params::Arguments;
 use std::fmt;
@@ -131,8 +132,31 @@ pub enum Arg {
     Divisor(u32),
     /// A device address.
     Pointer(Address),
-    /// A number that the caller gives at execution: an index into its host scalars. The parameter is f32 or f64, and takes it rounded so.
-    HostScalar(usize),
+    /// A number that the caller gives at execution, in the type of the parameter: an index into its host scalars.
+    HostScalar(Ty, usize),
+    /// The address of an entry of a list of tensors that the caller gives at execution; 0 where the list is shorter.
+    ListAddress {
+        /// An index into [`Program::lists`].
+        list: usize,
+        /// Which of its tensors.
+        entry: u32,
+    },
+    /// The extent of such an entry, in elements (u64); 0 where the list is shorter.
+    ListExtent {
+        /// An index into [`Program::lists`].
+        list: usize,
+        /// Which of its tensors.
+        entry: u32,
+    },
+    /// How many entries a list has from `first` on, at most `most` (u32).
+    ListCount {
+        /// An index into [`Program::lists`].
+        list: usize,
+        /// The first that counts.
+        first: u32,
+        /// The most that count.
+        most: u32,
+    },
     /// A tensor map over memory at an address.
     TensorMap(Address, MapSpec),
 }
@@ -186,6 +210,8 @@ impl Launch {
 pub enum Step {
     /// Run a kernel.
     Launch(Launch),
+    /// Run a kernel on a grid that is known at execution; the launch has the greatest.
+    SizedLaunch(Launch, GridFunction),
     /// Set `bytes` bytes to `value`.
     Fill {
         /// Where.
@@ -206,6 +232,17 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// The launch, if it is one, with the function that gives its grid, if there is one.
+    pub fn as_launch(&self) -> Option<(&Launch, Option<&GridFunction>)> {
+        match self {
+            Step::Launch(launch) => Some((launch, None)),
+            Step::SizedLaunch(launch, grid) => Some((launch, Some(grid))),
+            Step::Fill { .. } | Step::Copy { .. } => None,
+        }
+    }
+}
+
 /// Launches and a scratch ledger, run in order.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
@@ -217,6 +254,8 @@ pub struct Program {
     pub constants: Vec<Vec<u8>>,
     /// Alignment in bytes that each buffer slot must have; checked at execution.
     pub buffer_alignment_bytes: Vec<u64>,
+    /// Lists of tensors that the caller gives at execution.
+    pub lists: Vec<TensorList>,
 }
 
 /// The alignment of each scratch piece.
@@ -246,6 +285,18 @@ impl Program {
 
     /// Adds a launch. What its kernel relies on of the addresses of buffers becomes what the program asks of their slots.
     pub fn launch(&mut self, launch: Launch) {
+        self.relies_on(&launch);
+        self.steps.push(Step::Launch(launch));
+    }
+
+    /// Adds a launch on a grid that `grid` gives at execution. That of `launch` is the greatest: the program is verified for it, and scratch is as
+    /// large as it needs.
+    pub fn launch_sized(&mut self, launch: Launch, grid: GridFunction) {
+        self.relies_on(&launch);
+        self.steps.push(Step::SizedLaunch(launch, grid));
+    }
+
+    fn relies_on(&mut self, launch: &Launch) {
         for (slot, offset_bytes, alignment_bytes) in launch.args.buffers() {
             // An address inside of a buffer is as aligned as its start only where the distance is; `Launch::check` refuses others.
             if let Some(asked) = self.buffer_alignment_bytes.get_mut(slot)
@@ -254,7 +305,6 @@ impl Program {
                 *asked = (*asked).max(u64::from(alignment_bytes));
             }
         }
-        self.steps.push(Step::Launch(launch));
     }
 
     /// Puts another place where the steps name a buffer: what one program leaves in a buffer of the caller's, a larger one keeps in scratch.
@@ -266,7 +316,7 @@ impl Program {
         };
         for step in &mut self.steps {
             match step {
-                Step::Launch(launch) => launch.args.addresses_mut().for_each(settle),
+                Step::Launch(launch) | Step::SizedLaunch(launch, _) => launch.args.addresses_mut().for_each(settle),
                 Step::Fill { at, .. } => settle(at),
                 Step::Copy { to, from, .. } => [to, from].into_iter().for_each(settle),
             }
@@ -275,10 +325,7 @@ impl Program {
 
     /// The launches, in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
-        self.steps.iter().filter_map(|step| match step {
-            Step::Launch(launch) => Some(launch),
-            _ => None,
-        })
+        self.steps.iter().filter_map(|step| step.as_launch().map(|(launch, _)| launch))
     }
 }
 
@@ -320,7 +367,10 @@ impl Launch {
         for (arg, param) in self.args.iter().zip(&body.params) {
             let fits = match (arg, &param.kind) {
                 (Arg::Scalar(given, _), ParamKind::Scalar(wanted)) => given.as_bits() == wanted.as_bits(),
-                (Arg::HostScalar(_), ParamKind::Scalar(wanted)) => matches!(wanted, Ty::F32 | Ty::F64),
+                (Arg::HostScalar(given, _), ParamKind::Scalar(wanted)) => given == wanted && HostValue::is_taken_by(*wanted),
+                (Arg::ListAddress { .. }, ParamKind::Pointer { .. }) => true,
+                (Arg::ListExtent { .. }, ParamKind::Scalar(wanted)) => *wanted == Ty::U64,
+                (Arg::ListCount { .. }, ParamKind::Scalar(wanted)) => *wanted == Ty::U32,
                 (Arg::Divisor(d), ParamKind::Divisor) => *d > 0,
                 (Arg::Pointer(address), ParamKind::Pointer { alignment_bytes, .. }) => {
                     address.offset_bytes.is_multiple_of(u64::from(*alignment_bytes))

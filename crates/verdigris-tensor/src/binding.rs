@@ -42,6 +42,8 @@ pub enum BindingRule {
     Twice,
     /// A host scalar is bound by value, any other tensor to memory.
     Kind,
+    /// A host scalar is a number of the kind that its type holds.
+    Number,
     /// What is written is bound to memory that may be written, what is only read to memory that is only read.
     Access,
     /// Type, dims and strides are the graph's.
@@ -67,6 +69,7 @@ impl fmt::Display for BindingRule {
             BindingRule::Unknown => "the plan has no such tensor to bind",
             BindingRule::Twice => "a tensor is bound once",
             BindingRule::Kind => "a host scalar is bound by value, any other tensor to memory",
+            BindingRule::Number => "a host scalar is a number that its type holds",
             BindingRule::Access => "an output is written, an input is only read",
             BindingRule::Layout => "type, dims and strides are the graph's",
             BindingRule::Length => "memory reaches from the first element to the last",

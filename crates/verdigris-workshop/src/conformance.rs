@@ -172,7 +172,7 @@ fn execute(handle: &Handle, probe: &Probe) -> Result<Vec<Vec<u8>>> {
         probe.buffers.iter().map(|contents| pool.alloc_from(stream, &contents.to_vec())).collect::<Result<Vec<DeviceBuffer>, _>>()?;
     let workspace = pool.alloc(stream, loaded.workspace_bytes().max(256))?;
     let slices: Vec<DeviceSlice<'_>> = buffers.iter().map(DeviceBuffer::slice).collect();
-    loaded.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] })?;
+    loaded.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[], lists: &[] })?;
     stream.synchronize()?;
     Ok(buffers.iter().map(|buffer| buffer.download_all(stream)).collect::<Result<_, _>>()?)
 }

@@ -73,7 +73,7 @@ fn execute(handle: &Handle, tool: Tool) -> Result<()> {
     let output = pool.alloc(stream, words.len() as u64)?;
     let workspace = pool.alloc(stream, loaded.workspace_bytes().max(256))?;
     let slices: Vec<DeviceSlice<'_>> = [&input, &output].map(DeviceBuffer::slice).into();
-    loaded.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[] })?;
+    loaded.execute(stream, &Bindings { buffers: &slices, workspace: workspace.slice(), host_scalars: &[], lists: &[] })?;
     stream.synchronize()?;
     Ok(())
 }

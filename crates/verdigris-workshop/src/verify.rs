@@ -474,11 +474,11 @@ fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, deco
         match content {
             Content::Bytes(bytes) => {
                 memory.add(bytes);
-                host_scalars.push(0.0);
+                host_scalars.push(0.0.into());
             }
             Content::Scalar(value) => {
                 memory.add_unwritten(0);
-                host_scalars.push(value);
+                host_scalars.push(value.into());
             }
         }
     }

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use verdigris_cuda::{DeviceSlice, HostSlice};
 use verdigris_graph::Uid;
 use verdigris_graph::binding::{Allowed, BoundTensor, Given, check};
+use verdigris_kir::execution::HostValue;
 use verdigris_tensor::layout::ranges_overlap;
 use verdigris_tensor::{BindingError, BindingRule};
 
@@ -33,6 +34,10 @@ pub enum Binding<'a> {
     Host(HostSlice<'a>),
     /// A host scalar; rounded to f32 where kernels compute in f32.
     Scalar(f64),
+    /// An integer host scalar, of any integer type that holds it.
+    Integer(i64),
+    /// As [`Binding::Integer`], for those beyond an `i64`: all 64 bits of a seed.
+    Unsigned(u64),
 }
 
 impl<'a> From<DeviceSlice<'a>> for Binding<'a> {
@@ -53,13 +58,37 @@ impl From<f64> for Binding<'_> {
     }
 }
 
+impl From<i64> for Binding<'_> {
+    fn from(value: i64) -> Self {
+        Binding::Integer(value)
+    }
+}
+
+impl From<u64> for Binding<'_> {
+    fn from(value: u64) -> Self {
+        Binding::Unsigned(value)
+    }
+}
+
 impl Binding<'_> {
+    /// Puts it where a program finds it: memory of the GPU among the buffers, a number among the host scalars.
+    pub(crate) fn lend<'b>(&'b self, buffer: &mut DeviceSlice<'b>, scalar: &mut HostValue) {
+        match self {
+            Binding::Buffer(slice) => *buffer = *slice,
+            Binding::Scalar(value) => *scalar = HostValue::Real(*value),
+            Binding::Integer(value) => *scalar = HostValue::Signed(*value),
+            Binding::Unsigned(value) => *scalar = HostValue::Unsigned(*value),
+            Binding::Host(_) => {}
+        }
+    }
+
     /// As a plan on a GPU sees it.
     fn on_gpu(&self) -> Given {
         match self {
             Binding::Buffer(slice) => Given::Memory { address: slice.address(), bytes: slice.len_bytes(), access: Allowed::Any },
             Binding::Host(slice) => Given::Memory { address: slice.address(), bytes: slice.len_bytes(), access: Allowed::Any },
             Binding::Scalar(_) => Given::Scalar,
+            Binding::Integer(_) | Binding::Unsigned(_) => Given::Integer,
         }
     }
 }
@@ -132,7 +161,7 @@ impl Bound {
         let loose = check(&self.tensors, count, seen, |tensor, number| places[tensor] = number as u16)?;
         let range = |place: usize| match given(usize::from(places[place])).1 {
             Binding::Buffer(slice) => (slice.address(), u128::from(self.tensors[place].bytes)),
-            Binding::Host(_) | Binding::Scalar(_) => (0, 0),
+            Binding::Host(_) | Binding::Scalar(_) | Binding::Integer(_) | Binding::Unsigned(_) => (0, 0),
         };
         for (tensor, place) in self.tensors.iter().zip(&*places) {
             if let Binding::Host(_) = given(usize::from(*place)).1 {

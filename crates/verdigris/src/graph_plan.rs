@@ -8,6 +8,7 @@ use verdigris_cuda::{CaptureStatus, DeviceBuffer, DeviceSlice, Event, Stream};
 use verdigris_graph::binding::{BoundTensor, alignment_error, bound_tensors};
 use verdigris_graph::pattern::Subgraph;
 use verdigris_graph::{Access, Graph, Operand, TensorDesc, Uid};
+use verdigris_kir::execution::HostValue;
 use verdigris_tensor::{BindingError, BindingRule};
 
 use crate::binding::{Binding, Bound, Loose, Pair};
@@ -485,14 +486,10 @@ impl GraphPlan {
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
         let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-        let mut scalars = [0.0_f64; MAX_SLOTS];
+        let mut scalars = [HostValue::Real(0.0); MAX_SLOTS];
         for (slot, source) in part.slots.iter().enumerate() {
             match *source {
-                Source::Bound(place) => match &bindings[usize::from(places[place])].1 {
-                    Binding::Buffer(slice) => buffers[slot] = *slice,
-                    Binding::Scalar(value) => scalars[slot] = *value,
-                    Binding::Host(_) => {}
-                },
+                Source::Bound(place) => bindings[usize::from(places[place])].1.lend(&mut buffers[slot], &mut scalars[slot]),
                 Source::Workspace { offset_bytes, bytes } => buffers[slot] = workspace.part(offset_bytes, bytes)?,
             }
         }

@@ -262,6 +262,10 @@ impl Plan {
                 Binding::Scalar(value) => {
                     bound.scalar(*uid, *value);
                 }
+                Binding::Integer(_) | Binding::Unsigned(_) => {
+                    let rule = BindingRule::Number;
+                    return Err(BindingError::new(self.name_of(*uid), "a host scalar", "an integer host scalar", rule).into());
+                }
                 Binding::Buffer(_) => {
                     let name = self.name_of(*uid);
                     return Err(BindingError::new(name, "memory of the host", "memory of a GPU", BindingRule::Device).into());
@@ -270,7 +274,7 @@ impl Plan {
         }
         let slices = bindings.iter_mut().filter_map(|(uid, binding)| match binding {
             Binding::Host(slice) => Some((*uid, slice)),
-            Binding::Buffer(_) | Binding::Scalar(_) => None,
+            Binding::Buffer(_) | Binding::Scalar(_) | Binding::Integer(_) | Binding::Unsigned(_) => None,
         });
         for (uid, bytes) in borrow(slices).map_err(|conflict| self.conflict(conflict))? {
             match bytes {
@@ -389,6 +393,8 @@ mod tests {
         let handle = device.handle().expect("a GPU");
         let buffer = handle.pool().alloc(handle.stream(), 12).expect("allocates");
         says(run(&mut [(x, buffer.slice().into()), scalar(), (y, HostSlice::write(&mut other).into())]), "x", BindingRule::Device);
+        let integer = (factor, Binding::from(1_u64));
+        says(run(&mut [(x, read()), integer, (y, HostSlice::write(&mut other).into())]), "factor", BindingRule::Number);
     }
 
     #[test]
@@ -411,6 +417,9 @@ mod tests {
         assert_eq!(plan.engines().len(), parts);
         fake::launch_count();
         says(plan.run(&mut bind(), None, Workspace::Own), "stream", BindingRule::Missing);
+        let mut integer = bind();
+        integer[1].1 = Binding::from(-1_i64);
+        says(plan.run(&mut integer, Some(&theirs), Workspace::Own), "factor", BindingRule::Number);
         let bytes = [0; 12];
         let mut of_the_host = bind();
         of_the_host[0].1 = HostSlice::read(&bytes).into();

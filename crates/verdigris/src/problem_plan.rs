@@ -6,6 +6,7 @@ use verdigris_cuda::{Bindings, DeviceBuffer, DeviceSlice, LoadReport, LoadedProg
 use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
 use verdigris_graph::binding::BoundTensor;
 use verdigris_graph::{Access, Problem, Slot, Uid};
+use verdigris_kir::execution::HostValue;
 
 use crate::binding::{Binding, Bound, Pair};
 use crate::error::Error;
@@ -85,13 +86,9 @@ impl ProblemPlan {
         self.bound.check(bindings.len(), |slot| (Uid(slot as i64), &bindings[slot]), &mut places)?;
         crate::workspace::check(self.workspace_bytes(), workspace)?;
         let mut buffers = [self.nothing.slice(); MAX_SLOTS];
-        let mut scalars = [0.0_f64; MAX_SLOTS];
+        let mut scalars = [HostValue::Real(0.0); MAX_SLOTS];
         for (slot, binding) in bindings.iter().enumerate() {
-            match binding {
-                Binding::Buffer(slice) => buffers[slot] = *slice,
-                Binding::Scalar(value) => scalars[slot] = *value,
-                Binding::Host(_) => {}
-            }
+            binding.lend(&mut buffers[slot], &mut scalars[slot]);
         }
         self.submit(stream, &buffers[..bindings.len()], &scalars[..bindings.len()], workspace)
     }
@@ -101,10 +98,10 @@ impl ProblemPlan {
         &self,
         stream: &Stream,
         buffers: &[DeviceSlice<'_>],
-        host_scalars: &[f64],
+        host_scalars: &[HostValue],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
-        Ok(self.program.execute(stream, &Bindings { buffers, workspace, host_scalars })?)
+        Ok(self.program.execute(stream, &Bindings { buffers, workspace, host_scalars, lists: &[] })?)
     }
 }
 
@@ -124,6 +121,7 @@ fn bound(problem: &Problem) -> Result<Bound, Error> {
         uid: Uid(slot as i64),
         name: format!("slot {slot}"),
         is_scalar: false,
+        is_integer: false,
         is_written: false,
         bytes: 0,
         alignment_bytes: 1,

@@ -58,6 +58,8 @@ fn copied<'b>(bindings: &[(Uid, Binding<'b>)]) -> Vec<(Uid, Binding<'b>)> {
     let copy = |binding: &Binding<'b>| match binding {
         Binding::Buffer(slice) => Binding::Buffer(*slice),
         Binding::Scalar(value) => Binding::Scalar(*value),
+        Binding::Integer(value) => Binding::Integer(*value),
+        Binding::Unsigned(value) => Binding::Unsigned(*value),
         Binding::Host(_) => panic!("these plans run on a GPU"),
     };
     bindings.iter().map(|(uid, binding)| (*uid, copy(binding))).collect()

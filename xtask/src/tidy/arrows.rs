@@ -28,8 +28,8 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
         Law::Only {
             whole: &["face", "params"],
             // Element types, orders, shapes of instructions: the words in which the face is spoken to. And arguments of a
-            // launch, for a schedule knows both its parameters and what the host passes for them.
-            words: &["ir", "inst", "program"],
+            // launch, for a schedule knows both its parameters and what the host passes for them; and lists that a program declares.
+            words: &["ir", "inst", "program", "execution"],
             // With these a module could record an instruction past the face.
             not: &["Op", "Inst", "Stmt", "Block", "Operand", "Reg", "KernelBody", "*"],
         },

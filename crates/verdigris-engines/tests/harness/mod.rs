@@ -48,7 +48,7 @@ fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, sched
     let expected = run::run(&case.problem, &inputs, run::Positions::All).map_err(|error| error.to_string())?;
     let mut memory = Memory::new();
     let slots = case.problem.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0);
-    let mut host_scalars = vec![0.0; slots as usize];
+    let mut host_scalars = vec![0.0.into(); slots as usize];
     let mut before = Vec::new();
     for slot in (0..slots).map(Slot) {
         let bytes = match expected.iter().find(|output| output.id == slot) {
@@ -56,7 +56,7 @@ fn execute(case: &Case, program: &Program, arch: &Arch, kernels: &Kernels, sched
             None => inputs.buffers.get(&slot).cloned().unwrap_or_default(),
         };
         if let Some(&scalar) = inputs.scalars.get(&slot) {
-            host_scalars[slot.0 as usize] = scalar;
+            host_scalars[slot.0 as usize] = scalar.into();
         }
         memory.add(&bytes);
         before.push(bytes);

@@ -72,6 +72,7 @@ impl Word for Real {
 }
 
 /// An attribute by the name that it has in serialized form, with its own attributes in brackets.
+#[derive(Clone, PartialEq)]
 pub(super) struct Named<T>(pub(super) T);
 
 impl<T: Serialize + DeserializeOwned> Word for Named<T> {
@@ -333,15 +334,9 @@ impl<'t> Text<'t> {
     where
         T: Serialize + DeserializeOwned + Clone + PartialEq,
     {
-        let told = (usual.as_ref() != Some(&*value)).then(|| Named(value.clone()).print());
-        let read = self.value(name, told);
-        if self.is_reading() {
-            *value = match (read, usual) {
-                (Some(word), _) => Named::parse(&word).ok_or_else(|| error(format!("`{name}=` is a known name"), &word))?.0,
-                (None, Some(usual)) => usual,
-                (None, None) => return Err(self.peek().map_or_else(|| missing(&format!("`{name}=`")), |found| lacks(name, found))),
-            };
-        }
+        let mut named = Named(value.clone());
+        self.field(name, &mut named, usual.map(Named))?;
+        *value = named.0;
         Ok(())
     }
 

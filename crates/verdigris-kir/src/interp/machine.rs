@@ -11,7 +11,7 @@ use super::shadow::Readers;
 use super::state::{Actors, Cta, CtaBarrier, Culprit, Fault, Grid, Machine, Rng, Spare, Wait, Warp};
 use super::wgmma::{Flights, WarpgroupState};
 use super::{AsyncPolicy, Kernels, Options};
-use crate::ir::{ParamKind, Ty};
+use crate::execution::{GridFunction, Known};
 use crate::program::{Address, Arg, Base, Divisor, Launch, Program, Residency, Step};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -99,6 +99,8 @@ impl Machine<'_> {
     fn program(&mut self, program: &Program, kernels: &Kernels, bindings: &Bindings) -> Result<Report, Fault> {
         let mut report = Report::default();
         let mut at = 0;
+        self.check_lists(program, bindings.buffers)?;
+        let element_bytes: Vec<u32> = program.lists.iter().map(|list| list.element_bytes).collect();
         while at < program.steps.len() {
             match &program.steps[at] {
                 Step::Fill { at: address, bytes, value } => {
@@ -120,17 +122,21 @@ impl Machine<'_> {
                     self.memory.copy(from, from_offset, to, to_offset, *bytes);
                     at += 1;
                 }
-                Step::Launch(_) => {
+                Step::Launch(_) | Step::SizedLaunch(..) => {
                     let first = at;
                     at += 1;
-                    while matches!(program.steps.get(at), Some(Step::Launch(next)) if next.overlap) {
+                    let overlaps = |step: &Step| step.as_launch().is_some_and(|(launch, _)| launch.overlap);
+                    while program.steps.get(at).is_some_and(overlaps) {
                         at += 1;
                     }
-                    let group: Vec<&Launch> = program.steps[first..at]
-                        .iter()
-                        .filter_map(|step| if let Step::Launch(launch) = step { Some(launch) } else { None })
-                        .collect();
-                    self.launches(&group, report.launches.len() as u32, kernels, bindings)?;
+                    let mut group: Vec<(&Launch, [u32; 3])> = Vec::new();
+                    for (launch, function) in program.steps[first..at].iter().filter_map(Step::as_launch) {
+                        match function {
+                            None => group.push((launch, launch.grid)),
+                            Some(function) => group.extend(self.sized(launch, function, kernels)?.map(|grid| (launch, grid))),
+                        }
+                    }
+                    self.launches(&group, report.launches.len() as u32, &element_bytes, kernels, bindings)?;
                     for grid in self.grids.drain(..) {
                         report.total.add(&grid.counters);
                         report.launches.push((grid.decoded.body.name.clone(), grid.counters));
@@ -148,6 +154,35 @@ impl Machine<'_> {
         Ok(report)
     }
 
+    /// The grid of the day; `None` where nothing is launched.
+    fn sized(&self, launch: &Launch, function: &GridFunction, kernels: &Kernels) -> Result<Option<[u32; 3]>, Fault> {
+        let name = launch.kernel.name();
+        let decoded = kernels.decoded(&launch.kernel).map_err(|faults| launch_finding(name, format!("does not verify: {faults}")))?;
+        let lengths = |list: usize| self.options.lists.get(list).map(|tensors| tensors.len() as u64);
+        let known = Known { scalars: &self.options.host_scalars, list_lengths: &lengths };
+        function.grid(&known, launch.grid, decoded.body.cluster).map_err(|fault| launch_finding(name, fault.to_string()))
+    }
+
+    /// Checks the lists that are bound against those that the program declares.
+    fn check_lists(&self, program: &Program, buffers: usize) -> Result<(), Fault> {
+        for (number, declared) in program.lists.iter().enumerate() {
+            let fail = |what: String| launch_finding("", format!("list `{}`: {what}", declared.name));
+            let tensors = self.options.lists.get(number).ok_or_else(|| fail("not given".to_owned()))?;
+            if let Some(slot) = tensors.iter().find(|&&slot| slot >= buffers) {
+                return Err(fail(format!("buffer {slot} does not exist")));
+            }
+            let given = |entry: usize| (Memory::base(tensors[entry]), self.memory.bytes(tensors[entry]));
+            declared.check(tensors.len() as u64, given).map_err(|fault| fail(fault.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// The buffer of a list's entry; `None` where the list is shorter.
+    fn entry(&self, list: usize, entry: u32) -> Result<Option<usize>, String> {
+        let tensors = self.options.lists.get(list).ok_or_else(|| format!("list {list} is not given"))?;
+        Ok(tensors.get(entry as usize).copied())
+    }
+
     fn host_range(&self, bindings: &Bindings, address: Address, bytes: u64) -> Result<(usize, u64), Fault> {
         let slot = bindings.slot(address.base).map_err(|message| launch_finding("", message))?;
         let size = self.memory.bytes(slot);
@@ -158,7 +193,14 @@ impl Machine<'_> {
         Ok((slot, address.offset_bytes))
     }
 
-    fn grid(&mut self, launch: &Launch, number: u32, kernels: &Kernels, bindings: &Bindings) -> Result<Grid, Fault> {
+    fn grid(
+        &mut self,
+        (launch, dims): (&Launch, [u32; 3]),
+        number: u32,
+        element_bytes: &[u32],
+        kernels: &Kernels,
+        bindings: &Bindings,
+    ) -> Result<Grid, Fault> {
         let name = launch.kernel.name();
         let decoded = kernels.decoded(&launch.kernel).map_err(|faults| launch_finding(name, format!("does not verify: {faults}")))?;
         let body = &decoded.body;
@@ -183,15 +225,26 @@ impl Machine<'_> {
                     let at = bindings.address(*address).map_err(fail)?;
                     params[offset..offset + 8].copy_from_slice(&at.to_le_bytes());
                 }
-                Arg::HostScalar(index) => {
+                Arg::HostScalar(ty, index) => {
                     let value = self.options.host_scalars.get(*index).copied();
                     let value = value.ok_or_else(|| fail(format!("host scalar {index} is not given")))?;
-                    // In the type of the parameter: `Launch::check` saw that it is one of the two.
-                    if param.kind == ParamKind::Scalar(Ty::F64) {
-                        params[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
-                    } else {
-                        params[offset..offset + 4].copy_from_slice(&(value as f32).to_le_bytes());
-                    }
+                    let bits = value.bits(*ty).map_err(|mismatch| fail(format!("host scalar {index}: {mismatch}")))?;
+                    let bytes = ty.bytes() as usize;
+                    params[offset..offset + bytes].copy_from_slice(&bits.to_le_bytes()[..bytes]);
+                }
+                Arg::ListAddress { list, entry } => {
+                    let at = self.entry(*list, *entry).map_err(fail)?.map_or(0, Memory::base);
+                    params[offset..offset + 8].copy_from_slice(&at.to_le_bytes());
+                }
+                Arg::ListExtent { list, entry } => {
+                    let bytes = self.entry(*list, *entry).map_err(fail)?.map_or(0, |slot| self.memory.bytes(slot));
+                    let element_bytes = element_bytes.get(*list).copied().unwrap_or(1);
+                    params[offset..offset + 8].copy_from_slice(&(bytes / u64::from(element_bytes)).to_le_bytes());
+                }
+                Arg::ListCount { list, first, most } => {
+                    let length = self.options.lists.get(*list).map(Vec::len).ok_or_else(|| fail(format!("list {list} is not given")))?;
+                    let count = (length as u64).saturating_sub(u64::from(*first)).min(u64::from(*most)) as u32;
+                    params[offset..offset + 4].copy_from_slice(&count.to_le_bytes());
                 }
                 Arg::TensorMap(address, spec) => {
                     let at = bindings.address(*address).map_err(fail)?;
@@ -202,7 +255,7 @@ impl Machine<'_> {
                 }
             }
         }
-        let ctas = u64::from(launch.grid[0]) * u64::from(launch.grid[1]) * u64::from(launch.grid[2]);
+        let ctas = dims.into_iter().map(u64::from).product::<u64>();
         let stride = u64::from(Actors::new(&decoded).count());
         if ctas * stride + u64::from(self.next_actor) >= u64::from(u32::MAX) {
             return Err(launch_finding(name, format!("{ctas} CTAs are more than one run can tell apart")));
@@ -222,7 +275,7 @@ impl Machine<'_> {
         self.next_actor += ctas * stride as u32;
         Ok(Grid {
             launch: number,
-            dims: launch.grid,
+            dims,
             params,
             offsets,
             order,
@@ -240,10 +293,17 @@ impl Machine<'_> {
     }
 
     /// Runs launches that may overlap, to the end.
-    fn launches(&mut self, group: &[&Launch], number: u32, kernels: &Kernels, bindings: &Bindings) -> Result<(), Fault> {
+    fn launches(
+        &mut self,
+        group: &[(&Launch, [u32; 3])],
+        number: u32,
+        element_bytes: &[u32],
+        kernels: &Kernels,
+        bindings: &Bindings,
+    ) -> Result<(), Fault> {
         let horizon = self.next_actor;
-        for (index, launch) in group.iter().enumerate() {
-            let mut grid = self.grid(launch, number + index as u32, kernels, bindings)?;
+        for (index, &launch) in group.iter().enumerate() {
+            let mut grid = self.grid(launch, number + index as u32, element_bytes, kernels, bindings)?;
             grid.horizon = horizon;
             self.grids.push(grid);
         }

@@ -81,6 +81,7 @@ pub use finding::{Finding, FindingKind, Findings, Position};
 pub use memory::Memory;
 pub use report::{CLASSES, Counters, Report};
 
+use crate::execution::HostValue;
 use crate::ir::KernelBody;
 use crate::program::{Arg, KernelRef, Launch, Program, Residency, Step};
 use crate::verify::{Faults, Verified, verify};
@@ -115,8 +116,10 @@ pub struct Options {
     pub step_budget: u64,
     /// Disturb approximate instructions inside the bound that the ISA gives.
     pub float_noise: bool,
-    /// What `HostScalar` arguments stand for; each is rounded to the type of the parameter that takes it.
-    pub host_scalars: Vec<f64>,
+    /// What `HostScalar` arguments stand for; each is read in the type of the parameter that takes it.
+    pub host_scalars: Vec<HostValue>,
+    /// The program's lists of tensors: for each its buffers, which are slots of the memory, each a tensor as a whole.
+    pub lists: Vec<Vec<usize>>,
 }
 
 impl Default for Options {
@@ -129,6 +132,7 @@ impl Default for Options {
             step_budget: 50_000_000,
             float_noise: false,
             host_scalars: Vec::new(),
+            lists: Vec::new(),
         }
     }
 }

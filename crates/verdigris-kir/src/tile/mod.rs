@@ -25,6 +25,7 @@ pub mod fragment;
 pub mod grid_barrier;
 pub mod halo;
 pub mod im2col;
+pub mod list;
 pub mod operand;
 pub mod reduce;
 pub mod ring;

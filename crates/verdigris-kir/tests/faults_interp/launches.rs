@@ -219,7 +219,7 @@ fn arguments_that_do_not_fit() {
         let (y, factor, parts) = (k.output("y", 4), k.scalar::<f32>("factor"), k.divisor("parts"));
         k.st_global(y.at(parts.quotient(k.thread()), 4), 0, factor);
     });
-    let good = [pointer(1), Arg::HostScalar(0), Arg::Divisor(3)];
+    let good = [pointer(1), Arg::HostScalar(Ty::F32, 0), Arg::Divisor(3)];
     let any = |args: &[Arg]| launch(&body, 1, false, Residency::Any, args);
     says(&refused(any(&good[..2])), "2 arguments given, 3 parameters declared");
     says(&refused(any(&[good[0].clone(), scalar(1).clone(), Arg::Pointer(Address::buffer(0))])), "parameter parts");

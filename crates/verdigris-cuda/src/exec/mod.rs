@@ -7,25 +7,31 @@
 //!
 //! Every allocation, compilation and query happens while loading; executing does none.
 
-use std::mem::MaybeUninit;
+mod run;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
+use verdigris_kir::execution::{GridFunction, HostValue};
+use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{
     Address, Arg, Base, Divisor, KernelRef, Launch, MapSpec, Mismatch, Program, Residency, SCRATCH_ALIGNMENT_BYTES, Step,
 };
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::verify;
-use verdigris_tensor::{BindingError, BindingRule};
 
 use crate::cache::CacheKey;
 use crate::error::Error;
 use crate::facts::{KernelFacts, ParameterFact, hash_of};
 use crate::jit::CompileOptions;
 use crate::kernels::{KernelSource, LoadReport, LoadedKernel, ModuleCache};
-use crate::launch::{LaunchConfig, LaunchError, MAX_PARAMETERS, Parameters};
-use crate::memory::{self, DeviceBuffer, DeviceSlice, Pool};
+use crate::launch::{LaunchConfig, LaunchError, MAX_PARAMETERS};
+use crate::memory::Pool;
 use crate::stream::Stream;
 use crate::tensor_map::{self, MapError};
+
+pub use run::{Bindings, LoadedProgram};
 
 /// Most bytes of parameters: what every driver that we run on takes.
 const MAX_PARAMETER_BYTES: usize = 4096;
@@ -103,10 +109,14 @@ impl Loader {
         let (mut steps, mut reports) = (Vec::new(), Vec::new());
         for step in &program.steps {
             steps.push(match step {
-                Step::Launch(launch) => {
+                Step::Launch(launch) | Step::SizedLaunch(launch, _) => {
                     let (kernel, report) = self.kernel(&launch.kernel)?;
                     reports.push((launch.kernel.name().to_owned(), report));
-                    LoadedStep::Launch(load_launch(launch, kernel, &mut needs)?)
+                    let loaded = load_launch(launch, kernel, &mut needs)?;
+                    match step {
+                        Step::SizedLaunch(_, grid) => LoadedStep::Sized(Box::new((loaded, grid.clone()))),
+                        _ => LoadedStep::Launch(loaded),
+                    }
                 }
                 Step::Fill { at, bytes, value } => {
                     needs.see(at, *bytes, 1)?;
@@ -123,7 +133,9 @@ impl Loader {
             steps,
             reports,
             slots: needs.slots,
-            host_scalars: needs.host_scalars,
+            numbers: needs.numbers,
+            lists: program.lists.clone(),
+            has_sized: program.steps.iter().any(|step| matches!(step, Step::SizedLaunch(..))),
             scratch_offsets,
             workspace_bytes,
             constant_offsets,
@@ -136,7 +148,20 @@ impl Loader {
 struct Needs<'p> {
     program: &'p Program,
     slots: Vec<SlotNeed>,
-    host_scalars: usize,
+    numbers: Vec<NumberNeed>,
+}
+
+/// What a program asks of one host scalar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NumberNeed {
+    /// Which one.
+    pub index: usize,
+    /// The type of a parameter that takes it.
+    pub ty: Ty,
+    /// The parameter's name; empty where arguments are given by position.
+    pub parameter: &'static str,
+    /// Its kernel.
+    pub kernel: String,
 }
 
 /// What a program asks of one buffer.
@@ -151,7 +176,15 @@ pub struct SlotNeed {
 impl<'p> Needs<'p> {
     fn new(program: &'p Program) -> Self {
         let slot = |&alignment_bytes: &u64| SlotNeed { bytes: 0, alignment_bytes: alignment_bytes.max(1) };
-        Self { program, slots: program.buffer_alignment_bytes.iter().map(slot).collect(), host_scalars: 0 }
+        Self { program, slots: program.buffer_alignment_bytes.iter().map(slot).collect(), numbers: Vec::new() }
+    }
+
+    /// Notes that a parameter takes a host scalar.
+    fn number(&mut self, index: usize, ty: Ty, parameter: &'static str, kernel: &str) {
+        // One parameter of each type is enough to say what is wrong.
+        if !self.numbers.iter().any(|known| (known.index, known.ty) == (index, ty)) {
+            self.numbers.push(NumberNeed { index, ty, parameter, kernel: kernel.to_owned() });
+        }
     }
 
     /// Notes that the program uses `bytes` bytes from the address on, and relies on its alignment.
@@ -182,8 +215,18 @@ impl<'p> Needs<'p> {
 #[derive(Debug)]
 enum LoadedStep {
     Launch(LoadedLaunch),
-    Fill { at: Address, bytes: u64, value: u8 },
-    Copy { to: Address, from: Address, bytes: u64 },
+    /// With the function that gives its grid; that of the launch is the greatest.
+    Sized(Box<(LoadedLaunch, GridFunction)>),
+    Fill {
+        at: Address,
+        bytes: u64,
+        value: u8,
+    },
+    Copy {
+        to: Address,
+        from: Address,
+        bytes: u64,
+    },
 }
 
 /// A launch whose parameters are known but for what the patches write.
@@ -200,7 +243,10 @@ struct LoadedLaunch {
 #[derive(Debug)]
 enum Patch {
     Pointer { at: usize, to: Address },
-    HostScalar { at: usize, index: usize, is_double: bool },
+    HostScalar { at: usize, index: usize, ty: Ty },
+    ListAddress { at: usize, list: usize, entry: u32 },
+    ListExtent { at: usize, list: usize, entry: u32, element_bytes: u32 },
+    ListCount { at: usize, list: usize, first: u32, most: u32 },
     TensorMap { at: usize, to: Address, spec: Box<MapSpec> },
 }
 
@@ -241,6 +287,14 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Re
     }
     let mut template = vec![0_u8; bytes as usize];
     let mut patches = Vec::new();
+    let list_of = |list: usize| {
+        let declared = needs.program.lists.get(list);
+        declared.ok_or_else(|| mismatch(format!("it reads list {list} of {} that the program declares", needs.program.lists.len())))
+    };
+    for list in launch.args.iter().filter_map(list_named) {
+        list_of(list)?;
+    }
+    let names: Vec<&'static str> = launch.args.names().collect();
     for (index, (arg, parameter)) in launch.args.iter().zip(&facts.parameters).enumerate() {
         let at = parameter.offset_bytes as usize;
         let unfit = || mismatch(format!("parameter {index} is compiled as {:?}, argument is {arg:?}", parameter.fact));
@@ -249,9 +303,17 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Re
             (Arg::Scalar(ty, bits), ParameterFact::Scalar { bytes }) if ty.bytes().max(4) == bytes => {
                 room.copy_from_slice(&bits.to_le_bytes()[..bytes as usize]);
             }
-            (Arg::HostScalar(number), ParameterFact::Scalar { bytes: bytes @ (4 | 8) }) => {
-                needs.host_scalars = needs.host_scalars.max(number + 1);
-                patches.push(Patch::HostScalar { at, index: *number, is_double: bytes == 8 });
+            (Arg::HostScalar(ty, number), ParameterFact::Scalar { bytes }) if HostValue::is_taken_by(*ty) && ty.bytes() == bytes => {
+                needs.number(*number, *ty, names.get(index).copied().unwrap_or(""), name);
+                patches.push(Patch::HostScalar { at, index: *number, ty: *ty });
+            }
+            (&Arg::ListAddress { list, entry }, ParameterFact::Pointer { .. }) => patches.push(Patch::ListAddress { at, list, entry }),
+            (&Arg::ListExtent { list, entry }, ParameterFact::Scalar { bytes: 8 }) => {
+                let element_bytes = needs.program.lists.get(list).map_or(1, |list| list.element_bytes.max(1));
+                patches.push(Patch::ListExtent { at, list, entry, element_bytes });
+            }
+            (&Arg::ListCount { list, first, most }, ParameterFact::Scalar { bytes: 4 }) => {
+                patches.push(Patch::ListCount { at, list, first, most });
             }
             (Arg::Divisor(divisor), ParameterFact::Divisor) => {
                 let divisor = Divisor::new(*divisor).ok_or_else(unfit)?;
@@ -285,177 +347,19 @@ fn parameters(launch: &Launch, facts: &KernelFacts, needs: &mut Needs<'_>) -> Re
     Ok((template, patches))
 }
 
-/// What a caller lends to one execution.
-#[derive(Debug, Clone, Copy)]
-pub struct Bindings<'a> {
-    /// The buffers, by slot number. Each must reach as far as the program's problem says.
-    pub buffers: &'a [DeviceSlice<'a>],
-    /// At least [`LoadedProgram::workspace_bytes`], at a multiple of 256; its contents are lost.
-    pub workspace: DeviceSlice<'a>,
-    /// The numbers that the program reads from the host, by index; each is rounded to the type in which the kernel takes it.
-    pub host_scalars: &'a [f64],
-}
-
-/// A program on a device: kernels and constants are there. Immutable: it can be executed from several threads and streams at once, each
-/// with a workspace of its own. Drop it only when the device is done with it.
-#[derive(Debug)]
-pub struct LoadedProgram {
-    steps: Vec<LoadedStep>,
-    reports: Vec<(String, LoadReport)>,
-    slots: Vec<SlotNeed>,
-    host_scalars: usize,
-    scratch_offsets: Vec<u64>,
-    workspace_bytes: u64,
-    constant_offsets: Vec<u64>,
-    /// All constants, one after the other.
-    constants: DeviceBuffer,
-}
-
-/// Room for the parameters of one launch, aligned as the strictest of them.
-#[repr(align(128))]
-struct Block(MaybeUninit<[u8; MAX_PARAMETER_BYTES]>);
-
-impl LoadedProgram {
-    /// The workspace that each execution needs.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace_bytes
+/// The list that an argument is of.
+fn list_named(arg: &Arg) -> Option<usize> {
+    match arg {
+        Arg::ListAddress { list, .. } | Arg::ListExtent { list, .. } | Arg::ListCount { list, .. } => Some(*list),
+        _ => None,
     }
-
-    /// The number of kernel launches.
-    pub fn launch_count(&self) -> usize {
-        self.steps.iter().filter(|step| matches!(step, LoadedStep::Launch(_))).count()
-    }
-
-    /// For each launch in order: the kernel's name and where it came from.
-    pub fn reports(&self) -> &[(String, LoadReport)] {
-        &self.reports
-    }
-
-    /// What the program asks of each buffer slot.
-    pub fn slots(&self) -> &[SlotNeed] {
-        &self.slots
-    }
-
-    /// The kernels, in the order of the launches.
-    pub fn kernels(&self) -> impl Iterator<Item = &LoadedKernel> {
-        self.steps.iter().filter_map(|step| match step {
-            LoadedStep::Launch(launch) => Some(&*launch.kernel),
-            LoadedStep::Fill { .. } | LoadedStep::Copy { .. } => None,
-        })
-    }
-
-    /// Submits the whole program to the stream and returns without waiting.
-    ///
-    /// What is lent is held against what the program asks ([`LoadedProgram::slots`], [`LoadedProgram::workspace_bytes`]) before the first
-    /// step: the driver's own guard, since addresses are worked out here. Who binds tensors checks them by name before and for all
-    /// programs of a plan, and is never told of it. How far kernels reach through plain pointers is the program's word.
-    ///
-    /// After an error of the driver, steps before the failed one are already on the stream.
-    ///
-    /// # Errors
-    /// [`Error::Binding`], [`Error::ContextMismatch`], [`Error::Driver`].
-    pub fn execute(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
-        let context = stream.context();
-        if self.constants.context() != context {
-            return Err(Error::ContextMismatch { what: "executing a program", left: "program", right: "stream" });
-        }
-        self.guard(bindings)?;
-        // One entry for all steps: each then finds the context current.
-        let _current = context.enter()?;
-        let mut block = Block(MaybeUninit::uninit());
-        for step in &self.steps {
-            match step {
-                LoadedStep::Fill { at, bytes, value } => memory::fill(stream, self.range(at, *bytes, bindings), *value)?,
-                LoadedStep::Copy { to, from, bytes } => {
-                    memory::copy(stream, self.range(to, *bytes, bindings), self.range(from, *bytes, bindings))?;
-                }
-                LoadedStep::Launch(launch) => {
-                    let length = launch.template.len();
-                    let start = block.0.as_mut_ptr().cast::<u8>();
-                    // SAFETY: a template has at most as many bytes as a block, by `parameters`, and is no part of it.
-                    unsafe { std::ptr::copy_nonoverlapping(launch.template.as_ptr(), start, length) };
-                    // SAFETY: these bytes of the block were written above, and are borrowed alone until the launch.
-                    let bytes = unsafe { std::slice::from_raw_parts_mut(start, length) };
-                    for patch in &launch.patches {
-                        self.apply(patch, bytes, stream, bindings)?;
-                    }
-                    let arguments = Parameters { bytes, offsets_bytes: &launch.offsets_bytes };
-                    // SAFETY: number, order and types of the arguments were compared with the compiled kernel's when the program was
-                    // loaded; addresses lie in slices, whose makers vouch for them.
-                    unsafe { launch.kernel.function.launch_checked(stream, &launch.config, arguments) }?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes one patch into a parameter block.
-    fn apply(&self, patch: &Patch, block: &mut [u8], stream: &Stream, bindings: &Bindings<'_>) -> Result<(), Error> {
-        let mut write = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
-        match patch {
-            Patch::Pointer { at, to } => write(*at, &self.address(to, bindings).to_le_bytes()),
-            Patch::HostScalar { at, index, is_double: true } => write(*at, &bindings.host_scalars[*index].to_le_bytes()),
-            Patch::HostScalar { at, index, is_double: false } => write(*at, &(bindings.host_scalars[*index] as f32).to_le_bytes()),
-            Patch::TensorMap { at, to, spec } => {
-                let map = tensor_map::encode_checked(stream.context().driver(), self.address(to, bindings), spec)?;
-                write(*at, &map.bytes());
-            }
-        }
-        Ok(())
-    }
-
-    fn guard(&self, bindings: &Bindings<'_>) -> Result<(), BindingError> {
-        let (given, needed) = (bindings.buffers.len(), self.slots.len());
-        if given < needed {
-            return Err(BindingError::new(format!("buffer {given}"), "memory", "nothing", BindingRule::Missing));
-        }
-        let (given, needed) = (bindings.host_scalars.len(), self.host_scalars);
-        if given < needed {
-            return Err(BindingError::new(format!("host scalar {given}"), "a number", "nothing", BindingRule::Missing));
-        }
-        for (slot, (buffer, need)) in bindings.buffers.iter().zip(&self.slots).enumerate() {
-            fits(buffer, need, || format!("buffer {slot}"))?;
-        }
-        let bytes = self.workspace_bytes;
-        fits(&bindings.workspace, &SlotNeed { bytes, alignment_bytes: if bytes > 0 { SCRATCH_ALIGNMENT_BYTES } else { 1 } }, || {
-            "workspace".to_owned()
-        })
-    }
-
-    /// The device address, in bindings that were checked.
-    fn address(&self, address: &Address, bindings: &Bindings<'_>) -> u64 {
-        let start = match address.base {
-            Base::Buffer(slot) => bindings.buffers[slot].address(),
-            Base::Scratch(index) => bindings.workspace.address() + self.scratch_offsets[index],
-            Base::Constant(index) => self.constants.address() + self.constant_offsets[index],
-        };
-        start + address.offset_bytes
-    }
-
-    /// The range of that many bytes from the address on, in bindings that were checked.
-    fn range<'a>(&self, address: &Address, bytes: u64, bindings: &Bindings<'a>) -> DeviceSlice<'a> {
-        // SAFETY: `Needs` saw that the range lies within scratch or constants, and `guard` that it lies within the bound buffers.
-        unsafe { DeviceSlice::from_raw(self.address(address, bindings), bytes) }
-    }
-}
-
-fn fits(memory: &DeviceSlice<'_>, need: &SlotNeed, name: impl Fn() -> String) -> Result<(), BindingError> {
-    let (address, bytes) = (memory.address(), memory.len_bytes());
-    if bytes < need.bytes {
-        return Err(BindingError::new(name(), format!("memory of {} bytes", need.bytes), format!("{bytes} bytes"), BindingRule::Length));
-    }
-    if !address.is_multiple_of(need.alignment_bytes) {
-        let wanted = format!("a multiple of {} bytes", need.alignment_bytes);
-        return Err(BindingError::new(name(), wanted, format!("{address:#x}"), BindingRule::Alignment));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
-mod tests {
+mod unit {
     use super::*;
     use crate::facts::Parameter;
-    use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
+    use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle};
     use verdigris_kir::program::{Fill, L2Promotion, Scratch};
 
     fn launch(args: Vec<Arg>) -> Launch {
@@ -496,7 +400,7 @@ mod tests {
     fn args() -> Vec<Arg> {
         let pointer = Address { base: Base::Buffer(3), offset_bytes: 32 };
         let scalar = Arg::Scalar(Ty::U32, 0x0102_0304);
-        vec![scalar, Arg::Pointer(pointer), Arg::Divisor(7), Arg::HostScalar(1), Arg::TensorMap(Address::scratch(0), map())]
+        vec![scalar, Arg::Pointer(pointer), Arg::Divisor(7), Arg::HostScalar(Ty::F32, 1), Arg::TensorMap(Address::scratch(0), map())]
     }
 
     #[test]
@@ -511,11 +415,14 @@ mod tests {
             expected[16 + 4 * i..][..4].copy_from_slice(&word.to_le_bytes());
         }
         assert_eq!(template, expected);
-        assert_eq!((needs.slots.len(), needs.host_scalars), (4, 2));
+        assert_eq!(
+            (needs.slots.len(), needs.numbers.iter().map(|need| (need.index, need.ty)).collect::<Vec<_>>()),
+            (4, vec![(1, Ty::F32)])
+        );
         assert_eq!(needs.slots[3], SlotNeed { bytes: 32, alignment_bytes: 16 });
         assert_eq!(needs.slots[2], SlotNeed { bytes: 0, alignment_bytes: 1 });
         assert!(matches!(patches[0], Patch::Pointer { at: 8, .. }));
-        assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1, is_double: false }));
+        assert!(matches!(patches[1], Patch::HostScalar { at: 32, index: 1, ty: Ty::F32 }));
         assert!(matches!(patches[2], Patch::TensorMap { at: 64, .. }));
         assert_eq!(patches.len(), 3);
     }
@@ -525,13 +432,17 @@ mod tests {
         let at = |offset_bytes, bytes| Parameter { offset_bytes, fact: ParameterFact::Scalar { bytes } };
         let facts = KernelFacts { parameters: vec![at(0, 8), at(8, 4)], parameter_bytes: 12, ..facts() };
         let program = Program::default();
-        let (_, patches) =
-            parameters(&launch(vec![Arg::HostScalar(0), Arg::HostScalar(0)]), &facts, &mut Needs::new(&program)).expect("fits");
-        assert!(matches!(patches[0], Patch::HostScalar { at: 0, index: 0, is_double: true }));
-        assert!(matches!(patches[1], Patch::HostScalar { at: 8, index: 0, is_double: false }));
-        let narrow = KernelFacts { parameters: vec![at(0, 8), at(8, 2)], ..facts };
-        let refused = parameters(&launch(vec![Arg::HostScalar(0), Arg::HostScalar(0)]), &narrow, &mut Needs::new(&program));
-        assert!(refused.expect_err("two bytes hold no host scalar").to_string().contains("parameter 1"));
+        let args = || vec![Arg::HostScalar(Ty::F64, 0), Arg::HostScalar(Ty::U32, 0)];
+        let (_, patches) = parameters(&launch(args()), &facts, &mut Needs::new(&program)).expect("fits");
+        assert!(matches!(patches[0], Patch::HostScalar { at: 0, index: 0, ty: Ty::F64 }));
+        assert!(matches!(patches[1], Patch::HostScalar { at: 8, index: 0, ty: Ty::U32 }));
+        let narrow = KernelFacts { parameters: vec![at(0, 8), at(8, 2)], ..facts.clone() };
+        let refused =
+            |args, facts: &KernelFacts| parameters(&launch(args), facts, &mut Needs::new(&program)).expect_err("unfit").to_string();
+        assert!(refused(args(), &narrow).contains("parameter 1"), "two bytes hold no host scalar");
+        assert!(refused(vec![Arg::HostScalar(Ty::U32, 0); 2], &facts).contains("parameter 0"), "eight bytes are no u32");
+        let list = Arg::ListExtent { list: 0, entry: 0 };
+        assert!(refused(vec![list, Arg::HostScalar(Ty::U32, 0)], &facts).contains("it reads list 0 of 0 that the program declares"));
     }
 
     #[test]
