@@ -8,14 +8,18 @@ pub mod algorithm;
 pub mod arch;
 pub mod conv;
 pub mod engine;
+pub mod fuse;
 pub mod gemm;
 pub mod interpret;
+pub mod layout;
 pub mod map;
-pub mod parts;
 pub mod pool;
 pub mod reduce;
 pub mod rewrite;
 pub mod softmax;
+mod split_k;
+mod store;
+mod sums;
 
 use std::collections::HashSet;
 

@@ -23,9 +23,9 @@ use verdigris_tensor::DType;
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
-use crate::parts::space::{Extents, Region};
-use crate::parts::steps::{AnyVal, Raw, load_raw};
+use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
+use crate::fuse::steps::{AnyVal, Raw, load_raw};
+use crate::layout::space::{Extents, Region};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<MapSimt>::new()];

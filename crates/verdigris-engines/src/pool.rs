@@ -21,9 +21,10 @@ use verdigris_tensor::DType;
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::compute;
-use crate::parts::space::{Extents, Operand, OperandSpec, Region};
-use crate::parts::steps::{AnyVal, Chained};
+use crate::fuse::compute;
+use crate::fuse::steps::{AnyVal, Chained};
+use crate::fuse::strided::{Operand, OperandSpec};
+use crate::layout::space::{Extents, Region};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<Direct>::new()];

@@ -26,11 +26,11 @@ use verdigris_tensor::DType;
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
-use crate::parts::lanes;
-use crate::parts::math::Math;
-use crate::parts::space::{Extents, Region};
-use crate::parts::steps::{AnyVal, Chained};
+use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
+use crate::fuse::lanes;
+use crate::fuse::math::Math;
+use crate::fuse::steps::{AnyVal, Chained};
+use crate::layout::space::{Extents, Region};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<ReduceSimt>::new()];

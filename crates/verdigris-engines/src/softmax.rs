@@ -23,10 +23,11 @@ use verdigris_tensor::DType;
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::compute;
-use crate::parts::space::{Extents, Operand, OperandSpec, Region, Strided, element};
-use crate::parts::steps::{Chained, store_raw};
-use crate::parts::{lanes, math};
+use crate::fuse::compute;
+use crate::fuse::steps::{Chained, store_raw};
+use crate::fuse::strided::{Operand, OperandSpec, Strided};
+use crate::fuse::{lanes, math};
+use crate::layout::space::{Extents, Region, element};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<Rows>::new()];

@@ -42,7 +42,7 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
 ];
 
 /// Modules of `engines` that belong to no family.
-const SHARED: &[&str] = &["algorithm", "arch", "engine", "parts"];
+const SHARED: &[&str] = &["algorithm", "arch", "engine", "fuse", "layout", "split_k", "store", "sums"];
 
 /// Modules of `engines` that list the families, and therefore know them all.
 const LISTS: &[&str] = &["catalog"];
@@ -98,7 +98,8 @@ fn engines(tree: &Tree) -> Vec<Finding> {
             let message = format!("`{}` is shared by all families and imports the family `{}`", arrow.from, arrow.to);
             found.push(Finding::new("arrows", arrow.path, arrow.line, message));
         } else if !lent {
-            let message = format!("the family `{}` imports the family `{}`: move what they share into `parts`", arrow.from, arrow.to);
+            let message =
+                format!("the family `{}` imports the family `{}`: move what they share into a room of its own", arrow.from, arrow.to);
             found.push(Finding::new("arrows", arrow.path, arrow.line, message));
         }
     }
@@ -264,7 +265,7 @@ mod tests {
         let found = check(&Tree::of(&[
             (&format!("{ENGINES}lib.rs"), "use crate::gemm::ENGINES;"),
             (&format!("{ENGINES}engine.rs"), ""),
-            (&format!("{ENGINES}parts/epilogue.rs"), ""),
+            (&format!("{ENGINES}fuse/epilogue.rs"), ""),
             (&format!("{ENGINES}gemm/mod.rs"), ""),
             (&format!("{ENGINES}gemm/parts.rs"), ""),
             (&format!("{ENGINES}softmax.rs"), ""),
@@ -278,8 +279,8 @@ mod tests {
         for (file, text) in [
             ("conv/winograd.rs", "use crate::softmax::go;"),
             ("conv/winograd.rs", "use crate::gemm::wgmma;"),
-            ("parts/mainloop.rs", "use crate::gemm::Spec;"),
-            ("parts/mainloop.rs", "use crate::gemm::parts::Tile;"),
+            ("fuse/mainloop.rs", "use crate::gemm::Spec;"),
+            ("fuse/mainloop.rs", "use crate::gemm::parts::Tile;"),
             ("engine.rs", "use crate::softmax::go;"),
             ("rewrite/im2col.rs", "use crate::softmax::go;"),
         ] {
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn families_use_what_is_shared_and_what_gemm_lends() {
         for (file, text) in [
-            ("conv/winograd.rs", "use crate::{engine::Engine, parts::epilogue};"),
+            ("conv/winograd.rs", "use crate::{engine::Engine, fuse::epilogue};"),
             ("conv/winograd.rs", "use crate::gemm::parts::Tile;"),
             ("gemm/wgmma.rs", "use super::Spec; use crate::gemm::simt;"),
             ("catalog.rs", "use crate::{gemm, softmax};"),

@@ -4,7 +4,7 @@ use verdigris_graph::Scale;
 use verdigris_kir::face::Val;
 use verdigris_kir::params::{Divide, Read};
 
-use crate::parts::batch::{BatchStridesBytes, Chunk, Indices};
+use crate::layout::batch::{BatchStridesBytes, Chunk, Indices};
 
 verdigris_kir::parameters! {
     /// Parameters of one operand's factors; strides in bytes.

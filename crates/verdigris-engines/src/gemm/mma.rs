@@ -27,9 +27,9 @@ use super::{Tiles, TilesArgs, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
-use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, Walk};
+use crate::fuse::compute;
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, Walk};
+use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
 
 /// Depth of a K-tile along k, in bytes.
 const K_TILE_BYTES: u32 = 64;

@@ -11,8 +11,8 @@ use verdigris_kir::program::{KernelRef, Launch, Program};
 
 use crate::algorithm::Listed;
 use crate::engine::{Engine, EngineId, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::transposed::transposed;
+use crate::layout::batch::Chunk;
+use crate::layout::transposed::transposed;
 
 /// The engines of this family. The table is all there is to registering one.
 pub static ENGINES: &[&dyn Engine] = &[HOPPER, &Listed::<mma::Mma>::new(), &Listed::<simt::Simt>::new()];

@@ -29,11 +29,11 @@ use super::{Tiles, TilesArgs, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
-use crate::parts::compute::{self, Compute};
-use crate::parts::element::{Arithmetic, Element, RawVar};
-use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, OperandSpec};
-use crate::parts::transposed::transposed;
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::element::{Arithmetic, Element, RawVar};
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, OperandSpec};
+use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
+use crate::layout::transposed::transposed;
 
 /// Threads of a CTA: 16 by 16.
 const THREADS: u32 = 256;

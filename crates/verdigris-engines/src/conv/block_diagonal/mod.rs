@@ -42,7 +42,7 @@ use super::grouped::sum;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
 const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
 

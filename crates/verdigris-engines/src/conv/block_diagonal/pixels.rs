@@ -10,8 +10,8 @@ use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
 use super::spec::{CHUNK, LEAVING, MULTIPLIERS, STRIP, Spec, Tap, WARPS};
 use super::tile::{Rows, ThreadCoordinates, Tile, Tiles, TilesArguments, Window, roles};
-use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
+use crate::fuse::compute;
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 /// The named barrier of the warps that multiply.
 const BARRIER: u32 = 1;

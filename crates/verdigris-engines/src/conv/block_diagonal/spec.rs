@@ -10,7 +10,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::{filter, pixels};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 /// Channels of a chunk: the 16 bytes of a row of `ldmatrix`, and the side of a block on the diagonal.
 pub(super) const CHUNK: u32 = 8;

@@ -48,7 +48,7 @@ use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use coordinates::ShareArguments;
 use pixels::{PixelsArguments, ProductArguments};
 use spec::{Copying, Kind, Spec, Stride, Team};

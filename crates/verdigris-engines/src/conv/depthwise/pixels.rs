@@ -12,8 +12,8 @@ use super::coordinates::{
 };
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
-use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
+use crate::fuse::compute;
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 verdigris_kir::parameters! {
     /// What both products begin with: channels, the share of a CTA, and the tiles that are multiplied by taps.

@@ -9,7 +9,7 @@ use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
 use super::{filter, pixels};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 /// Which kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

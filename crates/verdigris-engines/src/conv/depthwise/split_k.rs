@@ -5,7 +5,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
 use super::coordinates::TapBlocksArguments;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
 pub(super) const CHANNELS: u32 = 32;

@@ -8,7 +8,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_tensor::DType;
 
 use super::spec::{Copying, Spec};
-use crate::parts::compute;
+use crate::fuse::compute;
 
 verdigris_kir::parameters! {
     /// A tensor of activations.

@@ -12,12 +12,12 @@ use verdigris_kir::program::Address;
 
 use super::geometry::{FilterWalkArguments, GradientStepsArguments, PixelBox, PixelBoxArguments, StepsArguments};
 use super::{Kind, Order, Spec, THREADS, Tile, divisor};
-use crate::parts::batch::BatchIndexArgs;
-use crate::parts::compute;
-use crate::parts::conv_epilogue::Pixel;
-use crate::parts::element::{Arithmetic, Element, RawVar};
-use crate::parts::epilogue::EpilogueArgs;
-use crate::parts::prologue::{Prologue, PrologueArgs};
+use crate::fuse::compute;
+use crate::fuse::conv_epilogue::Pixel;
+use crate::fuse::element::{Arithmetic, Element, RawVar};
+use crate::fuse::epilogue::EpilogueArgs;
+use crate::fuse::prologue::{Prologue, PrologueArgs};
+use crate::layout::batch::BatchIndexArgs;
 
 /// Depth of a K-tile.
 pub(super) const DEPTH: u32 = 16;

@@ -36,11 +36,11 @@ use verdigris_tensor::DType;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::compute;
-use crate::parts::element::Arithmetic;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
-use crate::parts::prologue::PrologueSpec;
+use crate::fuse::compute;
+use crate::fuse::element::Arithmetic;
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
+use crate::fuse::prologue::PrologueSpec;
+use crate::layout::batch::Chunk;
 use geometry::{Boxes, PixelGeometry};
 use kernel::{DEPTH, FilterColumnsArguments, PartsArguments, StridedArguments};
 

@@ -9,9 +9,9 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 
 use super::kernel::{FilterColumnsArguments, finish};
 use super::{Order, THREADS, divisor};
-use crate::parts::batch::{BatchIndexArgs, Chunk};
-use crate::parts::element::{Arithmetic, Element};
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::fuse::element::{Arithmetic, Element};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::layout::batch::{BatchIndexArgs, Chunk};
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

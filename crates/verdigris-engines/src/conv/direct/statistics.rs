@@ -1,4 +1,4 @@
-//! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`crate::parts::column_sums`], else one CTA a channel.
+//! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`crate::sums::column_sums`], else one CTA a channel.
 
 use verdigris_graph::{Channels, ConvProblem, Statistics};
 use verdigris_kir::face::{Header, Kernel, Val, build};
@@ -9,8 +9,8 @@ use verdigris_tensor::DType;
 use super::kernel::{Strided, StridedArguments};
 use super::{THREADS, divisor};
 use crate::arch::Arch;
-use crate::parts::column_sums::{self, Targets};
-use crate::parts::compute::{self, Compute};
+use crate::fuse::compute::{self, Compute};
+use crate::sums::column_sums::{self, Targets};
 
 /// The kernel that sums up elements of a type.
 fn kernel(stored: DType, double: bool) -> KernelRef {

@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
 use crate::engine::{Knobs, Reason, Refusal};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 /// Scratch for parts stays below this.
 const MOST_PARTS_BYTES: u64 = 512 << 20;

@@ -43,7 +43,7 @@ use super::direct::{divisor, statistics};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 
 const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
 

@@ -18,8 +18,8 @@ use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
 use super::tiling::{PHASE_TABLE_BYTES, PIXEL_BYTES, Room, TAP_BYTES, filter_tap_bytes};
 use super::walk::{Chunk, PhaseTable, Phases, Place, Walk, WalkArguments, coordinates};
 use crate::conv::direct::geometry::{FilterWalk, FilterWalkArguments};
-use crate::parts::compute;
-use crate::parts::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
+use crate::fuse::compute;
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 
 const WARPS: u32 = THREADS / 32;
 /// Rows and columns of a tensor core's product.

@@ -11,7 +11,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::THREADS;
 use crate::conv::direct::divisor;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 
 const WARPS: u32 = THREADS / 32;
 /// Parts that are on their way to a warp at a time.

@@ -20,9 +20,9 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_tensor::DType;
 
-use crate::parts::batch::BatchIndexArgs;
-use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::store::{Out, Store, StoreArgs, StoreSpec, Tile};
+use crate::fuse::epilogue::EpilogueSpec;
+use crate::layout::batch::BatchIndexArgs;
+use crate::store::{Out, Store, StoreArgs, StoreSpec, Tile};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -40,9 +40,9 @@ use super::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::store::{StoreArgs, is_mappable};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::batch::Chunk;
+use crate::store::{StoreArgs, is_mappable};
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 

@@ -14,8 +14,8 @@ use verdigris_kir::params::Divide;
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
-use crate::parts::cluster_reduction::Sharers;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::split_k::cluster_reduction::Sharers;
 
 /// The named barrier of all who multiply.
 const BARRIER: u32 = 1;

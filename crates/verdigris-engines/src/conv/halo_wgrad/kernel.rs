@@ -18,7 +18,7 @@ use verdigris_tensor::DType;
 
 use super::cluster_split_k::{ClusterSplitK, ClusterSplitKArgs, ClusterSplitKSpec, Taps};
 use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, Stride, StrideValues, position};
-use crate::parts::split_k_reduction::{PartTile, Parts, PartsArgs};
+use crate::split_k::reduction::{PartTile, Parts, PartsArgs};
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;

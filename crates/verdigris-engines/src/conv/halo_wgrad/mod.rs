@@ -46,9 +46,9 @@ use super::lines::{lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::split_k_reduction::{PartGrid, ReductionSpec};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::batch::Chunk;
+use crate::split_k::reduction::{PartGrid, ReductionSpec};
 
 const ID: EngineId = EngineId { name: "conv.halo_wgrad", number: 209 };
 

@@ -3,7 +3,7 @@
 //!
 //! The main loop of tiles that are transposed in shared memory is in [`super::transposed_tiles`]. One page, top to bottom: the spec,
 //! parameters and shared memory, the producer, the consumers' main loop, the roles. What the producer loads is in [`super::producer`], the
-//! rest of the way in [`crate::parts`].
+//! rest of the way in [`crate::store`].
 //!
 //! Source: PTX ISA 9.0, "im2col mode"; the main loop is that of CUTLASS's warp-specialized cooperative kernels.
 
@@ -23,13 +23,13 @@ use verdigris_tensor::DType;
 use super::producer::{ProducerArgs, Slots};
 use super::swap_ab::{self, SwapAbArgs, SwapAbStore};
 use super::transposed_tiles;
-use crate::parts::batch::BatchIndexArgs;
-use crate::parts::cluster_split_k::ClusterSplitKSpec;
-use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::fixup::{Fixup, FixupArgs, Part};
-use crate::parts::formats::{map_type, matrix_type};
-use crate::parts::split_k_reduction::{PartTile, Parts, PartsArgs};
-use crate::parts::store::{Out, Store, StoreArgs, StoreSpec, Sum, Tile};
+use crate::fuse::epilogue::EpilogueSpec;
+use crate::fuse::formats::{map_type, matrix_type};
+use crate::layout::batch::BatchIndexArgs;
+use crate::split_k::cluster::ClusterSplitKSpec;
+use crate::split_k::fixup::{Fixup, FixupArgs, Part};
+use crate::split_k::reduction::{PartTile, Parts, PartsArgs};
+use crate::store::{Out, Store, StoreArgs, StoreSpec, Sum, Tile};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;
@@ -76,7 +76,7 @@ pub(super) enum Split {
     No,
     /// Fixup: whoever finishes last adds the parts up and stores.
     Fixup,
-    /// Every part of every tile goes to scratch; the launch of [`crate::parts::split_k_reduction`] that follows adds them up.
+    /// Every part of every tile goes to scratch; the launch of [`crate::split_k::reduction`] that follows adds them up.
     Reduced,
     /// So many CTAs of a cluster, a power of two, take one tile: each a part of its depth, and then a slice of its results. Such tiles are
     /// swap-AB, and the launch says how many pixels one has.

@@ -52,14 +52,14 @@ use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::column_sums::{self, SumGrid};
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::fixup::FixupArgs;
-use crate::parts::repack;
-use crate::parts::split_k_reduction::{self, PartGrid, ReductionSpec};
-use crate::parts::store::{Out, StoreArgs};
-use crate::parts::unpack;
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::batch::Chunk;
+use crate::layout::repack;
+use crate::layout::unpack;
+use crate::split_k::fixup::FixupArgs;
+use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
+use crate::store::{Out, StoreArgs};
+use crate::sums::column_sums::{self, SumGrid};
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 
@@ -794,7 +794,7 @@ impl Algorithm for ImplicitGemm {
             TYPES.iter().filter(|(operands, ..)| !matches!(operands, DType::I8 | DType::U8)).map(|&(_, d, _)| d).collect();
         results.sort_by_key(|d| d.name());
         results.dedup();
-        let adds = results.into_iter().flat_map(|d| split_k_reduction::catalog(d, false));
+        let adds = results.into_iter().flat_map(|d| reduction::catalog(d, false));
         catalog_specs()
             .into_iter()
             .map(reference)

@@ -16,8 +16,8 @@ use super::ID;
 use super::terms::Terms;
 use crate::arch::Arch;
 use crate::engine::{Reason, Refusal};
-use crate::parts::repack::{Repack, packed_tensor};
-use crate::parts::unpack::Unpack;
+use crate::layout::repack::{Repack, packed_tensor};
+use crate::layout::unpack::Unpack;
 
 /// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
 const PIXELS: [usize; 4] = [0, 2, 3, 4];

@@ -16,7 +16,7 @@ use verdigris_kir::tile::schedule::{Schedule, Work};
 
 use super::geometry::{Gather, Phase, Tap};
 use super::kernel::{Kind, Shared, Spec};
-use crate::parts::store::CLEARED_ROWS;
+use crate::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
 const PHASE_BYTES: u32 = 32;

@@ -5,16 +5,16 @@
 //! neighbours.
 //! **When it wins.** Few pixels and great depth, as in deep layers at inference: tiles waste no rows, nothing goes to
 //! scratch, no second launch reads it.
-//! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::parts::cluster_split_k`].
+//! **Cost.** Each CTA sends all but its own slice of pixels: see [`crate::split_k::cluster`].
 
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::kernel::Spec;
-use crate::parts::batch::BatchIndexArgs;
-use crate::parts::cluster_split_k::ClusterSplitK;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec};
-use crate::parts::store::Sum;
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::layout::batch::BatchIndexArgs;
+use crate::split_k::cluster::ClusterSplitK;
+use crate::store::Sum;
 
 verdigris_kir::parameters! {
     /// The parameters of the store, as those of a store of elements.

@@ -20,10 +20,10 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
 use crate::arch::Arch;
-use crate::parts::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
-use crate::parts::compute;
-use crate::parts::prologue::{PrologueArgs, PrologueSpec};
-use crate::parts::repack::{Lines, packed_tensor};
+use crate::fuse::compute;
+use crate::fuse::prologue::{PrologueArgs, PrologueSpec};
+use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
+use crate::layout::repack::{Lines, packed_tensor};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;

@@ -21,9 +21,9 @@ use verdigris_kir::tile::schedule::Work;
 
 use super::kernel::{Conv, FIRST_BARRIER, Spec, TileStore, WARPGROUP};
 use super::producer::Slots;
-use crate::parts::fixup::{Fixup, Part};
-use crate::parts::split_k_reduction::Parts;
-use crate::parts::store::{Store, Tile};
+use crate::split_k::fixup::{Fixup, Part};
+use crate::split_k::reduction::Parts;
+use crate::store::{Store, Tile};
 
 /// A panel: as many pixels as a step is deep, by the channels of 128 bytes.
 pub(super) const PANEL_BYTES: u32 = 4096;

@@ -16,9 +16,9 @@ use super::prepare::Prepared;
 use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::terms;
 use crate::engine::{Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::store::{Out, PlaceArgs, is_mappable};
-use crate::parts::transposed::transposed;
+use crate::layout::batch::Chunk;
+use crate::layout::transposed::transposed;
+use crate::store::{Out, PlaceArgs, is_mappable};
 
 /// The problem in the kernel's terms.
 pub(super) struct View {

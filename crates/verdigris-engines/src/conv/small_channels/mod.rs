@@ -42,7 +42,7 @@ use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 const ID: EngineId = EngineId { name: "conv.small_channels", number: 206 };
 

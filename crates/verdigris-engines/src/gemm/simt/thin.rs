@@ -8,8 +8,8 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 
 use super::{Params, Spec, Tile, Tiles};
-use crate::parts::compute::Compute;
-use crate::parts::element::{Arithmetic, Element, RawVar};
+use crate::fuse::compute::Compute;
+use crate::fuse::element::{Arithmetic, Element, RawVar};
 
 const ROWS: u32 = Tile::Thin.rows();
 const COLUMNS: u32 = Tile::Thin.columns();

@@ -6,11 +6,11 @@ use verdigris_kir::tile::schedule::Work;
 
 use super::share::{Consumer, Place};
 use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
-use crate::parts::batch::BatchIndex;
-use crate::parts::cluster_split_k::ClusterSplitK;
-use crate::parts::fixup::{Fixup, FixupValues, Part};
-use crate::parts::split_k_reduction::{Parts, PartsValues};
-use crate::parts::store::{Store, StoreValues, Sum, Tile};
+use crate::layout::batch::BatchIndex;
+use crate::split_k::cluster::ClusterSplitK;
+use crate::split_k::fixup::{Fixup, FixupValues, Part};
+use crate::split_k::reduction::{Parts, PartsValues};
+use crate::store::{Store, StoreValues, Sum, Tile};
 
 /// The parameters and the shared memory of the epilogue.
 pub(super) struct TileEpilogue<'k> {

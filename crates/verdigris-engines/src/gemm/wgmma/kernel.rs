@@ -2,7 +2,7 @@
 //!
 //! Top to bottom: parameters and shared memory, the producer, the consumers' main loop, the roles. How operands come to a stage and are
 //! read from there is in [`super::operands`], which part of the work a CTA of a cluster takes in [`super::share`], ping-pong in
-//! [`super::ping_pong`], when a stage goes back in [`super::in_flight`], the epilogue in [`super::epilogue`] and [`crate::parts`].
+//! [`super::ping_pong`], when a stage goes back in [`super::in_flight`], the epilogue in [`super::epilogue`] and [`crate::fuse::epilogue`].
 //!
 //! Source: the shape of the main loop is that of CUTLASS's warp-specialized cooperative kernels and of fast.cu.
 
@@ -22,10 +22,10 @@ use super::promote::{BlockFactors, Scaled};
 use super::share::{Consumer, Share};
 use super::spec::{Shared, Spec, Split};
 use super::sums::Sums;
-use crate::parts::batch::BatchIndexArgs;
-use crate::parts::fixup::FixupArgs;
-use crate::parts::split_k_reduction::PartsArgs;
-use crate::parts::store::{StoreArgs, Sum};
+use crate::layout::batch::BatchIndexArgs;
+use crate::split_k::fixup::FixupArgs;
+use crate::split_k::reduction::PartsArgs;
+use crate::store::{StoreArgs, Sum};
 
 /// Instruction steps of 32 bytes in one 128-byte row of depth.
 const STEPS: u32 = ROW_BYTES / 32;

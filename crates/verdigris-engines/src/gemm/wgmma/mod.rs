@@ -33,13 +33,13 @@ use super::factors::FactorsArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::parts::batch::Chunk;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec, Walk};
-use crate::parts::fixup::FixupArgs;
-use crate::parts::repack::{self, Repack};
-use crate::parts::split_k_reduction::{self, PartGrid, ReductionSpec};
-use crate::parts::store::{StoreArgs, is_mappable};
-use crate::parts::transposed::transposed;
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::batch::Chunk;
+use crate::layout::repack::{self, Repack};
+use crate::layout::transposed::transposed;
+use crate::split_k::fixup::FixupArgs;
+use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
+use crate::store::{StoreArgs, is_mappable};
 
 /// One row of the table of tiles: the part of a spec that is chosen, not given.
 #[derive(Clone, Copy, Debug)]
@@ -419,7 +419,7 @@ impl Algorithm for Wgmma {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        let adds = PART_TYPES.iter().flat_map(|&dtype| split_k_reduction::catalog(dtype, true));
+        let adds = PART_TYPES.iter().flat_map(|&dtype| reduction::catalog(dtype, true));
         catalog_specs().into_iter().map(reference).chain(adds).chain(repack::catalog()).collect()
     }
 }

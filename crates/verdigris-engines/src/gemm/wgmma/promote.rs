@@ -11,8 +11,8 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::factors::Factors;
-use crate::parts::batch::Indices;
-use crate::parts::store::Sum;
+use crate::layout::batch::Indices;
+use crate::store::Sum;
 
 /// How many factors an operand has in a tile and a step of depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -14,12 +14,12 @@ use verdigris_tensor::DType;
 use super::kernel;
 use super::promote::Scaled;
 use super::sums::Keep;
-use crate::parts::cluster_split_k::ClusterSplitKSpec;
-use crate::parts::epilogue::EpilogueSpec;
-use crate::parts::formats::{map_type, matrix_type};
-use crate::parts::split_k_reduction::PartTile;
-pub(super) use crate::parts::store::Out;
-use crate::parts::store::StoreSpec;
+use crate::fuse::epilogue::EpilogueSpec;
+use crate::fuse::formats::{map_type, matrix_type};
+use crate::split_k::cluster::ClusterSplitKSpec;
+use crate::split_k::reduction::PartTile;
+pub(super) use crate::store::Out;
+use crate::store::StoreSpec;
 
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
@@ -42,7 +42,7 @@ pub(super) enum Split {
     No,
     /// Fixup: whoever finishes last adds the parts up and stores.
     Fixup,
-    /// Every part of every tile goes to scratch; the launch of [`crate::parts::split_k_reduction`] that follows adds them up.
+    /// Every part of every tile goes to scratch; the launch of [`crate::split_k::reduction`] that follows adds them up.
     Reduced,
 }
 

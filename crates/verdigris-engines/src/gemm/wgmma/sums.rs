@@ -6,8 +6,8 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_tensor::DType;
 
 use super::promote::{self, StepFactors};
-use crate::parts::compute;
-use crate::parts::store::Sum;
+use crate::fuse::compute;
+use crate::store::Sum;
 
 /// How sums are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,7 +18,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 use verdigris_tensor::DType;
 
 /// Threads of a CTA.

@@ -49,7 +49,7 @@ use crate::arch::Arch;
 use crate::conv::chain::over_matrices;
 use crate::engine::{Candidate, Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
-use crate::parts::repack::{self, Repack, packed_tensor};
+use crate::layout::repack::{self, Repack, packed_tensor};
 use col2im::Col2im;
 use columns::{Columns, Side};
 use kernel::Im2col;

@@ -12,7 +12,7 @@ use verdigris_tensor::DType;
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
-use crate::parts::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;

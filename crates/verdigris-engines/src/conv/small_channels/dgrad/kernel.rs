@@ -12,7 +12,7 @@ use verdigris_kir::program::KernelRef;
 
 use super::super::fprop::kernel::shape;
 use super::super::geometry::NO_ELEMENT;
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 /// Blocks of dx in a box.
 pub(super) const BOX_BLOCKS: u32 = 128;

@@ -16,7 +16,7 @@ use super::geometry::{NO_ELEMENT, filter_tap};
 use super::{COUNT_LIMIT, Plan, TYPES, wgrad};
 use crate::arch::Arch;
 use crate::engine::Knobs;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_BLOCKS, PIXEL_BYTES, Spec, Tile, WINDOW_BYTES};
 
 /// The most configs that are offered.

@@ -15,7 +15,7 @@ use verdigris_kir::program::KernelRef;
 
 use super::super::geometry::{NO_ELEMENT, Reads, STEP_BYTES, STEP_ENTRIES};
 use super::super::patch::Source;
-use crate::parts::epilogue::{Epilogue, EpilogueSpec};
+use crate::fuse::epilogue::{Epilogue, EpilogueSpec};
 
 /// Pixels of a box.
 pub(super) const BOX_PIXELS: u32 = 256;

@@ -15,7 +15,7 @@ use super::geometry::{Depth, Lines, Patch, Reads, STEP_ENTRIES};
 use super::{Plan, TYPES, patch};
 use crate::arch::Arch;
 use crate::engine::Knobs;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_PIXELS, Size, Spec, Tile};
 
 /// The most configs of a tile that are offered.

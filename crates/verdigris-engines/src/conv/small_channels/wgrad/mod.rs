@@ -13,7 +13,7 @@ use super::geometry::{Lines, Patch, Reads};
 use super::{Plan, TYPES, patch};
 use crate::arch::Arch;
 use crate::engine::Knobs;
-use crate::parts::epilogue::{EpilogueSpec, OperandSpec};
+use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 pub(super) use kernel::copy_bytes;
 use kernel::{CHANNELS, CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
 

@@ -9,7 +9,7 @@ use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 
 use super::super::geometry::Patch;
 use super::kernel::{CHANNELS, Spec as PartsSpec};
-use crate::parts::epilogue::EpilogueSpec;
+use crate::fuse::epilogue::EpilogueSpec;
 
 const WARPS: u32 = 8;
 /// Parts that a thread has on their way at a time.

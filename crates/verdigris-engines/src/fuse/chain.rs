@@ -20,8 +20,8 @@ use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
 use verdigris_tensor::{DType, num};
 
 use super::compute;
-use super::space::{Access, Memory, Region, element};
 use super::steps::{self, AnyVal, Raw, load_raw, store_raw};
+use crate::layout::space::{Access, Memory, Region, element};
 
 /// How a view runs along the innermost dim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

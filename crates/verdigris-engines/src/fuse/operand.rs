@@ -4,9 +4,9 @@ use verdigris_kir::face::{Kernel, Pointer, Val};
 use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter, Read, Write};
 use verdigris_kir::program::Address;
 
-use super::batch::BatchStridesBytes;
 use super::compute::Compute;
 use super::epilogue::{OperandSpec, Walk};
+use crate::layout::batch::BatchStridesBytes;
 
 /// A number from the host, in the type that an epilogue computes in.
 #[derive(Clone, Copy, Debug)]

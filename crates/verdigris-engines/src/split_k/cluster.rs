@@ -12,7 +12,7 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::cluster::ClusterExchange;
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::store::Sum;
+use crate::store::Sum;
 
 /// What shapes the exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

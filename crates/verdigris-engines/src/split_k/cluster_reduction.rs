@@ -4,13 +4,13 @@
 //! first. Four registers of a thread, two columns of two rows eight below each other, are one vector; those of a warpgroup's threads stand
 //! side by side.
 //! **When.** Once a launch, behind its last product: the sums may take the place of what was multiplied. (Where a CTA wants
-//! a slice of whole columns, or goes on to another tile, see [`super::cluster_split_k`].)
+//! a slice of whole columns, or goes on to another tile, see [`super::cluster`].)
 //! **Cost.** Every sum that is asked for crosses the cluster's network once, and the cluster meets twice.
 
 use verdigris_kir::face::{Kernel, Number, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::store::Sum;
+use crate::store::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -15,7 +15,7 @@ use verdigris_kir::params::ReadWrite;
 use verdigris_kir::program::{Address, Program, Step};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::store::Sum;
+use crate::store::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -23,8 +23,8 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_kir::tile::staging::STAGE_ROWS;
 use verdigris_tensor::DType;
 
-use super::compute;
 use crate::arch::Arch;
+use crate::fuse::compute;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -31,9 +31,9 @@ use verdigris_kir::params::{Arguments, HostNumber, Parameter, Read};
 use verdigris_kir::program::{Address, Arg};
 use verdigris_tensor::DType;
 
-use super::batch::{Chunk, Indices};
 use super::compute::{self, Compute};
 use super::operand::{Access, Attribute, Factor, Layout, Operand, OperandArgs, OperandDecl};
+use crate::layout::batch::{Chunk, Indices};
 
 /// How an operand's elements lie: the size class of its strides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -745,8 +745,8 @@ fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::batch::DIMS;
     use super::*;
+    use crate::layout::batch::DIMS;
     use verdigris_graph::Real;
     use verdigris_kir::face::{Header, build};
     use verdigris_kir::ir::KernelBody;

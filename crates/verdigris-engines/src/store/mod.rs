@@ -5,6 +5,8 @@
 //! accumulators of 64 rows each, one below the other; before the kernel ends, [`Store::finish`]. D is any matrix with a row stride, a
 //! column stride and batch strides: of a product, or of a convolution whose pixels are rows.
 
+mod row_staging;
+
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Matrix, Order};
 use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
@@ -16,10 +18,10 @@ use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::staging::{STAGE_ROWS, Staging, store_map_with_rows};
 use verdigris_tensor::DType;
 
-use super::batch::{BatchStridesBytes, DIMS, Indices};
-use super::column_sums::{ColumnSums, ColumnSumsArgs, SumsSpec, TileSums};
-use super::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Place};
-use super::row_staging::{RowStage, RowStaging};
+use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, Place};
+use crate::layout::batch::{BatchStridesBytes, DIMS, Indices};
+use crate::sums::column_sums::{ColumnSums, ColumnSumsArgs, SumsSpec, TileSums};
+use row_staging::{RowStage, RowStaging};
 
 /// What a sum is kept in.
 pub(crate) trait Sum: Number {
@@ -88,7 +90,7 @@ pub(crate) struct StoreSpec {
     /// What stands between sums and D; it stores D for [`Out::Direct`] alone.
     pub(crate) epilogue: EpilogueSpec,
     /// Sums over D's columns are formed on the way, of an [`Out::Tma`] that is not transposed and a type that
-    /// [`super::column_sums::takes`].
+    /// [`crate::sums::column_sums::takes`].
     pub(crate) has_sums: bool,
 }
 

@@ -19,10 +19,10 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_tensor::DType;
 
-use super::batch::BatchIndexArgs;
-use super::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec, Place, Walk};
-use super::store::Sum;
 use crate::arch::Arch;
+use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec, Place, Walk};
+use crate::layout::batch::BatchIndexArgs;
+use crate::store::Sum;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;

@@ -1,0 +1,8 @@
+//! How tensors lie: which matrix of a batch is whose (`batch`), points, extents and views of spaces (`space`), a product read the other way round
+//! (`transposed`), and copies that bring tensors of any strides into lines that TMA maps, and back (`repack`, `unpack`).
+
+pub mod batch;
+pub(crate) mod repack;
+pub(crate) mod space;
+pub(crate) mod transposed;
+pub(crate) mod unpack;

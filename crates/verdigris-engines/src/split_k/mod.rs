@@ -1,0 +1,9 @@
+//! Split-K: how the parts of a sum that several CTAs share are added up, always in the same order.
+//!
+//! `fixup`: the last CTA to arrive adds the parts, in the launch of the product. `reduction`: a launch of its own does. `cluster` and
+//! `cluster_reduction`: the CTAs of a cluster send each other slices, or read each other's sums, and nothing goes to memory.
+
+pub(crate) mod cluster;
+pub(crate) mod cluster_reduction;
+pub(crate) mod fixup;
+pub(crate) mod reduction;
