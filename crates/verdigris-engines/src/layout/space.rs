@@ -53,6 +53,11 @@ impl Region {
     }
 }
 
+/// A divisor, 1 in place of 0.
+pub(crate) fn divisor(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX).max(1)
+}
+
 /// The address of a view's element at an index.
 pub(crate) fn element(view: &View, index: impl IntoIterator<Item = u64>) -> Address {
     let elements = view.offset + view.strides.iter().zip(index).map(|(stride, i)| stride * i).sum::<u64>();

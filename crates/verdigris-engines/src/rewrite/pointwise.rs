@@ -17,9 +17,9 @@ use verdigris_kir::program::{KernelRef, Program};
 
 use crate::arch::Arch;
 use crate::conv::chain::over_matrices;
-use crate::conv::direct::statistics;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
+use crate::sums::statistics;
 
 /// The engine. It hands on what the products say of their configs, old names and all.
 #[derive(Clone, Copy, Debug)]

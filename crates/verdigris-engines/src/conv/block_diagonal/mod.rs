@@ -37,12 +37,13 @@ use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
-use super::direct::{divisor, statistics};
 use super::grouped::sum;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::space::divisor;
+use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
 

@@ -44,15 +44,16 @@ use verdigris_tensor::DType;
 
 use std::rc::Rc;
 
-use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::space::divisor;
+use crate::sums::statistics;
 use coordinates::ShareArguments;
 use pixels::{PixelsArguments, ProductArguments};
 use spec::{Copying, Kind, Spec, Stride, Team};
-use view::{Places, View, divisor};
+use view::{Places, View};
 
 const ID: EngineId = EngineId { name: "conv.depthwise", number: 202 };
 

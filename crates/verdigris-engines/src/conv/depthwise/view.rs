@@ -9,6 +9,7 @@ use super::pixels::FilterArguments;
 use super::spec::{Copying, Spec, Stride};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::engine::{Reason, Refusal};
+use crate::layout::space::divisor;
 
 /// A problem with its dims in the order of the kernels.
 #[derive(Clone, Debug)]
@@ -141,11 +142,6 @@ impl Places {
         let fits = fits.filter(|places| places.pixels(spec) <= u64::from(spec.tile_pixels()));
         fits.min_by_key(|places| (places.items(view, spec), places.pixels(spec))).unwrap_or(Places([1; 3]))
     }
-}
-
-/// A divisor, 1 in place of 0.
-pub(super) fn divisor(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX).max(1)
 }
 
 impl View {

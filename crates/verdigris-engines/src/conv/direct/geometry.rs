@@ -4,8 +4,8 @@ use verdigris_graph::{ConvProblem, Direction};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, Divisor};
 
-use super::divisor;
 use super::kernel::PHASE_BYTES;
+use crate::layout::space::divisor;
 
 /// A box of images, depths, heights and widths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

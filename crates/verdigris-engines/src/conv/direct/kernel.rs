@@ -5,19 +5,20 @@
 //! contributes is worked out once for each K-tile, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 
-use verdigris_graph::{ConvProblem, Tensor};
+use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
-use verdigris_kir::program::Address;
 
 use super::geometry::{FilterWalkArguments, GradientStepsArguments, PixelBox, PixelBoxArguments, StepsArguments};
-use super::{Kind, Order, Spec, THREADS, Tile, divisor};
+use super::{Kind, Order, Spec, THREADS, Tile};
 use crate::fuse::compute;
 use crate::fuse::conv_epilogue::Pixel;
 use crate::fuse::element::{Arithmetic, Element, RawVar};
 use crate::fuse::epilogue::EpilogueArgs;
 use crate::fuse::prologue::{Prologue, PrologueArgs};
 use crate::layout::batch::BatchIndexArgs;
+use crate::layout::images::StridedArguments;
+use crate::layout::space::divisor;
 
 /// Depth of a K-tile.
 pub(super) const DEPTH: u32 = 16;
@@ -29,34 +30,6 @@ const OUTSIDE: i32 = 1 << 30;
 const NOTHING: u32 = u32::MAX;
 /// Bytes of what the table of phases holds for one phase of one dim.
 pub(super) const PHASE_BYTES: u32 = 32;
-
-verdigris_kir::parameters! {
-    /// A tensor's address, which is a multiple of so many bytes, and its strides in bytes.
-    #[derive(Clone, Copy)]
-    pub(super) struct Strided / StridedArguments of u32 as alignment_bytes {
-        pub(super) pointer: Read = *alignment_bytes,
-        /// Over images.
-        pub(super) first: u64,
-        pub(super) channel: u64,
-        /// Over depth, height and width.
-        pub(super) spatial: [u64; 3],
-    }
-}
-
-impl StridedArguments {
-    pub(super) fn of(tensor: &Tensor) -> StridedArguments {
-        let [first, channel, spatial @ ..] = tensor.strides.map(|stride| stride * tensor.dtype.bytes() as u64);
-        StridedArguments { pointer: Address::buffer(tensor.slot.0 as usize), first, channel, spatial }
-    }
-}
-
-impl<'k> Strided<'k> {
-    /// The distance of coordinates, which may lie outside, from the first pixel.
-    fn offset(&self, [d, h, w]: [Val<'k, i32>; 3]) -> Val<'k, u64> {
-        let [depth, height, width] = self.spatial;
-        d.widen().unsigned() * depth + h.widen().unsigned() * height + w.widen().unsigned() * width
-    }
-}
 
 impl<'k> PixelBox<'k> {
     /// Image, depth, height and width of a pixel, counted in the box row-major.

@@ -24,7 +24,6 @@
 pub(super) mod geometry;
 pub(super) mod kernel;
 mod split_k;
-pub(crate) mod statistics;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
@@ -41,8 +40,11 @@ use crate::fuse::element::Arithmetic;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use crate::fuse::prologue::PrologueSpec;
 use crate::layout::batch::Chunk;
+use crate::layout::images::StridedArguments;
+use crate::layout::space::divisor;
+use crate::sums::statistics;
 use geometry::{Boxes, PixelGeometry};
-use kernel::{DEPTH, FilterColumnsArguments, PartsArguments, StridedArguments};
+use kernel::{DEPTH, FilterColumnsArguments, PartsArguments};
 
 const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
 
@@ -446,11 +448,6 @@ impl Direct {
             + 3.0 * launches
             + statistics::estimate_us(p, &self.arch)
     }
-}
-
-/// A divisor, 1 in place of 0.
-pub(super) fn divisor(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX).max(1)
 }
 
 impl Direct {

@@ -8,10 +8,11 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 
 use super::kernel::{FilterColumnsArguments, finish};
-use super::{Order, THREADS, divisor};
+use super::{Order, THREADS};
 use crate::fuse::element::{Arithmetic, Element};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::layout::batch::{BatchIndexArgs, Chunk};
+use crate::layout::space::divisor;
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -8,10 +8,10 @@ use super::tiling::Tiling;
 use super::walk::WalkArguments;
 use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks, sum};
 use crate::arch::Arch;
-use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
+use crate::layout::space::divisor;
 
 /// Scratch for parts stays below this.
 const MOST_PARTS_BYTES: u64 = 512 << 20;

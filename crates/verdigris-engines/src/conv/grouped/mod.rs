@@ -39,11 +39,12 @@ use verdigris_tensor::DType;
 use walk::WalkArguments;
 
 use super::direct::geometry::PixelGeometry;
-use super::direct::{divisor, statistics};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::layout::space::divisor;
+use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
 

@@ -10,8 +10,8 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::THREADS;
-use crate::conv::direct::divisor;
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
+use crate::layout::space::divisor;
 
 const WARPS: u32 = THREADS / 32;
 /// Parts that are on their way to a warp at a time.

@@ -9,8 +9,8 @@ use verdigris_graph::ConvProblem;
 use verdigris_kir::params::Divide;
 
 use super::channel_tile::{ChannelTile, PITCH_BYTES};
-use crate::conv::direct::divisor;
 use crate::conv::direct::geometry::PixelGeometry;
+use crate::layout::space::divisor;
 
 /// Bytes of a tap in the table of taps.
 pub(super) const TAP_BYTES: u32 = 16;

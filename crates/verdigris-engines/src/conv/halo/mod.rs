@@ -34,7 +34,6 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
 use super::chain::product;
-use super::direct::statistics;
 use super::empty_program;
 use super::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::algorithm::Algorithm;
@@ -43,6 +42,7 @@ use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
 use crate::store::{StoreArgs, is_mappable};
+use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.halo", number: 208 };
 

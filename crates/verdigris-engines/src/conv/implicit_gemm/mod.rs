@@ -48,7 +48,6 @@ use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 use view::View;
 
-use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
@@ -60,6 +59,7 @@ use crate::split_k::fixup::FixupArgs;
 use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
 use crate::store::{Out, StoreArgs};
 use crate::sums::column_sums::{self, SumGrid};
+use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 

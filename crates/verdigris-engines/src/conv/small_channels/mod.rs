@@ -38,11 +38,11 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
-use super::direct::statistics;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
+use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.small_channels", number: 206 };
 

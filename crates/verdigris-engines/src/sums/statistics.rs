@@ -1,4 +1,4 @@
-//! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`crate::sums::column_sums`], else one CTA a channel.
+//! Sums over the channels of a stored result, in a fixed order: of lines of channels by [`super::column_sums`], else one CTA a channel.
 
 use verdigris_graph::{Channels, ConvProblem, Statistics};
 use verdigris_kir::face::{Header, Kernel, Val, build};
@@ -6,11 +6,14 @@ use verdigris_kir::params::{Divide, Write};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use super::kernel::{Strided, StridedArguments};
-use super::{THREADS, divisor};
+use super::column_sums::{self, Targets};
 use crate::arch::Arch;
 use crate::fuse::compute::{self, Compute};
-use crate::sums::column_sums::{self, Targets};
+use crate::layout::images::{Strided, StridedArguments};
+use crate::layout::space::divisor;
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
 
 /// The kernel that sums up elements of a type.
 fn kernel(stored: DType, double: bool) -> KernelRef {
@@ -22,7 +25,7 @@ fn kernel(stored: DType, double: bool) -> KernelRef {
 }
 
 /// Where the sums go.
-pub(in crate::conv) fn targets(statistics: &Statistics) -> Targets {
+pub(crate) fn targets(statistics: &Statistics) -> Targets {
     [statistics.sum, statistics.sum_of_squares].map(|sum| (Address::buffer(sum.slot.0 as usize), sum.stride * sum.dtype.bytes() as u64))
 }
 
