@@ -14,6 +14,7 @@ const BY_PLACE: &[(&str, &str)] = &[
     ("conv/small_channels/", "its launches choose how wide their copies are, and with that what their pointers must be multiples of"),
     ("fuse/conv_epilogue.rs", "the epilogue of conv/small_channels"),
     ("fuse/epilogue.rs", "the epilogue of conv/small_channels"),
+    ("split_k/filter/small_channels.rs", "the second launch of conv/small_channels"),
 ];
 
 /// Candidates beside the skeleton's, and why.

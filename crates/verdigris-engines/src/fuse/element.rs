@@ -197,3 +197,9 @@ impl<'k> RawVar<'k> {
         }
     }
 }
+
+/// The value that the epilogue begins with.
+pub(crate) fn finish<'k, S: Element>(k: Kernel<'k>, arithmetic: Arithmetic, sum: Val<'k, S>) -> Val<'k, S::Computed> {
+    let value = S::widen(sum);
+    if arithmetic == Arithmetic::F16 { compute::round_to(k, DType::F16, value) } else { value }
+}

@@ -2,8 +2,10 @@
 //!
 //! `fixup`: the last CTA to arrive adds the parts, in the launch of the product. `reduction`: a launch of its own does. `cluster` and
 //! `cluster_reduction`: the CTAs of a cluster send each other slices, or read each other's sums, and nothing goes to memory.
+//! `filter`: launches of their own for filter gradients.
 
 pub(crate) mod cluster;
 pub(crate) mod cluster_reduction;
+pub(crate) mod filter;
 pub(crate) mod fixup;
 pub(crate) mod reduction;

@@ -37,12 +37,12 @@ use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
-use super::grouped::sum;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
+use crate::split_k::filter::grouped as reduction;
 use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
@@ -132,7 +132,7 @@ impl Algorithm for BlockDiagonal {
                     }
                 }
             }
-            kernels.push(sum::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
+            kernels.push(reduction::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
         }
         if Target::Sm90 <= target { kernels } else { Vec::new() }
     }
@@ -424,7 +424,7 @@ impl BlockDiagonal {
             part_bytes,
         };
         program.launch(Launch::new(spec.clone().kernel(), [config.ctas() as u32, 1, 1], args.bound(spec)));
-        let sum = sum::Spec { epilogue: self.epilogue.clone() };
+        let sum = reduction::Spec { epilogue: self.epilogue.clone() };
         program.launch(sum.launch(p, parts, count, part_bytes));
     }
 }

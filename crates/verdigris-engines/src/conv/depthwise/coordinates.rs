@@ -5,6 +5,7 @@ use verdigris_kir::params::Divide;
 
 use super::spec::Spec;
 use super::tile::Origin;
+use crate::split_k::filter::depthwise::TapBlock;
 
 verdigris_kir::parameters! {
     /// Rows or columns: tiles of outputs follow each other, for each phase modulo the dilation on its own.
@@ -53,17 +54,6 @@ verdigris_kir::parameters! {
         /// Planes of the activations.
         pub(super) planes: u32,
     }
-}
-
-/// Which taps, and which of the filters that a channel of x has.
-#[derive(Clone, Copy)]
-pub(super) struct TapBlock<'k> {
-    /// The filter.
-    pub(super) filter: Val<'k, u32>,
-    /// The tap along the depth.
-    pub(super) depth: Val<'k, u32>,
-    /// The block of taps along height and width.
-    pub(super) block: [Val<'k, u32>; 2],
 }
 
 /// What a step of a CTA works on, from where it is worked out to where the sums are kept.
@@ -132,25 +122,6 @@ impl<'k> Present<'k> {
             Some(present) if tap > 0 => present[dim][tap].kernel().when(present[dim][tap], body),
             _ => body(),
         }
-    }
-}
-
-verdigris_kir::parameters! {
-    /// How blocks of taps are numbered: the columns of blocks first, then rows, depth and filters.
-    #[derive(Clone, Copy)]
-    pub(super) struct TapBlocks / TapBlocksArguments of () as _spec {
-        pub(super) columns: Divide,
-        pub(super) rows: Divide,
-        pub(super) depths: Divide,
-    }
-}
-
-impl<'k> TapBlocks<'k> {
-    pub(super) fn split(&self, tap_block: Val<'k, u32>) -> TapBlock<'k> {
-        let (rest, column) = self.columns.split(tap_block);
-        let (rest, row) = self.rows.split(rest);
-        let (filter, depth) = self.depths.split(rest);
-        TapBlock { filter, depth, block: [row, column] }
     }
 }
 

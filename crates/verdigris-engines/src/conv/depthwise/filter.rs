@@ -1,4 +1,4 @@
-//! wgrad: a CTA adds up one block of taps over its share of all pixels; the shares meet in [`super::split_k`].
+//! wgrad: a CTA adds up one block of taps over its share of all pixels; the shares meet in [`crate::split_k::filter::depthwise`].
 //!
 //! A thread has the channels of one 32-bit word and all taps of the block, in f32. It reads a block of 4×7 (2×4) gradients and each line of
 //! the tile that they meet once.

@@ -31,7 +31,6 @@ mod coordinates;
 mod filter;
 mod pixels;
 mod spec;
-mod split_k;
 mod tile;
 mod view;
 
@@ -49,6 +48,7 @@ use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
+use crate::split_k::filter::depthwise as reduction;
 use crate::sums::statistics;
 use coordinates::ShareArguments;
 use pixels::{PixelsArguments, ProductArguments};
@@ -151,7 +151,7 @@ impl Algorithm for Depthwise {
                     }
                 }
             }
-            kernels.push(split_k::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
+            kernels.push(reduction::kernel(EpilogueSpec::plain(OperandSpec::strided(dtype))));
         }
         if Target::Sm80 <= target { kernels } else { Vec::new() }
     }
@@ -404,9 +404,9 @@ impl Cut {
         };
         self.launch(waves, args.bound(spec), program);
 
-        let blocks = view.channels().div_ceil(u64::from(split_k::CHANNELS));
+        let blocks = view.channels().div_ceil(u64::from(reduction::CHANNELS));
         let epilogue = self.epilogue();
-        let args = split_k::SplitKReductionArguments {
+        let args = reduction::SplitKReductionArguments {
             parts,
             count: self.parts(waves) as u32,
             part_bytes: self.part_bytes(),
@@ -421,6 +421,6 @@ impl Cut {
         };
         let taps = self.tap_blocks() * u64::from(spec.taps());
         let args = args.bound(&epilogue);
-        program.launch(Launch::new(split_k::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
+        program.launch(Launch::new(reduction::kernel(epilogue), [(taps * blocks) as u32, 1, 1], args));
     }
 }

@@ -7,13 +7,12 @@
 use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read};
 
-use super::coordinates::{
-    NextWork, Present, ShareArguments, TapBlock, TapBlocksArguments, ThreadCoordinates, Tile, Tiles, TilesArguments, Work,
-};
+use super::coordinates::{NextWork, Present, ShareArguments, ThreadCoordinates, Tile, Tiles, TilesArguments, Work};
 use super::spec::Spec;
 use super::tile::{ActivationsArguments, Channels, TileExtentsArguments, split_small, widen};
 use crate::fuse::compute;
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
+use crate::split_k::filter::depthwise::{TapBlock, TapBlocksArguments};
 
 verdigris_kir::parameters! {
     /// What both products begin with: channels, the share of a CTA, and the tiles that are multiplied by taps.

@@ -4,12 +4,13 @@ use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Tensor};
 use verdigris_kir::program::Address;
 
 use super::ID;
-use super::coordinates::{AxisArguments, DepthArguments, TapBlocksArguments, TilesArguments};
+use super::coordinates::{AxisArguments, DepthArguments, TilesArguments};
 use super::pixels::FilterArguments;
 use super::spec::{Copying, Spec, Stride};
 use super::tile::{ActivationsArguments, ChannelsArguments, TileExtentsArguments};
 use crate::engine::{Reason, Refusal};
 use crate::layout::space::divisor;
+use crate::split_k::filter::depthwise::TapBlocksArguments;
 
 /// A problem with its dims in the order of the kernels.
 #[derive(Clone, Debug)]

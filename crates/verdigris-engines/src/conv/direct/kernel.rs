@@ -5,20 +5,18 @@
 //! contributes is worked out once for each K-tile, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 
-use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Divisor, Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
 
 use super::geometry::{FilterWalkArguments, GradientStepsArguments, PixelBox, PixelBoxArguments, StepsArguments};
-use super::{Kind, Order, Spec, THREADS, Tile};
-use crate::fuse::compute;
+use super::{Kind, Spec, THREADS, Tile};
 use crate::fuse::conv_epilogue::Pixel;
-use crate::fuse::element::{Arithmetic, Element, RawVar};
+use crate::fuse::element::{Arithmetic, Element, RawVar, finish};
 use crate::fuse::epilogue::EpilogueArgs;
 use crate::fuse::prologue::{Prologue, PrologueArgs};
 use crate::layout::batch::BatchIndexArgs;
 use crate::layout::images::StridedArguments;
-use crate::layout::space::divisor;
+use crate::split_k::filter::direct::{FilterColumnsArguments, Order};
 
 /// Depth of a K-tile.
 pub(super) const DEPTH: u32 = 16;
@@ -382,12 +380,6 @@ fn k_tiles_of(depth: Val<'_, u32>) -> Val<'_, u32> {
     (depth + (DEPTH - 1)) >> DEPTH.ilog2()
 }
 
-/// The value that the epilogue begins with.
-pub(super) fn finish<'k, S: Element>(k: Kernel<'k>, arithmetic: Arithmetic, sum: Val<'k, S>) -> Val<'k, S::Computed> {
-    let value = S::widen(sum);
-    if arithmetic == Arithmetic::F16 { compute::round_to(k, verdigris_tensor::DType::F16, value) } else { value }
-}
-
 /// Builds the kernel of a spec.
 pub(super) fn product<S: Element>(k: Kernel<'_>, spec: &Spec) {
     match spec.kind {
@@ -649,42 +641,6 @@ fn filter<'k, S: Element>(k: Kernel<'k>, spec: &Spec) {
         for (sum, &column) in line.iter().zip(&sums.columns) {
             let column = first_column + column;
             k.when(row.lt(rows) & column.lt(columns), || store(row, column, sum.get()));
-        }
-    }
-}
-
-verdigris_kir::parameters! {
-    /// Which tap and which channel a column of a filter gradient is.
-    #[derive(Clone, Copy)]
-    pub(super) struct FilterColumns / FilterColumnsArguments of () as _spec {
-        pub(super) channels: Divide,
-        pub(super) taps: [Divide; 3],
-    }
-}
-
-impl FilterColumnsArguments {
-    pub(super) fn of(p: &ConvProblem) -> FilterColumnsArguments {
-        FilterColumnsArguments { channels: divisor(p.c / p.groups), taps: p.filter.map(divisor) }
-    }
-}
-
-impl<'k> FilterColumns<'k> {
-    /// Neighbouring columns are neighbouring channels, or neighbouring taps where the filter has its channels first.
-    pub(super) fn split(&self, order: Order, column: Val<'k, u32>) -> ([Val<'k, u32>; 3], Val<'k, u32>) {
-        let [depths, heights, widths] = self.taps;
-        match order {
-            Order::ChannelsLast => {
-                let (rest, channel) = self.channels.split(column);
-                let (rest, w) = widths.split(rest);
-                let (d, h) = heights.split(rest);
-                ([d, h, w], channel)
-            }
-            Order::ChannelsFirst => {
-                let (rest, w) = widths.split(column);
-                let (rest, h) = heights.split(rest);
-                let (channel, d) = depths.split(rest);
-                ([d, h, w], channel)
-            }
         }
     }
 }

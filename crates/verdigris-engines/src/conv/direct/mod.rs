@@ -23,7 +23,6 @@
 
 pub(super) mod geometry;
 pub(super) mod kernel;
-mod split_k;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
@@ -42,9 +41,11 @@ use crate::fuse::prologue::PrologueSpec;
 use crate::layout::batch::Chunk;
 use crate::layout::images::StridedArguments;
 use crate::layout::space::divisor;
+use crate::split_k::filter::direct as reduction;
+use crate::split_k::filter::direct::{FilterColumnsArguments, Order};
 use crate::sums::statistics;
 use geometry::{Boxes, PixelGeometry};
-use kernel::{DEPTH, FilterColumnsArguments, PartsArguments};
+use kernel::{DEPTH, PartsArguments};
 
 const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
 
@@ -203,7 +204,7 @@ impl Algorithm for Direct {
                         kernels.push((spec.name(), spec.target(), spec.kernel()));
                     }
                     if kind == Kind::Filter {
-                        let split_k = split_k::Spec { arithmetic, order, epilogue: epilogue.clone() };
+                        let split_k = reduction::Spec { arithmetic, order, epilogue: epilogue.clone() };
                         kernels.push((split_k.name(), split_k.target(), split_k.kernel()));
                     }
                 }
@@ -257,32 +258,6 @@ enum Kind {
 impl Kind {
     fn of(direction: Direction) -> Kind {
         if direction == Direction::Wgrad { Kind::Filter } else { Kind::Pixels }
-    }
-}
-
-/// Along what the lanes of a warp stand when they read: the size class of strides.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Order {
-    /// Along channels.
-    ChannelsLast,
-    /// Along the width.
-    ChannelsFirst,
-}
-
-impl Order {
-    fn of(problem: &ConvProblem) -> Order {
-        let activations = problem.activations();
-        let [_, channel, _, _, width] = activations.strides;
-        // Lanes along a handful of channels would mostly stand on different pixels anyway, but on neighbouring ones.
-        if channel <= width { Order::ChannelsLast } else { Order::ChannelsFirst }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Order::ChannelsLast => "last",
-            Order::ChannelsFirst => "first",
-        }
     }
 }
 
@@ -544,8 +519,8 @@ impl Direct {
             first_part += count;
         }
         if let Some(parts) = parts {
-            let split_k = split_k::Spec { arithmetic: spec.arithmetic, order: spec.order, epilogue: spec.epilogue.clone() };
-            split_k::steps(p, &split_k, parts, [part_bytes, group_bytes], all_parts, program);
+            let split_k = reduction::Spec { arithmetic: spec.arithmetic, order: spec.order, epilogue: spec.epilogue.clone() };
+            reduction::steps(p, &split_k, parts, [part_bytes, group_bytes], all_parts, program);
         }
     }
 }

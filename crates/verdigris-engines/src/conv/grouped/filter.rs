@@ -2,7 +2,7 @@
 //!
 //! A CTA takes a channel tile, up to nine taps, and one tile of pixels after the other: of x the halo, of y the pixels themselves. Both are
 //! read transposed, by `ldmatrix.trans`. A warp keeps the sums of 16 by 16 channels at all of its taps in registers from the first tile to
-//! the last; then they go to scratch, and a launch of its own adds up what the CTAs have ([`super::sum`]).
+//! the last; then they go to scratch, and a launch of its own adds up what the CTAs have ([`crate::split_k::filter::grouped`]).
 
 use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Header, Kernel, Val, Var, build};

@@ -6,12 +6,13 @@ use verdigris_kir::program::{Launch, Program};
 use super::channel_tile::{CHUNK, ChannelTile, Channels};
 use super::tiling::Tiling;
 use super::walk::WalkArguments;
-use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks, sum};
+use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks};
 use crate::arch::Arch;
 use crate::conv::direct::geometry::PixelGeometry;
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;
+use crate::split_k::filter::grouped as reduction;
 
 /// Scratch for parts stays below this.
 const MOST_PARTS_BYTES: u64 = 512 << 20;
@@ -25,7 +26,7 @@ pub(in crate::conv) struct Gradient {
     arch: Arch,
     /// With the taps of the filter, or the most that a kernel has.
     spec: filter::Spec,
-    sum: sum::Spec,
+    sum: reduction::Spec,
     tiling: Tiling,
 }
 
@@ -74,7 +75,7 @@ impl Gradient {
         let tiling = fitting.ok_or_else(|| {
             ID.refusal(Reason::SharedMemory, format_args!("a filter of {:?} taps in {limit} bytes of shared memory", problem.filter))
         })?;
-        let sum = sum::Spec { epilogue };
+        let sum = reduction::Spec { epilogue };
         Ok(Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling })
     }
 

@@ -24,7 +24,6 @@ mod channel_tile;
 mod filter;
 mod gradient;
 mod pixels;
-pub(super) mod sum;
 mod tiling;
 mod walk;
 
@@ -44,6 +43,7 @@ use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
+use crate::split_k::filter::grouped as reduction;
 use crate::sums::statistics;
 
 const ID: EngineId = EngineId { name: "conv.grouped", number: 207 };
@@ -142,7 +142,7 @@ impl Algorithm for Grouped {
             for channel_tile in filter::Spec::channel_tiles() {
                 kernels.extend(filter::Spec::TAPS.map(|taps| filter::Spec { operands, channel_tile, taps }.kernel()));
             }
-            kernels.push(sum::Spec { epilogue: plain(operands, false) }.kernel());
+            kernels.push(reduction::Spec { epilogue: plain(operands, false) }.kernel());
         }
         kernels
     }

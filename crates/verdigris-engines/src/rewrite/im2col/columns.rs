@@ -2,6 +2,8 @@
 
 use verdigris_graph::{ConvProblem, Matrix, Tensor};
 
+use crate::split_k::filter::im2col::PartLayout;
+
 /// The side of the convolution whose few channels become columns, together with the taps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
@@ -58,6 +60,21 @@ impl Columns {
             count = count.checked_mul(extents[dim])?;
         }
         Some(Columns { side, count, taps: [strides[2], strides[3], strides[4]], channel: strides[side.dim()] })
+    }
+
+    /// How a part of a filter's gradient lies: a product's rows by columns, these or channels of the other side.
+    pub(super) fn part_layout(&self, p: &ConvProblem) -> PartLayout {
+        let (rows, length) = match self.side {
+            Side::X => (p.k, self.count),
+            Side::Y => (self.count, p.c),
+        };
+        let pitch = length.next_multiple_of(4);
+        let [d, h, w] = self.taps;
+        let strides = match self.side {
+            Side::X => [pitch, d, h, w, self.channel],
+            Side::Y => [self.channel * pitch, d * pitch, h * pitch, w * pitch, 1],
+        };
+        PartLayout { rows, pitch, strides }
     }
 
     /// A filter, or what has its dims, as a matrix: channels of the other side by columns. `None` where its columns have no single stride.

@@ -35,7 +35,6 @@
 mod col2im;
 mod columns;
 mod kernel;
-mod sum;
 
 use std::rc::Rc;
 
@@ -50,10 +49,10 @@ use crate::conv::chain::over_matrices;
 use crate::engine::{Candidate, Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
 use crate::layout::repack::{self, Repack, packed_tensor};
+use crate::split_k::filter::im2col::{self as reduction, Sum};
 use col2im::Col2im;
 use columns::{Columns, Side};
 use kernel::Im2col;
-use sum::Sum;
 
 /// An accepted problem: the forms that it may take.
 pub(super) struct Im2colProduct {
@@ -184,7 +183,12 @@ impl Algorithm for Im2colProduct {
         if target != Target::Sm90a {
             return Vec::new();
         }
-        kernel::catalog().chain(col2im::catalog()).chain(sum::catalog()).chain(repack::catalog_of([2, 4])).chain(gemm::sums()).collect()
+        kernel::catalog()
+            .chain(col2im::catalog())
+            .chain(reduction::catalog())
+            .chain(repack::catalog_of([2, 4]))
+            .chain(gemm::sums())
+            .collect()
     }
 }
 
@@ -313,7 +317,7 @@ impl Form {
             })?;
             let (counts, bytes) = (im2col.counts(), im2col.scratch_bytes());
             if parts > 1 {
-                let sum = Sum::new(original, &columns, side, parts, im2col.rows() / parts);
+                let sum = Sum::new(original, columns.part_layout(original), parts, im2col.rows() / parts);
                 let (counts, bytes) = (counts && sum.counts(), bytes.saturating_add(sum.scratch_bytes()));
                 (Beside::Around(im2col, sum), counts, bytes)
             } else {
@@ -362,7 +366,7 @@ fn product(p: &ConvProblem, columns: &Columns, side: Side, beside: &Beside, meet
             let dtype = if side == Side::X { p.x.dtype } else { p.y.dtype };
             let part = |matrix: Matrix| Matrix { batch_strides: vec![matrix.row_stride * sum.pixels], ..matrix };
             let columns_matrix = part(Matrix::row_major(meeting, dtype, im2col.pitch()));
-            let sums = Matrix::row_major(behind(meeting), DType::F32, sum.pitch);
+            let sums = Matrix::row_major(behind(meeting), DType::F32, sum.layout.pitch);
             let sums = Matrix { batch_strides: vec![sum.part_elements()], ..sums };
             match side {
                 Side::X => (part(y()?).transposed(), columns_matrix, sums, [p.k, columns.count, sum.pixels]),

@@ -13,9 +13,8 @@ use verdigris_kir::program::{Address, Arg, KernelRef};
 use super::super::fprop::kernel::shape;
 use super::super::geometry::CHUNK_BYTES;
 use super::super::patch::{PixelBox, Source};
+use crate::split_k::filter::small_channels::CHANNELS;
 
-/// Channels of y of a CTA.
-pub(super) const CHANNELS: u32 = 64;
 const CHANNEL_BLOCKS: u32 = CHANNELS / 16;
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;

@@ -1,7 +1,6 @@
-//! wgrad: how a problem is laid out for its two launches ([`kernel`], [`reduce`]).
+//! wgrad: how a problem is laid out for its two launches ([`kernel`], [`crate::split_k::filter::small_channels`]).
 
 mod kernel;
-mod reduce;
 
 use verdigris_graph::{ConvProblem, Slot};
 use verdigris_kir::inst::MatrixType;
@@ -14,8 +13,9 @@ use super::{Plan, TYPES, patch};
 use crate::arch::Arch;
 use crate::engine::Knobs;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
+use crate::split_k::filter::small_channels::{self as reduction, CHANNELS};
 pub(super) use kernel::copy_bytes;
-use kernel::{CHANNELS, CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
+use kernel::{CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
 
 /// The most configs of a width of tiles that are offered.
 const CONFIGS_OF_TILE: usize = 4;
@@ -48,7 +48,7 @@ pub(super) fn catalog() -> Vec<KernelRef> {
         for blocks in Spec::BLOCKS {
             kernels.extend([true, false].map(|copies| Spec { operands, copies, blocks }.kernel()));
         }
-        kernels.push(reduce::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
+        kernels.push(reduction::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
     }
     kernels
 }
@@ -138,9 +138,9 @@ impl Plan for Wgrad {
             overlap: false,
             args: args.into(),
         }));
-        let adds = reduce::Spec { epilogue: self.epilogue.clone() };
-        let parts = reduce::Parts { address, count: ctas, part_bytes, k_tiles };
-        program.steps.push(Step::Launch(reduce::launch(p, &adds, &spec, &patch, parts)));
+        let adds = reduction::Spec { epilogue: self.epilogue.clone() };
+        let parts = reduction::Parts { address, count: ctas, part_bytes, k_tiles, columns: spec.columns(), taps: patch.k_tile.taps };
+        program.steps.push(Step::Launch(reduction::launch(p, &adds, parts)));
     }
 }
 

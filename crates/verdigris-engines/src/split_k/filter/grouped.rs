@@ -9,10 +9,11 @@ use verdigris_kir::ir::KernelBody;
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 
-use super::THREADS;
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::layout::space::divisor;
 
+/// Threads of a CTA.
+const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 /// Parts that are on their way to a warp at a time.
 const UNROLL: u32 = 8;
@@ -21,16 +22,16 @@ const FEW_CTAS: u64 = 256;
 
 /// What shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(in crate::conv) struct Spec {
-    pub(in crate::conv) epilogue: EpilogueSpec,
+pub(crate) struct Spec {
+    pub(crate) epilogue: EpilogueSpec,
 }
 
 impl Spec {
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("conv_grouped_sum_{}", self.epilogue.name())
     }
 
-    pub(in crate::conv) fn kernel(self) -> KernelRef {
+    pub(crate) fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || self.build())
     }
 
@@ -40,7 +41,7 @@ impl Spec {
     }
 
     /// The launch for `count` parts of `part_bytes` bytes each.
-    pub(in crate::conv) fn launch(&self, p: &ConvProblem, parts: Address, count: u64, part_bytes: u64) -> Launch {
+    pub(crate) fn launch(&self, p: &ConvProblem, parts: Address, count: u64, part_bytes: u64) -> Launch {
         let extents = p.gemm_extents();
         let elements = p.k * extents.n;
         let sharing = sharing(elements, count);

@@ -1,19 +1,48 @@
 //! The second launch of a wgrad: adds up the parts of a filter's gradient in their order, and applies the epilogue.
 
-use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::KernelRef;
 
-use super::coordinates::TapBlocksArguments;
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 
 /// Channels of a CTA.
-pub(super) const CHANNELS: u32 = 32;
+pub(crate) const CHANNELS: u32 = 32;
 /// Warps of a CTA: each adds up parts in strides of the warps.
 const WARPS: u32 = 8;
 
+/// Which taps, and which of the filters that a channel of x has.
+#[derive(Clone, Copy)]
+pub(crate) struct TapBlock<'k> {
+    /// The filter.
+    pub(crate) filter: Val<'k, u32>,
+    /// The tap along the depth.
+    pub(crate) depth: Val<'k, u32>,
+    /// The block of taps along height and width.
+    pub(crate) block: [Val<'k, u32>; 2],
+}
+
+verdigris_kir::parameters! {
+    /// How blocks of taps are numbered: the columns of blocks first, then rows, depth and filters.
+    #[derive(Clone, Copy)]
+    pub(crate) struct TapBlocks / TapBlocksArguments of () as _spec {
+        pub(crate) columns: Divide,
+        pub(crate) rows: Divide,
+        pub(crate) depths: Divide,
+    }
+}
+
+impl<'k> TapBlocks<'k> {
+    pub(crate) fn split(&self, tap_block: Val<'k, u32>) -> TapBlock<'k> {
+        let (rest, column) = self.columns.split(tap_block);
+        let (rest, row) = self.rows.split(rest);
+        let (filter, depth) = self.depths.split(rest);
+        TapBlock { filter, depth, block: [row, column] }
+    }
+}
+
 /// The kernel for an epilogue.
-pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
+pub(crate) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
     let name = format!("conv_depthwise_join_{}", epilogue.name());
     KernelRef::new(name.clone(), move || {
         let header = Header { name: name.clone(), target: epilogue.target(), threads: 32 * WARPS, ..Header::default() };
@@ -23,21 +52,21 @@ pub(super) fn kernel(epilogue: EpilogueSpec) -> KernelRef {
 
 verdigris_kir::parameters! {
     /// Parts are `[part][tap_block, row and column of its taps][channel]`.
-    pub(super) struct SplitKReduction / SplitKReductionArguments of EpilogueSpec as epilogue {
-        pub(super) parts: Read = 4,
-        pub(super) count: u32,
-        pub(super) part_bytes: u64,
-        pub(super) channel_blocks: Divide,
-        pub(super) channels: u32,
-        pub(super) tap_blocks: TapBlocksArguments = (),
+    pub(crate) struct SplitKReduction / SplitKReductionArguments of EpilogueSpec as epilogue {
+        pub(crate) parts: Read = 4,
+        pub(crate) count: u32,
+        pub(crate) part_bytes: u64,
+        pub(crate) channel_blocks: Divide,
+        pub(crate) channels: u32,
+        pub(crate) tap_blocks: TapBlocksArguments = (),
         /// Columns and rows of a block of taps.
-        pub(super) block_columns: Divide,
-        pub(super) block_rows: Divide,
+        pub(crate) block_columns: Divide,
+        pub(crate) block_rows: Divide,
         /// Depth, height and width of the filter.
-        pub(super) filter: [u32; 3],
+        pub(crate) filter: [u32; 3],
         /// Of a flipped filter the last element is the first tap.
-        pub(super) flipped: u32,
-        pub(super) epilogue: EpilogueArgs = epilogue.over_tensors(),
+        pub(crate) flipped: u32,
+        pub(crate) epilogue: EpilogueArgs = epilogue.over_tensors(),
     }
 }
 

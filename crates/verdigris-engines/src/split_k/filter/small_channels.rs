@@ -7,18 +7,18 @@ use verdigris_kir::face::{Header, Kernel, build};
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg, KernelRef, Launch, Residency};
 
-use super::super::geometry::Patch;
-use super::kernel::{CHANNELS, Spec as PartsSpec};
 use crate::fuse::epilogue::EpilogueSpec;
 
+/// Filters of a tile.
+pub(crate) const CHANNELS: u32 = 64;
 const WARPS: u32 = 8;
 /// Parts that a thread has on their way at a time.
 const ON_THEIR_WAY: u32 = 4;
 
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Spec {
-    pub(super) epilogue: EpilogueSpec,
+pub(crate) struct Spec {
+    pub(crate) epilogue: EpilogueSpec,
 }
 
 impl Spec {
@@ -26,7 +26,7 @@ impl Spec {
         format!("conv_small_wgrad_add_{}", self.epilogue.name())
     }
 
-    pub(super) fn kernel(self) -> KernelRef {
+    pub(crate) fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || {
             let header = Header { name: self.name(), target: self.epilogue.target(), threads: 32 * WARPS, min_ctas: 1, cluster: 1 };
             build(header, |k| add(k, &self))
@@ -36,23 +36,26 @@ impl Spec {
 
 /// What was left where.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parts {
-    pub(super) address: Address,
-    pub(super) count: u64,
-    pub(super) part_bytes: u64,
-    pub(super) k_tiles: u64,
+pub(crate) struct Parts {
+    pub(crate) address: Address,
+    pub(crate) count: u64,
+    pub(crate) part_bytes: u64,
+    pub(crate) k_tiles: u64,
+    /// Columns of a tile, and the taps along depth and height of a K-tile.
+    pub(crate) columns: u32,
+    pub(crate) taps: [u64; 2],
 }
 
 /// The launch.
-pub(super) fn launch(p: &ConvProblem, spec: &Spec, parts: &PartsSpec, patch: &Patch, left: Parts) -> Launch {
+pub(crate) fn launch(p: &ConvProblem, spec: &Spec, left: Parts) -> Launch {
     let word = |value: u64| Arg::Scalar(Ty::U32, value);
     let divisor = |value: u64| Arg::Divisor(value.max(1) as u32);
     let elements = left.part_bytes / 4;
     let mut args = vec![Arg::Pointer(left.address), word(left.count), Arg::Scalar(Ty::U64, left.part_bytes), word(elements)];
-    args.extend([divisor(u64::from(parts.columns())), divisor(left.k_tiles)]);
-    args.push(divisor(p.filter[1].div_ceil(patch.k_tile.taps[1])));
-    args.extend(patch.k_tile.taps.map(word));
-    args.extend([divisor(p.c), divisor(p.filter[2]), divisor(patch.k_tile.taps[1])]);
+    args.extend([divisor(u64::from(left.columns)), divisor(left.k_tiles)]);
+    args.push(divisor(p.filter[1].div_ceil(left.taps[1])));
+    args.extend(left.taps.map(word));
+    args.extend([divisor(p.c), divisor(p.filter[2]), divisor(left.taps[1])]);
     args.extend([word(p.k)]);
     args.extend(p.filter.map(word));
     args.push(word(u64::from(p.flip)));

@@ -2,36 +2,99 @@
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::ConvProblem;
-use verdigris_kir::face::{Header, Kernel, build};
+use verdigris_kir::face::{Header, Kernel, Val, build};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 
-use super::kernel::{FilterColumnsArguments, finish};
-use super::{Order, THREADS};
-use crate::fuse::element::{Arithmetic, Element};
+use crate::fuse::element::{Arithmetic, Element, finish};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::layout::batch::{BatchIndexArgs, Chunk};
 use crate::layout::space::divisor;
 
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+/// Along what the lanes of a warp stand when they read: the size class of strides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Along channels.
+    ChannelsLast,
+    /// Along the width.
+    ChannelsFirst,
+}
+
+impl Order {
+    pub(crate) fn of(problem: &ConvProblem) -> Order {
+        let activations = problem.activations();
+        let [_, channel, _, _, width] = activations.strides;
+        // Lanes along a handful of channels would mostly stand on different pixels anyway, but on neighbouring ones.
+        if channel <= width { Order::ChannelsLast } else { Order::ChannelsFirst }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Order::ChannelsLast => "last",
+            Order::ChannelsFirst => "first",
+        }
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Which tap and which channel a column of a filter gradient is.
+    #[derive(Clone, Copy)]
+    pub(crate) struct FilterColumns / FilterColumnsArguments of () as _spec {
+        pub(crate) channels: Divide,
+        pub(crate) taps: [Divide; 3],
+    }
+}
+
+impl FilterColumnsArguments {
+    pub(crate) fn of(p: &ConvProblem) -> FilterColumnsArguments {
+        FilterColumnsArguments { channels: divisor(p.c / p.groups), taps: p.filter.map(divisor) }
+    }
+}
+
+impl<'k> FilterColumns<'k> {
+    /// Neighbouring columns are neighbouring channels, or neighbouring taps where the filter has its channels first.
+    pub(crate) fn split(&self, order: Order, column: Val<'k, u32>) -> ([Val<'k, u32>; 3], Val<'k, u32>) {
+        let [depths, heights, widths] = self.taps;
+        match order {
+            Order::ChannelsLast => {
+                let (rest, channel) = self.channels.split(column);
+                let (rest, w) = widths.split(rest);
+                let (d, h) = heights.split(rest);
+                ([d, h, w], channel)
+            }
+            Order::ChannelsFirst => {
+                let (rest, w) = widths.split(column);
+                let (rest, h) = heights.split(rest);
+                let (channel, d) = depths.split(rest);
+                ([d, h, w], channel)
+            }
+        }
+    }
+}
+
 /// Everything that shapes the kernel.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub(super) struct Spec {
-    pub(super) arithmetic: Arithmetic,
-    pub(super) order: Order,
-    pub(super) epilogue: EpilogueSpec,
+pub(crate) struct Spec {
+    pub(crate) arithmetic: Arithmetic,
+    pub(crate) order: Order,
+    pub(crate) epilogue: EpilogueSpec,
 }
 
 impl Spec {
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("conv_direct_join_{}_{}_{}", self.arithmetic.name(), self.order.name(), self.epilogue.name())
     }
 
-    pub(super) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         self.epilogue.target()
     }
 
-    pub(super) fn kernel(self) -> KernelRef {
+    pub(crate) fn kernel(self) -> KernelRef {
         KernelRef::new(self.name(), move || {
             let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
             build(header, |k| match self.arithmetic {
@@ -60,7 +123,7 @@ verdigris_kir::parameters! {
 }
 
 /// Adds the launches for `count` parts, each of which holds all groups.
-pub(super) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, group_bytes]: [u64; 2], count: u64, program: &mut Program) {
+pub(crate) fn steps(p: &ConvProblem, spec: &Spec, parts: Address, [part_bytes, group_bytes]: [u64; 2], count: u64, program: &mut Program) {
     let extents = p.gemm_extents();
     let elements = extents.m * extents.n;
     let kernel = spec.clone().kernel();

@@ -10,7 +10,6 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
-use super::columns::{Columns, Side};
 use crate::arch::Arch;
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 
@@ -43,43 +42,39 @@ impl Spec {
 }
 
 /// The kernels of plain problems.
-pub(super) fn catalog() -> impl Iterator<Item = KernelRef> {
+pub(crate) fn catalog() -> impl Iterator<Item = KernelRef> {
     let plain = |dtype| Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) };
     [DType::Bf16, DType::F16, DType::F32].into_iter().map(move |dtype| plain(dtype).kernel())
 }
 
+/// How a part lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PartLayout {
+    /// Rows of a part, and elements from one row to the next: whole 16 bytes.
+    pub(crate) rows: u64,
+    pub(crate) pitch: u64,
+    /// Elements of a part from one k, tap along depth, height and width, and c to the next.
+    pub(crate) strides: [u64; 5],
+}
+
 /// The parts of a filter's gradient.
 #[derive(Clone, Debug)]
-pub(super) struct Sum {
+pub(crate) struct Sum {
     problem: ConvProblem,
     /// How many, and pixels of each.
-    pub(super) parts: u64,
-    pub(super) pixels: u64,
-    /// Rows of a part, and elements from one row to the next: whole 16 bytes.
-    rows: u64,
-    pub(super) pitch: u64,
-    /// Elements of a part from one k, tap along depth, height and width, and c to the next.
-    strides: [u64; 5],
+    pub(crate) parts: u64,
+    pub(crate) pixels: u64,
+    pub(crate) layout: PartLayout,
     spec: Spec,
 }
 
 impl Sum {
-    pub(super) fn new(p: &ConvProblem, columns: &Columns, side: Side, parts: u64, pixels: u64) -> Sum {
-        let (rows, length) = match side {
-            Side::X => (p.k, columns.count),
-            Side::Y => (columns.count, p.c),
-        };
-        let pitch = length.next_multiple_of(4);
-        let [d, h, w] = columns.taps;
-        let strides = match side {
-            Side::X => [pitch, d, h, w, columns.channel],
-            Side::Y => [columns.channel * pitch, d * pitch, h * pitch, w * pitch, 1],
-        };
+    pub(crate) fn new(p: &ConvProblem, layout: PartLayout, parts: u64, pixels: u64) -> Sum {
         // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
         let epilogue = EpilogueSpec::of_conv(p);
         let mut epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
         epilogue.pairs = false;
-        Sum { problem: p.clone(), parts, pixels, rows, pitch, strides, spec: Spec { epilogue } }
+        Sum { problem: p.clone(), parts, pixels, layout, spec: Spec { epilogue } }
     }
 
     fn elements(&self) -> u64 {
@@ -87,27 +82,27 @@ impl Sum {
     }
 
     /// Elements from one part to the next.
-    pub(super) fn part_elements(&self) -> u64 {
-        self.rows * self.pitch
+    pub(crate) fn part_elements(&self) -> u64 {
+        self.layout.rows * self.layout.pitch
     }
 
     /// The size of all parts.
-    pub(super) fn scratch_bytes(&self) -> u64 {
+    pub(crate) fn scratch_bytes(&self) -> u64 {
         self.part_elements().saturating_mul(4 * self.parts)
     }
 
     /// Whether all that the kernel counts in 32 bits fits.
-    pub(super) fn counts(&self) -> bool {
+    pub(crate) fn counts(&self) -> bool {
         self.part_elements() < 1 << 30
     }
 
     /// Microseconds: bytes over the memory bus, and a launch.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
         self.scratch_bytes() as f64 / (0.6 * arch.memory_gb_per_s * 1e3) + 4.0
     }
 
     /// The launch that reads the parts at `from`.
-    pub(super) fn launch(&self, from: Address) -> Launch {
+    pub(crate) fn launch(&self, from: Address) -> Launch {
         let [_, c, d, h, w] = self.problem.w_extents();
         let lane_bits: u32 = if self.elements() >= MANY_ELEMENTS { 0 } else { 3 };
         let args = ValuesArgs {
@@ -117,7 +112,7 @@ impl Sum {
             elements: self.elements() as u32,
             lane_bits,
             extents: [c, w, h, d].map(|extent| extent as u32),
-            strides: self.strides.map(|stride| stride as u32),
+            strides: self.layout.strides.map(|stride| stride as u32),
             epilogue: self.spec.epilogue.conv_arguments(&self.problem),
         };
         let grid = [self.elements().div_ceil(u64::from(THREADS >> lane_bits)) as u32, 1, 1];
