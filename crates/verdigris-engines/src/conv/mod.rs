@@ -1,14 +1,13 @@
 //! Convolution in its three directions ([`verdigris_graph::ConvProblem`] has the formula in full).
 
 mod block_diagonal;
-pub(crate) mod chain;
 mod depthwise;
-pub(crate) mod direct;
+mod direct;
+pub(crate) mod geometry;
 mod grouped;
 mod halo;
 mod halo_wgrad;
 mod implicit_gemm;
-mod lines;
 mod small_channels;
 
 use verdigris_graph::ConvProblem;

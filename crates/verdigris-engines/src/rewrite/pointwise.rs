@@ -16,7 +16,7 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
 use crate::arch::Arch;
-use crate::conv::chain::over_matrices;
+use crate::conv::geometry::matrices::over_matrices;
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
 use crate::sums::statistics;

@@ -5,12 +5,12 @@
 //! contributes is worked out once for each K-tile, by 16 threads, and read from a small table in shared memory; what an index of the side
 //! contributes stays in registers.
 
-use verdigris_kir::face::{Divisor, Kernel, Val, Var};
+use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Divide, Read, Write};
 
-use super::geometry::{FilterWalkArguments, GradientStepsArguments, PixelBox, PixelBoxArguments, StepsArguments};
 use super::{Kind, Spec, THREADS, Tile};
-use crate::fuse::conv_epilogue::Pixel;
+use crate::conv::geometry::boxes::PixelBoxArguments;
+use crate::conv::geometry::phases::{FilterWalkArguments, GradientStepsArguments, Phase, StepsArguments};
 use crate::fuse::element::{Arithmetic, Element, RawVar, finish};
 use crate::fuse::epilogue::EpilogueArgs;
 use crate::fuse::prologue::{Prologue, PrologueArgs};
@@ -26,53 +26,6 @@ const ENTRY_BYTES: u32 = 32;
 const OUTSIDE: i32 = 1 << 30;
 /// In place of a channel: the depth ends before this index.
 const NOTHING: u32 = u32::MAX;
-/// Bytes of what the table of phases holds for one phase of one dim.
-pub(super) const PHASE_BYTES: u32 = 32;
-
-impl<'k> PixelBox<'k> {
-    /// Image, depth, height and width of a pixel, counted in the box row-major.
-    fn split(&self, pixel: Val<'k, u32>) -> Pixel<'k> {
-        let [depths, heights, widths] = self.lengths;
-        let (rest, w) = widths.split(pixel);
-        let (rest, h) = heights.split(rest);
-        let (n, d) = depths.split(rest);
-        let [first_n, first_d, first_h, first_w] = self.first;
-        [n + first_n, d + first_d, h + first_h, w + first_w]
-    }
-}
-
-/// Which pixels of the result a CTA computes in one spatial dim, and with which taps: those of one phase of a strided dgrad; all of
-/// a fprop.
-#[derive(Clone, Copy)]
-pub(in crate::conv) struct Phase<'k> {
-    /// Which phase: the result's coordinate is `index · step + phase`.
-    pub(in crate::conv) phase_index: Val<'k, u32>,
-    /// Pixels of the phase.
-    pub(in crate::conv) extent: Val<'k, u32>,
-    /// The first tap that meets it.
-    pub(in crate::conv) first_tap: Val<'k, u32>,
-    /// The coordinate that pixel 0 reads with the first tap.
-    pub(in crate::conv) offset: Val<'k, i32>,
-    /// Taps that meet it; 0 where none does.
-    pub(in crate::conv) count: Val<'k, u32>,
-    /// The same, for divisions (1 in place of 0).
-    pub(in crate::conv) taps: Divisor<'k>,
-}
-
-impl<'k> Phase<'k> {
-    /// Reads a phase of a dim from the table that begins at `address`.
-    pub(in crate::conv) fn read(k: Kernel<'k>, address: Val<'k, u64>, phase_index: Val<'k, u32>) -> Self {
-        let at = address + phase_index.mul_wide(PHASE_BYTES);
-        let words = |offset| {
-            let cache = verdigris_kir::inst::Cache::Default;
-            let list = k.ld_global_vector::<u32>(at, offset, 4, cache);
-            [list[0], list[1], list[2], list[3]]
-        };
-        let [extent, first_tap, offset, count] = words(0);
-        Phase { phase_index, extent, first_tap, offset: offset.signed(), count, taps: Divisor::of_words(words(16)) }
-    }
-}
-
 /// What an index of the depth contributes.
 struct Entry<'k> {
     gather_offset: Val<'k, u64>,

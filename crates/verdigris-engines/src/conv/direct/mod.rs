@@ -21,8 +21,7 @@
 //! **Numbers.** Products and sums are fused multiply-adds in a fixed order, so results repeat bit for bit. 16-bit and fp8 operands widen
 //! exactly; policies that allow less (tf32, f16 sums, fp8 sums) get f32 sums, with operands or the finished sum rounded as the policy says.
 
-pub(super) mod geometry;
-pub(super) mod kernel;
+mod kernel;
 
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction, Precision, Problem};
@@ -31,6 +30,8 @@ use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
+use super::geometry::boxes::Boxes;
+use super::geometry::phases::{PixelGeometry, gradient_steps};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
@@ -44,7 +45,6 @@ use crate::layout::space::divisor;
 use crate::split_k::filter::direct as reduction;
 use crate::split_k::filter::direct::{FilterColumnsArguments, Order};
 use crate::sums::statistics;
-use geometry::{Boxes, PixelGeometry};
 use kernel::{DEPTH, PartsArguments};
 
 const ID: EngineId = EngineId { name: "conv.direct", number: 200 };
@@ -503,7 +503,7 @@ impl Direct {
                     pixel_box: pixel_box.arguments(),
                     batch: chunk.index(),
                     first_group: chunk.first[0] as u32,
-                    steps: geometry::gradient_steps(p),
+                    steps: gradient_steps(p),
                     columns_of: FilterColumnsArguments::of(p),
                     group_channels: (p.c / p.groups) as u32,
                     x: StridedArguments::of(&p.x),

@@ -8,7 +8,7 @@ use super::tiling::Tiling;
 use super::walk::WalkArguments;
 use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks};
 use crate::arch::Arch;
-use crate::conv::direct::geometry::PixelGeometry;
+use crate::conv::geometry::phases::PixelGeometry;
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;

@@ -37,7 +37,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 use walk::WalkArguments;
 
-use super::direct::geometry::PixelGeometry;
+use super::geometry::phases::PixelGeometry;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};

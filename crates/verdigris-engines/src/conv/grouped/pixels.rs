@@ -17,7 +17,7 @@ use super::THREADS;
 use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
 use super::tiling::{PHASE_TABLE_BYTES, PIXEL_BYTES, Room, TAP_BYTES, filter_tap_bytes};
 use super::walk::{Chunk, PhaseTable, Phases, Place, Walk, WalkArguments, coordinates};
-use crate::conv::direct::geometry::{FilterWalk, FilterWalkArguments};
+use crate::conv::geometry::phases::{FilterWalk, FilterWalkArguments};
 use crate::fuse::compute;
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};
 

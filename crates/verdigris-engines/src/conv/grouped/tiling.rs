@@ -9,7 +9,7 @@ use verdigris_graph::ConvProblem;
 use verdigris_kir::params::Divide;
 
 use super::channel_tile::{ChannelTile, PITCH_BYTES};
-use crate::conv::direct::geometry::PixelGeometry;
+use crate::conv::geometry::phases::PixelGeometry;
 use crate::layout::space::divisor;
 
 /// Bytes of a tap in the table of taps.

@@ -7,8 +7,8 @@ use verdigris_kir::program::{Address, Base, Program};
 
 use super::channel_tile::{PITCH_BYTES, SLOTS};
 use super::tiling::{Cut, PHASE_TABLE_BYTES, PIXEL_BYTES, TAP_BYTES, Tiling, TilingArguments};
-use crate::conv::direct::geometry::{PixelGeometry, Steps, StepsArguments};
-use crate::conv::direct::kernel::Phase;
+use crate::conv::geometry::phases::Phase;
+use crate::conv::geometry::phases::{PixelGeometry, Steps, StepsArguments};
 use crate::layout::space::divisor;
 
 /// The high bit of each byte of a word.

@@ -33,9 +33,9 @@ use verdigris_kir::tile::halo::HaloTile;
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
-use super::chain::product;
 use super::empty_program;
-use super::lines::{filter_matrix, lies_in_lines, tap_stride};
+use super::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
+use super::geometry::matrices::product;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};

@@ -40,9 +40,9 @@ use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, Base, KernelRef, L2Promotion, Launch, MapSpec, Program};
 use verdigris_tensor::DType;
 
-use super::chain::product;
 use super::empty_program;
-use super::lines::{lies_in_lines, tap_stride};
+use super::geometry::lines::{lies_in_lines, tap_stride};
+use super::geometry::matrices::product;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};

@@ -28,7 +28,6 @@
 //! result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
-mod geometry;
 mod kernel;
 mod prepare;
 mod producer;

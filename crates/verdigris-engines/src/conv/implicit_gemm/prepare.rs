@@ -11,10 +11,10 @@ use verdigris_graph::{ConvProblem, Direction, EpilogueStep, Matrix, Slot, Tensor
 use verdigris_kir::program::{Address, Program};
 use verdigris_tensor::DType;
 
-use super::super::lines::{filter_matrix, lies_in_lines, tap_stride};
 use super::ID;
 use super::terms::Terms;
 use crate::arch::Arch;
+use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::engine::{Reason, Refusal};
 use crate::layout::repack::{Repack, packed_tensor};
 use crate::layout::unpack::Unpack;

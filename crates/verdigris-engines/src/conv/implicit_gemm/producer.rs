@@ -14,8 +14,8 @@ use verdigris_kir::tile::clip::{Clip, ClipArgs};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::geometry::{Gather, Phase, Tap};
 use super::kernel::{Kind, Shared, Spec};
+use crate::conv::geometry::gather::{Gather, Phase, Tap};
 use crate::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;

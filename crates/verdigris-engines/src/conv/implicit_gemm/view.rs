@@ -7,14 +7,15 @@ use verdigris_kir::program::{Address, Base, L2Promotion, MapSpec, Program};
 use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
-use super::super::chain::product;
-use super::super::lines::{filter_matrix, tap_stride};
 use super::ID;
-use super::geometry::{AxisShape, Gather};
 use super::kernel::{Kind, Shared, Spec};
 use super::prepare::Prepared;
 use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
 use super::terms;
+use crate::conv::geometry::axis::AxisShape;
+use crate::conv::geometry::gather::Gather;
+use crate::conv::geometry::lines::{filter_matrix, tap_stride};
+use crate::conv::geometry::matrices::product;
 use crate::engine::{Reason, Refusal};
 use crate::layout::batch::Chunk;
 use crate::layout::transposed::transposed;
@@ -408,17 +409,7 @@ fn walk(conv: &ConvProblem) -> Result<(u32, Gather), Refusal> {
     let trivial = |dim: usize| [conv.input[dim], conv.filter[dim], conv.output[dim]] == [1; 3] && conv.pads_before[dim] == 0;
     let spatial: usize = if trivial(0) { 2 } else { 3 };
     let gather = |spatial: usize| {
-        let axes: Vec<AxisShape> = (0..spatial)
-            .map(|axis| 2 - axis)
-            .map(|dim| AxisShape {
-                input: conv.input[dim],
-                output: conv.output[dim],
-                filter: conv.filter[dim],
-                stride: conv.strides[dim],
-                dilation: conv.dilations[dim],
-                pad_low: conv.pads_before[dim] as i64,
-            })
-            .collect();
+        let axes: Vec<AxisShape> = (0..spatial).map(|axis| AxisShape::of(conv, 2 - axis)).collect();
         if conv.direction == Direction::Dgrad { Gather::backward_data(&axes, conv.flip) } else { Gather::forward(&axes, conv.flip) }
     };
     let phases = (0..3).map(|dim| conv.strides[dim].min(conv.input[dim])).fold(1u64, u64::saturating_mul);

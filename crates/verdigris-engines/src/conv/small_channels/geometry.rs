@@ -18,6 +18,8 @@ use verdigris_graph::{ConvProblem, Tensor};
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::Arg;
 
+use crate::conv::geometry::filter_tap;
+
 /// A copy's largest alignment.
 pub(super) const CHUNK_BYTES: u64 = 16;
 /// Bytes of depth that one matrix step multiplies.
@@ -330,11 +332,6 @@ fn filter_offset(p: &ConvProblem, element: Element) -> u32 {
     let [_, channel, spatial @ ..] = p.w.strides;
     let elements = element.channel * channel + tap.iter().zip(spatial).map(|(tap, stride)| tap * stride).sum::<u64>();
     (elements * p.w.dtype.bytes() as u64) as u32
-}
-
-/// The filter's index of a tap over x.
-pub(super) fn filter_tap(p: &ConvProblem, tap: [u64; 3]) -> [u64; 3] {
-    std::array::from_fn(|dim| if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] })
 }
 
 /// The largest distance in bytes of a filter's element from the filter's first, short of 2³².

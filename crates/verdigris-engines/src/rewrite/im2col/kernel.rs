@@ -14,6 +14,7 @@ use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
+use crate::conv::geometry::filter_tap;
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -99,10 +100,8 @@ impl Im2col {
             for h in 0..p.filter[1] {
                 for w in 0..p.filter[2] {
                     let tap = [d, h, w];
-                    let places = [0, 1, 2].map(|dim| {
-                        let tap = if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] };
-                        sign * (tap as i64 * dilations[dim] - pads[dim])
-                    });
+                    let over = filter_tap(p, tap);
+                    let places = [0, 1, 2].map(|dim| sign * (over[dim] as i64 * dilations[dim] - pads[dim]));
                     let first: u64 = tap.iter().zip(columns.taps).map(|(tap, stride)| tap * stride).sum();
                     for channel in 0..side.channels(p) {
                         list[(first + channel * columns.channel) as usize] = Column { places, channel };

@@ -45,7 +45,7 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::conv::chain::over_matrices;
+use crate::conv::geometry::matrices::over_matrices;
 use crate::engine::{Candidate, Cost, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
 use crate::layout::repack::{self, Repack, packed_tensor};

@@ -12,9 +12,10 @@ use verdigris_kir::inst::MatrixType;
 use verdigris_kir::ir::Ty;
 use verdigris_kir::program::{Address, Arg, Base, KernelRef, Launch, Program, Residency, Step};
 
-use super::geometry::{NO_ELEMENT, filter_tap};
+use super::geometry::NO_ELEMENT;
 use super::{COUNT_LIMIT, Plan, TYPES, wgrad};
 use crate::arch::Arch;
+use crate::conv::geometry::filter_tap;
 use crate::engine::Knobs;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_BLOCKS, PIXEL_BYTES, Spec, Tile, WINDOW_BYTES};

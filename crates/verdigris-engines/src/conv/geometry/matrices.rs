@@ -24,7 +24,7 @@ pub(crate) fn over_matrices(
 }
 
 /// The epilogue and the result as those of a product. Its operands' slots are the problem's; A and B stand for their types alone.
-pub(super) fn product(
+pub(in crate::conv) fn product(
     id: EngineId,
     conv: &ConvProblem,
     [m, n, k]: [u64; 3],

@@ -1,67 +1,17 @@
-//! Which pixels, which taps: the numbers of a convolution as its kernels take them.
+//! Which pixels, which taps: the numbers of a convolution as kernels take them that work out where each activation lies. Of a strided dgrad they
+//! come by phases, in a table.
 
 use verdigris_graph::{ConvProblem, Direction};
-use verdigris_kir::params::{Divide, Read};
+use verdigris_kir::face::{Divisor as Divided, Kernel, Val};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::params::Read;
 use verdigris_kir::program::{Address, Divisor};
 
-use super::kernel::PHASE_BYTES;
+use super::axis::{AxisShape, PhaseTaps};
 use crate::layout::space::divisor;
 
-/// A box of images, depths, heights and widths.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Boxes {
-    /// Its first pixel.
-    pub(super) first: [u64; 4],
-    /// Its extents.
-    pub(super) lengths: [u64; 4],
-}
-
-impl Boxes {
-    /// Cuts pixels into boxes of at most `most` (at least 1) pixels: whole rows, planes and images as far as that allows. An extent of 0
-    /// makes none.
-    pub(super) fn all(extents: [u64; 4], most: u64) -> Vec<Boxes> {
-        let mut lengths = [1; 4];
-        let mut room = most.max(1);
-        for (length, extent) in lengths.iter_mut().zip(extents).rev() {
-            *length = extent.min(room).max(1);
-            room /= *length;
-        }
-        let mut boxes = vec![Boxes { first: [0; 4], lengths: [0; 4] }];
-        for dim in 0..4 {
-            boxes = boxes
-                .into_iter()
-                .flat_map(|one| {
-                    (0..extents[dim].div_ceil(lengths[dim])).map(move |i| {
-                        let mut next = one;
-                        next.first[dim] = i * lengths[dim];
-                        next.lengths[dim] = lengths[dim].min(extents[dim] - next.first[dim]);
-                        next
-                    })
-                })
-                .collect();
-        }
-        boxes
-    }
-
-    /// Its pixels.
-    pub(super) fn count(&self) -> u64 {
-        self.lengths.iter().product()
-    }
-
-    pub(super) fn arguments(&self) -> PixelBoxArguments {
-        let [_, depths, heights, widths] = self.lengths;
-        PixelBoxArguments { first: self.first.map(|first| first as u32), lengths: [depths, heights, widths].map(divisor) }
-    }
-}
-
-verdigris_kir::parameters! {
-    /// The pixels of a launch: a box of images, depths, heights and widths.
-    #[derive(Clone, Copy)]
-    pub(super) struct PixelBox / PixelBoxArguments of () as _spec {
-        pub(super) first: [u32; 4],
-        pub(super) lengths: [Divide; 3],
-    }
-}
+/// Bytes of what the table of phases holds for one phase of one dim.
+const PHASE_BYTES: u32 = 32;
 
 verdigris_kir::parameters! {
     /// How the pixels of fprop or dgrad meet activations ([`PixelGeometry`]), by depth, height and width.
@@ -99,33 +49,61 @@ verdigris_kir::parameters! {
 verdigris_kir::parameters! {
     /// How a wgrad's taps meet x, by depth, height and width.
     #[derive(Clone, Copy)]
-    pub(super) struct GradientSteps / GradientStepsArguments of () as _spec {
+    pub(in crate::conv) struct GradientSteps / GradientStepsArguments of () as _spec {
         /// From pixel to pixel of the output.
-        pub(super) pixels: [i32; 3],
+        pub(in crate::conv) pixels: [i32; 3],
         /// From tap to tap.
-        pub(super) taps: [i32; 3],
+        pub(in crate::conv) taps: [i32; 3],
         /// What tap 0 of pixel 0 reads.
-        pub(super) offsets: [i32; 3],
+        pub(in crate::conv) offsets: [i32; 3],
         /// Extents of x.
-        pub(super) extents: [u32; 3],
+        pub(in crate::conv) extents: [u32; 3],
     }
 }
 
-/// A phase: the pixels of one residue modulo the stride, in one dim, and the taps that they meet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Phase {
-    extent: u64,
-    first_tap: u64,
+/// Which pixels of the result a CTA computes in one spatial dim, and with which taps: those of one phase of a strided dgrad; all of
+/// a fprop.
+#[derive(Clone, Copy)]
+pub(in crate::conv) struct Phase<'k> {
+    /// Which phase: the result's coordinate is `index · step + phase`.
+    pub(in crate::conv) phase_index: Val<'k, u32>,
+    /// Pixels of the phase.
+    pub(in crate::conv) extent: Val<'k, u32>,
+    /// The first tap that meets it.
+    pub(in crate::conv) first_tap: Val<'k, u32>,
     /// The coordinate that pixel 0 reads with the first tap.
-    offset: i64,
-    taps: u64,
+    pub(in crate::conv) offset: Val<'k, i32>,
+    /// Taps that meet it; 0 where none does.
+    pub(in crate::conv) count: Val<'k, u32>,
+    /// The same, for divisions (1 in place of 0).
+    pub(in crate::conv) taps: Divided<'k>,
+}
+
+impl<'k> Phase<'k> {
+    /// Reads a phase of a dim from the table that begins at `address`.
+    pub(in crate::conv) fn read(k: Kernel<'k>, address: Val<'k, u64>, phase_index: Val<'k, u32>) -> Self {
+        let at = address + phase_index.mul_wide(PHASE_BYTES);
+        let words = |offset| {
+            let list = k.ld_global_vector::<u32>(at, offset, 4, Cache::Default);
+            [list[0], list[1], list[2], list[3]]
+        };
+        let [extent, first_tap, offset, count] = words(0);
+        Phase { phase_index, extent, first_tap, offset: offset.signed(), count, taps: Divided::of_words(words(16)) }
+    }
+}
+
+/// A row of the table of phases: the pixels of one residue modulo the stride, in one dim, and the taps that they meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Row {
+    extent: u64,
+    taps: PhaseTaps,
 }
 
 /// One spatial dim of fprop or dgrad: pixel `i` of phase `ρ` is pixel `i · result_step + ρ` of the result, and reads with tap `j` of its
 /// phase the activations at `i · pixel_step + j · tap_step + offset`, with the filter's tap `first_tap + j · filter_step`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Dim {
-    phases: Vec<Phase>,
+    phases: Vec<Row>,
     result_step: u64,
     pixel_step: i64,
     tap_step: i64,
@@ -136,9 +114,9 @@ struct Dim {
 
 impl Dim {
     fn fprop(p: &ConvProblem, dim: usize) -> Dim {
-        let all = Phase { extent: p.output[dim], first_tap: 0, offset: -(p.pads_before[dim] as i64), taps: p.filter[dim] };
+        let taps = PhaseTaps { first_tap: 0, taps: p.filter[dim], offset: -(p.pads_before[dim] as i64) };
         Dim {
-            phases: vec![all],
+            phases: vec![Row { extent: p.output[dim], taps }],
             result_step: 1,
             pixel_step: p.strides[dim] as i64,
             tap_step: p.dilations[dim] as i64,
@@ -148,35 +126,18 @@ impl Dim {
     }
 
     fn dgrad(p: &ConvProblem, dim: usize) -> Dim {
-        let (stride, dilation) = (p.strides[dim] as i64, p.dilations[dim] as i64);
-        let (pad, filter, input) = (p.pads_before[dim] as i64, p.filter[dim] as i64, p.input[dim]);
-        let shared = gcd(stride, dilation);
-        let step = stride / shared;
-        let phase = |phase_index: u64| {
-            let extent = (input - phase_index).div_ceil(p.strides[dim]);
-            let reached = phase_index as i64 + pad;
-            let first = (0..step.min(filter)).find(|tap| (reached - tap * dilation) % stride == 0);
-            match first {
-                Some(tap) => {
-                    let taps = ((filter - 1 - tap) / step + 1) as u64;
-                    Phase { extent, first_tap: tap as u64, offset: (reached - tap * dilation) / stride, taps }
-                }
-                None => Phase { extent, first_tap: 0, offset: 0, taps: 0 },
-            }
-        };
+        let axis = AxisShape::of(p, dim);
+        let row = |phase: u64| Row { extent: (axis.input - phase).div_ceil(axis.stride), taps: axis.phase(phase) };
+        let [filter_step, distance] = axis.phase_steps();
         Dim {
-            phases: (0..p.strides[dim].min(input)).map(phase).collect(),
-            result_step: p.strides[dim],
+            phases: (0..axis.stride.min(axis.input)).map(row).collect(),
+            result_step: axis.stride,
             pixel_step: 1,
-            tap_step: -(dilation / shared),
-            filter_step: step as u64,
-            extent: p.output[dim],
+            tap_step: -(distance as i64),
+            filter_step,
+            extent: axis.output,
         }
     }
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// fprop or dgrad in three dims.
@@ -201,7 +162,7 @@ impl PixelGeometry {
     /// Of a dim: the step of the activations over pixels, the distance of neighbouring taps there, and the most taps of a phase.
     pub(in crate::conv) fn reach(&self, dim: usize) -> [u64; 3] {
         let Dim { phases, pixel_step, tap_step, .. } = &self.0[dim];
-        [pixel_step.unsigned_abs(), tap_step.unsigned_abs(), phases.iter().map(|phase| phase.taps).max().unwrap_or(0)]
+        [pixel_step.unsigned_abs(), tap_step.unsigned_abs(), phases.iter().map(|phase| phase.taps.taps).max().unwrap_or(0)]
     }
 
     /// Images, depths, heights and widths of the largest phase.
@@ -216,10 +177,10 @@ impl PixelGeometry {
         let mut starts = [0; 3];
         for (start, dim) in starts.iter_mut().zip(&self.0) {
             *start = bytes.len() as u64;
-            for phase in &dim.phases {
-                let taps = Divisor::new(phase.taps.max(1) as u32).map_or([1, 0, 0, 0], Divisor::words);
-                let words = [phase.extent as u32, phase.first_tap as u32, phase.offset as i32 as u32, phase.taps as u32];
-                bytes.extend(words.into_iter().chain(taps).flat_map(u32::to_le_bytes));
+            for Row { extent, taps: PhaseTaps { first_tap, taps, offset } } in &dim.phases {
+                let by_taps = Divisor::new(divisor(*taps)).map_or([1, 0, 0, 0], Divisor::words);
+                let words = [*extent as u32, *first_tap as u32, *offset as i32 as u32, *taps as u32];
+                bytes.extend(words.into_iter().chain(by_taps).flat_map(u32::to_le_bytes));
             }
         }
         debug_assert!(bytes.len().is_multiple_of(PHASE_BYTES as usize));
@@ -257,7 +218,7 @@ impl PixelGeometry {
 }
 
 /// How the taps of a wgrad meet x.
-pub(super) fn gradient_steps(p: &ConvProblem) -> GradientStepsArguments {
+pub(in crate::conv) fn gradient_steps(p: &ConvProblem) -> GradientStepsArguments {
     let step = |dim: usize| p.dilations[dim] as i32;
     let first = |dim: usize| (if p.flip { (p.filter[dim] - 1) as i32 * step(dim) } else { 0 }) - p.pads_before[dim] as i32;
     GradientStepsArguments {
@@ -273,17 +234,6 @@ mod tests {
     use super::*;
     use verdigris_graph::{ConvExtents, Direction};
     use verdigris_tensor::DType;
-
-    #[test]
-    fn boxes_cover_pixels_once() {
-        assert_eq!(Boxes::all([3, 1, 5, 7], 1 << 20), [Boxes { first: [0; 4], lengths: [3, 1, 5, 7] }]);
-        assert_eq!(Boxes::all([0, 1, 5, 7], 100), []);
-        let boxes = Boxes::all([3, 4, 5, 7], 50);
-        assert_eq!(boxes.iter().map(Boxes::count).sum::<u64>(), 3 * 4 * 5 * 7);
-        assert!(boxes.iter().all(|one| one.count() <= 50) && boxes.len() == 12, "planes of 35 pixels");
-        let rows = Boxes::all([1, 1, 3, 100], 33);
-        assert_eq!(rows.len(), 3 * 4);
-    }
 
     /// Every product of a dgrad, by its definition and by phases.
     #[test]
@@ -317,10 +267,10 @@ mod tests {
             let mut met = Vec::new();
             for (phase_index, phase) in dim.phases.iter().enumerate() {
                 for i in 0..phase.extent {
-                    for j in 0..phase.taps {
-                        let read = i as i64 * dim.pixel_step + j as i64 * dim.tap_step + phase.offset;
+                    for j in 0..phase.taps.taps {
+                        let read = i as i64 * dim.pixel_step + j as i64 * dim.tap_step + phase.taps.offset;
                         if (0..output as i64).contains(&read) {
-                            met.push((i * dim.result_step + phase_index as u64, phase.first_tap + j * dim.filter_step, read as u64));
+                            met.push((i * dim.result_step + phase_index as u64, phase.taps.first_tap + j * dim.filter_step, read as u64));
                         }
                     }
                 }

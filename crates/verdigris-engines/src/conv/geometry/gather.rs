@@ -5,45 +5,30 @@
 //!
 //! **Forward**, `y[p] = Σ_r x[p·s − pad + r·d] · w[r]`: the walk is over x, from `−pad` in steps of `s`; tap `r` moves it by `r·d`.
 //!
-//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ`. With
-//! `g = gcd(d, s)`, a phase whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`,
-//! and `dx[s·i + ρ] = Σ_j dy[i + b − j·(d/g)] · w[r0 + j·s/g]` with `b = (ρ + pad − r0·d) / s`: a dense walk over dy in steps of 1, moved
-//! by non-negative offsets from one lower corner that all phases share. Each phase walks `⌈H / s⌉` positions; those past H are left out
-//! when results are written.
+//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ` with taps of
+//! their own ([`AxisShape::phase`]): a dense walk over dy in steps of 1, moved by non-negative offsets from one lower corner that all phases
+//! share. Each phase walks `⌈H / s⌉` positions; those past H are left out when results are written.
 //!
-//! Source: own derivation; the phases are those of CUTLASS 2's strided data gradient.
+//! Source: own derivation.
 
-/// One spatial dimension of a convolution.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct AxisShape {
-    /// Extent of x.
-    pub(super) input: u64,
-    /// Extent of y.
-    pub(super) output: u64,
-    /// Extent of the filter.
-    pub(super) filter: u64,
-    pub(super) stride: u64,
-    pub(super) dilation: u64,
-    /// Padding in front.
-    pub(super) pad_low: i64,
-}
+use super::axis::{AxisShape, PhaseTaps};
 
 /// What TMA walks along one dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct AxisWalk {
+pub(in crate::conv) struct AxisWalk {
     /// Extent of the tensor walked over.
-    pub(super) extent: u64,
+    pub(in crate::conv) extent: u64,
     /// The first position.
-    pub(super) lower: i64,
+    pub(in crate::conv) lower: i64,
     /// How many positions.
-    pub(super) count: u64,
+    pub(in crate::conv) count: u64,
     /// From one to the next.
-    pub(super) step: u64,
+    pub(in crate::conv) step: u64,
 }
 
 impl AxisWalk {
     /// The last position, counted from the last pixel of the tensor.
-    pub(super) fn upper(&self) -> i64 {
+    pub(in crate::conv) fn upper(&self) -> i64 {
         self.lower + (self.count as i64 - 1) * self.step as i64 + 1 - self.extent as i64
     }
 }
@@ -51,27 +36,27 @@ impl AxisWalk {
 /// A tap: how far it moves the walk in each dimension (innermost first), and the position in the filter (in memory order) that it
 /// multiplies by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Tap {
-    pub(super) offsets: [u64; 3],
-    pub(super) position: u64,
+pub(in crate::conv) struct Tap {
+    pub(in crate::conv) offsets: [u64; 3],
+    pub(in crate::conv) position: u64,
 }
 
 /// Rows that share their taps: those at `first + scatter·i` of the target.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Phase {
-    pub(super) first: [u64; 3],
-    pub(super) taps: Vec<Tap>,
+pub(in crate::conv) struct Phase {
+    pub(in crate::conv) first: [u64; 3],
+    pub(in crate::conv) taps: Vec<Tap>,
 }
 
 /// A walk, its phases (most taps first), and where their rows belong.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Gather {
+pub(in crate::conv) struct Gather {
     /// Innermost dimension first.
-    pub(super) walks: Vec<AxisWalk>,
-    pub(super) phases: Vec<Phase>,
+    pub(in crate::conv) walks: Vec<AxisWalk>,
+    pub(in crate::conv) phases: Vec<Phase>,
     /// From one row of a phase to the next in the target, and the target's extents, by dimension.
-    pub(super) scatter: Vec<u64>,
-    pub(super) target: Vec<u64>,
+    pub(in crate::conv) scatter: Vec<u64>,
+    pub(in crate::conv) target: Vec<u64>,
 }
 
 /// The taps of one dimension at which rows of the phase that begins at `first` read: offset and filter position.
@@ -84,7 +69,7 @@ struct AxisPhase {
 impl Gather {
     /// The walk over x that gives y; also that by which the filter's gradient reads x. `flip`: a true convolution, whose filter runs
     /// backwards.
-    pub(super) fn forward(axes: &[AxisShape], flip: bool) -> Gather {
+    pub(in crate::conv) fn forward(axes: &[AxisShape], flip: bool) -> Gather {
         let walks = axes.iter().map(|a| AxisWalk { extent: a.input, lower: -a.pad_low, count: a.output, step: a.stride }).collect();
         let phases: Vec<Vec<AxisPhase>> = axes
             .iter()
@@ -99,7 +84,7 @@ impl Gather {
     }
 
     /// The walk over dy that gives dx.
-    pub(super) fn backward_data(axes: &[AxisShape], flip: bool) -> Gather {
+    pub(in crate::conv) fn backward_data(axes: &[AxisShape], flip: bool) -> Gather {
         let mut walks = Vec::new();
         let mut phases = Vec::new();
         for a in axes {
@@ -118,47 +103,40 @@ impl Gather {
     }
 
     /// The same with the taps of each phase in the order of the filter, for a product whose columns they are.
-    pub(super) fn by_position(mut self) -> Gather {
+    pub(in crate::conv) fn by_position(mut self) -> Gather {
         self.phases.iter_mut().for_each(|phase| phase.taps.sort_by_key(|tap| tap.position));
         self
     }
 
     /// Positions of the walk in one image.
-    pub(super) fn pixels(&self) -> u64 {
+    pub(in crate::conv) fn pixels(&self) -> u64 {
         self.walks.iter().map(|walk| walk.count).product()
     }
 
     /// Whether the rows of the walk are those of the target, in order.
-    pub(super) fn is_linear(&self) -> bool {
+    pub(in crate::conv) fn is_linear(&self) -> bool {
         self.phases.len() == 1 && self.scatter.iter().all(|&stride| stride == 1)
     }
 
     /// The largest offset in a dimension.
-    pub(super) fn largest_offset(&self, axis: usize) -> u64 {
+    pub(in crate::conv) fn largest_offset(&self, axis: usize) -> u64 {
         self.phases.iter().flat_map(|phase| &phase.taps).map(|tap| tap.offsets[axis]).max().unwrap_or(0)
     }
 
     /// All taps of all phases, one phase behind the other.
-    pub(super) fn taps(&self) -> impl Iterator<Item = &Tap> {
+    pub(in crate::conv) fn taps(&self) -> impl Iterator<Item = &Tap> {
         self.phases.iter().flat_map(|phase| &phase.taps)
     }
 }
 
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
 /// The taps of the rows `s·i + first` of a data gradient, and the position that row `i = 0` reads with an offset of 0.
 fn axis_phase(a: &AxisShape, first: u64) -> AxisPhase {
-    let (s, d) = (a.stride as i64, a.dilation as i64);
-    let g = gcd(a.dilation, a.stride) as i64;
-    let from = first as i64 + a.pad_low;
-    let start = (0..s / g).find(|r0| (from - r0 * d).rem_euclid(s) == 0 && *r0 < a.filter as i64);
-    let Some(r0) = start else { return AxisPhase { first, lower: 0, taps: vec![] } };
-    let count = (a.filter as i64 - r0 + s / g - 1) / (s / g);
-    let lower = (from - r0 * d).div_euclid(s) - (count - 1) * (d / g);
-    let taps = (0..count).map(|j| (((count - 1 - j) * (d / g)) as u64, (r0 + j * (s / g)) as u64)).collect();
-    AxisPhase { first, lower, taps }
+    let PhaseTaps { first_tap, taps: count, offset } = a.phase(first);
+    let [filter_step, distance] = a.phase_steps();
+    // The tap that reads the lowest position is the last one.
+    let last = count.saturating_sub(1);
+    let taps = (0..count).map(|j| ((last - j) * distance, first_tap + j * filter_step)).collect();
+    AxisPhase { first, lower: offset - (last * distance) as i64, taps }
 }
 
 /// Every choice of one phase a dimension; dimensions are innermost first, the innermost running fastest.

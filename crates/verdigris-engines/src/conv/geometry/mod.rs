@@ -1,0 +1,19 @@
+//! Geometry of convolutions: which pixels meet which taps, for all engines of the family.
+//!
+//! `axis`: one spatial dim, and the phases of a strided dgrad along it. `phases`: pixels, taps and filters as parameters of kernels that work out
+//! each activation's address. `gather`: the walk of TMA's im2col mode, with its taps. `boxes`: pixels cut into launches. `lines` and `matrices`:
+//! tensors whose pixels, or whose taps, are rows of a matrix.
+
+pub(super) mod axis;
+pub(super) mod boxes;
+pub(super) mod gather;
+pub(super) mod lines;
+pub(crate) mod matrices;
+pub(super) mod phases;
+
+use verdigris_graph::ConvProblem;
+
+/// The filter's index of a tap over x.
+pub(crate) fn filter_tap(p: &ConvProblem, tap: [u64; 3]) -> [u64; 3] {
+    std::array::from_fn(|dim| if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] })
+}
