@@ -2,7 +2,8 @@
 //!
 //! In `kir`: `tile` is built from `face` alone, `face` does not know `tile`, and the three readers of a
 //! kernel (`verify`, `ptx`, `interp`) know neither, for they must judge any kernel however it was written.
-//! In `engines`: families do not import each other, and what families share does not import a family.
+//! In `engines`, two levels deep: what families share are rooms in an order, each of which knows those before it and no family. Families do
+//! not import each other, and of a family's engines none imports another: what they share is a room of the family.
 //! Test code is free: a verifier's test has to build the kernel that it judges.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,16 +42,13 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
     ("interp", Law::Never(&["face", "tile"]), "a reader of kernels must not depend on how they were written"),
 ];
 
-/// Modules of `engines` that belong to no family.
-const SHARED: &[&str] = &["algorithm", "arch", "engine", "fuse", "layout", "split_k", "store", "sums"];
+/// Modules of `engines` that belong to no family, in their order: each may import those before it.
+const ROOMS: &[&str] = &["arch", "engine", "algorithm", "layout", "fuse", "sums", "store", "split_k"];
 
-/// Modules of `engines` that list the families, and therefore know them all.
-const LISTS: &[&str] = &["catalog"];
+/// Rooms of a family, which its engines share: in their order, as above.
+const FAMILY_ROOMS: &[(&str, &[&str])] = &[("conv", &["geometry"]), ("gemm", &["factors"])];
 
-/// What one family may import from another: the parts of matrix multiplication, on which others stand.
-const LENT: &[(&str, &str)] = &[("gemm", "parts")];
-
-/// Rooms of `engines` above some families, and those families: rewritings of one family's problems as another's.
+/// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.
 const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm"])];
 
 /// The rule `arrows`.
@@ -64,19 +62,19 @@ fn kir(tree: &Tree) -> Vec<Finding> {
     let house = Crate::read(tree, KIR);
     let mut found = Vec::new();
     for arrow in house.arrows() {
-        let Some((_, law, reason)) = KIR_LAWS.iter().find(|(from, _, _)| *from == arrow.from) else {
+        let Some((_, law, reason)) = KIR_LAWS.iter().find(|(from, _, _)| *from == arrow.from[0]) else {
             continue;
         };
         let breaks = match law {
             Law::Only { whole, words, not } => {
-                let name = arrow.second.as_deref().unwrap_or("*");
-                let word = words.contains(&arrow.to.as_str()) && !not.contains(&name);
-                !whole.contains(&arrow.to.as_str()) && !word
+                let (to, name) = (arrow.to[0].as_str(), arrow.to.get(1).map_or("*", String::as_str));
+                let is_word = words.contains(&to) && !not.contains(&name);
+                !whole.contains(&to) && !is_word
             }
-            Law::Never(banned) => banned.contains(&arrow.to.as_str()),
+            Law::Never(banned) => banned.contains(&arrow.to[0].as_str()),
         };
         if breaks {
-            let message = format!("`{}` imports `{}`: {reason}", arrow.from, arrow.to);
+            let message = format!("`{}` imports `{}`: {reason}", arrow.from[0], arrow.to[0]);
             found.push(Finding::new("arrows", arrow.path, arrow.line, message));
         }
     }
@@ -85,35 +83,56 @@ fn kir(tree: &Tree) -> Vec<Finding> {
 
 fn engines(tree: &Tree) -> Vec<Finding> {
     let house = Crate::read(tree, ENGINES);
+    // What stands in a family: its engines and its rooms.
+    let inside: BTreeSet<&[String]> = house.files.iter().filter_map(|(_, module, _)| module.get(..2)).collect();
+    let rooms_of = |family: &str| FAMILY_ROOMS.iter().find(|(name, _)| *name == family).map_or(&[][..], |(_, rooms)| rooms);
+    let place = |rooms: &[&str], name: &str| rooms.iter().position(|room| *room == name);
     let mut found = Vec::new();
-    for arrow in house.arrows() {
-        if SHARED.contains(&arrow.to.as_str()) || LISTS.contains(&arrow.from.as_str()) {
+    for import in house.imports() {
+        let (from, to) = (&import.from[0], &import.to[0]);
+        // The engine or room of a family at either end; a glob of the family's root names them all.
+        let sibling = import.to.get(..2).filter(|path| inside.contains(path) || path[1] == "*").map(|path| path[1].as_str());
+        let message = if let Some(room) = place(ROOMS, from) {
+            match place(ROOMS, to) {
+                Some(other) if other <= room => continue,
+                Some(_) => format!("the room `{from}` imports `{to}`, which stands behind it: {}", ROOMS.join(", ")),
+                None => format!("`{from}` is shared by all families and imports the family `{to}`"),
+            }
+        } else if from == to {
+            let (Some(own), Some(sibling)) = (import.from.get(1), sibling) else { continue };
+            let rooms = rooms_of(from);
+            match (place(rooms, own), place(rooms, sibling)) {
+                _ if own == sibling => continue,
+                (None, Some(_)) => continue,
+                (Some(room), Some(other)) if other < room => continue,
+                (Some(_), _) => format!("`{from}::{own}` is shared by the engines of `{from}` and imports `{from}::{sibling}`"),
+                (None, None) => {
+                    format!("the engine `{from}::{own}` imports its sibling `{from}::{sibling}`: move what they share into a room")
+                }
+            }
+        } else if place(ROOMS, to).is_some() {
             continue;
-        }
-        if ABOVE.iter().any(|(room, families)| *room == arrow.from && families.contains(&arrow.to.as_str())) {
-            continue;
-        }
-        let lent = LENT.iter().any(|(family, part)| *family == arrow.to && arrow.second.as_deref() == Some(*part));
-        if SHARED.contains(&arrow.from.as_str()) {
-            let message = format!("`{}` is shared by all families and imports the family `{}`", arrow.from, arrow.to);
-            found.push(Finding::new("arrows", arrow.path, arrow.line, message));
-        } else if !lent {
-            let message =
-                format!("the family `{}` imports the family `{}`: move what they share into a room of its own", arrow.from, arrow.to);
-            found.push(Finding::new("arrows", arrow.path, arrow.line, message));
-        }
+        } else if ABOVE.iter().any(|(above, families)| above == from && families.contains(&to.as_str())) {
+            match sibling {
+                Some(engine) if place(rooms_of(to), engine).is_none() => {
+                    format!("`{from}` imports the engine `{to}::{engine}`: it may import the root of `{to}` and its rooms")
+                }
+                _ => continue,
+            }
+        } else {
+            format!("the family `{from}` imports the family `{to}`: move what they share into a room of its own")
+        };
+        found.push(Finding::new("arrows", import.path, import.line, message));
     }
     found
 }
 
-/// An import from one top-level module of a crate to another.
-struct Arrow<'t> {
+/// An import of a crate's module by another, or by the same; both are paths from the crate's root, and `to` ends in what is imported.
+struct Import<'t> {
     path: &'t str,
     line: usize,
-    from: String,
-    to: String,
-    /// The segment after `to`, if any.
-    second: Option<String>,
+    from: &'t [String],
+    to: &'t [String],
 }
 
 struct Crate<'t> {
@@ -153,16 +172,13 @@ impl<'t> Crate<'t> {
         Self { files, modules, exported, test_modules }
     }
 
-    /// Every import between two different top-level modules, outside test code. A name that the crate
-    /// root re-exports counts as an import of the module that it comes from.
-    fn arrows(&self) -> Vec<Arrow<'t>> {
-        let mut arrows = Vec::new();
+    /// Every import of a module of the crate, outside test code. A name that the crate root re-exports counts as an import of the module
+    /// that it comes from.
+    fn imports(&self) -> Vec<Import<'_>> {
+        let mut imports = Vec::new();
         for (path, module, source) in &self.files {
-            let Some(from) = module.first() else {
-                continue;
-            };
             let is_test = (1..=module.len()).any(|n| self.test_modules.contains(&module[..n]));
-            if is_test {
+            if is_test || module.is_empty() {
                 continue;
             }
             for named in source.named.iter().filter(|named| !named.in_test) {
@@ -180,15 +196,17 @@ impl<'t> Crate<'t> {
                         None => continue, // a macro or an item of the root itself
                     }
                 };
-                let Some(to) = target.first().filter(|to| self.modules.contains(*to)) else {
-                    continue;
-                };
-                if to != from {
-                    arrows.push(Arrow { path, line: named.line, from: from.clone(), to: to.clone(), second: target.get(1).cloned() });
+                if target.first().is_some_and(|to| self.modules.contains(to)) {
+                    imports.push(Import { path, line: named.line, from: module, to: target });
                 }
             }
         }
-        arrows
+        imports
+    }
+
+    /// Those between two different top-level modules.
+    fn arrows(&self) -> impl Iterator<Item = Import<'_>> {
+        self.imports().into_iter().filter(|import| import.from[0] != import.to[0])
     }
 }
 
@@ -262,16 +280,17 @@ mod tests {
 
     fn engines(file: &str, text: &str) -> Vec<String> {
         let path = format!("{ENGINES}{file}");
-        let found = check(&Tree::of(&[
-            (&format!("{ENGINES}lib.rs"), "use crate::gemm::ENGINES;"),
-            (&format!("{ENGINES}engine.rs"), ""),
-            (&format!("{ENGINES}fuse/epilogue.rs"), ""),
-            (&format!("{ENGINES}gemm/mod.rs"), ""),
-            (&format!("{ENGINES}gemm/parts.rs"), ""),
-            (&format!("{ENGINES}softmax.rs"), ""),
-            (&path, text),
-        ]));
-        spoken(&found)
+        let mut files: Vec<String> =
+            ["engine.rs", "layout/batch.rs", "fuse/epilogue.rs", "store/mod.rs", "conv/mod.rs", "conv/geometry/mod.rs"]
+                .into_iter()
+                .chain(["conv/halo/mod.rs", "gemm/mod.rs", "gemm/factors.rs", "gemm/simt.rs", "gemm/wgmma/mod.rs", "softmax.rs"])
+                .map(|file| format!("{ENGINES}{file}"))
+                .collect();
+        files.retain(|other| *other != path);
+        let root = format!("{ENGINES}lib.rs");
+        let mut texts: Vec<(&str, &str)> = files.iter().map(|file| (file.as_str(), "")).collect();
+        texts.extend([(root.as_str(), "use crate::gemm::ENGINES;"), (path.as_str(), text)]);
+        spoken(&check(&Tree::of(&texts)))
     }
 
     #[test]
@@ -279,23 +298,51 @@ mod tests {
         for (file, text) in [
             ("conv/winograd.rs", "use crate::softmax::go;"),
             ("conv/winograd.rs", "use crate::gemm::wgmma;"),
+            ("conv/winograd.rs", "use crate::gemm::factors::Factors;"),
             ("fuse/mainloop.rs", "use crate::gemm::Spec;"),
-            ("fuse/mainloop.rs", "use crate::gemm::parts::Tile;"),
+            ("fuse/mainloop.rs", "use crate::conv::geometry::Tile;"),
             ("engine.rs", "use crate::softmax::go;"),
             ("rewrite/im2col.rs", "use crate::softmax::go;"),
         ] {
-            assert_eq!(engines(file, text), [format!("arrows {ENGINES}{file}:1")]);
+            assert_eq!(engines(file, text), [format!("arrows {ENGINES}{file}:1")], "{file}: {text}");
         }
     }
 
     #[test]
-    fn families_use_what_is_shared_and_what_gemm_lends() {
+    fn engines_of_a_family_do_not_know_each_other() {
+        for (file, text) in [
+            ("conv/winograd.rs", "use super::halo::go;"),
+            ("conv/winograd/kernel.rs", "use super::super::halo::{Tile, cuts};"),
+            ("conv/winograd/mod.rs", "fn f() { crate::conv::halo::go() }"),
+            ("conv/winograd.rs", "use super::*;"),
+            ("gemm/simt.rs", "use crate::gemm::wgmma;"),
+            // A room of the family does not look at its engines, nor a family above another at that one's.
+            ("conv/geometry/boxes.rs", "use crate::conv::halo::Tile;"),
+            ("rewrite/im2col.rs", "use crate::conv::halo::Tile;"),
+        ] {
+            let found: BTreeSet<String> = engines(file, text).into_iter().collect();
+            assert_eq!(found, BTreeSet::from([format!("arrows {ENGINES}{file}:1")]), "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn rooms_stand_in_an_order() {
+        for (file, text) in [("layout/repack.rs", "use crate::fuse::epilogue;"), ("fuse/epilogue.rs", "use crate::store::Store;")] {
+            assert_eq!(engines(file, text), [format!("arrows {ENGINES}{file}:1")], "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn families_use_rooms_and_what_is_their_own() {
         for (file, text) in [
             ("conv/winograd.rs", "use crate::{engine::Engine, fuse::epilogue};"),
-            ("conv/winograd.rs", "use crate::gemm::parts::Tile;"),
-            ("gemm/wgmma.rs", "use super::Spec; use crate::gemm::simt;"),
-            ("catalog.rs", "use crate::{gemm, softmax};"),
-            ("rewrite/im2col.rs", "use crate::gemm;"),
+            ("conv/winograd.rs", "use super::geometry::Tile; use super::empty_program;"),
+            ("conv/winograd/kernel.rs", "use super::tile::Tile; use super::*;"),
+            ("conv/mod.rs", "use crate::conv::halo::Halo;"),
+            ("gemm/simt.rs", "use super::Spec; use super::factors::Factors; use crate::gemm::simt;"),
+            ("store/mod.rs", "use crate::{fuse::epilogue, layout::batch};"),
+            ("rewrite/im2col.rs", "use crate::gemm; use crate::gemm::HOPPER; use crate::conv::geometry::Tile;"),
+            ("conv/winograd.rs", "#[cfg(test)]\nmod tests { use crate::conv::halo::Tile; }"),
         ] {
             assert_eq!(engines(file, text), [""; 0], "{file}: {text}");
         }

@@ -1,7 +1,7 @@
 //! One spatial dim of a convolution, and the phases of a strided dgrad along it.
 //!
-//! `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ`. With `g = gcd(d, s)`, a phase
-//! whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`, and
+//! `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ`. With `g = gcd(d, s)`, a
+//! phase whose `ρ + pad` is no multiple of g has no taps: its gradient is zero. Else the taps are `r = r0 + j·(s/g)`, and
 //! `dx[s·i + ρ] = Σ_j dy[i + b − j·(d/g)] · w[r0 + j·s/g]` with `b = (ρ + pad − r0·d) / s`: a dense correlation of stride 1.
 //!
 //! Source: the phases are those of CUTLASS 2's strided data gradient.

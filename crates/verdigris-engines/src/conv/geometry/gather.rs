@@ -5,9 +5,9 @@
 //!
 //! **Forward**, `y[p] = Σ_r x[p·s − pad + r·d] · w[r]`: the walk is over x, from `−pad` in steps of `s`; tap `r` moves it by `r·d`.
 //!
-//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ` with taps of
-//! their own ([`AxisShape::phase`]): a dense walk over dy in steps of 1, moved by non-negative offsets from one lower corner that all phases
-//! share. Each phase walks `⌈H / s⌉` positions; those past H are left out when results are written.
+//! **Backward data**, `dx[h] = Σ_r dy[(h + pad − r·d) / s] · w[r]` over the r that s divides. Rows fall into phases `h = s·i + ρ` with taps
+//! of their own ([`AxisShape::phase`]): a dense walk over dy in steps of 1, moved by non-negative offsets from one lower corner that all
+//! phases share. Each phase walks `⌈H / s⌉` positions; those past H are left out when results are written.
 //!
 //! Source: own derivation.
 

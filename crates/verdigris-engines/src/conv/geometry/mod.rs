@@ -1,8 +1,8 @@
 //! Geometry of convolutions: which pixels meet which taps, for all engines of the family.
 //!
-//! `axis`: one spatial dim, and the phases of a strided dgrad along it. `phases`: pixels, taps and filters as parameters of kernels that work out
-//! each activation's address. `gather`: the walk of TMA's im2col mode, with its taps. `boxes`: pixels cut into launches. `lines` and `matrices`:
-//! tensors whose pixels, or whose taps, are rows of a matrix.
+//! `axis`: one spatial dim, and the phases of a strided dgrad along it. `phases`: pixels, taps and filters as parameters of kernels that work
+//! out each activation's address. `gather`: the walk of TMA's im2col mode, with its taps. `boxes`: pixels cut into launches. `lines` and
+//! `matrices`: tensors whose pixels, or whose taps, are rows of a matrix.
 
 pub(super) mod axis;
 pub(super) mod boxes;

@@ -1,5 +1,5 @@
-//! Which pixels, which taps: the numbers of a convolution as kernels take them that work out where each activation lies. Of a strided dgrad they
-//! come by phases, in a table.
+//! Which pixels, which taps: the numbers of a convolution as kernels take them that work out where each activation lies. Of a strided
+//! dgrad they come by phases, in a table.
 
 use verdigris_graph::{ConvProblem, Direction};
 use verdigris_kir::face::{Divisor as Divided, Kernel, Val};

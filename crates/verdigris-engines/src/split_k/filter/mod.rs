@@ -1,5 +1,5 @@
-//! The second launch of a filter's gradient whose pixels were cut into parts: adds the parts of each element in an order that their number fixes,
-//! and applies the epilogue.
+//! The second launch of a filter's gradient whose pixels were cut into parts: adds the parts of each element in an order that their number
+//! fixes, and applies the epilogue.
 //!
 //! There are five of them, because a part lies as the engine that made it left it, and how many elements there are decides who shares out
 //! the parts:
