@@ -17,3 +17,8 @@ use verdigris_graph::ConvProblem;
 pub(crate) fn filter_tap(p: &ConvProblem, tap: [u64; 3]) -> [u64; 3] {
     std::array::from_fn(|dim| if p.flip { p.filter[dim] - 1 - tap[dim] } else { tap[dim] })
 }
+
+/// Taps of a filter, as many as 64 bits count.
+pub(super) fn tap_count(p: &ConvProblem) -> u64 {
+    p.filter.iter().fold(1, |all, &extent| all.saturating_mul(extent))
+}

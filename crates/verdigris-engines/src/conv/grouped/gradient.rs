@@ -9,6 +9,7 @@ use super::walk::WalkArguments;
 use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks};
 use crate::arch::Arch;
 use crate::conv::geometry::phases::PixelGeometry;
+use crate::conv::geometry::tap_count;
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;
@@ -55,7 +56,7 @@ impl Gradient {
         let target = epilogue.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
         let least = channels.channel_tile().unwrap_or(ChannelTile::ALL[5]);
-        let taps = taps(problem);
+        let taps = tap_count(problem);
         let spec = filter::Spec {
             operands: problem.x.dtype,
             channel_tile: filter::Spec::channel_tiles().find(|&channel_tile| channel_tile >= least).unwrap_or(ChannelTile::ALL[5]),
@@ -97,7 +98,7 @@ impl Gradient {
     }
 
     fn tap_groups(&self, spec: &filter::Spec) -> u64 {
-        taps(&self.problem).div_ceil(u64::from(spec.taps))
+        tap_count(&self.problem).div_ceil(u64::from(spec.taps))
     }
 
     /// CTAs that share a part of the pixels.
@@ -173,8 +174,4 @@ impl Gradient {
         program.launch(self.sum.launch(p, parts, count, part_bytes));
         program
     }
-}
-
-fn taps(problem: &ConvProblem) -> u64 {
-    problem.filter.iter().fold(1, |all, &taps| all.saturating_mul(taps))
 }

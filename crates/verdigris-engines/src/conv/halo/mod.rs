@@ -36,6 +36,7 @@ use verdigris_tensor::DType;
 use super::empty_program;
 use super::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use super::geometry::matrices::product;
+use super::geometry::tap_count;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
@@ -146,7 +147,7 @@ fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
         format_args!("{} groups of {c} and {k} channels; taken are several groups of multiples of 16", conv.groups),
     )?;
     ID.require(conv.strides == [1; 3], Reason::Extent, format_args!("strides {:?}, taken is 1", conv.strides))?;
-    let taps = conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+    let taps = tap_count(conv);
     ID.require((2..=MOST_TAPS).contains(&taps), Reason::Extent, format_args!("{taps} taps, taken are 2 to {MOST_TAPS}"))?;
     for (dim, filter) in conv.filter.into_iter().enumerate() {
         let reach = (filter - 1).saturating_mul(conv.dilations[dim]);

@@ -43,6 +43,7 @@ use verdigris_tensor::DType;
 use super::empty_program;
 use super::geometry::lines::{lies_in_lines, tap_stride};
 use super::geometry::matrices::product;
+use super::geometry::tap_count;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
@@ -158,7 +159,7 @@ fn require_extents(conv: &ConvProblem) -> Result<(), Refusal> {
         Reason::Extent,
         format_args!("{} channels of y, {} of x by taps, {} pixels; none may be 0", extents.m, extents.n, extents.k),
     )?;
-    let taps = conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent));
+    let taps = tap_count(conv);
     ID.require(
         (2..=MOST_TAPS).contains(&taps),
         Reason::Extent,

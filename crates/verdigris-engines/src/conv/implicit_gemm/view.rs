@@ -16,6 +16,7 @@ use crate::conv::geometry::axis::AxisShape;
 use crate::conv::geometry::gather::Gather;
 use crate::conv::geometry::lines::{filter_matrix, tap_stride};
 use crate::conv::geometry::matrices::product;
+use crate::conv::geometry::tap_count;
 use crate::engine::{Reason, Refusal};
 use crate::layout::batch::Chunk;
 use crate::layout::transposed::transposed;
@@ -80,7 +81,7 @@ impl View {
         let lines = 128 / gathered.dtype.bytes() as u64;
         require_groups(groups, depth, lines)?;
 
-        let taps = tap_extents(conv);
+        let taps = tap_count(conv);
         let tap = tap_stride(&conv.w, conv.w_extents()).unwrap_or(0);
         let filter = Matrix { batch_strides: vec![tap], ..filter_matrix(&conv.w, forward) };
         let major = if filter.order() == Order::RowMajor { Major::Depth } else { Major::Rows };
@@ -134,7 +135,7 @@ impl View {
             ID.refusal(Reason::Layout, format_args!("a tensor with strides {:?}; its pixels must have a single one", tensor.strides))
         };
         let dy = conv.y.as_matrix(conv.y_extents()).ok_or_else(|| no_matrix(&conv.y))?;
-        let taps = tap_extents(conv);
+        let taps = tap_count(conv);
         // Taps are columns where a tap's channels are whole channel blocks and lie one tap behind the other, in all that the epilogue
         // touches.
         let results = conv.tensors().into_iter().skip(2);
@@ -413,7 +414,7 @@ fn walk(conv: &ConvProblem) -> Result<(u32, Gather), Refusal> {
         if conv.direction == Direction::Dgrad { Gather::backward_data(&axes, conv.flip) } else { Gather::forward(&axes, conv.flip) }
     };
     let phases = (0..3).map(|dim| conv.strides[dim].min(conv.input[dim])).fold(1u64, u64::saturating_mul);
-    let taps = tap_extents(conv);
+    let taps = tap_count(conv);
     ID.require(
         taps <= 1 << 16 && (conv.direction != Direction::Dgrad || phases <= 1 << 12),
         Reason::Extent,
@@ -458,10 +459,6 @@ fn check_walk(gather: &Gather) -> Result<(), Refusal> {
         )?;
     }
     Ok(())
-}
-
-fn tap_extents(conv: &ConvProblem) -> u64 {
-    conv.filter.iter().fold(1u64, |all, &extent| all.saturating_mul(extent))
 }
 
 fn require_groups(groups: u64, channels: u64, lines: u64) -> Result<(), Refusal> {
