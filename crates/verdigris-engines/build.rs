@@ -2,7 +2,7 @@
 //! then not found, instead of being served for code that has changed since.
 //!
 //! What cannot shape a kernel's text does not count: comments, white space, unit tests, and of the kernel language the interpreter, the verifier,
-//! probes and conformance. The line numbers that a profiler reads from a kept cubin may therefore be those of an earlier revision.
+//! probes and conformance; nor does the cost model. The line numbers that a profiler reads from a kept cubin may therefore be those of an earlier revision.
 
 #[path = "build/essence.rs"]
 mod essence;
@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 const FOLDERS: [&str; 2] = ["src", "../verdigris-kir/src"];
 
 /// What runs, judges or tries kernels, and does not make them: folders and files of these names, and all files of unit tests.
-const APART: [&str; 9] = ["conformance", "interp", "interpret.rs", "inst_samples.rs", "probes", "program.rs", "tests", "text.rs", "verify"];
+const APART: [&str; 10] =
+    ["conformance", "cost", "interp", "interpret.rs", "inst_samples.rs", "probes", "program.rs", "tests", "text.rs", "verify"];
 
 fn main() -> io::Result<()> {
     let mut hash = Hash::new();

@@ -12,6 +12,7 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 
 use crate::arch::Arch;
+use crate::cost::{self, Work};
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 
 /// One algorithm for one kind of problem; a value of it is a problem that it accepted, with all that was worked out once.
@@ -47,8 +48,8 @@ pub trait Algorithm: Sized + 'static {
     /// Numerical and behaviour notes.
     fn notes(&self, config: &Self::Config) -> Notes;
 
-    /// Estimated time.
-    fn cost(&self, config: &Self::Config) -> Cost;
+    /// What the config asks of the chip, in counts; the model of [`crate::cost`] makes time of it.
+    fn work(&self, config: &Self::Config) -> Work;
 
     /// Launches and scratch.
     ///
@@ -93,11 +94,11 @@ impl<A: Algorithm> Engine for Listed<A> {
 
     fn accept(&self, problem: &Problem, arch: &Arch) -> Result<Box<dyn Candidate>, Refusal> {
         let accepted = A::accept(problem, arch)?;
-        let mut ranked: Vec<RankedConfig<A::Config>> = accepted
-            .configs()
-            .into_iter()
-            .map(|config| RankedConfig { knobs: A::knobs(&config), cost: accepted.cost(&config), config })
-            .collect();
+        let configs = accepted.configs();
+        let works: Vec<Work> = configs.iter().map(|config| accepted.work(config)).collect();
+        let costs = cost::estimate(&works, arch);
+        let mut ranked: Vec<RankedConfig<A::Config>> =
+            configs.into_iter().zip(costs).map(|(config, cost)| RankedConfig { knobs: A::knobs(&config), cost, config }).collect();
         // Stable: among equals, the algorithm's own preference.
         ranked.sort_by(|one, other| one.cost.us.total_cmp(&other.cost.us));
         A::ID.require(!ranked.is_empty(), Reason::Knobs, "no config fits")?;
@@ -141,6 +142,10 @@ impl<A: Algorithm> Candidate for Accepted<A> {
         self.find(knobs).map(|ranked| self.accepted.notes(&ranked.config))
     }
 
+    fn work(&self, knobs: &Knobs) -> Result<Work, Refusal> {
+        self.find(knobs).map(|ranked| self.accepted.work(&ranked.config))
+    }
+
     fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
         self.find(knobs).map(|ranked| ranked.cost)
     }
@@ -153,10 +158,11 @@ impl<A: Algorithm> Candidate for Accepted<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::{Stream, Traffic};
     use verdigris_graph::GemmProblem;
     use verdigris_tensor::DType;
 
-    /// Configs 0, 1 and 2 take 3, 1 and 1 µs; 2 was called 7.
+    /// Config 0 moves three times the bytes of configs 1 and 2; 2 was called 7.
     #[derive(Debug)]
     struct Three;
 
@@ -196,8 +202,9 @@ mod tests {
             }
         }
 
-        fn cost(&self, config: &u32) -> Cost {
-            Cost { us: [3.0, 1.0, 1.0][*config as usize], leaves_out: "everything" }
+        fn work(&self, config: &u32) -> Work {
+            let bytes = [30e9, 10e9, 10e9][*config as usize];
+            Work::default().beside([Stream::new(Traffic::Lines, bytes)])
         }
 
         fn lower(&self, config: &u32) -> Result<Program, Refusal> {
@@ -221,7 +228,8 @@ mod tests {
         let candidate = asked(8).expect("accepted");
         let ways: Vec<_> = candidate.knobs().configs().iter().filter_map(|knobs| knobs.value("way")).collect();
         assert_eq!(ways, [2, 1, 0]);
-        assert_eq!(candidate.cost(&Knobs::new([("way", 0)])).map(|cost| cost.us), Ok(3.0));
+        let us = |way| candidate.cost(&Knobs::new([("way", way)])).expect("listed").us;
+        assert!(us(0) > 2.0 * us(1) && us(1) == us(2), "{} {} {}", us(0), us(1), us(2));
         assert_eq!(candidate.notes(&Knobs::new([("way", 1)])).map(|notes| notes.tensor_core), Ok(true));
         assert_eq!(asked(1).map(|_| ()).expect_err("refused").reason, Reason::Extent);
     }

@@ -17,6 +17,8 @@ use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
 
 use crate::arch::Arch;
+pub use crate::cost::Cost;
+use crate::cost::Work;
 
 /// An engine's name, as plan caches, records and `explain` speak it, and a number for doors that have no strings. Both are chosen once
 /// and never reused.
@@ -64,7 +66,13 @@ pub trait Candidate {
     /// [`Reason::Knobs`] for a config that is not listed.
     fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal>;
 
-    /// Estimated time under a config of [`Candidate::knobs`].
+    /// What a config of [`Candidate::knobs`] asks of the chip, in counts.
+    ///
+    /// # Errors
+    /// [`Reason::Knobs`] for a config that is not listed.
+    fn work(&self, knobs: &Knobs) -> Result<Work, Refusal>;
+
+    /// Estimated time under a config of [`Candidate::knobs`]: what the model of the chip makes of its work.
     ///
     /// # Errors
     /// [`Reason::Knobs`] for a config that is not listed.
@@ -161,15 +169,6 @@ impl Notes {
     pub const fn of(accumulator: DType) -> Notes {
         Notes { tensor_core: false, deterministic: true, down_convert: None, accumulator, reduced_sums: false, split_operands: false }
     }
-}
-
-/// An estimate of time.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Cost {
-    /// Microseconds on the device, launches included.
-    pub us: f64,
-    /// What the estimate does not know.
-    pub leaves_out: &'static str,
 }
 
 /// Why an engine says no.

@@ -7,6 +7,7 @@
 pub mod algorithm;
 pub mod arch;
 pub mod conv;
+pub mod cost;
 pub mod engine;
 pub mod fuse;
 pub mod gemm;

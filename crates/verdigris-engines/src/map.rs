@@ -22,7 +22,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
 use crate::fuse::steps::{AnyVal, Raw, load_raw};
 use crate::layout::space::{Extents, Region};
@@ -40,7 +41,6 @@ const TILE_BYTES: usize = 40 << 10;
 #[derive(Clone, Debug)]
 struct MapSimt {
     problem: MapProblem,
-    arch: Arch,
     /// The loads that run along another dim than the outputs do, and that dim.
     transposed: Option<(Vec<usize>, usize)>,
 }
@@ -60,7 +60,7 @@ impl Algorithm for MapSimt {
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         let rank = problem.dims.len();
         Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        Ok(MapSimt { problem: problem.clone(), arch: arch.clone(), transposed: transposed(problem) })
+        Ok(MapSimt { problem: problem.clone(), transposed: transposed(problem) })
     }
 
     fn configs(&self) -> Vec<u32> {
@@ -77,14 +77,13 @@ impl Algorithm for MapSimt {
         Notes::of(if double { DType::F64 } else { DType::F32 })
     }
 
-    fn cost(&self, &vector: &u32) -> Cost {
-        let waste = match vector {
-            0 => 1.15,
-            1 => 1.3,
-            _ => 1.0,
-        };
-        let us = 3.0 + waste * self.bytes(vector == 0) / (self.arch.memory_gb_per_s * 1e3);
-        Cost { us, leaves_out: "L2 hits, the functions' arithmetic" }
+    fn work(&self, &vector: &u32) -> Work {
+        let traffic = if vector == 0 { Traffic::Transposed } else { Traffic::Lines };
+        let elements: f64 = self.problem.dims.iter().map(|&dim| dim as f64).product();
+        // An instruction for each step, with its addresses where these come one by one.
+        let accesses = self.problem.chain.steps.len() as f64;
+        let issued = elements / 32.0 * accesses * if vector <= 1 { 4.0 } else { 1.0 };
+        Work::default().beside([Stream::new(traffic, self.bytes(vector == 0)).issuing(issued)])
     }
 
     fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {

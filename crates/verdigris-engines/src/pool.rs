@@ -20,7 +20,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::steps::{AnyVal, Chained};
 use crate::fuse::strided::{Operand, OperandSpec};
@@ -38,7 +39,6 @@ const LIMIT: u64 = 1 << 30;
 struct Direct {
     problem: PoolProblem,
     spec: Spec,
-    arch: Arch,
 }
 
 impl Algorithm for Direct {
@@ -68,7 +68,7 @@ impl Algorithm for Direct {
         let spec = Spec::of(problem);
         let target = spec.target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
-        Ok(Direct { problem: problem.clone(), spec, arch: arch.clone() })
+        Ok(Direct { problem: problem.clone(), spec })
     }
 
     fn configs(&self) -> Vec<()> {
@@ -83,14 +83,13 @@ impl Algorithm for Direct {
         Notes::of(self.problem.compute)
     }
 
-    fn cost(&self, (): &()) -> Cost {
+    fn work(&self, (): &()) -> Work {
         let bytes: f64 = (self.problem.operands().into_iter())
             .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
             .sum();
-        // Some ten instructions for each tap, of which an SM starts 128 lanes' a cycle.
-        let taps_us = self.problem.flops() * 10.0 / (f64::from(self.arch.sm_count) * 128.0 * 1.7e3);
-        let us = 3.0 + (1.3 * bytes / (self.arch.memory_gb_per_s * 1e3)).max(taps_us);
-        Cost { us, leaves_out: "windows that meet in caches, strided reads" }
+        // Some ten instructions for each tap.
+        let issued = self.problem.flops() * 10.0 / 32.0;
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued)])
     }
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {

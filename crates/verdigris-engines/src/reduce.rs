@@ -25,7 +25,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
 use crate::fuse::lanes;
 use crate::fuse::math::Math;
@@ -112,7 +113,7 @@ impl Algorithm for ReduceSimt {
         Notes::of(self.problem.accumulator)
     }
 
-    fn cost(&self, config: &Config) -> Cost {
+    fn work(&self, config: &Config) -> Work {
         let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores()).map(|view| {
             let elements: f64 =
                 self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
@@ -122,12 +123,9 @@ impl Algorithm for ReduceSimt {
         let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
         let [_, results] = self.reach(config.vector);
         let ctas = self.problem.results().div_ceil(results).max(1) * config.parts;
-        // A CTA with few loads on their way gets a part of what an SM can read.
-        let busy = (ctas as f64 / (2.0 * f64::from(self.arch.sm_count))).min(1.0);
-        let joins = if config.parts > 1 { 3.0 } else { 0.0 };
-        let waste = if config.vector == 1 { 1.3 } else { 1.0 };
-        let us = 3.0 + joins + waste * bytes / (self.arch.memory_gb_per_s * 1e3 * busy);
-        Cost { us, leaves_out: "L2 hits, the functions' arithmetic" }
+        let traffic = if config.vector == 1 { Traffic::Transposed } else { Traffic::Lines };
+        let joins = if config.parts > 1 { 2.0 } else { 1.0 };
+        Work::default().beside([Stream::new(traffic, bytes).of_ctas(ctas as f64).in_launches(joins)])
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

@@ -22,7 +22,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
-use crate::engine::{Cost, Engine, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::steps::{Chained, store_raw};
 use crate::fuse::strided::{Operand, OperandSpec, Strided};
@@ -40,7 +41,6 @@ const WARPS: u32 = THREADS / 32;
 struct Rows {
     problem: SoftmaxProblem,
     spec: Spec,
-    arch: Arch,
 }
 
 impl Algorithm for Rows {
@@ -59,7 +59,7 @@ impl Algorithm for Rows {
         let spec = Spec::of(problem);
         let target = spec.target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
-        Ok(Rows { problem: problem.clone(), spec, arch: arch.clone() })
+        Ok(Rows { problem: problem.clone(), spec })
     }
 
     fn configs(&self) -> Vec<()> {
@@ -74,7 +74,7 @@ impl Algorithm for Rows {
         Notes::of(self.problem.compute)
     }
 
-    fn cost(&self, (): &()) -> Cost {
+    fn work(&self, (): &()) -> Work {
         let elements = self.problem.row_count() as f64 * self.problem.extent as f64;
         let reads = if self.spec.held == 0 { 2.0 } else { 1.0 };
         let bytes: f64 = (self.problem.operands().into_iter())
@@ -82,8 +82,7 @@ impl Algorithm for Rows {
             .map(|(_, view, written)| elements * view.dtype.bytes() as f64 * if written { 1.0 } else { reads })
             .sum();
         let joined = matches!(self.spec.kind, Kind::CrossEntropy { kept: true, .. } | Kind::CrossEntropyBackward { counted: true, .. });
-        let us = if joined { 6.0 } else { 3.0 } + bytes / (self.arch.memory_gb_per_s * 1e3);
-        Cost { us, leaves_out: "L2 hits, exponentials, the tail of few rows" }
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).in_launches(if joined { 2.0 } else { 1.0 })])
     }
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {

@@ -271,8 +271,8 @@ pub struct RankedSummary {
     pub notes: Notes,
     /// Estimated microseconds.
     pub estimate_us: f64,
-    /// What the estimate leaves out.
-    pub leaves_out: &'static str,
+    /// What limits it by estimate: a pipe, a memory, latency.
+    pub bound: &'static str,
     /// Workspace.
     pub workspace_bytes: u64,
     /// Kernels in the order of their launches.
@@ -286,7 +286,7 @@ impl From<&Ranked> for RankedSummary {
             knobs: ranked.knobs.clone(),
             notes: ranked.notes,
             estimate_us: ranked.cost.us,
-            leaves_out: ranked.cost.leaves_out,
+            bound: ranked.cost.bound.name(),
             workspace_bytes: ranked.workspace_bytes(),
             kernels: ranked.program.launches().map(|launch| launch.kernel.name().to_owned()).collect(),
         }
@@ -296,6 +296,7 @@ impl From<&Ranked> for RankedSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verdigris_engines::cost::{Bound, Work};
     use verdigris_engines::engine::KnobSpace;
     use verdigris_graph::GemmProblem;
     use verdigris_tensor::DType;
@@ -340,7 +341,10 @@ mod tests {
             })
         }
         fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-            Ok(Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], leaves_out: "everything" })
+            Ok(Cost { us: [3.0, 1.0, 2.0][knobs.value("way").unwrap_or(0) as usize], bound: Bound::Latency })
+        }
+        fn work(&self, _: &Knobs) -> Result<Work, Refusal> {
+            Ok(Work::default())
         }
         fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
             let mut program =

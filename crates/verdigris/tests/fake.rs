@@ -575,13 +575,15 @@ fn measured_choices_are_kept_and_found_by_the_next_process() {
     let again = second.plan_graph(&mlp(48), &Policy::default()).expect("plans");
     assert!(again.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::PlanCache), "{}", again.explain());
     assert_eq!(engines(&again), engines(&plan));
+    // The second process finds the measured kernels compiled, and may rather take one of these.
+    let is_estimated = |by| matches!(by, ChosenBy::Estimate | ChosenBy::Ready);
     let forgetful = second.plan_graph(&mlp(48), &Policy { remember: false, ..Policy::default() }).expect("plans");
-    assert!(forgetful.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Estimate));
+    assert!(forgetful.explain().parts.iter().all(|part| is_estimated(part.chosen_by)));
     // Other limits are another question.
     let mut stricter = Policy::default();
     stricter.limits.split_operands = false;
     let other = second.plan_graph(&mlp(48), &stricter).expect("plans");
-    assert!(other.explain().parts.iter().all(|part| part.chosen_by == ChosenBy::Estimate));
+    assert!(other.explain().parts.iter().all(|part| is_estimated(part.chosen_by)));
 
     // A file that cannot be written is told, and spoils nothing.
     let blocked = Config { plans: Some(folder.path().join("plans.txt/below")), ..Config::default() };

@@ -26,7 +26,8 @@ use verdigris_tensor::DType;
 use super::{Tiles, TilesArgs, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec, Place, Walk};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Indices};
@@ -109,33 +110,32 @@ impl Algorithm for Mma {
         }
     }
 
-    fn cost(&self, &tile: &Tile) -> Cost {
+    fn work(&self, &tile: &Tile) -> Work {
         let p = &self.problem;
         let extent = f64::from(tile.extent());
         let tiles = (p.m as f64 / extent).ceil() * (p.n as f64 / extent).ceil() * p.batch_count() as f64;
-        let (efficiency, ctas) = match (tile, self.spec.direct) {
-            (Tile::Large, _) => (0.55, 2.0),
-            (Tile::Small, false) => (0.4, 4.0),
-            (Tile::Small, true) => (0.12, 4.0),
+        let resident = f64::from(self.arch.sm_count * if tile == Tile::Large { 2 } else { 4 });
+        let k_tile_bytes = 2.0 * extent * f64::from(K_TILE_BYTES);
+        let [warp_rows, warp_columns] = tile.warps().map(f64::from);
+        let copy_bytes = self.copy_bytes.into_iter().min().map_or(1.0, f64::from);
+        let chunk_bytes = if self.spec.direct { f64::from(self.spec.arithmetic.element_bytes()) } else { copy_bytes };
+        let main = Loop {
+            tile: [extent; 2],
+            // 16×8 by 32 bytes in 16 cycles of an SM's four cores together.
+            tensor_cycles: 2.0 * (extent / 16.0) * (extent / 8.0) * 4.0,
+            shared_bytes: k_tile_bytes + (warp_rows + warp_columns) * extent * f64::from(K_TILE_BYTES),
+            loaded_bytes: k_tile_bytes,
+            issued: k_tile_bytes / chunk_bytes / 32.0 * if self.spec.direct { 4.0 } else { 1.5 },
+            copy_bytes: chunk_bytes,
+            store_bytes: p.d.dtype.bytes() as f64 * if self.pairs { 2.0 } else { 1.0 },
+            threads: f64::from(tile.threads()),
+            stages: f64::from(self.spec.stages()),
+            exposed: if self.spec.direct { 0.8 } else { 0.3 },
+            across_depth: self.spec.along_k.map(|along| !along),
+            ..Loop::of_gemm(Self::ID.name, p)
         };
-        let narrow = self.copy_bytes.iter().map(|&bytes| if bytes < 16 { 0.85 } else { 1.0 }).product::<f64>();
-        let rate = match self.spec.arithmetic.element_bytes() {
-            1 => 2.0,
-            2 => 1.0,
-            _ => 0.5,
-        };
-        let peak = self.arch.tensor_bf16_tflops * rate * efficiency * narrow;
-        let sms = f64::from(self.arch.sm_count);
-        let slots = sms * ctas;
-        // CTAs of a last wave that is not full have their SM to themselves sooner, but not the latency of their K-tiles.
-        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        let k = p.k as f64 + 4.0 * f64::from(self.spec.arithmetic.depth());
-        let compute_us = waves * 2.0 * extent * extent * k * slots / (peak * 1e6);
-        // However few the tiles, a K-tile takes its latency: 0.23 µs measured on an H200 with 20 to 80 K-tiles.
-        let latency_us = 0.23 * (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
-        // It draws 55 % of what a copy does: measured where the weights of a batch stream through.
-        let us = compute_us.max(latency_us).max(super::traffic_bytes(p) / (0.55 * self.arch.memory_gb_per_s * 1e3)) + 3.0;
-        Cost { us, leaves_out: "L2 hits, the epilogue's arithmetic" }
+        let steps = (p.k as f64 / f64::from(self.spec.arithmetic.depth())).ceil();
+        Work::of(main.in_waves(tiles, resident, steps))
     }
 
     fn lower(&self, &tile: &Tile) -> Result<Program, Refusal> {

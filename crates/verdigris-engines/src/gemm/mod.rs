@@ -35,20 +35,6 @@ fn along_rows_of_d(problem: &GemmProblem) -> GemmProblem {
     if problem.d.order() == Order::ColumnMajor { transposed(problem) } else { problem.clone() }
 }
 
-/// Bytes that must cross the memory bus if each matrix does so once.
-fn traffic_bytes(problem: &GemmProblem) -> f64 {
-    let batch = problem.batch_count() as f64;
-    problem
-        .matrices()
-        .iter()
-        .map(|(_, matrix, rows, columns)| {
-            let rows = if matrix.row_stride == 0 { 1 } else { *rows };
-            let columns = if matrix.column_stride == 0 { 1 } else { *columns };
-            rows as f64 * columns as f64 * batch * matrix.dtype.bytes() as f64
-        })
-        .sum()
-}
-
 /// A program without launches, with the slots of the problem's buffers.
 fn program(problem: &GemmProblem) -> Program {
     let slots = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);

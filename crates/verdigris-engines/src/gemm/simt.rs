@@ -28,7 +28,8 @@ use super::factors::{Factors, FactorsArgs};
 use super::{Tiles, TilesArgs, tiled};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::element::{Arithmetic, Element, RawVar};
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec, OperandSpec};
@@ -103,26 +104,36 @@ impl Algorithm for Simt {
         Notes { down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32), ..Notes::of(accumulator) }
     }
 
-    fn cost(&self, &tile: &Tile) -> Cost {
+    fn work(&self, &tile: &Tile) -> Work {
         let p = &self.problem;
-        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
+        let (rows, columns, depth) = (f64::from(tile.rows()), f64::from(tile.columns()), f64::from(tile.depth()));
         let tiles = (p.m as f64 / rows).ceil() * (p.n as f64 / columns).ceil() * p.batch_count() as f64;
-        // What a tile of 256 threads gets of the peak, and how many such CTAs it takes to get it from an SM.
-        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
-            (Tile::Large, _) => (0.8, 2.0),
-            (Tile::Small, Arithmetic::F64) => (0.8, 3.0),
-            (Tile::Small, _) => (0.6, 4.0),
-            (Tile::Tiny, _) => (0.25, 6.0),
-            (Tile::Thin, _) => (0.08, 6.0),
+        let double = self.spec.arithmetic == Arithmetic::F64;
+        // Threads of 256, and the registers that their sums take.
+        let ctas = match (tile, double) {
+            (Tile::Large, _) => 2,
+            (Tile::Small, true) => 3,
+            (Tile::Small, false) => 4,
+            (Tile::Tiny | Tile::Thin, _) => 6,
         };
-        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
-        let sms = f64::from(self.arch.sm_count);
-        let slots = sms * ctas;
-        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        let k = p.k as f64 + f64::from(tile.depth());
-        let compute_us = waves * 2.0 * rows * columns * k * slots / (peak * efficiency * 1e6);
-        let us = compute_us.max(super::traffic_bytes(p) / (self.arch.memory_gb_per_s * 1e3)) + 3.0;
-        Cost { us, leaves_out: "L2 hits, bank conflicts, the epilogue's arithmetic" }
+        let loads = (rows + columns) * depth;
+        let contiguous = |matrix: &Matrix| matrix.row_stride.min(matrix.column_stride) == 1;
+        let is_wide = contiguous(&p.a) && contiguous(&p.b);
+        let main = Loop {
+            tile: [rows, columns],
+            fma_cycles: rows * columns * depth / if double { 64.0 } else { 128.0 },
+            // Each thread reads what its own results need.
+            shared_bytes: 4.0 * depth * rows * columns / if tile == Tile::Large { 4.0 } else { 2.0 },
+            loaded_bytes: loads * p.a.dtype.bytes() as f64,
+            // Addresses and guards of each element.
+            issued: loads / 32.0 * if tile == Tile::Thin { 12.0 } else { 4.0 },
+            exposed: if tile == Tile::Thin { 0.25 } else { 0.6 },
+            copy_bytes: if is_wide { p.a.dtype.bytes() as f64 } else { 1.0 },
+            threads: 256.0,
+            stages: 2.0,
+            ..Loop::of_gemm(if tile == Tile::Thin { "gemm.simt thin" } else { Self::ID.name }, p)
+        };
+        Work::of(main.in_waves(tiles, f64::from(self.arch.sm_count * ctas), (p.k as f64 / depth).ceil()))
     }
 
     fn lower(&self, &tile: &Tile) -> Result<Program, Refusal> {

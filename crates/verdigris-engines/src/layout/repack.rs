@@ -23,7 +23,7 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -176,15 +176,14 @@ impl Repack {
         self.matrices() * self.lines * pitch * u64::from(self.spec.bytes)
     }
 
-    /// Microseconds that the copy takes: its bytes over the memory bus, and a launch.
-    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What the copy asks.
+    pub(crate) fn work(&self) -> Stream {
         let bytes = f64::from(self.spec.bytes);
         let elements = self.matrices() as f64 * self.lines as f64 * self.length as f64;
         // A warp reads neighbouring lines; where they do not touch, each element costs a sector.
         let (line_stride, _) = self.strides(&self.source);
         let read = if self.spec.transpose { (line_stride as f64 * bytes).clamp(bytes, 32.0) } else { bytes };
-        let share = if self.spec.transpose { 0.7 } else { 0.85 };
-        elements * (read + bytes) / (arch.memory_gb_per_s * 1e3 * share) + 3.0
+        Stream::new(if self.spec.transpose { Traffic::Transposed } else { Traffic::Lines }, elements * (read + bytes))
     }
 
     /// The launches that make the copy at `scratch` (16-byte aligned), the operand being at `source`.

@@ -18,7 +18,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
 use super::repack::{Lines, packed_tensor};
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -90,13 +90,13 @@ impl Unpack {
         self.batch.iter().product::<u64>() * self.lines * self.packed.row_stride * u64::from(self.spec.bytes)
     }
 
-    /// Microseconds that the copy takes: its bytes over the memory bus, and a launch.
-    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What the copy asks.
+    pub(crate) fn work(&self) -> Stream {
         let bytes = f64::from(self.spec.bytes);
         let elements = self.batch.iter().product::<u64>() as f64 * self.lines as f64 * self.length as f64;
         // A warp writes neighbouring lines; where they do not touch, each element costs a sector.
         let write = if self.spec.transpose { (self.target.row_stride as f64 * bytes).clamp(bytes, 32.0) } else { bytes };
-        elements * (write + bytes) / (arch.memory_gb_per_s * 1e3 * 0.65) + 3.0
+        Stream::new(if self.spec.transpose { Traffic::Transposed } else { Traffic::Lines }, elements * (write + bytes))
     }
 
     /// The launches that write the tensor at `target` from its copy at `scratch` (16-byte aligned).

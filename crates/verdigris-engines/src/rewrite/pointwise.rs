@@ -17,6 +17,7 @@ use verdigris_kir::program::{KernelRef, Program};
 
 use crate::arch::Arch;
 use crate::conv::geometry::matrices::over_matrices;
+use crate::cost::{self, Work};
 use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
 use crate::sums::statistics;
@@ -76,9 +77,12 @@ impl Candidate for Product {
         self.product.notes(knobs)
     }
 
+    fn work(&self, knobs: &Knobs) -> Result<Work, Refusal> {
+        Ok(self.product.work(knobs)?.beside(statistics::work(&self.conv)))
+    }
+
     fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        let cost = self.product.cost(knobs)?;
-        Ok(Cost { us: cost.us + statistics::estimate_us(&self.conv, &self.arch), ..cost })
+        Ok(cost::estimate_one(&self.work(knobs)?, &self.arch))
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {

@@ -19,7 +19,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_tensor::DType;
 
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec, Place, Walk};
 use crate::layout::batch::BatchIndexArgs;
 use crate::store::Sum;
@@ -34,11 +34,6 @@ const UNROLL: u32 = 8;
 const MOST_SLICES: u32 = 8;
 /// Vectors of four elements that are enough threads to draw all that L2 gives, one each: [`UNROLL`] loads of as many are 4 MB under way.
 const MANY_VECTORS: u64 = 1 << 15;
-
-/// What the estimate is made of: parts on their way through L2, a load's way, a launch.
-const PARTS_BYTES_PER_NS: f64 = 4000.0;
-const LATENCY_NS: f64 = 800.0;
-const LAUNCH_US: f64 = 2.5;
 
 /// The tiles that parts are of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,13 +114,10 @@ impl PartGrid {
         if self.parts >= 2 * MOST_SLICES && self.vectors() < MANY_VECTORS { MOST_SLICES } else { 1 }
     }
 
-    /// What parts cost beside the product itself: their way to scratch and back, and the launch.
-    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
-        let bytes = self.scratch_bytes() as f64;
-        let threads = (self.vectors() * u64::from(self.slices())).min(u64::from(arch.sm_count) * 2048);
-        let in_flight_bytes = threads as f64 * 16.0 * f64::from(UNROLL);
-        let read_ns = bytes / (in_flight_bytes / LATENCY_NS).min(PARTS_BYTES_PER_NS);
-        (bytes / PARTS_BYTES_PER_NS + read_ns) * 1e-3 + LAUNCH_US
+    /// What parts ask beside the product itself: their way to scratch and back, and a launch.
+    pub(crate) fn work(&self) -> Stream {
+        let ctas = (self.vectors() * u64::from(self.slices())) as f64 / f64::from(THREADS);
+        Stream::new(Traffic::Reduced, 2.0 * self.scratch_bytes() as f64).of_ctas(ctas)
     }
 
     /// The launch that adds the parts up. `batch` and `epilogue` are those of the product, `rows` and `columns` the extents of D.

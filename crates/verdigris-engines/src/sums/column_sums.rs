@@ -23,7 +23,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_kir::tile::staging::STAGE_ROWS;
 use verdigris_tensor::DType;
 
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::compute;
 
 /// Threads of a warpgroup.
@@ -253,10 +253,10 @@ impl SumGrid {
         ColumnSumsArgs { sums_parts: scratch, sums_width: self.width(), sums_pitch: self.pitch }
     }
 
-    /// Microseconds for what follows the kernel that forms the parts.
-    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What follows the kernel that forms the parts.
+    pub(crate) fn work(&self) -> Stream {
         let launches = if self.shares() > 1 { 2.0 } else { 1.0 };
-        2.5 * launches + 2.0 * self.scratch_bytes() as f64 / (arch.memory_gb_per_s * 1e3)
+        Stream::new(Traffic::Reduced, 2.0 * self.scratch_bytes() as f64).in_launches(launches)
     }
 
     /// Adds the launches that add the parts in `scratch` up. `to` is where sums and sums of squares go.

@@ -7,7 +7,7 @@ use verdigris_kir::program::{Address, KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
 use super::column_sums::{self, Targets};
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::compute::{self, Compute};
 use crate::layout::images::{Strided, StridedArguments};
 use crate::layout::space::divisor;
@@ -36,15 +36,13 @@ fn line_elements(p: &ConvProblem) -> Option<u64> {
     lies_in_lines.then(|| result.pixel_stride(p.result_extents())).flatten()
 }
 
-/// Microseconds that the launches take; 0 where no sums are asked for.
-pub(crate) fn estimate_us(p: &ConvProblem, arch: &Arch) -> f64 {
-    if p.statistics.is_none() {
-        return 0.0;
-    }
+/// What the launches ask; nothing where no sums are asked for.
+pub(crate) fn work(p: &ConvProblem) -> Option<Stream> {
+    p.statistics.as_ref()?;
     let elements: f64 = p.result_extents().iter().map(|&extent| extent as f64).product();
     // Across lines, a sector is read for each element.
     let element_bytes = if line_elements(p).is_some() || p.result().strides[4] == 1 { p.result().dtype.bytes() as f64 } else { 32.0 };
-    6.0 + elements * element_bytes / (0.8 * arch.memory_gb_per_s * 1e3)
+    Some(Stream::new(Traffic::Lines, elements * element_bytes).in_launches(2.0))
 }
 
 /// Adds the launches. Of no pixels, the sums are 0.

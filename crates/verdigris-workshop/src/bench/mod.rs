@@ -39,6 +39,8 @@ enum Suite {
     Conv(Box<conv::Arguments>),
     /// The choice at once against the measured one, on problems drawn at random.
     Choice(choice::Arguments),
+    /// What the cost model reads of the configs in records of `bench choice`, for its fit.
+    Features(choice::features::Arguments),
     /// What the library itself costs: compiling, loading, choosing, submitting.
     Overhead(overhead::Arguments),
 }
@@ -111,6 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         Suite::Gemm(arguments) => gemm(arguments),
         Suite::Conv(arguments) => conv::run(arguments),
         Suite::Choice(arguments) => choice::run(arguments),
+        Suite::Features(arguments) => choice::features::run(arguments),
         Suite::Overhead(arguments) => overhead::run(arguments),
     }
 }

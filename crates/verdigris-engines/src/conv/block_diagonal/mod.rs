@@ -39,7 +39,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Loop, Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
 use crate::split_k::filter::grouped as reduction;
@@ -104,8 +105,46 @@ impl Algorithm for BlockDiagonal {
         Notes { tensor_core: true, ..Notes::of(DType::F32) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: self.estimate(config), leaves_out: "L2 hits, the epilogue's operands" }
+    fn work(&self, config: &Config) -> Work {
+        let (spec, p) = (&config.spec, &self.problem);
+        let taps = f64::from(spec.taps * spec.taps);
+        let chunks = f64::from(spec.chunks());
+        let pairs_of_rows = f64::from(spec.shape.units() / spec.sharing() * spec.shape.rows / 2);
+        let reach = f64::from(spec.reach());
+        let spread = f64::from(spec.stride.spread());
+        // A step is a tile. Matrices are read for each reach of the taps.
+        let reads = 32.0 * (chunks / 2.0) * (reach * f64::from(spec.stride.step()) + 1.0);
+        let [rows, columns] = spec.read();
+        let [height, width] = spec.written();
+        let channel_bytes = f64::from(spec.channels) * p.x.dtype.bytes() as f64;
+        let pixels = f64::from((rows * columns + height * width) * spec.shape.images);
+        let most_tiles = config.tile_count().div_ceil(config.whole_parts).max(match config.last_parts {
+            0 => 0,
+            parts => config.tile_count().div_ceil(parts),
+        }) as f64;
+        let sms = f64::from(self.arch.sm_count);
+        let rounds = (config.ctas() as f64 / sms).ceil().max(1.0);
+        let is_filter = spec.kind == Kind::Filter;
+        let main = Loop {
+            tile: [f64::from(height * width * spec.shape.images), f64::from(spec.channels)],
+            tiles: config.tile_count() as f64 * p.c.div_ceil(u64::from(spec.channels)) as f64,
+            grid: config.ctas() as f64,
+            resident: sms,
+            steps: 1.0,
+            longest_steps: rounds * most_tiles,
+            longest_tiles: rounds * most_tiles,
+            tensor_cycles: pairs_of_rows * 16.0 * chunks * (taps / 2.0).ceil(),
+            shared_bytes: pairs_of_rows * reads * 128.0 + pixels * channel_bytes,
+            loaded_bytes: pixels * channel_bytes,
+            issued: pairs_of_rows * 20.0 * spread * spread * 4.0,
+            // Filters become matrices, once a CTA.
+            tile_issued: 60.0 * taps / most_tiles,
+            threads: f64::from(32 * (spec.shape.units() + spec.loading_warps())),
+            stages: f64::from(spec.stages()),
+            ..Loop::of_conv(if is_filter { "conv.diagonal wgrad" } else { "conv.diagonal" }, p)
+        };
+        let parts_bytes = 2.0 * (config.parts() * self.part_bytes()) as f64;
+        Work::of(main).beside(is_filter.then(|| Stream::new(Traffic::Reduced, parts_bytes))).beside(statistics::work(p))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -304,41 +343,6 @@ impl BlockDiagonal {
     /// Bytes of one part of a filter's gradient.
     fn part_bytes(&self) -> u64 {
         4 * self.problem.k * self.problem.gemm_extents().n
-    }
-
-    /// Microseconds: the longest of what device memory, L2, and the tensor cores and shared memory take, with what stands around.
-    fn estimate(&self, config: &Config) -> f64 {
-        let (spec, p) = (&config.spec, &self.problem);
-        let taps = f64::from(spec.taps * spec.taps);
-        let chunks = f64::from(spec.chunks());
-        let steps = f64::from(spec.shape.units() / spec.sharing() * spec.shape.rows / 2);
-        // Cycles of an SM for two rows of a strip by all warps: products, and matrices read and written.
-        let products = 16.0 * chunks * (taps / 2.0).ceil();
-        let reach = f64::from(spec.reach());
-        let reads = 32.0 * (chunks / 2.0) * (reach * f64::from(spec.stride.step()) * 1.15 + 1.0);
-        let spread = f64::from(spec.stride.spread());
-        let tile = steps * (products.max(reads) * 1.3 + 20.0 * spread * spread) + 600.0;
-        let most_tiles = (config.tile_count().div_ceil(config.whole_parts) as f64).max(match config.last_parts {
-            0 => 0.0,
-            parts => config.tile_count().div_ceil(parts) as f64 * LEAST_SHARE,
-        });
-        let rounds = (config.ctas() as f64 / f64::from(self.arch.sm_count)).ceil().max(1.0);
-        let busy_us = rounds * most_tiles * tile / 1650.0;
-        let share = f64::from(self.arch.sm_count) / 132.0;
-        let [rows, columns] = spec.read();
-        let [height, width] = spec.written();
-        let pixels = f64::from((rows * columns + height * width) * spec.shape.images);
-        let l2_us = pixels * config.tile_count() as f64 * p.c as f64 * 2.0 / (5.2e6 * share);
-        // Few channels of a pixel at a time: shorter bursts.
-        let rate = if spec.channels == 64 || p.c == 32 { 1.0 } else { 0.88 };
-        let memory_us = p.traffic_bytes() / (rate * self.arch.memory_gb_per_s * 1e3);
-        let both = (busy_us.powi(4) + l2_us.powi(4) + memory_us.powi(4)).powf(0.25);
-        let fetch = 1.0 + 0.03 * taps;
-        let parts = match spec.kind {
-            Kind::Filter => 3.0 + 2.0 * (config.parts() * self.part_bytes()) as f64 / (3.0e6 * share),
-            Kind::Pixels => 0.0,
-        };
-        both + fetch + parts + statistics::estimate_us(p, &self.arch) + 1.0
     }
 
     fn tile_arguments(&self, config: &Config) -> TilesArguments {

@@ -45,7 +45,8 @@ use std::rc::Rc;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Loop, Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
 use crate::split_k::filter::depthwise as reduction;
@@ -121,8 +122,8 @@ impl Algorithm for Depthwise {
         Notes::of(DType::F32)
     }
 
-    fn cost(&self, Config { cut, waves }: &Config) -> Cost {
-        Cost { us: cut.us(*waves), leaves_out: "L2 hits, the epilogue's arithmetic, waits for tiles" }
+    fn work(&self, Config { cut, waves }: &Config) -> Work {
+        cut.work(*waves)
     }
 
     fn lower(&self, Config { cut, waves }: &Config) -> Result<Program, Refusal> {
@@ -303,46 +304,71 @@ impl Cut {
         ID.require(channels < COUNT_LIMIT, Reason::Extent, format_args!("{channels} channels by taps, taken below 2^30"))
     }
 
-    /// Microseconds: the longer of what instructions and memory take; the numbers are fitted to what an H200 was seen to take.
-    fn us(&self, waves: u64) -> f64 {
+    /// A step is a tile of activations under a block of taps.
+    fn work(&self, waves: u64) -> Work {
         let (spec, p) = (&self.spec, &self.problem);
         let is_filter = spec.kind == Kind::Filter;
         let [rows, columns] = spec.outputs();
         let outputs = f64::from(rows * columns);
         let lines: f64 = spec.thread_lines().iter().map(|&lines| f64::from(lines)).product();
         let channels = f64::from(spec.channels());
-        // Instructions of a thread for a tile: products, words read and widened, taps, what is copied, and what is kept.
+        let warps = f64::from(spec.threads()) / 32.0;
         let share = if spec.stride == Stride::Half { 0.25 } else { 1.0 };
         let filter = &self.view.problem.filter;
-        // Of a ragged block, the taps that there are, and a branch around each.
+        // Of a ragged block, the taps that there are.
         let taps = match spec.ragged {
-            true => 1.25 * (filter[1] * filter[2]) as f64 / self.view.blocks(spec.block).iter().product::<u64>() as f64,
+            true => (filter[1] * filter[2]) as f64 / self.view.blocks(spec.block).iter().product::<u64>() as f64,
             false => f64::from(spec.taps()),
         };
-        let products = share * outputs * taps * channels;
-        let copied = self.places.pixels(spec) as f64 * f64::from(spec.pixel_bytes()) / f64::from(spec.threads());
-        let copies = match spec.copying {
-            Copying::Vectors(bytes) => 44.0 / f64::from(bytes),
-            Copying::Elements => 25.0 / spec.dtype.bytes() as f64,
+        let tile_bytes = self.places.pixels(spec) as f64 * f64::from(spec.pixel_bytes());
+        let copy_bytes = match spec.copying {
+            Copying::Vectors(bytes) => f64::from(bytes),
+            Copying::Elements => spec.dtype.bytes() as f64,
         };
-        let kept = if is_filter { 4.0 * outputs * copies + (1.0 + channels) * outputs } else { 14.0 * outputs };
-        let each = products + lines * (1.0 + channels) + f64::from(spec.taps()) + copied * copies + 150.0;
-        // Nothing covers the wait for a tile that is alone in shared memory.
-        let each = if spec.stages() == 1 { 1.2 * each } else { each };
+        // Instructions of a warp for each copy, with its address and the guard at the edges.
+        let copy_issue = if matches!(spec.copying, Copying::Elements) { 25.0 } else { 44.0 };
+        let copies = tile_bytes / copy_bytes / 32.0 * copy_issue;
+        let outputs_kept = match is_filter {
+            true => warps * outputs * (4.0 * copy_issue / copy_bytes + 1.0 + channels),
+            false => warps * outputs * 14.0,
+        };
         let items = self.items_of_cta(waves) as f64;
-        let steps = if is_filter { items } else { items * self.tap_blocks() as f64 };
-        let ctas = self.columns() as f64 * self.parts(waves) as f64;
-        let sms = f64::from(self.arch.sm_count);
-        let rounds = (ctas / (sms * f64::from(spec.ctas_of_sm()))).ceil();
-        // Warps that take turns; one alone waits for most of its own instructions.
-        let turns = (ctas / sms).ceil().min(f64::from(spec.ctas_of_sm())) * f64::from(spec.threads()) / 128.0;
-        let around = if is_filter { 1500.0 } else { 570.0 };
-        let compute_us = rounds * turns.max(2.4) * (steps * each + kept * items + around) / 1.6e3;
-        let parts_bytes = if is_filter { 2.0 * self.parts(waves) as f64 * self.part_bytes() as f64 } else { 0.0 };
-        // Memory gives less to what asks for half a line of L2 at a time.
-        let reached = if spec.team == Team::Wide { 1.08 } else { 0.82 };
-        let memory_us = (p.traffic_bytes() + parts_bytes) / (reached * self.arch.memory_gb_per_s * 1e3);
-        (compute_us.powi(5) + memory_us.powi(5)).powf(0.2) + 1.5 + statistics::estimate_us(p, &self.arch)
+        let blocks = if is_filter { 1.0 } else { self.tap_blocks() as f64 };
+        let parts = self.parts(waves) as f64;
+        let ctas = self.columns() as f64 * parts;
+        let resident = f64::from(self.arch.sm_count * spec.ctas_of_sm());
+        let rounds = (ctas / resident).ceil();
+        let main = Loop {
+            tile: [outputs * warps, f64::from(spec.cta_channels())],
+            tiles: self.columns() as f64 * self.items() as f64,
+            grid: ctas,
+            resident,
+            steps: blocks,
+            longest_steps: rounds * items * blocks,
+            longest_tiles: rounds * items,
+            fma_cycles: warps * share * outputs * taps * channels / 4.0,
+            shared_bytes: warps * lines * 128.0 + tile_bytes,
+            // Where neighbouring channels do not touch, each element costs a sector.
+            loaded_bytes: tile_bytes * if p.activations().is_channels_last() { 1.0 } else { 32.0 / copy_bytes },
+            issued: warps * (lines * (1.0 + channels) + f64::from(spec.taps()) + 150.0) + copies,
+            tile_issued: outputs_kept,
+            traffic_bytes: p.traffic_bytes(),
+            copy_bytes,
+            threads: f64::from(spec.threads()),
+            stages: f64::from(spec.stages()),
+            exposed: if spec.stages() == 1 { 1.0 } else { 0.3 },
+            along_columns: spec.ragged,
+            ..Loop::of_conv(
+                match (spec.kind, spec.stride) {
+                    (Kind::Filter, _) => "conv.depthwise wgrad",
+                    (Kind::Pixels, Stride::Half) => "conv.depthwise dgrad s2",
+                    (Kind::Pixels, _) => "conv.depthwise",
+                },
+                p,
+            )
+        };
+        let sums = is_filter.then(|| Stream::new(Traffic::Reduced, 2.0 * parts * self.part_bytes() as f64));
+        Work::of(main).beside(sums).beside(statistics::work(p))
     }
 
     /// How often CTAs fill the chip: more of them share work out more evenly, fewer read taps and begin less often.

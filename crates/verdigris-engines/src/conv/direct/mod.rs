@@ -34,7 +34,8 @@ use super::geometry::boxes::Boxes;
 use super::geometry::phases::{PixelGeometry, gradient_steps};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Join, Loop, Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::compute;
 use crate::fuse::element::Arithmetic;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
@@ -155,8 +156,43 @@ impl Algorithm for Direct {
         Notes { down_convert: (self.spec.arithmetic == Arithmetic::Tf32).then_some(DType::Tf32), ..Notes::of(accumulator) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: self.estimate_us(*config), leaves_out: "L2 hits, uncoalesced reads, the epilogue's arithmetic" }
+    fn work(&self, config: &Config) -> Work {
+        let (p, tile) = (&self.problem, config.tile);
+        let extents = p.gemm_extents();
+        let parts = config.parts.max(1) as f64;
+        let (rows, columns, depth) = (f64::from(tile.rows()), f64::from(tile.columns()), f64::from(DEPTH));
+        let tiles = self.tiles(tile) as f64;
+        let double = self.spec.arithmetic == Arithmetic::F64;
+        // A strided dgrad forms a part of the products only.
+        let dense = 2.0 * extents.m as f64 * extents.n as f64 * extents.k as f64 * extents.groups as f64;
+        let share = if dense > 0.0 { (p.flops() / dense).min(1.0) } else { 0.0 };
+        let steps = (extents.k as f64 * share / depth).ceil().max(1.0);
+        let kernel = match (self.spec.kind, tile) {
+            (_, Tile::Thin) => "conv.direct thin",
+            (Kind::Pixels, _) => "conv.direct",
+            (Kind::Filter, _) => "conv.direct wgrad",
+        };
+        let elements = (rows + columns) * depth;
+        let resident = f64::from(self.arch.sm_count) * if tile == Tile::Large || double { 1.0 } else { 2.0 };
+        let main = Loop {
+            tile: [rows, columns],
+            fma_cycles: rows * columns * depth / if double { 64.0 } else { 128.0 },
+            shared_bytes: 4.0 * depth * rows * columns / if tile == Tile::Large { 4.0 } else { 2.0 },
+            loaded_bytes: elements * self.spec.gathered.bytes() as f64,
+            // Elements are gathered one by one, each with its place.
+            issued: elements / 32.0 * 12.0,
+            copy_bytes: self.spec.gathered.bytes() as f64,
+            threads: 256.0,
+            exposed: 0.8,
+            stages: 2.0,
+            ..Loop::of_conv(kernel, p)
+        };
+        let in_parts = main.in_waves(tiles * parts, resident, (steps / parts).ceil());
+        let join = if config.parts > 0 { Join::Launch } else { Join::None };
+        let main = Loop { tiles, steps, parts, join, ..in_parts };
+        let sum_bytes = 2.0 * parts * extents.m as f64 * extents.n as f64 * extents.groups as f64 * self.spec.sum_bytes() as f64;
+        let sums = (config.parts > 0).then(|| Stream::new(Traffic::Reduced, sum_bytes));
+        Work::of(main).beside(sums).beside(statistics::work(p))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -388,40 +424,6 @@ impl Direct {
         let extents = self.problem.gemm_extents();
         let rows = extents.m.div_ceil(u64::from(tile.rows()));
         rows.saturating_mul(extents.n.div_ceil(u64::from(tile.columns()))).saturating_mul(extents.groups)
-    }
-
-    fn estimate_us(&self, config: Config) -> f64 {
-        let (p, tile) = (&self.problem, config.tile);
-        let extents = p.gemm_extents();
-        let parts = config.parts.max(1) as f64;
-        let (rows, columns) = (f64::from(tile.rows()), f64::from(tile.columns()));
-        let tiles = self.tiles(tile) as f64 * parts;
-        // What a tile gets of the peak beside the work of gathering, and how many such CTAs it takes to get it from an SM.
-        let (efficiency, ctas) = match (tile, self.spec.arithmetic) {
-            (Tile::Large, _) => (0.5, 1.0),
-            (Tile::Small, Arithmetic::F64) => (0.5, 1.0),
-            (Tile::Small, _) => (0.3, 2.0),
-            (Tile::Thin, _) => (0.05, 1.0),
-        };
-        let peak = if self.spec.arithmetic == Arithmetic::F64 { self.arch.fma_f64_tflops } else { self.arch.fma_f32_tflops };
-        let sms = f64::from(self.arch.sm_count);
-        let slots = sms * ctas;
-        let waves = if tiles <= slots { (tiles / sms).ceil().max(1.0) / ctas } else { (tiles / slots).ceil() };
-        // A strided dgrad forms a part of the products only.
-        let dense = 2.0 * extents.m as f64 * extents.n as f64 * extents.k as f64 * extents.groups as f64;
-        let share = if dense > 0.0 { (p.flops() / dense).min(1.0) } else { 0.0 };
-        let depth = extents.k as f64 * share / parts + f64::from(DEPTH);
-        let compute_us = waves * 2.0 * rows * columns * depth * slots / (peak * efficiency * 1e6);
-        let sums_bytes = if config.parts == 0 {
-            0.0
-        } else {
-            2.0 * parts * extents.m as f64 * extents.n as f64 * extents.groups as f64 * self.spec.sum_bytes() as f64
-        };
-        let launches = 1.0 + f64::from(u8::from(config.parts > 0));
-        compute_us.max(p.traffic_bytes() / (self.arch.memory_gb_per_s * 1e3))
-            + sums_bytes / (self.arch.memory_gb_per_s * 1e3)
-            + 3.0 * launches
-            + statistics::estimate_us(p, &self.arch)
     }
 }
 

@@ -10,6 +10,7 @@ use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks};
 use crate::arch::Arch;
 use crate::conv::geometry::phases::PixelGeometry;
 use crate::conv::geometry::tap_count;
+use crate::cost::{Join, Loop, Stream, Traffic, Work};
 use crate::engine::{Knobs, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;
@@ -123,27 +124,38 @@ impl Gradient {
         parts
     }
 
-    /// Microseconds: the longest of what device memory, L2, shared memory and the tensor cores take, and the parts on their way.
-    pub(super) fn estimate(&self, config: &GradientConfig) -> f64 {
+    /// A step is a tile of pixels.
+    pub(super) fn work(&self, config: &GradientConfig) -> Work {
         let (parts, spec) = (config.parts, &self.spec(config));
         let turns = self.tiling.count().div_ceil(parts) as f64;
         let taps = f64::from(spec.taps);
         let pixels = f64::from(filter::Spec::room().pixels);
-        // Eight warps, each of which reads both operands and multiplies twice a tap for every 16 pixels.
-        let reads = pixels / 16.0 * (8.0 * 4.0 + if spec.channel_tile.chunks <= 2 { 4.0 } else { 8.0 } * taps * 4.0);
-        let products = pixels / 16.0 * if spec.channel_tile.chunks <= 2 { 4.0 } else { 8.0 } * taps * 2.0 * 2.2;
-        let around = 4.0 * self.tiling.halo_pixels() as f64 + 4.0 * pixels + 600.0;
-        let ctas = (parts * self.columns(spec)) as f64;
-        let sms = f64::from(self.arch.sm_count);
-        let places = sms * f64::from(spec.ctas());
-        let waves = if ctas <= sms { 1.0 } else { (ctas / places).ceil() * places / sms };
-        let busy_us = waves * (turns * (reads.max(products) + around) + 1500.0) / 1600.0;
-        let share = sms / 132.0;
-        let l2_us =
-            self.tiling.count() as f64 * self.columns(spec) as f64 * (self.tiling.halo_pixels() as f64 + pixels) * 128.0 / (5.5e6 * share);
-        let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
-        let sums_us = 2.0 * (parts * self.part_bytes()) as f64 / (3.0e6 * share) + 3.0;
-        (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt() + sums_us + 3.0
+        let halo = self.tiling.halo_pixels() as f64;
+        let chunks = if spec.channel_tile.chunks <= 2 { 4.0 } else { 8.0 };
+        let columns = self.columns(spec) as f64;
+        let ctas = parts as f64 * columns;
+        let resident = f64::from(self.arch.sm_count) * f64::from(spec.ctas());
+        let rounds = (ctas / resident).ceil();
+        let main = Loop {
+            tile: [f64::from(spec.taps), f64::from(spec.channel_tile.chunks * 8)],
+            tiles: columns,
+            grid: ctas,
+            resident,
+            steps: self.tiling.count() as f64,
+            longest_steps: rounds * turns,
+            longest_tiles: rounds,
+            parts: parts as f64,
+            join: Join::Launch,
+            tensor_cycles: pixels / 16.0 * chunks * taps * 2.0,
+            // Eight warps, each of which reads both operands for every 16 pixels.
+            shared_bytes: pixels / 16.0 * (32.0 + chunks * taps * 4.0) * 128.0 + (halo + pixels) * 128.0,
+            loaded_bytes: (halo + pixels) * 128.0,
+            issued: (4.0 * halo + 4.0 * pixels) * 2.0,
+            threads: f64::from(super::THREADS),
+            exposed: 0.6,
+            ..Loop::of_conv("conv.grouped wgrad", &self.problem)
+        };
+        Work::of(main).beside([Stream::new(Traffic::Reduced, 2.0 * parts as f64 * self.part_bytes() as f64)])
     }
 
     pub(super) fn lower(&self, config: &GradientConfig) -> Program {

@@ -40,7 +40,8 @@ use walk::WalkArguments;
 use super::geometry::phases::PixelGeometry;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
 use crate::split_k::filter::grouped as reduction;
@@ -108,13 +109,12 @@ impl Algorithm for Grouped {
         Notes { tensor_core: true, ..Notes::of(DType::F32) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        let us = match (self, config) {
-            (Grouped::Pixels(pixels), Config::Pixels(config)) => pixels.estimate(config),
-            (Grouped::Filter(gradient), Config::Filter(config)) => gradient.estimate(config),
+    fn work(&self, config: &Config) -> Work {
+        match (self, config) {
+            (Grouped::Pixels(pixels), Config::Pixels(config)) => pixels.work(config),
+            (Grouped::Filter(gradient), Config::Filter(config)) => gradient.work(config),
             _ => unreachable!("a problem's configs are of its own direction"),
-        };
-        Cost { us, leaves_out: "L2 hits, the epilogue's operands" }
+        }
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
@@ -338,37 +338,42 @@ impl Correlation {
         self.configs.extend(turns.into_iter().map(|turns| PixelsConfig { tile, turns, tiling }));
     }
 
-    /// Microseconds: the longest of what device memory, L2 and shared memory, and the tensor cores take, with what stands around.
-    fn estimate(&self, &PixelsConfig { tile, turns, tiling }: &PixelsConfig) -> f64 {
+    /// A step is a tile under the whole filter.
+    fn work(&self, &PixelsConfig { tile, turns, tiling }: &PixelsConfig) -> Work {
         let spec = self.spec(tile);
         let (channel_tile, pixels) = (spec.channel_tile, f64::from(spec.tile.pixels()));
         let columns = self.channel_tiles_of(channel_tile) as f64 * self.geometry.phase_count() as f64;
         let all_taps: u64 = self.problem.filter.iter().product();
         let taps = all_taps as f64 / self.geometry.phase_count() as f64;
-        let tiles = tiling.count() as f64 * columns;
-        // Cycles of an SM's shared memory and of its tensor cores for a tile: fragments of pixels and of the filter, products, and the way
-        // in and out, which is instructions.
         let row_blocks = pixels / 16.0;
-        let reads = taps * (row_blocks * 16.0 + f64::from(channel_tile.unit_bytes() / 128 * 8));
-        let products = taps
-            * row_blocks
-            * f64::from(channel_tile.units() * channel_tile.columns())
-            * (f64::from(channel_tile.chunks) / 2.0).max(0.7)
-            * 2.2;
-        let filter = f64::from(channel_tile.registers() * channel_tile.units()) * (30.0 + 12.0 * taps) / 4.0;
-        let around = 4.0 * tiling.halo_pixels() as f64 + 6.0 * pixels + 600.0;
-        let cycles = reads.max(products) + around + filter / turns as f64;
+        let (halo, around) = (tiling.halo_pixels() as f64, f64::from(channel_tile.registers() * channel_tile.units()));
+        let ctas = tiling.count().div_ceil(turns) as f64 * columns;
         let sms = f64::from(self.arch.sm_count);
-        let places = sms * f64::from(spec.ctas());
-        let ctas = (tiling.count().div_ceil(turns)) as f64 * columns;
-        let waves = if ctas <= sms { 1.0 } else { (ctas / places).ceil() * places / sms };
-        let busy_us = waves * turns as f64 * cycles / 1600.0;
-        let share = f64::from(self.arch.sm_count) / 132.0;
-        let l2_us = (tiles * tiling.halo_pixels() as f64 + tiles * pixels) * 128.0 / (5.5e6 * share);
-        let memory_us = self.problem.traffic_bytes() / (0.75 * self.arch.memory_gb_per_s * 1e3);
-        // The shorter ones are not wholly hidden behind the longest.
-        let both = (busy_us.powi(3) + l2_us.powi(3) + memory_us.powi(3)).cbrt();
-        both + 3.0 + statistics::estimate_us(&self.problem, &self.arch)
+        let resident = sms * f64::from(spec.ctas());
+        let rounds = (ctas / resident).ceil();
+        let main = Loop {
+            tile: [pixels, f64::from(channel_tile.units() * channel_tile.columns() * 8)],
+            tiles: tiling.count() as f64 * columns,
+            grid: ctas,
+            resident,
+            steps: 1.0,
+            longest_steps: rounds * turns as f64,
+            longest_tiles: rounds * turns as f64,
+            tensor_cycles: taps
+                * row_blocks
+                * f64::from(channel_tile.units() * channel_tile.columns())
+                * (f64::from(channel_tile.chunks) / 2.0).max(0.7),
+            shared_bytes: taps * (row_blocks * 16.0 + f64::from(channel_tile.unit_bytes() / 128 * 8)) * 128.0 + halo * 128.0,
+            loaded_bytes: (halo + pixels) * 128.0,
+            // Copies and stores by chunks of eight channels; filters as fragments, once a CTA.
+            issued: (4.0 * halo + 6.0 * pixels) * 2.0,
+            tile_issued: around * (30.0 + 12.0 * taps) / turns as f64,
+            threads: f64::from(THREADS),
+            store_bytes: if self.staged { 16.0 } else { 2.0 },
+            exposed: 1.0,
+            ..Loop::of_conv("conv.grouped", &self.problem)
+        };
+        Work::of(main).beside(statistics::work(&self.problem))
     }
 
     fn lower(&self, config: &PixelsConfig) -> Program {

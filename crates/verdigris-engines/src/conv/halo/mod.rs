@@ -39,7 +39,8 @@ use super::geometry::matrices::product;
 use super::geometry::tap_count;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{self, Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
 use crate::store::{StoreArgs, is_mappable};
@@ -105,7 +106,7 @@ const SHAPES: &[Shape] = &[
 ];
 
 /// The most boxes that are offered of a tile.
-const BOXES_OF_SHAPE: usize = 4;
+const BOXES_OF_SHAPE: usize = 10;
 
 fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
@@ -285,7 +286,7 @@ pub(super) struct Config {
     spec: Spec,
     columns: Columns,
     cut: Cut,
-    us: f64,
+    main: Loop,
 }
 
 /// An accepted problem.
@@ -294,36 +295,6 @@ pub(super) struct Halo {
     view: View,
     epilogue: EpilogueSpec,
 }
-
-/// What the estimate is made of; those of `conv.implicit_gemm` where they are the same.
-struct Coefficients {
-    /// Tensor core cycles in a nanosecond, under load.
-    cycles_per_ns: f64,
-    /// What one CTA draws from L2.
-    cta_bytes_per_ns: f64,
-    /// Beside each halo box, and each stage of filters.
-    halo_box_ns: f64,
-    stage_ns: f64,
-    /// Before the first box.
-    start_ns: f64,
-    /// Beside each tile, and for each of its elements.
-    tile_ns: f64,
-    tile_ns_per_element: f64,
-    memory_bytes_per_ns: f64,
-    launch_us: f64,
-}
-
-const COEFFICIENTS: Coefficients = Coefficients {
-    cycles_per_ns: 1.75,
-    cta_bytes_per_ns: 100.0,
-    halo_box_ns: 120.0,
-    stage_ns: 5.0,
-    start_ns: 1500.0,
-    tile_ns: 400.0,
-    tile_ns_per_element: 0.01,
-    memory_bytes_per_ns: 3501.0,
-    launch_us: 1.327,
-};
 
 impl Halo {
     /// How tiles of a spec stand to the groups; nothing where they do not fit them.
@@ -370,31 +341,43 @@ impl Halo {
         [(u64::from(self.arch.sm_count) / columns.tiles).clamp(1, boxes), boxes]
     }
 
-    fn estimate(&self, spec: &Spec, columns: Columns, cut: &Cut) -> f64 {
-        let c = &COEFFICIENTS;
+    fn main_loop(&self, spec: &Spec, columns: Columns, cut: &Cut) -> Loop {
         let [workers, boxes] = self.layout(columns, cut);
         let (taps, channel_blocks) = (self.view.dense.taps() as f64, self.channel_blocks(spec) as f64);
-        let n = f64::from(spec.tile_n);
         let blocks = f64::from(spec.tile_blocks());
         let of_group = f64::from(spec.group_columns());
-        let step_cycles = (of_group / 2.0).max(16.0 + of_group / 4.0);
-        let steps = (self.channel_blocks(spec) - 1) * u64::from(spec.steps()) + self.last_steps(spec);
-        let math_ns = blocks * taps * steps as f64 * step_cycles / c.cycles_per_ns;
-        let stages = if spec.is_kept() { 0.0 } else { taps * channel_blocks };
-        let loaded = channel_blocks * Self::halo_box_bytes(spec, cut) as f64 + stages * f64::from(spec.filter_bytes());
-        let main_ns = math_ns.max(loaded / c.cta_bytes_per_ns) + channel_blocks * c.halo_box_ns + stages * c.stage_ns;
-        let way_ns = c.tile_ns + c.tile_ns_per_element * blocks * 64.0 * n;
-        // Under ping-pong, one consumer's epilogue overlaps the other's main loop.
-        let turn_ns = if spec.is_kept() { main_ns.max((main_ns + way_ns) / 2.0) } else { main_ns + way_ns };
-        let share = boxes as f64 / workers as f64;
-        let waves = (0.5 * (share + share.ceil())).max(1.0);
+        // A step is a tap of a block of channels; of the last block, there may be fewer instructions.
+        let instructions = (self.channel_blocks(spec) - 1) * u64::from(spec.steps()) + self.last_steps(spec);
+        let instructions_of_step = instructions as f64 / channel_blocks;
+        let steps = taps * channel_blocks;
+        let filter_bytes = f64::from(spec.filter_bytes());
+        let halo_bytes = Self::halo_box_bytes(spec, cut) as f64;
+        let streamed = if spec.is_kept() { 0.0 } else { filter_bytes };
         // More tiles of columns than SMs are waves of CTAs.
-        let rounds = (columns.tiles * workers).div_ceil(u64::from(self.arch.sm_count)) as f64;
-        let kept_bytes = if spec.is_kept() { taps * channel_blocks * f64::from(spec.filter_bytes()) } else { 0.0 };
-        let busy_ns = rounds * (c.start_ns + kept_bytes / c.cta_bytes_per_ns + waves * turn_ns + way_ns);
-        let memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
-        let memory_ns = self.view.conv.traffic_bytes() / (c.memory_bytes_per_ns * memory);
-        (busy_ns.powi(3) + memory_ns.powi(3)).cbrt() * 1e-3 + c.launch_us + statistics::estimate_us(&self.view.conv, &self.arch)
+        let sms = f64::from(self.arch.sm_count);
+        let ctas = (columns.tiles * workers) as f64;
+        let rounds = (ctas / sms).ceil();
+        let tiles_of_cta = boxes.div_ceil(workers) as f64;
+        let kernel = if columns.groups > 1 { "conv.halo groups" } else { "conv.halo" };
+        Loop {
+            tile: [blocks * 64.0, f64::from(spec.tile_n)],
+            tiles: columns.tiles as f64 * boxes as f64,
+            grid: ctas,
+            resident: sms,
+            steps,
+            longest_steps: rounds * tiles_of_cta * steps,
+            longest_tiles: rounds * tiles_of_cta,
+            tensor_cycles: blocks * instructions_of_step * (of_group / 2.0),
+            shared_bytes: blocks * instructions_of_step * (64.0 + of_group) * 32.0 + halo_bytes / taps + streamed,
+            loaded_bytes: halo_bytes / taps + streamed,
+            // Kept filters are loaded once by each CTA.
+            tile_loaded_bytes: if spec.is_kept() { steps * filter_bytes / tiles_of_cta } else { 0.0 },
+            threads: 384.0,
+            stages: f64::from(spec.stages),
+            ping_pong: spec.is_kept(),
+            store_bytes: 16.0,
+            ..Loop::of_conv(kernel, &self.view.conv)
+        }
     }
 
     /// The boxes that fit a tile, the quickest first.
@@ -406,9 +389,9 @@ impl Halo {
             .map(|shape| shape.spec(dtype, self.view.major, self.epilogue.clone()));
         let Some((spec, columns)) = spec.and_then(|spec| self.columns(&spec).map(|columns| (spec, columns))) else { return Vec::new() };
         let cuts = cuts(&self.view.dense, u64::from(spec.tile_blocks())).into_iter().filter(|cut| self.fits(&spec, cut));
-        let config = |cut: Cut| Config { shape, columns, us: self.estimate(&spec, columns, &cut), cut, spec: spec.clone() };
+        let config = |cut: Cut| Config { shape, columns, main: self.main_loop(&spec, columns, &cut), cut, spec: spec.clone() };
         let mut boxes: Vec<Config> = cuts.map(config).collect();
-        boxes.sort_by(|one, other| one.us.total_cmp(&other.us));
+        boxes.sort_by_cached_key(|config| cost::order(&config.main, &self.arch));
         boxes
     }
 
@@ -506,8 +489,8 @@ impl Algorithm for Halo {
         Notes { tensor_core: true, ..Notes::of(DType::F32) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: config.us, leaves_out: "contention for L2 and for shared memory, and the clock under the power limit" }
+    fn work(&self, config: &Config) -> Work {
+        Work::of(config.main).beside(statistics::work(&self.view.conv))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

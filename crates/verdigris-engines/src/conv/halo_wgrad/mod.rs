@@ -46,7 +46,8 @@ use super::geometry::matrices::product;
 use super::geometry::tap_count;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{self, Join, Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
 use crate::split_k::reduction::{PartGrid, ReductionSpec};
@@ -103,7 +104,7 @@ const BOX_PIXELS: [u32; 2] = [32, 320];
 /// The most scratch for parts.
 const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// Boxes of a shape and an order that are offered, and the most waves of CTAs that share them.
-const BOXES_OF_ORDER: usize = 2;
+const BOXES_OF_ORDER: usize = 6;
 const MOST_WAVES: u64 = 2;
 
 /// The plain results of the catalog are stored in pairs; what is fused is made when asked for.
@@ -215,7 +216,7 @@ pub(super) struct Config {
     bundles: Option<Bundles>,
     /// CTAs that share the pixels.
     parts: u32,
-    us: f64,
+    main: Loop,
 }
 
 impl Config {
@@ -233,42 +234,6 @@ pub(super) struct HaloWgrad {
     product: Option<GemmProblem>,
     cluster_split_k: EpilogueSpec,
 }
-
-/// What the estimate is made of.
-struct Coefficients {
-    /// Cycles of an SM in a nanosecond, under load, and the share of the tensor cores' cycles that products get.
-    cycles_per_ns: f64,
-    share_of_tensor: f64,
-    /// What one CTA draws from L2, and what all do.
-    cta_bytes_per_ns: f64,
-    l2_bytes_per_ns: f64,
-    /// Beside each box.
-    box_ns: f64,
-    /// Before the first box, and behind the last.
-    start_ns: f64,
-    /// Device memory.
-    memory_bytes_per_ns: f64,
-    /// A launch; that which adds parts up, and parts on their way through scratch.
-    launch_us: f64,
-    add_launch_us: f64,
-    parts_bytes_per_ns: f64,
-    /// The cluster's barriers, and the way of the first vectors through its network.
-    join_ns: f64,
-}
-
-const COEFFICIENTS: Coefficients = Coefficients {
-    cycles_per_ns: 1.6,
-    share_of_tensor: 0.92,
-    cta_bytes_per_ns: 100.0,
-    l2_bytes_per_ns: 5500.0,
-    box_ns: 60.0,
-    start_ns: 1500.0,
-    memory_bytes_per_ns: 3500.0,
-    launch_us: 1.5,
-    add_launch_us: 2.5,
-    parts_bytes_per_ns: 3500.0,
-    join_ns: 200.0,
-};
 
 impl HaloWgrad {
     /// The spec of a shape for so many CTAs that share the pixels.
@@ -310,50 +275,55 @@ impl HaloWgrad {
             return None;
         }
         let tiles = tiles.map(|tiles| tiles as u32);
-        let config = Config { shape, spec, order, cover: cover.clone(), pixels, boxes, tiles, bundles, parts, us: 0.0 };
+        let config = Config { shape, spec, order, cover: cover.clone(), pixels, boxes, tiles, bundles, parts, main: Loop::default() };
         let grid = self.part_grid(&config);
         let room = bundles.is_some() || grid.fits() && grid.scratch_bytes() <= MOST_PARTS_BYTES;
         let fits = u64::from(parts) <= boxes && boxes < COUNT_LIMIT && config.ctas() < COUNT_LIMIT && room;
-        fits.then(|| Config { us: self.estimate(&config), ..config })
+        fits.then(|| Config { main: self.main_loop(&config), ..config })
     }
 
-    fn estimate(&self, config: &Config) -> f64 {
-        let (c, spec) = (&COEFFICIENTS, &config.spec);
-        let (ctas, sms) = (config.ctas() as f64, f64::from(self.arch.sm_count));
-        let busy = ctas.min(sms);
-        // A step of sixteen pixels: the tensor cores, or the shared memory that feeds them and that TMA fills.
-        let (steps, products) = (f64::from(config.pixels.pixels()) / 16.0, f64::from(CONSUMERS * spec.units));
+    fn main_loop(&self, config: &Config) -> Loop {
+        let spec = &config.spec;
+        let ctas = config.ctas() as f64;
+        // A step is a box; it has instructions of sixteen pixels.
+        let instructions = f64::from(config.pixels.pixels()) / 16.0 * f64::from(CONSUMERS * spec.units);
         let columns = f64::from(spec.columns());
-        let loaded_bytes =
+        let loaded =
             f64::from(config.pixels.pixels() * spec.dy().row_bytes()) + f64::from(config.pixels.halo_box_pixels() * spec.x().row_bytes());
-        let tensor_cycles = steps * products * columns / 2.0 / c.share_of_tensor;
-        let shared_cycles = steps * products * (16.0 + columns / 4.0) + loaded_bytes / 128.0;
-        let box_ns = (tensor_cycles.max(shared_cycles) / c.cycles_per_ns)
-            .max(loaded_bytes / c.cta_bytes_per_ns)
-            .max(loaded_bytes * busy / c.l2_bytes_per_ns)
-            + c.box_ns;
-        let waves = match config.bundles {
-            None => (ctas / sms).ceil(),
-            Some(_) => {
-                // Measured, a few clusters less are resident than an empty chip has room for; of CTAs alone as many as it has room for.
+        let resident = match config.bundles {
+            Some(_) if config.parts > 1 => {
+                // Measured, a few clusters less are resident than an empty chip has room for.
                 let room = self.arch.resident_clusters_of(config.parts);
-                let room = if config.parts > 1 { room - room / 16 } else { room };
-                (ctas / f64::from(config.parts) / f64::from(room.max(1))).ceil()
+                f64::from((room - room / 16).max(1) * config.parts)
             }
+            _ => f64::from(self.arch.sm_count),
         };
-        let work_ns = waves * (c.start_ns + config.boxes.div_ceil(u64::from(config.parts)) as f64 * box_ns);
-        // Halos are read again by the boxes beside them, for the most part out of L2.
-        let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s;
-        let memory_ns = self.conv.traffic_bytes() / (c.memory_bytes_per_ns * share_of_memory);
-        let both_ns = (work_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        if config.bundles.is_some() {
-            // Each CTA puts its sums into shared memory and reads its share of everyone's.
-            let sums_bytes = 256.0 * f64::from(spec.units_of_cta()) * columns;
-            let join_ns = c.join_ns + sums_bytes / c.cta_bytes_per_ns;
-            return (both_ns + waves * join_ns) * 1e-3 + c.launch_us;
+        let waves = (ctas / resident).ceil();
+        let parts = f64::from(config.parts);
+        let steps_of_part = config.boxes.div_ceil(u64::from(config.parts)) as f64;
+        let cluster = if config.bundles.is_some() { parts } else { 1.0 };
+        Loop {
+            tile: [f64::from(ROWS), columns * f64::from(spec.units_of_cta())],
+            tiles: ctas / parts,
+            grid: ctas,
+            resident,
+            steps: config.boxes as f64,
+            longest_steps: waves * steps_of_part,
+            longest_tiles: waves,
+            parts,
+            join: match (config.bundles.is_some(), config.parts > 1) {
+                (true, true) => Join::Cluster,
+                (true, false) => Join::None,
+                (false, _) => Join::Launch,
+            },
+            tensor_cycles: instructions * columns / 2.0,
+            shared_bytes: instructions * (64.0 + columns) * 32.0 + loaded,
+            loaded_bytes: loaded,
+            threads: 384.0,
+            cluster,
+            stages: f64::from(spec.stages),
+            ..Loop::of_conv("conv.halo_wgrad", &self.conv)
         }
-        let parts_ns = 2.0 * self.part_grid(config).scratch_bytes() as f64 / (c.parts_bytes_per_ns * share_of_memory);
-        (both_ns + parts_ns) * 1e-3 + c.launch_us + c.add_launch_us
     }
 
     /// The configs of a shape that are offered: several shares of a box, and several boxes.
@@ -375,7 +345,7 @@ impl HaloWgrad {
                 configs.extend(shares.into_iter().filter_map(config));
             }
         }
-        configs.sort_by(|one, other| one.us.total_cmp(&other.us));
+        configs.sort_by_cached_key(|config| cost::order(&config.main, &self.arch));
         let mut seen: Vec<(u32, [u32; 3])> = Vec::new();
         configs.retain(|config| {
             let chosen = (config.order, config.pixels.extents);
@@ -492,8 +462,9 @@ impl Algorithm for HaloWgrad {
         Notes { tensor_core: true, ..Notes::of(DType::F32) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: config.us, leaves_out: "what halos add to the traffic with memory, and the clock under the power limit" }
+    fn work(&self, config: &Config) -> Work {
+        let parts = config.bundles.is_none().then(|| self.part_grid(config).work());
+        Work::of(config.main).beside(parts)
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

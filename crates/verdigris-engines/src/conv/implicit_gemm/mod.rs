@@ -36,20 +36,21 @@ mod terms;
 mod transposed_tiles;
 mod view;
 
-use kernel::{ConvArgs, Kind, Shared, Spec, Split, TileStoreArgs};
+use kernel::{ConvArgs, Kind, Shared, Spec, Split, TileStoreArgs, WARPGROUP};
 use swap_ab::SwapAbArgs;
 use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program};
-use verdigris_kir::tile::operand::Major;
+use verdigris_kir::tile::operand::{Major, ROW_BYTES};
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 use view::View;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Join, Loop, Work, wgmma_cycles};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
 use crate::layout::repack;
@@ -430,63 +431,6 @@ pub(super) struct ImplicitGemm {
     view: View,
 }
 
-/// What the estimate is made of; most are those of `gemm.wgmma`, whose main loop this is, with a longer way for what is gathered.
-struct Coefficients {
-    /// Tensor core cycles in a nanosecond, under load.
-    cycles_per_ns: f64,
-    /// What one CTA draws from L2 (64 bytes a cycle reach an SM), and what all do.
-    cta_bytes_per_ns: f64,
-    l2_bytes_per_ns: f64,
-    /// The same of a filter's gradient, whose CTAs read pixels far from each other's.
-    apart_bytes_per_ns: f64,
-    /// Beside each step of depth.
-    step_ns: f64,
-    /// Before the first step.
-    start_ns: f64,
-    /// Beside each tile, and for each of its elements.
-    tile_ns: f64,
-    tile_ns_per_element: f64,
-    /// For each element of a tile whose sums are formed.
-    sums_ns_per_element: f64,
-    /// The share of time that goes with whole waves rather than with work.
-    whole_waves: f64,
-    /// What all CTAs draw from L2 under swap-AB, as two rows of 288 pixels took it.
-    swap_ab_bytes_per_ns: f64,
-    /// For cluster split-K to add up the parts of a swap-AB tile, and for each of its elements: so that the quickest of some twenty
-    /// problems on an H200 come out first, beside split-K reductions, whose cost the estimate overstates.
-    cluster_ns: f64,
-    cluster_ns_per_element: f64,
-    /// To join the parts of a split tile, and for each element joined.
-    join_ns: f64,
-    join_ns_per_element: f64,
-    /// Device memory, and the CTAs that it takes to draw all of that.
-    memory_bytes_per_ns: f64,
-    memory_ctas: f64,
-    /// A launch.
-    launch_us: f64,
-}
-
-const COEFFICIENTS: Coefficients = Coefficients {
-    cycles_per_ns: 1.471,
-    cta_bytes_per_ns: 125.0,
-    l2_bytes_per_ns: 12_090.0,
-    apart_bytes_per_ns: 10_000.0,
-    step_ns: 5.0,
-    start_ns: 900.0,
-    tile_ns: 320.0,
-    tile_ns_per_element: 0.004_746,
-    sums_ns_per_element: 0.18,
-    whole_waves: 0.4535,
-    swap_ab_bytes_per_ns: 9_300.0,
-    cluster_ns: 2000.0,
-    cluster_ns_per_element: 0.1,
-    join_ns: 3930.0,
-    join_ns_per_element: 0.1085,
-    memory_bytes_per_ns: 3501.0,
-    memory_ctas: 21.81,
-    launch_us: 1.327,
-};
-
 impl ImplicitGemm {
     /// The epilogue of a product, for a kernel that stores D element by element or leaves by other ways.
     fn epilogue(product: &GemmProblem, stores_d: bool) -> EpilogueSpec {
@@ -621,69 +565,6 @@ impl ImplicitGemm {
         splits
     }
 
-    fn estimate(&self, config: &Config) -> f64 {
-        let Config { spec, schedule, grid, reduced, .. } = config;
-        let c = &COEFFICIENTS;
-        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
-        // A step of depth: the tensor cores (or the shared memory that feeds them), what the CTA and what all CTAs draw from L2.
-        let promoted = if spec.promote { 0.7 * tile_m * tile_n / 128.0 } else { 0.0 };
-        let math_cycles = 4.0 * (tile_m / 64.0) * (tile_n / 2.0).max(16.0 + tile_n / 4.0) + promoted;
-        // Where tiles are transposed in shared memory, each row of 128 bytes of A is written and read, of B written twice, read, and read
-        // for each 64 rows of A.
-        let transposing_cycles = if spec.transposes_tiles() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
-        let math_cycles = math_cycles.max(transposing_cycles);
-        let loaded_columns = if spec.shares_depth() { self.view.pixels_of_tile(spec) / spec.cluster } else { spec.loaded(Shared::B) };
-        let loaded_bytes = f64::from(spec.loaded(Shared::A) + loaded_columns) * 128.0;
-        // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
-        let room = self.tiles(spec).1;
-        let clusters = (*grid).min(if spec.shares_depth() { room - room / 16 } else { room });
-        let ctas = f64::from(clusters * spec.ctas());
-        let l2_bytes_per_ns = match self.view.kind {
-            Kind::Filter => c.apart_bytes_per_ns,
-            Kind::Gather { .. } if spec.shares_depth() => c.swap_ab_bytes_per_ns,
-            Kind::Gather { .. } => c.l2_bytes_per_ns,
-        };
-        let step_ns =
-            (math_cycles / c.cycles_per_ns).max(loaded_bytes / c.cta_bytes_per_ns).max(loaded_bytes * ctas / l2_bytes_per_ns) + c.step_ns;
-        // Waves that are not full cost less than whole ones: the chip clocks higher.
-        let turns = f64::from(schedule.tiles - schedule.split_tiles) / f64::from(clusters.max(1));
-        let waves = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-        let joined_ns = if spec.shares_depth() {
-            c.cluster_ns + c.cluster_ns_per_element * tile_m * f64::from(self.view.pixels_of_tile(spec))
-        } else {
-            0.0
-        };
-        let tile_ns = c.tile_ns + c.tile_ns_per_element * tile_m * tile_n + joined_ns;
-        // Under ping-pong, one consumer's epilogue overlaps the other's main loop.
-        let steps = self.view.mean_steps(spec);
-        let steps = if spec.shares_depth() { (steps / f64::from(spec.cluster_split())).ceil() } else { steps };
-        let main_ns = steps * step_ns;
-        let turn_ns = if spec.ping_pong { main_ns.max((main_ns + tile_ns) / 2.0) } else { main_ns + tile_ns };
-        // Sums were seen to delay ping-pong tiles, too.
-        let sums_ns = if spec.has_sums { c.sums_ns_per_element * tile_m * tile_n } else { 0.0 };
-        let mut busy_ns = c.start_ns + waves * (turn_ns + sums_ns);
-        let mut launches_us = c.launch_us;
-        if let Some(parts) = reduced {
-            let turns = f64::from(*grid) / f64::from(clusters);
-            let turns = turns.ceil() * c.whole_waves + turns * (1.0 - c.whole_waves);
-            busy_ns += turns * (f64::from(schedule.share) * step_ns + tile_ns);
-            launches_us += parts.estimate_us(&self.arch);
-        } else if schedule.split_tiles > 0 {
-            let joined = f64::from(schedule.most_parts()) * tile_m * tile_n;
-            busy_ns += f64::from(schedule.share) * step_ns + tile_ns + c.join_ns + c.join_ns_per_element * joined;
-            launches_us += 1.0;
-        }
-        let share_of_memory = self.arch.memory_gb_per_s / Arch::h200().memory_gb_per_s * (ctas / c.memory_ctas).min(1.0);
-        let memory_ns = self.view.traffic_bytes / (c.memory_bytes_per_ns * share_of_memory);
-        // The shorter of the two is not wholly hidden behind the longer.
-        let both_ns = (busy_ns.powi(3) + memory_ns.powi(3)).cbrt();
-        let sums_us = match self.sums(spec) {
-            Some(sums) => sums.estimate_us(&self.arch),
-            None => statistics::estimate_us(&self.view.prepared.conv, &self.arch),
-        };
-        both_ns * 1e-3 + launches_us + self.view.prepared.estimate_us(&self.arch) + sums_us
-    }
-
     /// Every config, shape by shape.
     fn listed(&self) -> impl Iterator<Item = Config> + '_ {
         let sums: &[Option<bool>] = if self.view.prepared.conv.statistics.is_some() { &[Some(true), Some(false)] } else { &[None] };
@@ -739,8 +620,83 @@ impl Algorithm for ImplicitGemm {
         }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: self.estimate(config), leaves_out: "contention for L2, what padding saves, and the clock under the power limit" }
+    fn work(&self, config: &Config) -> Work {
+        let Config { chosen, spec, schedule, grid, reduced } = config;
+        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
+        let pixels_beside = if spec.shares_depth() { self.view.pixels_of_tile(spec) } else { spec.tile_n };
+        let loaded_columns = if spec.shares_depth() { pixels_beside / spec.cluster } else { spec.loaded(Shared::B) };
+        let loaded = f64::from(spec.loaded(Shared::A) + loaded_columns) * f64::from(ROW_BYTES);
+        // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
+        let room = self.tiles(spec).1;
+        let workers = if spec.shares_depth() { (room - room / 16).max(1) } else { room };
+        let in_depth = |steps: f64| if spec.shares_depth() { (steps / f64::from(spec.cluster_split())).ceil() } else { steps };
+        let (steps, most_steps) = (in_depth(self.view.mean_steps(spec)), in_depth(f64::from(self.view.steps(spec.depth()))));
+        let whole = (schedule.tiles - schedule.split_tiles).div_ceil((*grid).min(workers).max(1));
+        let rounds = if reduced.is_some() { grid.div_ceil(workers) } else { 1 };
+        let has_parts = reduced.is_some() || schedule.split_tiles > 0;
+        // Of phases with few taps the mean counts, but for one tile alone.
+        let steps_of_tile = if whole > 1 { steps } else { most_steps };
+        let (longest_steps, longest_tiles) = match has_parts {
+            true => (f64::from(whole) * steps_of_tile + f64::from(rounds * schedule.share), f64::from(whole + rounds)),
+            false => (f64::from(whole) * steps_of_tile, f64::from(whole)),
+        };
+        let join = match (reduced, spec.shares_depth(), schedule.split_tiles > 0) {
+            (Some(_), ..) => Join::Launch,
+            (None, true, _) => Join::Cluster,
+            (None, false, true) => Join::Fixup,
+            (None, false, false) => Join::None,
+        };
+        // Where tiles are transposed in shared memory, each row of A is written and read, of B written twice, read, and read for each 64 rows of A.
+        let transposing = if spec.transposes_tiles() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
+        let kernel = match (self.view.prepared.conv.direction, spec.transposes_tiles()) {
+            (Direction::Fprop, _) => "conv.implicit_gemm fprop",
+            (Direction::Dgrad, _) => "conv.implicit_gemm dgrad",
+            (Direction::Wgrad, false) => "conv.implicit_gemm wgrad",
+            (Direction::Wgrad, true) => "conv.implicit_gemm wgrad transposed",
+        };
+        let whole_conv = Loop::of_conv(kernel, &self.view.prepared.conv);
+        let main = Loop {
+            tile: [tile_m, f64::from(pixels_beside)],
+            tiles: f64::from(schedule.tiles * spec.ctas()),
+            grid: f64::from(grid * spec.ctas()),
+            resident: f64::from(workers * spec.ctas()),
+            steps,
+            longest_steps,
+            longest_tiles,
+            parts: f64::from(if spec.shares_depth() {
+                spec.cluster_split()
+            } else if has_parts {
+                schedule.most_parts()
+            } else {
+                1
+            }),
+            join,
+            tensor_cycles: wgmma_cycles(tile_m, tile_n),
+            shared_bytes: (tile_m + tile_n * tile_m / 64.0 + transposing) * f64::from(ROW_BYTES) + loaded,
+            loaded_bytes: loaded,
+            issued: if spec.promote { tile_m * tile_n / 32.0 } else { 0.0 },
+            tile_issued: if spec.has_sums { tile_m * tile_n / 8.0 } else { 0.0 },
+            traffic_bytes: self.view.traffic_bytes,
+            operand_bytes: self.view.a.bytes() as f64,
+            threads: f64::from(WARPGROUP * (1 + spec.consumers)),
+            cluster: f64::from(spec.ctas()),
+            stages: f64::from(spec.stages),
+            along_columns: chosen.along_columns,
+            swap_ab: spec.swap_ab,
+            ping_pong: spec.ping_pong,
+            promoted: spec.promote || spec.has_sums,
+            store_bytes: match spec.out {
+                Out::Tma => 16.0,
+                Out::Rows => 8.0,
+                Out::Scattered | Out::Direct => self.view.prepared.conv.result().dtype.bytes() as f64,
+            },
+            ..whole_conv
+        };
+        let sums = match self.sums(spec) {
+            Some(sums) => Some(sums.work()),
+            None => statistics::work(&self.view.prepared.conv),
+        };
+        Work::of(main).beside(self.view.prepared.work()).beside(reduced.iter().map(PartGrid::work)).beside(sums)
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

@@ -13,8 +13,8 @@ use verdigris_tensor::DType;
 
 use super::ID;
 use super::terms::Terms;
-use crate::arch::Arch;
 use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
+use crate::cost::Stream;
 use crate::engine::{Reason, Refusal};
 use crate::layout::repack::{Repack, packed_tensor};
 use crate::layout::unpack::Unpack;
@@ -231,13 +231,13 @@ impl Prepared {
         if d.slot.0 as usize >= self.slots { columns.next_multiple_of(16 / d.dtype.bytes() as u64) } else { columns }
     }
 
-    /// Microseconds that the copies take.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What the copies ask.
+    pub(super) fn work(&self) -> impl Iterator<Item = Stream> + '_ {
         let ahead = self.copies.iter().map(|(_, _, copy)| match copy {
-            Copy::Moved(repack) => repack.estimate_us(arch),
-            Copy::Terms(terms) => terms.estimate_us(arch),
+            Copy::Moved(repack) => repack.work(),
+            Copy::Terms(terms) => terms.work(),
         });
-        ahead.chain(self.backs.iter().map(|(_, _, back)| back.estimate_us(arch))).sum()
+        ahead.chain(self.backs.iter().map(|(_, _, back)| back.work()))
     }
 
     /// A program without steps for the caller's buffers.

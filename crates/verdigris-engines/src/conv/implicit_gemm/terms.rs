@@ -19,7 +19,7 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::compute;
 use crate::fuse::prologue::{PrologueArgs, PrologueSpec};
 use crate::layout::batch::{BatchIndexArgs, BatchStridesBytes, Chunk};
@@ -144,12 +144,11 @@ impl Terms {
         u64::from(self.spec.terms) * self.term_bytes()
     }
 
-    /// Microseconds that the copy takes.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What the copy asks.
+    pub(super) fn work(&self) -> Stream {
         let bytes = self.spec.from.bytes() as f64 + self.spec.to.bytes() as f64 * f64::from(self.spec.terms);
         let elements = self.batch.iter().product::<u64>() as f64 * self.lines as f64 * self.length as f64;
-        let share = if self.spec.walk == Walk::Across { 0.7 } else { 0.8 };
-        elements * bytes / (arch.memory_gb_per_s * 1e3 * share) + 2.0
+        Stream::new(if self.spec.walk == Walk::Across { Traffic::Transposed } else { Traffic::Lines }, elements * bytes)
     }
 
     /// The launches that make the copy at `scratch`.

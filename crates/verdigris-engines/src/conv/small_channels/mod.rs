@@ -40,7 +40,8 @@ use verdigris_tensor::DType;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::Work;
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::sums::statistics;
 
@@ -59,8 +60,8 @@ const TYPES: [(MatrixType, DType); 3] = [(MatrixType::Bf16, DType::Bf16), (Matri
 
 /// A problem of one direction, laid out in one or more ways.
 trait Plan {
-    /// Every config with its estimate in microseconds, the quickest first; none where there is no room.
-    fn configs(&self) -> Vec<(Knobs, f64)>;
+    /// Every config with its work; none where there is no room.
+    fn configs(&self) -> Vec<(Knobs, Work)>;
 
     /// Adds the launches of a config, by its number.
     fn add_steps(&self, number: usize, program: &mut Program);
@@ -84,7 +85,7 @@ pub(super) struct Config {
     /// Among those of the plan.
     number: usize,
     knobs: Knobs,
-    us: f64,
+    work: Work,
 }
 
 impl Algorithm for SmallChannels {
@@ -109,8 +110,7 @@ impl Algorithm for SmallChannels {
             Direction::Wgrad => Box::new(wgrad::Wgrad::new(p, operands, epilogue.clone(), arch)),
             Direction::Dgrad => Box::new(dgrad::Dgrad::new(p, operands, epilogue.clone(), arch)),
         };
-        let sums_us = statistics::estimate_us(p, arch);
-        let config = |(number, (knobs, us)): (usize, (Knobs, f64))| Config { number, knobs, us: us + sums_us };
+        let config = |(number, (knobs, work)): (usize, (Knobs, Work))| Config { number, knobs, work: work.beside(statistics::work(p)) };
         let configs: Vec<Config> = plan.configs().into_iter().enumerate().map(config).collect();
         ID.require(!configs.is_empty(), Reason::SharedMemory, format_args!("a filter of {:?} over {} channels", p.filter, p.c))?;
         Ok(SmallChannels { problem: p.clone(), operands, epilogue, plan, configs })
@@ -129,8 +129,8 @@ impl Algorithm for SmallChannels {
         Notes { tensor_core: true, down_convert, ..Notes::of(DType::F32) }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: config.us, leaves_out: "L2 hits, the epilogue's arithmetic" }
+    fn work(&self, config: &Config) -> Work {
+        config.work.clone()
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

@@ -8,7 +8,6 @@
 //! **Source:** PTX ISA 9.0 (`wgmma`, `cp.async.bulk.tensor`); Osama et al., "Stream-K", PPoPP 2023, for the split of depth.
 
 mod epilogue;
-mod estimate;
 mod in_flight;
 mod kernel;
 mod operands;
@@ -26,13 +25,15 @@ use verdigris_graph::problem::Order;
 use verdigris_graph::{GemmProblem, Matrix, Problem, Scale};
 use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program};
+use verdigris_kir::tile::operand::ROW_BYTES;
 use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 
 use super::factors::FactorsArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::engine::{Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::{Join, Loop, Work, wgmma_cycles};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
 use crate::layout::repack::{self, Repack};
@@ -338,8 +339,57 @@ impl Algorithm for Wgmma {
         }
     }
 
-    fn cost(&self, config: &Config) -> Cost {
-        Cost { us: self.estimate(config), leaves_out: "contention for L2, and the clock under the power limit" }
+    fn work(&self, config: &Config) -> Work {
+        let Config { chosen, spec, schedule, grid, parts } = config;
+        let view = self.view(chosen.swap_ab);
+        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
+        let workers = self.arch.resident_clusters_of(spec.ctas()).max(1);
+        let steps = f64::from(schedule.steps.div_ceil(spec.cluster_split));
+        // Whole tiles, then a share of those that are split.
+        let whole = (schedule.tiles - schedule.split_tiles).div_ceil((*grid).max(1));
+        let rounds = if parts.is_some() { grid.div_ceil(workers) } else { 1 };
+        let has_parts = parts.is_some() || schedule.split_tiles > 0;
+        let (longest_steps, longest_tiles) = match has_parts {
+            true => (f64::from(whole) * steps + f64::from(rounds * schedule.share), f64::from(whole + rounds)),
+            false => (f64::from(whole) * steps, f64::from(whole)),
+        };
+        let join = match (parts, spec.cluster_split > 1, schedule.split_tiles > 0) {
+            (Some(_), ..) => Join::Launch,
+            (None, true, _) => Join::Cluster,
+            (None, false, true) => Join::Fixup,
+            (None, false, false) => Join::None,
+        };
+        let loaded = f64::from(spec.loaded(Shared::A) + spec.loaded(Shared::B)) * f64::from(ROW_BYTES);
+        let main = Loop {
+            tile: [tile_m, tile_n],
+            tiles: f64::from(schedule.tiles * spec.ctas()),
+            grid: f64::from(grid * spec.ctas()),
+            resident: f64::from(workers * spec.ctas()),
+            steps,
+            longest_steps,
+            longest_tiles,
+            parts: f64::from(if has_parts { schedule.most_parts() } else { 1 }),
+            join,
+            tensor_cycles: wgmma_cycles(tile_m, tile_n),
+            shared_bytes: (tile_m + tile_n * tile_m / 64.0) * f64::from(ROW_BYTES) + loaded,
+            loaded_bytes: loaded,
+            issued: if spec.promote { tile_m * tile_n / 32.0 } else { 0.0 },
+            threads: f64::from(spec.threads()),
+            cluster: f64::from(spec.ctas()),
+            stages: f64::from(spec.stages),
+            along_columns: chosen.along_columns,
+            swap_ab: chosen.swap_ab,
+            ping_pong: spec.ping_pong,
+            promoted: spec.promote,
+            store_bytes: match spec.out {
+                Out::Tma => 16.0,
+                Out::Rows => 8.0,
+                Out::Scattered | Out::Direct => view.problem.d.dtype.bytes() as f64 * if spec.epilogue.pairs { 2.0 } else { 1.0 },
+            },
+            ..Loop::of_gemm(Self::ID.name, &view.problem)
+        };
+        let repacks = self.repacks.iter().flatten().map(Repack::work);
+        Work::of(main).beside(repacks.chain(parts.iter().map(PartGrid::work)))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {

@@ -17,7 +17,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 
 use super::columns::{Columns, Side};
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 use verdigris_tensor::DType;
 
@@ -193,15 +193,13 @@ impl Col2im {
             && self.axes.iter().all(|axis| (axis.turns as i64).saturating_mul(axis.step.abs()) < 1 << 30)
     }
 
-    /// Microseconds: bytes over the memory bus, or instructions for each element and product; and a launch.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What it asks: bytes, and instructions for each element and product.
+    pub(super) fn work(&self) -> Stream {
         let elements = self.lines() as f64 * self.line_elements() as f64;
         let turns: f64 = self.axes.iter().map(|axis| axis.turns as f64).product();
         let result_bytes = elements * self.problem.result().dtype.bytes() as f64;
-        let memory_us = (self.scratch_bytes() as f64 + result_bytes) / (0.7 * arch.memory_gb_per_s * 1e3);
-        // Two warp instructions a cycle, 1.7 cycles in a nanosecond.
-        let instructions = elements / 32.0 * (40.0 + 16.0 * turns);
-        memory_us.max(instructions / (2.0 * f64::from(arch.sm_count) * 1.7e3)) + 3.0
+        let issued = elements / 32.0 * (40.0 + 16.0 * turns);
+        Stream::new(Traffic::Reduced, self.scratch_bytes() as f64 + result_bytes).issuing(issued)
     }
 
     /// The launch that reads the products at `from`.

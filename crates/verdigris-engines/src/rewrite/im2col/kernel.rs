@@ -15,6 +15,7 @@ use verdigris_kir::program::{Address, Base, KernelRef, Launch, Program};
 use super::columns::{Columns, Side};
 use crate::arch::Arch;
 use crate::conv::geometry::filter_tap;
+use crate::cost::{Stream, Traffic};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -187,16 +188,14 @@ impl Im2col {
             && self.columns.iter().all(|column| small(self.offset_bytes(column)) && column.places.iter().all(|&place| small(place)))
     }
 
-    /// Microseconds: bytes over the memory bus, or instructions for each chunk and load; and a launch.
-    pub(super) fn estimate_us(&self, arch: &Arch) -> f64 {
+    /// What it asks: bytes, and instructions for each chunk and load.
+    pub(super) fn work(&self) -> Stream {
         let chunks = self.scratch_bytes() as f64 / f64::from(CHUNK_BYTES);
         let [d, h, w] = self.extents.map(|extent| extent as f64);
         let channels = self.columns.iter().map(|column| column.channel + 1).max().unwrap_or(1) as f64;
         let read_bytes = self.images as f64 * channels * d * h * w * self.element_bytes() as f64;
-        let memory_us = (read_bytes + self.scratch_bytes() as f64) / (0.75 * arch.memory_gb_per_s * 1e3);
-        // Two warp instructions a cycle, 1.7 cycles in a nanosecond.
-        let instructions = chunks / 32.0 * (40.0 + 11.0 * f64::from(self.spec.units()));
-        memory_us.max(instructions / (2.0 * f64::from(arch.sm_count) * 1.7e3)) + 3.0
+        let issued = chunks / 32.0 * (40.0 + 11.0 * f64::from(self.spec.units()));
+        Stream::new(Traffic::Lines, read_bytes + self.scratch_bytes() as f64).issuing(issued)
     }
 
     /// The launch that writes the matrix at `to`; adds its table to the program.

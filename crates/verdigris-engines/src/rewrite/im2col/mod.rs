@@ -46,7 +46,8 @@ use verdigris_tensor::DType;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::conv::geometry::matrices::over_matrices;
-use crate::engine::{Candidate, Cost, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::cost::Work;
+use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal};
 use crate::gemm;
 use crate::layout::repack::{self, Repack, packed_tensor};
 use crate::split_k::filter::im2col::{self as reduction, Sum};
@@ -137,11 +138,14 @@ impl Algorithm for Im2colProduct {
         Notes { accumulator: DType::F32, ..notes }
     }
 
-    fn cost(&self, Config { form, product }: &Config) -> Cost {
-        Cost {
-            us: form.estimate_us(product, &self.arch),
-            leaves_out: "what of the im2col matrix stays in L2, and the clock under the power limit",
-        }
+    fn work(&self, Config { form, product }: &Config) -> Work {
+        let work = form.product.work(product).unwrap_or_else(|refusal| unreachable!("the product listed it: {refusal}"));
+        let (first, second) = match &form.beside {
+            Beside::Before(im2col) => (im2col.work(), None),
+            Beside::Around(im2col, sum) => (im2col.work(), Some(sum.work())),
+            Beside::Behind(col2im) => (col2im.work(), None),
+        };
+        work.beside([first]).beside(second).beside(form.filter.as_ref().map(Repack::work))
     }
 
     fn lower(&self, Config { form, product }: &Config) -> Result<Program, Refusal> {
@@ -426,17 +430,4 @@ fn behind(meeting: Slot) -> Slot {
 /// Where it finds the filter's copy.
 fn copied(meeting: Slot) -> Slot {
     Slot(meeting.0 + 2)
-}
-
-impl Form {
-    /// Microseconds, under a config of the product.
-    fn estimate_us(&self, product: &Knobs, arch: &Arch) -> f64 {
-        let beside_us = match &self.beside {
-            Beside::Before(im2col) => im2col.estimate_us(arch),
-            Beside::Around(im2col, sum) => im2col.estimate_us(arch) + sum.estimate_us(arch),
-            Beside::Behind(col2im) => col2im.estimate_us(arch),
-        };
-        let filter_us = self.filter.as_ref().map_or(0.0, |copy| copy.estimate_us(arch));
-        self.product.cost(product).map_or(f64::INFINITY, |cost| cost.us) + beside_us + filter_us
-    }
 }

@@ -10,7 +10,7 @@ use verdigris_kir::params::{Divide, Read};
 use verdigris_kir::program::{Address, KernelRef, Launch};
 use verdigris_tensor::DType;
 
-use crate::arch::Arch;
+use crate::cost::{Stream, Traffic};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec, OperandSpec};
 
 /// Threads of a CTA.
@@ -96,9 +96,9 @@ impl Sum {
         self.part_elements() < 1 << 30
     }
 
-    /// Microseconds: bytes over the memory bus, and a launch.
-    pub(crate) fn estimate_us(&self, arch: &Arch) -> f64 {
-        self.scratch_bytes() as f64 / (0.6 * arch.memory_gb_per_s * 1e3) + 4.0
+    /// What it asks.
+    pub(crate) fn work(&self) -> Stream {
+        Stream::new(Traffic::Reduced, self.scratch_bytes() as f64)
     }
 
     /// The launch that reads the parts at `from`.

@@ -4,6 +4,7 @@
 //! configs, or of a sample of them, by the clock. [`draw`] states the distributions.
 
 mod draw;
+pub(crate) mod features;
 mod pick;
 mod summary;
 mod trial;

@@ -16,12 +16,13 @@ use super::geometry::NO_ELEMENT;
 use super::{COUNT_LIMIT, Plan, TYPES, wgrad};
 use crate::arch::Arch;
 use crate::conv::geometry::filter_tap;
+use crate::cost::{self, Loop, Work};
 use crate::engine::Knobs;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_BLOCKS, PIXEL_BYTES, Spec, Tile, WINDOW_BYTES};
 
 /// The most configs that are offered.
-const CONFIGS: usize = 6;
+const CONFIGS: usize = 12;
 
 /// The most columns: pixels of a block by channels.
 const MOST_COLUMNS: u64 = 1 << 12;
@@ -64,7 +65,6 @@ struct Config {
     /// Blocks of a box.
     rows: u64,
     columns: u64,
-    us: f64,
 }
 
 impl Config {
@@ -103,26 +103,33 @@ impl Config {
             && self.boxes(p) < COUNT_LIMIT
     }
 
-    /// Microseconds: what feeds the products from shared memory, or the products at half the rate of the tensor cores; what is read and
-    /// written at memory's rate.
-    fn estimate(&self, p: &ConvProblem, arch: &Arch) -> f64 {
+    /// A step is one of the product's: 32 bytes of a tap's channels.
+    fn main_loop(&self, p: &ConvProblem, sms: u32) -> Loop {
         let column_tiles = self.width(p).div_ceil(u64::from(self.tile.columns));
         let steps = (self.k_tiles(p) * self.taps() * u64::from(PIXEL_BYTES / 32)) as f64;
         let columns = f64::from(self.tile.columns);
-        // Cycles of an SM: 8 reads of shared memory for 16 blocks and one for each 4 columns, by four warps; 2 a product.
-        let product = steps * (4.0 * (8.0 + columns / 4.0)).max(columns / 8.0 * 8.0 * 2.0);
         let [rows, across] = self.window();
-        let bring = self.k_tiles(p) as f64 * (rows * across) as f64 * 10.0;
-        let store = f64::from(BOX_BLOCKS) * columns / 8.0;
-        let ctas = f64::from(self.tile.ctas());
-        let sms = f64::from(arch.sm_count);
-        let boxes = (self.boxes(p) * column_tiles) as f64;
-        let waves = (boxes / sms).max(1.0 / ctas).ceil();
-        let overlap = if self.tile.large { 1.0 } else { 0.6 };
-        let work_us = waves * (product + overlap * (bring + store)) / 1.7e3;
-        let memory_us = p.traffic_bytes() / (0.7 * arch.memory_gb_per_s * 1e3);
-        // What the record of 2026-11-22 on an H200 says of work by this count (`bench/record/h200`): 1.3 to 2.3 of it.
-        (1.6 * work_us).max(memory_us) + 8.0
+        let window_bytes = self.k_tiles(p) as f64 * (rows * across) as f64 * f64::from(PIXEL_BYTES);
+        let walkers = self.boxes(p).min((u64::from(sms * self.tile.ctas()) / column_tiles).max(1));
+        let boxes_of_cta = self.boxes(p).div_ceil(walkers) as f64;
+        let (grid, resident) = ((walkers * column_tiles) as f64, f64::from(sms * self.tile.ctas()));
+        let rounds = (grid / resident).ceil();
+        Loop {
+            tile: [f64::from(BOX_BLOCKS), columns],
+            tiles: (self.boxes(p) * column_tiles) as f64,
+            grid,
+            resident,
+            steps,
+            longest_steps: rounds * boxes_of_cta * steps,
+            longest_tiles: rounds * boxes_of_cta,
+            tensor_cycles: columns * 2.0,
+            // 8 reads for 16 blocks and one for each 4 columns, by four warps.
+            shared_bytes: 4.0 * (8.0 + columns / 4.0) * 128.0,
+            tile_issued: window_bytes / 6.0 + f64::from(BOX_BLOCKS) * columns / 8.0,
+            tile_loaded_bytes: window_bytes,
+            threads: 128.0,
+            ..Loop::of_conv("conv.small_channels dgrad", p)
+        }
     }
 }
 
@@ -174,16 +181,16 @@ impl Dgrad {
                 let columns = 1 << power;
                 let mut rows = u64::from(BOX_BLOCKS) / columns;
                 while rows > 0 {
-                    let config = Config { tile, axes, rows, columns, us: 0.0 };
+                    let config = Config { tile, axes, rows, columns };
                     if config.fits(p) {
-                        configs.push(Config { us: config.estimate(p, arch), ..config });
+                        configs.push(config);
                         break;
                     }
                     rows /= 2;
                 }
             }
         }
-        configs.sort_by(|one: &Config, other| one.us.total_cmp(&other.us));
+        configs.sort_by_cached_key(|config: &Config| cost::order(&config.main_loop(p, arch.sm_count), arch));
         configs.truncate(CONFIGS);
         Dgrad { problem: p.clone(), operands, copy_bytes, epilogue, configs, sms: arch.sm_count }
     }
@@ -219,10 +226,13 @@ impl Dgrad {
 }
 
 impl Plan for Dgrad {
-    fn configs(&self) -> Vec<(Knobs, f64)> {
+    fn configs(&self) -> Vec<(Knobs, Work)> {
         let knobs = |config: &Config| {
             let tile = Tile::ALL.iter().position(|tile| *tile == config.tile).unwrap_or(0) as u32;
-            (Knobs::new([("tile", tile), ("rows", config.rows as u32), ("columns", config.columns as u32)]), config.us)
+            (
+                Knobs::new([("tile", tile), ("rows", config.rows as u32), ("columns", config.columns as u32)]),
+                Work::of(config.main_loop(&self.problem, self.sms)),
+            )
         };
         self.configs.iter().map(knobs).collect()
     }

@@ -14,19 +14,20 @@ use super::boxes::boxes;
 use super::geometry::{Depth, Lines, Patch, Reads, STEP_ENTRIES};
 use super::{Plan, TYPES, patch};
 use crate::arch::Arch;
+use crate::cost::{self, Loop, Work};
 use crate::engine::Knobs;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use kernel::{BOX_PIXELS, Size, Spec, Tile};
 
 /// The most configs of a tile that are offered.
-const CONFIGS_OF_TILE: usize = 3;
+const CONFIGS_OF_TILE: usize = 8;
 
 /// One way to lay a problem out, a config.
 #[derive(Clone, Copy, Debug)]
 struct Config {
     tile: Tile,
     patch: Patch,
-    us: f64,
+    main: Loop,
 }
 
 /// A problem with its configs, the quickest first.
@@ -80,11 +81,11 @@ impl Fprop {
 }
 
 impl Plan for Fprop {
-    fn configs(&self) -> Vec<(Knobs, f64)> {
+    fn configs(&self) -> Vec<(Knobs, Work)> {
         let knobs = |config: &Config| {
             let tile = Tile::ALL.iter().position(|tile| *tile == config.tile).unwrap_or(0) as u32;
             let [rows, columns] = [config.patch.pixel_rows, config.patch.pixel_columns].map(|extent| extent as u32);
-            (Knobs::new([("tile", tile), ("rows", rows), ("columns", columns)]), config.us)
+            (Knobs::new([("tile", tile), ("rows", rows), ("columns", columns)]), Work::of(config.main))
         };
         self.configs.iter().map(knobs).collect()
     }
@@ -152,33 +153,41 @@ fn configs(p: &ConvProblem, lines: Lines, reads: Reads, arch: &Arch) -> Vec<Conf
         let fits = |patch: &Patch| patch.bytes() <= patch_bytes && steps_of(patch) <= most_steps;
         let found = boxes(p, lines, reads, u64::from(BOX_PIXELS), &fits);
         let mut of_tile: Vec<Config> =
-            found.into_iter().map(|patch| Config { tile, patch, us: estimate(p, tile, &patch, steps_of(&patch), arch) }).collect();
-        of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
+            found.into_iter().map(|patch| Config { tile, patch, main: main_loop(p, tile, &patch, steps_of(&patch), arch) }).collect();
+        of_tile.sort_by_cached_key(|config| cost::order(&config.main, arch));
         list.extend(of_tile.into_iter().take(CONFIGS_OF_TILE));
     }
-    list.sort_by(|one, other| one.us.total_cmp(&other.us));
+    list.sort_by_cached_key(|setting| cost::order(&setting.main, arch));
     list
 }
 
-/// Microseconds: products at half the rate of the tensor cores, what is read and written at memory's, and what surrounds each box.
-fn estimate(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch) -> f64 {
+/// A step is one of the product's; around each box stand its patch and its results.
+fn main_loop(p: &ConvProblem, tile: Tile, patch: &Patch, steps: u64, arch: &Arch) -> Loop {
     let [down, across] = patch.boxes(p);
     let column_tiles = p.k.div_ceil(u64::from(tile.channels));
-    let boxes = (down * across * column_tiles) as f64;
-    let sms = f64::from(arch.sm_count);
-    // Cycles of an SM: 16 blocks of pixels by blocks of 8 channels; a quarter of what the fragments wait for in shared memory.
-    let blocks = f64::from(BOX_PIXELS / 16);
-    let fragments = if tile.warps == 4 { 4.0 } else { 5.0 };
-    let product = blocks * (f64::from(tile.channels) / 8.0 * 2.0 + fragments) * steps as f64;
-    let k_tiles = patch.k_tiles(p) as f64;
-    let lines = k_tiles * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + 300.0);
-    // Element by element it takes several times as long.
-    let lines = if patch.lines.copy_bytes > 0 { lines } else { 12.0 * lines };
-    let store = f64::from(BOX_PIXELS * tile.channels) * 2.0 / 32.0;
-    let waves = (boxes / sms).max(1.0 / f64::from(tile.ctas())).ceil();
-    // 1.7 cycles in a nanosecond; one CTA alone does not overlap what surrounds its products.
-    let overlap = if tile.ctas() > 1 { 0.6 } else { 1.0 };
-    let work_us = waves * (product + (lines + store) * overlap) / 1.7e3;
-    let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
-    work_us.max(memory_us) + 8.0
+    let walkers = (down * across).min((u64::from(arch.sm_count * tile.ctas()) / column_tiles).max(1));
+    let boxes_of_cta = (down * across).div_ceil(walkers) as f64;
+    let (blocks, channels, k_tiles) = (f64::from(BOX_PIXELS / 16), f64::from(tile.channels), patch.k_tiles(p) as f64);
+    let grid = (walkers * column_tiles) as f64;
+    let resident = f64::from(arch.sm_count * tile.ctas());
+    let rounds = (grid / resident).ceil();
+    let copies = patch.lines.copy_bytes > 0;
+    let lines = k_tiles * (patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 16.0) * if copies { 1.0 } else { 12.0 };
+    Loop {
+        tile: [f64::from(BOX_PIXELS), channels],
+        tiles: (down * across * column_tiles) as f64,
+        grid,
+        resident,
+        steps: steps as f64,
+        longest_steps: rounds * boxes_of_cta * steps as f64,
+        longest_tiles: rounds * boxes_of_cta,
+        // Half the rate of `wgmma`, and a quarter of what the fragments wait for.
+        tensor_cycles: blocks * (channels / 8.0 * 2.0 + if tile.warps == 4 { 4.0 } else { 5.0 }),
+        shared_bytes: blocks * if tile.warps == 4 { 4.0 } else { 5.0 } * 128.0,
+        tile_issued: lines * 2.0 + k_tiles * 600.0 + f64::from(BOX_PIXELS) * channels / 16.0,
+        tile_loaded_bytes: k_tiles * patch.bytes() as f64,
+        threads: f64::from(tile.warps * 32),
+        copy_bytes: patch.lines.copy_bytes as f64,
+        ..Loop::of_conv("conv.small_channels fprop", p)
+    }
 }

@@ -11,6 +11,7 @@ use super::boxes::boxes;
 use super::geometry::{Lines, Patch, Reads};
 use super::{Plan, TYPES, patch};
 use crate::arch::Arch;
+use crate::cost::{self, Join, Loop, Stream, Traffic, Work};
 use crate::engine::Knobs;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
 use crate::split_k::filter::small_channels::{self as reduction, CHANNELS};
@@ -18,7 +19,7 @@ pub(super) use kernel::copy_bytes;
 use kernel::{CTAS, Spec, box_pixels, patch_bytes, shared_bytes, step_pixels};
 
 /// The most configs of a width of tiles that are offered.
-const CONFIGS_OF_TILE: usize = 4;
+const CONFIGS_OF_TILE: usize = 10;
 
 /// One way to lay a problem out, a config.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +28,7 @@ struct Config {
     patch: Patch,
     /// CTAs that share an SM.
     ctas: u32,
-    us: f64,
+    main: Loop,
 }
 
 /// A problem with its configs, the quickest first.
@@ -69,11 +70,11 @@ impl Wgrad {
             let found = boxes(p, lines, reads, u64::from(box_pixels(element_bytes)), &fits);
             let ways = found.into_iter().flat_map(|patch| sharing(element_bytes, arch).map(move |ctas| (patch, ctas)));
             let mut of_tile: Vec<Config> =
-                ways.map(|(patch, ctas)| Config { spec, patch, ctas, us: estimate(p, spec, &patch, ctas, arch) }).collect();
-            of_tile.sort_by(|one, other| one.us.total_cmp(&other.us));
+                ways.map(|(patch, ctas)| Config { spec, patch, ctas, main: main_loop(p, spec, &patch, ctas, arch) }).collect();
+            of_tile.sort_by_cached_key(|config| cost::order(&config.main, arch));
             configs.extend(of_tile.into_iter().take(CONFIGS_OF_TILE));
         }
-        configs.sort_by(|one: &Config, other| one.us.total_cmp(&other.us));
+        configs.sort_by_cached_key(|config: &Config| cost::order(&config.main, arch));
         Wgrad { problem: p.clone(), lines, copy_bytes, epilogue, configs, sms: arch.sm_count }
     }
 }
@@ -97,10 +98,10 @@ fn walkers(p: &ConvProblem, patch: &Patch, slots: u32) -> u64 {
 }
 
 impl Plan for Wgrad {
-    fn configs(&self) -> Vec<(Knobs, f64)> {
+    fn configs(&self) -> Vec<(Knobs, Work)> {
         let knobs = |config: &Config| {
             let [rows, columns] = [config.patch.pixel_rows, config.patch.pixel_columns].map(|extent| extent as u32);
-            (Knobs::new([("tile", config.spec.blocks), ("rows", rows), ("columns", columns), ("ctas", config.ctas)]), config.us)
+            (Knobs::new([("tile", config.spec.blocks), ("rows", rows), ("columns", columns), ("ctas", config.ctas)]), config.work())
         };
         self.configs.iter().map(knobs).collect()
     }
@@ -144,26 +145,43 @@ impl Plan for Wgrad {
     }
 }
 
-/// Microseconds: products at half the rate of the tensor cores, or what feeds them from shared memory; what is read at memory's rate; the
-/// parts.
-fn estimate(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch) -> f64 {
+impl Config {
+    fn work(&self) -> Work {
+        let part_bytes = self.main.tiles * self.main.parts * f64::from(CHANNELS * self.spec.columns() * 4);
+        Work::of(self.main).beside([Stream::new(Traffic::Reduced, 2.0 * part_bytes)])
+    }
+}
+
+/// A step is one of four warps over a box.
+fn main_loop(p: &ConvProblem, spec: Spec, patch: &Patch, share: u32, arch: &Arch) -> Loop {
     let element_bytes = p.x.dtype.bytes() as u32;
     let [down, across] = patch.boxes(p);
-    let tiles = patch.k_tiles(p) * p.k.div_ceil(u64::from(CHANNELS));
-    let ctas = walkers(p, patch, arch.sm_count * share) as f64;
+    let tiles = (patch.k_tiles(p) * p.k.div_ceil(u64::from(CHANNELS))) as f64;
+    let walkers = walkers(p, patch, arch.sm_count * share) as f64;
     let boxes = (down * across) as f64;
-    let steps = ((patch.pixel_rows * patch.pixel_columns) as f64 / f64::from(step_pixels(element_bytes))).ceil();
+    let steps_of_box = ((patch.pixel_rows * patch.pixel_columns) as f64 / f64::from(step_pixels(element_bytes))).ceil();
     let blocks = f64::from(spec.blocks);
-    // Cycles of an SM for a step of four warps: 2 a product, 1 a read of shared memory.
-    let product = steps * (16.0 * blocks * 2.0).max(4.0 * (4.0 * blocks + 16.0));
-    let bring = patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 32.0 + steps * 120.0 + 200.0;
-    // Element by element it takes several times as long.
-    let bring = if spec.copies { bring } else { 7.0 * bring };
-    // CTAs of one SM share it.
-    let sharing = (ctas * tiles as f64 / f64::from(arch.sm_count)).clamp(1.0, f64::from(share));
-    let rounds = (boxes / ctas).ceil() * (ctas * tiles as f64 / f64::from(arch.sm_count * share)).max(1.0).ceil();
-    let work_us = rounds * sharing * (product + 0.6 * bring) / 1.7e3;
-    let memory_us = p.traffic_bytes() / (0.8 * arch.memory_gb_per_s * 1e3);
-    let parts_us = 2.0 * ctas * tiles as f64 * f64::from(CHANNELS * spec.columns() * 4) / (0.6 * arch.memory_gb_per_s * 1e3);
-    work_us.max(memory_us) + parts_us + 10.0
+    let boxes_of_cta = (boxes / walkers).ceil();
+    let resident = f64::from(arch.sm_count * share);
+    let rounds = (walkers * tiles / resident).ceil();
+    let bring = patch.line_count() as f64 * 6.0 + patch.bytes() as f64 / 16.0;
+    let box_bytes = patch.bytes() as f64 + (patch.pixel_rows * patch.pixel_columns) as f64 * f64::from(CHANNELS * element_bytes);
+    Loop {
+        tile: [f64::from(CHANNELS), f64::from(spec.columns())],
+        tiles,
+        grid: walkers * tiles,
+        resident,
+        steps: boxes * steps_of_box,
+        longest_steps: rounds * boxes_of_cta * steps_of_box,
+        longest_tiles: rounds,
+        parts: walkers,
+        join: Join::Launch,
+        tensor_cycles: 32.0 * blocks,
+        shared_bytes: 4.0 * (4.0 * blocks + 16.0) * 128.0,
+        loaded_bytes: box_bytes / steps_of_box,
+        issued: if spec.copies { 2.0 * bring } else { 14.0 * bring } / steps_of_box,
+        threads: 128.0,
+        copy_bytes: patch.lines.copy_bytes as f64,
+        ..Loop::of_conv("conv.small_channels wgrad", p)
+    }
 }

@@ -1,0 +1,248 @@
+"""Fits the learned part of the cost model to records of `bench choice`.
+
+    workshop bench features RECORD... --out samples.jsonl      # what the model reads of each config that was timed
+    python3 bench/model/fit.py samples.jsonl --out crates/verdigris-engines/src/cost/h200.json
+
+The target is the logarithm of measured over analytic time. The loss has two terms: how far the estimate is off, configs near the fastest of their
+problem counting most, and a listwise one, which asks that the fastest come first. What is printed is from folds that the fit did not see: how much
+longer the config with the least estimate takes than the fastest that was timed, by class, and the error of the estimate by kernel.
+
+Needs PyTorch (no GPU).
+"""
+
+import argparse
+import json
+import math
+import sys
+
+import torch
+
+KERNEL_WIDTH = 8
+LIMIT = 2.0
+# The share of samples whose kernel is hidden from the network, so that it learns what all kernels have in common.
+HIDE = 0.04
+
+
+class Net(torch.nn.Module):
+    def __init__(self, features, kernels, hidden):
+        super().__init__()
+        self.kernel = torch.nn.Embedding(kernels + 1, KERNEL_WIDTH, padding_idx=kernels)
+        self.l1 = torch.nn.Linear(features + KERNEL_WIDTH, hidden[0])
+        self.l2 = torch.nn.Linear(*hidden)
+        self.l3 = torch.nn.Linear(hidden[1], 1)
+        torch.nn.init.normal_(self.kernel.weight, std=0.3)
+        torch.nn.init.zeros_(self.l3.weight)
+        with torch.no_grad():
+            self.kernel.weight[kernels] = 0
+
+    def forward(self, x, kernel):
+        h = torch.relu(self.l1(torch.cat([x, self.kernel(kernel)], -1)))
+        h = torch.relu(self.l2(h))
+        return self.l3(h)[..., 0].clamp(-LIMIT, LIMIT)
+
+
+class Data:
+    """Problems as padded rows of configs."""
+
+    def __init__(self, paths):
+        self.names, self.problems = None, []
+        for path in paths:
+            with open(path) as lines:
+                head = json.loads(next(lines))["features"]
+                assert self.names in (None, head), "samples of two versions of the model"
+                self.names = head
+                for line in lines:
+                    row = json.loads(line)
+                    samples = [s for s in row["samples"] if (s[4] or s[3])]
+                    if len(samples) > 1:
+                        self.problems.append((row, samples))
+        self.kernels = sorted({s[1] for _, samples in self.problems for s in samples})
+        index = {name: i for i, name in enumerate(self.kernels)}
+        width = max(len(samples) for _, samples in self.problems)
+        count, features = len(self.problems), len(self.names)
+        self.x = torch.zeros(count, width, features)
+        self.kernel = torch.full((count, width), len(self.kernels))
+        self.base = torch.zeros(count, width)
+        self.time = torch.full((count, width), math.inf)
+        self.weight = torch.zeros(count, width)
+        for i, (_, samples) in enumerate(self.problems):
+            for j, (_, kernel, base, screen, us, x) in enumerate(samples):
+                self.x[i, j] = torch.tensor(x)
+                self.kernel[i, j] = index[kernel]
+                self.base[i, j] = math.log(base)
+                self.time[i, j] = math.log(us or screen)
+                # A brief trial says less than a median of blocks.
+                self.weight[i, j] = 1.0 if us else 0.6
+        self.mask = self.weight > 0
+        best = self.time.min(1, keepdim=True).values
+        self.gap = torch.where(self.mask, self.time - best, torch.zeros(()))
+        self.weight = self.weight / (1 + 3 * self.gap)
+        flat = self.x[self.mask]
+        step = max(1, len(flat) // 200_000)
+        few = flat[::step]
+        self.least = few.quantile(0.001, 0)
+        self.most = few.quantile(0.999, 0)
+        same = self.most - self.least < 1e-6
+        self.most = torch.where(same, self.least + 1e-6, self.most)
+        clipped = few.clamp(self.least, self.most)
+        self.mean, self.scale = clipped.mean(0), clipped.std(0).clamp_min(1e-3)
+        self.x = (self.x.clamp(self.least, self.most) - self.mean) / self.scale
+
+
+def loss_of(net, data, rows, temperature):
+    x, kernel, mask = data.x[rows], data.kernel[rows], data.mask[rows]
+    hidden = torch.rand(kernel.shape) < HIDE
+    kernel = torch.where(hidden, torch.full_like(kernel, len(data.kernels)), kernel)
+    out = net(x, kernel) + data.base[rows]
+    error = torch.where(mask, out - data.time[rows].where(mask, out), torch.zeros(()))
+    weight = data.weight[rows]
+    square = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.15)
+    near = (square * weight).sum() / weight.sum()
+    score = torch.where(mask, -out / temperature, torch.tensor(-1e9))
+    target = torch.softmax(torch.where(mask, -data.time[rows].where(mask, out.detach()) / temperature, torch.tensor(-1e9)), 1)
+    listwise = -(target * torch.log_softmax(score, 1)).sum(1).mean()
+    return near * 20 + listwise
+
+
+def train(data, rows, options):
+    torch.manual_seed(options.seed)
+    net = Net(len(data.names), len(data.kernels), options.hidden)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=options.decay)
+    batch = 256
+    steps = options.epochs * math.ceil(len(rows) / batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps, pct_start=0.1)
+    for _ in range(options.epochs):
+        order = rows[torch.randperm(len(rows))]
+        for first in range(0, len(order), batch):
+            optimizer.zero_grad()
+            loss_of(net, data, order[first : first + batch], options.temperature).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    return net.eval()
+
+
+def predict(net, data, rows):
+    with torch.no_grad():
+        return torch.where(data.mask[rows], net(data.x[rows], data.kernel[rows]) + data.base[rows], torch.tensor(math.inf))
+
+
+def regret(data, rows, estimate):
+    chosen = estimate.argmin(1)
+    return data.gap[rows].gather(1, chosen[:, None])[:, 0]
+
+
+def line(name, gaps):
+    ratio = gaps.exp()
+    print(
+        f"{name:38} {len(gaps):5}  {gaps.mean().exp():6.3f}  {100 * (ratio <= 1.15).float().mean():5.1f} %"
+        f"  {int((ratio > 1.5).sum()):4}  {ratio.max():6.2f}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("samples", nargs="+")
+    parser.add_argument("--out")
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--hidden", type=int, nargs=2, default=[96, 64], help="neurons of the two layers")
+    parser.add_argument("--decay", type=float, default=0.05, help="weight decay")
+    parser.add_argument("--temperature", type=float, default=0.15, help="listwise: differences of this share of the time count as one unit")
+    parser.add_argument("--folds", type=int, default=5, help="0 for none")
+    parser.add_argument("--hold", help="samples to judge by that are not fitted to", nargs="*", default=[])
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    data = Data(arguments.samples + arguments.hold)
+    held = set()
+    for path in arguments.hold:
+        with open(path) as lines:
+            next(lines)
+            held |= {json.loads(line)["problem"] for line in lines}
+    all_rows = torch.arange(len(data.problems))
+    is_held = torch.tensor([row["problem"] in held for row, _ in data.problems])
+    rows = all_rows[~is_held]
+    print(f"{len(rows)} problems, {int(data.mask[rows].sum())} configs, {len(data.kernels)} kernels, {len(data.names)} features")
+    print(f"{'choice by estimate':38} {'of':>5}  {'mean':>6}  {'<1.15':>7}  {'>1.5':>4}  {'most':>6}")
+    base = torch.where(data.mask, data.base, torch.tensor(math.inf))
+    line("analytic alone", regret(data, rows, base[rows]))
+    judged = []
+    if arguments.folds:
+        fold = torch.randperm(len(rows), generator=torch.Generator().manual_seed(7)) % arguments.folds
+        for i in range(arguments.folds):
+            net = train(data, rows[fold != i], arguments)
+            judged.append((rows[fold == i], predict(net, data, rows[fold == i])))
+            print(f"fold {i}", file=sys.stderr)
+    final = train(data, rows, arguments)
+    if is_held.any():
+        held_rows = all_rows[is_held]
+        line("held out", regret(data, held_rows, predict(final, data, held_rows)))
+    if judged:
+        seen, estimate = torch.cat([r for r, _ in judged]), torch.cat([e for _, e in judged])
+        gaps = regret(data, seen, estimate)
+        line("on folds that were not fitted to", gaps)
+        classes = {}
+        for place, row in enumerate(seen.tolist()):
+            problem = data.problems[row][0]
+            kind = problem["problem"].split("/")[1]
+            words = problem["words"].split()
+            what = kind if kind == "product" else words[1]
+            classes.setdefault(what, []).append(place)
+            classes.setdefault(f"{kind} {problem['dtype']}", []).append(place)
+        for name in sorted(classes):
+            line("  " + name, gaps[torch.tensor(classes[name])])
+        error = (estimate - data.time[seen]).where(data.mask[seen], torch.zeros(()))
+        near = data.mask[seen] & (data.gap[seen] < 1.0)
+        print(f"{'error of the estimate':38} {'of':>5}  {'bias':>6}  {'rms':>6}")
+        for i, name in enumerate(data.kernels):
+            of = near & (data.kernel[seen] == i)
+            if of.any():
+                values = error[of]
+                print(f"  {name:36} {len(values):5}  {values.mean():+6.3f}  {values.square().mean().sqrt():6.3f}")
+        worst = gaps.argsort(descending=True)[:25]
+        for place in worst.tolist():
+            row = int(seen[place])
+            samples = data.problems[row][1]
+            chosen, best = int(estimate[place].argmin()), int(data.time[row].argmin())
+            print(
+                f"  {gaps[place].exp():5.2f}  {data.problems[row][0]['words']}: {samples[chosen][0]} {samples[chosen][1]} "
+                f"(est {estimate[place][chosen].exp():.1f}, took {data.time[row][chosen].exp():.1f}) "
+                f"for {samples[best][0]} (est {estimate[place][best].exp():.1f}, took {data.time[row][best].exp():.1f})"
+            )
+    if arguments.out:
+        write(final, data, rows, arguments.out)
+
+
+def write(net, data, rows, path):
+    def rounded(tensor, digits=5):
+        return [round(v, digits) if not isinstance(v, list) else [round(w, digits) for w in v] for v in tensor.tolist()]
+
+    about = {
+        "chip": "NVIDIA H200",
+        "fitted_to": sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}),
+        "problems": len(rows),
+        "configs": int(data.mask[rows].sum()),
+        "tool": "bench/model/fit.py",
+    }
+    content = {
+        "about": about,
+        "features": data.names,
+        "mean": rounded(data.mean),
+        "scale": rounded(data.scale),
+        "least": rounded(data.least),
+        "most": rounded(data.most),
+        "kernels": {name: rounded(net.kernel.weight[i].detach(), 4) for i, name in enumerate(data.kernels)},
+        "w1": rounded(net.l1.weight.detach().T, 4),
+        "b1": rounded(net.l1.bias.detach(), 4),
+        "w2": rounded(net.l2.weight.detach().T, 4),
+        "b2": rounded(net.l2.bias.detach(), 4),
+        "w3": rounded(net.l3.weight.detach()[0], 4),
+        "b3": round(float(net.l3.bias.detach()), 5),
+        "limit": LIMIT,
+    }
+    with open(path, "w") as out:
+        body = ",\n".join(f'"{key}": {json.dumps(value, separators=(",", ":"))}' for key, value in content.items())
+        out.write("{\n" + body.replace("],[", "],\n[") + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
