@@ -7,7 +7,7 @@
 //!
 //! The problem stands in words ([`Problem`](verdigris_graph::Problem) prints and reads them). A choice is found again for the same problem on the
 //! same kind of device, under the same driver and the same limits; a later line stands before an earlier one. It holds as long as its engine has
-//! the version that it was measured with ([`Engine::version`](verdigris_engines::engine::Engine::version)); whoever asks looks. `check` is the start of a
+//! the version that it was measured with ([`Engine::version`]); whoever asks looks. `check` is the start of a
 //! BLAKE3 of the text before it: a line that does not agree is skipped and reported, and spoils no other. Lines are added, each in one write under
 //! a lock, so that processes may share a file and one that is killed loses nothing that it had kept. Empty lines and lines that begin with `#` say
 //! nothing. A file in which most lines are no longer asked for is written anew without them, beside the old one and then in its place
