@@ -117,5 +117,5 @@ fn random_shapes_name_only_kernels_of_the_catalog() {
     let unused: Vec<&String> = catalog.difference(&used).collect();
     assert!(taken > 500 && unused.len() < catalog.len() / 5, "{taken} problems; nothing names {unused:?}");
     // By the clock of an H200, the direct engine was quicker for 60 of 223 problems drawn at random (`bench/record/h200/README.md`).
-    assert!(slower.len() < taken / 4, "{} of {taken}, such as {:?}", slower.len(), slower.first());
+    assert!(slower.len() < taken / 10, "{} of {taken}, such as {:?}", slower.len(), slower.first());
 }

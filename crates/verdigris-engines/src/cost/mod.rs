@@ -2,8 +2,8 @@
 //!
 //! The estimate is analytic first (`analytic`): cycles of the pipes that a step of the main loop asks for, the steps of the busiest CTA, bytes
 //! of device memory, launches. What that leaves out is learned (`residual`): the logarithm of measured over analytic time, as a small network
-//! reads it off the config's [`features`]. The network was fitted to problems drawn at random, never to a list; `bench/model` has the tool and says
-//! how far off the estimates are, by engine and by class. A kernel that the fit never saw has the analytic estimate and what all kernels have in
+//! reads it off the config's [`features`]. The network was fitted to problems drawn at random, never to a list; `bench/model` has the tool, and
+//! `bench/record/h200/README.md` says how far off the estimates are, by engine and by class. A kernel that the fit never saw has the analytic estimate and what all kernels have in
 //! common.
 
 pub(crate) mod analytic;

@@ -49,6 +49,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         writeln!(out, "{line}")?;
     }
     out.flush()?;
+    if kept == 0 {
+        bail!("none of the {lost} configs in these records is offered any more");
+    }
     say!("{kept} configs of {} problems; {lost} that are offered no more", lines.len());
     Ok(Verdict::Good)
 }
