@@ -1,7 +1,7 @@
 """Fits the learned part of the cost model to records of `bench choice`.
 
     workshop bench features RECORD... --out samples.jsonl      # what the model reads of each config that was timed
-    python3 bench/model/fit.py samples.jsonl --out crates/verdigris-engines/src/cost/h200.json
+    python3 bench/model/fit.py samples.jsonl --out crates/verdigris-engines/src/cost/h200.rs
 
 The target is the logarithm of measured over analytic time. The loss has two terms: how far the estimate is off, configs near the fastest of their
 problem counting most, and a listwise one, which asks that the fastest come first. What is printed is from folds that the fit did not see: how much
@@ -213,35 +213,59 @@ def main():
 
 
 def write(net, data, rows, path):
-    def rounded(tensor, digits=5):
-        return [round(v, digits) if not isinstance(v, list) else [round(w, digits) for w in v] for v in tensor.tolist()]
-
-    about = {
-        "chip": "NVIDIA H200",
-        "fitted_to": sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}),
-        "problems": len(rows),
-        "configs": int(data.mask[rows].sum()),
-        "tool": "bench/model/fit.py",
-    }
-    content = {
-        "about": about,
-        "features": data.names,
-        "mean": rounded(data.mean),
-        "scale": rounded(data.scale),
-        "least": rounded(data.least),
-        "most": rounded(data.most),
-        "kernels": {name: rounded(net.kernel.weight[i].detach(), 4) for i, name in enumerate(data.kernels)},
-        "w1": rounded(net.l1.weight.detach().T, 4),
-        "b1": rounded(net.l1.bias.detach(), 4),
-        "w2": rounded(net.l2.weight.detach().T, 4),
-        "b2": rounded(net.l2.bias.detach(), 4),
-        "w3": rounded(net.l3.weight.detach()[0], 4),
-        "b3": round(float(net.l3.bias.detach()), 5),
+    """The fit as Rust: statics that nobody has to read when a process starts."""
+    weights = net.l1.weight.detach().T
+    inputs = len(data.names)
+    # What stands for a kernel comes to the same as biases of the first layer.
+    biases = net.l1.bias.detach() + net.kernel.weight.detach() @ weights[inputs:]
+    # A kernel that was never seen has what the others have in common.
+    fields = {
+        "#[cfg(test)]\n    features": data.names,
+        "mean": data.mean,
+        "scale": data.scale,
+        "least": data.least,
+        "most": data.most,
+        "kernels": dict(zip(data.kernels, biases)),
+        "w1": weights[:inputs],
+        "b1": net.l1.bias.detach(),
+        "w2": net.l2.weight.detach().T,
+        "b2": net.l2.bias.detach(),
+        "w3": net.l3.weight.detach()[0],
+        "b3": net.l3.bias.detach()[0],
         "limit": LIMIT,
     }
+    seeds = ", ".join(sorted({data.problems[i][0]["problem"].rsplit("/", 2)[0] for i in rows.tolist()}))
+    configs = int(data.mask[rows].sum())
+    about = f"Fitted by `bench/model/fit.py` to {configs} configs of {len(rows)} problems ({seeds}), timed on NVIDIA H200s."
     with open(path, "w") as out:
-        body = ",\n".join(f'"{key}": {json.dumps(value, separators=(",", ":"))}' for key, value in content.items())
-        out.write("{\n" + body.replace("],[", "],\n[") + "\n}\n")
+        out.write(f"//! {about}\n\nuse super::residual::Network;\n\n")
+        out.write("pub(super) static H200: Network = Network {\n")
+        out.writelines(f"    {name}: {rust(value)},\n" for name, value in fields.items())
+        out.write("};\n")
+
+
+def rust(value):
+    """A value as Rust's expression."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "&[" + lines((f"({rust(name)}, {rust(one)})" for name, one in sorted(value.items())), 0) + "]"
+    if isinstance(value, list):
+        return "&[" + lines(map(rust, value)) + "]"
+    if isinstance(value, (int, float)) or value.dim() == 0:
+        return repr(round(float(value), 5))
+    return "[" + lines(map(rust, value), 120 if value.dim() == 1 else 0) + "]"
+
+
+def lines(values, width=120):
+    """Values with commas, in lines of about that many characters."""
+    out, line = ["\n"], ""
+    for value in values:
+        if len(line) + len(value) > width and line:
+            out.append(line.rstrip() + "\n")
+            line = ""
+        line += value + ", "
+    return "".join([*out, line.rstrip(), "\n"])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@
 
 pub(crate) mod analytic;
 pub mod features;
+#[rustfmt::skip]
+#[allow(clippy::approx_constant, reason = "coefficients of a fit, some of which come near to one")]
+mod h200;
 mod residual;
 mod work;
 

@@ -1,113 +1,100 @@
 //! The learned part of an estimate: measured over analytic time, by a small network over a config's features.
 
-use std::collections::BTreeMap;
-use std::sync::LazyLock;
-
-use serde::Deserialize;
-
 use super::analytic::Parts;
 use super::features;
+use super::h200::H200;
 use super::work::Work;
 use crate::arch::Arch;
 
-/// The fit to H200s. `bench/model/fit.py` writes the file.
-const HOPPER: &str = include_str!("h200.json");
+const FEATURES: usize = features::NAMES.len();
+/// Neurons of the two hidden layers.
+const FIRST: usize = 96;
+const SECOND: usize = 64;
 
-/// A network of two hidden layers: `out = relu(relu([x, kernel] · w1 + b1) · w2 + b2) · w3 + b3`, in f32, with x the features brought to their
-/// usual range. Its result is a natural logarithm.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Network {
-    /// What it was fitted to, for people.
-    #[serde(rename = "about")]
-    _about: serde_json::Value,
-    /// Names of the features, to be those of today.
-    features: Vec<String>,
+/// A network of two hidden layers: `out = relu(relu(x · w1 + kernel) · w2 + b2) · w3 + b3`, in f32, with x the features brought to their
+/// usual range. Its result is a natural logarithm. The numbers are statics of the program: a process that ranks once has nothing to read.
+pub(super) struct Network {
+    /// Names of the features, which a test holds to be those of today.
+    #[cfg(test)]
+    pub(super) features: &'static [&'static str],
     /// Per feature: what is taken off, what it is divided by, and the range that the fit saw, beyond which nothing is concluded.
-    mean: Vec<f32>,
-    scale: Vec<f32>,
-    least: Vec<f32>,
-    most: Vec<f32>,
-    /// What stands for each kernel; zeros for one that the fit never saw.
-    kernels: BTreeMap<String, Vec<f32>>,
+    pub(super) mean: [f32; FEATURES],
+    pub(super) scale: [f32; FEATURES],
+    pub(super) least: [f32; FEATURES],
+    pub(super) most: [f32; FEATURES],
+    /// Biases of the first layer for each kernel, in order of names, and for one that the fit never saw.
+    pub(super) kernels: &'static [(&'static str, [f32; FIRST])],
+    pub(super) b1: [f32; FIRST],
     /// Rows are inputs, columns neurons.
-    w1: Vec<Vec<f32>>,
-    b1: Vec<f32>,
-    w2: Vec<Vec<f32>>,
-    b2: Vec<f32>,
-    w3: Vec<f32>,
-    b3: f32,
+    pub(super) w1: [[f32; FIRST]; FEATURES],
+    pub(super) w2: [[f32; SECOND]; FIRST],
+    pub(super) b2: [f32; SECOND],
+    pub(super) w3: [f32; SECOND],
+    pub(super) b3: f32,
     /// The most that an estimate is changed by, as a logarithm.
-    limit: f32,
+    pub(super) limit: f32,
 }
-
-/// Nothing where the file is none, or speaks of other features than those of today; a test holds that it does not.
-static NETWORK: LazyLock<Option<Network>> =
-    LazyLock::new(|| serde_json::from_str(HOPPER).ok().filter(|network: &Network| network.features == features::NAMES));
 
 /// What the analytic estimate is multiplied by; 1 on chips that nothing was fitted to.
 pub(super) fn factor(work: &Work, parts: &Parts, arch: &Arch) -> f64 {
     if arch.capability != (9, 0) {
         return 1.0;
     }
-    let (Some(network), Some(main), Some(features)) = (&*NETWORK, &work.main, features::of(work, parts, arch)) else { return 1.0 };
-    f64::from(network.apply(main.kernel, &features)).exp()
+    let (Some(main), Some(features)) = (&work.main, features::of(work, parts, arch)) else { return 1.0 };
+    // Wider vectors of the processor give the same bits: each neuron's sum has one order.
+    f64::from(pulp::Arch::new().dispatch(|| H200.apply(main.kernel, &features))).exp()
 }
 
 impl Network {
-    fn apply(&self, kernel: &str, features: &[f32]) -> f32 {
-        let mut x: Vec<f32> = Vec::with_capacity(self.w1.len());
-        for (i, &feature) in features.iter().enumerate() {
-            x.push((feature.clamp(self.least[i], self.most[i]) - self.mean[i]) / self.scale[i]);
-        }
-        x.extend(self.kernels.get(kernel).into_iter().flatten());
-        let hidden = layer(&self.w2, &self.b2, &layer(&self.w1, &self.b1, &x));
+    #[inline(always)]
+    fn apply(&self, kernel: &str, features: &[f32; FEATURES]) -> f32 {
+        let x: [f32; FEATURES] = std::array::from_fn(|i| (features[i].clamp(self.least[i], self.most[i]) - self.mean[i]) / self.scale[i]);
+        let known = self.kernels.binary_search_by(|(name, _)| (*name).cmp(kernel));
+        let biases = known.map_or(&self.b1, |at| &self.kernels[at].1);
+        let hidden = layer(&self.w2, &self.b2, &layer(&self.w1, biases, &x));
         let out: f32 = self.w3.iter().zip(&hidden).map(|(w, h)| w * h).sum();
         (out + self.b3).clamp(-self.limit, self.limit)
     }
 }
 
-/// Inputs that are 0, which are half of those behind a `relu`, cost nothing; missing ones at the end count as 0.
-fn layer(weights: &[Vec<f32>], biases: &[f32], x: &[f32]) -> Vec<f32> {
-    let mut sums = biases.to_vec();
+/// Inputs that are 0, which are half of those behind a `relu`, cost nothing.
+#[inline(always)]
+fn layer<const IN: usize, const OUT: usize>(weights: &[[f32; OUT]; IN], biases: &[f32; OUT], x: &[f32; IN]) -> [f32; OUT] {
+    let mut sums = *biases;
     for (x, row) in x.iter().zip(weights).filter(|(x, _)| **x != 0.0) {
         for (sum, weight) in sums.iter_mut().zip(row) {
             *sum += x * weight;
         }
     }
-    sums.iter_mut().for_each(|sum| *sum = sum.max(0.0));
-    sums
+    sums.map(|sum| sum.max(0.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn network() -> &'static Network {
-        NETWORK.as_ref().expect("the fit reads the features of today")
-    }
-
     #[test]
-    fn the_fit_is_of_the_features_of_today_and_whole() {
-        let network = network();
-        let features = features::NAMES.len();
-        for numbers in [&network.mean, &network.scale, &network.least, &network.most] {
-            assert_eq!(numbers.len(), features);
-            assert!(numbers.iter().all(|number| number.is_finite()));
-        }
-        assert!(network.scale.iter().all(|scale| *scale > 0.0));
-        let width = features + network.kernels.values().next().map_or(0, Vec::len);
-        assert!(network.kernels.values().all(|kernel| kernel.len() == width - features));
-        assert!(network.w1.iter().all(|row| row.len() == network.b1.len()) && network.w1.len() == width);
-        assert!(network.w2.iter().all(|row| row.len() == network.b2.len()) && network.w2.len() == network.b1.len());
-        assert_eq!(network.w3.len(), network.b2.len());
+    fn the_fit_is_of_the_features_of_today() {
+        assert_eq!(H200.features, features::NAMES);
+        assert!([H200.mean, H200.scale, H200.least, H200.most].iter().flatten().all(|number| number.is_finite()));
+        assert!(H200.scale.iter().all(|scale| *scale > 0.0));
+        assert!(H200.kernels.is_sorted_by(|(one, _), (next, _)| one < next));
     }
 
     #[test]
     fn what_lies_outside_of_what_was_seen_counts_as_its_edge() {
-        let network = network();
-        let far: Vec<f32> = network.most.iter().map(|most| most * 2.0 + 100.0).collect();
-        assert_eq!(network.apply("gemm.wgmma", &far), network.apply("gemm.wgmma", &network.most));
-        assert!(network.apply("no such kernel", &network.mean).abs() <= network.limit);
+        let far = H200.most.map(|most| most * 2.0 + 100.0);
+        assert_eq!(H200.apply("gemm.wgmma", &far), H200.apply("gemm.wgmma", &H200.most));
+        assert!(H200.apply("no such kernel", &H200.mean).abs() <= H200.limit);
+        assert_ne!(H200.apply("gemm.wgmma", &H200.mean), H200.apply("conv.direct", &H200.mean), "each kernel has its own");
+    }
+
+    #[test]
+    fn wide_vectors_give_the_bits_of_plain_ones() {
+        for (kernel, _) in H200.kernels {
+            let features = std::array::from_fn(|i| H200.least[i] + (H200.most[i] - H200.least[i]) * (i % 7) as f32 / 6.0);
+            let wide = pulp::Arch::new().dispatch(|| H200.apply(kernel, &features));
+            assert_eq!(wide.to_bits(), H200.apply(kernel, &features).to_bits(), "{kernel}");
+        }
     }
 }
