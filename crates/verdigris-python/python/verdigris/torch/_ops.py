@@ -23,6 +23,7 @@ _namespace = torch.ops.verdigris
 #: By name: the number, the most tensors read, and what gradients are computed from.
 _FUNCTIONS = {name: (code, tensors, saves) for code, (name, tensors, saves) in enumerate(_native.functions())}
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
+_current_policy = _native.current_policy
 _is_compiling = torch.compiler.is_compiling
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
@@ -60,7 +61,7 @@ def _register_fake(name, fake):
         torch.library.register_fake(f"verdigris::{name}", fake, lib=_library)
 
 
-def _gradients(name, places, saves):
+def _gradients(name, places, saves, has_one_result):
     """What an operator keeps of a call, and what it does with the gradient of its first result."""
     # The gradient of a tensor that is not saved needs the tensor's dims, unless a result of the same dims is saved.
     is_told = places not in saves
@@ -68,8 +69,8 @@ def _gradients(name, places, saves):
     told = tuple(place for place, _, is_told in wanted if is_told)
     is_activation = name == "activation"
 
-    def setup(ctx, inputs, output):
-        ctx.attributes, ctx.policy = inputs[places], _native.current_policy()
+    def save_some(ctx, inputs, output):
+        ctx.attributes, ctx.policy = inputs[places], _current_policy()
         if is_activation:
             # ReLU's derivative follows from its result too, which the next layer saves anyway.
             ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
@@ -80,6 +81,16 @@ def _gradients(name, places, saves):
             ctx.shapes = {place: every[place].shape for place in told if every[place] is not None}
         if len(every) > places + 1:
             ctx.mark_non_differentiable(*every[places + 1 :])
+
+    first = len(saves)
+
+    def save_first(ctx, inputs, output):
+        # As `save_some`, of a single result and the first of its operands: each layer of a network comes by here.
+        ctx.save_for_backward(*inputs[:first])
+        ctx.attributes, ctx.policy = inputs[places], _current_policy()
+
+    is_first = not told and not is_activation and saves == list(range(first)) and first <= places
+    setup = save_first if is_first and has_one_result else save_some
 
     def backward(ctx, dy, *_):
         saved, attributes, policy, needs = ctx.saved_tensors, ctx.attributes, ctx.policy, ctx.needs_input_grad
@@ -103,7 +114,7 @@ def _operator(name, tensors, results, has_dims, fake, autocast=None):
     code, places, saves = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
-    setup, backward = _gradients(name, places, saves)
+    setup, backward = _gradients(name, places, saves, results == "Tensor")
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
