@@ -635,27 +635,27 @@ impl KernelBody {
 
     /// Calls `visit` on every instruction, outer blocks first, in program order.
     pub fn for_each_inst<'a>(&'a self, visit: &mut dyn FnMut(&'a Inst)) {
-        fn walk<'a>(block: &'a Block, visit: &mut dyn FnMut(&'a Inst)) {
-            for stmt in &block.stmts {
-                match stmt {
-                    Stmt::Inst(inst) => visit(inst),
-                    Stmt::If { then, otherwise, .. } => {
-                        walk(then, visit);
-                        walk(otherwise, visit);
-                    }
-                    Stmt::Loop { head, body, .. } => {
-                        walk(head, visit);
-                        walk(body, visit);
-                    }
-                    Stmt::Roles { roles, .. } => {
-                        for role in roles {
-                            walk(&role.body, visit);
-                        }
-                    }
-                    Stmt::StopWhen { .. } | Stmt::Comment(_) => {}
+        self.body.for_each_inst(visit);
+    }
+}
+
+impl Block {
+    /// Calls `visit` on every instruction, those of blocks inside too, in program order.
+    pub fn for_each_inst<'a>(&'a self, visit: &mut dyn FnMut(&'a Inst)) {
+        for stmt in &self.stmts {
+            match stmt {
+                Stmt::Inst(inst) => visit(inst),
+                Stmt::If { then, otherwise, .. } => {
+                    then.for_each_inst(visit);
+                    otherwise.for_each_inst(visit);
                 }
+                Stmt::Loop { head, body, .. } => {
+                    head.for_each_inst(visit);
+                    body.for_each_inst(visit);
+                }
+                Stmt::Roles { roles, .. } => roles.iter().for_each(|role| role.body.for_each_inst(visit)),
+                Stmt::StopWhen { .. } | Stmt::Comment(_) => {}
             }
         }
-        walk(&self.body, visit);
     }
 }

@@ -442,6 +442,14 @@ impl Arguments {
         })
     }
 
+    /// The addresses among the arguments.
+    pub fn addresses(&self) -> impl Iterator<Item = &Address> {
+        self.args.iter().filter_map(|arg| match arg {
+            Arg::Pointer(address) | Arg::TensorMap(address, _) => Some(address),
+            _ => None,
+        })
+    }
+
     /// The addresses among the arguments, for a program that becomes part of a larger one.
     pub fn addresses_mut(&mut self) -> impl Iterator<Item = &mut Address> {
         self.args.iter_mut().filter_map(|arg| match arg {

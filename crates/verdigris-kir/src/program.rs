@@ -180,7 +180,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Whether CTAs wait for each other.
     pub residency: Residency,
-    /// May start before the launch in front of it ends; the kernel waits by `griddepcontrol.wait` (programmatic dependent launch).
+    /// May start before the launch in front of it ends, which may be the last of another program; the kernel waits by `griddepcontrol.wait` ahead of
+    /// its first access to global memory (programmatic dependent launch).
     pub overlap: bool,
     /// Arguments in the order of the kernel's parameters.
     pub args: Arguments,
@@ -392,6 +393,12 @@ impl Launch {
         for (axis, (&extent, &limit)) in ["x", "y", "z"].iter().zip(self.grid.iter().zip(&limits)) {
             if extent == 0 || u64::from(extent) > limit {
                 return fail(format!("grid {axis} is {extent}, must be 1 to {limit}"));
+            }
+        }
+        if self.overlap {
+            let is_given_constants = self.args.addresses().any(|address| matches!(address.base, Base::Constant(_)));
+            if let Some(fault) = crate::verify::unwaited(body, is_given_constants) {
+                return fail(fault);
             }
         }
         if !self.grid[0].is_multiple_of(body.cluster) {

@@ -62,7 +62,7 @@ pub(crate) fn run(program: &Program, kernels: &Kernels, memory: &mut Memory, opt
     let buffers = memory.buffers.len();
     let bindings = Bindings {
         scratch: program.scratch.iter().map(|piece| memory.add_scratch(piece.name, piece.bytes)).collect(),
-        constants: program.constants.iter().map(|bytes| memory.add(bytes)).collect(),
+        constants: program.constants.iter().map(|bytes| memory.add_constant(bytes)).collect(),
         buffers,
     };
     memory.forget_history();
@@ -284,6 +284,7 @@ impl Machine<'_> {
             resident: 0,
             finished: 0,
             triggered: 0,
+            known_at_trigger: u32::MAX,
             ctas,
             first_actor,
             horizon: 0,
@@ -302,6 +303,11 @@ impl Machine<'_> {
         bindings: &Bindings,
     ) -> Result<(), Fault> {
         let horizon = self.next_actor;
+        if number == 0 && group.first().is_some_and(|(launch, _)| launch.overlap) {
+            // What ran before the program may not be over: no clock knows of it before its owner has waited.
+            self.memory.predecessor = Some(horizon);
+            self.next_actor += 1;
+        }
         for (index, &launch) in group.iter().enumerate() {
             let mut grid = self.grid(launch, number + index as u32, element_bytes, kernels, bindings)?;
             grid.horizon = horizon;
@@ -359,7 +365,9 @@ impl Machine<'_> {
         let peers: Vec<usize> = (first..first + size as usize).collect();
         let sm = self.rng.below(self.options.sms.max(1) as usize) as u32;
         let base = grid.first_actor + cluster * size * stride;
-        let (dims, horizon) = (grid.dims, grid.horizon);
+        // Of what is in front of both, a launch knows what the one that let it start knew.
+        let let_in = index.checked_sub(1).map_or(0, |earlier| self.grids[earlier].known_at_trigger);
+        let (dims, horizon) = (grid.dims, grid.horizon.max(let_in));
         let warps = body.threads.div_ceil(32);
         let entry = body.entry_registers();
         for rank in 0..size {
@@ -530,12 +538,15 @@ impl Machine<'_> {
         let grid = owner.grid;
         let peers = owner.peers.clone();
         let triggered = std::mem::replace(&mut owner.triggered, true);
+        let known = owner.exit_clock.horizon;
         self.spare.shared.push(std::mem::take(&mut owner.shared));
         for warp in owner.warps.iter_mut().flatten() {
             self.spare.registers.push(std::mem::take(&mut warp.registers));
         }
         let grid_state = &mut self.grids[grid];
-        grid_state.triggered += u32::from(!triggered);
+        if !triggered {
+            grid_state.trigger(known);
+        }
         grid_state.finished += 1;
         let grid_over = grid_state.finished == grid_state.ctas as usize;
         if peers.iter().all(|&peer| self.ctas[peer].exited) {

@@ -38,6 +38,8 @@ pub(crate) struct Buffer {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     background: Background,
+    /// Nothing on the device writes it.
+    is_constant: bool,
     pages: Vec<Option<Box<Page>>>,
 }
 
@@ -45,7 +47,7 @@ impl Buffer {
     fn new(name: String, bytes: u64, background: Background) -> Self {
         let mut pages = Vec::new();
         pages.resize_with(bytes.div_ceil(PAGE as u64) as usize, || None);
-        Buffer { name, bytes, background, pages }
+        Buffer { name, bytes, background, is_constant: false, pages }
     }
 
     fn page(&mut self, index: usize) -> &mut Page {
@@ -92,6 +94,8 @@ fn set_valid(mask: &mut u8, bit: usize, on: bool) {
 #[derive(Debug, Default)]
 pub struct Memory {
     pub(crate) buffers: Vec<Buffer>,
+    /// What stands in front of the run and may still touch every byte that is not constant, where there is such a thing.
+    pub(crate) predecessor: Option<u32>,
 }
 
 impl Memory {
@@ -203,6 +207,12 @@ impl Memory {
         self.buffers.len() - 1
     }
 
+    pub(crate) fn add_constant(&mut self, bytes: &[u8]) -> usize {
+        let slot = self.add(bytes);
+        self.buffers[slot].is_constant = true;
+        slot
+    }
+
     /// The address of the first byte of a buffer.
     pub(crate) fn base(slot: usize) -> u64 {
         (slot as u64 + 1) << BUFFER_SHIFT
@@ -210,6 +220,7 @@ impl Memory {
 
     /// Forgets who accessed what: at the start of a run.
     pub(crate) fn forget_history(&mut self) {
+        self.predecessor = None;
         for buffer in &mut self.buffers {
             for page in buffer.pages.iter_mut().flatten() {
                 page.cells = None;
@@ -257,8 +268,11 @@ impl Memory {
 
     /// The piece of memory from `offset` to the end of its page.
     pub(crate) fn piece(&mut self, slot: usize, offset: u64) -> (Piece<'_>, usize) {
-        let page = self.buffers[slot].page((offset / PAGE as u64) as usize);
-        let cells = page.cells.get_or_insert_with(|| vec![Cell::default(); PAGE / 4].into_boxed_slice());
+        let buffer = &mut self.buffers[slot];
+        let predecessor = self.predecessor.filter(|_| !buffer.is_constant);
+        let page = buffer.page((offset / PAGE as u64) as usize);
+        let untouched = || predecessor.map_or_else(Cell::default, Cell::of_predecessor);
+        let cells = page.cells.get_or_insert_with(|| vec![untouched(); PAGE / 4].into_boxed_slice());
         (Piece { data: &mut page.data[..], valid: &mut page.valid[..], cells }, (offset % PAGE as u64) as usize)
     }
 

@@ -68,6 +68,14 @@ impl Default for Cell {
     }
 }
 
+impl Cell {
+    /// Bytes that an actor of which nothing else is known may still write and read.
+    pub(crate) fn of_predecessor(actor: u32) -> Cell {
+        let stamp = Stamp { actor, epoch: 1, what: 0, lanes: [UNIT; 4] };
+        Cell { write: stamp, read: stamp, more: 0 }
+    }
+}
+
 /// Lists of readers that do not fit into their cell.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {

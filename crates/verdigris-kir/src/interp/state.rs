@@ -54,10 +54,20 @@ pub(crate) struct Grid {
     pub(crate) finished: usize,
     /// CTAs that let the next launch start, or ended.
     pub(crate) triggered: u32,
+    /// Actors below this had ended for all of them when they did.
+    pub(crate) known_at_trigger: u32,
     pub(crate) ctas: u32,
     pub(crate) first_actor: u32,
     pub(crate) horizon: u32,
     pub(crate) counters: Counters,
+}
+
+impl Grid {
+    /// One more CTA lets the next launch start, knowing that actors below `known` have ended.
+    pub(crate) fn trigger(&mut self, known: u32) {
+        self.triggered += 1;
+        self.known_at_trigger = self.known_at_trigger.min(known);
+    }
 }
 
 /// How the actors of a CTA are numbered from its first.
@@ -358,7 +368,8 @@ impl Machine<'_> {
             };
             return (Some(index), format!("{who} of CTA {x},{y},{z}"));
         }
-        (None, "an earlier launch".into())
+        let is_in_front = self.memory.predecessor == Some(actor);
+        (None, if is_in_front { "the launch in front of the program" } else { "an earlier launch" }.into())
     }
 }
 

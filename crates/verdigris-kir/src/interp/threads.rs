@@ -65,6 +65,14 @@ impl Machine<'_> {
     }
 
     pub(crate) fn conflict(&self, at: Culprit, who: &str, place: Place, conflict: Conflict, writes: bool) -> Fault {
+        if self.memory.predecessor == Some(conflict.other.actor) {
+            let (does, may) = if writes { ("writes", "read or write") } else { ("reads", "write") };
+            let name = self.place_name(place, conflict.byte);
+            let message = format!(
+                "{who} {does} {name} here, and the launch overlaps the one in front of the program, which may still {may} it: griddepcontrol.wait stands ahead of every global access"
+            );
+            return self.finding(FindingKind::Race, at, None, message);
+        }
         let (other_cta, other) = self.describe(conflict.other.actor);
         let other_lane = conflict.other.lanes[conflict.byte];
         let other = if other_lane < 32 { format!("lane {other_lane} of {other}") } else { other };

@@ -615,7 +615,7 @@ impl Machine<'_> {
                 let cta = &mut self.ctas[warp.cta];
                 let grid = cta.grid;
                 if !std::mem::replace(&mut cta.triggered, true) {
-                    self.grids[grid].triggered += 1;
+                    self.grids[grid].trigger(warp.clock.horizon);
                 }
                 Ok(Flow::Next)
             }

@@ -69,12 +69,17 @@
 //!   differs between its lanes (or between its warps, where known for every thread), nor in a role that splits its warpgroup.
 //! - `[uniform]` Matrix descriptors, barrier numbers, role selectors and the condition of `stop_when` do not differ between the lanes of a warp.
 //!
+//! # `overlap`: launches that overlap the one in front of them
+//! - `[overlap]` No access to global memory stands ahead of every `griddepcontrol.wait`. Asked of each launch that overlaps, with its kernel
+//!   ([`Launch::check`](crate::program::Launch::check)); loads of a launch that is given constants are left to the interpreter.
+//!
 //! # Notes
 //! [`notes`] tells what is allowed and yet looks forgotten: `[unused]` results of pure instructions, parameters, shared pieces, barriers,
 //! and arrivals on a barrier that nobody waits on.
 
 mod limits;
 mod mma;
+mod overlap;
 mod proxy;
 mod publish;
 mod scope;
@@ -84,6 +89,7 @@ mod types;
 mod uniform;
 mod values;
 
+pub(crate) use overlap::unwaited;
 pub use uniform::{Uniformity, uniformity};
 
 use crate::ir::{KernelBody, Loc};

@@ -20,9 +20,8 @@ fn reader(waits: bool, plant: &Plant) -> KernelBody {
     let mut body = kernel(32, 1, |k| {
         let x = k.input("x", 4);
         let y = k.output("y", 4);
-        if waits {
-            k.griddep_wait();
-        }
+        // A wait that no thread comes by is one that the verifier cannot tell from one that some do.
+        k.when(k.thread().lt(if waits { 32 } else { 0 }), || k.griddep_wait());
         plant!(plant);
         let value = k.ld_global::<u32>(x.at(k.thread(), 4), 0);
         k.st_global(y.at(k.thread(), 4), 0, value);
@@ -68,6 +67,16 @@ fn launches_that_overlap_wait_for_each_other() {
         let findings = run_pair(&program, seed).expect_err("the reader does not wait");
         assert!(matches!(findings.first().kind, FindingKind::Race | FindingKind::UnwrittenMemory), "{findings}");
     }
+}
+
+#[test]
+fn a_launch_that_overlaps_and_never_waits_is_refused() {
+    let mut body = kernel(32, 1, |k| k.st_global(k.output("y", 4).at(k.thread(), 4), 0, k.thread()));
+    body.name = "never".into();
+    let program = Program { steps: vec![launch(body, 1, true, Residency::Any, vec![pointer(0)])], ..Program::default() };
+    let findings = run_pair(&program, 1).expect_err("it does not wait");
+    assert_eq!(findings.first().kind, FindingKind::Launch);
+    assert!(findings.first().message.contains("ahead of every griddepcontrol.wait"), "{findings}");
 }
 
 #[test]
@@ -132,5 +141,69 @@ fn the_same_seed_repeats() {
     let program = pair(true, false, &Plant::default());
     for seed in 0..6 {
         assert_eq!(run_pair(&program, seed), run_pair(&program, seed));
+    }
+}
+
+#[test]
+fn a_first_launch_that_overlaps_waits_for_what_is_in_front_of_the_program() {
+    let alone = |waits: bool, plant: &Plant, overlap: bool| Program {
+        steps: vec![launch(reader(waits, plant), 1, overlap, Residency::Any, vec![pointer(0), pointer(1)])],
+        ..Program::default()
+    };
+    let run_alone = |program: &Program, seed: u64| {
+        let mut memory = Memory::new();
+        memory.add(&[5; 128]);
+        memory.add_unwritten(128);
+        run(program, &Kernels::new(), &mut memory, &Options::schedule(seed)).map(|_| ())
+    };
+    let plant = Plant::default();
+    for seed in 0..SEEDS {
+        assert_eq!(run_alone(&alone(false, &Plant::default(), false), seed), Ok(()), "nothing overlaps");
+        assert_eq!(run_alone(&alone(true, &Plant::default(), true), seed), Ok(()), "it waits");
+        let findings = run_alone(&alone(false, &plant, true), seed).expect_err("it does not wait");
+        let finding = findings.first();
+        assert_eq!(finding.kind, FindingKind::Race, "{findings}");
+        assert!(finding.message.contains("the one in front of the program, which may still write it"), "{findings}");
+        assert!(finding.at.first().is_some_and(|line| line.line == plant.0.get()), "{findings}");
+    }
+}
+
+#[test]
+fn a_later_launch_knows_what_let_it_start_knew() {
+    // The second launch reads, ahead of its wait, what no launch of the program writes; whether the program in front may still do so
+    // depends on whether the first launch had waited before it let the second start.
+    let first = |waits: bool| {
+        let mut body = kernel(32, 1, |k| {
+            let y = k.output("y", 4);
+            if waits {
+                k.griddep_wait();
+                k.griddep_launch();
+            } else {
+                k.griddep_launch();
+                k.griddep_wait();
+            }
+            k.st_global(y.at(k.thread(), 4), 0, k.thread());
+        });
+        body.name = "first".into();
+        body
+    };
+    for waits in [true, false] {
+        let second = launch(reader(false, &Plant::default()), 1, true, Residency::Any, vec![pointer(1), pointer(2)]);
+        let program =
+            Program { steps: vec![launch(first(waits), 1, true, Residency::Any, vec![pointer(0)]), second], ..Program::default() };
+        for seed in 0..SEEDS {
+            let mut memory = Memory::new();
+            memory.add_unwritten(128);
+            memory.add(&[5; 128]);
+            memory.add_unwritten(128);
+            match run(&program, &Kernels::new(), &mut memory, &Options::schedule(seed)) {
+                Ok(_) => assert!(waits),
+                Err(findings) => {
+                    assert!(!waits, "{findings}");
+                    assert_eq!(findings.first().kind, FindingKind::Race);
+                    assert_eq!(findings.first().kernel, "reader");
+                }
+            }
+        }
     }
 }

@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// What they are drawn from: the same problems for the same seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Of what is drawn, only problems that one of these engines takes: for engines that few problems lead to.
+    #[arg(long, value_name = "ENGINE", value_delimiter = ',')]
+    taken_by: Vec<String>,
     /// Most configs of a problem that are measured.
     #[arg(long, default_value_t = 40)]
     configs: usize,
@@ -181,26 +184,37 @@ impl Arguments {
         if self.products == 0 && self.convolutions == 0 {
             bail!("--products 0 --convolutions 0: at least one problem");
         }
+        if let Some(name) = self.taken_by.iter().find(|name| verdigris_engines::engine(name).is_none()) {
+            bail!("--taken-by {name}: there is no such engine");
+        }
         Ok(())
     }
 
     /// Draws the problems and picks the configs; products and convolutions mixed, so that a run that is cut off has both.
-    fn tasks(&self, arch: &Arch) -> Vec<Task> {
+    fn tasks(&self, arch: &Arch) -> Result<Vec<Task>> {
         let (products, convolutions) = (self.products, self.convolutions);
         let place = |number: u64, of: u64| (number as f64 + 0.5) / of as f64;
         let mut numbers: Vec<(f64, Kind, u64)> = (0..products).map(|number| (place(number, products), Kind::Product, number)).collect();
         numbers.extend((0..convolutions).map(|number| (place(number, convolutions), Kind::Convolution, number)));
         numbers.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let is_taken = |drawn: &Drawn| {
+            let mut engines = self.taken_by.iter().filter_map(|name| verdigris_engines::engine(name));
+            self.taken_by.is_empty() || engines.any(|engine| engine.accept(&drawn.problem, arch).is_ok())
+        };
         let task = |(_, kind, number): (f64, Kind, u64)| {
-            let drawn = draw::draw(self.seed, kind, number);
+            let drawn = Some(draw::draw(self.seed, kind, number)).filter(is_taken)?;
             let mut random = draw::stream(self.seed, kind, number, "configs");
             let field = pick::pick(&drawn.problem, arch, self.configs, &mut random).map_err(|refusals| {
                 let words: Vec<String> = refusals.iter().map(ToString::to_string).collect();
                 format!("no engine takes it: {}", words.join("; "))
             });
-            Task { drawn, field }
+            Some(Task { drawn, field })
         };
-        numbers.into_par_iter().map(task).collect()
+        let tasks: Vec<Task> = numbers.into_par_iter().filter_map(task).collect();
+        if tasks.is_empty() {
+            bail!("of {} problems drawn, none is taken by {}", products + convolutions, self.taken_by.join(", "));
+        }
+        Ok(tasks)
     }
 }
 
@@ -217,7 +231,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Verdict> {
 
 fn dry_run(arguments: &Arguments) -> Result<Verdict> {
     let arch = Arch::h200();
-    let tasks = arguments.tasks(&arch);
+    let tasks = arguments.tasks(&arch)?;
     let machine = Machine::new(format!("{} (not asked)", arch.name), "none".to_owned());
     if let Some(path) = arguments.out.as_deref().filter(|path| path.as_os_str() != "none") {
         let mut record = Record::open(Some(path), &arch.name, &machine.date, "choice")?;
@@ -255,7 +269,7 @@ fn dry_run(arguments: &Arguments) -> Result<Verdict> {
 
 fn measure(handle: &Handle, arguments: &Arguments) -> Result<Verdict> {
     let begun = Instant::now();
-    let tasks = arguments.tasks(handle.arch());
+    let tasks = arguments.tasks(handle.arch())?;
     let machine = Machine::of(handle);
     let mut record = match arguments.out.as_deref() {
         Some(path) if path.as_os_str() == "none" => None,
@@ -471,15 +485,37 @@ mod tests {
     #[test]
     fn every_problem_has_an_engine_and_the_same_choice_again() {
         let arguments = asked("--products 40 --convolutions 40 --seed 9 --configs 4");
-        let tasks = arguments.tasks(&Arch::h200());
+        let tasks = arguments.tasks(&Arch::h200()).expect("draws");
         assert_eq!(tasks.len(), 80);
-        for (task, again) in tasks.iter().zip(arguments.tasks(&Arch::h200())) {
+        for (task, again) in tasks.iter().zip(arguments.tasks(&Arch::h200()).expect("draws")) {
             let field = task.field.as_ref().unwrap_or_else(|why| panic!("{}: {why}", task.drawn.words));
             let other = again.field.expect("as before");
             assert_eq!(task.drawn.words, again.drawn.words);
             let names = |field: &Field| field.picked.iter().map(|one| format!("{} {}", one.way.engine, one.way.knobs)).collect::<Vec<_>>();
             assert_eq!(names(field), names(&other));
         }
+    }
+
+    #[test]
+    fn problems_of_an_engine_are_those_that_it_takes() {
+        let arch = Arch::h200();
+        let all = asked("--products 1 --convolutions 60 --seed 9 --configs 1").tasks(&arch).expect("draws");
+        let some = asked("--products 1 --convolutions 60 --seed 9 --configs 1 --taken-by conv.depthwise,conv.small_channels");
+        let takes = |task: &&Task| {
+            let mut engines = ["conv.depthwise", "conv.small_channels"].into_iter().filter_map(verdigris_engines::engine);
+            engines.any(|engine| engine.accept(&task.drawn.problem, &arch).is_ok())
+        };
+        let words = |tasks: &mut dyn Iterator<Item = &Task>| tasks.map(|task| task.drawn.words.clone()).collect::<Vec<_>>();
+        let taken = some.tasks(&arch).expect("draws");
+        assert!(!taken.is_empty() && taken.len() < all.len() / 2, "{}", taken.len());
+        assert_eq!(words(&mut taken.iter()), words(&mut all.iter().filter(takes)));
+        let none = asked("--products 3 --convolutions 0 --seed 9 --taken-by conv.depthwise")
+            .tasks(&arch)
+            .map(|_| ())
+            .expect_err("no product is one");
+        assert_eq!(none.to_string(), "of 3 problems drawn, none is taken by conv.depthwise");
+        let unknown = asked("--taken-by conv.deepwise").check().expect_err("no such engine");
+        assert_eq!(unknown.to_string(), "--taken-by conv.deepwise: there is no such engine");
     }
 
     #[test]
