@@ -22,6 +22,8 @@ pub struct PartConfig {
     pub engine: EngineId,
     /// Which config.
     pub knobs: Knobs,
+    /// Whether results have the same bits each time.
+    pub deterministic: bool,
     /// What is launched.
     pub program: Program,
 }
@@ -151,6 +153,11 @@ impl Variant {
         self.configs.iter().flat_map(PartConfig::kernels)
     }
 
+    /// Whether the outputs have the same bits each time: those of every part do.
+    pub fn is_deterministic(&self) -> bool {
+        self.configs.iter().all(|config| config.deterministic)
+    }
+
     /// Runs it and returns what all parts together counted. `buffers` holds the tensors that the caller binds, inputs and outputs; outputs
     /// are left there.
     ///
@@ -208,5 +215,9 @@ fn configs_of(
     if configs.is_empty() {
         return Err(engine.id().refusal(crate::engine::Reason::Determinism, "no config repeats bit for bit"));
     }
-    (configs.into_iter()).map(|knobs| Ok(PartConfig { engine: engine.id(), program: candidate.program(&knobs)?, knobs })).collect()
+    let config = |knobs: Knobs| {
+        let (deterministic, program) = (candidate.notes(&knobs)?.deterministic, candidate.program(&knobs)?);
+        Ok(PartConfig { engine: engine.id(), knobs, deterministic, program })
+    };
+    configs.into_iter().map(config).collect()
 }

@@ -32,7 +32,7 @@ fn run(dtype: DType, columns: &[Vec<f64>], build: impl Fn(&mut GraphBuilder, &[v
         memory.add(&bytes);
     }
     let output = part.bindings.iter().position(|uid| *uid == y).expect("the output is bound");
-    let options = Options { float_noise: true, ..Options::schedule(1) };
+    let options = Options { float_noise: Some(1), ..Options::schedule(1) };
     interp::run(&program, &Kernels::new(), &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
     let bytes = memory.to_vec(output);
     if dtype == DType::F64 {

@@ -2,8 +2,8 @@
 //!
 //! The first tier runs every case on every engine that accepts it by the engine's default setting and by one other: from a place that the
 //! seed chooses on, the first whose kernels no earlier case runs, so that the cases together reach as much of the catalogs as they can.
-//! It does so on a virtual device of 2 to 6 SMs under one schedule, which the seed chooses too. `--all` runs every setting under several schedules,
-//! and holds results that are noted as deterministic to the same bits under each.
+//! It does so on a virtual device of 2 to 6 SMs under two schedules, which the seed chooses too: one at random, and one that looks for trouble
+//! ([`schedule_of`]). `--all` runs every setting under more of them. Results that are noted as deterministic have the same bits under each.
 //!
 //! Graphs run part by part (`verify_graphs.rs`). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
 //! that alone, which is how every kernel is run under many schedules.
@@ -37,8 +37,9 @@ use verdigris_cli::problem::check_engine;
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
 
-/// Schedules of each run with `--all`.
-const SCHEDULES: u64 = 3;
+/// Schedules of each run, and with `--all`.
+const SCHEDULES: u64 = 2;
+const ALL_SCHEDULES: u64 = 4;
 
 /// Options of `verify`.
 #[derive(clap::Args)]
@@ -52,7 +53,7 @@ pub(crate) struct Arguments {
     /// Decides settings, schedules and devices; default the number of the day.
     #[arg(long)]
     seed: Option<u64>,
-    /// Schedules of each run; default 1, with `--all` 3 of products.
+    /// Schedules of each run; default 2, with `--all` 4.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: Option<u64>,
     /// Only what leads to each kernel of the catalogs.
@@ -139,7 +140,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             works.push(Work { case, engine: product.engine, knobs: product.knobs.clone(), seed, sms: product.sms });
         }
     }
-    let schedules = arguments.schedules.unwrap_or(if arguments.all { SCHEDULES } else { 1 });
+    let schedules = arguments.schedules.unwrap_or(if arguments.all { ALL_SCHEDULES } else { SCHEDULES });
     let journal = Journal::open(arguments.resume.as_deref())?;
 
     let decoded = Kernels::new();
@@ -192,8 +193,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, arguments.all, seed, &mut planned);
     jobs.extend(catalog.graphs);
     let all_jobs = jobs.len();
-    let schedules_of_graphs = arguments.schedules.unwrap_or(1);
-    let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules_of_graphs}", job.id());
+    let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules}", job.id());
     jobs.retain(|job| {
         let is_done = journal.has(&entry(job), job.programs());
         if is_done {
@@ -202,7 +202,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         !is_done
     });
     remembered += (all_jobs - jobs.len()) as u64;
-    let of_graphs = verify_graphs::run(&jobs, schedules_of_graphs, &|job| journal.keep(&entry(job), job.programs())).join(known);
+    let of_graphs = verify_graphs::run(&jobs, schedules, &|job| journal.keep(&entry(job), job.programs())).join(known);
     faults.extend(of_graphs.faults);
     interpreted.extend(of_graphs.kernels);
     let reached = catalogued.intersection(&interpreted).count();
@@ -421,7 +421,6 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
     let mut kernels = Vec::new();
     // A panic anywhere in an engine or below it is a defect like any other, and must not hide the rest.
     let ran = catch_unwind(AssertUnwindSafe(|| -> Result<Option<String>> {
-        let arch = Arch::virtual_device(work.sms);
         let way = match way(prepared, work) {
             Ok(way) => way,
             Err(why) => return Ok(Some(why)),
@@ -429,7 +428,7 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
         kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
         let mut first: Option<Vec<Vec<u8>>> = None;
         for schedule in 0..schedules {
-            let outputs = match interpret(prepared, &way, &arch, work.seed.wrapping_add(schedule), decoded)? {
+            let outputs = match interpret(prepared, &way, schedule_of(work.seed, schedule, work.sms), decoded)? {
                 Ok((outputs, counted)) => {
                     let bounds = prepared.case.bounds.iter().filter(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs));
                     let broken: Vec<String> =
@@ -444,9 +443,8 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
             match &first {
                 Some(first) if way.notes.deterministic && *first != outputs => {
                     return Ok(Some(format!(
-                        "noted as deterministic, but schedules {} and {} give different bits",
-                        work.seed,
-                        work.seed.wrapping_add(schedule)
+                        "noted as deterministic, but schedules 0 and {schedule} of seed {} give different bits",
+                        work.seed
                     )));
                 }
                 Some(_) => {}
@@ -466,8 +464,16 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
 /// The bytes of the outputs, and what was counted; or what is wrong.
 type Interpreted = Result<(Vec<Vec<u8>>, Counters), String>;
 
+/// Schedule `number` of a seed, on a device of so many SMs: the even ones at random, the odd ones looking for trouble. Approximate functions err alike
+/// in all of them.
+pub(crate) fn schedule_of(seed: u64, number: u64, sms: u32) -> Options {
+    let of_schedule = seed.wrapping_add(number / 2);
+    let options = if number.is_multiple_of(2) { Options::schedule(of_schedule) } else { Options::adversarial(of_schedule) };
+    Options { sms, float_noise: Some(seed), ..options }
+}
+
 /// Runs a way on the interpreter.
-fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, decoded: &Kernels) -> Result<Interpreted> {
+fn interpret(prepared: &Prepared, way: &Ranked, options: Options, decoded: &Kernels) -> Result<Interpreted> {
     let mut memory = Memory::new();
     let mut host_scalars = Vec::new();
     for content in prepared.contents() {
@@ -482,7 +488,7 @@ fn interpret(prepared: &Prepared, way: &Ranked, arch: &Arch, schedule: u64, deco
             }
         }
     }
-    let options = Options { sms: arch.sm_count, float_noise: true, host_scalars, ..Options::schedule(schedule) };
+    let options = Options { host_scalars, ..options };
     let report = match interp::run(&way.program, decoded, &mut memory, &options) {
         Ok(report) => report,
         Err(findings) => return Ok(Err(findings.to_string())),

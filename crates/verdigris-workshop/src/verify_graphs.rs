@@ -10,13 +10,14 @@ use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Reason};
 use verdigris_engines::interpret::{Parts, Variant};
-use verdigris_kir::interp::{Kernels, Options};
+use verdigris_graph::Uid;
+use verdigris_kir::interp::Kernels;
 use verdigris_kir::program::Program;
 use verdigris_reference::graph::Selection;
 use verdigris_reference::graph_cases::GraphCase;
 use verdigris_reference::judge::Trial;
 
-use crate::verify::{Fault, panic_text};
+use crate::verify::{Fault, panic_text, schedule_of};
 
 /// A case and the variants of it that are to run, on a virtual device of so many SMs.
 pub(crate) struct Job<'c> {
@@ -186,14 +187,21 @@ fn interpret(job: &Job<'_>, kernels: &Kernels, schedules: u64, outcome: &mut Out
     for (number, variant) in job.variants.iter().enumerate() {
         let begun = Instant::now();
         outcome.runs += 1;
+        let mut first: Option<BTreeMap<Uid, Vec<u8>>> = None;
         for schedule in 0..schedules {
             let mut buffers = trial.inputs.buffers.clone();
             buffers.extend(trial.outputs().clone());
-            let seed = job.seed.wrapping_add(number as u64).wrapping_add(schedule);
-            let options = Options { sms: job.sms, float_noise: true, ..Options::schedule(seed) };
+            let options = schedule_of(job.seed.wrapping_add(number as u64), schedule, job.sms);
             let fail = |what: String| (variant.to_string(), what);
             variant.interpret(&mut buffers, &trial.inputs.scalars, kernels, &options).map_err(fail)?;
             trial.judge(&buffers).map_err(fail)?;
+            match &first {
+                Some(first) if variant.is_deterministic() && *first != buffers => {
+                    return Err(fail(format!("noted as deterministic, but schedules 0 and {schedule} give different bits")));
+                }
+                Some(_) => {}
+                None => first = Some(buffers),
+            }
         }
         outcome.kernels.extend(variant.kernels().map(str::to_owned));
         outcome.slowest.push((begun.elapsed(), format!("{} {variant}", case.id)));

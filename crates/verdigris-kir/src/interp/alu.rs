@@ -56,7 +56,7 @@ impl std::error::Error for EvalError {}
 ///
 /// Returns the lanes in which a 32-bit `IAdd`, `ISub`, `IMulLo` or `IMadLo` wrapped: beyond [0, 2³²) for unsigned types and bits, beyond
 /// [−2³¹, 2³¹) for signed. Wrapping is defined; the machine reports it where such a value becomes an address.
-pub fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<&mut Noise>) -> Result<u32, EvalError> {
+pub fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<Noise>) -> Result<u32, EvalError> {
     use crate::inst::Class;
     match op {
         Op::Mov { ty } | Op::Selp { ty } => {

@@ -69,7 +69,7 @@ pub(crate) fn run(program: &Program, kernels: &Kernels, memory: &mut Memory, opt
     let mut machine = Machine {
         memory,
         rng: Rng(options.seed),
-        noise: options.float_noise.then(|| Noise::new(options.seed ^ 0x5DEE_CE66)),
+        noise: options.float_noise.map(Noise::new),
         options: options.clone(),
         readers: Readers::default(),
         results: Box::new([[0; 32]; 8]),
@@ -448,8 +448,21 @@ impl Machine<'_> {
         if self.ready.is_empty() {
             return None;
         }
-        let at = self.rng.below(self.ready.len());
+        let count = self.ready.len();
+        let mut at = self.rng.below(count);
+        if let Some(starved) = self.options.starved {
+            let others = (at..count).chain(0..at).find(|&at| !self.is_starved(starved, self.ready[at]));
+            at = others.unwrap_or(at);
+        }
         self.ready.swap_remove_back(at)
+    }
+
+    /// Whether a warp is of the role that is kept from running.
+    fn is_starved(&self, starved: u32, (cta, warp): (usize, u32)) -> bool {
+        let warps = self.ctas[cta].warps.len() as u32;
+        let size = if warps > 4 { 4 } else { 1 };
+        let roles = warps.div_ceil(size);
+        roles > 1 && warp / size == starved % roles
     }
 
     /// Puts the blocked warps of a cluster back into the line, since something happened that they may wait for.

@@ -40,7 +40,8 @@
 //!
 //! **Clusters.** An access to another CTA's shared memory must be ordered before that CTA's exit. **Grid.** A launch whose CTAs do not wait
 //! for each other runs them in seeded order, few at a time ([`Options::resident_ctas`]); a cooperative one has all of them resident.
-//! **Launches** that overlap run together from the moment the earlier one lets the later start, until the later one waits for it.
+//! **Launches** that overlap run together from the moment the earlier one lets the later start, until the later one waits for it. In front of a
+//! program whose first launch overlaps, something may still run that writes every byte and reads it.
 //!
 //! **Ends.** When nothing can go on, the finding says who waits for what. A warp that exceeds its step budget is told apart from that.
 //!
@@ -48,10 +49,9 @@
 //!
 //! # Limits
 //!
-//! A run stops at its first finding. A cell of the history holds one writer: of two warps that write different bytes of the same four, the
-//! earlier is forgotten. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that nothing is
-//! reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the copy is under way is not seen. Threads
-//! that arrived at a named barrier and never see it open are not reported if all of them end.
+//! A run stops at its first finding. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that
+//! nothing is reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the copy is under way is not seen.
+//! Threads that arrived at a named barrier and never see it open are not reported if all of them end.
 
 mod agent;
 pub mod alu;
@@ -108,14 +108,18 @@ pub struct Options {
     pub seed: u64,
     /// When async units do their work.
     pub async_policy: AsyncPolicy,
+    /// Warps of one role of every CTA run only when nobody else can: of warpgroup `starved` where there are several, else of warp `starved`,
+    /// counted round. `None` prefers nobody.
+    pub starved: Option<u32>,
     /// CTAs on the chip at a time, for launches whose CTAs do not wait for each other; a cluster counts whole, and one is always there.
     pub resident_ctas: u32,
     /// Multiprocessors of the chip, as kernels see it.
     pub sms: u32,
     /// Steps that a warp may take.
     pub step_budget: u64,
-    /// Disturb approximate instructions inside the bound that the ISA gives.
-    pub float_noise: bool,
+    /// Disturb approximate instructions inside the bound that the ISA gives, by this seed; the schedule does not enter, so that results which are noted
+    /// as deterministic can be compared bit for bit over schedules. `None` rounds to nearest.
+    pub float_noise: Option<u64>,
     /// What `HostScalar` arguments stand for; each is read in the type of the parameter that takes it.
     pub host_scalars: Vec<HostValue>,
     /// The program's lists of tensors: for each its buffers, which are slots of the memory, each a tensor as a whole.
@@ -127,10 +131,11 @@ impl Default for Options {
         Options {
             seed: 0,
             async_policy: AsyncPolicy::Random,
+            starved: None,
             resident_ctas: 4,
             sms: 4,
             step_budget: 50_000_000,
-            float_noise: false,
+            float_noise: None,
             host_scalars: Vec::new(),
             lists: Vec::new(),
         }
@@ -146,6 +151,12 @@ impl Options {
             _ => AsyncPolicy::Earliest,
         };
         Options { seed, async_policy, resident_ctas: [1, 2, 8][(seed / 3 % 3) as usize], ..Options::default() }
+    }
+
+    /// A schedule that looks for trouble: async units are as late as they may be, and one role of every CTA, another for the next seed, is kept
+    /// from running while others can.
+    pub fn adversarial(seed: u64) -> Self {
+        Options { async_policy: AsyncPolicy::Latest, starved: Some(seed as u32), ..Options::schedule(seed) }
     }
 }
 

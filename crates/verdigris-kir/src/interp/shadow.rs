@@ -60,11 +60,13 @@ pub(crate) struct Cell {
     read: Stamp,
     /// Further readers: an index into the pool, from 1.
     more: u32,
+    /// Writers of bytes that the last one left alone, likewise.
+    more_writes: u32,
 }
 
 impl Default for Cell {
     fn default() -> Self {
-        Cell { write: EMPTY, read: EMPTY, more: 0 }
+        Cell { write: EMPTY, read: EMPTY, more: 0, more_writes: 0 }
     }
 }
 
@@ -72,11 +74,11 @@ impl Cell {
     /// Bytes that an actor of which nothing else is known may still write and read.
     pub(crate) fn of_predecessor(actor: u32) -> Cell {
         let stamp = Stamp { actor, epoch: 1, what: 0, lanes: [UNIT; 4] };
-        Cell { write: stamp, read: stamp, more: 0 }
+        Cell { write: stamp, read: stamp, more: 0, more_writes: 0 }
     }
 }
 
-/// Lists of readers that do not fit into their cell.
+/// Lists of readers, and of writers of single bytes, that do not fit into their cell.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     lists: Vec<Vec<Stamp>>,
@@ -86,16 +88,7 @@ pub(crate) struct Readers {
 impl Readers {
     /// `hint` is where in their lists the actor has stood so far.
     fn push(&mut self, cell: &mut Cell, stamp: Stamp, hint: &cell::Cell<usize>) {
-        if cell.more == 0 {
-            cell.more = match self.free.pop() {
-                Some(at) => at,
-                None => {
-                    self.lists.push(Vec::new());
-                    self.lists.len() as u32
-                }
-            };
-        }
-        let list = &mut self.lists[cell.more as usize - 1];
+        let list = self.list(&mut cell.more);
         if let Some(old) = list.get_mut(hint.get())
             && old.actor == stamp.actor
         {
@@ -110,11 +103,48 @@ impl Readers {
         }
     }
 
-    fn clear(&mut self, cell: &mut Cell) {
-        if cell.more != 0 {
-            self.lists[cell.more as usize - 1].clear();
-            self.free.push(cell.more);
-            cell.more = 0;
+    /// The list of that number, made where there is none.
+    fn list(&mut self, number: &mut u32) -> &mut Vec<Stamp> {
+        if *number == 0 {
+            *number = match self.free.pop() {
+                Some(at) => at,
+                None => {
+                    self.lists.push(Vec::new());
+                    self.lists.len() as u32
+                }
+            };
+        }
+        &mut self.lists[*number as usize - 1]
+    }
+
+    fn get(&self, number: u32) -> &[Stamp] {
+        if number == 0 { &[] } else { &self.lists[number as usize - 1] }
+    }
+
+    fn clear(&mut self, number: &mut u32) {
+        if *number != 0 {
+            self.lists[*number as usize - 1].clear();
+            self.free.push(*number);
+            *number = 0;
+        }
+    }
+
+    /// Keeps what a writer of the bytes of `mask` leaves of the one before it, and forgets what it overwrites of earlier ones.
+    fn overwrite(&mut self, cell: &mut Cell, mask: u8) {
+        let keep = |stamp: &mut Stamp| {
+            (0..4).filter(|byte| mask >> byte & 1 == 1).for_each(|byte| stamp.lanes[byte] = NO_LANE);
+            stamp.lanes != [NO_LANE; 4]
+        };
+        if cell.more_writes != 0 {
+            let list = self.list(&mut cell.more_writes);
+            list.retain_mut(keep);
+            if list.is_empty() {
+                self.clear(&mut cell.more_writes);
+            }
+        }
+        let mut before = cell.write;
+        if before.actor != NO_ACTOR && keep(&mut before) {
+            self.list(&mut cell.more_writes).push(before);
         }
     }
 }
@@ -292,6 +322,11 @@ impl Access<'_> {
                 return Err(Conflict { kind: ConflictKind::NonCoherent, other: cell.write, byte: 0, other_writes: true });
             }
         }
+        for write in readers.get(cell.more_writes) {
+            self.race(write, mask, lane, true)?;
+            self.proxy(write, mask)?;
+            self.non_coherent_write(write, mask)?;
+        }
         let old = &mut cell.read;
         if old.actor == self.actor && old.flags() == self.flags {
             if self.seen(self.actor) >= old.epoch {
@@ -328,7 +363,7 @@ impl Access<'_> {
             || self.ordered(write) && self.flags & flag::ASYNC == 0 && (self.flags & flag::NON_COHERENT == 0 || write.actor < self.launch);
         let own = read.actor == self.actor;
         let alike = if own { read.flags() == self.flags } else { self.extra.is_none() && read.actor != self.cp.0 };
-        written && (alike || self.ordered(read))
+        written && cell.more_writes == 0 && (alike || self.ordered(read))
     }
 
     /// Remembers a read of the whole cell by several lanes, where it [is alike](Self::is_alike_for_lanes) for them: what `read` leaves
@@ -347,6 +382,9 @@ impl Access<'_> {
     #[inline]
     pub(crate) fn write(&self, cell: &mut Cell, readers: &mut Readers, mask: u8, lane: u8) -> Result<(), Conflict> {
         self.race(&cell.write, mask, lane, true)?;
+        for write in readers.get(cell.more_writes) {
+            self.race(write, mask, lane, true)?;
+        }
         if cell.read.actor != NO_ACTOR {
             self.race(&cell.read, mask, lane, false)?;
             if cell.read.flags() & flag::NON_COHERENT != 0 {
@@ -354,15 +392,14 @@ impl Access<'_> {
             }
         }
         if cell.more != 0 {
-            for stamp in &readers.lists[cell.more as usize - 1] {
+            for stamp in readers.get(cell.more) {
                 self.race(stamp, mask, lane, false)?;
                 self.non_coherent_read(stamp, mask)?;
             }
         }
         if mask == 0xF {
-            if cell.more != 0 {
-                readers.clear(cell);
-            }
+            readers.clear(&mut cell.more);
+            readers.clear(&mut cell.more_writes);
             cell.read = EMPTY;
         } else {
             for byte in 0..4 {
@@ -380,7 +417,18 @@ impl Access<'_> {
             }
             old.what = self.what();
         } else {
-            *old = self.stamp(mask, lane);
+            if mask != 0xF {
+                readers.overwrite(cell, mask);
+            }
+            cell.write = self.stamp(mask, lane);
+        }
+        Ok(())
+    }
+
+    fn non_coherent_write(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
+        let touches = (0..4).any(|byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
+        if touches && self.flags & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
+            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte: 0, other_writes: true });
         }
         Ok(())
     }

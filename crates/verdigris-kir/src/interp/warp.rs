@@ -402,7 +402,7 @@ impl Machine<'_> {
             poison = p | (a & on) | (b & !on);
         }
         let count = inst.outs.len().min(2);
-        let wraps = match alu::eval(&inst.op, &ins[..inst.ins.len().min(5)], exec, &mut self.results[..count], self.noise.as_mut()) {
+        let wraps = match alu::eval(&inst.op, &ins[..inst.ins.len().min(5)], exec, &mut self.results[..count], self.noise) {
             Ok(wraps) => wraps,
             Err(error) => {
                 return Err(self.finding(FindingKind::IllegalOperand, culprit(warp, inst.loc, None), None, error.to_string()));

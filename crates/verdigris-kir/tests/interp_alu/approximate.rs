@@ -65,7 +65,7 @@ fn noise_stays_inside_the_bound_and_depends_on_the_seed() {
         });
         let with = |seed: u64| {
             let mut outs = [[0; 32]];
-            eval(&op, &[&a], u32::MAX, &mut outs, Some(&mut Noise::new(seed))).unwrap();
+            eval(&op, &[&a], u32::MAX, &mut outs, Some(Noise::new(seed))).unwrap();
             outs[0]
         };
         let (clean, noisy, again, other) = (run(&op, &[a]), with(1), with(1), with(2));
@@ -139,8 +139,8 @@ fn approximate_halves_stay_inside_their_bounds() {
             for first in (0..=0xffffu32).step_by(32 * 17) {
                 let a: Lanes = std::array::from_fn(|i| u64::from((first + i as u32 * 17) as u16));
                 let mut outs = [[0; 32]];
-                let mut noise = seed.map(Noise::new);
-                eval(&op, &[&a], u32::MAX, &mut outs, noise.as_mut()).unwrap();
+                let noise = seed.map(Noise::new);
+                eval(&op, &[&a], u32::MAX, &mut outs, noise).unwrap();
                 for i in 0..32 {
                     let x = f64::from(decode(a[i] as u16));
                     let got = f64::from(decode(outs[0][i] as u16));

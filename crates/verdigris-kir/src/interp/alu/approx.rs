@@ -7,25 +7,28 @@ use crate::inst::{Division, Op};
 use crate::ir::Ty;
 use verdigris_tensor::num::{Format, Overflow, Rounding};
 
-/// Seeded error for approximate instructions: the chip may return anything within the ISA's bound, so a kernel must live with all of it.
-#[derive(Clone, Debug)]
+/// Seeded error for approximate instructions: the chip may return anything within the ISA's bound, so a kernel must live with all of it. As on
+/// a chip, the same operands give the same result wherever and whenever an instruction runs.
+#[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    state: u64,
+    seed: u64,
 }
 
 impl Noise {
-    /// A sequence that depends on the seed alone.
+    /// Errors that depend on the seed and on what is computed, and on nothing else.
     pub const fn new(seed: u64) -> Self {
-        Noise { state: seed }
+        Noise { seed }
     }
 
-    /// The next number of the sequence, in [−1, 1]. (SplitMix64: Steele, Lea, Flood, OOPSLA 2014.)
-    fn next(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
+    /// The error at an exact result, in [−1, 1] of what is allowed. (The mixing of SplitMix64: Steele, Lea, Flood, OOPSLA 2014.)
+    fn at(self, exact: f64) -> f64 {
+        let mut z = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ exact.to_bits();
+        for _ in 0..2 {
+            z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^= z >> 31;
+        }
         (z as i64) as f64 / (i64::MAX as f64)
     }
 }
@@ -104,7 +107,7 @@ struct Form {
 }
 
 /// `exact` rounded to `format`, after an error that leaves the rounded result inside the bound. Zeros, infinities and NaN stay as they are.
-fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) -> u32 {
+fn round(format: Format, exact: f64, bound: Bound, noise: Option<Noise>) -> u32 {
     let encode = |value| format.encode(value, Rounding::NearestEven, Overflow::Ieee);
     let clean = encode(exact);
     let Some(noise) = noise else { return clean };
@@ -114,24 +117,23 @@ fn round(format: Format, exact: f64, bound: Bound, noise: Option<&mut Noise>) ->
     let allowed = bound.at(exact, format.ulp(exact));
     // Rounding itself costs half an ulp of the bound: of the largest value that the error can reach.
     let room = allowed - 0.5 * format.ulp(exact.abs() + allowed);
-    let noisy = encode(exact + noise.next() * room.max(0.0));
+    let noisy = encode(exact + noise.at(exact) * room.max(0.0));
     if format.is_infinite(noisy) { clean } else { noisy }
 }
 
-fn f32_map(out: &mut Lanes, active: u32, a: &Lanes, Form { ftz, bound }: Form, mut noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
+fn f32_map(out: &mut Lanes, active: u32, a: &Lanes, Form { ftz, bound }: Form, noise: Option<Noise>, f: impl Fn(f64) -> f64) {
     for_lanes(active, |i| {
         let exact = f(f64::from(f32_in(a[i], ftz)));
-        out[i] = f32_out(f32::from_bits(round(Format::F32, exact, bound, noise.as_deref_mut())), ftz, false);
+        out[i] = f32_out(f32::from_bits(round(Format::F32, exact, bound, noise)), ftz, false);
     });
 }
 
-fn half_map(out: &mut Lanes, active: u32, ty: Ty, a: &Lanes, form: Form, noise: Option<&mut Noise>, f: impl Fn(f64) -> f64) {
+fn half_map(out: &mut Lanes, active: u32, ty: Ty, a: &Lanes, form: Form, noise: Option<Noise>, f: impl Fn(f64) -> f64) {
     let (format, Form { ftz, bound }) = (half_format(ty), form);
-    let noise = std::cell::RefCell::new(noise);
     map1(out, active, a, |word| {
         halves(ty, [word], |[code]| {
             let exact = f(format.decode(flush_code(format, code, ftz)));
-            half_out(format, round(format, exact, bound, noise.borrow_mut().as_deref_mut()), ftz, false, false)
+            half_out(format, round(format, exact, bound, noise), ftz, false, false)
         })
     });
 }
@@ -166,7 +168,7 @@ fn f64_map(out: &mut Lanes, active: u32, a: &Lanes, f: impl Fn(f64) -> f64) {
     });
 }
 
-pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<&mut Noise>) -> Result<(), EvalError> {
+pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<Noise>) -> Result<(), EvalError> {
     let (out, a) = (&mut outs[0], ins[0]);
     let unknown = |ty: Ty| Err(EvalError::NoSuchForm { op: op.name(), ty });
     let rsqrt = |x: f64| 1.0 / x.sqrt();
@@ -212,27 +214,24 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
             _ => return unknown(ty),
         },
         Op::Lg2 { ftz } => {
-            let mut noise = noise;
             for_lanes(active, |i| {
                 let x = f64::from(f32_in(a[i], ftz));
-                out[i] = f32_out(f32::from_bits(round(Format::F32, x.log2(), limit(x), noise.as_deref_mut())), ftz, false);
+                out[i] = f32_out(f32::from_bits(round(Format::F32, x.log2(), limit(x), noise)), ftz, false);
             });
         }
         Op::Sin { ftz } | Op::Cos { ftz } => {
             let cosine = matches!(op, Op::Cos { .. });
-            let mut noise = noise;
             for_lanes(active, |i| {
                 let x = f64::from(f32_in(a[i], ftz));
                 let exact = if cosine { x.cos() } else { x.sin() };
-                out[i] = f32_out(f32::from_bits(round(Format::F32, exact, limit(x), noise.as_deref_mut())), ftz, false);
+                out[i] = f32_out(f32::from_bits(round(Format::F32, exact, limit(x), noise)), ftz, false);
             });
         }
         Op::Tanh { ty } => match ty {
             Ty::F32 => {
-                let mut noise = noise;
-                for_lanes(active, |i| {
+                    for_lanes(active, |i| {
                     let x = f64::from(f32_in(a[i], false));
-                    let code = round(Format::F32, x.tanh(), limit(x), noise.as_deref_mut());
+                    let code = round(Format::F32, x.tanh(), limit(x), noise);
                     // No value above 1 in magnitude: the table of special values ends at ±1.
                     out[i] = f32_out(f32::from_bits(code).clamp(-1.0, 1.0), false, false);
                 });
@@ -248,12 +247,12 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
 }
 
 /// `div.full.f32` and `div.approx.f32`.
-pub(super) fn divide(out: &mut Lanes, active: u32, ins: &[&Lanes], kind: Division, ftz: bool, mut noise: Option<&mut Noise>) {
+pub(super) fn divide(out: &mut Lanes, active: u32, ins: &[&Lanes], kind: Division, ftz: bool, noise: Option<Noise>) {
     for_lanes(active, |i| {
         let (a, b) = (f64::from(f32_in(ins[0][i], ftz)), f64::from(f32_in(ins[1][i], ftz)));
         // `div.approx` multiplies by a reciprocal that has been flushed to zero beyond 2¹²⁶.
         let huge = matches!(kind, Division::Approx) && b.is_finite() && b.abs() > 2f64.powi(126);
         let exact = if huge { a * 0f64.copysign(b) } else { a / b };
-        out[i] = f32_out(f32::from_bits(round(Format::F32, exact, Bound::Ulps(2.0), noise.as_deref_mut())), ftz, false);
+        out[i] = f32_out(f32::from_bits(round(Format::F32, exact, Bound::Ulps(2.0), noise)), ftz, false);
     });
 }

@@ -137,7 +137,7 @@ fn div_f64(a: f64, b: f64) -> f64 {
     if quotient.is_nan() { f64::from_bits(F64_INVALID) } else { quotient }
 }
 
-pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<&mut Noise>) -> Result<(), EvalError> {
+pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noise: Option<Noise>) -> Result<(), EvalError> {
     let out = &mut outs[0];
     let unknown = |ty: Ty| Err(EvalError::NoSuchForm { op: op.name(), ty });
     match *op {

@@ -449,3 +449,51 @@ fn exchange_through_shared_memory_needs_a_warp_barrier() {
         }
     }
 }
+
+#[test]
+fn of_two_warps_that_write_halves_of_a_word_each_is_remembered() {
+    // Warps 0 and 1 write a half of each word; warp 2 has met the one of `met` alone, and reads the word or writes it.
+    for (met, writes) in [(0u32, false), (1, false), (0, true), (1, true)] {
+        let plant = Plant::default();
+        let describe = |both: bool| {
+            kernel(96, 1, |k| {
+                let y = k.output("y", 4);
+                let z = k.output("z", 4);
+                let address = y.at(k.lane(), 4);
+                let warp = k.uniform(k.warp());
+                k.when(warp.lt(2), || {
+                    let half = (warp + 1).low16();
+                    k.st_global(address + (warp * 2).widen(), 0, half);
+                });
+                if both {
+                    k.bar_sync();
+                } else {
+                    k.when(warp.ne(1 - met), || k.barrier_sync(1u32, 64));
+                }
+                k.when(warp.eq(2), || {
+                    if writes {
+                        plant!(plant);
+                        k.st_global(address, 0, k.lane());
+                    } else {
+                        plant!(plant);
+                        let word = k.ld_global::<u32>(address, 0);
+                        k.st_global(z.at(k.lane(), 4), 0, word);
+                    }
+                });
+            })
+        };
+        let memory = || {
+            let mut memory = Memory::new();
+            memory.add(&[0; 128]);
+            memory.add_unwritten(128);
+            memory
+        };
+        let args = [pointer(0), pointer(1)];
+        passes(&describe(true), 1, &args, memory, |memory, _| {
+            let want: Vec<u32> = if writes { (0..32).collect() } else { vec![0x0002_0001; 32] };
+            assert_eq!(read_words(memory, usize::from(!writes)), want);
+        });
+        let findings = fails(&describe(false), 1, &args, memory, FindingKind::Race, &plant);
+        assert!(findings.first().message.contains("nothing orders the two"), "{findings}");
+    }
+}
