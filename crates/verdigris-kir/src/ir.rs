@@ -587,6 +587,13 @@ impl KernelBody {
         (65_536 / threads / 8 * 8).min(256) as u32
     }
 
+    /// CTAs that an SM surely holds at once, on every chip of the target: those that the registers are cut for ([`Self::min_ctas`]), as far as shared
+    /// memory reaches, of which the chip takes a kibibyte for each. More may fit, which nobody promises.
+    pub fn ctas_per_sm(&self) -> u32 {
+        const OF_THE_CHIP: u32 = 1024;
+        self.min_ctas.min((self.target.shared_limit_bytes() + OF_THE_CHIP) / (self.shared_bytes + OF_THE_CHIP))
+    }
+
     /// The chain of positions from the innermost to the kernel's own line.
     pub fn location_chain(&self, loc: Loc) -> Vec<&LocInfo> {
         let mut chain = Vec::new();

@@ -167,7 +167,7 @@ pub enum Residency {
     /// Any number, in any order: CTAs do not wait for each other (clusters aside).
     #[default]
     Any,
-    /// All of them: CTAs may wait for each other. The launch is cooperative, and refused where they do not fit.
+    /// All of them: CTAs may wait for each other. The launch is cooperative, and refused where they do not fit ([`Launch::check_residency`]).
     All,
 }
 
@@ -405,6 +405,27 @@ impl Launch {
             return fail(format!("grid x {} is not a multiple of the cluster size {}", self.grid[0], body.cluster));
         }
         Ok(())
+    }
+}
+
+impl Launch {
+    /// Checks that a launch whose CTAs wait for each other ([`Residency::All`]) has room for all of them on a chip of `sms` SMs, which holds `clusters`
+    /// clusters of the kernel's size with one CTA an SM.
+    ///
+    /// # Errors
+    /// The numbers: what is asked for, and what the chip surely holds.
+    pub fn check_residency(&self, body: &KernelBody, sms: u32, clusters: u32) -> Result<(), Mismatch> {
+        let asked = self.grid.iter().map(|&extent| u64::from(extent)).product::<u64>();
+        let per_sm = body.ctas_per_sm();
+        let held = u64::from(per_sm) * u64::from(clusters) * u64::from(body.cluster);
+        if self.residency == Residency::Any || asked <= held {
+            return Ok(());
+        }
+        let KernelBody { threads, min_ctas, cluster, shared_bytes, .. } = body;
+        let what = format!(
+            "{asked} CTAs wait for each other, and the chip surely holds {held} at once: {sms} SMs ({clusters} clusters of {cluster}) with {per_sm} CTAs each, of {threads} threads whose registers are cut for {min_ctas}              and of {shared_bytes} bytes of shared memory"
+        );
+        Err(Mismatch { kernel: body.name.clone(), what })
     }
 }
 

@@ -204,7 +204,9 @@ impl Machine<'_> {
         let name = launch.kernel.name();
         let decoded = kernels.decoded(&launch.kernel).map_err(|faults| launch_finding(name, format!("does not verify: {faults}")))?;
         let body = &decoded.body;
-        launch.check(body).map_err(|mismatch| launch_finding(name, mismatch.what))?;
+        let held = self.options.sms / body.cluster.max(1);
+        (launch.check(body).and_then(|()| launch.check_residency(body, self.options.sms, held)))
+            .map_err(|mismatch| launch_finding(name, mismatch.what))?;
         let (offsets, size) = body.param_offsets();
         let mut params = vec![0u8; size as usize];
         for ((arg, param), &offset) in launch.args.iter().zip(&body.params).zip(&offsets) {

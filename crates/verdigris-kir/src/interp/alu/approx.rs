@@ -229,7 +229,7 @@ pub(super) fn eval(op: &Op, ins: &[&Lanes], active: u32, outs: &mut [Lanes], noi
         }
         Op::Tanh { ty } => match ty {
             Ty::F32 => {
-                    for_lanes(active, |i| {
+                for_lanes(active, |i| {
                     let x = f64::from(f32_in(a[i], false));
                     let code = round(Format::F32, x.tanh(), limit(x), noise);
                     // No value above 1 in magnitude: the table of special values ends at ±1.

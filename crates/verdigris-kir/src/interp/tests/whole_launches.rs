@@ -113,7 +113,7 @@ fn ctas_wait_for_each_other_only_in_a_cooperative_launch() {
         for seed in 0..SEEDS {
             let mut memory = Memory::new();
             memory.add(&[0; 4]);
-            let options = Options { step_budget: 5_000, ..Options::schedule(seed) };
+            let options = Options { step_budget: 5_000, sms: 12, ..Options::schedule(seed) };
             match run(&program, &Kernels::new(), &mut memory, &options) {
                 Ok(_) => assert!(ok),
                 Err(findings) => {
@@ -123,6 +123,25 @@ fn ctas_wait_for_each_other_only_in_a_cooperative_launch() {
             }
         }
     }
+}
+
+#[test]
+fn a_cooperative_launch_has_room_for_all_of_its_ctas_or_is_refused_with_the_numbers() {
+    // One CTA an SM by its registers; two of them by shared memory, were it not for that.
+    let body = meeting(&Plant::default());
+    assert_eq!((body.min_ctas, body.ctas_per_sm()), (1, 1));
+    let large = kernel(64, 2, |k| {
+        let _ = k.shared("much", 200 << 10, 16);
+    });
+    assert_eq!(KernelBody { min_ctas: 4, ..large }.ctas_per_sm(), 1);
+    let args = vec![pointer(0), Arg::Scalar(crate::ir::Ty::U32, 13)];
+    let program = Program { steps: vec![launch(body, 13, false, Residency::All, args)], ..Program::default() };
+    let mut memory = Memory::new();
+    memory.add(&[0; 4]);
+    let findings = run(&program, &Kernels::new(), &mut memory, &Options { sms: 12, ..Options::default() }).expect_err("one too many");
+    assert_eq!(findings.first().kind, FindingKind::Launch);
+    let said = "13 CTAs wait for each other, and the chip surely holds 12 at once: 12 SMs (12 clusters of 1) with 1 CTAs each";
+    assert!(findings.first().message.contains(said), "{findings}");
 }
 
 #[test]

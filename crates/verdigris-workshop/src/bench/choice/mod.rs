@@ -6,6 +6,8 @@
 mod draw;
 pub(crate) mod features;
 mod pick;
+#[cfg(test)]
+mod right_engine;
 mod summary;
 mod trial;
 
