@@ -8,10 +8,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use verdigris_kir::ir::{KernelBody, Target};
-use verdigris_kir::probes;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::{Verified, verify};
+use verdigris_probes::constructs;
 
 use crate::ptxas::Assembly;
 
@@ -61,7 +61,7 @@ pub(crate) fn judged(filter: &str) -> (Vec<Assembly>, Vec<String>) {
 fn kernels_for(chip: Target) -> Vec<KernelRef> {
     let mut kernels = verdigris_engines::catalog(chip);
     if chip == Target::Sm90a {
-        kernels.extend(probes::all().iter().map(probes::Probe::kernel));
+        kernels.extend(constructs::all().iter().map(constructs::Probe::kernel));
     }
     kernels
 }

@@ -7,7 +7,6 @@
 //! The rule of the language on one line: **an operator is pure, a verb has an effect, a Rust keyword happens while building.**
 #![forbid(unsafe_code)]
 
-pub mod conformance;
 pub mod execution;
 pub mod face;
 pub mod inst;
@@ -17,7 +16,6 @@ pub mod inst_samples;
 pub mod interp;
 pub mod ir;
 pub mod params;
-pub mod probes;
 pub mod program;
 pub mod ptx;
 pub mod text;

@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use serde::Serialize;
 use verdigris::{Config, Handle};
 use verdigris_cuda::{Bindings, DeviceBuffer, DeviceSlice};
-use verdigris_kir::conformance::{Check, Column, EXCEPTIONS, Mismatch, Outcome, Probe, probes};
 use verdigris_kir::inst::TABLE;
 use verdigris_kir::interp::Options;
 use verdigris_kir::ir::Target;
+use verdigris_probes::conformance::{Check, Column, EXCEPTIONS, Mismatch, Outcome, Probe, probes};
 
 use verdigris_cli::record::{Record, now};
 use verdigris_cli::table::{self, Align, alarm};

@@ -31,6 +31,8 @@ const HOUSE: &[Room] = &[
         // Engines are judged by the reference on the interpreter; no driver, even here.
         tests_may_use: &["verdigris-reference"],
     },
+    // Kernels for those who work on the language: the workshop runs them, the assembly check assembles them.
+    Room { name: "verdigris-probes", floor: 3, may_use: &["verdigris-kir", "verdigris-tensor"], tests_may_use: &[] },
     Room { name: "verdigris-cuda", floor: 3, may_use: &["verdigris-kir", "verdigris-tensor"], tests_may_use: &[] },
     Room { name: "verdigris-cpu", floor: 3, may_use: &["verdigris-graph", "verdigris-tensor"], tests_may_use: &["verdigris-reference"] },
     Room {
@@ -76,6 +78,7 @@ const HOUSE: &[Room] = &[
             "verdigris-engines",
             "verdigris-graph",
             "verdigris-kir",
+            "verdigris-probes",
             "verdigris-reference",
             "verdigris-tensor",
         ],
@@ -83,7 +86,12 @@ const HOUSE: &[Room] = &[
     },
     // The repository's own commands look at what is printed, never at a device. Of the driver's layer they use the format of packs
     // alone, so that the writer and the reader are one.
-    Room { name: "xtask", floor: 6, may_use: &["verdigris-cuda", "verdigris-engines", "verdigris-kir"], tests_may_use: &[] },
+    Room {
+        name: "xtask",
+        floor: 6,
+        may_use: &["verdigris-cuda", "verdigris-engines", "verdigris-kir", "verdigris-probes"],
+        tests_may_use: &[],
+    },
 ];
 
 /// Outside crates that only some rooms may use, with the reason.

@@ -12,7 +12,7 @@
 mod arch;
 mod print;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 pub use arch::Isa;
 pub use print::{entry_name, print};

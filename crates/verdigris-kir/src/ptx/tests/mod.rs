@@ -3,7 +3,8 @@
 //! `ptxas` is taken from `VERDIGRIS_PTXAS` or from `.venv-ptx` in the workspace root; where there is none, a test says so and passes.
 //! `VERDIGRIS_BLESS=1` rewrites the snapshots.
 
-pub(crate) mod assembler;
+mod assembler;
 mod kernels;
+mod launches;
 mod snapshots;
 mod table;
