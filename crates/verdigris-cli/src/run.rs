@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
-use verdigris::{Config, Device, Policy, Tensor};
+use verdigris::{Config, Device, HostValue, Policy, Tensor};
 use verdigris_graph::{TensorDesc, json};
 use verdigris_tensor::{DType, Layout, num};
 
@@ -49,7 +49,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<Verdict> {
     let outputs = assigned(&arguments.outputs, &plan.outputs().collect::<Vec<_>>(), "--out")?;
     let mut scalars = Vec::new();
     for (wanted, value) in assigned(&arguments.scalars, &plan.scalars().collect::<Vec<_>>(), "--scalar")? {
-        scalars.push((wanted.uid, value.parse::<f64>().with_context(|| format!("--scalar {}={value}", wanted.name))?));
+        let told = || format!("--scalar {}={value}", wanted.name);
+        let number: HostValue = if wanted.dtype.is_integer() {
+            value.parse::<i64>().with_context(told)?.into()
+        } else {
+            value.parse::<f64>().with_context(told)?.into()
+        };
+        scalars.push((wanted.uid, number));
     }
     let mut tensors = Vec::new();
     for (wanted, file) in &inputs {

@@ -16,7 +16,8 @@ pub struct Bindings<'a> {
 pub(crate) enum Bound<'a> {
     Read(&'a [u8]),
     Write(&'a mut [u8]),
-    Scalar(f64),
+    Real(f64),
+    Integer(i128),
 }
 
 impl<'a> Bindings<'a> {
@@ -37,9 +38,15 @@ impl<'a> Bindings<'a> {
         self
     }
 
-    /// Binds a host scalar.
+    /// Binds a host scalar that is a real number.
     pub fn scalar(&mut self, uid: Uid, value: f64) -> &mut Bindings<'a> {
-        self.list.push((uid, Bound::Scalar(value)));
+        self.list.push((uid, Bound::Real(value)));
+        self
+    }
+
+    /// Binds a host scalar that is an integer, which its type holds.
+    pub fn integer(&mut self, uid: Uid, value: impl Into<i128>) -> &mut Bindings<'a> {
+        self.list.push((uid, Bound::Integer(value.into())));
         self
     }
 
@@ -50,7 +57,8 @@ impl<'a> Bindings<'a> {
         let given = match bound {
             Bound::Read(bytes) => memory(bytes, Allowed::Read),
             Bound::Write(bytes) => memory(bytes, Allowed::Write),
-            Bound::Scalar(_) => Given::Scalar,
+            Bound::Real(_) => Given::Real,
+            Bound::Integer(value) => Given::Integer(*value),
         };
         (*uid, given)
     }

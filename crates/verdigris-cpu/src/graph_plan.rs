@@ -139,7 +139,11 @@ impl GraphPlan {
         let scalars: BTreeMap<Uid, f64> = bindings
             .list
             .iter()
-            .filter_map(|(uid, bound)| if let Bound::Scalar(value) = bound { Some((*uid, *value)) } else { None })
+            .filter_map(|(uid, bound)| match bound {
+                Bound::Real(value) => Some((*uid, *value)),
+                Bound::Integer(value) => Some((*uid, *value as f64)),
+                Bound::Read(_) | Bound::Write(_) => None,
+            })
             .collect();
         let mut cells = self.bind(bindings)?;
         let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -200,7 +204,7 @@ impl GraphPlan {
             cells[owner] = match bound {
                 Bound::Read(bytes) => Cell::Read(bytes),
                 Bound::Write(bytes) => Cell::Write(bytes),
-                Bound::Scalar(_) => Cell::Absent,
+                Bound::Real(_) | Bound::Integer(_) => Cell::Absent,
             };
         }
         Ok(cells)
@@ -256,7 +260,7 @@ impl<'r> Context<'r> {
         &self.plan.graph.tensors[self.plan.index[&uid]]
     }
 
-    /// The value of a factor, as its type holds it.
+    /// The value of a factor, as its type holds it; an integer beyond 2⁵³ is rounded.
     pub(crate) fn scalar(&self, scalar: HostScalar<Uid>) -> f64 {
         match scalar {
             HostScalar::Fixed(real) => real.0,

@@ -25,7 +25,12 @@ fn run(graph: &Graph, distribution: Distribution, seed: u64) -> Result<(Outputs,
         bindings.input(uid, bytes);
     }
     for (&uid, &value) in &inputs.scalars {
-        bindings.scalar(uid, value);
+        let is_integer = graph.tensor(uid).is_some_and(|tensor| tensor.dtype.is_integer());
+        if is_integer {
+            bindings.integer(uid, value as i64)
+        } else {
+            bindings.scalar(uid, value)
+        };
     }
     for (expected, bytes) in expected.iter().zip(&mut after) {
         bindings.output(expected.id, bytes);
@@ -53,6 +58,12 @@ struct Draw {
 impl Draw {
     fn below(&mut self, bound: u64) -> u64 {
         self.random.below(bound)
+    }
+
+    /// A host scalar, a real number or an integer.
+    fn factor(&mut self, g: &mut GraphBuilder, name: &str) -> Uid {
+        let dtype = self.pick(&[DType::F32, DType::I8, DType::U8, DType::I32, DType::I64]);
+        g.host_scalar(name, dtype)
     }
 
     fn pick<T: Copy>(&mut self, list: &[T]) -> T {
@@ -201,7 +212,7 @@ impl Draw {
             let c_dims = [broadcast(self), vec![m, if self.chance(2) { 1 } else { n }]].concat();
             matmul.c = Some(self.tensor(g, "c", DType::F32, &c_dims));
             matmul.alpha = HostScalar::Fixed(Real(0.75));
-            matmul.beta = if self.chance(2) { HostScalar::Bound(g.host_scalar("beta", DType::F32)) } else { HostScalar::ZERO };
+            matmul.beta = if self.chance(2) { HostScalar::Bound(self.factor(g, "beta")) } else { HostScalar::ZERO };
         }
         let dtype = self.result(precision);
         let d = g.matmul_with("matmul", matmul)?;
@@ -281,8 +292,7 @@ impl Draw {
                     g.ternary(&name, f, value, z, t)?
                 }
                 _ => {
-                    let factor =
-                        if self.chance(2) { HostScalar::Bound(g.host_scalar("factor", DType::F32)) } else { HostScalar::Fixed(Real(0.3)) };
+                    let factor = if self.chance(2) { HostScalar::Bound(self.factor(g, "factor")) } else { HostScalar::Fixed(Real(0.3)) };
                     g.scale(&name, value, factor)?
                 }
             };
@@ -660,7 +670,7 @@ fn wrong_bindings_are_told() {
         told(&|b| {
             b.input(x, &[0; 16]);
         }),
-        format!("`factor` is bound to nothing, it needs a host scalar: {missing}")
+        format!("`factor` is bound to nothing, it needs a host scalar of f32: {missing}")
     );
     assert_eq!(
         told(&|b| {

@@ -1,6 +1,6 @@
 //! Which tensors of a graph a caller binds, and the check of what is bound to them: one rule for all devices.
 
-use verdigris_tensor::{BindingError, BindingRule};
+use verdigris_tensor::{BindingError, BindingRule, DType};
 
 use crate::graph::Graph;
 use crate::tensor::{TensorDesc, Uid};
@@ -12,10 +12,10 @@ pub struct BoundTensor {
     pub uid: Uid,
     /// Its name in the graph.
     pub name: String,
+    /// The element type. A host scalar of an integer type is bound to an integer that the type holds, any other to a real number.
+    pub dtype: DType,
     /// A host scalar, bound by value.
     pub is_scalar: bool,
-    /// A host scalar that is an integer, such as the seed of random numbers; all others are real numbers.
-    pub is_integer: bool,
     /// Whether the graph writes it.
     pub is_written: bool,
     /// Bytes from its first element to its last; 0 for a host scalar.
@@ -32,8 +32,8 @@ impl BoundTensor {
         BoundTensor {
             uid: tensor.uid,
             name: tensor.name.clone(),
+            dtype: tensor.dtype,
             is_scalar: tensor.by_value,
-            is_integer: tensor.by_value && tensor.dtype.is_integer(),
             is_written,
             bytes: u64::try_from(span_bytes).unwrap_or(u64::MAX),
             alignment_bytes: 1,
@@ -46,10 +46,15 @@ impl BoundTensor {
     }
 
     fn wanted(&self) -> String {
-        match (self.is_scalar, self.is_integer) {
-            (true, false) => "a host scalar".to_owned(),
-            (true, true) => "an integer host scalar".to_owned(),
-            (false, _) => format!("memory of {} bytes", self.bytes),
+        if self.is_scalar { format!("a host scalar of {}", self.dtype) } else { format!("memory of {} bytes", self.bytes) }
+    }
+
+    /// Whether it is a host scalar whose type holds the number.
+    fn takes(&self, number: Given) -> bool {
+        match (number, self.dtype.integer_range()) {
+            (Given::Real, None) => self.is_scalar,
+            (Given::Integer(value), Some((least, greatest))) => self.is_scalar && (least.into()..=greatest.into()).contains(&value),
+            _ => false,
         }
     }
 }
@@ -76,15 +81,9 @@ pub enum Given {
         access: Allowed,
     },
     /// A real number.
-    Scalar,
+    Real,
     /// An integer.
-    Integer,
-}
-
-impl Given {
-    const fn number(self) -> &'static str {
-        if matches!(self, Given::Integer) { "an integer host scalar" } else { "a host scalar" }
-    }
+    Integer(i128),
 }
 
 /// What may be done with memory that is bound.
@@ -121,11 +120,10 @@ pub fn check(
         let Some(found) = found else { return Err(tensor.error("nothing", BindingRule::Missing)) };
         placed(place, found);
         match given(found).1 {
-            Given::Scalar if tensor.is_scalar && !tensor.is_integer => {}
-            Given::Integer if tensor.is_integer => {}
-            number @ (Given::Scalar | Given::Integer) => {
-                let rule = if tensor.is_scalar { BindingRule::Number } else { BindingRule::Kind };
-                return Err(tensor.error(number.number(), rule));
+            number @ (Given::Real | Given::Integer(_)) if tensor.takes(number) => {}
+            number @ (Given::Real | Given::Integer(_)) => {
+                let words = if let Given::Integer(value) = number { format!("the integer {value}") } else { "a real number".to_owned() };
+                return Err(tensor.error(words, if tensor.is_scalar { BindingRule::Number } else { BindingRule::Kind }));
             }
             Given::Memory { .. } if tensor.is_scalar => return Err(tensor.error("memory", BindingRule::Kind)),
             Given::Memory { address, bytes, access } => {
@@ -215,7 +213,7 @@ mod tests {
         let memory = |address, bytes, access| Given::Memory { address, bytes, access };
         let good = [
             (tensors[0].uid, memory(0x1000, 24, Allowed::Read)),
-            (tensors[1].uid, Given::Scalar),
+            (tensors[1].uid, Given::Real),
             (tensors[2].uid, memory(0x2000, 12, Allowed::Any)),
         ];
         let run = |list: &[(Uid, Given)]| {
@@ -238,24 +236,40 @@ mod tests {
         let words = |name: &str, wanted: &str, given: &str, rule| (name.to_owned(), wanted.to_owned(), given.to_owned(), rule);
         assert_eq!(said(run(&good[..2])), words("y", "memory of 12 bytes", "nothing", BindingRule::Missing));
         let mut more = good.to_vec();
-        more.push((Uid(99), Given::Scalar));
+        more.push((Uid(99), Given::Real));
         assert_eq!(refused(run(&more)).rule, BindingRule::Unknown);
         more[3] = good[1];
         assert_eq!(said(run(&more)), words("factor", "one binding", "two", BindingRule::Twice));
-        assert_eq!(said(with(0, Given::Scalar)), words("x", "memory of 24 bytes", "a host scalar", BindingRule::Kind));
-        assert_eq!(said(with(1, good[0].1)), words("factor", "a host scalar", "memory", BindingRule::Kind));
-        assert_eq!(said(with(1, Given::Integer)), words("factor", "a host scalar", "an integer host scalar", BindingRule::Number));
-        assert_eq!(said(with(0, Given::Integer)), words("x", "memory of 24 bytes", "an integer host scalar", BindingRule::Kind));
+        assert_eq!(said(with(0, Given::Real)), words("x", "memory of 24 bytes", "a real number", BindingRule::Kind));
+        assert_eq!(said(with(1, good[0].1)), words("factor", "a host scalar of f32", "memory", BindingRule::Kind));
+        assert_eq!(said(with(1, Given::Integer(7))), words("factor", "a host scalar of f32", "the integer 7", BindingRule::Number));
+        assert_eq!(said(with(0, Given::Integer(7))), words("x", "memory of 24 bytes", "the integer 7", BindingRule::Kind));
         let short = said(with(0, memory(0x1000, 23, Allowed::Read)));
         assert_eq!(short, words("x", "memory of 24 bytes", "23 bytes", BindingRule::Length));
         assert_eq!(refused(with(0, memory(0, 24, Allowed::Any))).rule, BindingRule::Null);
         assert_eq!(refused(with(0, memory(0x1000, 24, Allowed::Write))).rule, BindingRule::Access);
         assert_eq!(refused(with(2, memory(0x2000, 12, Allowed::Read))).rule, BindingRule::Access);
-        let seed = [BoundTensor { is_integer: true, ..tensors[1].clone() }];
-        let bind = |given| check(&seed, 1, |_| (seed[0].uid, given), |_, _| ()).map_err(|error| (error.wanted, error.given, error.rule));
-        assert_eq!(bind(Given::Integer), Ok(None));
-        assert_eq!(bind(Given::Scalar), Err(("an integer host scalar".to_owned(), "a host scalar".to_owned(), BindingRule::Number)));
         let odd = said(with(0, memory(0x1002, 24, Allowed::Read)));
         assert_eq!(odd, words("x", "a multiple of 4 bytes", "0x1002", BindingRule::Alignment));
+    }
+    #[test]
+    fn an_integer_is_one_that_its_type_holds() {
+        for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
+            let (least, greatest) =
+                dtype.integer_range().map(|(least, greatest)| (i128::from(least), i128::from(greatest))).expect("integers");
+            let tensors = [BoundTensor { dtype, ..tensors()[1].clone() }];
+            let bind = |given| check(&tensors, 1, |_| (tensors[0].uid, given), |_, _| ());
+            let refused = |given, words: String| {
+                let wanted = BindingError::new("factor", format!("a host scalar of {dtype}"), words, BindingRule::Number);
+                assert_eq!(bind(given), Err(wanted));
+            };
+            for value in [least, 0, 1, greatest] {
+                assert_eq!(bind(Given::Integer(value)), Ok(None), "{value} as {dtype}");
+            }
+            for value in [least - 1, greatest + 1, i128::from(u64::MAX)] {
+                refused(Given::Integer(value), format!("the integer {value}"));
+            }
+            refused(Given::Real, "a real number".to_owned());
+        }
     }
 }

@@ -131,8 +131,8 @@ impl fmt::Display for Real {
     }
 }
 
-/// A factor that the host knows: fixed in the graph, or bound by value at each execution. `Id` is [`Uid`] in a graph and
-/// [`crate::Slot`] in a problem.
+/// A factor that the host knows: fixed in the graph, or bound by value at each execution, as a real number or as an integer. Arithmetic reads an
+/// integer factor as it reads integer elements: rounded to the type that is computed in. `Id` is [`Uid`] in a graph and [`crate::Slot`] in a problem.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostScalar<Id> {

@@ -3,7 +3,7 @@
 //! 1. Uids are unique; every uid that an op names exists.
 //! 2. Each tensor is written at most once, and before it is read. A virtual tensor is written and read.
 //! 3. Stored tensors have a storage type (not tf32). What is written does not overlap itself.
-//! 4. Host scalars have one element, are read only as factors, and are f32 or f64.
+//! 4. Host scalars have one element, are read only as factors, and are f32, f64 or integers.
 //! 5. Each op's own rules: dims as inferred, attributes in range, types that its precision takes.
 
 use std::collections::{HashMap, HashSet};
@@ -47,12 +47,12 @@ pub fn validate(graph: &Graph) -> Result<(), Error> {
             if tensor.layout.elements() != 1 || tensor.is_virtual {
                 return structure(&graph.name, tensor, "a host scalar has one element and is not virtual");
             }
-            if !matches!(tensor.dtype, DType::F32 | DType::F64) {
+            if !(tensor.dtype.is_integer() || matches!(tensor.dtype, DType::F32 | DType::F64)) {
                 return Err(Error::DType {
                     op: graph.name.clone(),
                     tensor: tensor.name.clone(),
                     got: tensor.dtype,
-                    rule: "a host scalar is f32 or f64",
+                    rule: "a host scalar is f32, f64 or an integer",
                 });
             }
         }

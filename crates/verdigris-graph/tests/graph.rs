@@ -170,6 +170,34 @@ fn one_op_belongs_to_one_problem() -> TestResult {
 }
 
 #[test]
+fn host_scalars_are_real_numbers_or_integers() -> TestResult {
+    let build = |dtype| {
+        let mut g = GraphBuilder::new("scaled");
+        let x = g.tensor("x", DType::F16, rows(&[8]));
+        let factor = g.host_scalar("factor", dtype);
+        let y = g.scale("scale", x, HostScalar::Bound(factor))?;
+        g.store(y, "y", DType::F16)?;
+        g.finish()
+    };
+    let real = build(DType::F32)?;
+    for dtype in DType::ALL {
+        let made = build(dtype);
+        if !dtype.is_integer() && !matches!(dtype, DType::F32 | DType::F64) {
+            let words =
+                if dtype.is_float() && dtype.is_storage() { "a host scalar is f32, f64 or an integer" } else { "of a storage type" };
+            assert!(rule(made).contains(words), "{dtype}");
+            continue;
+        }
+        let graph = made?;
+        assert_eq!(json::graph_from_json(&json::graph_to_json(&graph))?, graph);
+        assert_eq!(Key::of_graph(&graph)? == Key::of_graph(&real)?, dtype == DType::F32, "{dtype}");
+        // A factor is one to the kernels, whatever its type.
+        assert_eq!(problems(&graph)?[0].problem, problems(&real)?[0].problem);
+    }
+    Ok(())
+}
+
+#[test]
 fn scales_and_scalars() -> TestResult {
     let mut g = GraphBuilder::new("fp8");
     let a = g.tensor("a", DType::E4m3, rows(&[100, 300]));

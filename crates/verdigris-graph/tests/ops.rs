@@ -107,6 +107,8 @@ fn everything() -> Result<Graph, Error> {
     }
     let factor = g.host_scalar("factor", DType::F32);
     value = g.scale("scale", value, HostScalar::Bound(factor))?;
+    let times = g.host_scalar("times", DType::I64);
+    value = g.scale("times", value, HostScalar::Bound(times))?;
     let index = g.gen_index("column", &[6, 1, 5], 2)?;
     value = g.binary("shift", BinaryOp::Add, value, index)?;
     g.store(value, "value", DType::F32)?;

@@ -11,7 +11,7 @@ use verdigris::{Binding, Handle, Workspace};
 use verdigris_cuda::DeviceSlice;
 use verdigris_graph::Graph;
 use verdigris_graph::binding::unknown_error;
-use verdigris_tensor::Layout;
+use verdigris_tensor::{DType, Layout};
 
 use crate::device::State;
 use crate::errors::{Kind, library, raise};
@@ -70,7 +70,8 @@ impl Plan {
             // by whoever wrote it down. That a GPU's memory lives until the work is done is the caller's part.
             let memory = |place, address, bytes| unsafe { binding(place, address, bytes, bound.is_written) };
             let given = if bound.is_scalar {
-                Binding::Scalar(value.extract().map_err(|_| refused(&"a host scalar", &"no number", BindingRule::Kind))?)
+                let wanted = || format!("a host scalar of {}", desc.dtype);
+                number(&value, desc.dtype).ok_or_else(|| refused(&wanted(), &"no number", BindingRule::Kind))?
             } else if let Ok(address) = value.extract::<u64>() {
                 memory(self.state.place, address, bound.bytes)
             } else {
@@ -140,6 +141,13 @@ impl Plan {
 }
 
 /// An engine with its setting behind it, where it has one.
+/// A number for a host scalar of that type: an integer stays one where an integer is wanted.
+fn number(value: &Bound<'_, PyAny>, dtype: DType) -> Option<Binding<'static>> {
+    let integer = || value.extract().map(Binding::Integer).or_else(|_| value.extract().map(Binding::Unsigned)).ok();
+    let real = || value.extract().map(Binding::Scalar).ok();
+    dtype.is_integer().then(integer).flatten().or_else(real)
+}
+
 fn with_setting(engine: &str, knobs: Option<String>) -> String {
     knobs.map_or_else(|| engine.to_owned(), |knobs| format!("{engine} {knobs}"))
 }

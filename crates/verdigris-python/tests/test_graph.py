@@ -187,6 +187,27 @@ def test_json_and_host_scalars():
         again.tensor("z", "f32", (1,))
 
 
+def test_integer_host_scalars():
+    g = vd.Graph("repeated")
+    x, times = g.tensor("x", "f32", (3,)), g.host_scalar("times", "i32")
+    g.store(g.scale(x, times), "y", "f32")
+    plan = CPU.plan(vd.Graph.from_json(g.to_json()))
+    out = np.empty(3, "f4")
+    bound = {"x": np.array([1, 2, 3], "f4"), "y": out}
+    for value in (-3, np.int64(-3), np.int8(-3)):
+        plan.execute({**bound, "times": value})
+        assert out.tolist() == [-3.0, -6.0, -9.0]
+    for value, words in ((2**31, "the integer 2147483648"), (2**64 - 1, "the integer 18446744073709551615"), (0.5, "a real number")):
+        with pytest.raises(vd.BindingError, match=f"`times` is bound to {words}, it needs a host scalar of i32"):
+            plan.execute({**bound, "times": value})
+    with pytest.raises(vd.BindingError, match="`times` is bound to no number, it needs a host scalar of i32"):
+        plan.execute({**bound, "times": [1, 2]})
+    with pytest.raises(vd.GraphError, match="a host scalar is f32, f64 or an integer"):
+        g = vd.Graph("half")
+        g.store(g.scale(g.tensor("x", "f16", (3,)), g.host_scalar("factor", "f16")), "y", "f16")
+        CPU.plan(g)
+
+
 def test_every_family_against_torch():
     g = vd.Graph("many")
     x, w = g.tensor("x", "f32", (2, 4, 9, 8)), g.tensor("w", "f32", (6, 4, 3, 3))

@@ -31,7 +31,7 @@ pub(crate) enum Data<'g> {
 
 /// Inputs for every tensor that a graph reads and does not write. Operands follow `distribution`, but for those with a meaning: divisors
 /// and arguments of logarithms and roots are positive, labels are classes, indices of maxima lie in their windows, conditions are 0 and
-/// 1. Host scalars are whole and half numbers in ±2 and never 0.
+/// 1. Host scalars are whole and half numbers in ±2 and never 0; integers are twice as much, and not negative where their type has no sign.
 pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inputs<Uid> {
     let mut inputs = Inputs::default();
     let mut stream = Random::new(seed);
@@ -40,7 +40,13 @@ pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inp
     for tensor in graph.tensors.iter().filter(|tensor| read.contains(&tensor.uid) && !written.contains(&tensor.uid)) {
         let seed = stream.bits();
         if tensor.by_value {
-            inputs.scalars.insert(tensor.uid, host_scalar(&mut stream, tensor.dtype == DType::F64));
+            let real = host_scalar(&mut stream, tensor.dtype == DType::F64);
+            let scalar = match tensor.dtype.integer_range() {
+                None => real,
+                Some((0, _)) => 2.0 * real.abs(),
+                Some(_) => 2.0 * real,
+            };
+            inputs.scalars.insert(tensor.uid, scalar);
             continue;
         }
         // What the first op that reads it needs.

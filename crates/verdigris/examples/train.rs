@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for step in 0..STEPS {
         let mut bound = vec![(x, &x_values), (target, &t_values)];
         bound.extend(parameters.iter().copied().zip(&weights));
-        let outputs = device.run(&plan, &bound, &[(rate, RATE)])?;
+        let outputs = device.run(&plan, &bound, &[(rate, RATE.into())])?;
         let loss = outputs[loss_at].to_values()?[0];
         if step == 0 {
             let mut got = Vec::new();

@@ -34,7 +34,7 @@ pub enum Binding<'a> {
     Host(HostSlice<'a>),
     /// A host scalar; rounded to f32 where kernels compute in f32.
     Scalar(f64),
-    /// An integer host scalar, of any integer type that holds it.
+    /// An integer host scalar, of an integer type that holds it.
     Integer(i64),
     /// As [`Binding::Integer`], for those beyond an `i64`: all 64 bits of a seed.
     Unsigned(u64),
@@ -49,6 +49,16 @@ impl<'a> From<DeviceSlice<'a>> for Binding<'a> {
 impl<'a> From<HostSlice<'a>> for Binding<'a> {
     fn from(slice: HostSlice<'a>) -> Binding<'a> {
         Binding::Host(slice)
+    }
+}
+
+impl From<HostValue> for Binding<'_> {
+    fn from(value: HostValue) -> Self {
+        match value {
+            HostValue::Real(value) => Binding::Scalar(value),
+            HostValue::Signed(value) => Binding::Integer(value),
+            HostValue::Unsigned(value) => Binding::Unsigned(value),
+        }
     }
 }
 
@@ -76,8 +86,9 @@ impl Binding<'_> {
         match self {
             Binding::Buffer(slice) => *buffer = *slice,
             Binding::Scalar(value) => *scalar = HostValue::Real(*value),
-            Binding::Integer(value) => *scalar = HostValue::Signed(*value),
-            Binding::Unsigned(value) => *scalar = HostValue::Unsigned(*value),
+            // What graphs read of the host are factors, which arithmetic takes as real numbers.
+            Binding::Integer(value) => *scalar = HostValue::Real(*value as f64),
+            Binding::Unsigned(value) => *scalar = HostValue::Real(*value as f64),
             Binding::Host(_) => {}
         }
     }
@@ -87,8 +98,9 @@ impl Binding<'_> {
         match self {
             Binding::Buffer(slice) => Given::Memory { address: slice.address(), bytes: slice.len_bytes(), access: Allowed::Any },
             Binding::Host(slice) => Given::Memory { address: slice.address(), bytes: slice.len_bytes(), access: Allowed::Any },
-            Binding::Scalar(_) => Given::Scalar,
-            Binding::Integer(_) | Binding::Unsigned(_) => Given::Integer,
+            Binding::Scalar(_) => Given::Real,
+            Binding::Integer(value) => Given::Integer((*value).into()),
+            Binding::Unsigned(value) => Given::Integer((*value).into()),
         }
     }
 }

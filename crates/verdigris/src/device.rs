@@ -35,6 +35,7 @@ use std::sync::Arc;
 
 use verdigris_cuda::{DeviceBuffer, HostSlice, Stream};
 use verdigris_graph::{Graph, TensorDesc, Uid};
+use verdigris_kir::execution::HostValue;
 use verdigris_tensor::{BindingError, BindingRule, DType, Layout, num};
 
 use crate::binding::Binding;
@@ -181,7 +182,7 @@ impl Device {
     /// # Errors
     /// [`Error::Binding`] for a tensor that is missing or unknown, lies on another device, or is not what the graph describes; as
     /// [`Plan::run`].
-    pub fn run(&self, plan: &Plan, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<Vec<Tensor>, Error> {
+    pub fn run(&self, plan: &Plan, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, HostValue)]) -> Result<Vec<Tensor>, Error> {
         self.bind(plan, inputs, scalars, |bindings, stream| plan.run(bindings, stream, Workspace::Own)).map(|(outputs, ())| outputs)
     }
 
@@ -189,7 +190,12 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::run`].
-    pub fn run_timed(&self, plan: &Plan, inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]) -> Result<(Vec<Tensor>, RunReport), Error> {
+    pub fn run_timed(
+        &self,
+        plan: &Plan,
+        inputs: &[(Uid, &Tensor)],
+        scalars: &[(Uid, HostValue)],
+    ) -> Result<(Vec<Tensor>, RunReport), Error> {
         self.bind(plan, inputs, scalars, |bindings, stream| plan.run_timed(bindings, stream))
     }
 
@@ -197,7 +203,7 @@ impl Device {
         &self,
         plan: &Plan,
         inputs: &[(Uid, &Tensor)],
-        scalars: &[(Uid, f64)],
+        scalars: &[(Uid, HostValue)],
         run: impl FnOnce(&mut [(Uid, Binding<'_>)], Option<&Stream>) -> Result<R, Error>,
     ) -> Result<(Vec<Tensor>, R), Error> {
         for (uid, tensor) in inputs {
@@ -213,13 +219,13 @@ impl Device {
     pub(crate) fn compute<'t, R>(
         &self,
         inputs: impl Iterator<Item = (Uid, &'t Tensor)>,
-        scalars: &[(Uid, f64)],
+        scalars: &[(Uid, HostValue)],
         wanted: impl Iterator<Item = (Uid, DType, Layout)>,
         run: impl FnOnce(&mut [(Uid, Binding<'_>)], Option<&Stream>) -> Result<R, Error>,
     ) -> Result<(Vec<Tensor>, R), Error> {
         let mut bindings: Vec<(Uid, Binding<'_>)> = Vec::with_capacity(8);
         bindings.extend(inputs.map(|(uid, tensor)| (uid, tensor.storage.read())));
-        bindings.extend(scalars.iter().map(|&(uid, value)| (uid, Binding::Scalar(value))));
+        bindings.extend(scalars.iter().map(|&(uid, value)| (uid, value.into())));
         let mut outputs = Vec::new();
         for (uid, dtype, layout) in wanted {
             outputs.push((uid, dtype, layout, Storage::new(self, dtype, &layout)?));

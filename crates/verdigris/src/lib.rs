@@ -126,6 +126,7 @@ pub use verdigris_graph::{
     Error as GraphError, GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Node, Op, OperandScale, PoolBackward,
     PoolMode, PoolWindows, Precision, Problem, Real, ReductionOp, TensorDesc, TernaryOp, Uid, UnaryOp,
 };
+pub use verdigris_kir::execution::HostValue;
 pub use verdigris_tensor::{BindingError, BindingRule, DType, Layout, LayoutError};
 
 /// The lines of Rust in the README, as tests.

@@ -29,7 +29,7 @@
 //! let (device, scale) = (Device::cpu(), LossScale::default());
 //! let plan = device.plan(&g.finish()?)?;
 //! let infinite = Tensor::from_values(&device, DType::F16, &[2], &[32768.0, f64::INFINITY])?;
-//! let outputs = device.run(&plan, &[(gradient, &infinite)], &[(factor, scale.inverse())])?;
+//! let outputs = device.run(&plan, &[(gradient, &infinite)], &[(factor, scale.inverse().into())])?;
 //! let place = plan.outputs().position(|tensor| tensor.uid == all_finite).ok_or("no such output")?;
 //! assert_eq!(outputs[place].to_values()?, [0.0]);
 //! assert_eq!(outputs[1 - place].to_values()?, [0.5, f64::INFINITY]);

@@ -262,9 +262,11 @@ impl Plan {
                 Binding::Scalar(value) => {
                     bound.scalar(*uid, *value);
                 }
-                Binding::Integer(_) | Binding::Unsigned(_) => {
-                    let rule = BindingRule::Number;
-                    return Err(BindingError::new(self.name_of(*uid), "a host scalar", "an integer host scalar", rule).into());
+                Binding::Integer(value) => {
+                    bound.integer(*uid, *value);
+                }
+                Binding::Unsigned(value) => {
+                    bound.integer(*uid, *value);
                 }
                 Binding::Buffer(_) => {
                     let name = self.name_of(*uid);
@@ -342,13 +344,18 @@ mod tests {
     use crate::{Config, Device};
     use verdigris_cuda::HostSlice;
     use verdigris_graph::{GraphBuilder, HostScalar, UnaryOp};
+    use verdigris_kir::execution::HostValue;
     use verdigris_tensor::{DType, Layout};
 
     /// `y = factor · relu(x)`, and its plan on a device.
     fn planned(device: &Device) -> (Plan, [Uid; 3]) {
+        planned_with(device, DType::F32)
+    }
+
+    fn planned_with(device: &Device, of_factor: DType) -> (Plan, [Uid; 3]) {
         let mut g = GraphBuilder::new("scaled");
         let x = g.tensor("x", DType::F32, Layout::row_major(&[3]).expect("small"));
-        let factor = g.host_scalar("factor", DType::F32);
+        let factor = g.host_scalar("factor", of_factor);
         let y = g.unary("relu", UnaryOp::Relu, x).expect("fits");
         let y = g.scale("scale", y, HostScalar::Bound(factor)).expect("fits");
         g.store(y, "y", DType::F32).expect("stores");
@@ -426,5 +433,39 @@ mod tests {
         let outcome = plan.run(&mut of_the_host, Some(&theirs), Workspace::Own);
         assert!(matches!(outcome, Err(Error::Binding(_))), "{outcome:?}");
         assert_eq!(fake::launch_count(), 0);
+    }
+    #[test]
+    fn an_integer_factor_is_an_integer_of_its_type_on_either_device() {
+        let numbers = [HostValue::Signed(-3), HostValue::Unsigned(7)];
+        let refused = [HostValue::Signed(1 << 31), HostValue::Unsigned(u64::MAX), HostValue::Real(2.0)];
+        let given = ["the integer 2147483648", "the integer 18446744073709551615", "a real number"];
+        let says = |outcome: Result<(), Error>, given: &str| {
+            let Err(Error::Binding(error)) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(error, BindingError::new("factor", "a host scalar of i32", given, BindingRule::Number));
+        };
+
+        let (plan, [x, factor, y]) = planned_with(&Device::cpu(), DType::I32);
+        let input: Vec<u8> = [-1.0_f32, 2.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut output = [0; 12];
+        let mut run = |number: HostValue| {
+            let bindings = &mut [(x, HostSlice::read(&input).into()), (factor, number.into()), (y, HostSlice::write(&mut output).into())];
+            plan.run(bindings, None, Workspace::Own).map(|()| output)
+        };
+        for (number, wanted) in numbers.into_iter().zip([[-6.0_f32, -12.0], [14.0, 28.0]]) {
+            assert_eq!(run(number).expect("an i32")[4..], wanted.map(f32::to_le_bytes).concat()[..]);
+        }
+        refused.into_iter().zip(given).for_each(|(number, given)| says(run(number).map(drop), given));
+
+        let device = gpu();
+        let (plan, [x, factor, y]) = planned_with(&device, DType::I32);
+        let handle = device.handle().expect("a GPU");
+        let alloc = || handle.pool().alloc(handle.stream(), 12).expect("allocates");
+        let (from, to) = (alloc(), alloc());
+        let run = |number: HostValue| {
+            let bindings = &mut [(x, from.slice().into()), (factor, number.into()), (y, to.slice().into())];
+            plan.run(bindings, Some(handle.stream()), Workspace::Own)
+        };
+        numbers.into_iter().for_each(|number| run(number).expect("the kernel takes it as a real number"));
+        refused.into_iter().zip(given).for_each(|(number, given)| says(run(number), given));
     }
 }

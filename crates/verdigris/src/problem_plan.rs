@@ -7,6 +7,7 @@ use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
 use verdigris_graph::binding::BoundTensor;
 use verdigris_graph::{Access, Problem, Slot, Uid};
 use verdigris_kir::execution::HostValue;
+use verdigris_tensor::DType;
 
 use crate::binding::{Binding, Bound, Pair};
 use crate::error::Error;
@@ -120,8 +121,8 @@ fn bound(problem: &Problem) -> Result<Bound, Error> {
     let tensor = |slot: usize| BoundTensor {
         uid: Uid(slot as i64),
         name: format!("slot {slot}"),
+        dtype: DType::F32,
         is_scalar: false,
-        is_integer: false,
         is_written: false,
         bytes: 0,
         alignment_bytes: 1,
@@ -130,12 +131,14 @@ fn bound(problem: &Problem) -> Result<Bound, Error> {
     let mut tensors: Vec<BoundTensor> = (0..count).map(tensor).collect();
     for operand in problem.buffers()? {
         let tensor = &mut tensors[operand.slot.0 as usize];
+        tensor.dtype = operand.dtype;
         tensor.bytes = u64::try_from(operand.span_bytes()).unwrap_or(u64::MAX).max(tensor.bytes);
         tensor.is_written |= operand.access == Access::Written;
     }
     for slot in problem.scalars() {
         let tensor = &mut tensors[slot.0 as usize];
-        (tensor.is_scalar, tensor.bytes) = (true, 0);
+        // A factor, which a graph may have as an integer.
+        (tensor.is_scalar, tensor.dtype, tensor.bytes) = (true, DType::F64, 0);
     }
     Ok(Bound::of(tensors, pairs(problem)?))
 }
@@ -165,7 +168,6 @@ fn pairs(problem: &Problem) -> Result<Vec<Pair>, Error> {
 mod tests {
     use super::*;
     use verdigris_graph::{BinaryOp, EpilogueStep, GemmProblem, HostScalar, Matrix, Real};
-    use verdigris_tensor::DType;
 
     fn problem() -> Problem {
         let mut gemm = GemmProblem::packed(3, 4, 5, DType::F32, DType::F32).expect("a plain product");

@@ -148,7 +148,7 @@ fn what_is_bound_wrongly_is_told_by_name_before_anything_is_launched() {
     says(refused(&bound), &plan.tensors()[1].name, BindingRule::Twice);
     says(refused(&replaced("x", Binding::Scalar(1.0))), "x", BindingRule::Kind);
     let error = refused(&replaced("factor", Binding::Buffer(slice("x"))));
-    assert_eq!(error.wanted, "a host scalar");
+    assert_eq!(error.wanted, "a host scalar of f32");
     says(error, "factor", BindingRule::Kind);
     let short = slice("w1").part(0, 100).expect("a part");
     let needed_bytes = 64 * 128 * 4;

@@ -3,7 +3,7 @@
 
 use verdigris::error::{BindingError, BindingRule};
 use verdigris::functional::{self as f, Conv2d, Pool2d};
-use verdigris::{Config, Device, Error, Policy, Tensor};
+use verdigris::{Config, Device, Error, HostValue, Policy, Tensor};
 use verdigris_graph::{BinaryOp, CrossEntropySpec, GraphBuilder, LossReduction, ReductionOp, Uid, UnaryOp};
 use verdigris_tensor::{DType, Layout};
 
@@ -208,20 +208,20 @@ fn what_does_not_fit_is_refused_by_type() -> TestResult {
     g.store(y, "y", DType::F32)?;
     let plan = device.plan(&g.finish()?)?;
     assert_eq!((plan.inputs().count(), plan.outputs().count(), plan.scalars().count()), (1, 1, 1));
-    let run = |inputs: &[(Uid, &Tensor)], scalars: &[(Uid, f64)]| device.run(&plan, inputs, scalars);
+    let run = |inputs: &[(Uid, &Tensor)], scalars: &[(Uid, HostValue)]| device.run(&plan, inputs, scalars);
     let binding = |result: Result<Vec<Tensor>, Error>| match result {
         Err(Error::Binding(error)) => error,
         other => panic!("{other:?}"),
     };
     let says = |error: BindingError, name: &str, rule: BindingRule| assert_eq!((error.name.as_str(), error.rule), (name, rule), "{error}");
-    says(binding(run(&[], &[(factor, 2.0)])), "x", BindingRule::Missing);
+    says(binding(run(&[], &[(factor, 2.0.into())])), "x", BindingRule::Missing);
     says(binding(run(&[(uid, &x)], &[])), "factor", BindingRule::Missing);
-    says(binding(run(&[(uid, &x), (Uid(9), &x)], &[(factor, 2.0)])), "#9", BindingRule::Unknown);
+    says(binding(run(&[(uid, &x), (Uid(9), &x)], &[(factor, 2.0.into())])), "#9", BindingRule::Unknown);
     let turned = x.permuted(&[1, 0])?;
-    let unlike = binding(run(&[(uid, &turned)], &[(factor, 2.0)]));
+    let unlike = binding(run(&[(uid, &turned)], &[(factor, 2.0.into())]));
     assert_eq!((unlike.given.as_str(), unlike.wanted.as_str()), ("f32 [3, 2]:[1, 3]", "f32 [2, 3]:[3, 1]"));
     says(unlike, "x", BindingRule::Layout);
-    let (results, report) = device.run_timed(&plan, &[(uid, &x)], &[(factor, 2.0)])?;
+    let (results, report) = device.run_timed(&plan, &[(uid, &x)], &[(factor, 2.0.into())])?;
     near(&results[0], &x.to_values()?.iter().map(|x| 2.0 * x).collect::<Vec<_>>());
     assert_eq!((report.parts.len(), report.parts[0].engine), (1, "cpu.pointwise"));
     assert!(report.us > 0.0);

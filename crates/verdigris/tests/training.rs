@@ -152,7 +152,7 @@ fn a_step_goes_down_the_gradient_on_the_cpu() {
         let bytes = packed.to_bytes().expect("reads");
         tensors.push((input.uid, Tensor::from_bytes(&device, input.dtype, input.layout, &bytes).expect("fits")));
     }
-    let rate = [(uid(&graph, "minus the learning rate"), -0.05)];
+    let rate = [(uid(&graph, "minus the learning rate"), (-0.05).into())];
     let mut losses = Vec::new();
     for _ in 0..20 {
         let inputs: Vec<(Uid, &Tensor)> = tensors.iter().map(|(uid, tensor)| (*uid, tensor)).collect();

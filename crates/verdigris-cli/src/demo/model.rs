@@ -174,7 +174,7 @@ impl Model {
     ) -> anyhow::Result<bool> {
         tally(&self.backward.name, runner.run(&self.backward, &[])?);
         if let Some((task, factor, finite)) = &self.unscale {
-            tally(&task.name, runner.run(task, &[(*factor, 1.0 / loss_scale)])?);
+            tally(&task.name, runner.run(task, &[(*factor, (1.0 / loss_scale).into())])?);
             let finite = runner.read(finite)?;
             if num::read_element(DType::F32, &finite) != Some(1.0) {
                 return Ok(false);
@@ -184,7 +184,7 @@ impl Model {
         // Adam's corrections for its start, folded into the length of the step.
         let step = rate * (1.0 - BETA_2.powi(self.steps_done)).sqrt() / (1.0 - BETA_1.powi(self.steps_done));
         for parameter in &self.parameters {
-            tally(&parameter.update.name, runner.run(&parameter.update, &[(parameter.step, -step)])?);
+            tally(&parameter.update.name, runner.run(&parameter.update, &[(parameter.step, (-step).into())])?);
             for [now, next] in [&parameter.master, &parameter.means, &parameter.squares] {
                 runner.swap(now, next);
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 use indicatif::ProgressBar;
 use verdigris::plan::PartReport;
-use verdigris::{Config, Device, KernelCounts, Plan, Policy, Progress, Stage, Tensor};
+use verdigris::{Config, Device, HostValue, KernelCounts, Plan, Policy, Progress, Stage, Tensor};
 use verdigris_graph::{Graph, GraphBuilder, Uid};
 use verdigris_tensor::{DType, Layout};
 
@@ -97,7 +97,7 @@ impl Runner {
     }
 
     /// Runs a task. Gives what its parts took where this run was timed: every run on the CPU, some on a GPU.
-    pub(super) fn run(&mut self, task: &Task, scalars: &[(Uid, f64)]) -> anyhow::Result<Vec<PartReport>> {
+    pub(super) fn run(&mut self, task: &Task, scalars: &[(Uid, HostValue)]) -> anyhow::Result<Vec<PartReport>> {
         let run = task.runs.replace(task.runs.get() + 1);
         // The first run of all is not like the others.
         let timed = self.device.handle().is_none() || run % TIMED_ONE_IN == TIMED_ONE_IN - 1;
@@ -109,7 +109,7 @@ impl Runner {
         self.run_as(task, &[], true)
     }
 
-    fn run_as(&mut self, task: &Task, scalars: &[(Uid, f64)], timed: bool) -> anyhow::Result<Vec<PartReport>> {
+    fn run_as(&mut self, task: &Task, scalars: &[(Uid, HostValue)], timed: bool) -> anyhow::Result<Vec<PartReport>> {
         let mut inputs = Vec::new();
         for wanted in task.plan.inputs() {
             let id = task.bound[&wanted.uid];
