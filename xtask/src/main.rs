@@ -8,6 +8,7 @@
 
 mod canonical;
 mod catalog;
+mod count;
 mod kit;
 mod pack;
 mod ptxas;
@@ -93,6 +94,8 @@ enum Action {
         #[arg(long)]
         write: bool,
     },
+    /// Add a toy engine and a toy op to a copy of the sources, build and test them there, and count the files that they touch.
+    Count,
     /// Pack optimized programs and test runners for a machine without Rust.
     Kit {
         /// Where to; replaced if it is a kit already.
@@ -140,6 +143,7 @@ fn run(action: Action) -> Result<bool> {
             println!("versions: {} findings", findings.len());
             Ok(findings.is_empty())
         }
+        Action::Count => count::run(&root),
         Action::Tidy => {
             let findings = tidy::findings(&tree::Tree::read(&root)?);
             for finding in &findings {

@@ -22,9 +22,9 @@ use crate::verify_graphs::{self, Job};
 
 /// The problems of each engine, or of every engine of a family, with the family in whose format they are written.
 const PROBLEMS: &[(&str, &str, &str)] = &[
-    ("gemm.simt", "gemm", include_str!("../../../cases/catalog/gemm.simt.toml")),
     ("gemm.mma", "gemm", include_str!("../../../cases/catalog/gemm.mma.toml")),
     ("gemm.wgmma", "gemm", include_str!("../../../cases/catalog/gemm.wgmma.toml")),
+    ("gemm", "gemm", include_str!("../../../cases/catalog/gemm.toml")),
     ("conv.direct", "conv", include_str!("../../../cases/catalog/conv.direct.toml")),
     ("conv.implicit_gemm", "conv", include_str!("../../../cases/catalog/conv.implicit_gemm.toml")),
     ("conv.unfolded", "conv", include_str!("../../../cases/catalog/conv.unfolded.toml")),

@@ -314,12 +314,8 @@ impl Host {
             Op::Pointwise(_) => Some(Host::Map),
             Op::Movement(Movement::Concat { .. }) => None,
             Op::Movement(_) => Some(Host::Map),
-            Op::Pool(_)
-            | Op::PoolBackward(_)
-            | Op::Softmax(_)
-            | Op::SoftmaxBackward(_)
-            | Op::CrossEntropy(_)
-            | Op::CrossEntropyBackward(_) => None,
+            // Nothing joins the others; their parts are made in `rows`.
+            _ => None,
         }
     }
 
