@@ -11,6 +11,7 @@ pub mod cost;
 pub mod engine;
 pub mod fuse;
 pub mod gemm;
+mod hopper;
 pub mod interpret;
 pub mod layout;
 pub mod map;

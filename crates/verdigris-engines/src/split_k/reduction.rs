@@ -47,7 +47,7 @@ pub(crate) struct PartTile {
 
 impl PartTile {
     /// f32 (or s32) words of one warpgroup's share.
-    fn words(&self) -> u64 {
+    pub(crate) fn words(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.columns) / u64::from(self.warpgroups)
     }
 }

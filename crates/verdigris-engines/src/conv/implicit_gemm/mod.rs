@@ -28,30 +28,36 @@
 //! result is read.
 //! **Source:** PTX ISA 9.0, "im2col mode"; Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the implicit product.
 
+mod epilogue;
 mod kernel;
 mod prepare;
 mod producer;
+mod spec;
 mod swap_ab;
 mod terms;
 mod transposed_tiles;
 mod view;
 
-use kernel::{ConvArgs, Kind, Shared, Spec, Split, TileStoreArgs, WARPGROUP};
+use kernel::{ConvArgs, TileStoreArgs};
+use spec::{Kind, Spec};
 use swap_ab::SwapAbArgs;
 use verdigris_graph::ops::matmul::Precision;
-use verdigris_graph::{ConvProblem, Direction, GemmProblem, Problem};
+use verdigris_graph::{ConvProblem, Direction, Problem};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_kir::tile::operand::{Major, ROW_BYTES};
-use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 use verdigris_tensor::DType;
 use view::View;
 
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Join, Loop, Work, wgmma_cycles};
+use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
+use crate::hopper::grid::{Layout, MOST_PARTS_BYTES, TileGrid, TileOrder};
+use crate::hopper::spec::{MainLoopSpec, Operand, Split, TileShape};
+use crate::hopper::sums::Keep;
 use crate::layout::batch::Chunk;
 use crate::layout::repack;
 use crate::layout::unpack;
@@ -66,63 +72,56 @@ const ID: EngineId = EngineId { name: "conv.implicit_gemm", number: 203 };
 /// One row of the table of tiles: the part of a spec that is chosen, not given.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    tile_m: u32,
-    tile_n: u32,
-    consumers: u32,
-    cluster: u32,
-    shared: Shared,
-    ping_pong: bool,
+    tile: TileShape,
     /// Rows are channels, columns are pixels.
     swap_ab: bool,
-    /// Cluster split-K: CTAs of a cluster that take a part each of the depth of one swap-AB tile; 1 for none.
-    cluster_split: u32,
 }
 
-const fn shape(tile_m: u32, tile_n: u32, consumers: u32, cluster: u32, shared: Shared) -> Shape {
-    Shape { tile_m, tile_n, consumers, cluster, shared, ping_pong: false, swap_ab: false, cluster_split: 1 }
+const fn shape(m: u32, n: u32, consumers: u32, cluster: u32, shared: Operand) -> Shape {
+    Shape { tile: TileShape::new(m, n, consumers, cluster, shared), swap_ab: false }
 }
 
 /// Tiles of channels by pixels, whose depth `ctas` CTAs of a cluster share.
-const fn swap_ab(tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
-    Shape { swap_ab: true, cluster_split: ctas, ..shape(tile_m, tile_n, consumers, 1, Shared::B) }
+const fn swap_ab(m: u32, n: u32, consumers: u32, ctas: u32) -> Shape {
+    swap_ab_by(1, m, n, consumers, ctas)
 }
 
 /// The same of `tiles` tiles one below the other in a cluster, which share pixels.
-const fn swap_ab_by(tiles: u32, tile_m: u32, tile_n: u32, consumers: u32, ctas: u32) -> Shape {
-    Shape { cluster: tiles, ..swap_ab(tile_m, tile_n, consumers, ctas) }
+const fn swap_ab_by(tiles: u32, m: u32, n: u32, consumers: u32, ctas: u32) -> Shape {
+    Shape { tile: TileShape::deep(m, n, consumers, tiles, ctas), swap_ab: true }
 }
 
 /// Ping-pong of two consumers.
-const fn ping_pong(tile_m: u32, tile_n: u32, cluster: u32) -> Shape {
-    Shape { ping_pong: true, ..shape(tile_m, tile_n, 2, cluster, Shared::B) }
+const fn ping_pong(m: u32, n: u32, cluster: u32) -> Shape {
+    Shape { tile: TileShape::ping_pong(m, n, cluster), swap_ab: false }
 }
 
 /// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them.
 const SHAPES: &[Shape] = &[
-    shape(128, 256, 2, 2, Shared::B),
-    shape(128, 256, 2, 1, Shared::B),
-    shape(256, 128, 2, 2, Shared::B),
-    shape(256, 128, 2, 2, Shared::A),
-    shape(256, 128, 2, 1, Shared::B),
-    shape(128, 192, 2, 2, Shared::B),
-    shape(128, 192, 2, 1, Shared::B),
-    shape(128, 128, 2, 2, Shared::B),
-    shape(128, 128, 2, 1, Shared::B),
-    shape(128, 64, 2, 1, Shared::B),
-    shape(64, 256, 1, 1, Shared::B),
-    shape(64, 128, 1, 1, Shared::B),
-    shape(64, 64, 1, 1, Shared::B),
-    shape(128, 32, 2, 1, Shared::B),
-    shape(256, 64, 2, 1, Shared::B),
-    shape(128, 256, 2, 2, Shared::A),
-    shape(192, 128, 3, 1, Shared::B),
+    shape(128, 256, 2, 2, Operand::B),
+    shape(128, 256, 2, 1, Operand::B),
+    shape(256, 128, 2, 2, Operand::B),
+    shape(256, 128, 2, 2, Operand::A),
+    shape(256, 128, 2, 1, Operand::B),
+    shape(128, 192, 2, 2, Operand::B),
+    shape(128, 192, 2, 1, Operand::B),
+    shape(128, 128, 2, 2, Operand::B),
+    shape(128, 128, 2, 1, Operand::B),
+    shape(128, 64, 2, 1, Operand::B),
+    shape(64, 256, 1, 1, Operand::B),
+    shape(64, 128, 1, 1, Operand::B),
+    shape(64, 64, 1, 1, Operand::B),
+    shape(128, 32, 2, 1, Operand::B),
+    shape(256, 64, 2, 1, Operand::B),
+    shape(128, 256, 2, 2, Operand::A),
+    shape(192, 128, 3, 1, Operand::B),
     ping_pong(64, 256, 2),
     ping_pong(128, 128, 1),
     ping_pong(128, 128, 2),
-    shape(256, 160, 2, 1, Shared::B),
-    shape(256, 160, 2, 2, Shared::B),
-    shape(128, 192, 2, 2, Shared::A),
-    shape(128, 128, 2, 2, Shared::A),
+    shape(256, 160, 2, 1, Operand::B),
+    shape(256, 160, 2, 2, Operand::B),
+    shape(128, 192, 2, 2, Operand::A),
+    shape(128, 128, 2, 2, Operand::A),
     // No longer offered: those below are quicker.
     swap_ab(64, 104, 1, 4),
     swap_ab(128, 104, 2, 4),
@@ -161,6 +160,9 @@ const FLAT: usize = 32;
 /// The ping-pong shape that serves f16 too.
 const PING_PONG: usize = 18;
 
+/// The most parts that are added up by a launch of their own, in waves of CTAs.
+const MOST_WAVES: u32 = 4;
+
 /// The class of the catalog that a problem belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CatalogClass {
@@ -177,19 +179,16 @@ fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType,
     use Split::{Fixup, No, Reduced};
     let (usual, few, one) = (USUAL.contains(&shape), FEW.contains(&shape), shape == ONE);
     let halves = matches!(operands, DType::Bf16 | DType::F16);
-    let ping_pong = SHAPES.get(shape).is_some_and(|shape| shape.ping_pong);
-    let cluster_split = SHAPES.get(shape).map_or(1, |shape| shape.cluster_split);
+    let (ping_pong, cluster_split) = SHAPES.get(shape).map_or((false, 1), |shape| (shape.tile.ping_pong, shape.tile.cluster_split));
     match (catalog_class, kind, spatial, operands) {
         // Results leave as elements, aligned or not.
-        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == FLAT => &[Split::Clustered(2)],
-        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if cluster_split == 4 && shape >= SWAP_AB => {
-            &[Split::Clustered(4)]
+        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16)
+            if [FLAT, WIDE].contains(&shape) || cluster_split == 4 && shape >= SWAP_AB =>
+        {
+            &[No]
         }
         // So many channels of few pixels are most often those of a data gradient.
-        (CatalogClass::Usual, Kind::Gather { phases: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => {
-            &[Split::Clustered(2)]
-        }
-        (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if shape == WIDE => &[No],
+        (CatalogClass::Usual, Kind::Gather { phases: false, filter: Major::Rows }, 2, DType::Bf16) if cluster_split == 2 => &[No],
         _ if cluster_split > 1 || shape == WIDE => &[],
         // Nothing of the sweep was quickest by the first ping-pong shape.
         (CatalogClass::Usual, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if ping_pong && shape >= PING_PONG => &[No],
@@ -271,17 +270,6 @@ fn require_operands(conv: &ConvProblem) -> Result<(), Refusal> {
     )
 }
 
-/// The operand and result types that the catalog holds, and whether sums are promoted. Other results and fused chains are made when asked
-/// for.
-const TYPES: &[(DType, DType, bool)] = &[
-    (DType::Bf16, DType::Bf16, false),
-    (DType::F16, DType::F16, false),
-    (DType::F32, DType::F32, false),
-    (DType::E4m3, DType::Bf16, false),
-    (DType::E4m3, DType::Bf16, true),
-    (DType::I8, DType::I32, false),
-];
-
 /// The epilogue of a plain problem.
 fn plain(d: DType, stores_d: bool) -> EpilogueSpec {
     let exact = d == DType::I32;
@@ -299,9 +287,9 @@ fn catalog_specs() -> Vec<Spec> {
                 _ => Out::Tma,
             };
             for (spatial, (number, shape)) in (1..=3).flat_map(|spatial| SHAPES.iter().enumerate().map(move |shape| (spatial, shape))) {
-                let given = Given { kind, spatial, a: operands, b: operands, promote, out, has_sums: false };
+                let given = Given { kind, spatial, a: operands, b: operands, keep: keep(promote), out, has_sums: false };
                 for &split in modes(catalog_class, kind, spatial, operands, number) {
-                    specs.extend(given.spec(shape, split, plain(d, matches!(split, Split::Clustered(_)))));
+                    specs.extend(given.spec(shape, split, plain(d, shape.tile.cluster_split > 1)));
                 }
             }
         }
@@ -338,7 +326,7 @@ struct Given {
     spatial: u32,
     a: DType,
     b: DType,
-    promote: bool,
+    keep: Keep,
     out: Out,
     /// Sums over channels are asked for. Kernels form them of what they store through a map; elsewhere a launch of its own does.
     has_sums: bool,
@@ -347,9 +335,9 @@ struct Given {
 impl Given {
     /// The spec of a shape for this problem, or nothing where they do not suit each other.
     fn spec(self, shape: &Shape, split: Split, epilogue: EpilogueSpec) -> Option<Spec> {
-        let Shape { tile_m, tile_n, consumers, cluster, shared, ping_pong, swap_ab, .. } = *shape;
-        let Given { kind, spatial, a, b, promote, out, has_sums } = self;
-        let shares_depth = matches!(split, Split::Clustered(_));
+        let Shape { tile, swap_ab } = *shape;
+        let Given { kind, spatial, a, b, keep, out, has_sums } = self;
+        let shares_depth = tile.cluster_split > 1;
         // Pairs of channels leave at a time, or whole lines of them, which are transposed in halves.
         let leaves = if shares_depth { epilogue.pairs } else { out == Out::Tma && epilogue.d.dtype.bytes() == 2 };
         if swap_ab && !leaves {
@@ -359,34 +347,16 @@ impl Given {
         let stored_here = out == Out::Tma && !swap_ab && split != Split::Reduced && !epilogue.exact;
         let d = epilogue.d.dtype;
         // Beside 160 accumulators a thread, the sums of 32-bit results would spill.
-        let registers_fit = d.bytes() == 2 || tile_m * tile_n <= 128 * 128 * consumers;
+        let registers_fit = d.bytes() == 2 || tile.m * tile.n <= 128 * 128 * tile.consumers;
         let has_sums = has_sums && stored_here && registers_fit && column_sums::takes(d);
-        let stages = 2;
-        Spec {
-            kind,
-            spatial,
-            a,
-            b,
-            tile_m,
-            tile_n,
-            stages,
-            consumers,
-            ping_pong,
-            cluster,
-            shared,
-            swap_ab,
-            split,
-            promote,
-            out,
-            epilogue,
-            has_sums,
-        }
-        .fitted()
+        let main = MainLoopSpec { tile, a, b, majors: kind.majors(swap_ab), stages: 2, keep };
+        Spec { kind, spatial, main, swap_ab, split, out, epilogue, has_sums }.fitted()
     }
 }
 
-/// The most scratch for parts.
-const MOST_PARTS_BYTES: u64 = 512 << 20;
+fn keep(promote: bool) -> Keep {
+    if promote { Keep::Promoted } else { Keep::InPlace }
+}
 
 fn reference(spec: Spec) -> KernelRef {
     KernelRef::new(spec.to_string(), move || spec.build())
@@ -405,10 +375,11 @@ struct ConfigKnobs {
 }
 
 impl ConfigKnobs {
-    /// Rows of tiles that are walked together. Under swap-AB, tiles that read the same rows of the filter run side by side, which took up
+    /// How many rows of tiles are walked together. Under swap-AB, tiles that read the same rows of the filter run side by side, which took up
     /// to 6 % less on an H200.
-    fn group(self) -> u32 {
-        if SHAPES.get(self.shape as usize).is_some_and(|shape| shape.cluster_split > 1) { 1 } else { 8 }
+    fn order(self) -> TileOrder {
+        let shares_depth = SHAPES.get(self.shape as usize).is_some_and(|shape| shape.tile.cluster_split > 1);
+        TileOrder { group: if shares_depth { 1 } else { 8 }, along_columns: self.along_columns }
     }
 }
 
@@ -417,11 +388,7 @@ impl ConfigKnobs {
 pub(super) struct Config {
     chosen: ConfigKnobs,
     spec: Spec,
-    schedule: ScheduleArgs,
-    /// Clusters that are launched.
-    grid: u32,
-    /// Tiles and parts, where a second launch adds these up.
-    reduced: Option<PartGrid>,
+    layout: Layout,
 }
 
 /// An accepted problem.
@@ -432,16 +399,6 @@ pub(super) struct ImplicitGemm {
 }
 
 impl ImplicitGemm {
-    /// The epilogue of a product, for a kernel that stores D element by element or leaves by other ways.
-    fn epilogue(product: &GemmProblem, stores_d: bool) -> EpilogueSpec {
-        let whole = EpilogueSpec::of(product);
-        // Pairs of columns are guarded by their second one. Without operands there is nothing for a pair to save.
-        let pairs = whole.pairs && product.n.is_multiple_of(2) && (whole.reads_memory() || stores_d);
-        // The layout of D does not matter where the store is not the epilogue's.
-        let d = if stores_d { whole.d } else { OperandSpec { walk: Walk::Row, ..whole.d } };
-        EpilogueSpec { stores_d, pairs, d, ..whole }
-    }
-
     fn spec(&self, chosen: ConfigKnobs) -> Option<Spec> {
         let view = &self.view;
         let shape = SHAPES.get(chosen.shape as usize)?;
@@ -452,114 +409,71 @@ impl ImplicitGemm {
         };
         let modes = modes(catalog_class, view.kind, view.spatial, view.a, chosen.shape as usize);
         let suits = |split: &Split| match split {
-            Split::No | Split::Clustered(_) => chosen.split == 0,
+            Split::No => chosen.split == 0,
             // A kernel for split tiles serves whole ones too.
             Split::Fixup => chosen.split <= 3,
             Split::Reduced => chosen.split > 3,
         };
         let split = *modes.iter().find(|split| suits(split))?;
         let has_sums = chosen.sums == Some(true);
-        let given = Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, promote: self.promote, out: view.out, has_sums };
-        let shares_depth = matches!(split, Split::Clustered(_));
+        let given =
+            Given { kind: view.kind, spatial: view.spatial, a: view.a, b: view.b, keep: keep(self.promote), out: view.out, has_sums };
+        let shares_depth = shape.tile.cluster_split > 1;
         let product = if shape.swap_ab && !shares_depth { &view.transposed } else { &view.product };
-        let spec = given.spec(shape, split, Self::epilogue(product, view.out == Out::Direct || shares_depth))?;
+        let spec = given.spec(shape, split, epilogue_of(product, view.out == Out::Direct || shares_depth))?;
         let fits = self.sums(&spec).is_none_or(|sums| sums.scratch_bytes() <= MOST_PARTS_BYTES);
         (spec.has_sums == has_sums && fits).then_some(spec)
     }
 
     /// The parts of sums over channels that a kernel forms.
     fn sums(&self, spec: &Spec) -> Option<SumGrid> {
-        let [_, columns] = self.tiles(spec).0;
+        let tile = &spec.main.tile;
+        let [_, columns] = self.tile_grid(spec).extents;
         spec.has_sums.then(|| SumGrid {
-            parts: self.view.rows.div_ceil(64 * spec.blocks()),
+            parts: self.view.rows.div_ceil(64 * tile.blocks()),
             matrices: self.view.matrices(spec),
             columns: self.view.columns,
-            pitch: columns * spec.tiles_of_cluster()[1] * spec.tile_n,
+            pitch: columns * tile.of_cluster()[1] * tile.n,
             overlaps: true,
         })
     }
 
-    /// Rows and columns of tiles as clusters count them, and the clusters that are resident at a time.
-    fn tiles(&self, spec: &Spec) -> ([u32; 2], u32) {
-        let [mut rows, mut columns] = self.view.tiles(spec);
-        if spec.cluster > 1 {
-            match spec.shared {
-                Shared::B => rows = rows.div_ceil(spec.cluster),
-                Shared::A => columns = columns.div_ceil(spec.cluster),
-            }
+    fn tile_grid(&self, spec: &Spec) -> TileGrid {
+        TileGrid {
+            extents: spec.main.tile.clusters(self.view.extents(spec)),
+            matrices: self.view.matrices(spec),
+            steps: self.view.steps(spec.main.depth()),
+            workers: self.arch.resident_clusters_of(spec.main.tile.ctas()).max(1),
         }
-        ([rows, columns], self.arch.resident_clusters_of(spec.ctas()).max(1))
     }
 
     /// Nothing where the config does not suit the problem, or splits what cannot be split so.
     fn config(&self, chosen: ConfigKnobs) -> Option<Config> {
         let spec = self.spec(chosen)?;
-        let view = &self.view;
-        let ([rows, columns], workers) = self.tiles(&spec);
-        let raster = RasterArgs::new(rows, columns, chosen.group(), chosen.along_columns);
-        let tiles = rows * columns * view.matrices(&spec);
-        let steps = view.steps(spec.depth());
-        let (schedule, grid, reduced) = if spec.shares_depth() {
-            if steps < spec.cluster_split() || chosen.along_columns {
-                return None;
+        let (grid, order) = (self.tile_grid(&spec), chosen.order());
+        let layout = match (chosen.split, spec.split) {
+            (0, _) if spec.shares_depth() => {
+                let has_depth = grid.steps >= spec.main.tile.cluster_split && !chosen.along_columns;
+                // A cluster has one tile, and each of its CTAs some of the depth.
+                grid.whole(order).filter(|_| has_depth).map(|layout| Layout { grid: layout.schedule.tiles, ..layout })
             }
-            // A cluster has one tile, and each of its CTAs some of the depth.
-            (ScheduleArgs::whole(raster, tiles, steps), tiles, None)
-        } else if chosen.split == 0 {
-            (ScheduleArgs::whole(raster, tiles, steps), workers.min(tiles), None)
-        } else if u64::from(tiles) * (u64::from(steps) + 64) >= 1 << 32 {
-            // Steps are counted in 32 bits.
-            return None;
-        } else if chosen.split < 3 {
-            let split_tiles = (tiles % workers + (chosen.split - 1) * workers).min(tiles);
-            if split_tiles == 0 {
-                return None;
-            }
-            let schedule = ScheduleArgs::split(raster, tiles, steps, split_tiles, workers, 4);
-            let busy = (u64::from(split_tiles) * u64::from(steps)).div_ceil(u64::from(schedule.share)) as u32;
-            (schedule, workers.min(busy.max(tiles - split_tiles)).max(1), None)
-        } else {
-            let parts = chosen.split - 1;
-            let most = if spec.split == Split::Reduced { 4 * workers } else { workers };
-            if u64::from(tiles) * u64::from(parts) > u64::from(most) {
-                return None;
-            }
-            let schedule = ScheduleArgs::split_evenly(raster, tiles, steps, parts)?;
-            let [in_rows, in_columns] = spec.tiles_of_cluster();
-            let reduced = (spec.split == Split::Reduced).then(|| PartGrid {
-                tile: spec.part_tile(),
-                tile_rows: rows * in_rows,
-                tile_columns: columns * in_columns,
-                matrices: view.product.batch_count() as u32,
-                parts,
-            });
-            if reduced.is_some_and(|grid| !grid.fits() || grid.scratch_bytes() > MOST_PARTS_BYTES) {
-                return None;
-            }
-            (schedule, tiles * parts, reduced)
+            (0, _) => grid.whole(order),
+            (waves @ 1..=2, _) => grid.last_waves(order, waves),
+            (split, Split::Reduced) => grid.reduced(&spec.main, order, split - 1, MOST_WAVES),
+            (split, _) => grid.in_parts(order, split - 1, 1),
         };
-        Some(Config { chosen, spec, schedule, grid, reduced })
+        layout.map(|layout| Config { chosen, spec, layout })
     }
 
     /// The splits that are worth a trial with a shape.
     fn splits(&self, shape: u32) -> Vec<u32> {
-        if SHAPES.get(shape as usize).is_some_and(|shape| shape.cluster_split > 1) {
+        if SHAPES.get(shape as usize).is_some_and(|shape| shape.tile.cluster_split > 1) {
             return vec![0];
         }
         let mut splits = vec![0, 1, 2, 3];
         let chosen = ConfigKnobs { shape, split: 4, along_columns: false, sums: None };
         let Some(spec) = self.spec(chosen) else { return splits };
-        let ([rows, columns], workers) = self.tiles(&spec);
-        let tiles = u64::from(rows) * u64::from(columns) * u64::from(self.view.matrices(&spec));
-        let steps = self.view.steps(spec.depth());
-        // Whole waves of parts, each part of some depth.
-        for waves in 1..=4 {
-            let parts = (u64::from(workers) * waves / tiles).min(u64::from(steps / 4)) as u32;
-            if parts >= 3 {
-                // As many as come out of whole shares.
-                splits.push(steps.div_ceil(steps.div_ceil(parts)) + 1);
-            }
-        }
+        splits.extend(self.tile_grid(&spec).part_counts(MOST_WAVES, 3).into_iter().map(|parts| parts + 1));
         splits.sort_unstable();
         splits.dedup();
         splits
@@ -599,13 +513,15 @@ impl Algorithm for ImplicitGemm {
     /// Of equals, those first that draw less from L2: where the tensor cores are the limit, the estimate does not tell them apart.
     fn configs(&self) -> Vec<Config> {
         let mut configs: Vec<Config> = self.listed().collect();
-        configs.sort_by_key(|Config { spec, .. }| ((spec.loaded(Shared::A) + spec.loaded(Shared::B)) << 12) / (spec.tile_m + spec.tile_n));
+        configs.sort_by_key(|Config { spec: Spec { main: MainLoopSpec { tile, .. }, .. }, .. }| {
+            ((tile.loaded(Operand::A) + tile.loaded(Operand::B)) << 12) / (tile.m + tile.n)
+        });
         configs
     }
 
     fn knobs(Config { chosen, .. }: &Config) -> Knobs {
         let ConfigKnobs { shape, split, along_columns, sums } = *chosen;
-        let knobs = [("shape", shape), ("split", split), ("group", chosen.group()), ("along", u32::from(along_columns))];
+        let knobs = [("shape", shape), ("split", split), ("group", chosen.order().group), ("along", u32::from(along_columns))];
         Knobs::new(knobs.into_iter().chain(sums.map(|formed| ("sums", u32::from(formed)))))
     }
 
@@ -621,95 +537,57 @@ impl Algorithm for ImplicitGemm {
     }
 
     fn work(&self, config: &Config) -> Work {
-        let Config { chosen, spec, schedule, grid, reduced } = config;
-        let (tile_m, tile_n) = (f64::from(spec.tile_m), f64::from(spec.tile_n));
-        let pixels_beside = if spec.shares_depth() { self.view.pixels_of_tile(spec) } else { spec.tile_n };
-        let loaded_columns = if spec.shares_depth() { pixels_beside / spec.cluster } else { spec.loaded(Shared::B) };
-        let loaded = f64::from(spec.loaded(Shared::A) + loaded_columns) * f64::from(ROW_BYTES);
+        let Config { chosen, spec, layout } = config;
+        let (view, tile) = (&self.view, &spec.main.tile);
         // Measured, of clusters that share a depth a few less are resident than an empty chip has room for.
-        let room = self.tiles(spec).1;
+        let room = self.tile_grid(spec).workers;
         let workers = if spec.shares_depth() { (room - room / 16).max(1) } else { room };
-        let in_depth = |steps: f64| if spec.shares_depth() { (steps / f64::from(spec.cluster_split())).ceil() } else { steps };
-        let (steps, most_steps) = (in_depth(self.view.mean_steps(spec)), in_depth(f64::from(self.view.steps(spec.depth()))));
-        let whole = (schedule.tiles - schedule.split_tiles).div_ceil((*grid).min(workers).max(1));
-        let rounds = if reduced.is_some() { grid.div_ceil(workers) } else { 1 };
-        let has_parts = reduced.is_some() || schedule.split_tiles > 0;
-        // Of phases with few taps the mean counts, but for one tile alone.
-        let steps_of_tile = if whole > 1 { steps } else { most_steps };
-        let (longest_steps, longest_tiles) = match has_parts {
-            true => (f64::from(whole) * steps_of_tile + f64::from(rounds * schedule.share), f64::from(whole + rounds)),
-            false => (f64::from(whole) * steps_of_tile, f64::from(whole)),
-        };
-        let join = match (reduced, spec.shares_depth(), schedule.split_tiles > 0) {
-            (Some(_), ..) => Join::Launch,
-            (None, true, _) => Join::Cluster,
-            (None, false, true) => Join::Fixup,
-            (None, false, false) => Join::None,
-        };
+        let (rows, columns) = (f64::from(tile.m), f64::from(tile.n));
         // Where tiles are transposed in shared memory, each row of A is written and read, of B written twice, read, and read for each 64 rows of A.
-        let transposing = if spec.transposes_tiles() { 2.0 * tile_m + 3.0 * tile_n + tile_m / 64.0 * tile_n } else { 0.0 };
-        let kernel = match (self.view.prepared.conv.direction, spec.transposes_tiles()) {
+        let transposing = if spec.transposes_tiles() { 2.0 * rows + 3.0 * columns + rows / 64.0 * columns } else { 0.0 };
+        // Pixels that the launch leaves out of a tile, and those of them that this CTA would load.
+        let left_out = if spec.shares_depth() { tile.n - view.pixels_of_tile(spec) } else { 0 };
+        let unloaded = f64::from(left_out / tile.cluster);
+        let kernel = match (view.prepared.conv.direction, spec.transposes_tiles()) {
             (Direction::Fprop, _) => "conv.implicit_gemm fprop",
             (Direction::Dgrad, _) => "conv.implicit_gemm dgrad",
             (Direction::Wgrad, false) => "conv.implicit_gemm wgrad",
             (Direction::Wgrad, true) => "conv.implicit_gemm wgrad transposed",
         };
-        let whole_conv = Loop::of_conv(kernel, &self.view.prepared.conv);
+        let steps = [view.mean_steps(spec), f64::from(view.steps(spec.main.depth()))];
+        let main = layout.work(&spec.main, workers, steps, Loop::of_conv(kernel, &view.prepared.conv));
         let main = Loop {
-            tile: [tile_m, f64::from(pixels_beside)],
-            tiles: f64::from(schedule.tiles * spec.ctas()),
-            grid: f64::from(grid * spec.ctas()),
-            resident: f64::from(workers * spec.ctas()),
-            steps,
-            longest_steps,
-            longest_tiles,
-            parts: f64::from(if spec.shares_depth() {
-                spec.cluster_split()
-            } else if has_parts {
-                schedule.most_parts()
-            } else {
-                1
-            }),
-            join,
-            tensor_cycles: wgmma_cycles(tile_m, tile_n),
-            shared_bytes: (tile_m + tile_n * tile_m / 64.0 + transposing) * f64::from(ROW_BYTES) + loaded,
-            loaded_bytes: loaded,
-            issued: if spec.promote { tile_m * tile_n / 32.0 } else { 0.0 },
-            tile_issued: if spec.has_sums { tile_m * tile_n / 8.0 } else { 0.0 },
-            traffic_bytes: self.view.traffic_bytes,
-            operand_bytes: self.view.a.bytes() as f64,
-            threads: f64::from(WARPGROUP * (1 + spec.consumers)),
-            cluster: f64::from(spec.ctas()),
-            stages: f64::from(spec.stages),
+            tile: [rows, f64::from(tile.n - left_out)],
+            parts: if spec.shares_depth() { f64::from(tile.cluster_split) } else { main.parts },
+            shared_bytes: main.shared_bytes + (transposing - unloaded) * f64::from(ROW_BYTES),
+            loaded_bytes: main.loaded_bytes - unloaded * f64::from(ROW_BYTES),
+            tile_issued: if spec.has_sums { rows * columns / 8.0 } else { 0.0 },
+            traffic_bytes: view.traffic_bytes,
+            operand_bytes: view.a.bytes() as f64,
             along_columns: chosen.along_columns,
             swap_ab: spec.swap_ab,
-            ping_pong: spec.ping_pong,
-            promoted: spec.promote || spec.has_sums,
-            store_bytes: match spec.out {
-                Out::Tma => 16.0,
-                Out::Rows => 8.0,
-                Out::Scattered | Out::Direct => self.view.prepared.conv.result().dtype.bytes() as f64,
-            },
-            ..whole_conv
+            promoted: main.promoted || spec.has_sums,
+            store_bytes: store_bytes(spec.out, view.prepared.conv.result().dtype.bytes()),
+            ..main
         };
         let sums = match self.sums(spec) {
             Some(sums) => Some(sums.work()),
             None => statistics::work(&self.view.prepared.conv),
         };
-        Work::of(main).beside(self.view.prepared.work()).beside(reduced.iter().map(PartGrid::work)).beside(sums)
+        Work::of(main).beside(self.view.prepared.work()).beside(layout.parts.iter().map(PartGrid::work)).beside(sums)
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
-        let Config { spec, schedule, grid, reduced, .. } = config;
+        let Config { spec, layout: Layout { schedule, grid, parts: reduced }, .. } = config;
+        let tile = &spec.main.tile;
         let view = &self.view;
         let Some(chunk) = Chunk::all(&view.product.batch).into_iter().next() else { unreachable!("there are groups, and taps") };
 
-        let epilogue = if reduced.is_some() { Self::epilogue(&view.product, true) } else { spec.epilogue.clone() };
+        let epilogue = if reduced.is_some() { epilogue_of(&view.product, true) } else { spec.epilogue.clone() };
         let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
         let mut program = view.prepared.empty_program();
         let places = view.prepared.copy_ahead(&mut program);
-        let ([rows, columns], _) = self.tiles(spec);
-        let [in_rows, in_columns] = spec.tiles_of_cluster();
+        let ([rows, columns], [in_rows, in_columns]) = (self.tile_grid(spec).extents, tile.of_cluster());
         let producer = view.producer(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);
         let mut args = ConvArgs { producer, schedule: *schedule, parts: None, swap_ab: None, store: None, fixup: None };
         let sums = self.sums(spec).map(|sums| (sums, program.add_scratch("sums of tiles", sums.scratch_bytes())));
@@ -717,7 +595,7 @@ impl Algorithm for ImplicitGemm {
         if let Some(parts) = reduced {
             let scratch = program.add_scratch("parts", parts.scratch_bytes());
             args.parts = Some(parts.arguments(scratch));
-            let adds = ReductionSpec { integer: spec.is_integer(), slices: parts.slices(), epilogue };
+            let adds = ReductionSpec { integer: spec.main.is_integer(), slices: parts.slices(), epilogue };
             add = Some(parts.launch(adds, scratch, chunk.index(), epilogue_args, [view.rows, view.columns]));
         } else if spec.shares_depth() {
             args.swap_ab = Some(SwapAbArgs { batch: chunk.index(), epilogue: epilogue_args, pixels: view.rows, channels: view.columns });
@@ -727,10 +605,10 @@ impl Algorithm for ImplicitGemm {
             args.store = Some(TileStoreArgs { batch: chunk.index(), store });
         }
         if spec.split == Split::Fixup {
-            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(spec.cluster) * u64::from(spec.consumers);
-            args.fixup = Some(FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), spec.part_words()));
+            let owners = u64::from(schedule.split_tiles.max(1)) * u64::from(tile.cluster) * u64::from(tile.consumers);
+            args.fixup = Some(FixupArgs::with_scratch(&mut program, owners, schedule.most_parts(), tile.parts().words()));
         }
-        program.launch(Launch::new(reference(spec.clone()), [grid * spec.ctas(), 1, 1], args.bound(spec)).overlapping());
+        program.launch(Launch::new(reference(spec.clone()), [grid * tile.ctas(), 1, 1], args.bound(spec)).overlapping());
         add.into_iter().for_each(|add| program.launch(add));
         match (&view.prepared.conv.statistics, sums) {
             (Some(wanted), Some((sums, scratch))) => sums.steps(scratch, statistics::targets(wanted), &mut program),

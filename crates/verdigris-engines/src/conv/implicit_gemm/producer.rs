@@ -11,11 +11,15 @@ use verdigris_kir::face::{Kernel, LoadOptions, SharedPiece, TensorMap, Val};
 use verdigris_kir::inst::Cache;
 use verdigris_kir::params::{Arguments, Divide, Map, Parameter, Read};
 use verdigris_kir::tile::clip::{Clip, ClipArgs};
+use verdigris_kir::tile::operand::ROW_BYTES;
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::kernel::{Kind, Shared, Spec};
+use super::spec::{Kind, Spec};
 use crate::conv::geometry::gather::{Gather, Phase, Tap};
+use crate::hopper::share::Share;
+use crate::hopper::spec::Operand;
+use crate::hopper::stages::Stages;
 use crate::store::CLEARED_ROWS;
 
 const TAP_BYTES: u32 = 16;
@@ -51,16 +55,27 @@ pub(super) fn phase_table(phases: &[Phase], passes: u32) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// The producer's side of the ring: where tiles go, and how.
+/// The producer's side of the ring: where tiles go, and how. Of A and B, in this order.
 pub(super) struct Slots<'k> {
     pub(super) ring: Cursor<'k>,
-    pub(super) a: Val<'k, u32>,
-    pub(super) b: Val<'k, u32>,
+    share: Share<'k>,
+    addresses: [Val<'k, u32>; 2],
     /// The first row of A, and column of B, of a tile that this CTA loads.
-    pub(super) a_part: Val<'k, u32>,
-    pub(super) b_part: Val<'k, u32>,
-    pub(super) a_options: LoadOptions<'k>,
-    pub(super) b_options: LoadOptions<'k>,
+    begins: [Val<'k, u32>; 2],
+    options: [LoadOptions<'k>; 2],
+}
+
+impl<'k> Slots<'k> {
+    pub(super) fn new(k: Kernel<'k>, spec: &Spec, producer: &Producer<'k>, stages: &Stages<'k>, share: Share<'k>) -> Self {
+        let rows = || k.constant(spec.main.tile.loaded(Operand::A));
+        Slots {
+            ring: stages.ring.cursor(),
+            share,
+            addresses: stages.slots.map(|slots| slots.address()),
+            begins: [share.loads_from(Operand::A, rows), share.loads_from(Operand::B, || producer.columns_of_share(k, spec))],
+            options: [Operand::A, Operand::B].map(|operand| share.options(operand)),
+        }
+    }
 }
 
 verdigris_kir::parameters! {
@@ -166,7 +181,7 @@ verdigris_kir::parameters! {
     /// Pixels as rows, filters as columns.
     pub(super) struct GatherProducer / GatherArgs of Spec as spec {
         pub(super) pixels: Map = spec.gathered_map(),
-        pub(super) filter: Map = spec.clipped(spec.gathers()[1]).map(),
+        pub(super) filter: Map = spec.main.clipped(spec.gathers()[1]).map(),
         pub(super) walk: WalkArgs = spec.spatial,
         pub(super) taps: Read = TAP_BYTES,
         /// Channel blocks of one tap.
@@ -233,7 +248,7 @@ impl Parameter for ProducerArgs {
                 let producer = FilterProducer::declare(k, spec);
                 Producer::Filter(
                     producer,
-                    spec.transposes_tiles().then(|| k.shared("places of slabs", PLACE_BYTES * spec.tile_n / spec.depth(), 16)),
+                    spec.transposes_tiles().then(|| k.shared("places of slabs", PLACE_BYTES * spec.main.tile.n / spec.main.depth(), 16)),
                 )
             }
         }
@@ -268,14 +283,14 @@ impl<'k> Producer<'k> {
     }
 
     /// Clears what is never loaded of the places for A and B. By all threads; a barrier is due behind it.
-    pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, a: Val<'k, u32>, b: Val<'k, u32>) {
+    pub(super) fn clear(&self, k: Kernel<'k>, spec: &Spec, addresses: [Val<'k, u32>; 2]) {
         let clips = match self {
             Producer::Gather(producer) if spec.swap_ab => [Some(producer.column_clip(spec)), producer.pixel_clip(spec)],
             Producer::Gather(producer) => [None, Some(producer.column_clip(spec))],
             Producer::Filter(producer, _) => producer.clips(spec).map_or([None; 2], |clips| clips.map(Some)),
         };
-        for (clip, slots) in clips.into_iter().zip([a, b]) {
-            clip.iter().for_each(|clip| clip.clear(slots, spec.stages, k.thread(), spec.threads()));
+        for (clip, slots) in clips.into_iter().zip(addresses) {
+            clip.iter().for_each(|clip| clip.clear(slots, spec.main.stages, k.thread(), spec.main.tile.threads()));
         }
     }
 
@@ -288,7 +303,7 @@ impl<'k> Producer<'k> {
     pub(super) fn tile_columns(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
         match self.pixel_clip(spec) {
             Some(pixels) => pixels.rows(k.constant(0)),
-            None => k.constant(spec.tile_n),
+            None => k.constant(spec.main.tile.n),
         }
     }
 
@@ -296,7 +311,7 @@ impl<'k> Producer<'k> {
     pub(super) fn columns_of_share(&self, k: Kernel<'k>, spec: &Spec) -> Val<'k, u32> {
         match self.pixel_clip(spec) {
             Some(pixels) => pixels.box_rows(),
-            None => k.constant(spec.loaded(Shared::B)),
+            None => k.constant(spec.main.tile.loaded(Operand::B)),
         }
     }
 
@@ -347,22 +362,25 @@ impl<'k> Producer<'k> {
         k.uniform(taps) * producer.channel_blocks.value()
     }
 
-    /// Loads a piece of work whose first row and column (those that this CTA loads) are `row` and `column`. By one thread.
-    pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
+    /// Loads a piece of work. By one thread.
+    pub(super) fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, slots: &Slots<'k>) {
+        let row = slots.share.row(work) * spec.main.tile.m + slots.begins[0];
+        let column = slots.share.column(work) * self.tile_columns(k, spec) + slots.begins[1];
         match self {
-            Producer::Gather(producer) => producer.load(k, spec, work, row, column, slots),
-            Producer::Filter(producer, places) => producer.load(k, spec, work, row, column, slots, *places),
+            Producer::Gather(producer) => producer.load(k, spec, work, [row, column], slots),
+            Producer::Filter(producer, None) => producer.load(k, spec, work, [row, column], slots),
+            Producer::Filter(producer, Some(places)) => producer.load_to_transpose(k, spec, work, [row, column], slots, *places),
         }
     }
 }
 
 impl<'k> GatherProducer<'k> {
     fn column_clip(&self, spec: &Spec) -> Clip<'k> {
-        Clip::new(spec.clipped(spec.gathers()[1]), self.columns)
+        Clip::new(spec.main.clipped(spec.gathers()[1]), self.columns)
     }
 
     fn pixel_clip(&self, spec: &Spec) -> Option<Clip<'k>> {
-        self.pixel_clip.map(|clip| Clip::new(spec.clipped(spec.gathers()[0]), clip))
+        self.pixel_clip.map(|clip| Clip::new(spec.main.clipped(spec.gathers()[0]), clip))
     }
 
     /// How many taps a phase has, and where its rows belong.
@@ -376,12 +394,14 @@ impl<'k> GatherProducer<'k> {
         (words[1], RowMap { producer: self, scatter, first })
     }
 
-    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, row: Val<'k, u32>, column: Val<'k, u32>, slots: &Slots<'k>) {
-        let (pixels, [pixel_tile, filter_tile]) = (spec.gathered(), spec.gathers().map(|operand| spec.tile(operand)));
+    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, first: [Val<'k, u32>; 2], slots: &Slots<'k>) {
+        let (pixels, depth) = (spec.gathered(), spec.main.depth());
         // What is loaded of each, from which row on, where it goes, and how.
-        let [of_a, of_b] = [(row, slots.a, slots.a_part, slots.a_options), (column, slots.b, slots.b_part, slots.b_options)];
+        let operand = |i: usize, operand| (first[i], slots.addresses[i], slots.begins[i], slots.options[i], spec.main.operand(operand));
+        let [of_a, of_b] = [operand(0, Operand::A), operand(1, Operand::B)];
         let [of_pixels, of_filter] = if spec.swap_ab { [of_b, of_a] } else { [of_a, of_b] };
-        let ((pixel, pixel_slots, pixel_part, pixel_options), (column, filter_slots, filter_part, filter_options)) = (of_pixels, of_filter);
+        let (pixel, pixel_slots, pixel_part, pixel_options, pixel_tile) = of_pixels;
+        let (column, filter_slots, filter_part, filter_options, filter_tile) = of_filter;
         let (group, first_tap, steps) = match &self.scatter {
             None => (work.batch, k.constant(0), work.steps),
             Some(scatter) => {
@@ -413,13 +433,13 @@ impl<'k> GatherProducer<'k> {
                 // What follows is read under this tap's channel blocks: a step of small tiles is shorter than the way to memory. In three
                 // dims the loads of a cluster leave no registers for it.
                 entry.set(entry + u64::from(TAP_BYTES));
-                let behind = (spec.spatial < 3 || spec.cluster == 1).then(read);
+                let behind = (spec.spatial < 3 || spec.main.tile.cluster == 1).then(read);
                 let channel_blocks = (self.channel_blocks.value() - first_channel_block).min(steps_left);
-                let channel = k.var_named("channel", first_channel_block * spec.depth());
+                let channel = k.var_named("channel", first_channel_block * depth);
                 k.range(channel_blocks, |_| {
                     let full = slots.ring.acquire(bytes);
                     let stage = slots.ring.stage();
-                    let pixel_slot = pixel_slots + stage * pixel_tile.bytes() + pixel_part * verdigris_kir::tile::operand::ROW_BYTES;
+                    let pixel_slot = pixel_slots + stage * pixel_tile.bytes() + pixel_part * ROW_BYTES;
                     pixels.load(pixel_slot, &self.pixels, channel + group_channel, &base, image, &offsets, full, pixel_options);
                     clip.load(
                         filter_slots + stage * filter_tile.bytes(),
@@ -433,7 +453,7 @@ impl<'k> GatherProducer<'k> {
                         filter_options,
                     );
                     slots.ring.advance();
-                    channel.set(channel + spec.depth());
+                    channel.set(channel + depth);
                 });
                 steps_left.set(steps_left - channel_blocks);
                 first_channel_block.set(0);
@@ -446,88 +466,92 @@ impl<'k> GatherProducer<'k> {
 impl<'k> FilterProducer<'k> {
     fn clips(&self, spec: &Spec) -> Option<[Clip<'k>; 2]> {
         let [rows, columns] = self.clips?;
-        Some([Clip::new(spec.clipped(Shared::A), rows), Clip::new(spec.clipped(Shared::B), columns)])
+        Some([Clip::new(spec.main.clipped(Operand::A), rows), Clip::new(spec.main.clipped(Operand::B), columns)])
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a piece of work, its place and where it goes")]
-    fn load(
+    /// What a channel block of a tile's columns reads: its channel, and the offsets of its tap; those beyond the last tap read nothing.
+    fn place(
+        &self,
+        k: Kernel<'k>,
+        spec: &Spec,
+        [group, tap_of_matrix]: [Val<'k, u32>; 2],
+        channel_block: Val<'k, u32>,
+    ) -> (Val<'k, u32>, Offsets<'k>) {
+        let (tap, channel_block) = self.channel_blocks.split(channel_block);
+        let tap = (tap + tap_of_matrix).min(self.tap_count);
+        let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
+        let channel = group * self.group_channels + channel_block * spec.main.depth();
+        (channel + words[3], Offsets { plane: words[0], depth: words[1] })
+    }
+
+    /// Loads tiles that are transposed in shared memory behind that: all panels of dy at once, and a box of x for each channel block, whose
+    /// places stand in shared memory.
+    fn load_to_transpose(
         &self,
         k: Kernel<'k>,
         spec: &Spec,
         work: &Work<'k>,
-        row: Val<'k, u32>,
-        column: Val<'k, u32>,
+        [row, column]: [Val<'k, u32>; 2],
         slots: &Slots<'k>,
-        places: Option<SharedPiece<'k>>,
+        places: SharedPiece<'k>,
     ) {
-        let (a_tile, b_tile, pixels) = (spec.a_tile(), spec.b_tile(), spec.gathered());
-        let channel_block_width = spec.depth();
+        let (tiles, pixels, depth) =
+            ([Operand::A, Operand::B].map(|operand| spec.main.operand(operand)), spec.gathered(), spec.main.depth());
         let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
         let dy_row = row + group * self.group_rows;
-        let first_channel_block = column >> channel_block_width.trailing_zeros();
-        // Each channel block of columns has a tap and a channel of its own; those beyond the last tap read nothing.
-        let place = |channel_block: Val<'k, u32>| -> (Val<'k, u32>, Offsets<'k>) {
-            let (tap, channel_block) = self.channel_blocks.split(channel_block);
-            let tap = (tap + tap_of_matrix).min(self.tap_count);
-            let words = k.ld_global_vector::<u32>(self.taps.at(tap, TAP_BYTES), 0, 4, Cache::Default);
-            let channel = group * self.group_channels + channel_block * channel_block_width;
-            (channel + words[3], Offsets { plane: words[0], depth: words[1] })
-        };
-        let channel_blocks = spec.loaded(Shared::B) / channel_block_width;
-        let channel_block_bytes = pixels.operand().bytes();
-        if let Some(places) = places {
+        let first_channel_block = column >> depth.trailing_zeros();
+        let channel_blocks = spec.main.tile.loaded(Operand::B) / depth;
+        k.range(channel_blocks, |channel_block| {
+            let (channel, Offsets { plane, depth }) = self.place(k, spec, [group, tap_of_matrix], first_channel_block + channel_block);
+            k.st_shared_vector(places.address() + channel_block * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
+        });
+        k.range(work.steps, |step| {
+            let pixel = (work.first_step + step) * depth;
+            let (base, image) = self.walk.base(pixel);
+            let full = slots.ring.acquire(tiles[0].bytes() + tiles[1].bytes());
+            let stage = slots.ring.stage();
+            let dy_channel_block = dy_row >> depth.trailing_zeros();
+            let coordinates = [k.constant(0i32), pixel.signed(), dy_channel_block.signed()];
+            k.tma_load(slots.addresses[0] + stage * tiles[0].bytes(), &self.dy, &coordinates, full, slots.options[0]);
+            let b_slot = slots.addresses[1] + stage * tiles[1].bytes();
             k.range(channel_blocks, |channel_block| {
-                let (channel, Offsets { plane, depth }) = place(first_channel_block + channel_block);
-                k.st_shared_vector(places.address() + channel_block * PLACE_BYTES, 0, &[channel, plane, depth, depth]);
+                let words = k.ld_shared_vector::<u32>(places.address() + channel_block * PLACE_BYTES, 0, 4);
+                let offsets = Offsets { plane: words[1], depth: words[2] }.list(spec.spatial);
+                let slot = b_slot + channel_block * pixels.operand().bytes();
+                pixels.load(slot, &self.pixels, words[0], &base, image, &offsets, full, slots.options[1]);
             });
-            k.range(work.steps, |step| {
-                let pixel = (work.first_step + step) * spec.depth();
-                let (base, image) = self.walk.base(pixel);
-                let full = slots.ring.acquire(a_tile.bytes() + b_tile.bytes());
-                let stage = slots.ring.stage();
-                let dy_channel_block = dy_row >> channel_block_width.trailing_zeros();
-                let coordinates = [k.constant(0i32), pixel.signed(), dy_channel_block.signed()];
-                k.tma_load(slots.a + stage * a_tile.bytes(), &self.dy, &coordinates, full, slots.a_options);
-                let b_slot = slots.b + stage * b_tile.bytes();
-                k.range(channel_blocks, |channel_block| {
-                    let words = k.ld_shared_vector::<u32>(places.address() + channel_block * PLACE_BYTES, 0, 4);
-                    let offsets = Offsets { plane: words[1], depth: words[2] }.list(spec.spatial);
-                    pixels.load(
-                        b_slot + channel_block * channel_block_bytes,
-                        &self.pixels,
-                        words[0],
-                        &base,
-                        image,
-                        &offsets,
-                        full,
-                        slots.b_options,
-                    );
-                });
-                slots.ring.advance();
-            });
-            return;
-        }
+            slots.ring.advance();
+        });
+    }
+
+    fn load(&self, k: Kernel<'k>, spec: &Spec, work: &Work<'k>, [row, column]: [Val<'k, u32>; 2], slots: &Slots<'k>) {
         let Some([row_clip, column_clip]) = self.clips(spec) else { return };
-        let (tile_rows, tile_columns) = (row_clip.rows(row - slots.a_part), column_clip.rows(column - slots.b_part));
+        let ([a_tile, b_tile], [a_begins, b_begins]) = ([Operand::A, Operand::B].map(|operand| spec.main.operand(operand)), slots.begins);
+        let (pixels, depth) = (spec.gathered(), spec.main.depth());
+        let (group, tap_of_matrix) = self.group_matrices.split(work.batch);
+        let dy_row = row + group * self.group_rows;
+        let first_channel_block = column >> depth.trailing_zeros();
+        let (tile_rows, tile_columns) = (row_clip.rows(row - a_begins), column_clip.rows(column - b_begins));
         let bytes = row_clip.bytes(tile_rows) + column_clip.bytes(tile_columns);
-        let own_columns = tile_columns - slots.b_part.min(tile_columns);
+        let own_columns = tile_columns - b_begins.min(tile_columns);
+        let channel_blocks = 0..spec.main.tile.loaded(Operand::B) / depth;
         let columns: Vec<(Val<'k, u32>, Offsets<'k>)> =
-            (0..channel_blocks).map(|channel_block| place(first_channel_block + channel_block)).collect();
+            channel_blocks.map(|block| self.place(k, spec, [group, tap_of_matrix], first_channel_block + block)).collect();
         k.range(work.steps, |step| {
             let (pass, step) = self.pass_steps.split(work.first_step + step);
-            let pixel = step * spec.depth();
+            let pixel = step * depth;
             let (base, image) = self.walk.base(pixel);
             let terms = self.passes.shr(pass * 4);
             let image = image + (terms & 3u32) * self.images;
             let full = slots.ring.acquire(bytes);
             let stage = slots.ring.stage();
-            let a_slot = slots.a + stage * a_tile.bytes();
-            row_clip.load(a_slot, slots.a_part, tile_rows, &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.a_options);
-            let b_slot = slots.b + stage * b_tile.bytes() + slots.b_part * verdigris_kir::tile::operand::ROW_BYTES;
-            for (i, (channel, offsets)) in columns.iter().enumerate() {
-                let slot = b_slot + i as u32 * channel_block_bytes;
-                k.when(own_columns.gt(i as u32 * channel_block_width), || {
-                    pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.b_options);
+            let a_slot = slots.addresses[0] + stage * a_tile.bytes();
+            row_clip.load(a_slot, a_begins, tile_rows, &self.dy, dy_row, pixel, (terms >> 2) & 3u32, full, slots.options[0]);
+            let b_slot = slots.addresses[1] + stage * b_tile.bytes() + b_begins * ROW_BYTES;
+            for (i, (channel, offsets)) in (0u32..).zip(&columns) {
+                let slot = b_slot + i * pixels.operand().bytes();
+                k.when(own_columns.gt(i * depth), || {
+                    pixels.load(slot, &self.pixels, *channel, &base, image, &offsets.list(spec.spatial), full, slots.options[1]);
                 });
             }
             slots.ring.advance();

@@ -10,7 +10,7 @@
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::kernel::Spec;
+use super::spec::Spec;
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::layout::batch::BatchIndexArgs;
 use crate::split_k::cluster::ClusterSplitK;
@@ -50,7 +50,7 @@ impl<'k> SwapAbStore<'k> {
     /// Of parameters that a group declares.
     pub(super) fn new(k: Kernel<'k>, values: SwapAbValues<'k>, spec: &Spec) -> Self {
         let exchange = spec.cluster_split_k();
-        SwapAbStore { kernel: k, exchange: exchange.declare(k), blocks: spec.blocks(), slice: exchange.slice_columns(), values }
+        SwapAbStore { kernel: k, exchange: exchange.declare(k), blocks: spec.main.tile.blocks(), slice: exchange.slice_columns(), values }
     }
 
     /// Initializes barriers: by one thread, before they are published.

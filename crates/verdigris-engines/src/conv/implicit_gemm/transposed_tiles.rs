@@ -16,14 +16,15 @@ use verdigris_kir::face::{Kernel, Role, Val, WgmmaA};
 use verdigris_kir::ir::MapType;
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::operand::{Major, OperandTile};
-use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_kir::tile::schedule::Work;
 
-use super::kernel::{Conv, FIRST_BARRIER, Spec, TileStore, WARPGROUP};
+use super::epilogue::TileEpilogue;
+use super::kernel::Conv;
 use super::producer::Slots;
-use crate::split_k::fixup::{Fixup, Part};
-use crate::split_k::reduction::Parts;
-use crate::store::{Store, Tile};
+use super::spec::Spec;
+use crate::hopper::roles;
+use crate::hopper::share::{Consumer, Share};
+use crate::hopper::stages::Stages;
 
 /// A panel: as many pixels as a step is deep, by the channels of 128 bytes.
 pub(super) const PANEL_BYTES: u32 = 4096;
@@ -59,44 +60,28 @@ fn transpose_panel<'k>(k: Kernel<'k>, panel: Val<'k, u32>) {
 
 /// The kernel's body.
 pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
-    let (a_tile, b_tile) = (spec.a_tile(), spec.b_tile());
+    let (main, tile) = (&spec.main, spec.main.tile);
     // B as it is multiplied: rows of channels, 32 pixels each.
-    let transposed_tiles = OperandTile { rows: spec.tile_n, ty: MapType::Tf32, major: Major::Depth };
-    let Conv { producer, schedule, parts, store, fixup, .. } = Conv::declare(k, spec);
-    let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));
-    let store = store.map(|TileStore { batch, store }| (batch, Store::new(k, store, spec.store())));
-    let fixup = fixup.map(|fixup| Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER));
-
-    let a_slots = k.shared("a tiles", spec.stages * a_tile.bytes(), 1024);
-    let b_slots = k.shared("b tiles", spec.stages * b_tile.bytes(), 1024);
+    let transposed_tiles = OperandTile { rows: tile.n, ty: MapType::Tf32, major: Major::Depth };
+    let Conv { producer, schedule, parts, swap_ab, store, fixup } = Conv::declare(k, spec);
+    let epilogue = TileEpilogue::new(k, spec, parts, swap_ab, store, fixup);
     // Each warp of a consumer gives a stage back: all of them have read A.
-    let ring = Ring::new(k, spec.stages, 4 * spec.consumers, RingScope::Cta);
+    let stages = Stages::read_by(k, main, 4 * tile.consumers);
+    let (ring, [a_slots, b_slots], [a_tile, b_tile]) = (stages.ring, stages.slots, stages.tiles);
     // B of a stage is transposed.
-    let ready = k.mbarrier_array("turned", spec.stages);
+    let ready = k.mbarrier_array("turned", main.stages);
     ready.arrivals().set(u64::from(TRANSPOSERS));
-    k.when(k.thread().eq(0), || {
+    let init = || {
         ring.init();
         ready.init();
         producer.maps().for_each(|map| k.prefetch_tensormap(map));
-    });
-    publish_barriers(k);
-    // What is in front of this launch may still run: nothing of it is touched above.
-    k.griddep_wait();
-    k.griddep_launch();
+    };
+    roles::start(k, init, || {});
+    let share = Share::new(k, tile);
 
     let load = || {
-        let slots = Slots {
-            ring: ring.cursor(),
-            a: a_slots.address(),
-            b: b_slots.address(),
-            a_part: k.constant(0),
-            b_part: k.constant(0),
-            a_options: Default::default(),
-            b_options: Default::default(),
-        };
-        k.when(k.elect(), || {
-            schedule.for_each(|work| producer.load(k, spec, &work, work.row * spec.tile_m, work.column * spec.tile_n, &slots));
-        });
+        let slots = Slots::new(k, spec, &producer, &stages, share);
+        roles::load_each(k, tile, schedule, slots.ring, |work| producer.load(k, spec, &work, &slots));
     };
 
     let transpose_panels = || {
@@ -105,8 +90,8 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
         schedule.for_each(|work| {
             k.range(work.steps, |_| {
                 cursor.wait();
-                let tile = b_slots.address() + cursor.stage() * b_tile.bytes();
-                k.range_step(own, spec.tile_n / 32, TRANSPOSERS, |panel| transpose_panel(k, tile + panel * PANEL_BYTES));
+                let panels = b_slots.address() + cursor.stage() * b_tile.bytes();
+                k.range_step(own, tile.n / 32, TRANSPOSERS, |panel| transpose_panel(k, panels + panel * PANEL_BYTES));
                 // The tensor cores read what ordinary stores wrote.
                 k.fence_proxy_async();
                 k.warp_sync();
@@ -117,22 +102,20 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     };
 
     let multiply = || {
-        let thread = k.thread() & (WARPGROUP - 1);
-        let warpgroup = k.uniform(k.thread() >> 7) - 1;
-        let first_row = warpgroup * (64 * spec.blocks());
-        let sums: Vec<Fragment<'k, f32>> = (0..spec.blocks()).map(|_| Fragment::unset(k, spec.tile_n)).collect();
+        let consumer = Consumer::new(k, tile);
+        let sums: Vec<Fragment<'k, f32>> = (0..tile.blocks()).map(|_| Fragment::unset(k, tile.n)).collect();
         let b_low = transposed_tiles.descriptor_base(b_slots.address(), 0u32);
         let cursor = ring.cursor();
         let phase = k.var_named("turned phase", 0u32);
 
         // This thread's row of a block, and the pixels that it holds of a step: `8j + (q xor 2j)`.
-        let row = Fragment::<f32>::row(thread);
-        let j = thread & 3;
+        let row = Fragment::<f32>::row(consumer.thread);
+        let j = consumer.thread & 3;
         let (panel, chunk, word) = (row >> 5, (row & 31) >> 2, row & 3);
         let own = |q: u32| swizzled((j << 3) + ((j << 1) ^ q), chunk) + word * 4 + panel * PANEL_BYTES;
         // Row 8 below is two chunks on.
         let places: Vec<[Val<'k, u32>; 2]> = (0..2 * STEPS).map(|q| [own(q), own(q) ^ 32]).collect();
-        let a_first = a_slots.address() + (first_row >> 5) * PANEL_BYTES;
+        let a_first = a_slots.address() + (consumer.first_row >> 5) * PANEL_BYTES;
 
         schedule.for_each(|work: Work<'k>| {
             k.range(work.steps, |step| {
@@ -140,7 +123,7 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 let stage = cursor.stage();
                 let a_stage = a_first + stage * a_tile.bytes();
                 let fragments: Vec<Vec<Val<'k, u32>>> = (0..STEPS)
-                    .flat_map(|part| (0..spec.blocks()).map(move |block| (part, block)))
+                    .flat_map(|part| (0..tile.blocks()).map(move |block| (part, block)))
                     .map(|(part, block)| {
                         let element = |q: u32, lower: usize| {
                             k.ld_shared::<u32>(a_stage + places[q as usize][lower], i64::from(2 * block * PANEL_BYTES))
@@ -155,9 +138,9 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 for part in 0..STEPS {
                     let b_descriptor = transposed_tiles.descriptor_from(b_stage + transposed_tiles.advance(0, part));
                     for (block, sum) in sums.iter().enumerate() {
-                        let a = WgmmaA::Registers(&fragments[(part * spec.blocks()) as usize + block]);
+                        let a = WgmmaA::Registers(&fragments[(part * tile.blocks()) as usize + block]);
                         let adds = if part == 0 { add } else { k.constant(true) };
-                        k.wgmma(spec.shape(), sum.registers(), a, b_descriptor, adds);
+                        k.wgmma(spec.transposed_shape(), sum.registers(), a, b_descriptor, adds);
                     }
                 }
                 k.wgmma_commit();
@@ -169,42 +152,12 @@ pub(super) fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
                 phase.set(k.select(cursor.stage().eq(0), phase ^ 1, phase));
             });
 
-            if let Some(parts) = &parts {
-                let place = [work.row, work.column, work.batch, work.part];
-                parts.keep(sums.iter().flat_map(|sum| sum.registers()).copied(), place, warpgroup, thread);
-            }
-            let Some((batch, store)) = &store else { return };
-            let tile = Tile {
-                row: work.row * spec.tile_m + first_row,
-                column: work.column * spec.tile_n,
-                batch: work.batch,
-                indices: batch.split(work.batch),
-                warpgroup,
-                thread,
-            };
-            match &fixup {
-                None => store.write(&sums, &tile),
-                Some(fixup) => {
-                    let owner = work.tile * spec.consumers + warpgroup;
-                    let last = fixup.is_last(&sums, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
-                    k.when(last, || store.write(&sums, &tile));
-                }
-            }
+            let target = producer.target(k, &work);
+            epilogue.take(&sums, &work, &target, share, consumer, || producer.tile_columns(k, spec));
         });
-        if let Some((_, store)) = &store {
-            store.finish(thread);
-        }
+        epilogue.finish(consumer.thread);
     };
 
-    let (few, many) = spec.registers();
-    let produce = || {
-        k.warp_roles(&[
-            Role { name: "load", warps: 1, registers: None, body: &load },
-            Role { name: "turn", warps: TRANSPOSERS, registers: None, body: &transpose_panels },
-        ]);
-    };
-    k.warp_roles(&[
-        Role { name: "producer", warps: 4, registers: Some(few), body: &produce },
-        Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &multiply },
-    ]);
+    let transpose = Role { name: "turn", warps: TRANSPOSERS, registers: None, body: &transpose_panels };
+    roles::run(k, tile, spec.registers(), &[roles::load(&load), transpose], &multiply);
 }

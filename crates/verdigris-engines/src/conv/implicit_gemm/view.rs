@@ -8,9 +8,9 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_tensor::DType;
 
 use super::ID;
-use super::kernel::{Kind, Shared, Spec};
 use super::prepare::Prepared;
 use super::producer::{FilterArgs, GatherArgs, ProducerArgs, ScatterArgs, WalkArgs, phase_table, tap_table};
+use super::spec::{Kind, Spec};
 use super::terms;
 use crate::conv::geometry::axis::AxisShape;
 use crate::conv::geometry::gather::Gather;
@@ -18,6 +18,8 @@ use crate::conv::geometry::lines::{filter_matrix, tap_stride};
 use crate::conv::geometry::matrices::product;
 use crate::conv::geometry::tap_count;
 use crate::engine::{Reason, Refusal};
+use crate::hopper::spec::Operand;
+use crate::hopper::tiled;
 use crate::layout::batch::Chunk;
 use crate::layout::transposed::transposed;
 use crate::store::{Out, PlaceArgs, is_mappable};
@@ -218,17 +220,16 @@ impl View {
         self.group_depth.div_ceil(depth)
     }
 
-    /// Rows and columns of tiles.
-    pub(super) fn tiles(&self, spec: &Spec) -> [u32; 2] {
-        let [down, beside] = if spec.swap_ab { [self.columns, self.rows] } else { [self.rows, self.columns] };
-        [down.div_ceil(spec.tile_m), beside.div_ceil(spec.tile_n)]
+    /// Rows and columns of the product as it is multiplied.
+    pub(super) fn extents(&self, spec: &Spec) -> [u32; 2] {
+        if spec.swap_ab { [self.columns, self.rows] } else { [self.rows, self.columns] }
     }
 
     /// Pixels of a swap-AB tile: all tiles have the same number, but for the last. Those that CTAs share are shared in whole
     /// swizzle atoms.
     pub(super) fn pixels_of_tile(&self, spec: &Spec) -> u32 {
-        let pixels = self.rows.div_ceil(self.rows.div_ceil(spec.tile_n));
-        if spec.cluster > 1 { pixels.next_multiple_of(8 * spec.cluster) } else { pixels }
+        let (pixels, cluster) = (self.rows.div_ceil(self.rows.div_ceil(spec.main.tile.n)), spec.main.tile.cluster);
+        if cluster > 1 { pixels.next_multiple_of(8 * cluster) } else { pixels }
     }
 
     /// The product as the epilogue store of a kernel sees it.
@@ -252,9 +253,9 @@ impl View {
         match self.kind {
             Kind::Gather { .. } => {
                 let taps = self.gather.taps().count() * self.passes().len();
-                taps as f64 / f64::from(self.tiled_phases(spec)) * f64::from(self.channel_blocks(spec.depth()))
+                taps as f64 / f64::from(self.tiled_phases(spec)) * f64::from(self.channel_blocks(spec.main.depth()))
             }
-            Kind::Filter => f64::from(self.steps(spec.depth())),
+            Kind::Filter => f64::from(self.steps(spec.main.depth())),
         }
     }
 
@@ -271,7 +272,7 @@ impl View {
         let activations = conv.activations();
         let all_images = conv.n * u64::from(self.prepared.terms);
         let [of_pixels, of_filter] = spec.gathers();
-        let pixel_clip = spec.shares_depth().then(|| spec.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
+        let pixel_clip = spec.shares_depth().then(|| spec.main.clipped(of_pixels).args_of_share(self.pixels_of_tile(spec)));
         let decl = pixel_clip.map_or(spec.gathered_map(), |clip| clip.boxed(spec.gathered_map()));
         let pixels = (in_place(activations.slot), self.gathered_map(decl, activations, all_images));
         let walk = WalkArgs::of(gather);
@@ -294,9 +295,9 @@ impl View {
                 let (rows, depth) = if forward { (conv.k, conv.c / conv.groups) } else { (conv.c / conv.groups, conv.k) };
                 let dims = if major == Major::Depth { [depth, rows] } else { [rows, depth] };
                 let taps_map = u64::from(self.taps) * u64::from(self.prepared.terms);
-                let filter_tiles = if of_filter == Shared::A { tile_rows } else { tile_columns };
-                let columns = spec.clipped(of_filter).args(self.columns, filter_tiles);
-                let decl = columns.boxed(spec.clipped(of_filter).map());
+                let filter_tiles = if of_filter == Operand::A { tile_rows } else { tile_columns };
+                let columns = spec.main.clipped(of_filter).args(self.columns, filter_tiles);
+                let decl = columns.boxed(spec.main.clipped(of_filter).map());
                 let filter = matrix_map(decl, &self.other, [dims[0], dims[1], taps_map]);
                 // Measured: where CTAs side by side read the same rows at once, a percent is lost to lines that are brought for later.
                 let l2 = if spec.shares_depth() { L2Promotion::B128 } else { filter.l2 };
@@ -306,7 +307,7 @@ impl View {
                     filter: (in_place(self.other.slot), MapSpec { l2, ..filter }),
                     walk,
                     taps,
-                    channel_blocks: self.channel_blocks(spec.depth()),
+                    channel_blocks: self.channel_blocks(spec.main.depth()),
                     group_channels: self.group_depth,
                     group_columns,
                     group_depth,
@@ -321,28 +322,28 @@ impl View {
                 let dy = Matrix { batch_strides: vec![self.product.k * self.other.row_stride], ..self.other.clone() };
                 let map = if spec.transposes_tiles() {
                     // Channel blocks, one behind the other.
-                    let channel_block = u64::from(spec.depth());
+                    let channel_block = u64::from(spec.main.depth());
                     let dy = Matrix { batch_strides: vec![channel_block], ..dy };
                     matrix_map(decl, &dy, [channel_block, self.product.k, conv.k / channel_block])
                 } else {
                     matrix_map(decl, &dy, [conv.k, self.product.k, u64::from(self.prepared.terms)])
                 };
-                let clip = |operand, extent, tiles| spec.clipped(operand).args(extent, tiles);
+                let clip = |operand, extent, tiles| spec.main.clipped(operand).args(extent, tiles);
                 let clips = (!spec.transposes_tiles())
-                    .then(|| [clip(Shared::A, self.rows, tile_rows), clip(Shared::B, self.columns, tile_columns)]);
+                    .then(|| [clip(Operand::A, self.rows, tile_rows), clip(Operand::B, self.columns, tile_columns)]);
                 // Where a tap is a matrix, all channel blocks of a row of tiles belong to it.
-                let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.tile_n * spec.cluster) / spec.depth();
+                let channel_blocks_of_tiles = self.columns.next_multiple_of(spec.main.tile.n * spec.main.tile.cluster) / spec.main.depth();
                 ProducerArgs::Filter(FilterArgs {
                     dy: (in_place(self.other.slot), map),
                     pixels,
                     walk,
                     taps,
                     tap_count: self.taps,
-                    channel_blocks: if self.tap_matrices { channel_blocks_of_tiles } else { self.channel_blocks(spec.depth()) },
+                    channel_blocks: if self.tap_matrices { channel_blocks_of_tiles } else { self.channel_blocks(spec.main.depth()) },
                     group_matrices: if self.tap_matrices { self.taps } else { 1 },
                     group_rows: self.group_k,
                     group_channels: self.group_depth,
-                    pass_steps: (self.product.k as u32).div_ceil(spec.depth()),
+                    pass_steps: (self.product.k as u32).div_ceil(spec.main.depth()),
                     passes: passes.iter().rev().fold(0, |all, [x, dy]| all << 4 | dy << 2 | x),
                     images,
                     clips,
@@ -393,16 +394,7 @@ fn matrix_map(decl: MapDecl, matrix: &Matrix, dims: [u64; 3]) -> MapSpec {
     let bytes = matrix.dtype.bytes() as u64;
     let leading = matrix.leading_dimension().unwrap_or(1) * bytes;
     let stack = matrix.batch_strides.first().map_or(leading, |stride| stride * bytes);
-    MapSpec {
-        decl,
-        dims: dims.to_vec(),
-        strides_bytes: vec![leading, stack],
-        element_strides: vec![1; 3],
-        lower_corner: vec![],
-        upper_corner: vec![],
-        fill: Default::default(),
-        l2: L2Promotion::B256,
-    }
+    tiled::matrix_map(decl, dims, [leading, stack])
 }
 
 /// The walk over the gathered tensor, in as few dimensions as its numbers allow, and how many these are.

@@ -4,20 +4,19 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::schedule::Work;
 
-use super::share::{Consumer, Place};
-use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
+use super::spec::Spec;
+use crate::hopper::share::{Consumer, Share};
+use crate::hopper::spec::TileShape;
+use crate::hopper::{FIRST_BARRIER, WARPGROUP};
 use crate::layout::batch::BatchIndex;
 use crate::split_k::cluster::ClusterSplitK;
-use crate::split_k::fixup::{Fixup, FixupValues, Part};
+use crate::split_k::fixup::{Fixup, FixupValues};
 use crate::split_k::reduction::{Parts, PartsValues};
 use crate::store::{Store, StoreValues, Sum, Tile};
 
 /// The parameters and the shared memory of the epilogue.
 pub(super) struct TileEpilogue<'k> {
     kernel: Kernel<'k>,
-    consumers: u32,
-    /// CTAs that take neighbouring tiles.
-    cluster: u32,
     batch: BatchIndex<'k>,
     /// How results leave; they do not where parts are added up by a launch of their own.
     store: Option<Store<'k>>,
@@ -39,6 +38,24 @@ pub(super) struct Kept<'k, T> {
     turn: Var<'k, u32>,
 }
 
+/// Where the results of a piece of work belong, and who has them.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'k> {
+    /// Row and column of tiles.
+    tile: [Val<'k, u32>; 2],
+    /// First row and column of the warpgroup's results.
+    pub(super) first: [Val<'k, u32>; 2],
+    share: Share<'k>,
+    by: Consumer<'k>,
+}
+
+impl<'k> Place<'k> {
+    pub(super) fn new(share: Share<'k>, shape: TileShape, work: &Work<'k>, by: Consumer<'k>) -> Self {
+        let tile = [share.row(work), share.column(work)];
+        Place { tile, first: [tile[0] * shape.m + by.first_row, tile[1] * shape.n], share, by }
+    }
+}
+
 impl<'k> TileEpilogue<'k> {
     /// Declares the shared memory.
     pub(super) fn new(
@@ -52,13 +69,13 @@ impl<'k> TileEpilogue<'k> {
         let store = store.map(|store| Store::new(k, store, spec.store()));
         let reduction = match (spec.cluster_split_k(), fixup, parts) {
             (Some(fixup), ..) => {
-                SplitReduction::Cluster { exchange: fixup.declare(k), blocks: spec.blocks(), columns: fixup.slice_columns() }
+                SplitReduction::Cluster { exchange: fixup.declare(k), blocks: spec.main.tile.blocks(), columns: fixup.slice_columns() }
             }
-            (None, Some(fixup), _) => SplitReduction::Scratch(Fixup::new(k, fixup, spec.consumers, FIRST_BARRIER)),
-            (None, None, Some(parts)) => SplitReduction::Later(Parts::new(k, parts, spec.part_tile())),
+            (None, Some(fixup), _) => SplitReduction::Scratch(Fixup::new(k, fixup, spec.main.tile.consumers, FIRST_BARRIER)),
+            (None, None, Some(parts)) => SplitReduction::Later(Parts::new(k, parts, spec.main.tile.parts())),
             (None, None, None) => SplitReduction::No,
         };
-        TileEpilogue { kernel: k, consumers: spec.consumers, cluster: spec.cluster, batch, store, reduction }
+        TileEpilogue { kernel: k, batch, store, reduction }
     }
 
     /// Initializes barriers: by one thread, before they are published.
@@ -81,7 +98,8 @@ impl<'k> TileEpilogue<'k> {
     /// A warpgroup's results of a piece of work, on their way.
     pub(super) fn take<T: Sum>(&self, kept: &Kept<'k, T>, results: &[Fragment<'k, T>], work: &Work<'k>, place: Place<'k>) {
         let k = self.kernel;
-        let Place { tile: [tile_row, tile_column], first: [row, column], rank, peer, by: Consumer { warpgroup, thread, .. } } = place;
+        let Place { tile: [tile_row, tile_column], first: [row, column], share, by } = place;
+        let Consumer { warpgroup, thread, .. } = by;
         let tile = || Tile { row, column, batch: work.batch, indices: self.batch.split(work.batch), warpgroup, thread };
         let write = |sums: &[Fragment<'k, T>], tile: &Tile<'k>| {
             if let Some(store) = &self.store {
@@ -92,14 +110,13 @@ impl<'k> TileEpilogue<'k> {
             SplitReduction::No => write(results, &tile()),
             SplitReduction::Scratch(fixup) => {
                 let tile = tile();
-                let owner = (work.tile * self.cluster + peer) * self.consumers + warpgroup;
-                let last = fixup.is_last(results, Part { owner, part: work.part, parts: work.parts, warpgroup, thread });
+                let last = fixup.is_last(results, share.part(work, by));
                 k.when(last, || write(results, &tile));
             }
             SplitReduction::Cluster { exchange, columns, .. } => {
                 let tile = tile();
                 exchange.sum(results, &kept.slice_sums, kept.turn, k.thread() - WARPGROUP);
-                write(&kept.slice_sums, &Tile { column: column + rank * *columns, ..tile });
+                write(&kept.slice_sums, &Tile { column: column + share.depth_rank * *columns, ..tile });
             }
             SplitReduction::Later(parts) => {
                 let sums = results.iter().flat_map(|sum| sum.registers()).copied();

@@ -1,21 +1,16 @@
-//! Promoted accumulation: partial sums of the tensor cores, added in f32 registers after each step of depth, times the factors of the
-//! operands' blocks where these have any.
+//! The factors of the operands' blocks, by which promoted sums are multiplied: where a thread's are, and their loads step by step.
 //!
-//! `total[m, n] += sA[m, step] · sB[n, step] · sum[m, n]`. A step of depth is 128 elements of fp8: as many as the tensor cores keep in
-//! their shorter accumulator, and as the smallest block that is taken along k.
-//!
-//! Source: DeepSeek-V3 technical report (2024), §3.3, for the formula and the reason.
+//! What they do to the sums, and the source, is in [`crate::hopper::sums`].
 
-use serde::{Deserialize, Serialize};
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 
 use super::super::factors::Factors;
+use crate::hopper::sums::StepFactors;
 use crate::layout::batch::Indices;
-use crate::store::Sum;
 
 /// How many factors an operand has in a tile and a step of depth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scaled {
     /// None.
     No,
@@ -48,13 +43,6 @@ struct ThreadColumns<'k> {
     first: Val<'k, u32>,
     last_of_matrix: Val<'k, u32>,
     count: u32,
-}
-
-/// The factors of one step of depth, in registers.
-pub(super) struct StepFactors<'k> {
-    rows: Vec<[Val<'k, f32>; 2]>,
-    /// One for the tile, or two for each block of 8 columns, or none.
-    columns: Vec<Val<'k, f32>>,
 }
 
 impl<'k> BlockFactors<'k> {
@@ -110,26 +98,5 @@ impl<'k> TileFactors<'k> {
             })
         });
         StepFactors { rows: rows.collect(), columns: columns.collect() }
-    }
-}
-
-/// Adds the sums of a step to the totals, times the factors if there are any.
-pub(super) fn add<'k, T: Sum>(k: Kernel<'k>, totals: &[Fragment<'k, T>], sums: &[Fragment<'k, T>], factors: Option<&StepFactors<'k>>) {
-    let (rows, columns) = factors.map_or((&[][..], &[][..]), |factors| (&factors.rows[..], &factors.columns[..]));
-    // The tile's one factor goes with the rows'.
-    let of_tile = columns.first().filter(|_| columns.len() == 1);
-    for (index, (total, sum)) in totals.iter().zip(sums).enumerate() {
-        let rows = rows.get(index).map(|rows| rows.map(|row| of_tile.map_or(row, |tile| row * *tile)));
-        for (i, (total, sum)) in total.registers().iter().zip(sum.registers()).enumerate() {
-            // Register i: row half i/2 mod 2, column 8·(i/4) + i mod 2.
-            let row = rows.map(|rows| rows[i / 2 % 2]).or(of_tile.copied());
-            let column = if of_tile.is_some() { None } else { columns.get(i / 4 * 2 + i % 2) };
-            total.set(match (row, column) {
-                (None, None) => *total + *sum,
-                (Some(factor), None) => T::scaled(k, sum.get(), factor, total.get()),
-                (None, Some(factor)) => T::scaled(k, sum.get(), *factor, total.get()),
-                (Some(row), Some(column)) => T::scaled(k, sum.get(), row * *column, total.get()),
-            });
-        }
     }
 }

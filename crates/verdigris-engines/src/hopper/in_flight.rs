@@ -4,7 +4,7 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::tile::ring::Cursor;
 
 /// A consumer's wgmma groups in flight.
-pub(super) struct InFlight<'k> {
+pub(crate) struct InFlight<'k> {
     kernel: Kernel<'k>,
     cursor: Cursor<'k>,
     thread: Val<'k, u32>,
@@ -13,25 +13,25 @@ pub(super) struct InFlight<'k> {
     /// The stage of the step before.
     previous: Var<'k, u32>,
     /// Whether a step's first product is added to the accumulators, or replaces what is in them.
-    pub(super) adds: Var<'k, bool>,
+    pub(crate) adds: Var<'k, bool>,
 }
 
 impl<'k> InFlight<'k> {
     /// For a consumer's thread `thread`, whose stages `cursor` walks.
-    pub(super) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
+    pub(crate) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
         let previous = k.var_named("previous", 0u32);
         let adds = k.var_named("add", k.thread().ge(0u32));
         InFlight { kernel: k, cursor, thread, promotes, previous, adds }
     }
 
     /// Before the products of a step.
-    pub(super) fn begin(&self, step: Val<'k, u32>) {
+    pub(crate) fn begin(&self, step: Val<'k, u32>) {
         self.adds.set(if self.promotes { self.kernel.thread().gt(u32::MAX - 1) } else { step.gt(0) });
     }
 
     /// Behind the products of a step, which read `stage`: the stage that nothing reads any more goes back, this one if `promote` is to be
     /// done.
-    pub(super) fn end(&self, step: Val<'k, u32>, stage: Val<'k, u32>, promote: impl FnOnce()) {
+    pub(crate) fn end(&self, step: Val<'k, u32>, stage: Val<'k, u32>, promote: impl FnOnce()) {
         let k = self.kernel;
         if self.promotes {
             k.wgmma_wait(0);
@@ -45,10 +45,9 @@ impl<'k> InFlight<'k> {
         }
     }
 
-    /// Behind the last step of a tile: no group is in flight.
-    pub(super) fn wait_all(&self) {
+    /// Behind the last step of a tile, with no group in flight: its stage goes back, where that has not been done yet.
+    pub(crate) fn release_last(&self) {
         if !self.promotes {
-            self.kernel.wgmma_wait(0);
             self.cursor.release(self.previous, self.thread);
         }
     }

@@ -7,11 +7,12 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
 
-use super::spec::{FIRST_BARRIER, Spec, WARPGROUP};
+use super::WARPGROUP;
+use super::spec::TileShape;
 
 /// Which warpgroup runs its main loop; nothing to order where all consumers share each tile.
 #[derive(Clone, Copy)]
-pub(super) struct PingPong<'k> {
+pub(crate) struct PingPong<'k> {
     kernel: Kernel<'k>,
     schedule: Schedule<'k>,
     warpgroup: Val<'k, u32>,
@@ -20,36 +21,36 @@ pub(super) struct PingPong<'k> {
 }
 
 impl<'k> PingPong<'k> {
-    pub(super) fn new(k: Kernel<'k>, spec: &Spec, schedule: Schedule<'k>, warpgroup: Val<'k, u32>) -> Self {
-        let of = spec.ping_pong.then_some((spec.consumers, FIRST_BARRIER + spec.consumers));
-        PingPong { kernel: k, schedule, warpgroup, of }
+    pub(crate) fn new(k: Kernel<'k>, tile: TileShape, barrier: u32, schedule: Schedule<'k>, warpgroup: Val<'k, u32>) -> Self {
+        PingPong { kernel: k, schedule, warpgroup, of: tile.ping_pong.then_some((tile.consumers, barrier)) }
     }
 
     /// Before the main loop of a tile.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         if let Some((_, barrier)) = self.of {
             self.kernel.barrier_sync(self.warpgroup + barrier, WARPGROUP * 2);
         }
     }
 
     /// Behind it: the other's main loop may begin.
-    pub(super) fn hand_on(&self, work: &Work<'k>) {
+    pub(crate) fn hand_on(&self, work: &Work<'k>) {
         if let Some((_, barrier)) = self.of {
             let on = self.schedule.goes_on_behind(work);
             self.kernel.when(on, || self.kernel.barrier_arrive((self.warpgroup ^ 1) + barrier, WARPGROUP * 2));
         }
     }
 
-    /// Runs `body` for each piece of work of this warpgroup. Stages of the other's tiles are skipped.
-    pub(super) fn for_each(&self, cursor: &Cursor<'k>, body: impl Fn(Work<'k>)) {
+    /// Runs `body` for each piece of work of this warpgroup. Stages of the other's tiles are skipped: `steps` says how many the tile behind a
+    /// piece of work has, and the first tile of all.
+    pub(crate) fn for_each(&self, cursor: &Cursor<'k>, steps: impl Fn(Option<&Work<'k>>) -> Val<'k, u32>, body: impl Fn(Work<'k>)) {
         let Some((consumers, barrier)) = self.of else { return self.schedule.for_each(body) };
         self.kernel.when(self.warpgroup.eq(1), || {
             self.kernel.barrier_arrive(barrier, WARPGROUP * 2);
-            cursor.skip(self.schedule.steps());
+            cursor.skip(steps(None));
         });
         self.schedule.for_each_ping_pong(self.warpgroup, consumers, |work| {
             body(work);
-            cursor.skip(self.schedule.steps());
+            cursor.skip(steps(Some(&work)));
         });
     }
 }

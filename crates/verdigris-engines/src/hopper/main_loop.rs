@@ -1,0 +1,96 @@
+//! The main loop of a consumer: wait for a stage, multiply out of it, give back the one before.
+
+use verdigris_kir::face::{AsVal, Kernel, Val};
+use verdigris_kir::tile::fragment::Fragment;
+use verdigris_kir::tile::operand::ROW_BYTES;
+use verdigris_kir::tile::ring::Cursor;
+use verdigris_kir::tile::schedule::{Schedule, Work};
+
+use super::in_flight::InFlight;
+use super::ping_pong::PingPong;
+use super::share::Consumer;
+use super::spec::MainLoopSpec;
+use super::stages::{Descriptors, Stages};
+use super::sums::{StepFactors, Sums};
+use crate::store::Sum;
+
+/// Instruction steps of 32 bytes in one 128-byte row of depth.
+const STEPS: u32 = ROW_BYTES / 32;
+
+/// A consumer's registers, and its place in the ring. `T` is what sums are kept in.
+pub(crate) struct MainLoop<'k, T> {
+    kernel: Kernel<'k>,
+    blocks: u32,
+    sums: Sums<'k, T>,
+    descriptors: Descriptors<'k>,
+    cursor: Cursor<'k>,
+    in_flight: InFlight<'k>,
+    ping_pong: PingPong<'k>,
+}
+
+impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
+    /// Of the consumer `own`. Under ping-pong, warpgroup `w` waits for its main loop at named barrier `barrier + w`.
+    pub(crate) fn new(
+        k: Kernel<'k>,
+        spec: &MainLoopSpec,
+        stages: &Stages<'k>,
+        schedule: Schedule<'k>,
+        barrier: u32,
+        own: Consumer<'k>,
+    ) -> Self {
+        let sums = Sums::new(k, spec);
+        let descriptors = stages.descriptors(own.first_row);
+        let cursor = stages.ring.cursor();
+        let in_flight = InFlight::new(k, spec.promotes(), cursor, own.thread);
+        let ping_pong = PingPong::new(k, spec.tile, barrier, schedule, own.warpgroup);
+        MainLoop { kernel: k, blocks: spec.tile.blocks(), sums, descriptors, cursor, in_flight, ping_pong }
+    }
+
+    /// Runs `body` for each piece of this warpgroup's work; `steps` as [`PingPong::for_each`] wants it.
+    pub(crate) fn for_each(&self, steps: impl Fn(Option<&Work<'k>>) -> Val<'k, u32>, body: impl Fn(Work<'k>)) {
+        self.ping_pong.for_each(&self.cursor, steps, body);
+    }
+
+    /// Multiplies `steps` steps of a tile. `factors` are those of a step's blocks, where there are any. Behind it the last group is in
+    /// flight, unless sums are promoted.
+    pub(crate) fn multiply(&self, work: &Work<'k>, steps: Val<'k, u32>, factors: impl Fn(Val<'k, u32>) -> Option<StepFactors<'k>>) {
+        let k = self.kernel;
+        self.sums.begin();
+        self.ping_pong.wait();
+        k.range(steps, |step| {
+            let factors = factors(step);
+            self.cursor.wait();
+            let stage = self.cursor.stage();
+            let tiles = self.descriptors.of(stage);
+            self.in_flight.begin(step);
+            k.wgmma_fence();
+            for part in 0..STEPS {
+                let b = tiles.b(part);
+                for block in 0..self.blocks {
+                    let a = tiles.a(64 * block, part);
+                    let adds = if part == 0 { self.in_flight.adds.get() } else { k.constant(true) };
+                    self.sums.multiply(block as usize, a, b, adds);
+                }
+            }
+            k.wgmma_commit();
+            self.in_flight.end(step, stage, || self.sums.promote(factors.as_ref()));
+            self.cursor.advance();
+        });
+        self.ping_pong.hand_on(work);
+    }
+
+    /// Behind [`MainLoop::multiply`], with no group in flight: the last stage goes back.
+    pub(crate) fn release_last(&self) {
+        self.in_flight.release_last();
+    }
+
+    /// The same of a tile that may have no steps, whose sums are zero.
+    pub(crate) fn release_last_of(&self, steps: Val<'k, u32>) {
+        self.kernel.when_else(steps.eq(0), || self.sums.clear(), || self.in_flight.release_last());
+    }
+
+    /// The results of a tile.
+    pub(crate) fn results(&self) -> &[Fragment<'k, T>] {
+        self.sums.finish()
+    }
+}

@@ -1,0 +1,109 @@
+//! Which part of the work a CTA of a cluster takes: tiles beside its peers', of which it loads a part of what they share, or a part of one
+//! depth.
+
+use verdigris_kir::face::{Kernel, LoadOptions, Val};
+use verdigris_kir::tile::schedule::Work;
+
+use super::WARPGROUP;
+use super::spec::{Operand, TileShape};
+use crate::split_k::fixup::Part;
+
+/// A thread of a consumer.
+#[derive(Clone, Copy)]
+pub(crate) struct Consumer<'k> {
+    /// Its index in the warpgroup, and the warpgroup's among the consumers.
+    pub(crate) thread: Val<'k, u32>,
+    pub(crate) warpgroup: Val<'k, u32>,
+    /// The first row of a tile that the warpgroup has.
+    pub(crate) first_row: Val<'k, u32>,
+}
+
+impl<'k> Consumer<'k> {
+    pub(crate) fn new(k: Kernel<'k>, tile: TileShape) -> Self {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let first_row = if tile.ping_pong { k.constant(0) } else { warpgroup * (64 * tile.blocks()) };
+        Consumer { thread, warpgroup, first_row }
+    }
+}
+
+/// A CTA's place in its cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Share<'k> {
+    kernel: Kernel<'k>,
+    shape: TileShape,
+    /// Among the CTAs that take tiles of their own.
+    peer: Val<'k, u32>,
+    /// Among those that take parts of one tile's depth.
+    pub(crate) depth_rank: Val<'k, u32>,
+    /// The CTAs that share an operand, as a mask.
+    everyone: Val<'k, u16>,
+}
+
+impl<'k> Share<'k> {
+    pub(crate) fn new(k: Kernel<'k>, shape: TileShape) -> Self {
+        let rank = if shape.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
+        let (peer, depth_rank) = match (shape.cluster, shape.cluster_split) {
+            (1, _) => (k.constant(0), rank),
+            (_, 1) => (rank, k.constant(0)),
+            (peers, _) => (rank & (peers - 1), rank >> peers.ilog2()),
+        };
+        let peers = (1u32 << shape.cluster) - 1;
+        let both = shape.cluster > 1 && shape.cluster_split > 1;
+        let everyone = if both { k.constant(peers).shl(rank - peer).low16() } else { k.constant(peers as u16) };
+        Share { kernel: k, shape, peer, depth_rank, everyone }
+    }
+
+    /// How an operand is loaded: for all CTAs that share it.
+    pub(crate) fn options(&self, operand: Operand) -> LoadOptions<'k> {
+        LoadOptions { multicast: (self.shape.cluster > 1 && self.shape.shared == operand).then_some(self.everyone), policy: None }
+    }
+
+    /// First row (or column) of a tile that this CTA loads, where each loads `loaded` of those that are shared.
+    pub(crate) fn loads_from(&self, operand: Operand, loaded: impl FnOnce() -> Val<'k, u32>) -> Val<'k, u32> {
+        if self.shape.loaded(operand) < self.shape.extent(operand) { self.peer * loaded() } else { self.kernel.constant(0) }
+    }
+
+    /// Row of tiles. A cluster takes neighbouring ones, along the side whose operand they do not share.
+    pub(crate) fn row(&self, work: &Work<'k>) -> Val<'k, u32> {
+        if self.shape.shared == Operand::B { self.beside(work.row) } else { work.row }
+    }
+
+    /// Column of tiles.
+    pub(crate) fn column(&self, work: &Work<'k>) -> Val<'k, u32> {
+        if self.shape.shared == Operand::A { self.beside(work.column) } else { work.column }
+    }
+
+    fn beside(&self, index: Val<'k, u32>) -> Val<'k, u32> {
+        index * self.shape.cluster + self.peer
+    }
+
+    /// The CTA's part of a piece of work. The CTAs that share a tile each take a part of its depth, in the order of their ranks.
+    pub(crate) fn own(&self, work: Work<'k>) -> Work<'k> {
+        if self.shape.cluster_split == 1 {
+            return work;
+        }
+        let first_step = self.cut(&work, self.depth_rank);
+        Work { first_step, steps: self.cut(&work, self.depth_rank + 1) - first_step, ..work }
+    }
+
+    /// First step and number of steps of the same.
+    pub(crate) fn steps(&self, work: &Work<'k>) -> (Val<'k, u32>, Val<'k, u32>) {
+        let cut = |rank: Val<'k, u32>| self.cut(work, rank);
+        match self.shape.cluster_split {
+            1 => (work.first_step, work.steps),
+            _ => (cut(self.depth_rank), cut(self.depth_rank + 1) - cut(self.depth_rank)),
+        }
+    }
+
+    /// The first step of the part of the depth that the CTA of such a rank takes.
+    fn cut(&self, work: &Work<'k>, depth_rank: Val<'k, u32>) -> Val<'k, u32> {
+        (work.steps * depth_rank) >> self.shape.cluster_split.ilog2()
+    }
+
+    /// The part that `by` has of a tile whose depth is split over the grid.
+    pub(crate) fn part(&self, work: &Work<'k>, by: Consumer<'k>) -> Part<'k> {
+        let owner = (work.tile * self.shape.cluster + self.peer) * self.shape.consumers + by.warpgroup;
+        Part { owner, part: work.part, parts: work.parts, warpgroup: by.warpgroup, thread: by.thread }
+    }
+}

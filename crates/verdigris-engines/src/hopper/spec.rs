@@ -1,0 +1,207 @@
+//! What shapes a main loop, and what follows from that.
+
+use std::fmt;
+
+use verdigris_kir::face::Header;
+use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::ir::Target;
+use verdigris_kir::tile::clip::ClippedTile;
+use verdigris_kir::tile::fragment::wgmma_shape;
+use verdigris_kir::tile::operand::{Major, OperandTile, ROW_BYTES};
+use verdigris_tensor::DType;
+
+use super::sums::Keep;
+use super::{SHARED_BYTES, WARPGROUP};
+use crate::fuse::formats::{map_type, matrix_type};
+use crate::split_k::reduction::PartTile;
+
+/// An operand of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Operand {
+    A,
+    B,
+}
+
+/// What becomes of tiles whose depth is split over the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Split {
+    /// There are none.
+    No,
+    /// Fixup: whoever finishes last adds the parts up and stores.
+    Fixup,
+    /// Every part of every tile goes to scratch; the launch of [`crate::split_k::reduction`] that follows adds them up.
+    Reduced,
+}
+
+/// A CTA's tile, and how consumers and CTAs share it: what is chosen of a main loop, not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TileShape {
+    /// Rows and columns.
+    pub(crate) m: u32,
+    pub(crate) n: u32,
+    /// Warpgroups that multiply; each takes an equal share of the tile's rows, or takes whole tiles under ping-pong.
+    pub(crate) consumers: u32,
+    /// CTAs of a cluster that take neighbouring tiles, and the operand that these share: of tiles one below the other B, of tiles side by
+    /// side A.
+    pub(crate) cluster: u32,
+    pub(crate) shared: Operand,
+    /// Cluster split-K: CTAs of a cluster among which the depth of each tile is split, a power of two; 1 for none.
+    pub(crate) cluster_split: u32,
+    /// Ping-pong: the consumers alternate in whole tiles.
+    pub(crate) ping_pong: bool,
+}
+
+impl TileShape {
+    pub(crate) const fn new(m: u32, n: u32, consumers: u32, cluster: u32, shared: Operand) -> Self {
+        TileShape { m, n, consumers, cluster, shared, cluster_split: 1, ping_pong: false }
+    }
+
+    /// Ping-pong of two consumers; CTAs of a cluster share B.
+    pub(crate) const fn ping_pong(m: u32, n: u32, cluster: u32) -> Self {
+        TileShape { ping_pong: true, ..TileShape::new(m, n, 2, cluster, Operand::B) }
+    }
+
+    /// Clusters of `ctas` that split the depth of each tile, and of `cluster` times as many that share B besides.
+    pub(crate) const fn deep(m: u32, n: u32, consumers: u32, cluster: u32, ctas: u32) -> Self {
+        TileShape { cluster_split: ctas, ..TileShape::new(m, n, consumers, cluster, Operand::B) }
+    }
+
+    /// Rows of A, or columns of B.
+    pub(crate) fn extent(&self, operand: Operand) -> u32 {
+        match operand {
+            Operand::A => self.m,
+            Operand::B => self.n,
+        }
+    }
+
+    /// Rows of A (columns of B) that one CTA loads of a tile; the rest comes from its peers.
+    pub(crate) fn loaded(&self, operand: Operand) -> u32 {
+        if self.shared == operand { self.extent(operand) / self.cluster } else { self.extent(operand) }
+    }
+
+    /// Tiles of a cluster, below and beside each other.
+    pub(crate) fn of_cluster(&self) -> [u32; 2] {
+        if self.shared == Operand::B { [self.cluster, 1] } else { [1, self.cluster] }
+    }
+
+    /// Rows and columns of clusters' tiles that cover a matrix.
+    pub(crate) fn clusters(&self, [rows, columns]: [u32; 2]) -> [u32; 2] {
+        let [down, across] = self.of_cluster();
+        [rows.div_ceil(self.m).div_ceil(down), columns.div_ceil(self.n).div_ceil(across)]
+    }
+
+    /// CTAs of a cluster.
+    pub(crate) fn ctas(&self) -> u32 {
+        self.cluster * self.cluster_split
+    }
+
+    pub(crate) fn threads(&self) -> u32 {
+        WARPGROUP * (1 + self.consumers)
+    }
+
+    /// Consumers that share a tile.
+    pub(crate) fn sharers(&self) -> u32 {
+        if self.ping_pong { 1 } else { self.consumers }
+    }
+
+    /// 64-row blocks of one consumer.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.m / (64 * self.sharers())
+    }
+
+    /// Accumulators of one consumer.
+    pub(crate) fn accumulators(&self) -> u32 {
+        self.m * self.n / self.sharers()
+    }
+
+    /// The tile as parts are kept of it.
+    pub(crate) fn parts(&self) -> PartTile {
+        PartTile { rows: self.m, columns: self.n, warpgroups: self.consumers }
+    }
+
+    /// Registers of a producer's and of a consumer's thread, where the producer's one warp keeps little.
+    pub(crate) fn registers(&self) -> [u32; 2] {
+        if self.consumers <= 2 { [40, 232] } else { [32, 160] }
+    }
+}
+
+/// Everything that shapes a main loop; extents are arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MainLoopSpec {
+    pub(crate) tile: TileShape,
+    pub(crate) a: DType,
+    pub(crate) b: DType,
+    /// What is contiguous in A and in B.
+    pub(crate) majors: [Major; 2],
+    pub(crate) stages: u32,
+    pub(crate) keep: Keep,
+}
+
+impl fmt::Display for MainLoopSpec {
+    /// `128x256_s4_c2_x2b` and so on: tile, stages, consumers, the tiles of a cluster and what they share.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TileShape { m, n, consumers, cluster, shared, .. } = self.tile;
+        write!(f, "{m}x{n}_s{}_c{consumers}", self.stages)?;
+        if cluster > 1 { write!(f, "_x{cluster}{}", if shared == Operand::B { 'b' } else { 'a' }) } else { Ok(()) }
+    }
+}
+
+impl MainLoopSpec {
+    /// The shared tile of an operand.
+    pub(crate) fn operand(&self, operand: Operand) -> OperandTile {
+        let (ty, major) = match operand {
+            Operand::A => (self.a, self.majors[0]),
+            Operand::B => (self.b, self.majors[1]),
+        };
+        OperandTile { rows: self.tile.extent(operand), ty: map_type(ty), major }
+    }
+
+    /// Tiles of one operand, of which this CTA loads a share.
+    pub(crate) fn clipped(&self, operand: Operand) -> ClippedTile {
+        ClippedTile { tile: self.operand(operand), loaded: self.tile.loaded(operand) }
+    }
+
+    /// Elements of depth in one stage; also those of a line of 128 bytes.
+    pub(crate) fn depth(&self) -> u32 {
+        self.operand(Operand::A).depth()
+    }
+
+    /// Sums are promoted after each step.
+    pub(crate) fn promotes(&self) -> bool {
+        self.keep == Keep::Promoted
+    }
+
+    pub(crate) fn is_integer(&self) -> bool {
+        matches!(self.a, DType::I8 | DType::U8)
+    }
+
+    /// The instruction.
+    pub(crate) fn shape(&self) -> WgmmaShape {
+        let d = match (self.is_integer(), self.keep) {
+            (true, _) => MatrixType::S32,
+            (false, Keep::Halves) => MatrixType::F16,
+            (false, Keep::InPlace | Keep::Promoted) => MatrixType::F32,
+        };
+        let [transpose_a, transpose_b] = self.majors.map(|major| major == Major::Rows);
+        WgmmaShape { transpose_a, transpose_b, ..wgmma_shape(self.tile.n, matrix_type(self.a), matrix_type(self.b), d) }
+    }
+
+    /// The same spec with as many stages as shared memory holds beside `beside_bytes`, and `beside_stage_bytes` for each stage; nothing where
+    /// that is less than two, or an operand does not suit the tile.
+    pub(crate) fn fitted(self, beside_bytes: u32, beside_stage_bytes: u32) -> Option<Self> {
+        // Tiles whose rows are contiguous are made of panels of 128 bytes.
+        let whole_panels = |operand| self.operand(operand).major == Major::Depth || self.tile.loaded(operand).is_multiple_of(self.depth());
+        // Two sets of accumulators.
+        let registers_fit = !self.promotes() || self.tile.accumulators() <= 64 * 128;
+        // With the stage's barriers, and room to align.
+        let stage_bytes = (self.tile.m + self.tile.n) * ROW_BYTES + beside_stage_bytes + 16;
+        let stages = SHARED_BYTES.saturating_sub(beside_bytes + 64) / stage_bytes;
+        let fits = whole_panels(Operand::A) && whole_panels(Operand::B) && registers_fit && stages >= 2;
+        fits.then_some(MainLoopSpec { stages: stages.min(12), ..self })
+    }
+
+    /// The head of the kernel of that name.
+    pub(crate) fn header(&self, name: String) -> Header {
+        Header { name, target: Target::Sm90a, threads: self.tile.threads(), min_ctas: 1, cluster: self.tile.ctas() }
+    }
+}
