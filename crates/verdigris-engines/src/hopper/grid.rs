@@ -155,3 +155,43 @@ impl Layout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORDER: TileOrder = TileOrder { group: 8, along_columns: false };
+
+    fn grid(extents: [u32; 2], steps: u32, workers: u32) -> TileGrid {
+        TileGrid { extents, matrices: 1, steps, workers }
+    }
+
+    #[test]
+    fn stream_k_splits_the_last_waves_where_the_last_is_ragged() {
+        // Of ten tiles on four workers two are left over.
+        let split = |waves| grid([5, 2], 16, 4).last_waves(ORDER, waves).map(|layout| (layout.schedule.split_tiles, layout.grid));
+        assert_eq!([split(1), split(2)], [Some((2, 4)), Some((6, 4))]);
+        assert!(grid([4, 2], 16, 4).last_waves(ORDER, 1).is_none());
+        // Steps of split tiles are counted in 32 bits, those of whole ones are not.
+        let deep = grid([1 << 10, 3], 1 << 22, 7);
+        assert!(deep.last_waves(ORDER, 1).is_none() && deep.in_parts(ORDER, 2, u32::MAX >> 8).is_none() && deep.whole(ORDER).is_some());
+    }
+
+    #[test]
+    fn parts_fill_waves_and_none_is_empty() {
+        let launched = |steps, parts, waves| grid([2, 1], steps, 6).in_parts(ORDER, parts, waves).map(|layout| layout.grid);
+        assert_eq!([launched(16, 3, 1), launched(16, 4, 1), launched(16, 4, 2)], [Some(6), None, Some(8)]);
+        assert_eq!(launched(4, 3, 1), None, "two steps a part leave none for the third");
+        // Seven parts of 64 steps would be ten steps each, and the last four.
+        assert_eq!(grid([2, 1], 64, 14).part_counts(1, 3), [7]);
+        assert_eq!(grid([2, 1], 64, 18).part_counts(1, 3), [8], "nine parts are eight of whole shares");
+        assert_eq!(grid([2, 1], 64, 8).part_counts(3, 5), [8, 11]);
+        assert!(grid([2, 1], 8, 18).part_counts(4, 3).is_empty(), "no part has less than four steps");
+    }
+
+    #[test]
+    fn tiles_that_cannot_be_counted_are_nothing() {
+        assert!(grid([1 << 16, 1 << 15], 1, 4).whole(ORDER).is_none() && grid([1 << 16, 1 << 16], 1, 4).whole(ORDER).is_none());
+        assert!(grid([1 << 16, 1 << 16], 16, 4).part_counts(4, 1).is_empty());
+    }
+}

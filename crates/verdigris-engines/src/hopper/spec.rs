@@ -205,3 +205,45 @@ impl MainLoopSpec {
         Header { name, target: Target::Sm90a, threads: self.tile.threads(), min_ctas: 1, cluster: self.tile.ctas() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(tile: TileShape, majors: [Major; 2], keep: Keep) -> MainLoopSpec {
+        MainLoopSpec { tile, a: DType::Bf16, b: DType::Bf16, majors, stages: 2, keep }
+    }
+
+    #[test]
+    fn stages_fill_shared_memory() {
+        let majors = [Major::Depth; 2];
+        for (m, n, beside_bytes) in [(128, 256, 0), (128, 256, 65_536), (64, 16, 0), (256, 160, 40_000)] {
+            let fitted = spec(TileShape::new(m, n, 2, 1, Operand::B), majors, Keep::InPlace).fitted(beside_bytes, 8).expect("fits");
+            let bytes = |stages: u32| stages * ((m + n) * 128 + 24) + beside_bytes + 64;
+            assert!(fitted.stages >= 2 && bytes(fitted.stages) <= SHARED_BYTES, "{fitted}");
+            assert!(fitted.stages == 12 || bytes(fitted.stages + 1) > SHARED_BYTES, "{fitted}");
+        }
+        let large = spec(TileShape::new(256, 256, 2, 1, Operand::B), majors, Keep::InPlace);
+        assert!(large.fitted(102_000, 0).is_none() && large.fitted(u32::MAX / 2, 0).is_none());
+    }
+
+    #[test]
+    fn panels_are_whole_and_promoted_sums_have_two_sets_of_accumulators() {
+        // Of a cluster's shared B each CTA loads half: 32 columns are no panel of 64.
+        let shared = |n| spec(TileShape::new(128, n, 2, 2, Operand::B), [Major::Depth, Major::Rows], Keep::InPlace).fitted(0, 0);
+        assert!(shared(64).is_none() && shared(128).is_some());
+        let promoted =
+            |n, consumers| spec(TileShape::new(128, n, consumers, 1, Operand::B), [Major::Depth; 2], Keep::Promoted).fitted(0, 0);
+        assert!(promoted(128, 2).is_some() && promoted(256, 2).is_none() && promoted(128, 1).is_none());
+        let ping_pong = spec(TileShape::ping_pong(128, 128, 1), [Major::Depth; 2], Keep::Promoted);
+        assert!(ping_pong.fitted(0, 0).is_none(), "each consumer has a whole tile");
+    }
+
+    #[test]
+    fn clusters_cover_a_matrix() {
+        let below = TileShape::new(128, 256, 2, 2, Operand::B);
+        let beside = TileShape { shared: Operand::A, ..below };
+        assert_eq!([below, beside].map(|tile| tile.clusters([257, 257])), [[2, 2], [3, 1]]);
+        assert_eq!([below, beside].map(|tile| (tile.loaded(Operand::A), tile.loaded(Operand::B))), [(128, 128), (64, 256)]);
+    }
+}
