@@ -60,7 +60,6 @@ use crate::hopper::spec::{MainLoopSpec, Operand, Split, TileShape};
 use crate::hopper::sums::Keep;
 use crate::layout::batch::Chunk;
 use crate::layout::repack;
-use crate::layout::unpack;
 use crate::split_k::fixup::FixupArgs;
 use crate::split_k::reduction::{self, PartGrid, ReductionSpec};
 use crate::store::{Out, StoreArgs};
@@ -633,7 +632,7 @@ impl Algorithm for ImplicitGemm {
             .map(reference)
             .chain(adds)
             .chain(repack::catalog())
-            .chain(unpack::catalog())
+            .chain(repack::catalog_back())
             .chain(terms::catalog())
             .chain([column_sums::kernel()])
             .collect()

@@ -17,7 +17,6 @@ use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::cost::Stream;
 use crate::engine::{Reason, Refusal};
 use crate::layout::repack::{Repack, packed_tensor};
-use crate::layout::unpack::Unpack;
 
 /// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
 const PIXELS: [usize; 4] = [0, 2, 3, 4];
@@ -43,7 +42,7 @@ pub(super) struct Prepared {
     /// From a slot of the caller to one behind them.
     copies: Vec<(Slot, Slot, Copy)>,
     /// From a slot behind the caller's to one of these.
-    backs: Vec<(Slot, Slot, Unpack)>,
+    backs: Vec<(Slot, Slot, Repack)>,
 }
 
 impl Prepared {
@@ -222,7 +221,7 @@ impl Prepared {
 
     fn back(&mut self, tensor: &Tensor, extents: [u64; 5]) -> Tensor {
         let slot = self.next_slot();
-        self.backs.push((slot, tensor.slot, Unpack::of_tensor(tensor, extents, 1, PIXELS)));
+        self.backs.push((slot, tensor.slot, Repack::of_tensor(tensor, extents, 1, PIXELS).back()));
         packed_tensor(&Tensor { slot, ..tensor.clone() }, extents, 1, PIXELS)
     }
 
