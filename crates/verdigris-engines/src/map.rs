@@ -24,9 +24,10 @@ use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
-use crate::fuse::steps::{AnyVal, Raw, load_raw};
-use crate::layout::space::{Extents, Region};
+use crate::fuse::chain::{ChainArgs, ChainSpec, ViewSpec, vectors_fit};
+use crate::fuse::steps::Step;
+use crate::fuse::value::{AnyVal, Raw, load_raw};
+use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<MapSimt>::new()];
@@ -79,11 +80,14 @@ impl Algorithm for MapSimt {
 
     fn work(&self, &vector: &u32) -> Work {
         let traffic = if vector == 0 { Traffic::Transposed } else { Traffic::Lines };
+        let tiled = |step: usize| vector == 0 && self.transposed.as_ref().is_some_and(|(transposed, _)| transposed.contains(&step));
+        let views = self.problem.chain.steps.iter().enumerate().filter_map(|(i, step)| Some((i, step.view()?)));
+        let bytes: f64 = views.map(|(i, view)| traffic_bytes(view, &self.problem.dims, is_apart(view) && !tiled(i))).sum();
         let elements: f64 = self.problem.dims.iter().map(|&dim| dim as f64).product();
         // An instruction for each step, with its addresses where these come one by one.
         let accesses = self.problem.chain.steps.len() as f64;
         let issued = elements / 32.0 * accesses * if vector <= 1 { 4.0 } else { 1.0 };
-        Work::default().beside([Stream::new(traffic, self.bytes(vector == 0)).issuing(issued)])
+        Work::default().beside([Stream::new(traffic, bytes).issuing(issued)])
     }
 
     fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
@@ -121,30 +125,27 @@ impl Algorithm for MapSimt {
 
     fn catalog(target: Target) -> Vec<KernelRef> {
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64];
-        let mut chains: Vec<Vec<StepSpec>> = Vec::new();
-        let load = |dtype| StepSpec::Load { dtype, path: 0, outside: None };
-        let store = |dtype, x| StepSpec::Store { dtype, path: 0, x };
+        let mut chains = Vec::new();
+        let load = |dtype| Step::Load(ViewSpec::plain(dtype));
+        let store = |dtype, x| Step::Store(ViewSpec::plain(dtype), x);
         for from in floats {
             for to in floats {
                 chains.push(vec![load(from), store(to, 0)]);
             }
             for f in [UnaryOp::Relu, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
-                chains.push(vec![load(from), StepSpec::Unary(f, 0), store(from, 1)]);
+                chains.push(vec![load(from), Step::Unary(f, 0), store(from, 1)]);
             }
             for f in [BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub] {
-                chains.push(vec![load(from), load(from), StepSpec::Binary(f, 0, 1), store(from, 2)]);
+                chains.push(vec![load(from), load(from), Step::Binary(f, [0, 1]), store(from, 2)]);
             }
         }
         for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
             chains.push(vec![load(dtype), store(dtype, 0)]);
         }
         let specs = chains.into_iter().map(|steps| {
-            let narrowest = steps.iter().filter_map(|step| match step {
-                StepSpec::Load { dtype, .. } | StepSpec::Store { dtype, .. } => Some(dtype.bytes() as u32),
-                _ => None,
-            });
+            let narrowest = steps.iter().filter_map(Step::operand).map(|(view, _)| view.dtype.bytes() as u32);
             let vector = (16 / narrowest.min().unwrap_or(1)).min(8);
-            Spec { chain: ChainSpec { rank: 1, vector, narrow: true, paths: vec![Walk::Unit], steps }, transposed: Vec::new(), along: 0 }
+            Spec { chain: ChainSpec::plain(1, vector, steps), transposed: Vec::new(), along: 0 }
         });
         specs.filter(|spec| spec.chain.target() <= target).map(Spec::kernel).collect()
     }
@@ -178,7 +179,7 @@ impl Spec {
 
     /// Points that a thread of the flat kernel takes: more where there is little to do for each.
     fn points_per_thread(&self) -> u32 {
-        let loads = self.chain.steps.iter().filter(|step| matches!(step, StepSpec::Load { .. })).count();
+        let loads = self.chain.steps.iter().filter(|step| matches!(step, Step::Load(_))).count();
         match (self.chain.functions(), loads) {
             (0..=4, 0..=2) => 4,
             (0..=8, 0..=4) => 2,
@@ -238,7 +239,7 @@ impl Spec {
         let tiles: Vec<(usize, u32, Val<'k, u32>)> = (self.transposed.iter())
             .map(|&step| {
                 let bytes = match self.chain.steps[step] {
-                    StepSpec::Load { dtype, .. } => (dtype.bytes() as u32).max(4),
+                    Step::Load(view) => (view.dtype.bytes() as u32).max(4),
                     _ => 4,
                 };
                 (step, bytes, k.shared("tile", SIDE * (SIDE + 1) * bytes, 16).address())
@@ -267,7 +268,7 @@ impl Spec {
                 let mut fetched = chain.fetch_but(&index, &self.transposed);
                 for &(step, bytes, tile) in &tiles {
                     let place = tile + (lane * (SIDE + 1) + at_p) * bytes;
-                    let StepSpec::Load { dtype, .. } = self.chain.steps[step] else { continue };
+                    let Step::Load(ViewSpec { dtype, .. }) = self.chain.steps[step] else { continue };
                     let raw = match dtype.bytes() {
                         1 => Raw::B8(k.ld_shared::<u32>(place, 0)),
                         2 => Raw::B16(k.ld_shared::<u32>(place, 0).low16()),
@@ -336,20 +337,4 @@ fn transposed(problem: &MapProblem) -> Option<(Vec<usize>, usize)> {
     let side = u64::from(SIDE);
     let tiles = outer.saturating_mul(dims[along].div_ceil(side)).saturating_mul(dims[rank - 1].div_ceil(side));
     (tiles < 1 << 31).then_some((transposed, along))
-}
-
-impl MapSimt {
-    /// Bytes that cross the memory bus, and those that are fetched beside them by strided accesses of 32 bytes.
-    fn bytes(&self, tiled: bool) -> f64 {
-        let dims = &self.problem.dims;
-        let transposed = self.transposed.as_ref().filter(|_| tiled).map_or(&[][..], |(transposed, _)| transposed);
-        let mut bytes = 0.0;
-        for (i, step) in self.problem.chain.steps.iter().enumerate() {
-            let Some(view) = step.view() else { continue };
-            let elements: f64 = dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
-            let strided = view.strides.last().is_some_and(|&stride| stride > 1) && !transposed.contains(&i);
-            bytes += elements * if strided { 32.0 } else { view.dtype.bytes() as f64 };
-        }
-        bytes
-    }
 }

@@ -22,9 +22,10 @@ use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::compute;
-use crate::fuse::steps::{AnyVal, Chained};
-use crate::fuse::strided::{Operand, OperandSpec};
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::operand::OperandArgs;
+use crate::fuse::strided::{self, Strided};
+use crate::fuse::value::AnyVal;
 use crate::layout::space::{Extents, Region};
 
 /// The engines of this family.
@@ -109,7 +110,7 @@ impl Algorithm for Direct {
                 extents: region.extents,
                 first: [first[2], first[3], first[4]].map(|first| first as u32),
                 axes: (0..3).map(|i| Axis::args(p.extents[i] as u32, p.out[i] as u32, &p.windows[i])).collect(),
-                operands: p.operands().into_iter().map(|(_, view, ..)| Operand::of(view, &first[..2])).collect(),
+                operands: p.operands().into_iter().map(|(_, view, ..)| strided::argument(view, &first[..2])).collect(),
             };
             program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS), 1, 1], args.bound(spec)));
         }
@@ -208,24 +209,19 @@ impl Spec {
     }
 
     fn name(&self) -> String {
-        let kind = match self.kind {
-            Kind::Max { index: false } => "max",
-            Kind::Max { index: true } => "max_index",
-            Kind::Average { padded: false } => "average",
-            Kind::Average { padded: true } => "average_padded",
-            Kind::MaxBackward { index: false } => "max_backward",
-            Kind::MaxBackward { index: true } => "max_index_backward",
-            Kind::AverageBackward { padded: false } => "average_backward",
-            Kind::AverageBackward { padded: true } => "average_padded_backward",
+        let (kind, flag) = match self.kind {
+            Kind::Max { index } | Kind::MaxBackward { index } => ("max", if index { "_index" } else { "" }),
+            Kind::Average { padded } | Kind::AverageBackward { padded } => ("average", if padded { "_padded" } else { "" }),
         };
+        let backward = if matches!(self.kind, Kind::MaxBackward { .. } | Kind::AverageBackward { .. }) { "_backward" } else { "" };
         let types: Vec<&str> = self.types.iter().map(|dtype| dtype.name()).collect();
         let adaptive: String = self.adaptive.iter().map(|&adaptive| if adaptive { 'a' } else { 's' }).collect();
         let order: String = self.order.iter().map(|dim| char::from(b"ncdhw"[*dim])).collect();
-        format!("pool_{kind}{}_{adaptive}_{order}_{}", if self.double { "_f64" } else { "" }, types.join("_"))
+        format!("pool_{kind}{flag}{backward}{}_{adaptive}_{order}_{}", if self.double { "_f64" } else { "" }, types.join("_"))
     }
 
     fn target(&self) -> Target {
-        self.types.iter().map(|&dtype| compute::target_of(dtype)).max().unwrap_or(Target::Sm80)
+        compute::target_of_all(self.types.iter().copied())
     }
 
     fn kernel(self) -> KernelRef {
@@ -237,9 +233,9 @@ impl Spec {
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
-    fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Pool { points, extents, first, axes, operands } = Pool::declare(k, self);
-        let axes: Vec<Axis<'k>> = axes.into_iter().map(Axis::of).collect();
+        let operands = Strided::all(&self.types, operands);
         let point = k.cta() * THREADS + k.thread();
         // The position of this thread in the dims of what is written.
         let mut index = [k.constant(0u32); 5];
@@ -275,7 +271,7 @@ impl Spec {
                     let mean = T::quotient(sum.get(), T::from_i32(count.signed()));
                     // A window that meets no element.
                     let mean = k.select(count.eq(0), number(0.0), mean);
-                    y.at(&outer).store(&place, T::wrap(mean));
+                    y.at(&outer).store(&place, AnyVal::of(mean));
                 });
             }
             (Kind::MaxBackward { index }, [dy, known, dx]) => {
@@ -292,7 +288,7 @@ impl Spec {
                         };
                         k.when(won, || sum.set(sum + dy.load::<T>(&out)));
                     });
-                    dx.at(&outer).store(&place, T::wrap(sum.get()));
+                    dx.at(&outer).store(&place, AnyVal::of(sum.get()));
                 });
             }
             (Kind::AverageBackward { padded }, [dy, dx]) => {
@@ -304,7 +300,7 @@ impl Spec {
                         let share = T::quotient(dy.load::<T>(&out), T::from_i32(count.signed()));
                         sum.set(sum + share);
                     });
-                    dx.at(&outer).store(&place, T::wrap(sum.get()));
+                    dx.at(&outer).store(&place, AnyVal::of(sum.get()));
                 });
             }
             (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
@@ -321,13 +317,14 @@ verdigris_kir::parameters! {
         /// The first window or element along each spatial dim.
         first: [u32; 3],
         axes: Vec<AxisArgs> = spec.adaptive.to_vec(),
-        operands: Vec<Operand> = OperandSpec::list(&spec.types, 5, if spec.kind == (Kind::Max { index: true }) { 2 } else { 1 }),
+        operands: Vec<OperandArgs> = strided::declarations(&spec.types, 5, if spec.kind == (Kind::Max { index: true }) { 2 } else { 1 }),
     }
 }
 
 verdigris_kir::parameters! {
     /// Windows along a spatial dim, adaptive or sliding.
-    struct AxisValues / AxisArgs of bool as adaptive {
+    #[derive(Clone, Copy, Debug)]
+    struct Axis / AxisArgs of bool as adaptive {
         extent: u32,
         out: u32,
         adaptive: Option<AdaptiveArgs> = adaptive.then_some(()),
@@ -357,22 +354,15 @@ verdigris_kir::parameters! {
 
 /// Windows along one spatial dim.
 #[derive(Clone, Copy, Debug)]
-struct Axis<'k> {
-    extent: Val<'k, u32>,
-    out: Val<'k, u32>,
-    form: AxisForm<'k>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum AxisForm<'k> {
+enum Form<'k> {
     Sliding(Sliding<'k>),
     Adaptive(Adaptive<'k>),
 }
 
 impl<'k> Axis<'k> {
-    fn of(AxisValues { extent, out, adaptive, sliding }: AxisValues<'k>) -> Axis<'k> {
-        let sliding = || AxisForm::Sliding(sliding.expect("windows that are not adaptive slide"));
-        Axis { extent, out, form: adaptive.map_or_else(sliding, AxisForm::Adaptive) }
+    fn form(&self) -> Form<'k> {
+        let sliding = || Form::Sliding(self.sliding.expect("windows that are not adaptive slide"));
+        self.adaptive.map_or_else(sliding, Form::Adaptive)
     }
 
     fn args(extent: u32, out: u32, windows: &Windows) -> AxisArgs {
@@ -388,9 +378,9 @@ impl<'k> Axis<'k> {
 
     /// The first tap of window `o`, how many there are, and the distance between them. A tap in front of the first element is a large number.
     fn window(&self, o: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
-        match &self.form {
-            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => (o * stride.value() - *pad, *taps, dilation.value()),
-            AxisForm::Adaptive(Adaptive { out, .. }) => {
+        match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => (o * stride.value() - *pad, *taps, dilation.value()),
+            Form::Adaptive(Adaptive { out, .. }) => {
                 let k = o.kernel();
                 let begin = out.quotient(o * self.extent);
                 let end = out.quotient((o + 1) * self.extent + self.out - 1);
@@ -402,8 +392,8 @@ impl<'k> Axis<'k> {
     /// The first window that may hold element `i`, and how many there are to look at.
     fn holders(&self, i: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
         let k = i.kernel();
-        match &self.form {
-            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => {
+        match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => {
                 let reach = (*taps - 1) * dilation.value();
                 let behind = i + *pad;
                 // ⌈(behind − reach) / stride⌉, or 0, to ⌊behind / stride⌋.
@@ -411,7 +401,7 @@ impl<'k> Axis<'k> {
                 let end = (stride.quotient(behind) + 1).min(self.out);
                 (first, k.select(end.gt(first), end - first, 0u32))
             }
-            AxisForm::Adaptive(Adaptive { extent, .. }) => {
+            Form::Adaptive(Adaptive { extent, .. }) => {
                 // Window o holds i where ⌊o · extent / out⌋ ≤ i < ⌈(o + 1) · extent / out⌉.
                 let first = extent.quotient(i * self.out);
                 let end = extent.quotient((i + 1) * self.out + self.extent - 1).min(self.out);
@@ -422,13 +412,13 @@ impl<'k> Axis<'k> {
 
     /// Whether a tap of window `o` is element `i`; windows that [`Axis::holders`] names may step over it.
     fn holds(&self, o: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, bool> {
-        match &self.form {
-            AxisForm::Sliding(Sliding { taps, stride, dilation, pad }) => {
+        match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => {
                 let distance = i + *pad - o * stride.value();
                 let (tap, rest) = dilation.split(distance);
                 rest.eq(0) & tap.lt(*taps)
             }
-            AxisForm::Adaptive(_) => {
+            Form::Adaptive(_) => {
                 let (begin, count, _) = self.window(o);
                 (i - begin).lt(count)
             }
@@ -438,9 +428,9 @@ impl<'k> Axis<'k> {
     /// Taps of window `o` that are elements.
     fn inside(&self, k: Kernel<'k>, o: Val<'k, u32>) -> Val<'k, u32> {
         let (_, count, _) = self.window(o);
-        match &self.form {
-            AxisForm::Adaptive(_) => count,
-            AxisForm::Sliding(Sliding { dilation, pad, stride, .. }) => {
+        match &self.form() {
+            Form::Adaptive(_) => count,
+            Form::Sliding(Sliding { dilation, pad, stride, .. }) => {
                 // The first tap at or behind element 0, and the first at or behind the end.
                 let at = o * stride.value();
                 let skipped = k.select(at.lt(*pad), dilation.quotient(*pad - at + dilation.value() - 1), 0u32);
@@ -454,39 +444,44 @@ impl<'k> Axis<'k> {
 
 type Place<'k> = [Val<'k, u32>; 3];
 
-/// Runs `f` for each tap of a window, in row-major order, with whether it is an element.
-fn taps<'k>(k: Kernel<'k>, axes: &[Axis<'k>], out: Place<'k>, f: &dyn Fn(Place<'k>, Val<'k, bool>)) {
-    let windows: Vec<_> = axes.iter().zip(out).map(|(axis, o)| axis.window(o)).collect();
-    let tap = |axis: usize, t: Val<'k, u32>| windows[axis].0 + t * windows[axis].2;
-    k.range(windows[0].1, |a| {
-        let depth = tap(0, a);
-        let in_depth = depth.lt(axes[0].extent);
-        k.range(windows[1].1, |b| {
-            let height = tap(1, b);
-            let in_plane = in_depth & height.lt(axes[1].extent);
-            k.range(windows[2].1, |c| {
-                let width = tap(2, c);
-                f([depth, height, width], in_plane & width.lt(axes[2].extent));
+/// Goes through three dims, row-major: `step` says where a step of a dim leads and whether that counts, `f` is told all three and whether all do.
+fn walk<'k>(
+    k: Kernel<'k>,
+    counts: [Val<'k, u32>; 3],
+    step: &dyn Fn(usize, Val<'k, u32>) -> (Val<'k, u32>, Val<'k, bool>),
+    f: &dyn Fn(Place<'k>, Val<'k, bool>),
+) {
+    k.range(counts[0], |a| {
+        let (depth, in_depth) = step(0, a);
+        k.range(counts[1], |b| {
+            let (height, in_height) = step(1, b);
+            let in_plane = in_depth & in_height;
+            k.range(counts[2], |c| {
+                let (width, in_width) = step(2, c);
+                f([depth, height, width], in_plane & in_width);
             });
         });
     });
 }
 
+/// Runs `f` for each tap of a window, in row-major order, with whether it is an element.
+fn taps<'k>(k: Kernel<'k>, axes: &[Axis<'k>], out: Place<'k>, f: &dyn Fn(Place<'k>, Val<'k, bool>)) {
+    let windows: [_; 3] = std::array::from_fn(|axis| axes[axis].window(out[axis]));
+    let tap = |axis: usize, t: Val<'k, u32>| {
+        let at = windows[axis].0 + t * windows[axis].2;
+        (at, at.lt(axes[axis].extent))
+    };
+    walk(k, windows.map(|(_, count, _)| count), &tap, f);
+}
+
 /// Runs `f` for each window that holds an element, in row-major order.
 fn windows<'k>(k: Kernel<'k>, axes: &[Axis<'k>], at: Place<'k>, f: &dyn Fn(Place<'k>)) {
-    let holders: Vec<_> = axes.iter().zip(at).map(|(axis, i)| axis.holders(i)).collect();
-    k.range(holders[0].1, |a| {
-        let depth = holders[0].0 + a;
-        let in_depth = axes[0].holds(depth, at[0]);
-        k.range(holders[1].1, |b| {
-            let height = holders[1].0 + b;
-            let in_plane = in_depth & axes[1].holds(height, at[1]);
-            k.range(holders[2].1, |c| {
-                let width = holders[2].0 + c;
-                k.when(in_plane & axes[2].holds(width, at[2]), || f([depth, height, width]));
-            });
-        });
-    });
+    let holders: [_; 3] = std::array::from_fn(|axis| axes[axis].holders(at[axis]));
+    let window = |axis: usize, i: Val<'k, u32>| {
+        let out = holders[axis].0 + i;
+        (out, axes[axis].holds(out, at[axis]))
+    };
+    walk(k, holders.map(|(_, count)| count), &window, &|out, holds| k.when(holds, || f(out)));
 }
 
 fn window_size<'k>(k: Kernel<'k>, axes: &[Axis<'k>], out: Place<'k>) -> Val<'k, u32> {
@@ -504,7 +499,7 @@ struct Winner<'k, T> {
     place: Var<'k, i32>,
 }
 
-impl<'k, T: Chained> Winner<'k, T> {
+impl<'k, T: Compute> Winner<'k, T> {
     fn find(k: Kernel<'k>, axes: &[Axis<'k>], out: Place<'k>, load: &dyn Fn(Place<'k>) -> Val<'k, T>) -> Self {
         let winner = Winner { peak: k.var(T::constant(k, f64::NEG_INFINITY)), place: k.var(-1i32) };
         taps(k, axes, out, &|at, inside| {
@@ -527,8 +522,8 @@ impl<'k, T: Chained> Winner<'k, T> {
     fn value(&self, k: Kernel<'k>, dtype: DType) -> AnyVal<'k> {
         let peak = self.peak.get();
         match dtype.integer_range() {
-            Some((least, _)) => T::wrap(k.select(self.place.lt(0), T::constant(k, least as f64), peak)),
-            None => T::wrap(peak),
+            Some((least, _)) => AnyVal::of(k.select(self.place.lt(0), T::constant(k, least as f64), peak)),
+            None => AnyVal::of(peak),
         }
     }
 }

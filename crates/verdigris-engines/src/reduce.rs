@@ -27,11 +27,12 @@ use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::chain::{ChainArgs, ChainSpec, StepSpec, Walk, vectors_fit};
+use crate::fuse::chain::{ChainArgs, ChainSpec, ViewSpec, vectors_fit};
+use crate::fuse::compute::Compute;
 use crate::fuse::lanes;
-use crate::fuse::math::Math;
-use crate::fuse::steps::{AnyVal, Chained};
-use crate::layout::space::{Extents, Region};
+use crate::fuse::steps::Step;
+use crate::fuse::value::AnyVal;
+use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<ReduceSimt>::new()];
@@ -114,12 +115,8 @@ impl Algorithm for ReduceSimt {
     }
 
     fn work(&self, config: &Config) -> Work {
-        let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores()).map(|view| {
-            let elements: f64 =
-                self.dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
-            let strided = view.strides.last().is_some_and(|&stride| stride > 1);
-            elements * if strided { 32.0 } else { view.dtype.bytes() as f64 }
-        });
+        let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores());
+        let views = views.map(|view| traffic_bytes(view, &self.dims, is_apart(view)));
         let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
         let [_, results] = self.reach(config.vector);
         let ctas = self.problem.results().div_ceil(results).max(1) * config.parts;
@@ -249,20 +246,8 @@ impl Spec {
     /// A reduction of one kept and one reduced dim without anything around it.
     fn plain(f: ReductionOp, from: DType, to: DType, form: Form, joined: bool) -> Spec {
         let vector = (16 / from.bytes() as u32).min(8);
-        let before = ChainSpec {
-            rank: 2,
-            vector,
-            narrow: true,
-            paths: vec![Walk::Unit],
-            steps: vec![StepSpec::Load { dtype: from, path: 0, outside: None }],
-        };
-        let after = ChainSpec {
-            rank: 1,
-            vector: 1,
-            narrow: true,
-            paths: vec![Walk::Unit],
-            steps: vec![StepSpec::Given, StepSpec::Store { dtype: to, path: 0, x: 0 }],
-        };
+        let before = ChainSpec::plain(2, vector, vec![Step::Load(ViewSpec::plain(from))]);
+        let after = ChainSpec::plain(1, 1, vec![Step::Given, Step::Store(ViewSpec::plain(to), 0)]);
         let after = (!joined || form == Form::Join).then_some(after);
         Spec { f, double: from == DType::F64, form, ranks: [1, 1], before, value: 0, after }.reduced_to_form()
     }
@@ -312,7 +297,7 @@ impl Spec {
         })
     }
 
-    fn identity<'k, T: Math>(&self, k: Kernel<'k>) -> Val<'k, T> {
+    fn identity<'k, T: Compute>(&self, k: Kernel<'k>) -> Val<'k, T> {
         T::constant(
             k,
             match self.f {
@@ -325,7 +310,7 @@ impl Spec {
     }
 
     /// An element taken in.
-    fn take<'k, T: Math>(&self, so_far: Val<'k, T>, value: Val<'k, T>) -> Val<'k, T> {
+    fn take<'k, T: Compute>(&self, so_far: Val<'k, T>, value: Val<'k, T>) -> Val<'k, T> {
         let k = value.kernel();
         match self.f {
             ReductionOp::Norm1 | ReductionOp::Amax => self.combine(so_far, value.abs()),
@@ -336,7 +321,7 @@ impl Spec {
     }
 
     /// Two parts made one.
-    fn combine<'k, T: Math>(&self, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, T> {
+    fn combine<'k, T: Compute>(&self, x: Val<'k, T>, y: Val<'k, T>) -> Val<'k, T> {
         match self.f {
             ReductionOp::Add | ReductionOp::Avg | ReductionOp::Norm1 | ReductionOp::Norm2 => x + y,
             ReductionOp::Mul | ReductionOp::MulNoZeros => x * y,
@@ -345,7 +330,7 @@ impl Spec {
         }
     }
 
-    fn finish<'k, T: Math>(&self, whole: Val<'k, T>, count: Val<'k, f64>) -> Val<'k, T> {
+    fn finish<'k, T: Compute>(&self, whole: Val<'k, T>, count: Val<'k, f64>) -> Val<'k, T> {
         match self.f {
             ReductionOp::Avg => T::quotient(whole, T::from_f64(count)),
             ReductionOp::Norm2 => T::sqrt(whole),
@@ -355,7 +340,7 @@ impl Spec {
 
     /// The loops over the elements. Threads without a result take another's elements along, unless something is stored on the way.
     fn walk<'k>(&self, k: Kernel<'k>, has_result: Option<Val<'k, bool>>, loops: impl Fn()) {
-        let stores = self.before.steps.iter().any(|step| matches!(step, StepSpec::Store { .. }));
+        let stores = self.before.steps.iter().any(|step| matches!(step, Step::Store(..)));
         match has_result.filter(|_| stores) {
             Some(has_result) => k.when(has_result, loops),
             None => loops(),
@@ -363,7 +348,7 @@ impl Spec {
     }
 
     /// A thread adds up the parts of a result.
-    fn join<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn join<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Parts { results, count, kept, parts, partial, after } = Parts::declare(k, self);
         let Some(after) = after else { return };
         let bytes = T::TY.bytes();
@@ -375,14 +360,14 @@ impl Spec {
                 whole.set(self.combine(whole.get(), k.ld_global::<T>(place, 0)));
                 place.set(place + results.mul_wide(bytes));
             });
-            let value = T::wrap(self.finish(whole.get(), count));
+            let value = AnyVal::of(self.finish(whole.get(), count));
             let index = kept.index(result);
             let fetched = after.fetch(&index);
             after.run(&index, &fetched, &[value]);
         });
     }
 
-    fn elements<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn elements<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Elements { results, count, kept: kept_extents, depth, part_depth, reduced, before, partial, after } =
             Elements::declare(k, self);
         let bytes = T::TY.bytes();
@@ -398,7 +383,7 @@ impl Spec {
             if let Some(after) = &after {
                 let index = kept_extents.index(result);
                 let fetched = after.fetch(&index);
-                after.run(&index, &fetched, &[T::wrap(self.finish(whole, count))]);
+                after.run(&index, &fetched, &[AnyVal::of(self.finish(whole, count))]);
             }
         };
         let values = |index: &[Val<'k, u32>]| -> Vec<AnyVal<'k>> {
@@ -437,12 +422,7 @@ impl Spec {
                     own = own.chunks(2).map(|pair| self.combine(pair[0], pair[1])).collect();
                 }
                 let combine = |x, y| self.combine(x, y);
-                let whole = if team == 32 {
-                    lanes::over_warp(k, own[0], &combine)
-                } else {
-                    let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, bytes), 16);
-                    lanes::over_cta(k, scratch, WARPS, own[0], &combine)
-                };
+                let whole = lanes::over_team(k, team, lanes::team_scratch::<T>(k, team), own[0], &combine);
                 k.when(member.eq(0) & result.lt(results), || deliver(result, whole));
             }
             Form::Columns | Form::Join => {

@@ -24,9 +24,10 @@ use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::compute;
-use crate::fuse::steps::{Chained, store_raw};
-use crate::fuse::strided::{Operand, OperandSpec, Strided};
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::operand::{OperandArgs, OperandDecl};
+use crate::fuse::strided::{self, Strided};
+use crate::fuse::value::{AnyVal, store_raw};
 use crate::fuse::{lanes, math};
 use crate::layout::space::{Extents, Region, element};
 
@@ -111,7 +112,7 @@ impl Algorithm for Rows {
                     rows: region.points(1),
                     ignore_index,
                     extents: region.extents.clone(),
-                    labels: Operand::of(labels, &region.first),
+                    labels: strided::argument(labels, &region.first),
                     count,
                 };
                 program.launch(Launch::new(counting.clone().kernel(), [1; 3], args.bound(&counting)));
@@ -133,7 +134,7 @@ impl Algorithm for Rows {
                 rows,
                 extent: p.extent as u32,
                 extents: region.extents.clone(),
-                operands: operands.map(|(_, view, _)| Operand::of(view, &region.first)).collect(),
+                operands: operands.map(|(_, view, _)| strided::argument(view, &region.first)).collect(),
                 loss,
             };
             let ctas = rows.div_ceil(THREADS / spec.team);
@@ -278,7 +279,7 @@ impl Spec {
     }
 
     fn target(&self) -> Target {
-        self.types.iter().map(|&dtype| compute::target_of(dtype)).max().unwrap_or(Target::Sm80)
+        compute::target_of_all(self.types.iter().copied())
     }
 
     /// Bytes of what is computed in.
@@ -286,12 +287,12 @@ impl Spec {
         if self.double { 8 } else { 4 }
     }
 
-    fn operands(&self) -> Vec<OperandSpec> {
+    fn operands(&self) -> Vec<OperandDecl> {
         let outputs = match self.kind {
             Kind::CrossEntropy { lse, kept, .. } => usize::from(lse) + usize::from(!kept),
             _ => 1,
         };
-        OperandSpec::list(&self.types, self.rank + 1, outputs)
+        strided::declarations(&self.types, self.rank + 1, outputs)
     }
 
     fn has_loss(&self) -> bool {
@@ -312,17 +313,18 @@ impl Spec {
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
-    fn body<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
         match self.kind {
-            Kind::Count => self.count::<T>(k),
+            Kind::Count => self.count(k),
             Kind::Join { .. } => self.join::<T>(k),
             _ => self.rows::<T>(k),
         }
     }
 
     /// One CTA goes through all labels.
-    fn count<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn count(&self, k: Kernel<'_>) {
         let Count { rows, ignore_index, extents, labels, count } = Count::declare(k, self);
+        let labels = Strided::new(self.types[0], labels);
         let sum = k.var(0.0f64);
         k.range_step(k.thread(), rows, THREADS, |row| {
             let label = labels.load_integer(&extents.index(row));
@@ -338,7 +340,7 @@ impl Spec {
     }
 
     /// One CTA adds up all row losses.
-    fn join<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn join<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Join { rows, losses, weights, loss } = Join::declare(k, self);
         let bytes = T::TY.bytes();
         let zero = T::constant(k, 0.0);
@@ -359,11 +361,12 @@ impl Spec {
         let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
         let total = lanes::over_cta(k, scratch, WARPS, sum.get(), &add);
         let total = if weights.is_some() { T::quotient(total, lanes::over_cta(k, scratch, WARPS, weight.get(), &add)) } else { total };
-        k.when(k.thread().eq(0), || store_raw(k, loss.address(), &[T::wrap(total).encoded(k, self.types[0])]));
+        k.when(k.thread().eq(0), || store_raw(k, loss.address(), &[AnyVal::of(total).encoded(k, self.types[0])]));
     }
 
-    fn rows<'k, T: Chained>(&self, k: Kernel<'k>) {
+    fn rows<'k, T: Compute>(&self, k: Kernel<'k>) {
         let OfRows { rows, extent, extents, operands, loss } = OfRows::declare(k, self);
+        let operands = Strided::all(&self.types, operands);
         let number = |value: f64| T::constant(k, value);
         let (team, member, row) = match self.team {
             1 => (1, k.constant(0u32), k.cta() * THREADS + k.thread()),
@@ -373,7 +376,7 @@ impl Spec {
         let inside = row.lt(rows);
         let row = row.min(rows - 1);
         let index = extents.index(row);
-        let scratch = (team == THREADS).then(|| k.shared("warps", lanes::scratch_bytes(WARPS, T::TY.bytes()), 16));
+        let scratch = lanes::team_scratch::<T>(k, team);
         let share = Share { k, extent, member, team, held: self.held, scratch };
         match (self.kind, operands.as_slice()) {
             (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
@@ -385,7 +388,7 @@ impl Spec {
                 share.each(|at, slot| {
                     let shifted = x.value(at, slot) - peak;
                     let value = if self.kind == Kind::LogSoftmax { shifted - below } else { T::exp(shifted) * scale };
-                    k.when(inside, || to.store(&[at], T::wrap(value)));
+                    k.when(inside, || to.store(&[at], AnyVal::of(value)));
                 });
             }
             (Kind::SoftmaxBackward | Kind::LogSoftmaxBackward, [y, dy, dx]) => {
@@ -399,7 +402,7 @@ impl Spec {
                 share.each(|at, slot| {
                     let (y, dy) = (y.value(at, slot), dy.value(at, slot));
                     let value = if log { k.fma(T::exp(y), -sum, dy) } else { y * (dy - sum) };
-                    k.when(inside, || to.store(&[at], T::wrap(value)));
+                    k.when(inside, || to.store(&[at], AnyVal::of(value)));
                 });
             }
             (Kind::CrossEntropy { smooth, ignore, kept, .. }, [logits, labels, results @ ..]) => {
@@ -427,10 +430,10 @@ impl Spec {
                         weight = k.select(skipped, number(0.0), weight);
                     }
                     if let Some(loss) = loss {
-                        loss.store(&index, T::wrap(value));
+                        loss.store(&index, AnyVal::of(value));
                     }
                     if let Some(lse) = lse {
-                        lse.store(&index, T::wrap(whole));
+                        lse.store(&index, AnyVal::of(whole));
                     }
                     if let Some([losses, weights]) = sums {
                         k.st_global(losses.at(row, T::TY.bytes()), 0, value);
@@ -467,7 +470,7 @@ impl Spec {
                     if ignore {
                         value = k.select(label.eq(ignore_index), number(0.0), value);
                     }
-                    k.when(inside, || to.store(&[at], T::wrap(value)));
+                    k.when(inside, || to.store(&[at], AnyVal::of(value)));
                 });
             }
             (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
@@ -481,7 +484,7 @@ verdigris_kir::parameters! {
         rows: u32,
         ignore_index: i64,
         extents: Extents = spec.rank,
-        labels: Operand = OperandSpec { dtype: spec.types[0], rank: spec.rank + 1, written: false },
+        labels: OperandArgs = strided::declaration(spec.types[0], spec.rank + 1, false),
         /// Launches for the parts of a giant add to what stands there.
         count: ReadWrite = 8,
     }
@@ -503,7 +506,7 @@ verdigris_kir::parameters! {
         rows: u32,
         extent: u32,
         extents: Extents = spec.rank,
-        operands: Vec<Operand> = spec.operands(),
+        operands: Vec<OperandArgs> = spec.operands(),
         loss: Option<LossArgs> = spec.has_loss().then(|| spec.clone()),
     }
 }
@@ -529,7 +532,7 @@ struct Held<'k, T> {
     values: Vec<Var<'k, T>>,
 }
 
-impl<'k, T: Chained> Held<'k, T> {
+impl<'k, T: Compute> Held<'k, T> {
     fn value(&self, position: Val<'k, u32>, slot: Option<usize>) -> Val<'k, T> {
         match slot {
             Some(slot) => self.values[slot].get(),
@@ -566,7 +569,7 @@ impl<'k> Share<'k> {
         }
     }
 
-    fn hold<T: Chained>(&self, operand: &Strided<'k>, index: &[Val<'k, u32>]) -> Held<'k, T> {
+    fn hold<T: Compute>(&self, operand: &Strided<'k>, index: &[Val<'k, u32>]) -> Held<'k, T> {
         let zero = T::constant(self.k, 0.0);
         let held = Held { row: operand.at(index), values: (0..self.held).map(|_| self.k.var(zero)).collect() };
         if self.held > 0 {
@@ -579,25 +582,17 @@ impl<'k> Share<'k> {
         held
     }
 
-    fn over_team<T: Chained>(&self, own: Val<'k, T>, combine: &impl Fn(Val<'k, T>, Val<'k, T>) -> Val<'k, T>) -> Val<'k, T> {
-        match (self.team, self.scratch) {
-            (1, _) => own,
-            (_, Some(scratch)) => lanes::over_cta(self.k, scratch, WARPS, own, combine),
-            (_, None) => lanes::over_warp(self.k, own, combine),
-        }
-    }
-
-    fn sum<T: Chained>(&self, value: impl Fn(Val<'k, u32>, Option<usize>) -> Val<'k, T>) -> Val<'k, T> {
+    fn sum<T: Compute>(&self, value: impl Fn(Val<'k, u32>, Option<usize>) -> Val<'k, T>) -> Val<'k, T> {
         let sum = self.k.var(T::constant(self.k, 0.0));
         self.each(|at, slot| sum.set(sum + value(at, slot)));
-        self.over_team(sum.get(), &|x, y| x + y)
+        lanes::over_team(self.k, self.team, self.scratch, sum.get(), &|x, y| x + y)
     }
 
     /// `M` and `S`. A row of −∞ alone has `M` = −∞ and NaN for `S`.
-    fn peak_and_sum<T: Chained>(&self, x: &Held<'k, T>) -> (Val<'k, T>, Val<'k, T>) {
+    fn peak_and_sum<T: Compute>(&self, x: &Held<'k, T>) -> (Val<'k, T>, Val<'k, T>) {
         let peak = self.k.var(T::constant(self.k, f64::NEG_INFINITY));
         self.each(|at, slot| peak.set(T::max_nan(peak.get(), x.value(at, slot))));
-        let peak = self.over_team(peak.get(), &|x, y| T::max_nan(x, y));
+        let peak = lanes::over_team(self.k, self.team, self.scratch, peak.get(), &|x, y| T::max_nan(x, y));
         (peak, self.sum(|at, slot| T::exp(x.value(at, slot) - peak)))
     }
 }

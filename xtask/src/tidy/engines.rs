@@ -12,8 +12,7 @@ const SKELETON: &str = "crates/verdigris-engines/src/algorithm.rs";
 /// Where arguments may be given by their place, and why.
 const BY_PLACE: &[(&str, &str)] = &[
     ("conv/small_channels/", "its launches choose how wide their copies are, and with that what their pointers must be multiples of"),
-    ("fuse/conv_epilogue.rs", "the epilogue of conv/small_channels"),
-    ("fuse/epilogue.rs", "the epilogue of conv/small_channels"),
+    ("fuse/epilogue/", "the epilogue of conv/small_channels"),
     ("split_k/filter/small_channels.rs", "the second launch of conv/small_channels"),
 ];
 

@@ -1,39 +1,28 @@
 //! A chain ([`verdigris_graph::Chain`]) compiled into a kernel.
 //!
-//! A [`ChainSpec`] is what shapes code: steps, element types, which views run alike, how they run along the innermost dim, and the size
-//! class of offsets. Extents, strides, windows, factors and attributes are arguments: [`ChainArgs`], which a kernel declares among its
-//! parameters as a [`ChainCode`]. At each point it fetches what the chain loads and runs it:
+//! A [`ChainSpec`] is what shapes code: steps, which views run alike, how they run along the innermost dim, and the size class of offsets.
+//! Extents, strides, windows and the numbers of steps are arguments: [`ChainArgs`], which a kernel declares among its parameters as a
+//! [`ChainCode`]. At each point it fetches what the chain loads and runs it:
 //!
 //! ```text
 //! let fetched = chain.fetch(&index);                    // loads alone, so that those of several points overlap
-//! let values = chain.run(&index, &fetched, None);       // functions and stores
+//! let values = chain.run(&index, &fetched, &[]);       // functions and stores
 //! ```
 //!
 //! With `vector` above 1 a point stands for so many neighbours along the innermost dim, of which the index names the first.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{BinaryOp, Chain, ChainStep, HostScalar, TernaryOp, UnaryOp, Window};
+use verdigris_graph::{Chain, ChainStep, View, Window};
 use verdigris_kir::face::{Kernel, Pointer, Val};
 use verdigris_kir::inst::CvtRound;
 use verdigris_kir::ir::Target;
-use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter};
+use verdigris_kir::params::{Arguments, Parameter};
 use verdigris_tensor::{DType, num};
 
-use super::compute;
-use super::steps::{self, AnyVal, Raw, load_raw, store_raw};
+use super::operand::Walk;
+use super::steps::{self, Code, Numbers, OperandWord, Operands, Step, Steps};
+use super::value::{AnyVal, HostVal, Raw, load_raw, store_raw};
 use crate::layout::space::{Access, Memory, Region, element};
-
-/// How a view runs along the innermost dim.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Walk {
-    /// Neighbours are neighbouring elements.
-    Unit,
-    /// One element serves all.
-    Zero,
-    /// By a stride.
-    Strided,
-}
 
 /// What a load gives outside of its window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -45,28 +34,35 @@ pub(crate) enum Outside {
     Load(u32),
 }
 
-/// One step, as far as it shapes code. `path` numbers the ways in which views run.
+/// A view, as far as it shapes code: its element type, which of the chain's paths it runs along, and for a load with a window what stands
+/// outside.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum StepSpec {
-    /// A load; one with a window has something else to give outside.
-    Load { dtype: DType, path: u32, outside: Option<Outside> },
-    /// What is handed to the chain.
-    Given,
-    /// A factor, fixed or given at execution; it takes the type of what it meets.
-    Scalar,
-    /// A coordinate.
-    Index,
-    /// Attributes are arguments, so they are 0 here.
-    Unary(UnaryOp, u32),
-    /// Likewise.
-    Binary(BinaryOp, u32, u32),
-    /// A function of three.
-    Ternary(TernaryOp, u32, u32, u32),
-    /// Rounding.
-    Round(DType, u32),
-    /// A store.
-    Store { dtype: DType, path: u32, x: u32 },
+pub(crate) struct ViewSpec {
+    pub dtype: DType,
+    pub path: u32,
+    pub outside: Option<Outside>,
+}
+
+impl ViewSpec {
+    /// On the only path, everywhere.
+    pub(crate) fn plain(dtype: DType) -> ViewSpec {
+        ViewSpec { dtype, path: 0, outside: None }
+    }
+}
+
+impl OperandWord for ViewSpec {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn word(&self, written: bool) -> String {
+        let ViewSpec { dtype, path, outside } = self;
+        match outside {
+            None => format!("{dtype}{}{path}", if written { 's' } else { 'l' }),
+            Some(Outside::Fill) => format!("{dtype}w{path}"),
+            Some(Outside::Load(x)) => format!("{dtype}w{path}on{x}"),
+        }
+    }
 }
 
 /// The part of a chain that shapes code.
@@ -78,127 +74,71 @@ pub(crate) struct ChainSpec {
     pub vector: u32,
     /// Offsets of elements fit 32 bits.
     pub narrow: bool,
-    /// How each way runs along the innermost dim.
+    /// The ways in which views run, each once: how along the innermost dim.
     pub paths: Vec<Walk>,
     /// The steps.
-    pub steps: Vec<StepSpec>,
+    pub steps: Vec<Step<ViewSpec>>,
 }
 
 /// The ways in which a chain's views run, each once: strides, and the window of those that have one.
-fn paths(chain: &Chain) -> Vec<(&[u64], Option<&Window>)> {
-    let mut paths: Vec<(&[u64], Option<&Window>)> = Vec::new();
-    for step in &chain.steps {
-        if let Some(path) = path_of(step)
-            && !paths.contains(&path)
-        {
-            paths.push(path);
+fn paths<'p>(steps: &Steps<(&'p View, Option<&'p Window>)>) -> Vec<(&'p [u64], Option<&'p Window>)> {
+    let mut paths = Vec::new();
+    for &(view, window) in steps.operands() {
+        if !paths.contains(&(&view.strides[..], window)) {
+            paths.push((&view.strides[..], window));
         }
     }
     paths
 }
 
-fn path_of(step: &ChainStep) -> Option<(&[u64], Option<&Window>)> {
-    match step {
-        ChainStep::Load { from, window } => Some((&from.strides, window.as_ref())),
-        ChainStep::Store { to, .. } => Some((&to.strides, None)),
-        _ => None,
-    }
-}
-
 impl ChainSpec {
+    /// Steps of which all that load and store run alike, along neighbouring elements.
+    pub(crate) fn plain(rank: usize, vector: u32, steps: Vec<Step<ViewSpec>>) -> ChainSpec {
+        ChainSpec { rank, vector, narrow: true, paths: vec![Walk::Row], steps }
+    }
+
     /// The spec of a chain over `dims` with vectors of `vector` neighbours, which the strides must allow ([`vectors_fit`]).
     pub(crate) fn of(chain: &Chain, dims: &[u64], vector: u32) -> ChainSpec {
-        let ways = paths(chain);
-        let place =
-            |step: &ChainStep| path_of(step).and_then(|path| ways.iter().position(|way| *way == path)).map_or(0, |place| place as u32);
-        let steps = chain.steps.iter().map(|step| match *step {
-            ChainStep::Load { ref from, ref window } => {
-                let outside = window.as_ref().map(|window| window.over.map_or(Outside::Fill, Outside::Load));
-                StepSpec::Load { dtype: from.dtype, path: place(step), outside }
-            }
-            ChainStep::Given => StepSpec::Given,
-            ChainStep::Scalar(_) => StepSpec::Scalar,
-            ChainStep::Index { .. } => StepSpec::Index,
-            ChainStep::Unary { f, x } => StepSpec::Unary(steps::without_attributes(f), x),
-            ChainStep::Binary { f, x, z } => {
-                let f = if let BinaryOp::Backward(f) = f { BinaryOp::Backward(steps::without_attributes(f)) } else { f };
-                StepSpec::Binary(f, x, z)
-            }
-            ChainStep::Ternary { f, x, z, t } => StepSpec::Ternary(f, x, z, t),
-            ChainStep::Round { dtype, x } => StepSpec::Round(dtype, x),
-            ChainStep::Store { x, ref to } => StepSpec::Store { dtype: to.dtype, path: place(step), x },
-        });
-        let walk = |strides: &[u64]| match strides.last() {
-            Some(1) => Walk::Unit,
-            Some(0) | None => Walk::Zero,
-            Some(_) => Walk::Strided,
-        };
+        let steps = Steps::of_chain(chain);
+        let paths = paths(&steps);
         let span = |strides: &[u64]| {
             dims.iter().zip(strides).fold(0u64, |span, (dim, &stride)| span.saturating_add(dim.saturating_sub(1).saturating_mul(stride)))
         };
         ChainSpec {
             rank: dims.len(),
             vector,
-            narrow: ways.iter().all(|(strides, _)| span(strides) < 1 << 31),
-            paths: ways.iter().map(|(strides, _)| walk(strides)).collect(),
-            steps: steps.collect(),
+            narrow: paths.iter().all(|(strides, _)| span(strides) < 1 << 31),
+            paths: paths.iter().map(|(strides, _)| Walk::of(strides.last().copied().unwrap_or(0))).collect(),
+            steps: steps.spec(|&(view, window)| ViewSpec {
+                dtype: view.dtype,
+                path: paths.iter().position(|path| *path == (&view.strides[..], window)).map_or(0, |path| path as u32),
+                outside: window.map(|window| window.over.map_or(Outside::Fill, Outside::Load)),
+            }),
         }
     }
 
     /// The least chip that has the conversions.
     pub(crate) fn target(&self) -> Target {
-        let types = self.steps.iter().filter_map(|step| match *step {
-            StepSpec::Load { dtype, .. } | StepSpec::Round(dtype, _) | StepSpec::Store { dtype, .. } => Some(compute::target_of(dtype)),
-            _ => None,
-        });
-        types.max().unwrap_or(Target::Sm80)
+        steps::target(&self.steps)
     }
 
     /// Steps that compute.
     pub(crate) fn functions(&self) -> usize {
-        let computes = |step: &&StepSpec| matches!(step, StepSpec::Unary(..) | StepSpec::Binary(..) | StepSpec::Ternary(..));
-        self.steps.iter().filter(computes).count()
+        self.steps.iter().filter(|step| step.is_function()).count()
     }
 
     /// The part of a kernel's name that says all of this.
     pub(crate) fn name(&self) -> String {
         let paths: String = (self.paths.iter())
             .map(|walk| match walk {
-                Walk::Unit => 'u',
-                Walk::Zero => 'z',
+                Walk::Row => 'u',
+                Walk::PerRow => 'z',
                 Walk::Strided => 's',
             })
             .collect();
         let size = if self.narrow { "" } else { "w" };
-        let mut words = vec![format!("d{}{size}v{}{paths}", self.rank, self.vector)];
-        words.extend(self.steps.iter().map(|step| match *step {
-            StepSpec::Load { dtype, path, outside } => match outside {
-                None => format!("{dtype}l{path}"),
-                Some(Outside::Fill) => format!("{dtype}w{path}"),
-                Some(Outside::Load(x)) => format!("{dtype}w{path}on{x}"),
-            },
-            StepSpec::Given => "given".to_owned(),
-            StepSpec::Scalar => "factor".to_owned(),
-            StepSpec::Index => "index".to_owned(),
-            StepSpec::Unary(f, x) => format!("{}{x}", f.name()),
-            StepSpec::Binary(BinaryOp::Backward(f), x, z) => format!("d{}{x}_{z}", f.name()),
-            StepSpec::Binary(f, x, z) => format!("{}{x}_{z}", f.name()),
-            StepSpec::Ternary(f, x, z, t) => format!("{}{x}_{z}_{t}", f.name()),
-            StepSpec::Round(dtype, x) => format!("to{dtype}{x}"),
-            StepSpec::Store { dtype, path, x } => format!("{dtype}s{path}of{x}"),
-        }));
-        words.join("_")
-    }
-
-    /// What a load or a store does with memory, and the bytes of one access.
-    fn access(&self, step: &StepSpec) -> Option<Access> {
-        let (dtype, path, written) = match *step {
-            StepSpec::Load { dtype, path, .. } => (dtype, path, false),
-            StepSpec::Store { dtype, path, .. } => (dtype, path, true),
-            _ => return None,
-        };
-        let many = if self.paths[path as usize] == Walk::Unit { self.vector } else { 1 };
-        Some(Access { written, bytes: (many * dtype.bytes() as u32).min(16) })
+        let own = format!("d{}{size}v{}{paths}", self.rank, self.vector);
+        [own].into_iter().chain(steps::names(&self.steps)).collect::<Vec<_>>().join("_")
     }
 
     /// The strides of each path that are parameters: whether they are narrow.
@@ -207,64 +147,57 @@ impl ChainSpec {
         self.paths.iter().map(|&walk| vec![self.narrow; count(walk)]).collect()
     }
 
-    fn shapes(&self) -> Vec<StepShape> {
-        let shape = |step: &StepSpec| {
-            let (window, fill) = match *step {
-                StepSpec::Load { outside: Some(outside), .. } => (self.rank, outside == Outside::Fill),
-                _ => (0, false),
-            };
-            let attributes = match *step {
-                StepSpec::Unary(f, _) => steps::attributes(f).len(),
-                StepSpec::Binary(f, ..) => steps::binary_attributes(f).len(),
-                _ => 0,
-            };
-            let index = (*step == StepSpec::Index).then_some(self.rank);
-            StepShape { memory: self.access(step), window, fill, factor: *step == StepSpec::Scalar, index, attributes }
+    /// Of the steps that load and store.
+    fn views(&self) -> Vec<Option<ViewDecl>> {
+        let decl = |(view, written): (&ViewSpec, bool)| {
+            let many = if self.paths[view.path as usize] == Walk::Row { self.vector } else { 1 };
+            let access = Access { written, bytes: (many * view.dtype.bytes() as u32).min(16) };
+            ViewDecl { access, window: view.outside.map_or(0, |_| self.rank), fill: view.outside == Some(Outside::Fill) }
         };
-        self.steps.iter().map(shape).collect()
+        self.steps.iter().map(|step| step.operand().map(decl)).collect()
+    }
+
+    fn indices(&self) -> Vec<Option<usize>> {
+        self.steps.iter().map(|step| (*step == Step::Index).then_some(self.rank)).collect()
     }
 
     /// What a launch gives for the chain over a part of the space.
     pub(crate) fn args(&self, chain: &Chain, region: &Region) -> ChainArgs {
-        let strides = paths(chain).into_iter().zip(self.strides()).map(|((strides, _), given)| strides[..given.len()].to_vec()).collect();
-        let steps = chain.steps.iter().map(|step| match step {
-            ChainStep::Load { from, window: Some(window) } => {
-                let inside: Vec<(u64, u64)> = (0..self.rank)
-                    .map(|d| {
-                        let end = region.first[d] + u64::from(region.extents[d]);
-                        let low = window.first[d].clamp(region.first[d], end);
-                        (low, window.end[d].clamp(low, end))
-                    })
-                    .collect();
-                let empty = inside.iter().any(|(low, high)| low == high);
-                let at = inside.iter().zip(&window.first).map(|((low, _), first)| if empty { 0 } else { low - first });
-                let bounds = inside.iter().zip(&region.first).map(|((low, high), first)| [low - first, if empty { 0 } else { high - low }]);
-                StepArgs {
-                    memory: Some(element(from, at)),
-                    window: bounds.map(|bounds| bounds.map(|bound| bound as u32)).collect(),
-                    fill: window.over.is_none().then(|| bits(from.dtype, window.fill.0)),
-                    ..StepArgs::default()
-                }
-            }
-            ChainStep::Load { from: view, window: None } | ChainStep::Store { to: view, .. } => {
-                StepArgs { memory: Some(element(view, region.first.iter().copied())), ..StepArgs::default() }
-            }
-            ChainStep::Scalar(factor) => {
-                let factor = match *factor {
-                    HostScalar::Bound(slot) => HostNumber::Bound(slot.0 as usize),
-                    HostScalar::Fixed(value) => HostNumber::Fixed(value.0),
-                };
-                StepArgs { factor: Some(factor), ..StepArgs::default() }
-            }
-            ChainStep::Index { strides } => {
-                let first = strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
-                StepArgs { index: Some(IndexArgs { first, strides: strides.clone() }), ..StepArgs::default() }
-            }
-            ChainStep::Unary { f, .. } => StepArgs { attributes: steps::attributes(*f), ..StepArgs::default() },
-            ChainStep::Binary { f, .. } => StepArgs { attributes: steps::binary_attributes(*f), ..StepArgs::default() },
-            ChainStep::Given | ChainStep::Ternary { .. } | ChainStep::Round { .. } => StepArgs::default(),
-        });
-        ChainArgs { strides, steps: steps.collect() }
+        let steps = Steps::of_chain(chain);
+        let strides = paths(&steps).into_iter().zip(self.strides()).map(|((strides, _), given)| strides[..given.len()].to_vec()).collect();
+        let index = |step: &ChainStep| {
+            let ChainStep::Index { strides } = step else { return None };
+            let first = strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
+            Some(IndexArgs { first, strides: strides.clone() })
+        };
+        ChainArgs {
+            strides,
+            views: steps.steps.iter().map(|step| step.operand().map(|(&(view, window), _)| view_args(view, window, region))).collect(),
+            indices: chain.steps.iter().map(index).collect(),
+            numbers: steps.numbers,
+        }
+    }
+}
+
+/// A view in a region, and what of its window lies there.
+fn view_args(view: &View, window: Option<&Window>, region: &Region) -> ViewArgs {
+    let Some(window) = window else {
+        return ViewArgs { memory: element(view, region.first.iter().copied()), window: Vec::new(), fill: None };
+    };
+    let inside: Vec<(u64, u64)> = (0..region.first.len())
+        .map(|d| {
+            let end = region.first[d] + u64::from(region.extents[d]);
+            let low = window.first[d].clamp(region.first[d], end);
+            (low, window.end[d].clamp(low, end))
+        })
+        .collect();
+    let empty = inside.iter().any(|(low, high)| low == high);
+    let at = inside.iter().zip(&window.first).map(|((low, _), first)| if empty { 0 } else { low - first });
+    let bounds = inside.iter().zip(&region.first).map(|((low, high), first)| [low - first, if empty { 0 } else { high - low }]);
+    ViewArgs {
+        memory: element(view, at),
+        window: bounds.map(|bounds| bounds.map(|bound| bound as u32)).collect(),
+        fill: window.over.is_none().then(|| bits(view.dtype, window.fill.0)),
     }
 }
 
@@ -322,17 +255,25 @@ impl Parameter for Stride<'_> {
     }
 }
 
-/// Which parameters a step has.
+/// What the parameters of a view are made from.
 #[derive(Clone, Copy, Debug)]
-struct StepShape {
-    memory: Option<Access>,
+struct ViewDecl {
+    access: Access,
     /// Dims of its window.
     window: usize,
     fill: bool,
-    factor: bool,
-    /// Dims of a coordinate.
-    index: Option<usize>,
-    attributes: usize,
+}
+
+verdigris_kir::parameters! {
+    /// The parameters of a view.
+    #[derive(Clone, Debug)]
+    struct ViewValues / #[derive(Debug)] ViewArgs of ViewDecl as decl {
+        memory: Memory = decl.access,
+        /// First index and extent of each dim.
+        window: Vec<[u32; 2]> = vec![(); decl.window],
+        /// The bits that stand outside of the window.
+        fill: Option<u64> = decl.fill.then_some(()),
+    }
 }
 
 verdigris_kir::parameters! {
@@ -344,26 +285,13 @@ verdigris_kir::parameters! {
     }
 }
 
-verdigris_kir::parameters! {
-    /// The parameters of a step.
-    #[derive(Clone, Debug)]
-    struct Step / #[derive(Debug, Default)] StepArgs of StepShape as shape {
-        memory: Option<Memory> = shape.memory,
-        /// First index and extent of each dim.
-        window: Vec<[u32; 2]> = vec![(); shape.window],
-        /// The bits that stand outside of the window.
-        fill: Option<u64> = shape.fill.then_some(()),
-        factor: Option<AtExecution<f64>> = shape.factor.then_some(()),
-        index: Option<IndexArgs> = shape.index,
-        attributes: Vec<f64> = vec![(); shape.attributes],
-    }
-}
-
 /// What a launch gives for a chain ([`ChainSpec::args`]): the kernel declares it as a [`ChainCode`].
 #[derive(Debug)]
 pub(crate) struct ChainArgs {
     strides: Vec<Vec<u64>>,
-    steps: Vec<StepArgs>,
+    views: Vec<Option<ViewArgs>>,
+    indices: Vec<Option<IndexArgs>>,
+    numbers: <Numbers as Parameter>::Argument,
 }
 
 impl Parameter for ChainArgs {
@@ -373,13 +301,21 @@ impl Parameter for ChainArgs {
 
     #[track_caller]
     fn declare<'k>(k: Kernel<'k>, _: &'static str, spec: &ChainSpec) -> ChainCode<'k> {
-        let strides = Vec::<Vec<Stride<'_>>>::declare(k, "stride", &spec.strides());
-        ChainCode { k, spec: spec.clone(), strides, steps: Vec::<StepArgs>::declare(k, "step", &spec.shapes()) }
+        ChainCode {
+            k,
+            spec: spec.clone(),
+            strides: Vec::<Vec<Stride<'_>>>::declare(k, "stride", &spec.strides()),
+            views: Vec::<Option<ViewArgs>>::declare(k, "view", &spec.views()),
+            indices: Vec::<Option<IndexArgs>>::declare(k, "index", &spec.indices()),
+            numbers: Numbers::declare(k, "number", &steps::numbers(&spec.steps, true)),
+        }
     }
 
     fn bind(chain: ChainArgs, _: &'static str, spec: &ChainSpec, to: &mut Arguments) {
         Vec::<Vec<Stride<'_>>>::bind(chain.strides, "stride", &spec.strides(), to);
-        Vec::<StepArgs>::bind(chain.steps, "step", &spec.shapes(), to);
+        Vec::<Option<ViewArgs>>::bind(chain.views, "view", &spec.views(), to);
+        Vec::<Option<IndexArgs>>::bind(chain.indices, "index", &spec.indices(), to);
+        Numbers::bind(chain.numbers, "number", &steps::numbers(&spec.steps, true), to);
     }
 }
 
@@ -389,7 +325,10 @@ pub(crate) struct ChainCode<'k> {
     k: Kernel<'k>,
     spec: ChainSpec,
     strides: Vec<Vec<Stride<'k>>>,
-    steps: Vec<Step<'k>>,
+    /// Of the steps that have one.
+    views: Vec<Option<ViewValues<'k>>>,
+    indices: Vec<Option<Index<'k>>>,
+    numbers: Vec<Vec<HostVal<'k>>>,
 }
 
 /// What the loads of a point gave: for each step that is a load, one element or one for each neighbour.
@@ -397,11 +336,11 @@ pub(crate) type Fetched<'k> = Vec<Vec<AnyVal<'k>>>;
 
 impl<'k> ChainCode<'k> {
     /// The distance of a point from a view's first element, in elements.
-    fn offset(&self, path: usize, index: &[Val<'k, u32>]) -> Stride<'k> {
+    fn offset(&self, path: u32, index: &[Val<'k, u32>]) -> Stride<'k> {
         let k = self.k;
-        let walk = self.spec.paths[path];
-        let strides = &self.strides[path];
-        let unit = (walk == Walk::Unit).then(|| index[self.spec.rank - 1]);
+        let walk = self.spec.paths[path as usize];
+        let strides = &self.strides[path as usize];
+        let unit = (walk == Walk::Row).then(|| index[self.spec.rank - 1]);
         if self.spec.narrow {
             let first = unit.unwrap_or(k.constant(0));
             Stride::Narrow(strides.iter().zip(index).fold(first, |sum, (stride, &i)| match stride {
@@ -425,19 +364,17 @@ impl<'k> ChainCode<'k> {
     }
 
     /// Where the neighbours of a point lie: their addresses, all of them or the first.
-    fn places(&self, pointer: Pointer<'k>, path: usize, index: &[Val<'k, u32>], bytes: u32) -> Vec<Val<'k, u64>> {
-        let first = self.address(pointer, self.offset(path, index), bytes);
-        if self.spec.paths[path] != Walk::Strided {
-            return vec![first];
-        }
-        let mut places = vec![first];
-        for _ in 1..self.spec.vector {
-            let next = match self.strides[path].last() {
-                Some(Stride::Narrow(stride)) => places[places.len() - 1] + stride.mul_wide(bytes),
-                Some(Stride::Wide(stride)) => places[places.len() - 1] + (*stride << bytes.trailing_zeros()),
-                None => first,
-            };
-            places.push(next);
+    fn places(&self, pointer: Pointer<'k>, path: u32, index: &[Val<'k, u32>], dtype: DType) -> Vec<Val<'k, u64>> {
+        let bytes = dtype.bytes() as u32;
+        let mut places = vec![self.address(pointer, self.offset(path, index), bytes)];
+        if self.spec.paths[path as usize] == Walk::Strided {
+            for lane in 1..self.spec.vector as usize {
+                places.push(match self.strides[path as usize].last() {
+                    Some(Stride::Narrow(stride)) => places[lane - 1] + stride.mul_wide(bytes),
+                    Some(Stride::Wide(stride)) => places[lane - 1] + (*stride << bytes.trailing_zeros()),
+                    None => places[0],
+                });
+            }
         }
         places
     }
@@ -454,28 +391,25 @@ impl<'k> ChainCode<'k> {
         let k = self.k;
         let at = std::panic::Location::caller();
         k.scope(at, || {
-            let mut fetched: Fetched<'k> = Vec::with_capacity(self.steps.len());
-            for (i, (spec, step)) in self.spec.steps.iter().zip(&self.steps).enumerate() {
-                let next = match (*spec, step.memory) {
-                    (StepSpec::Load { dtype, path, outside }, Some(pointer)) if !without.contains(&i) => {
-                        let path = path as usize;
-                        match outside {
-                            None => self.load(dtype, path, &self.places(pointer, path, index, dtype.bytes() as u32)),
-                            Some(outside) => {
-                                let inner: Vec<Val<'k, u32>> = index.iter().zip(&step.window).map(|(&i, [first, _])| i - *first).collect();
-                                let holds = inner.iter().zip(&step.window).map(|(&i, [_, extent])| i.lt(*extent));
-                                let holds = holds.reduce(|all, one| all & one).unwrap_or(k.constant(true));
-                                let outside = match (outside, step.fill) {
-                                    (Outside::Load(x), _) => fetched[x as usize].clone(),
-                                    (Outside::Fill, fill) => {
-                                        let fill = fill.expect("a window that fills has what it fills with");
-                                        vec![self.raw_of(dtype, fill.low32(), (fill >> 32).low32())]
-                                    }
-                                };
-                                self.load_windowed(dtype, path, pointer, &inner, holds, &outside)
-                            }
+            let mut fetched: Fetched<'k> = Vec::with_capacity(self.views.len());
+            for (i, (step, values)) in self.spec.steps.iter().zip(&self.views).enumerate() {
+                let next = match (step, values) {
+                    (Step::Load(view), Some(values)) if !without.contains(&i) => match view.outside {
+                        None => self.load(view, &self.places(values.memory, view.path, index, view.dtype)),
+                        Some(outside) => {
+                            let inner: Vec<Val<'k, u32>> = index.iter().zip(&values.window).map(|(&i, [first, _])| i - *first).collect();
+                            let holds = inner.iter().zip(&values.window).map(|(&i, [_, extent])| i.lt(*extent));
+                            let holds = holds.reduce(|all, one| all & one).unwrap_or(k.constant(true));
+                            let outside = match (outside, values.fill) {
+                                (Outside::Load(x), _) => fetched[x as usize].clone(),
+                                (Outside::Fill, fill) => {
+                                    let fill = fill.expect("a window that fills has what it fills with");
+                                    vec![self.raw_of(view.dtype, fill.low32(), (fill >> 32).low32())]
+                                }
+                            };
+                            self.load_windowed(view, values.memory, &inner, holds, &outside)
                         }
-                    }
+                    },
                     _ => Vec::new(),
                 };
                 fetched.push(next);
@@ -484,24 +418,23 @@ impl<'k> ChainCode<'k> {
         })
     }
 
-    fn load(&self, dtype: DType, path: usize, places: &[Val<'k, u64>]) -> Vec<AnyVal<'k>> {
-        let many = if self.spec.paths[path] == Walk::Unit { self.spec.vector } else { 1 };
-        let raws = places.iter().flat_map(|&place| load_raw(self.k, dtype, place, many));
-        raws.map(|raw| AnyVal::Stored(dtype, raw)).collect()
+    fn load(&self, view: &ViewSpec, places: &[Val<'k, u64>]) -> Vec<AnyVal<'k>> {
+        let many = if self.spec.paths[view.path as usize] == Walk::Row { self.spec.vector } else { 1 };
+        let raws = places.iter().flat_map(|&place| load_raw(self.k, view.dtype, place, many));
+        raws.map(|raw| AnyVal::Stored(view.dtype, raw)).collect()
     }
 
     /// Loads inside of a window; `outside`: what stands elsewhere, one for all neighbours or one for each.
     fn load_windowed(
         &self,
-        dtype: DType,
-        path: usize,
+        view: &ViewSpec,
         pointer: Pointer<'k>,
         index: &[Val<'k, u32>],
         holds: Val<'k, bool>,
         outside: &[AnyVal<'k>],
     ) -> Vec<AnyVal<'k>> {
         let k = self.k;
-        let repeats = self.spec.paths[path] == Walk::Zero && outside.len() == 1;
+        let repeats = self.spec.paths[view.path as usize] == Walk::PerRow && outside.len() == 1;
         let count = if repeats { 1 } else { self.spec.vector as usize };
         let halves = |value: &AnyVal<'k>| match *value {
             AnyVal::Stored(_, Raw::B8(bits) | Raw::B32(bits)) => (bits, None),
@@ -521,8 +454,7 @@ impl<'k> ChainCode<'k> {
             })
             .collect();
         k.when(holds, || {
-            let places = self.places(pointer, path, index, dtype.bytes() as u32);
-            let loaded = self.load(dtype, path, &places);
+            let loaded = self.load(view, &self.places(pointer, view.path, index, view.dtype));
             for (lane, (low, high)) in elements.iter().enumerate() {
                 let (below, above) = lane_of(&loaded, lane);
                 low.set(below);
@@ -531,7 +463,10 @@ impl<'k> ChainCode<'k> {
                 }
             }
         });
-        elements.iter().map(|(low, high)| self.raw_of(dtype, low.get(), high.as_ref().map_or(k.constant(0), |high| high.get()))).collect()
+        elements
+            .iter()
+            .map(|(low, high)| self.raw_of(view.dtype, low.get(), high.as_ref().map_or(k.constant(0), |high| high.get())))
+            .collect()
     }
 
     /// An element of its low and high 32 bits.
@@ -548,77 +483,52 @@ impl<'k> ChainCode<'k> {
     /// Runs the chain at a point: functions and stores. Returns the value of each step, for each neighbour.
     #[track_caller]
     pub(crate) fn run(&self, index: &[Val<'k, u32>], fetched: &Fetched<'k>, given: &[AnyVal<'k>]) -> Vec<Vec<AnyVal<'k>>> {
-        let k = self.k;
-        let at = std::panic::Location::caller();
-        k.scope(at, || {
-            let lanes = self.spec.vector as usize;
-            let mut values: Vec<Vec<AnyVal<'k>>> = Vec::with_capacity(self.steps.len());
-            for (i, (spec, step)) in self.spec.steps.iter().zip(&self.steps).enumerate() {
-                let of = |x: u32, lane: usize| -> AnyVal<'k> {
-                    let all = &values[x as usize];
-                    all[lane.min(all.len() - 1)]
-                };
-                let doubled =
-                    |operands: &[u32]| operands.iter().any(|&x| matches!(of(x, 0), AnyVal::F64(_) | AnyVal::Stored(DType::F64, _)));
-                // A factor takes the type of what it meets.
-                let operand = |x: u32, lane: usize, all: &[u32]| match self.steps[x as usize].factor {
-                    Some(factor) => {
-                        let others: Vec<u32> = all.iter().copied().filter(|&other| self.steps[other as usize].factor.is_none()).collect();
-                        if doubled(&others) { AnyVal::F64(factor) } else { AnyVal::F32(factor.convert(CvtRound::Nearest)) }
-                    }
-                    None => of(x, lane),
-                };
-                let each = |f: &dyn Fn(usize) -> AnyVal<'k>| (0..lanes).map(f).collect::<Vec<_>>();
-                let next = match *spec {
-                    StepSpec::Load { .. } => fetched[i].clone(),
-                    StepSpec::Given => given.to_vec(),
-                    StepSpec::Scalar => step.factor.map(AnyVal::F64).into_iter().collect(),
-                    StepSpec::Index => {
-                        let Index { first, strides } = step.index.as_ref().expect("a coordinate has strides");
-                        let at = index.iter().zip(strides).fold(*first, |sum, (&i, &stride)| sum + i.widen() * stride);
-                        each(&|lane| {
-                            let here = match (lane, strides.last()) {
-                                (0, _) | (_, None) => at,
-                                (lane, Some(&stride)) => at + stride * (lane as u64),
-                            };
-                            AnyVal::I64(here.bitcast())
-                        })
-                    }
-                    StepSpec::Unary(f, x) => each(&|lane| steps::unary(k, f, operand(x, lane, &[x]), &step.attributes)),
-                    StepSpec::Binary(f, x, z) => {
-                        let all = [x, z];
-                        each(&|lane| steps::binary(k, f, operand(x, lane, &all), operand(z, lane, &all), &step.attributes))
-                    }
-                    StepSpec::Ternary(f, x, z, t) => {
-                        let all = [x, z, t];
-                        each(&|lane| steps::ternary(k, f, operand(x, lane, &all), operand(z, lane, &all), operand(t, lane, &all)))
-                    }
-                    StepSpec::Round(dtype, x) => each(&|lane| operand(x, lane, &[x]).rounded(k, dtype)),
-                    StepSpec::Store { dtype, path, x } => {
-                        let pointer = step.memory.expect("a store has memory");
-                        let raws: Vec<Raw<'k>> = (0..lanes).map(|lane| operand(x, lane, &[x]).encoded(k, dtype)).collect();
-                        let places = self.places(pointer, path as usize, index, dtype.bytes() as u32);
-                        if self.spec.paths[path as usize] == Walk::Unit {
-                            store_raw(k, places[0], &raws);
-                        } else {
-                            places.iter().zip(&raws).for_each(|(&place, raw)| store_raw(k, place, &[*raw]));
-                        }
-                        Vec::new()
-                    }
-                };
-                values.push(next);
-            }
-            values
-        })
+        let code = Code { steps: &self.spec.steps, numbers: &self.numbers, computed: None, lanes: self.spec.vector as usize };
+        self.k.scope(std::panic::Location::caller(), || code.run(self.k, given, &AtPoint { chain: self, index, fetched }))
     }
 
     /// The address of an element of a load at a point, for kernels that load by themselves.
     pub(crate) fn load_address(&self, step: usize, index: &[Val<'k, u32>]) -> Option<(DType, Val<'k, u64>)> {
-        match (self.spec.steps[step], self.steps[step].memory) {
-            (StepSpec::Load { dtype, path, outside: None }, Some(pointer)) => {
-                Some((dtype, self.address(pointer, self.offset(path as usize, index), dtype.bytes() as u32)))
+        match (&self.spec.steps[step], &self.views[step]) {
+            (Step::Load(ViewSpec { dtype, path, outside: None }), Some(values)) => {
+                Some((*dtype, self.address(values.memory, self.offset(*path, index), dtype.bytes() as u32)))
             }
             _ => None,
+        }
+    }
+}
+
+/// A chain's operands at a point.
+struct AtPoint<'p, 'k> {
+    chain: &'p ChainCode<'k>,
+    index: &'p [Val<'k, u32>],
+    fetched: &'p Fetched<'k>,
+}
+
+impl<'k> Operands<'k, ViewSpec> for AtPoint<'_, 'k> {
+    fn load(&self, step: usize, _: &ViewSpec) -> Vec<AnyVal<'k>> {
+        self.fetched[step].clone()
+    }
+
+    fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
+        let Index { first, strides } = self.chain.indices[step].as_ref().expect("a coordinate has strides");
+        let at = self.index.iter().zip(strides).fold(*first, |sum, (&i, &stride)| sum + i.widen() * stride);
+        let lane = |lane: u32| match strides.last() {
+            Some(&stride) if lane > 0 => at + stride * u64::from(lane),
+            _ => at,
+        };
+        (0..self.chain.spec.vector).map(|i| AnyVal::I64(lane(i).bitcast())).collect()
+    }
+
+    fn store(&self, step: usize, to: &ViewSpec, values: &[AnyVal<'k>]) {
+        let (k, spec) = (self.chain.k, &self.chain.spec);
+        let memory = self.chain.views[step].as_ref().expect("a store has memory").memory;
+        let raws: Vec<Raw<'k>> = values.iter().map(|value| value.encoded(k, to.dtype)).collect();
+        let places = self.chain.places(memory, to.path, self.index, to.dtype);
+        if spec.paths[to.path as usize] == Walk::Row {
+            store_raw(k, places[0], &raws);
+        } else {
+            places.iter().zip(&raws).for_each(|(&place, raw)| store_raw(k, place, &[*raw]));
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Stored elements and the types that kernels compute in.
+//! The types that kernels compute in, and stored elements as their values.
 //!
 //! Storage is data ([`DType`]); what a kernel computes in is one of the few [`Compute`] types, chosen where an element is loaded.
 //! Loads are exact but for integers wider than the compute type's significand; stores round to nearest even, saturating in fp8 and integers.
 
-use verdigris_graph::UnaryOp;
 use verdigris_kir::face::{Bf16, Comparable, F16, F16x2, FloatScalar, Kernel, Val};
 use verdigris_kir::inst::{Cache, CvtRound, Packed};
 use verdigris_kir::ir::Target;
 use verdigris_tensor::DType;
 
-/// A type that epilogues and plain loops compute in: `f32` or `f64`.
+use super::angle;
+
+/// A type that functions are computed in: `f32` or `f64`.
 pub trait Compute: FloatScalar + Comparable {
     /// Its element type.
     const DTYPE: DType;
@@ -40,6 +41,32 @@ pub trait Compute: FloatScalar + Comparable {
 
     /// Coefficients of `P` in `erfc(z) = t · P(t) · e^(−z²)`, `t = 1 / (1 + 0.3·z)`, `z ≥ 0`, highest power first.
     const ERFC: &'static [f64];
+
+    /// `√x`, correctly rounded.
+    fn sqrt(x: Val<'_, Self>) -> Val<'_, Self>;
+
+    /// `1 / √x`.
+    fn rsqrt(x: Val<'_, Self>) -> Val<'_, Self>;
+
+    /// `x / y`, correctly rounded.
+    fn quotient<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self>;
+
+    /// `eˣ`, with results below the normal range, and infinity for infinity.
+    fn exp_whole(x: Val<'_, Self>) -> Val<'_, Self>;
+
+    /// `m` and `e` with `x = m · 2ᵉ` and `m` about 1 (2/3 to 4/3), of a positive finite `x`.
+    fn split_exponent(x: Val<'_, Self>) -> (Val<'_, Self>, Val<'_, Self>);
+
+    /// Whether the sign bit is set.
+    fn is_negative(x: Val<'_, Self>) -> Val<'_, bool>;
+
+    /// `x − n · π/2` and `n mod 4`, with `n` the nearest integer; of a finite `x`.
+    fn reduce_angle(x: Val<'_, Self>) -> (Val<'_, Self>, Val<'_, u32>);
+
+    /// ln 2 in two parts, the first with zeros at its end.
+    const LN_2: [f64; 2];
+    /// Terms of series in which each term is at most 1/25 of the one before.
+    const TERMS: usize;
 
     /// The larger, NaN if either is.
     fn max_nan<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self> {
@@ -118,6 +145,50 @@ impl Compute for f32 {
     fn min_nan<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
         x.min_nan(y)
     }
+
+    fn sqrt(x: Val<'_, f32>) -> Val<'_, f32> {
+        x.sqrt()
+    }
+
+    fn rsqrt(x: Val<'_, f32>) -> Val<'_, f32> {
+        x.rsqrt()
+    }
+
+    fn quotient<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
+        x.div(y)
+    }
+
+    fn exp_whole(x: Val<'_, f32>) -> Val<'_, f32> {
+        // log₂ e in two parts; 2ˣ as the square of its root, whose exponent leaves room on both sides.
+        const LOW: f32 = (std::f64::consts::LOG2_E - std::f32::consts::LOG2_E as f64) as f32;
+        let k = x.kernel();
+        let x = x.max_nan(-200.0).min_nan(200.0);
+        let scaled = x * std::f32::consts::LOG2_E;
+        let lost = k.fma(x, LOW, k.fma(x, std::f32::consts::LOG2_E, -scaled));
+        let root = (scaled * 0.5).exp2();
+        k.fma(lost * std::f32::consts::LN_2, root, root) * root
+    }
+
+    fn split_exponent(x: Val<'_, f32>) -> (Val<'_, f32>, Val<'_, f32>) {
+        let k = x.kernel();
+        let small = x.lt(f32::MIN_POSITIVE);
+        let bits = k.select(small, x * 16_777_216.0, x).bitcast::<u32>();
+        let exponent = (bits - (2.0f32 / 3.0).to_bits()) & 0xff80_0000u32;
+        let e = (exponent.signed() >> 23).to_f32();
+        ((bits - exponent).bitcast(), k.select(small, e - 24.0, e))
+    }
+
+    fn is_negative(x: Val<'_, f32>) -> Val<'_, bool> {
+        x.bitcast::<i32>().lt(0)
+    }
+
+    fn reduce_angle(x: Val<'_, f32>) -> (Val<'_, f32>, Val<'_, u32>) {
+        let (rest, quadrant) = angle::reduce(x.convert(CvtRound::None), f64::from(1u32 << 30), 2);
+        (rest.convert(CvtRound::Nearest), quadrant)
+    }
+
+    const LN_2: [f64; 2] = [0.693_359_375, -2.121_944_400_547_137_7e-4];
+    const TERMS: usize = 6;
 }
 
 impl Compute for f64 {
@@ -153,18 +224,11 @@ impl Compute for f64 {
 
     fn exp(x: Val<'_, f64>) -> Val<'_, f64> {
         // eˣ = 2ⁿ · eʳ with |r| ≤ ln 2 / 2; ln 2 in two parts, the first with zeros at its end, so that n·high is exact.
-        const LN_2_HIGH: f64 = f64::from_bits(0x3FE6_2E42_FEE0_0000);
-        const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+        let [high, low] = Self::LN_2;
         let k = x.kernel();
         let n = (x * std::f64::consts::LOG2_E).convert::<f64>(CvtRound::IntNearest);
-        let r = k.fma(n, -LN_2_LOW, k.fma(n, -LN_2_HIGH, x));
-        let mut factorial = 1.0;
-        let mut coefficients = vec![1.0];
-        for i in 1..=13 {
-            factorial *= f64::from(i);
-            coefficients.push(1.0 / factorial);
-        }
-        coefficients.reverse();
+        let r = k.fma(n, -low, k.fma(n, -high, x));
+        let coefficients: Vec<f64> = (0..=13).rev().map(|i| 1.0 / factorial(i)).collect();
         let power = polynomial(r, &coefficients);
         let exponent = n.convert::<i32>(CvtRound::IntNearest) + 1023;
         let scale: Val<'_, f64> = k.join32(0u32, exponent.unsigned() << 20).bitcast();
@@ -195,10 +259,52 @@ impl Compute for f64 {
         0.1692655336010273,
         0.16925660084299754,
     ];
+
+    fn sqrt(x: Val<'_, f64>) -> Val<'_, f64> {
+        x.sqrt()
+    }
+
+    fn rsqrt(x: Val<'_, f64>) -> Val<'_, f64> {
+        let one = x.kernel().constant(1.0f64);
+        one.div(x.sqrt())
+    }
+
+    fn quotient<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
+        x.div(y)
+    }
+
+    fn exp_whole(x: Val<'_, f64>) -> Val<'_, f64> {
+        let k = x.kernel();
+        let x = Self::min_nan(Self::max_nan(x, k.constant(-1400.0)), k.constant(1400.0));
+        // The square of the root of eˣ.
+        let root = <f64 as Compute>::exp(x * 0.5);
+        root * root
+    }
+
+    fn split_exponent(x: Val<'_, f64>) -> (Val<'_, f64>, Val<'_, f64>) {
+        let k = x.kernel();
+        let small = x.lt(f64::MIN_POSITIVE);
+        let (low, high) = k.split32(k.select(small, x * f64::from(1u32 << 30) * f64::from(1u32 << 30), x).bitcast::<u64>());
+        let exponent = (high - ((2.0f64 / 3.0).to_bits() >> 32) as u32) & 0xfff0_0000u32;
+        let e = (exponent.signed() >> 20).convert::<f64>(CvtRound::Nearest);
+        (k.join32(low, high - exponent).bitcast(), k.select(small, e - 60.0, e))
+    }
+
+    fn is_negative(x: Val<'_, f64>) -> Val<'_, bool> {
+        x.bitcast::<i64>().lt(0)
+    }
+
+    fn reduce_angle(x: Val<'_, f64>) -> (Val<'_, f64>, Val<'_, u32>) {
+        // With 30 zeros at the end of its first part, n · π/2 is exact that far; beyond 2¹⁷ all bits are taken.
+        angle::reduce(x, f64::from(1u32 << 17), 16)
+    }
+
+    const LN_2: [f64; 2] = [f64::from_bits(0x3FE6_2E42_FEE0_0000), 1.908_214_929_270_587_7e-10];
+    const TERMS: usize = 12;
 }
 
 /// Horner's rule, highest power first.
-pub(crate) fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
+pub(super) fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
     let k = x.kernel();
     let mut sum = T::constant(k, coefficients[0]);
     for &coefficient in &coefficients[1..] {
@@ -207,45 +313,8 @@ pub(crate) fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) ->
     sum
 }
 
-/// `1 / (1 + e^−x)`.
-pub(crate) fn sigmoid<'k, T: Compute>(x: Val<'k, T>) -> Val<'k, T> {
-    let one = T::constant(x.kernel(), 1.0);
-    T::divide(one, one + T::exp(-x))
-}
-
-/// A function of one value, the attributes of which (slope, or lower and upper bound) are `attributes`.
-pub fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, attributes: &[Val<'k, T>]) -> Val<'k, T> {
-    let k = x.kernel();
-    let number = |value| T::constant(k, value);
-    match f {
-        UnaryOp::Identity => x,
-        UnaryOp::Neg => -x,
-        UnaryOp::Abs => x.abs(),
-        UnaryOp::Relu => T::max_nan(x, number(0.0)),
-        UnaryOp::LeakyRelu { .. } => k.select(x.gt(number(0.0)), x, x * attributes[0]),
-        UnaryOp::Clamp { .. } => T::min_nan(T::max_nan(x, attributes[0]), attributes[1]),
-        UnaryOp::GeluErf => {
-            // Both halves of the bell from erfc of a positive number, so that the thin one loses nothing to 1 − erf.
-            let z = x.abs() * number(std::f64::consts::FRAC_1_SQRT_2);
-            let t = T::divide(number(1.0), k.fma(z, number(0.3), number(1.0)));
-            let tail = polynomial(t, T::ERFC) * t * T::exp(-(z * z)) * number(0.5);
-            x * k.select(x.lt(number(0.0)), tail, number(1.0) - tail)
-        }
-        UnaryOp::GeluTanh => {
-            // (1 + tanh u) / 2 = sigmoid(2u).
-            let cubic = k.fma(x * x, x * number(0.044715), x);
-            x * sigmoid(cubic * number(2.0 * (2.0 / std::f64::consts::PI).sqrt()))
-        }
-        UnaryOp::Silu => x * sigmoid(x),
-        UnaryOp::Sigmoid => sigmoid(x),
-        UnaryOp::Tanh => {
-            let e = T::exp(x.abs() * number(-2.0));
-            let size = T::divide(number(1.0) - e, number(1.0) + e);
-            k.select(x.lt(number(0.0)), -size, size)
-        }
-        // `GemmProblem::canonical` is the gate.
-        other => unreachable!("`{}` is no epilogue step", other.name()),
-    }
+pub(super) fn factorial(n: usize) -> f64 {
+    (1..=n).map(|i| i as f64).product()
 }
 
 /// The least chip that can convert a stored type: fp8 needs the conversions of sm_89.
@@ -253,7 +322,12 @@ pub fn target_of(dtype: DType) -> Target {
     if dtype.is_fp8() { Target::Sm89 } else { Target::Sm80 }
 }
 
-fn fp8(dtype: DType) -> Packed {
+/// The same of all of these types.
+pub(crate) fn target_of_all(dtypes: impl IntoIterator<Item = DType>) -> Target {
+    dtypes.into_iter().map(target_of).max().unwrap_or(Target::Sm80)
+}
+
+pub(super) fn fp8(dtype: DType) -> Packed {
     if dtype == DType::E4m3 { Packed::E4m3x2 } else { Packed::E5m2x2 }
 }
 

@@ -41,6 +41,26 @@ pub(crate) fn over_cta<'k, T: Scalar>(
     whole
 }
 
+/// Over the threads that have one row: one thread, a warp, or with `scratch` the CTA; every thread of the team gets the result.
+pub(crate) fn over_team<'k, T: Scalar>(
+    k: Kernel<'k>,
+    team: u32,
+    scratch: Option<SharedPiece<'k>>,
+    value: Val<'k, T>,
+    combine: &impl Fn(Val<'k, T>, Val<'k, T>) -> Val<'k, T>,
+) -> Val<'k, T> {
+    match (team, scratch) {
+        (1, _) => value,
+        (_, Some(scratch)) => over_cta(k, scratch, team / 32, value, combine),
+        (_, None) => over_warp(k, value, combine),
+    }
+}
+
+/// The shared memory that [`over_cta`] needs, if the team is more than a warp.
+pub(crate) fn team_scratch<'k, T: Scalar>(k: Kernel<'k>, team: u32) -> Option<SharedPiece<'k>> {
+    (team > 32).then(|| k.shared("warps", scratch_bytes(team / 32, T::TY.bytes()), 16))
+}
+
 /// The shared memory that [`over_cta`] needs.
 pub(crate) const fn scratch_bytes(warps: u32, bytes: u32) -> u32 {
     warps * bytes

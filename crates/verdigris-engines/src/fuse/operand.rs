@@ -1,128 +1,182 @@
-//! Parameters of an epilogue's or a prologue's steps: numbers from the host, and operands in memory.
+//! Operands of an epilogue's or a prologue's steps: how they lie, and their parameters.
 
-use verdigris_kir::face::{Kernel, Pointer, Val};
-use verdigris_kir::params::{Arguments, AtExecution, HostNumber, Parameter, Read, Write};
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{Channels, Matrix, Slot, Tensor, View};
 use verdigris_kir::program::Address;
+use verdigris_tensor::DType;
 
-use super::compute::Compute;
-use super::epilogue::{OperandSpec, Walk};
-use crate::layout::batch::BatchStridesBytes;
+use super::steps::OperandWord;
+use crate::layout::batch::{BatchStridesBytes, Chunk, DIMS};
+use crate::layout::space::{Access, Memory};
 
-/// A number from the host, in the type that an epilogue computes in.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum HostVal<'k> {
-    Single(Val<'k, f32>),
-    Double(Val<'k, f64>),
+/// How an operand runs along the innermost index: columns, channels, the last dim of a space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Walk {
+    /// Neighbours are neighbouring elements.
+    Row,
+    /// One element serves all.
+    PerRow,
+    /// By a stride.
+    Strided,
 }
 
-impl<'k> HostVal<'k> {
-    pub(super) fn get<T: Compute>(self) -> Val<'k, T> {
-        match self {
-            HostVal::Single(value) => T::from_f32(value),
-            HostVal::Double(value) => T::from_f64(value),
+impl Walk {
+    /// That of a stride.
+    pub(super) fn of(stride: u64) -> Walk {
+        match stride {
+            1 => Walk::Row,
+            0 => Walk::PerRow,
+            _ => Walk::Strided,
         }
     }
 }
 
-/// A factor from the host, fixed or given at execution. The spec is whether the epilogue computes in f64.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Factor {}
+/// An operand, as far as it shapes code.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct OperandSpec {
+    /// Element type.
+    pub dtype: DType,
+    /// How it lies; rows have strides of their own (0 for a bias over columns).
+    pub walk: Walk,
+}
 
-impl Parameter for Factor {
-    type Spec = bool;
-    type Value<'k> = HostVal<'k>;
-    type Argument = HostNumber;
-
-    #[track_caller]
-    fn declare<'k>(k: Kernel<'k>, name: &'static str, double: &bool) -> HostVal<'k> {
-        match double {
-            true => HostVal::Double(AtExecution::<f64>::declare(k, name, &())),
-            false => HostVal::Single(AtExecution::<f32>::declare(k, name, &())),
-        }
-    }
-
-    fn bind(argument: HostNumber, name: &'static str, double: &bool, to: &mut Arguments) {
-        match double {
-            true => AtExecution::<f64>::bind(argument, name, &(), to),
-            false => AtExecution::<f32>::bind(argument, name, &(), to),
-        }
+impl OperandSpec {
+    /// The class that serves any strides.
+    pub fn strided(dtype: DType) -> OperandSpec {
+        OperandSpec { dtype, walk: Walk::Strided }
     }
 }
 
-/// An attribute of a function, given in f64. The spec is whether the epilogue computes in f64.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Attribute {}
-
-impl Parameter for Attribute {
-    type Spec = bool;
-    type Value<'k> = HostVal<'k>;
-    type Argument = f64;
-
-    #[track_caller]
-    fn declare<'k>(k: Kernel<'k>, name: &'static str, double: &bool) -> HostVal<'k> {
-        let value = f64::declare(k, name, &());
-        if *double { HostVal::Double(value) } else { HostVal::Single(f32::from_f64(value)) }
+impl OperandWord for OperandSpec {
+    fn dtype(&self) -> DType {
+        self.dtype
     }
 
-    fn bind(argument: f64, name: &'static str, _: &bool, to: &mut Arguments) {
-        f64::bind(argument, name, &(), to);
+    fn word(&self, written: bool) -> String {
+        let walk = match self.walk {
+            Walk::Row => "",
+            Walk::PerRow => "p",
+            Walk::Strided => "s",
+        };
+        format!("{}{}{walk}", if written { "aux" } else { "" }, self.dtype)
     }
 }
 
+/// What operands are, and with that how many strides their rows have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Access {
-    Read,
-    Write,
-}
-
-/// What operands are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Layout {
+pub(crate) enum Layout {
     /// Matrices in a batch: a row has one stride.
     Matrices,
     /// Tensors: rows are pixels, which have four strides, of the first dim and the three spatial ones; the second dim (channels) is the columns.
     Tensors,
     /// Vectors over channels.
     Channels,
+    /// Views over a space of so many dims, all of which are rows'.
+    Space(usize),
+}
+
+/// Where an operand of a problem lies; strides in elements.
+#[derive(Clone, Debug)]
+pub(super) struct Strides {
+    slot: Slot,
+    dtype: DType,
+    rows: Vec<u64>,
+    columns: u64,
+    batch: Vec<u64>,
+    /// Where a launch begins, and its strides over the batch in bytes, if it has one.
+    first: Address,
+    launch_batch: Option<[u64; DIMS]>,
+}
+
+impl Strides {
+    fn new(slot: Slot, dtype: DType, rows: Vec<u64>, columns: u64) -> Strides {
+        let first = Address::buffer(slot.0 as usize);
+        Strides { slot, dtype, rows, columns, batch: Vec::new(), first, launch_batch: None }
+    }
+
+    pub(super) fn spec(&self) -> OperandSpec {
+        OperandSpec { dtype: self.dtype, walk: Walk::of(self.columns) }
+    }
+
+    /// Of a launch that begins elsewhere than the buffer does.
+    pub(super) fn at(self, first: Address) -> Strides {
+        Strides { first, ..self }
+    }
+
+    /// Of a launch over a part of a batch, from `(row, column)` of its matrices on.
+    pub(super) fn of_part(matrix: &Matrix, chunk: &Chunk, row: u64, column: u64) -> Strides {
+        let launch_batch = Some(chunk.strides_bytes(matrix));
+        Strides { launch_batch, ..Strides::from(matrix).at(chunk.address(matrix, row, column)) }
+    }
+
+    /// Whether two neighbouring columns, of which the first is even, are one access, provided that the buffer is aligned to two elements.
+    pub(super) fn takes_pairs(&self) -> bool {
+        match self.spec().walk {
+            Walk::Row => self.rows.iter().chain(&self.batch).all(|stride| stride.is_multiple_of(2)),
+            // One element for two columns: no pair access.
+            Walk::PerRow => true,
+            Walk::Strided => false,
+        }
+    }
+
+    /// What a launch gives where the spec says `spec`.
+    pub(super) fn arguments(&self, spec: OperandSpec) -> OperandArgs {
+        let bytes = self.dtype.bytes() as u64;
+        OperandArgs {
+            operand: self.first,
+            row_strides: self.rows.iter().map(|stride| stride * bytes).collect(),
+            column_stride: (spec.walk == Walk::Strided).then_some(self.columns * bytes),
+            batch: self.launch_batch,
+        }
+    }
+
+    /// The slot, and the bytes that `many` elements take.
+    pub(super) fn alignment(&self, many: u64) -> (Slot, u64) {
+        (self.slot, many * self.dtype.bytes() as u64)
+    }
+}
+
+impl From<&Matrix> for Strides {
+    fn from(matrix: &Matrix) -> Strides {
+        let Matrix { slot, dtype, row_stride, column_stride, ref batch_strides } = *matrix;
+        Strides { batch: batch_strides.clone(), ..Strides::new(slot, dtype, vec![row_stride], column_stride) }
+    }
+}
+
+impl From<&Tensor> for Strides {
+    fn from(tensor: &Tensor) -> Strides {
+        let [first, channel, depth, height, width] = tensor.strides;
+        Strides::new(tensor.slot, tensor.dtype, vec![first, depth, height, width], channel)
+    }
+}
+
+impl From<&Channels> for Strides {
+    fn from(vector: &Channels) -> Strides {
+        Strides::new(vector.slot, vector.dtype, Vec::new(), vector.stride)
+    }
+}
+
+impl From<&View> for Strides {
+    fn from(view: &View) -> Strides {
+        Strides::new(view.slot, view.dtype, view.strides.clone(), 0)
+    }
 }
 
 /// What the parameters of one operand are made from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OperandDecl {
+pub(crate) struct OperandDecl {
     pub(super) spec: OperandSpec,
     pub(super) layout: Layout,
     pub(super) pairs: bool,
-    pub(super) access: Access,
-}
-
-/// Memory that is read or written. The spec says which, and the alignment in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Accessed {}
-
-impl Parameter for Accessed {
-    type Spec = (Access, u32);
-    type Value<'k> = Pointer<'k>;
-    type Argument = Address;
-
-    #[track_caller]
-    fn declare<'k>(k: Kernel<'k>, name: &'static str, (access, alignment_bytes): &(Access, u32)) -> Pointer<'k> {
-        // What is read may also be D's buffer, so loads never take the read-only path.
-        match access {
-            Access::Read => Read::declare(k, name, alignment_bytes),
-            Access::Write => Write::declare(k, name, alignment_bytes),
-        }
-    }
-
-    fn bind(argument: Address, name: &'static str, (_, alignment_bytes): &(Access, u32), to: &mut Arguments) {
-        Read::bind(argument, name, alignment_bytes, to);
-    }
+    pub(super) written: bool,
 }
 
 verdigris_kir::parameters! {
-    /// Parameters of one operand; strides in bytes.
+    /// Parameters of one operand; strides in bytes. What is read may also be D's buffer, so loads never take the read-only path.
     #[derive(Clone, Debug)]
-    pub(super) struct Operand / #[derive(Clone, Debug)] OperandArgs of OperandDecl as decl {
-        pub(super) operand: Accessed = (decl.access, decl.alignment_bytes()),
+    pub(crate) struct Operand / #[derive(Clone, Debug)] OperandArgs of OperandDecl as decl {
+        pub(super) operand: Memory = Access { written: decl.written, bytes: decl.alignment_bytes() },
         pub(super) row_strides: Vec<u64> = vec![(); decl.row_strides()],
         pub(super) column_stride: Option<u64> = (decl.spec.walk == Walk::Strided).then_some(()),
         pub(super) batch: Option<BatchStridesBytes> = (decl.layout == Layout::Matrices).then_some(()),
@@ -141,6 +195,7 @@ impl OperandDecl {
             Layout::Matrices => 1,
             Layout::Tensors => 4,
             Layout::Channels => 0,
+            Layout::Space(rank) => rank,
         }
     }
 }

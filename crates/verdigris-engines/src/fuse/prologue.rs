@@ -2,42 +2,37 @@
 //!
 //! ```text
 //! v = x[n, c, i]
-//! for step in steps: v = step(v)      vectors over channels, activations, factors, rounding
+//! run the steps from v on                          vectors over channels, activations, factors, rounding
 //! v rounded to the type that x is stored as
 //! ```
 //!
-//! The arithmetic of a step is that of an epilogue.
-
-use std::marker::PhantomData;
+//! They are those of an epilogue whose operands are vectors over channels, placed at a channel.
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::{Channels, ConvProblem};
+use verdigris_graph::ConvProblem;
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::ir::Target;
 use verdigris_kir::params::{Arguments, Parameter};
-use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
-use super::epilogue::{OperandSpec, Step, StepArgs, StepDecl, StepSpec};
-use super::operand::{Layout, Operand, OperandArgs};
+use super::epilogue::{Epilogue, EpilogueArgs, EpilogueDecl, EpilogueSpec, OperandSpec};
+use super::operand::Layout;
+use super::steps::{self, Step, Steps};
 
 /// The part of a prologue that shapes code.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(crate) struct PrologueSpec {
     /// The type of what is read, and of what comes out.
     dtype: DType,
-    steps: Vec<StepSpec>,
+    steps: Vec<Step<OperandSpec>>,
 }
 
 impl PrologueSpec {
     /// The spec of a problem's prologue.
     pub(crate) fn of(problem: &ConvProblem) -> PrologueSpec {
-        let operand = |vector: &Channels| OperandSpec::strided(vector.dtype);
-        PrologueSpec {
-            dtype: problem.activations().dtype,
-            steps: problem.prologue.iter().map(|step| StepSpec::of(step, operand)).collect(),
-        }
+        let steps = Steps::of_value(&problem.prologue).spec(|vector| OperandSpec::strided(vector.dtype));
+        PrologueSpec { dtype: problem.activations().dtype, steps }
     }
 
     /// No steps.
@@ -52,80 +47,60 @@ impl PrologueSpec {
 
     /// The least chip that has the conversions.
     pub(crate) fn target(&self) -> Target {
-        self.steps.iter().map(StepSpec::target).max().unwrap_or(Target::Sm80)
+        steps::target(&self.steps)
     }
 
     /// The part of a kernel's name that says all of this, with a `_` in front; nothing for no steps.
     pub(crate) fn name(&self) -> String {
-        let steps: String = self.steps.iter().map(|step| format!("_{}", step.name())).collect();
+        let steps: String = steps::names(&self.steps).map(|step| format!("_{step}")).collect();
         if steps.is_empty() { steps } else { format!("_pre{steps}") }
     }
 
+    fn epilogue(&self, double: bool) -> EpilogueSpec {
+        EpilogueSpec { double, steps: self.steps.clone(), stores_d: false, ..EpilogueSpec::plain(OperandSpec::strided(self.dtype)) }
+    }
+
     /// The declaration of its parameters, computing in f64 or in f32: the spec of [`PrologueArgs`].
-    pub(crate) fn over_channels(&self, double: bool) -> PrologueDecl {
-        PrologueDecl { spec: self.clone(), double }
+    pub(crate) fn over_channels(&self, double: bool) -> EpilogueDecl {
+        EpilogueDecl { spec: self.epilogue(double), layout: Layout::Channels }
     }
 
     /// The arguments of [`PrologueSpec::over_channels`].
     pub(crate) fn arguments(&self, problem: &ConvProblem) -> PrologueArgs {
-        let vector = |_: OperandSpec, vector: &Channels| OperandArgs {
-            operand: Address::buffer(vector.slot.0 as usize),
-            row_strides: Vec::new(),
-            column_stride: Some(vector.stride * vector.dtype.bytes() as u64),
-            batch: None,
-        };
-        PrologueArgs(self.steps.iter().zip(&problem.prologue).map(|(spec, step)| spec.arguments(step, &vector)).collect())
+        PrologueArgs(Box::new(self.epilogue(false).arguments_of_steps(&problem.prologue, None, |vector| vector.into())))
     }
 }
 
-/// What the parameters of a prologue are made from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct PrologueDecl {
-    spec: PrologueSpec,
-    double: bool,
-}
-
-impl PrologueDecl {
-    fn steps(&self) -> Vec<StepDecl> {
-        let steps = self.spec.steps.iter();
-        steps.map(|&step| StepDecl { step, layout: Layout::Channels, pairs: false, double: self.double }).collect()
-    }
-}
-
-/// The arguments of a prologue, as a parameter: [`Prologue`] in the kernel.
+/// The arguments of a prologue, as a parameter: [`Prologue`] in the kernel. Most of what an epilogue's have room for is not there.
 #[derive(Clone, Debug)]
-pub(crate) struct PrologueArgs(Vec<StepArgs>);
+pub(crate) struct PrologueArgs(Box<EpilogueArgs>);
 
 impl Parameter for PrologueArgs {
-    type Spec = PrologueDecl;
+    type Spec = EpilogueDecl;
     type Value<'k> = Prologue<'k>;
     type Argument = PrologueArgs;
 
     #[track_caller]
-    fn declare<'k>(k: Kernel<'k>, name: &'static str, decl: &PrologueDecl) -> Prologue<'k> {
-        Prologue { k, decl: decl.clone(), steps: Vec::<StepArgs>::declare(k, name, &decl.steps()), computed: PhantomData }
+    fn declare<'k>(k: Kernel<'k>, name: &'static str, decl: &EpilogueDecl) -> Prologue<'k> {
+        Prologue { dtype: decl.spec.d.dtype, steps: EpilogueArgs::declare(k, name, decl) }
     }
 
-    fn bind(argument: PrologueArgs, name: &'static str, decl: &PrologueDecl, to: &mut Arguments) {
-        Vec::<StepArgs>::bind(argument.0, name, &decl.steps(), to);
+    fn bind(argument: PrologueArgs, name: &'static str, decl: &EpilogueDecl, to: &mut Arguments) {
+        EpilogueArgs::bind(*argument.0, name, decl, to);
     }
 }
 
 /// A declared prologue that computes in `T`.
 #[derive(Clone, Debug)]
 pub(crate) struct Prologue<'k, T: Compute = f32> {
-    k: Kernel<'k>,
-    decl: PrologueDecl,
-    steps: Vec<Step<'k>>,
-    computed: PhantomData<fn() -> T>,
+    dtype: DType,
+    steps: Epilogue<'k, T>,
 }
 
 impl<'k> Prologue<'k> {
     /// The same in the type that it computes in, which its declaration says.
     pub(crate) fn of<T: Compute>(self) -> Prologue<'k, T> {
-        debug_assert_eq!(self.decl.double, T::DTYPE == DType::F64, "the compute type is the declaration's");
-        let Prologue { k, decl, steps, .. } = self;
-        Prologue { k, decl, steps, computed: PhantomData }
+        Prologue { dtype: self.dtype, steps: self.steps.of() }
     }
 }
 
@@ -133,17 +108,7 @@ impl<'k, T: Compute> Prologue<'k, T> {
     /// What an activation of a channel becomes. Reads the channel's vectors.
     #[track_caller]
     pub(crate) fn apply(&self, value: Val<'k, T>, channel: Val<'k, u32>) -> Val<'k, T> {
-        let k = self.k;
-        k.scope(std::panic::Location::caller(), || {
-            let load = |spec: OperandSpec, vector: &Operand<'k>| {
-                let stride = vector.column_stride.expect("a vector over channels has one");
-                [compute::load(k, spec.dtype, vector.operand.address() + channel.widen() * stride, 0)]
-            };
-            let PrologueSpec { dtype, steps } = &self.decl.spec;
-            // A prologue stores nothing; the problem is checked for it.
-            let [value] =
-                steps.iter().zip(&self.steps).fold([value], |values, (spec, step)| step.apply(spec, k, values, load, |_, _, _| {}));
-            compute::round_to(k, *dtype, value)
-        })
+        let k = value.kernel();
+        k.scope(std::panic::Location::caller(), || compute::round_to(k, self.dtype, self.steps.at_channel(channel).apply(value, 0)))
     }
 }

@@ -1,66 +1,29 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::Val;
 use verdigris_kir::inst::CvtRound;
-use verdigris_kir::params::{Arguments, Parameter};
-use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
-use super::steps::{AnyVal, Chained, Raw, load_raw, store_raw};
-use crate::layout::space::{Access, Memory, element};
+use super::compute::Compute;
+use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
+use super::value::{AnyVal, Raw, load_raw, store_raw};
+use crate::layout::space::element;
 
-/// An operand over a space, by strides: the kernel gets a [`Strided`].
-#[derive(Clone, Debug)]
-pub(crate) struct Operand {
-    first: Address,
-    strides_bytes: Vec<u64>,
+/// The declaration of an operand over `rank` dims.
+pub(crate) fn declaration(dtype: DType, rank: usize, written: bool) -> OperandDecl {
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), pairs: false, written }
 }
 
-impl Operand {
-    /// From an index on.
-    pub(crate) fn of(view: &View, first: &[u64]) -> Operand {
-        let bytes = view.dtype.bytes() as u64;
-        let strides_bytes = view.strides.iter().map(|stride| stride * bytes).collect();
-        Operand { first: element(view, first.iter().copied()), strides_bytes }
-    }
+/// Those of operands of these types, of which the last `outputs` are written.
+pub(crate) fn declarations(types: &[DType], rank: usize, outputs: usize) -> Vec<OperandDecl> {
+    types.iter().enumerate().map(|(i, &dtype)| declaration(dtype, rank, i + outputs >= types.len())).collect()
 }
 
-/// What shapes an operand in a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OperandSpec {
-    pub dtype: DType,
-    /// Dims of the space.
-    pub rank: usize,
-    pub written: bool,
-}
-
-impl OperandSpec {
-    /// Operands of these types, of which the last `outputs` are written.
-    pub(crate) fn list(types: &[DType], rank: usize, outputs: usize) -> Vec<OperandSpec> {
-        types.iter().enumerate().map(|(i, &dtype)| OperandSpec { dtype, rank, written: i + outputs >= types.len() }).collect()
-    }
-
-    fn access(&self) -> Access {
-        Access { written: self.written, bytes: self.dtype.bytes() as u32 }
-    }
-}
-
-impl Parameter for Operand {
-    type Spec = OperandSpec;
-    type Value<'k> = Strided<'k>;
-    type Argument = Operand;
-
-    #[track_caller]
-    fn declare<'k>(k: Kernel<'k>, name: &'static str, spec: &OperandSpec) -> Strided<'k> {
-        let address = Memory::declare(k, name, &spec.access()).address();
-        Strided { dtype: spec.dtype, address, strides_bytes: Vec::<u64>::declare(k, name, &vec![(); spec.rank]) }
-    }
-
-    fn bind(operand: Operand, name: &'static str, spec: &OperandSpec, to: &mut Arguments) {
-        Memory::bind(operand.first, name, &spec.access(), to);
-        Vec::<u64>::bind(operand.strides_bytes, name, &vec![(); spec.rank], to);
-    }
+/// The argument for an operand from an index on.
+pub(crate) fn argument(view: &View, first: &[u64]) -> OperandArgs {
+    let strides = Strides::from(view).at(element(view, first.iter().copied()));
+    strides.arguments(strides.spec())
 }
 
 /// An operand in a kernel, or what is left of one at an index of its first dims.
@@ -72,6 +35,16 @@ pub(crate) struct Strided<'k> {
 }
 
 impl<'k> Strided<'k> {
+    /// A declared operand.
+    pub(crate) fn new(dtype: DType, operand: Operand<'k>) -> Self {
+        Strided { dtype, address: operand.operand.address(), strides_bytes: operand.row_strides }
+    }
+
+    /// Declared operands of these types.
+    pub(crate) fn all(dtypes: &[DType], operands: Vec<Operand<'k>>) -> Vec<Self> {
+        dtypes.iter().zip(operands).map(|(&dtype, operand)| Strided::new(dtype, operand)).collect()
+    }
+
     fn address(&self, index: &[Val<'k, u32>]) -> Val<'k, u64> {
         self.strides_bytes.iter().zip(index).fold(self.address, |address, (&stride, &i)| address + i.widen() * stride)
     }
@@ -88,7 +61,7 @@ impl<'k> Strided<'k> {
     }
 
     /// The element at an index; dims that it leaves out are at 0.
-    pub(crate) fn load<T: Chained>(&self, index: &[Val<'k, u32>]) -> Val<'k, T> {
+    pub(crate) fn load<T: Compute>(&self, index: &[Val<'k, u32>]) -> Val<'k, T> {
         AnyVal::Stored(self.dtype, self.raw(index)).get(self.address.kernel())
     }
 

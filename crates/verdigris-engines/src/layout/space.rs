@@ -64,6 +64,18 @@ pub(crate) fn element(view: &View, index: impl IntoIterator<Item = u64>) -> Addr
     Address { base: Base::Buffer(view.slot.0 as usize), offset_bytes: elements * view.dtype.bytes() as u64 }
 }
 
+/// Bytes that cross the memory bus for a view over a space, whose neighbours along the last dim an access takes together; where `apart`, each
+/// costs a sector of 32 bytes.
+pub(crate) fn traffic_bytes(view: &View, dims: &[u64], apart: bool) -> f64 {
+    let elements: f64 = dims.iter().zip(&view.strides).filter(|(_, stride)| **stride > 0).map(|(&dim, _)| dim as f64).product();
+    elements * if apart { 32.0 } else { view.dtype.bytes() as f64 }
+}
+
+/// Whether neighbours along the last dim do not touch.
+pub(crate) fn is_apart(view: &View) -> bool {
+    view.strides.last().is_some_and(|&stride| stride > 1)
+}
+
 // ---- parameters --------------------------------------------------------------------------------------------------------
 
 /// The extents of a space, by which the number of a point becomes its index. The spec is the number of dims; all extents are given.

@@ -3,7 +3,7 @@
 use verdigris_kir::face::Val;
 use verdigris_kir::params::Divide;
 
-use crate::fuse::conv_epilogue::Pixel;
+use crate::fuse::epilogue::Pixel;
 use crate::layout::space::divisor;
 
 /// A box of images, depths, heights and widths.

@@ -1,0 +1,328 @@
+//! An epilogue in a kernel: placed at an element of the result, applied to sums from there to the right.
+
+use std::marker::PhantomData;
+use std::panic::Location;
+
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_tensor::DType;
+
+use super::{EpilogueSpec, Values};
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::operand::{Operand, OperandSpec, Walk};
+use crate::fuse::steps::{Code, Operands};
+use crate::fuse::value::AnyVal;
+use crate::layout::batch::Indices;
+
+/// An element of a tensor but for its channel: its first index (n, of a filter gradient k), depth, height and width.
+pub(crate) type Pixel<'k> = [Val<'k, u32>; 4];
+
+/// A declared epilogue that computes in `T`.
+#[derive(Clone, Debug)]
+pub struct Epilogue<'k, T: Compute = f32> {
+    k: Kernel<'k>,
+    spec: EpilogueSpec,
+    values: Values<'k>,
+    computed: PhantomData<fn() -> T>,
+}
+
+impl<'k> Epilogue<'k> {
+    pub(super) fn new(k: Kernel<'k>, spec: EpilogueSpec, values: Values<'k>) -> Self {
+        Epilogue { k, spec, values, computed: PhantomData }
+    }
+
+    /// The same in the type that it computes in: f64 exactly where [`EpilogueSpec::double`] says so.
+    pub fn of<T: Compute>(self) -> Epilogue<'k, T> {
+        debug_assert_eq!(self.spec.double, T::DTYPE == DType::F64, "the compute type is the spec's");
+        let Epilogue { k, spec, values, .. } = self;
+        Epilogue { k, spec, values, computed: PhantomData }
+    }
+}
+
+impl<'k, T: Compute> Epilogue<'k, T> {
+    /// C, the operands of the steps, and D.
+    fn operands(&self) -> impl Iterator<Item = (OperandSpec, &Operand<'k>)> {
+        let Values { c, operands, d, .. } = &self.values;
+        let specs = self.spec.steps.iter().filter_map(|step| step.operand()).map(|(spec, _)| *spec);
+        self.spec.c.zip(c.as_ref()).into_iter().chain(specs.zip(operands)).chain(d.iter().map(|d| (self.spec.d, d)))
+    }
+
+    /// The same epilogue with its pair forms, for a branch in which an argument says that all operands lie in whole pairs: the spec then
+    /// declares single elements, and the program the alignment of pairs where it takes the branch.
+    pub fn paired(&self) -> Epilogue<'k, T> {
+        let mut paired = self.clone();
+        paired.spec.pairs = true;
+        paired
+    }
+
+    /// Whether two neighbouring columns may be accessed at once.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.spec.pairs
+    }
+
+    /// Places it at a column of rows that start at `starts`, one for each operand.
+    pub(super) fn place(
+        &self,
+        alpha: Option<Val<'k, T>>,
+        starts: impl Iterator<Item = Val<'k, u64>>,
+        column: Val<'k, u32>,
+    ) -> Place<'_, 'k, T> {
+        let address = |((spec, operand), row_start): ((OperandSpec, &Operand<'k>), Val<'k, u64>)| match (spec.walk, operand.column_stride) {
+            (Walk::Row, _) => row_start + column.mul_wide(spec.dtype.bytes() as u32),
+            (Walk::Strided, Some(stride)) => row_start + column.widen() * stride,
+            _ => row_start,
+        };
+        Place { epilogue: self, alpha, addresses: self.operands().zip(starts).map(address).collect() }
+    }
+
+    /// The epilogue of one matrix of the batch. Reads the scale factors.
+    #[track_caller]
+    pub fn begin(&self, indices: Indices<'k>) -> MatrixEpilogue<'_, 'k, T> {
+        let at = Location::caller();
+        self.k.scope(at, || {
+            let alpha = self.values.alpha.map(|alpha| {
+                let scales = self.values.scales.iter();
+                scales.fold(alpha.get(), |alpha, scale| alpha * T::from_f32(self.k.ld_global::<f32>(scale.address(), 0)))
+            });
+            let matrix = |(_, operand): (OperandSpec, &Operand<'k>)| match operand.batch {
+                Some(batch) => batch.matrix(operand.operand, indices),
+                None => operand.operand.address(),
+            };
+            let matrices = self.operands().map(matrix).collect();
+            MatrixEpilogue { epilogue: self, alpha, matrices }
+        })
+    }
+
+    /// Places an epilogue over tensors at a channel of a pixel.
+    #[track_caller]
+    pub(crate) fn at_pixel(&self, pixel: Pixel<'k>, channel: Val<'k, u32>) -> Place<'_, 'k, T> {
+        let at = Location::caller();
+        let start = |(_, operand): (OperandSpec, &Operand<'k>)| {
+            let strides = operand.row_strides.iter();
+            pixel.into_iter().zip(strides).fold(operand.operand.address(), |address, (index, &stride)| address + index.widen() * stride)
+        };
+        channel.kernel().scope(at, || self.place(None, self.operands().map(start), channel))
+    }
+
+    /// Places an epilogue over vectors at a channel.
+    pub(in crate::fuse) fn at_channel(&self, channel: Val<'k, u32>) -> Place<'_, 'k, T> {
+        self.place(None, self.operands().map(|(_, vector)| vector.operand.address()), channel)
+    }
+
+    /// The distance to the pixel `pixels` further along the width, or before.
+    #[track_caller]
+    pub(crate) fn width_step(&self, pixels: Val<'k, i32>) -> PixelStep<'k> {
+        self.step(pixels, 3)
+    }
+
+    /// The distance to the pixel `pixels` further along the height, or before.
+    #[track_caller]
+    pub(crate) fn height_step(&self, pixels: Val<'k, i32>) -> PixelStep<'k> {
+        self.step(pixels, 2)
+    }
+
+    #[track_caller]
+    fn step(&self, pixels: Val<'k, i32>, index: usize) -> PixelStep<'k> {
+        let at = Location::caller();
+        let bytes = |(_, operand): (OperandSpec, &Operand<'k>)| pixels.widen().unsigned() * operand.row_strides[index];
+        pixels.kernel().scope(at, || PixelStep(self.operands().map(bytes).collect()))
+    }
+}
+
+/// How far an epilogue's operands are from one pixel to another of the same plane.
+#[derive(Clone, Debug)]
+pub(crate) struct PixelStep<'k>(Vec<Val<'k, u64>>);
+
+/// An epilogue at one matrix of the batch.
+#[derive(Clone, Debug)]
+pub struct MatrixEpilogue<'e, 'k, T: Compute> {
+    epilogue: &'e Epilogue<'k, T>,
+    alpha: Option<Val<'k, T>>,
+    matrices: Vec<Val<'k, u64>>,
+}
+
+impl<'e, 'k, T: Compute> MatrixEpilogue<'e, 'k, T> {
+    /// Places the epilogue at `(row, column)`; the addresses of all operands are computed here.
+    #[track_caller]
+    pub fn at(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> Place<'e, 'k, T> {
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || {
+            let start =
+                |((_, operand), &matrix): ((OperandSpec, &Operand<'k>), &Val<'k, u64>)| matrix + row.widen() * operand.row_strides[0];
+            let starts = self.epilogue.operands().zip(&self.matrices).map(start);
+            self.epilogue.place(self.alpha, starts, column)
+        })
+    }
+}
+
+/// An epilogue at one element, from which it reaches to the right.
+#[derive(Clone, Debug)]
+pub struct Place<'e, 'k, T: Compute> {
+    epilogue: &'e Epilogue<'k, T>,
+    alpha: Option<Val<'k, T>>,
+    addresses: Vec<Val<'k, u64>>,
+}
+
+impl<'k, T: Compute> Place<'_, 'k, T> {
+    /// Address and offset of operand `index`, `right` columns further on.
+    fn reach(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32) -> (Val<'k, u64>, i64) {
+        let address = self.addresses[index];
+        match (spec.walk, operand.column_stride) {
+            (Walk::Row, _) => (address, i64::from(right) * spec.dtype.bytes() as i64),
+            (Walk::Strided, Some(stride)) if right > 0 => (address + stride * u64::from(right), 0),
+            _ => (address, 0),
+        }
+    }
+
+    /// The same channel of the pixel that is a step further; one addition an operand.
+    #[track_caller]
+    pub(crate) fn along(mut self, step: &PixelStep<'k>) -> Self {
+        self.addresses.iter_mut().zip(&step.0).for_each(|(address, &bytes)| *address = *address + bytes);
+        self
+    }
+
+    /// One element for all of `lanes` neighbours, or one for each.
+    fn load(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32, lanes: u32) -> Vec<Val<'k, T>> {
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
+        match (spec.walk, lanes) {
+            (Walk::Row, 2) => {
+                let (address, offset) = self.reach(index, spec, operand, right);
+                compute::load_pair(k, dtype, address, offset).to_vec()
+            }
+            (walk, _) => (0..if walk == Walk::PerRow { 1 } else { lanes })
+                .map(|lane| {
+                    let (address, offset) = self.reach(index, spec, operand, right + lane);
+                    compute::load(k, dtype, address, offset)
+                })
+                .collect(),
+        }
+    }
+
+    fn write(&self, index: usize, spec: OperandSpec, operand: &Operand<'k>, right: u32, values: &[Val<'k, T>]) {
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
+        if let (Walk::Row, &[low, high]) = (spec.walk, values) {
+            let (address, offset) = self.reach(index, spec, operand, right);
+            compute::store_pair(k, dtype, address, offset, [low, high]);
+            return;
+        }
+        for (lane, &value) in (0..).zip(values) {
+            let (address, offset) = self.reach(index, spec, operand, right + lane);
+            compute::store(k, dtype, address, offset, value);
+        }
+    }
+
+    fn run<const N: usize>(&self, sums: [Val<'k, T>; N], right: u32) -> [Val<'k, T>; N] {
+        let k = self.epilogue.k;
+        let mut values = sums;
+        if let Some(alpha) = self.alpha {
+            values = values.map(|sum| sum * alpha);
+        }
+        let EpilogueSpec { c, ref steps, .. } = self.epilogue.spec;
+        let Values { beta, c: c_values, numbers, .. } = &self.epilogue.values;
+        if let (Some(beta), Some(spec), Some(operand)) = (beta, c, c_values) {
+            let beta = beta.get::<T>();
+            let with_c = values.map(|value| k.var(value));
+            k.when(beta.ne(T::constant(k, 0.0)), || {
+                let c = self.load(0, spec, operand, right, N as u32);
+                for (value, &c) in with_c.into_iter().zip(c.iter().cycle()) {
+                    value.set(k.fma(beta, c, value));
+                }
+            });
+            values = with_c.map(|value| value.get());
+        }
+        let code = Code { steps, numbers, computed: Some(T::DTYPE), lanes: N };
+        let all = code.run(k, &values.map(AnyVal::of), &ToTheRight { place: self, right, lanes: N as u32 });
+        // Loads and stores are never the last that gives a value.
+        match all.iter().rfind(|value| !value.is_empty()) {
+            Some(last) => std::array::from_fn(|lane| last[lane].get(k)),
+            None => values,
+        }
+    }
+
+    /// The result for a finished sum, `right` columns to the right of the place. Loads and stores what the chain says, but not D.
+    #[track_caller]
+    pub fn apply(&self, sum: Val<'k, T>, right: u32) -> Val<'k, T> {
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || self.run([sum], right)[0])
+    }
+
+    /// The same for two neighbouring columns, of which the first is even.
+    #[track_caller]
+    pub fn apply_pair(&self, sums: [Val<'k, T>; 2], right: u32) -> [Val<'k, T>; 2] {
+        assert!(self.epilogue.spec.pairs, "pairs need strides of whole pairs");
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || self.run(sums, right))
+    }
+
+    fn d(&self) -> Option<(usize, OperandSpec, &Operand<'k>)> {
+        self.epilogue.values.d.as_ref().map(|d| (self.addresses.len() - 1, self.epilogue.spec.d, d))
+    }
+
+    /// Rounds and stores an element of D. Where the spec says that D is stored by other means, there is nothing to store to: a panic.
+    #[track_caller]
+    pub fn store(&self, value: Val<'k, T>, right: u32) {
+        let (index, spec, d) = self.d().expect("the spec stores D");
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || self.write(index, spec, d, right, &[value]));
+    }
+
+    /// Rounds and stores two neighbouring elements of D, of which the first is in an even column.
+    #[track_caller]
+    pub fn store_pair(&self, values: [Val<'k, T>; 2], right: u32) {
+        assert!(self.epilogue.spec.pairs, "pairs need strides of whole pairs");
+        let (index, spec, d) = self.d().expect("the spec stores D");
+        let at = Location::caller();
+        self.epilogue.k.scope(at, || self.write(index, spec, d, right, &values));
+    }
+
+    /// Rounds and stores eight neighbouring elements of D at once. The caller knows that they are neighbours in memory, whatever the spec says,
+    /// that each eight begins at a multiple of 16 bytes, and that D is of a 16-bit float or f32.
+    #[track_caller]
+    pub fn store_eight(&self, values: [Val<'k, T>; 8], right: u32) {
+        let (index, spec, _) = self.d().expect("the spec stores D");
+        let at = Location::caller();
+        let (k, dtype) = (self.epilogue.k, spec.dtype);
+        k.scope(at, || compute::store_eight(k, dtype, self.addresses[index], i64::from(right) * dtype.bytes() as i64, values));
+    }
+
+    /// Stores an exact integer sum.
+    #[track_caller]
+    pub fn store_exact(&self, sum: Val<'k, i32>, right: u32) {
+        let (index, spec, d) = self.d().expect("the spec stores D");
+        let (address, offset) = self.reach(index, spec, d, right);
+        self.epilogue.k.st_global(address, offset, sum);
+    }
+}
+
+/// The operands of steps at elements to the right of a place.
+#[derive(Clone, Copy)]
+struct ToTheRight<'p, 'e, 'k, T: Compute> {
+    place: &'p Place<'e, 'k, T>,
+    right: u32,
+    lanes: u32,
+}
+
+impl<'p, 'k, T: Compute> ToTheRight<'p, '_, 'k, T> {
+    /// The operand of a step, and its number among all.
+    fn operand(&self, step: usize) -> (usize, &'p Operand<'k>) {
+        let Epilogue { spec, values, .. } = self.place.epilogue;
+        let number = spec.steps[..step].iter().filter(|step| step.operand().is_some()).count();
+        (usize::from(spec.c.is_some()) + number, &values.operands[number])
+    }
+}
+
+impl<'k, T: Compute> Operands<'k, OperandSpec> for ToTheRight<'_, '_, 'k, T> {
+    fn load(&self, step: usize, from: &OperandSpec) -> Vec<AnyVal<'k>> {
+        let (index, operand) = self.operand(step);
+        self.place.load(index, *from, operand, self.right, self.lanes).into_iter().map(AnyVal::of).collect()
+    }
+
+    fn index(&self, step: usize) -> Vec<AnyVal<'k>> {
+        unreachable!("step {step}: an epilogue has no coordinates")
+    }
+
+    fn store(&self, step: usize, to: &OperandSpec, values: &[AnyVal<'k>]) {
+        let (index, operand) = self.operand(step);
+        let values: Vec<_> = values.iter().map(|value| value.get(self.place.epilogue.k)).collect();
+        self.place.write(index, *to, operand, self.right, &values);
+    }
+}

@@ -1,0 +1,214 @@
+//! The functions of the pointwise language, each once: all steps of maps, prologues, epilogues and reductions are computed here.
+
+use verdigris_graph::{BinaryOp, Real, TernaryOp, UnaryOp};
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::inst::CvtRound;
+
+use super::compute::Compute;
+use super::math::{self, sigmoid};
+
+/// The attributes of a function, in the order in which [`unary`] takes them.
+fn attributes_mut(f: &mut UnaryOp) -> Vec<&mut Real> {
+    match f {
+        UnaryOp::LeakyRelu { slope } => vec![slope],
+        UnaryOp::Clamp { lower, upper } => vec![lower, upper],
+        UnaryOp::ClippedRelu { lower, upper, slope } => vec![lower, upper, slope],
+        UnaryOp::Elu { alpha } => vec![alpha],
+        UnaryOp::Softplus { beta } | UnaryOp::Swish { beta } => vec![beta],
+        UnaryOp::Affine { scale, shift } => vec![scale, shift],
+        _ => Vec::new(),
+    }
+}
+
+/// The function as far as it shapes code, and its attributes.
+pub(super) fn parted(mut f: UnaryOp) -> (UnaryOp, Vec<f64>) {
+    let attributes = attributes_mut(&mut f).into_iter().map(|attribute| std::mem::replace(&mut attribute.0, 0.0)).collect();
+    (f, attributes)
+}
+
+fn truth<'k, T: Compute>(condition: Val<'k, bool>, k: Kernel<'k>) -> Val<'k, T> {
+    k.select(condition, T::constant(k, 1.0), T::constant(k, 0.0))
+}
+
+/// `f(x)`; `a` are the attributes of the function.
+pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+    let k = x.kernel();
+    let number = |value| T::constant(k, value);
+    let (zero, one) = (number(0.0), number(1.0));
+    match f {
+        UnaryOp::Identity => x,
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Relu => T::max_nan(x, zero),
+        UnaryOp::LeakyRelu { .. } => k.select(x.gt(zero), x, x * a[0]),
+        UnaryOp::Clamp { .. } => T::min_nan(T::max_nan(x, a[0]), a[1]),
+        UnaryOp::GeluErf => {
+            // Both halves of the bell from erfc of a positive number, so that the thin one loses nothing to 1 − erf.
+            let z = x.abs() * number(std::f64::consts::FRAC_1_SQRT_2);
+            let tail = math::erfc_positive(z) * number(0.5);
+            x * k.select(x.lt(zero), tail, one - tail)
+        }
+        UnaryOp::GeluTanh => {
+            // (1 + tanh u) / 2 = sigmoid(2u).
+            let cubic = k.fma(x * x, x * number(0.044715), x);
+            x * sigmoid(cubic * number(2.0 * (2.0 / std::f64::consts::PI).sqrt()))
+        }
+        UnaryOp::Silu => x * sigmoid(x),
+        UnaryOp::Sigmoid => sigmoid(x),
+        UnaryOp::Tanh => {
+            let e = T::exp(x.abs() * number(-2.0));
+            let size = T::divide(one - e, one + e);
+            k.select(x.lt(zero), -size, size)
+        }
+        UnaryOp::ClippedRelu { .. } => {
+            let low = k.fma(a[2], x - a[0], a[0]);
+            k.select(x.le(a[0]), low, T::min_nan(x, a[1]))
+        }
+        UnaryOp::Elu { .. } => k.select(x.gt(zero), x, a[0] * math::exp_m1(x)),
+        UnaryOp::Softplus { .. } => T::quotient(math::softplus(x * a[0]), a[0]),
+        UnaryOp::Swish { .. } => x * sigmoid(x * a[0]),
+        UnaryOp::HardSwish => x * hard_sigmoid(k, x),
+        UnaryOp::HardSigmoid => hard_sigmoid(k, x),
+        UnaryOp::Mish => x * mish_gate(k, x),
+        UnaryOp::Exp => T::exp_whole(x),
+        UnaryOp::Log => math::log(x),
+        UnaryOp::Sqrt => T::sqrt(x),
+        UnaryOp::Rsqrt => T::rsqrt(x),
+        UnaryOp::Reciprocal => T::quotient(one, x),
+        UnaryOp::Erf => math::erf(x),
+        UnaryOp::Sin => math::sin_cos(x)[0],
+        UnaryOp::Cos => math::sin_cos(x)[1],
+        UnaryOp::Tan => math::tan(x),
+        UnaryOp::Ceil => x.convert(CvtRound::IntUp),
+        UnaryOp::Floor => x.convert(CvtRound::IntDown),
+        UnaryOp::Round => x.convert(CvtRound::IntNearest),
+        UnaryOp::Sign => {
+            let sign = k.select(x.gt(zero), one, k.select(x.lt(zero), number(-1.0), zero));
+            k.select(x.ne(x), x, sign)
+        }
+        UnaryOp::Not => truth(x.eq(zero), k),
+        UnaryOp::IsFinite => truth(x.abs().lt(number(f64::INFINITY)), k),
+        UnaryOp::IsNan => truth(x.ne(x), k),
+        UnaryOp::Affine { .. } => k.fma(a[0], x, a[1]),
+    }
+}
+
+fn hard_sigmoid<'k, T: Compute>(k: Kernel<'k>, x: Val<'k, T>) -> Val<'k, T> {
+    let number = |value| T::constant(k, value);
+    T::quotient(T::min_nan(T::max_nan(x + number(3.0), number(0.0)), number(6.0)), number(6.0))
+}
+
+/// `tanh(ln(1 + eˣ))` = `n / (n + 2)` with `n = e · (e + 2)`.
+fn mish_gate<'k, T: Compute>(k: Kernel<'k>, x: Val<'k, T>) -> Val<'k, T> {
+    let number = |value| T::constant(k, value);
+    let e = T::exp(T::min_nan(x, number(20.0)));
+    let n = e * (e + number(2.0));
+    let gate = T::quotient(n, n + number(2.0));
+    // Beyond, it is 1 to all digits of either type.
+    k.select(x.gt(number(20.0)), number(1.0), gate)
+}
+
+/// `f′(x)` of an activation.
+fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+    let number = |value| T::constant(k, value);
+    let (zero, one, two) = (number(0.0), number(1.0), number(2.0));
+    // Far out a gate's derivative is 0 or 1 to all digits; nearer, no intermediate overflows.
+    let within = |limit: f64| T::min_nan(T::max_nan(x, number(-limit)), number(limit));
+    let gated = |u: Val<'k, T>| {
+        let s = sigmoid(u);
+        k.fma(u * s, one - s, s)
+    };
+    let inside = |lower: Val<'k, T>, upper: Val<'k, T>, value: Val<'k, T>| k.select(x.gt(lower) & x.lt(upper), value, zero);
+    let result = match f {
+        UnaryOp::Relu => truth(x.gt(zero), k),
+        UnaryOp::LeakyRelu { .. } => k.select(x.gt(zero), one, a[0]),
+        UnaryOp::Clamp { .. } => inside(a[0], a[1], one),
+        UnaryOp::ClippedRelu { .. } => k.select(x.le(a[0]), a[2], truth(x.lt(a[1]), k)),
+        UnaryOp::GeluErf => {
+            let x = within(60.0);
+            let tail = math::erfc_positive(x.abs() * number(std::f64::consts::FRAC_1_SQRT_2)) * number(0.5);
+            let below = k.select(x.lt(zero), tail, one - tail);
+            let density = T::exp(x * x * number(-0.5)) * number(1.0 / (2.0 * std::f64::consts::PI).sqrt());
+            k.fma(x, density, below)
+        }
+        UnaryOp::GeluTanh => {
+            let x = within(40.0);
+            let root = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+            let s = sigmoid(k.fma(x * x, x * number(0.044715), x) * number(root));
+            let inner = k.fma(x * x, number(3.0 * 0.044715 * root), number(root));
+            k.fma(x * inner * s, one - s, s)
+        }
+        UnaryOp::Silu => gated(within(1e4)),
+        UnaryOp::Swish { .. } => gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
+        UnaryOp::Sigmoid => {
+            let e = T::exp(-x.abs());
+            T::quotient(e, (one + e) * (one + e))
+        }
+        UnaryOp::Tanh => {
+            let e = T::exp(x.abs() * number(-2.0));
+            T::quotient(e * number(4.0), (one + e) * (one + e))
+        }
+        UnaryOp::Elu { .. } => k.select(x.gt(zero), one, a[0] * T::exp(x)),
+        UnaryOp::Softplus { .. } => sigmoid(x * a[0]),
+        UnaryOp::HardSwish => {
+            let middle = T::quotient(k.fma(x, two, number(3.0)), number(6.0));
+            k.select(x.ge(number(3.0)), one, inside(number(-3.0), number(3.0), middle))
+        }
+        UnaryOp::HardSigmoid => inside(number(-3.0), number(3.0), number(1.0 / 6.0)),
+        UnaryOp::Mish => {
+            let x = within(40.0);
+            let e = T::exp(T::min_nan(x, number(20.0)));
+            let n = e * (e + two);
+            // 1 − gate² = 4 (n + 1) / (n + 2)².
+            let bend = T::quotient(T::quotient(number(4.0) * (n + one), n + two), n + two);
+            k.fma(x * sigmoid(x), bend, mish_gate(k, x))
+        }
+        // `BinaryOp::check` is the gate.
+        other => unreachable!("`{}` is no activation", other.name()),
+    };
+    k.select(x.ne(x), x, result)
+}
+
+/// `f(x, z)`; `a` are the attributes of an activation whose gradient `f` is.
+pub(super) fn binary<'k, T: Compute>(f: BinaryOp, x: Val<'k, T>, z: Val<'k, T>, a: &[Val<'k, T>]) -> Val<'k, T> {
+    let k = x.kernel();
+    let zero = T::constant(k, 0.0);
+    match f {
+        BinaryOp::Add => x + z,
+        BinaryOp::Sub => x - z,
+        BinaryOp::Mul => x * z,
+        BinaryOp::Max => T::max_nan(x, z),
+        BinaryOp::Min => T::min_nan(x, z),
+        BinaryOp::Div => T::quotient(x, z),
+        // Exact in f64 alone.
+        BinaryOp::Mod => T::from_f64(math::fmod(T::to_f64(x), T::to_f64(z))),
+        BinaryOp::FloorMod => {
+            let rest = T::from_f64(math::fmod(T::to_f64(x), T::to_f64(z)));
+            let differ = rest.lt(zero) ^ z.lt(zero);
+            k.select(rest.ne(zero) & differ, rest + z, rest)
+        }
+        BinaryOp::Pow => T::from_f64(math::pow(T::to_f64(x), T::to_f64(z))),
+        BinaryOp::Atan2 => math::atan2(x, z),
+        BinaryOp::AddSquare => k.fma(z, z, x),
+        BinaryOp::Prelu => k.select(x.gt(zero), x, z * x),
+        BinaryOp::Eq => truth(x.eq(z), k),
+        BinaryOp::Ne => truth(x.ne(z), k),
+        BinaryOp::Gt => truth(x.gt(z), k),
+        BinaryOp::Ge => truth(x.ge(z), k),
+        BinaryOp::Lt => truth(x.lt(z), k),
+        BinaryOp::Le => truth(x.le(z), k),
+        BinaryOp::And => truth(x.ne(zero) & z.ne(zero), k),
+        BinaryOp::Or => truth(x.ne(zero) | z.ne(zero), k),
+        BinaryOp::Backward(f) => x * derivative(k, f, z, a),
+    }
+}
+
+/// `f(x, z, t)`.
+pub(super) fn ternary<'k, T: Compute>(f: TernaryOp, [x, z, t]: [Val<'k, T>; 3]) -> Val<'k, T> {
+    let k = x.kernel();
+    let zero = T::constant(k, 0.0);
+    match f {
+        TernaryOp::Select => k.select(t.ne(zero), x, z),
+        TernaryOp::PreluBackward => k.select(z.gt(zero), x, k.select(z.ne(z), z, t * x)),
+    }
+}
