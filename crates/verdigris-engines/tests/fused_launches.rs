@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engines;
 use verdigris_graph::pattern::partition;
-use verdigris_graph::{ChainStep, GraphBuilder, HostScalar, Problem, Real, ReductionOp, Slot, Uid, UnaryOp};
+use verdigris_graph::{BinaryOp, ChainStep, GraphBuilder, HostScalar, Precision, Problem, Real, ReductionOp, Slot, Uid, UnaryOp};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{Isa, print};
@@ -18,8 +18,10 @@ fn fault_of(kernel: &KernelRef) -> Option<String> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let source = std::env::temp_dir().join(format!("kernel-{}-{number}.ptx", std::process::id()));
-    std::fs::write(&source, print(&verified, Isa::V9_0)).expect("a writable temporary folder");
-    let output = std::process::Command::new(ptxas).args(["-v", "-arch=sm_80", "-o", "/dev/null"]).arg(&source).output();
+    let text = print(&verified, Isa::V9_0);
+    let target = text.lines().find_map(|line| line.strip_prefix(".target ")).expect("a target").trim().to_owned();
+    std::fs::write(&source, text).expect("a writable temporary folder");
+    let output = std::process::Command::new(ptxas).args(["-v", "-o", "/dev/null", "-arch", &target]).arg(&source).output();
     let output = output.expect("ptxas runs");
     let words = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     let _ = std::fs::remove_file(source);
@@ -68,6 +70,52 @@ fn fused_launches_assemble_without_spills() {
         let candidates = engines().filter_map(|engine| engine.accept(problem, &Arch::virtual_device(4)).ok());
         for candidate in candidates {
             for knobs in candidate.knobs().configs() {
+                let program = candidate.program(knobs).expect("a config of its own");
+                faults.extend(program.launches().filter_map(|launch| fault_of(&launch.kernel)));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} kernels\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Functions of maps behind products, whose tiles compute them for every element of a thread: no registers are spilled for them.
+#[test]
+fn functions_behind_products_assemble_without_spills() {
+    let unary = [
+        UnaryOp::Erf,
+        UnaryOp::Mish,
+        UnaryOp::Log,
+        UnaryOp::Exp,
+        UnaryOp::Reciprocal,
+        UnaryOp::HardSwish,
+        UnaryOp::Elu { alpha: Real(0.5) },
+        UnaryOp::Softplus { beta: Real(2.0) },
+    ];
+    let binary = [BinaryOp::Div, BinaryOp::Prelu, BinaryOp::Backward(UnaryOp::GeluErf), BinaryOp::Backward(UnaryOp::Mish)];
+    let product = |behind: &dyn Fn(&mut GraphBuilder, Uid) -> Uid| {
+        let mut g = GraphBuilder::new("product");
+        let (a, b) = (g.tensor("a", DType::Bf16, rows(&[4096, 4096])), g.tensor("b", DType::Bf16, rows(&[4096, 4096])));
+        let sum = g.matmul("sum", a, b, Precision::Fp32).expect("fits");
+        let y = behind(&mut g, sum);
+        g.store(y, "y", DType::Bf16).expect("stores");
+        only_part(g)
+    };
+    let mut problems: Vec<Problem> = unary.into_iter().map(|f| product(&|g, sum| g.unary("f", f, sum).expect("fits"))).collect();
+    problems.extend(binary.into_iter().map(|f| {
+        product(&|g, sum| {
+            let z = g.tensor("z", DType::Bf16, rows(&[4096, 4096]));
+            g.binary("f", f, sum, z).expect("fits")
+        })
+    }));
+    let mut faults = Vec::new();
+    for (number, problem) in problems.iter().enumerate() {
+        assert!(matches!(problem, Problem::Gemm(gemm) if !gemm.epilogue.is_empty()), "the function stands in the epilogue");
+        let candidates = engines().filter_map(|engine| engine.accept(problem, &Arch::h200()).ok());
+        for candidate in candidates {
+            // The best by estimate, and another one for each problem.
+            let space = candidate.knobs();
+            let configs = space.configs();
+            for knobs in [&configs[0], &configs[(7 * number + 1) % configs.len()]] {
                 let program = candidate.program(knobs).expect("a config of its own");
                 faults.extend(program.launches().filter_map(|launch| fault_of(&launch.kernel)));
             }

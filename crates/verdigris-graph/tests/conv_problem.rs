@@ -2,7 +2,8 @@
 
 use verdigris_graph::problem::GemmExtents;
 use verdigris_graph::{
-    BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Error, Key, Precision, Problem, Slot, Tensor, UnaryOp, json,
+    BinaryOp, Channels, ConvExtents, ConvProblem, Direction, EpilogueStep, Error, Key, Precision, Problem, Real, Slot, Tensor, UnaryOp,
+    json,
 };
 use verdigris_tensor::DType;
 
@@ -164,4 +165,24 @@ fn what_does_not_fit_is_named() {
     assert!(matches!(told(&|p| p.statistics = Some(both)), Error::Structure { .. }), "two outputs have two buffers");
     let store = EpilogueStep::Store { target: sums };
     assert!(matches!(told(&|p| p.prologue.push(store.clone())), Error::Structure { .. }));
+}
+
+#[test]
+fn epilogues_refuse_long_functions_and_wrong_attributes() {
+    let refusal = |f: BinaryOp| {
+        let mut problem = packed(PLAIN);
+        let operand = Tensor { slot: Slot(3), ..problem.y.clone() };
+        problem.epilogue.push(EpilogueStep::Binary { f, operand, v_is_right: false });
+        problem.canonical().err().map(|error| error.to_string())
+    };
+    let told = |f: BinaryOp| refusal(f).expect("refused");
+    assert!(told(BinaryOp::Pow).contains("epilogue = pow"), "{}", told(BinaryOp::Pow));
+    assert!(told(BinaryOp::Backward(UnaryOp::Exp)).contains("activations have a backward"));
+    let slope = UnaryOp::LeakyRelu { slope: Real(f64::INFINITY) };
+    assert!(told(BinaryOp::Backward(slope)).contains("a slope is finite"));
+    assert_eq!(refusal(BinaryOp::Backward(UnaryOp::Relu)), None);
+    let mut problem = packed(PLAIN);
+    problem.prologue.push(EpilogueStep::Unary(UnaryOp::Tan));
+    let told = problem.canonical().expect_err("refused").to_string();
+    assert!(told.contains("tan"), "{told}");
 }

@@ -2,8 +2,8 @@
 
 use verdigris_graph::pattern::{Partition, partition};
 use verdigris_graph::{
-    Access, BinaryOp, ChainStep, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, ReductionOp, TernaryOp,
-    Uid, UnaryOp,
+    Access, BinaryOp, ChainStep, Error, GraphBuilder, MapProblem, Movement, Op, PoolMode, PoolWindows, Precision, Problem, Real,
+    ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -77,6 +77,33 @@ fn a_value_read_elsewhere_becomes_a_temporary() -> TestResult {
     assert_eq!(kinds(&partition), ["gemm", "map"]);
     assert_eq!(partition.temporaries.iter().map(|tensor| tensor.uid).collect::<Vec<_>>(), [p]);
     check_order(&partition, &[x]);
+    Ok(())
+}
+
+/// The functions that are hundreds of instructions long stay maps; all others stand in the epilogue.
+#[test]
+fn a_function_behind_a_product_is_a_step_of_its_epilogue_unless_it_is_long() -> TestResult {
+    let behind = |f: &dyn Fn(&mut GraphBuilder, Uid, Uid) -> Result<Uid, Error>| -> Result<Vec<&'static str>, Error> {
+        let mut g = GraphBuilder::new("behind");
+        let x = g.tensor("x", DType::Bf16, rows(&[16, 16]));
+        let p = g.matmul("p", x, x, Precision::Fp32)?;
+        let y = f(&mut g, p, x)?;
+        g.store(y, "y", DType::Bf16)?;
+        Ok(kinds(&partition(&g.finish()?)?))
+    };
+    for f in [UnaryOp::Mish, UnaryOp::Erf, UnaryOp::Log, UnaryOp::Elu { alpha: Real(0.5) }, UnaryOp::IsNan] {
+        assert_eq!(behind(&|g, p, _| g.unary("f", f, p))?, ["gemm"], "{}", f.name());
+    }
+    for f in [UnaryOp::Sin, UnaryOp::Cos, UnaryOp::Tan] {
+        assert_eq!(behind(&|g, p, _| g.unary("f", f, p))?, ["gemm", "map"], "{}", f.name());
+    }
+    for f in [BinaryOp::Div, BinaryOp::Ge, BinaryOp::Backward(UnaryOp::Silu)] {
+        assert_eq!(behind(&|g, p, z| g.binary("f", f, p, z))?, ["gemm"], "{}", f.name());
+        assert_eq!(behind(&|g, p, z| g.binary("f", f, z, p))?, ["gemm"], "{}", f.name());
+    }
+    for f in [BinaryOp::Mod, BinaryOp::FloorMod, BinaryOp::Pow, BinaryOp::Atan2] {
+        assert_eq!(behind(&|g, p, z| g.binary("f", f, p, z))?, ["gemm", "map"], "{}", f.name());
+    }
     Ok(())
 }
 

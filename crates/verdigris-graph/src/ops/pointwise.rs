@@ -155,22 +155,10 @@ impl UnaryOp {
         )
     }
 
-    /// Whether the epilogue of a GEMM takes this step. What it does not take is a problem of its own.
+    /// Whether epilogues and prologues take this function: all but those that are hundreds of instructions for each element, which a tile of results
+    /// would hold once for each element of a thread. These are a map of their own.
     pub const fn in_epilogue(self) -> bool {
-        matches!(
-            self,
-            UnaryOp::Identity
-                | UnaryOp::Neg
-                | UnaryOp::Abs
-                | UnaryOp::Relu
-                | UnaryOp::LeakyRelu { .. }
-                | UnaryOp::Clamp { .. }
-                | UnaryOp::GeluErf
-                | UnaryOp::GeluTanh
-                | UnaryOp::Silu
-                | UnaryOp::Sigmoid
-                | UnaryOp::Tanh
-        )
+        !matches!(self, UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tan)
     }
 
     /// The name used in serialized form.
@@ -295,9 +283,6 @@ pub enum BinaryOp {
 }
 
 impl BinaryOp {
-    /// Those that the epilogue of a GEMM takes.
-    pub const IN_EPILOGUE: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
-
     /// Every one but [`BinaryOp::Backward`], of which there is one for each activation.
     pub const ALL: [BinaryOp; 20] = [
         BinaryOp::Add,
@@ -330,9 +315,9 @@ impl BinaryOp {
         )
     }
 
-    /// Whether the epilogue of a GEMM takes this step. What it does not take is a problem of its own.
+    /// Whether epilogues and prologues take this function, as [`UnaryOp::in_epilogue`] has it.
     pub const fn in_epilogue(self) -> bool {
-        matches!(self, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min)
+        !matches!(self, BinaryOp::Mod | BinaryOp::FloorMod | BinaryOp::Pow | BinaryOp::Atan2)
     }
 
     /// The name used in serialized form.

@@ -312,12 +312,13 @@ fn check_step<P>(op: &str, step: &EpilogueStep<P>) -> Result<(), Error> {
         EpilogueStep::Unary(f) if !f.in_epilogue() => not_taken(f.name()),
         EpilogueStep::Unary(f) => f.check(op),
         EpilogueStep::Binary { f, .. } if !f.in_epilogue() => not_taken(f.name()),
+        EpilogueStep::Binary { f, .. } => f.check(op),
         EpilogueStep::Round { dtype } if !dtype.is_storage() || *dtype == DType::Bool => {
             let rule = "a value is rounded to a storage type";
             Err(Error::DType { op: op.to_owned(), tensor: "epilogue".to_owned(), got: *dtype, rule })
         }
         EpilogueStep::Scale { factor } => finite(op, "factor", factor),
-        EpilogueStep::Round { .. } | EpilogueStep::Binary { .. } | EpilogueStep::Store { .. } => Ok(()),
+        EpilogueStep::Round { .. } | EpilogueStep::Store { .. } => Ok(()),
     }
 }
 

@@ -422,6 +422,9 @@ impl Operation for Pointwise {
     }
 }
 
+/// What stands behind products most often.
+const ARITHMETIC: [BinaryOp; 5] = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min];
+
 impl Draft {
     fn activation(&mut self) -> UnaryOp {
         let (a, b) = (self.real(), self.real());
@@ -484,7 +487,7 @@ impl Draft {
         let f = match self.below(4) {
             0 => BinaryOp::Backward(self.activation()),
             1 => self.pick(&BinaryOp::ALL),
-            _ => self.pick(&BinaryOp::IN_EPILOGUE),
+            _ => self.pick(&ARITHMETIC),
         };
         let (left, right) = if self.one_in(3) { (&z, &x) } else { (&x, &z) };
         let name = self.name(f.name());
@@ -568,7 +571,7 @@ mod tests {
         assert_eq!(unary(UnaryOp::Relu, -0.0).to_bits(), 0.0f64.to_bits());
         assert!(unary(UnaryOp::Relu, f64::NAN).is_nan());
         assert!(binary(BinaryOp::Max, f64::NAN, 1.0).is_nan() && binary(BinaryOp::Min, 1.0, f64::NAN).is_nan());
-        assert_eq!(BinaryOp::IN_EPILOGUE.map(|f| binary(f, 5.0, 3.0)), [8.0, 2.0, 15.0, 5.0, 3.0]);
+        assert_eq!(ARITHMETIC.map(|f| binary(f, 5.0, 3.0)), [8.0, 2.0, 15.0, 5.0, 3.0]);
     }
 
     const ACTIVATIONS: [UnaryOp; 17] = [
