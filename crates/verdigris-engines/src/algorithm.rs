@@ -2,10 +2,12 @@
 //!
 //! An [`Algorithm`] accepts a problem, lists its configs, says what each is like and lowers one to a program. What every engine does alike
 //! stands here, once: configs are ranked by estimated time, the best first; one that is not listed is refused by name, or read by the name
-//! that it had in an earlier version; and only the config that is asked for is lowered.
+//! that it had in an earlier version; and only the config that is asked for is lowered. [`Joined`] makes one algorithm of two.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
+use std::rc::Rc;
 
 use verdigris_graph::Problem;
 use verdigris_kir::ir::Target;
@@ -59,6 +61,92 @@ pub trait Algorithm: Sized + 'static {
 
     /// Every kernel that it may launch on chips of `target`, fused chains apart.
     fn catalog(target: Target) -> Vec<KernelRef>;
+}
+
+/// Two algorithms of one engine, for other directions or other ways to the same result: their configs are ranked in one list. Each is named
+/// by knobs that no config of the other has; a problem that both refuse is refused with what both say.
+pub struct Joined<A, B> {
+    first: Option<Rc<A>>,
+    second: Option<Rc<B>>,
+}
+
+/// A config of either, with the accepted problem that it is of.
+pub enum Either<A: Algorithm, B: Algorithm> {
+    /// Of the first algorithm.
+    First(Rc<A>, A::Config),
+    /// Of the second.
+    Second(Rc<B>, B::Config),
+}
+
+impl<A: Algorithm, B: Algorithm> Clone for Either<A, B> {
+    fn clone(&self) -> Self {
+        match self {
+            Either::First(accepted, config) => Either::First(accepted.clone(), config.clone()),
+            Either::Second(accepted, config) => Either::Second(accepted.clone(), config.clone()),
+        }
+    }
+}
+
+impl<A: Algorithm, B: Algorithm> Algorithm for Joined<A, B> {
+    const ID: EngineId = A::ID;
+    /// Rises with either.
+    const VERSION: u32 = {
+        assert!(A::ID.number == B::ID.number, "one engine has one id");
+        A::VERSION + B::VERSION - 1
+    };
+    type Config = Either<A, B>;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        match (A::accept(problem, arch), B::accept(problem, arch)) {
+            (Err(first), Err(second)) => Err(first.beside(second)),
+            (first, second) => Ok(Joined { first: first.ok().map(Rc::new), second: second.ok().map(Rc::new) }),
+        }
+    }
+
+    fn configs(&self) -> Vec<Either<A, B>> {
+        let first = self.first.iter().flat_map(|first| first.configs().into_iter().map(|config| Either::First(first.clone(), config)));
+        let second =
+            self.second.iter().flat_map(|second| second.configs().into_iter().map(|config| Either::Second(second.clone(), config)));
+        first.chain(second).collect()
+    }
+
+    fn knobs(config: &Either<A, B>) -> Knobs {
+        match config {
+            Either::First(_, config) => A::knobs(config),
+            Either::Second(_, config) => B::knobs(config),
+        }
+    }
+
+    fn renamed(old: &Knobs) -> Option<Knobs> {
+        A::renamed(old).or_else(|| B::renamed(old))
+    }
+
+    fn notes(&self, config: &Either<A, B>) -> Notes {
+        match config {
+            Either::First(accepted, config) => accepted.notes(config),
+            Either::Second(accepted, config) => accepted.notes(config),
+        }
+    }
+
+    fn work(&self, config: &Either<A, B>) -> Work {
+        match config {
+            Either::First(accepted, config) => accepted.work(config),
+            Either::Second(accepted, config) => accepted.work(config),
+        }
+    }
+
+    fn lower(&self, config: &Either<A, B>) -> Result<Program, Refusal> {
+        match config {
+            Either::First(accepted, config) => accepted.lower(config),
+            Either::Second(accepted, config) => accepted.lower(config),
+        }
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        // They may share kernels, such as those of a reduction.
+        let mut seen = HashSet::new();
+        A::catalog(target).into_iter().chain(B::catalog(target)).filter(|kernel| seen.insert(kernel.name().to_owned())).collect()
+    }
 }
 
 /// The engine of an algorithm.
@@ -136,6 +224,10 @@ impl<A: Algorithm> Candidate for Accepted<A> {
     fn knobs(&self) -> KnobSpace {
         let mut knobs = self.ranked.iter().map(|ranked| ranked.knobs.clone());
         KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    }
+
+    fn today(&self, knobs: &Knobs) -> Option<Knobs> {
+        self.find(knobs).ok().map(|ranked| ranked.knobs.clone())
     }
 
     fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
@@ -218,9 +310,74 @@ mod tests {
         }
     }
 
+    /// Config 3 moves 20e9 bytes; takes rows beyond 4 alone.
+    #[derive(Debug)]
+    struct One;
+
+    impl Algorithm for One {
+        const ID: EngineId = Three::ID;
+        const VERSION: u32 = 3;
+        type Config = ();
+
+        fn accept(problem: &Problem, _: &Arch) -> Result<Self, Refusal> {
+            let Problem::Gemm(gemm) = problem else {
+                return Err(Self::ID.refusal(Reason::Problem, problem.kind()));
+            };
+            Self::ID.require(gemm.m > 4, Reason::Layout, format_args!("m = {}", gemm.m))?;
+            Ok(One)
+        }
+
+        fn configs(&self) -> Vec<()> {
+            vec![()]
+        }
+
+        fn knobs((): &()) -> Knobs {
+            Knobs::new([("other", 0)])
+        }
+
+        fn notes(&self, (): &()) -> Notes {
+            Notes::of(DType::F64)
+        }
+
+        fn work(&self, (): &()) -> Work {
+            Work::default().beside([Stream::new(Traffic::Lines, 20e9)])
+        }
+
+        fn lower(&self, (): &()) -> Result<Program, Refusal> {
+            Ok(Program::default())
+        }
+
+        fn catalog(_: Target) -> Vec<KernelRef> {
+            Vec::new()
+        }
+    }
+
+    fn asked_of<A: Algorithm>(m: u64, k: u64) -> Result<Box<dyn Candidate>, Refusal> {
+        let gemm = GemmProblem::packed(m, 8, k, DType::F32, DType::F32).expect("a plain product");
+        Listed::<A>::new().accept(&Problem::Gemm(gemm), &Arch::virtual_device(2))
+    }
+
     fn asked(k: u64) -> Result<Box<dyn Candidate>, Refusal> {
-        let gemm = GemmProblem::packed(8, 8, k, DType::F32, DType::F32).expect("a plain product");
-        Listed::<Three>::new().accept(&Problem::Gemm(gemm), &Arch::virtual_device(2))
+        asked_of::<Three>(8, k)
+    }
+
+    #[test]
+    fn configs_of_joined_algorithms_are_ranked_in_one_list_and_both_refusals_show() {
+        type Both = Joined<Three, One>;
+        let names = |candidate: &dyn Candidate| candidate.knobs().configs().iter().map(Knobs::to_string).collect::<Vec<_>>();
+        let both = asked_of::<Both>(8, 8).expect("accepted");
+        assert_eq!(names(&*both), ["way=2", "way=1", "other=0", "way=0"]);
+        assert_eq!(both.notes(&Knobs::new([("other", 0)])).map(|notes| notes.accumulator), Ok(DType::F64));
+        assert_eq!(
+            both.program(&Knobs::new([("way", 7)])).map(|program| program.scratch[0].bytes),
+            Ok(2),
+            "the name of an earlier version"
+        );
+        assert_eq!(names(&*asked_of::<Both>(8, 1).expect("the second takes it")), ["other=0"]);
+        assert_eq!(names(&*asked_of::<Both>(2, 8).expect("the first takes it")), ["way=2", "way=1", "way=0"]);
+        let refusal = asked_of::<Both>(2, 1).map(|_| ()).expect_err("neither takes it");
+        assert_eq!((refusal.reason, refusal.seen.as_str()), (Reason::Extent, "k = 1; or layout: m = 2"));
+        assert_eq!(Listed::<Both>::new().version(), 3, "it rises with either");
     }
 
     #[test]
@@ -237,6 +394,10 @@ mod tests {
     #[test]
     fn a_config_is_found_by_its_old_name_and_an_unknown_one_is_refused() {
         let candidate = asked(8).expect("accepted");
+        assert_eq!(
+            [7, 2, 5].map(|way| candidate.today(&Knobs::new([("way", way)])).and_then(|knobs| knobs.value("way"))),
+            [Some(2), Some(2), None]
+        );
         let scratch = |way| candidate.program(&Knobs::new([("way", way)])).map(|program| program.scratch[0].bytes);
         assert_eq!(scratch(2), Ok(2));
         assert_eq!(scratch(7), Ok(2), "the name of an earlier version");

@@ -6,12 +6,12 @@
 //! **Slots.** A program's `Base::Buffer(i)` and `HostNumber::Bound(i)` are slot `i` of the problem it was made for
 //! ([`verdigris_graph::Slot`]); `buffer_alignment_bytes` has one entry a slot, 1 for host scalars.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::panic::Location;
 
 use serde::{Deserialize, Serialize};
-use verdigris_graph::Problem;
+use verdigris_graph::{Problem, Slot};
 use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Program};
 use verdigris_tensor::DType;
@@ -59,6 +59,9 @@ pub trait Engine: Sync {
 pub trait Candidate {
     /// Every legal config, the default first. Never empty.
     fn knobs(&self) -> KnobSpace;
+
+    /// The name in [`Candidate::knobs`] of the config that is called so today, or was in an earlier version.
+    fn today(&self, knobs: &Knobs) -> Option<Knobs>;
 
     /// Numerical and behaviour notes under a config of [`Candidate::knobs`].
     ///
@@ -127,13 +130,11 @@ pub struct KnobSpace(Vec<Knobs>);
 impl KnobSpace {
     /// A space of a default and alternatives to it; the default among the alternatives is dropped.
     pub fn new(default: Knobs, alternatives: impl IntoIterator<Item = Knobs>) -> KnobSpace {
-        let mut configs = vec![default];
-        for config in alternatives {
-            if !configs.contains(&config) {
-                configs.push(config);
-            }
-        }
-        KnobSpace(configs)
+        let configs: Vec<Knobs> = [default].into_iter().chain(alternatives).collect();
+        // Lists have hundreds.
+        let mut seen = HashSet::with_capacity(configs.len());
+        let is_first: Vec<bool> = configs.iter().map(|config| seen.insert(config)).collect();
+        KnobSpace(configs.into_iter().zip(is_first).filter_map(|(config, is_first)| is_first.then_some(config)).collect())
     }
 
     /// What the engine would choose.
@@ -171,12 +172,14 @@ impl Notes {
     }
 }
 
-/// Why an engine says no.
+/// Why an engine says no. Requirements are asked in about this order, so that of two refusals the one with the later reason got further.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Another kind of problem.
     Problem,
+    /// Another direction of a convolution.
+    Direction,
     /// An element type.
     DType,
     /// The precision policy.
@@ -210,6 +213,7 @@ impl Reason {
     pub const fn name(self) -> &'static str {
         match self {
             Reason::Problem => "problem",
+            Reason::Direction => "direction",
             Reason::DType => "dtype",
             Reason::Precision => "precision",
             Reason::Layout => "layout",
@@ -242,6 +246,18 @@ pub struct Refusal {
     pub line: u32,
 }
 
+impl Refusal {
+    /// The refusal of an engine of which one algorithm refuses so and another as `other` says: what both saw, under the reason of the one
+    /// that got further. An algorithm for another kind of problem or another direction has no say.
+    pub fn beside(self, other: Refusal) -> Refusal {
+        let (further, nearer) = if other.reason > self.reason { (other, self) } else { (self, other) };
+        if nearer.reason <= Reason::Direction || nearer.seen == further.seen {
+            return further;
+        }
+        Refusal { seen: format!("{}; or {}: {}", further.seen, nearer.reason.name(), nearer.seen), ..further }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {} ({}:{})", self.engine, self.reason.name(), self.seen, self.file, self.line)
@@ -249,6 +265,16 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+/// How many buffers and numbers a program for these slots is given.
+pub(crate) fn slot_count(slots: &[Slot]) -> usize {
+    slots.iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0)
+}
+
+/// A program without steps for these slots; its launches say what their addresses must be multiples of.
+pub(crate) fn empty_program(slots: &[Slot]) -> Program {
+    Program { buffer_alignment_bytes: vec![1; slot_count(slots)], ..Program::default() }
+}
 
 impl EngineId {
     /// A refusal that names the caller's line.
@@ -281,6 +307,18 @@ mod tests {
         assert_eq!((refusal.line, refusal.file), (line, file!()));
         assert_eq!(refusal.to_string(), format!("test.none: extent: k = 3 ({}:{line})", file!()));
         assert_eq!(ID.require(2 > 1, Reason::Extent, ""), Ok(()));
+    }
+
+    #[test]
+    fn of_two_refusals_both_show_but_those_of_other_directions() {
+        let [direction, dtype, extent] = [(Reason::Direction, "wgrad"), (Reason::DType, "f64"), (Reason::Extent, "k = 3")]
+            .map(|(reason, seen)| ID.refusal(reason, seen));
+        assert_eq!(direction.clone().beside(dtype.clone()), dtype);
+        assert_eq!(dtype.clone().beside(direction), dtype);
+        assert_eq!(extent.clone().beside(extent.clone()), extent);
+        for both in [extent.clone().beside(dtype.clone()), dtype.beside(extent.clone())] {
+            assert_eq!((both.reason, both.line, both.seen.as_str()), (Reason::Extent, extent.line, "k = 3; or dtype: f64"));
+        }
     }
 
     #[test]

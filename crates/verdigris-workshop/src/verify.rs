@@ -105,8 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
     let seed = arguments.seed.unwrap_or(day);
     check_engine(arguments.engine.as_deref())?;
-    let engines: Vec<&'static dyn Engine> =
-        verdigris_engines::engines().filter(|engine| arguments.engine.as_ref().is_none_or(|name| name == engine.id().name)).collect();
+    let engines = verdigris_engines::asked(arguments.engine.as_deref());
     if arguments.refusals {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }

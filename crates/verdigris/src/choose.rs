@@ -175,8 +175,8 @@ impl Chooser<'_> {
             ));
             return Ok(None);
         }
-        let asked = self.survey(problem, Some(&answer.engine), Settings::Matching(answer.knobs.clone()))?;
-        let Some(ranked) = asked.ranked.into_iter().find(|way| way.knobs == answer.knobs) else {
+        let asked = self.survey(problem, Some(&answer.engine), Settings::Named(answer.knobs.clone()))?;
+        let Some(ranked) = asked.ranked.into_iter().next() else {
             let why = asked.refusals.first().map_or_else(|| "the engine no longer has this setting".to_owned(), ToString::to_string);
             remarks.push(format!("{named}; passed over: {why}"));
             return Ok(None);
@@ -400,6 +400,18 @@ mod tests {
         assert!(remark.contains("gemm.magic") && remark.contains("an engine that this build does not have"), "{remark}");
         let (by, remark) = remembered(at_once.way.engine.name, at_once.way.knobs.clone());
         assert_eq!((by, remark.as_str()), (ChosenBy::PlanCache, ""));
+    }
+
+    #[test]
+    fn a_choice_under_earlier_names_of_engine_and_setting_is_taken() {
+        let handle = handle();
+        let problem: Problem = "conv fprop bf16 nhwc n=64 c=256 h=28 w=28 k=256 r=3 s=3 groups=32 pad=1".parse().expect("reads");
+        let (question, old) = (handle.question(&problem, &Limits::default()), Knobs::new([("tile", 1)]));
+        let answer = Answer { engine: "conv.diagonal".to_owned(), version: 1, knobs: old, us: 1.0 };
+        handle.plan_cache().keep(&question, &answer).expect("in memory");
+        let chosen = handle.choose(&problem, &Limits::default()).expect("chooses");
+        assert_eq!((chosen.way.engine.name, chosen.way.knobs.to_string().as_str()), ("conv.grouped", "box=1"));
+        assert_eq!((chosen.explanation.chosen_by, chosen.explanation.remarks.len()), (ChosenBy::PlanCache, 0), "{}", chosen.explanation);
     }
 
     #[test]

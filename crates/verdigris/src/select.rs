@@ -4,6 +4,7 @@
 //! one for each way that it ranks; a `Shortlist` ranks all ways of all engines and lowers those that are taken from it, since most never are.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
 
 use serde::Serialize;
 use verdigris_engines::arch::Arch;
@@ -39,8 +40,11 @@ pub enum Settings {
     First,
     /// All that the limits allow.
     All,
-    /// Of those allowed, all that have these values, whatever their other knobs.
+    /// Of those allowed, all that have these values, whatever their other knobs. The whole name of a setting may be one that it had
+    /// earlier.
     Matching(Knobs),
+    /// The one of that name, which may be one that it had earlier.
+    Named(Knobs),
 }
 
 impl Default for Limits {
@@ -56,6 +60,14 @@ impl Default for Limits {
             tensor_cores: true,
             alignments_bytes: Vec::new(),
         }
+    }
+}
+
+impl Limits {
+    /// Whether this engine is asked: the one that is named, by its name or an earlier one, or any where none is.
+    fn name(&self, id: EngineId) -> bool {
+        let is_earlier = |name| verdigris_engines::engine(name).is_some_and(|engine| engine.id() == id);
+        self.engine.as_deref().is_none_or(|name| name == id.name || is_earlier(name))
     }
 }
 
@@ -93,7 +105,7 @@ pub struct Survey {
 
 /// Asks every engine.
 pub fn survey(problem: &Problem, arch: &Arch, limits: &Limits) -> Survey {
-    survey_of(verdigris_engines::engines(), problem, arch, limits)
+    survey_of(verdigris_engines::asked(limits.engine.as_deref()), problem, arch, limits)
 }
 
 /// Asks these engines.
@@ -101,7 +113,7 @@ pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem:
     let mut survey = Survey { ranked: Vec::new(), refusals: Vec::new() };
     for engine in engines {
         let id = engine.id();
-        if limits.engine.as_ref().is_some_and(|name| name != id.name) {
+        if !limits.name(id) {
             continue;
         }
         let before = survey.ranked.len();
@@ -124,12 +136,18 @@ pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem:
 /// Adds the settings that the limits allow; the first refusal of one that they do not.
 fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Limits, ranked: &mut Vec<Ranked>) -> Option<Refusal> {
     let space = candidate.knobs();
+    let asked = match &limits.settings {
+        Settings::Matching(asked) | Settings::Named(asked) => Some(asked),
+        Settings::First | Settings::All => None,
+    };
+    let today = asked.and_then(|asked| candidate.today(asked));
     let is_wanted = |knobs: &&Knobs| match &limits.settings {
-        Settings::Matching(wanted) => wanted.iter().all(|(name, value)| knobs.value(name) == Some(value)),
+        Settings::Matching(asked) => today.as_ref().unwrap_or(asked).iter().all(|(name, value)| knobs.value(name) == Some(value)),
+        Settings::Named(_) => today.as_ref() == Some(*knobs),
         Settings::First | Settings::All => true,
     };
     let mut wanted = space.configs().iter().filter(is_wanted).peekable();
-    if let (None, Settings::Matching(none)) = (wanted.peek(), &limits.settings) {
+    if let (None, Some(none)) = (wanted.peek(), asked) {
         return Some(id.refusal(Reason::Knobs, format_args!("{none}; the default is {}", space.default_config())));
     }
     let mut refused = None;
@@ -177,12 +195,12 @@ pub(crate) struct Estimated {
 impl Shortlist {
     /// Asks every engine, or the one that `limits` name; of `limits`, `settings` are not asked.
     pub(crate) fn new(problem: &Problem, arch: &Arch, limits: &Limits) -> Shortlist {
-        Shortlist::of(verdigris_engines::engines(), problem, arch, limits)
+        Shortlist::of(verdigris_engines::asked(limits.engine.as_deref()), problem, arch, limits)
     }
 
     fn of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem: &Problem, arch: &Arch, limits: &Limits) -> Shortlist {
         let mut list = Shortlist { candidates: Vec::new(), ways: Vec::new(), limits: limits.clone() };
-        for engine in engines.into_iter().filter(|engine| limits.engine.as_ref().is_none_or(|name| name == engine.id().name)) {
+        for engine in engines.into_iter().filter(|engine| limits.name(engine.id())) {
             let Ok(candidate) = engine.accept(problem, arch) else { continue };
             for knobs in candidate.knobs().configs() {
                 let (Ok(notes), Ok(cost)) = (candidate.notes(knobs), candidate.cost(knobs)) else { continue };
@@ -212,16 +230,20 @@ impl Shortlist {
         way.lowered.get_or_init(lower).as_ref()
     }
 
-    /// The ways with the least estimates, the best of each engine, and `always`; in the order of their estimates. No other is lowered.
+    /// The ways with the least estimates, the best of each engine by each of its main loops, and `always`; in the order of their estimates.
+    /// No other is lowered.
     pub(crate) fn candidates(&self, always: &Ranked, most: usize) -> Vec<Ranked> {
-        let mut engines = vec![false; self.candidates.len()];
+        let mut loops = HashSet::new();
         let mut taken: Vec<Ranked> = Vec::new();
         for way in &self.ways {
-            let is_always = self.candidates[way.candidate].0.name == always.engine.name && way.knobs == always.knobs;
-            if taken.len() < most || !engines[way.candidate] || is_always {
-                let lowered = if is_always { Some(always) } else { self.lower(way) };
-                engines[way.candidate] |= lowered.is_some();
-                taken.extend(lowered.cloned());
+            let (engine, candidate) = &self.candidates[way.candidate];
+            let is_always = engine.name == always.engine.name && way.knobs == always.knobs;
+            let main = (way.candidate, candidate.work(&way.knobs).ok().and_then(|work| work.main).map(|main| main.kernel));
+            let is_wanted = taken.len() < most || !loops.contains(&main) || is_always;
+            let lowered = || if is_always { Some(always) } else { self.lower(way) };
+            if let Some(lowered) = is_wanted.then(lowered).flatten() {
+                loops.insert(main);
+                taken.push(lowered.clone());
             }
         }
         taken
@@ -330,6 +352,11 @@ mod tests {
         fn knobs(&self) -> KnobSpace {
             KnobSpace::new(Knobs::new([("way", 0)]), [1, 2].map(|way| Knobs::new([("way", way)])))
         }
+        fn today(&self, knobs: &Knobs) -> Option<Knobs> {
+            // Setting 2 was called 9.
+            let way = knobs.value("way").map(|way| if way == 9 { 2 } else { way }).filter(|way| *way < 3)?;
+            Some(Knobs::new([("way", way)]))
+        }
         fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
             Ok(Notes {
                 tensor_core: false,
@@ -369,10 +396,12 @@ mod tests {
     fn each_engine_has_its_own_choice_unless_all_are_asked_for() {
         assert_eq!(asked(|_, _| {}), (vec![0], vec![]));
         assert_eq!(asked(|_, limits| limits.settings = Settings::All), (vec![1, 2, 0], vec![]), "the fastest first");
-        let two = Settings::Matching(Knobs::new([("way", 2)]));
-        assert_eq!(asked(|_, limits| limits.settings = two), (vec![2], vec![]));
-        let none = Settings::Matching(Knobs::new([("way", 7)]));
-        assert_eq!(asked(|_, limits| limits.settings = none), (vec![], vec![Reason::Knobs]));
+        for of in [Settings::Matching, Settings::Named] {
+            let way = |way| asked(|_, limits| limits.settings = of(Knobs::new([("way", way)])));
+            assert_eq!([2, 9, 7].map(way), [(vec![2], vec![]), (vec![2], vec![]), (vec![], vec![Reason::Knobs])], "9 is an earlier name");
+        }
+        assert_eq!(asked(|_, limits| limits.settings = Settings::Matching(Knobs::default())).0, [1, 2, 0], "any knobs");
+        assert_eq!(asked(|_, limits| limits.settings = Settings::Named(Knobs::default())), (vec![], vec![Reason::Knobs]));
     }
 
     #[test]
@@ -383,6 +412,40 @@ mod tests {
         assert!(!all.ranked.is_empty() && all.refusals.iter().all(|refusal| refusal.engine.name.starts_with("gemm.")), "{all}");
         let alone = survey(&problem, &arch, &Limits { engine: Some("conv.direct".to_owned()), ..Limits::default() });
         assert_eq!(alone.refusals.iter().map(|refusal| refusal.reason).collect::<Vec<_>>(), [Reason::Problem], "{alone}");
+    }
+
+    /// A problem that both of two joined algorithms take.
+    fn joined() -> Problem {
+        "conv fprop bf16 nhwc n=32 c=256 h=56 w=56 k=256 r=3 s=3 groups=32 pad=1".parse().expect("reads")
+    }
+
+    #[test]
+    fn an_earlier_name_of_an_engine_gives_what_it_was_under_names_of_today() {
+        let ways = |engine: &str, settings: Settings| {
+            let limits = Limits { engine: Some(engine.to_owned()), settings, ..Limits::default() };
+            let survey = survey(&joined(), &Arch::h200(), &limits);
+            survey.ranked.into_iter().map(|way| (way.engine.name, way.knobs.to_string())).collect::<Vec<_>>()
+        };
+        let whole = ways("conv.grouped", Settings::All);
+        let boxes = |way: &&(&str, String)| way.1.starts_with("box=");
+        assert!(whole.iter().any(|way| boxes(&way)) && whole.iter().any(|way| !boxes(&way)), "{whole:?}");
+        assert!(whole.iter().all(|(engine, _)| *engine == "conv.grouped"), "{whole:?}");
+        assert_eq!(ways("conv.diagonal", Settings::All), whole.iter().filter(boxes).cloned().collect::<Vec<_>>());
+        let old = Knobs::new([("tile", 0)]);
+        for settings in [Settings::Matching(old.clone()), Settings::Named(old)] {
+            assert_eq!(ways("conv.diagonal", settings), [("conv.grouped", "box=0".to_owned())]);
+        }
+        assert_eq!(ways("conv.diagonal", Settings::First).len(), 1);
+        assert_eq!(ways("conv.cubic", Settings::All), []);
+    }
+
+    #[test]
+    fn the_best_of_each_main_loop_is_among_the_candidates() {
+        let (problem, limits) = (joined(), Limits { engine: Some("conv.grouped".to_owned()), ..Limits::default() });
+        let survey = survey(&problem, &Arch::h200(), &limits);
+        let taken = Shortlist::new(&problem, &Arch::h200(), &limits).candidates(&survey.ranked[0], 1);
+        let names: Vec<bool> = taken.iter().map(|way| way.knobs.value("box").is_some()).collect();
+        assert!(names.contains(&true) && names.contains(&false), "{names:?}");
     }
 
     #[test]

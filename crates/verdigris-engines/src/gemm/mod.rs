@@ -10,7 +10,7 @@ use verdigris_kir::params::{Arguments, Divide};
 use verdigris_kir::program::{KernelRef, Launch, Program};
 
 use crate::algorithm::Listed;
-use crate::engine::{Engine, EngineId, Reason, Refusal};
+use crate::engine::{Engine, EngineId, Reason, Refusal, empty_program};
 use crate::layout::batch::Chunk;
 use crate::layout::transposed::transposed;
 
@@ -33,12 +33,6 @@ fn product(id: EngineId, problem: &Problem) -> Result<&GemmProblem, Refusal> {
 /// The problem with a D that is not column-major: a column-major D is the row-major D of the transposed problem.
 fn along_rows_of_d(problem: &GemmProblem) -> GemmProblem {
     if problem.d.order() == Order::ColumnMajor { transposed(problem) } else { problem.clone() }
-}
-
-/// A program without launches, with the slots of the problem's buffers.
-fn program(problem: &GemmProblem) -> Program {
-    let slots = problem.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
-    Program { buffer_alignment_bytes: vec![1; slots], ..Program::default() }
 }
 
 /// A part of D that one launch covers.
@@ -74,7 +68,7 @@ fn tiled(
     depth: u32,
     arguments: impl Fn(TilesArgs, &Chunk, &Part) -> Arguments,
 ) -> Program {
-    let mut program = program(problem);
+    let mut program = empty_program(&problem.slots());
     if problem.is_empty() {
         return program;
     }

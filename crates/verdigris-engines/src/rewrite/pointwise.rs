@@ -18,7 +18,7 @@ use verdigris_kir::program::{KernelRef, Program};
 use crate::arch::Arch;
 use crate::conv::geometry::matrices::over_matrices;
 use crate::cost::{self, Work};
-use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Candidate, Cost, Engine, EngineId, KnobSpace, Knobs, Notes, Reason, Refusal, slot_count};
 use crate::gemm;
 use crate::sums::statistics;
 
@@ -73,6 +73,10 @@ impl Candidate for Product {
         self.product.knobs()
     }
 
+    fn today(&self, knobs: &Knobs) -> Option<Knobs> {
+        self.product.today(knobs)
+    }
+
     fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
         self.product.notes(knobs)
     }
@@ -88,8 +92,7 @@ impl Candidate for Product {
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
         let mut program = self.product.program(knobs)?;
         if let Some(sums) = &self.conv.statistics {
-            let slots = self.conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
-            program.buffer_alignment_bytes.resize(slots, 1);
+            program.buffer_alignment_bytes.resize(slot_count(&self.conv.slots()), 1);
             statistics::steps(&self.conv, sums, &mut program);
         }
         Ok(program)

@@ -131,6 +131,22 @@ mod tests {
     }
 
     #[test]
+    fn lines_under_earlier_names_of_engines_can_be_used() {
+        for (problem, engine, knobs) in [
+            (
+                "conv wgrad bf16 nhwc 3d n=2 c=32 d=128 h=128 w=128 k=64 t=3 r=3 s=3 pad=1",
+                "conv.halo_wgrad",
+                "axis=0,deep=2,high=16,order=0,parts=44,shape=5,wide=8",
+            ),
+            ("conv fprop bf16 nhwc n=64 c=256 h=28 w=28 k=256 r=3 s=3 groups=32 pad=1", "conv.diagonal", "tile=1"),
+        ] {
+            let knobs = super::super::knobs_of(knobs).expect("reads");
+            let answer = Answer { engine: engine.to_owned(), version: 1, knobs, us: 1.0 };
+            assert_eq!(unresolved(problem, &answer), None, "{engine}");
+        }
+    }
+
+    #[test]
     fn what_makes_a_line_useless_is_told() {
         let gemm = "gemm bf16 m=4096 n=4096 k=4096";
         let engine = verdigris_engines::engine("gemm.wgmma").expect("is there");

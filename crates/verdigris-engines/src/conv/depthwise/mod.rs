@@ -19,7 +19,7 @@
 //! Channels come by as many bytes at a time as they are a multiple of: 16, 8 or 4, or one by one. A CTA has 64 bytes of them, for 3×3 taps
 //! also 128, which L2 gives more readily; where tiles would leave SMs idle, threads have 2×4 outputs. Which of these is a knob.
 //!
-//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.diagonal` where channels are whole channel tiles: what reads
+//! **When it wins.** Wherever it is taken, but for the tensor cores of `conv.grouped` where channels are whole channel tiles: what reads
 //! and writes the tensors once is bound by memory up to about 30 taps, by multiplications beyond that.
 //!
 //! **Numbers.** Operands widen exactly; products and sums are fused multiply-adds in f32 in a fixed order, so results repeat bit for bit,
@@ -46,7 +46,7 @@ use std::rc::Rc;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Stream, Traffic, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::space::divisor;
 use crate::split_k::filter::depthwise as reduction;
@@ -127,7 +127,7 @@ impl Algorithm for Depthwise {
     }
 
     fn lower(&self, Config { cut, waves }: &Config) -> Result<Program, Refusal> {
-        let mut program = super::empty_program(&cut.problem);
+        let mut program = empty_program(&cut.problem.slots());
         match cut.spec.kind {
             Kind::Pixels => cut.pixel_steps(*waves, &mut program),
             Kind::Filter => cut.filter_steps(*waves, &mut program),

@@ -35,7 +35,7 @@ use super::geometry::phases::{PixelGeometry, gradient_steps};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Join, Loop, Stream, Traffic, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::compute;
 use crate::fuse::element::Arithmetic;
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec};
@@ -197,7 +197,7 @@ impl Algorithm for Direct {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let p = &self.problem;
-        let mut program = super::empty_program(p);
+        let mut program = empty_program(&p.slots());
         if !p.is_empty() {
             match self.spec.kind {
                 Kind::Pixels => self.pixel_steps(*config, &mut program),

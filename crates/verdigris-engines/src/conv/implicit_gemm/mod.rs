@@ -52,7 +52,7 @@ use view::View;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
 use crate::hopper::grid::{Layout, MOST_PARTS_BYTES, TileGrid, TileOrder};
@@ -584,7 +584,7 @@ impl Algorithm for ImplicitGemm {
 
         let epilogue = if reduced.is_some() { epilogue_of(&view.product, true) } else { spec.epilogue.clone() };
         let epilogue_args = epilogue.arguments(view.product_of(spec), &chunk, 0, 0);
-        let mut program = view.prepared.empty_program();
+        let mut program = empty_program(&view.prepared.slots);
         let places = view.prepared.copy_ahead(&mut program);
         let ([rows, columns], [in_rows, in_columns]) = (self.tile_grid(spec).extents, tile.of_cluster());
         let producer = view.producer(spec, schedule.tiles, [rows * in_rows, columns * in_columns], &mut program);

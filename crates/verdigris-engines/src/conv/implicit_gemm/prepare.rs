@@ -15,7 +15,7 @@ use super::ID;
 use super::terms::Terms;
 use crate::conv::geometry::lines::{filter_matrix, lies_in_lines, tap_stride};
 use crate::cost::Stream;
-use crate::engine::{Reason, Refusal};
+use crate::engine::{Reason, Refusal, slot_count};
 use crate::layout::repack::{Repack, packed_tensor};
 
 /// The order of activations, and of a filter's gradient: images (or filters), then pixels (or taps), of which each is a line of channels.
@@ -38,7 +38,7 @@ pub(super) struct Prepared {
     /// Whether both operands are of another type than the caller's.
     pub(super) converted: bool,
     /// The caller's slots.
-    slots: usize,
+    pub(super) slots: Vec<Slot>,
     /// From a slot of the caller to one behind them.
     copies: Vec<(Slot, Slot, Copy)>,
     /// From a slot behind the caller's to one of these.
@@ -48,9 +48,8 @@ pub(super) struct Prepared {
 impl Prepared {
     /// `rows`: results whose rows begin anywhere may leave line by line. `phases`: rows of the product fall into phases.
     pub(super) fn new(conv: &ConvProblem, rows: bool, phases: bool) -> Result<Prepared, Refusal> {
-        let slots = conv.slots().iter().map(|slot| slot.0 as usize + 1).max().unwrap_or(0);
         let inner = ConvProblem { prologue: Vec::new(), ..conv.clone() };
-        let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots, copies: Vec::new(), backs: Vec::new() };
+        let mut prepared = Prepared { conv: inner, terms: 1, converted: false, slots: conv.slots(), copies: Vec::new(), backs: Vec::new() };
         for (name, tensor, extents) in conv.tensors() {
             let size = extents.iter().fold(1u128, |all, &extent| all.saturating_mul(u128::from(extent).next_multiple_of(32)));
             ID.require(
@@ -66,7 +65,7 @@ impl Prepared {
 
     /// A slot behind those in use.
     fn next_slot(&self) -> Slot {
-        Slot((self.slots + self.copies.len() + self.backs.len()) as u32)
+        Slot((slot_count(&self.slots) + self.copies.len() + self.backs.len()) as u32)
     }
 
     fn operands(&mut self, conv: &ConvProblem, phases: bool) -> Result<(), Refusal> {
@@ -227,7 +226,7 @@ impl Prepared {
 
     /// Where lines of `columns` of a result end: in scratch, at a multiple of 16 bytes.
     pub(super) fn line_end(&self, d: &Matrix, columns: u64) -> u64 {
-        if d.slot.0 as usize >= self.slots { columns.next_multiple_of(16 / d.dtype.bytes() as u64) } else { columns }
+        if d.slot.0 as usize >= slot_count(&self.slots) { columns.next_multiple_of(16 / d.dtype.bytes() as u64) } else { columns }
     }
 
     /// What the copies ask.
@@ -237,11 +236,6 @@ impl Prepared {
             Copy::Terms(terms) => terms.work(),
         });
         ahead.chain(self.backs.iter().map(|(_, _, back)| back.work()))
-    }
-
-    /// A program without steps for the caller's buffers.
-    pub(super) fn empty_program(&self) -> Program {
-        Program { buffer_alignment_bytes: vec![1; self.slots], ..Program::default() }
     }
 
     /// Adds the copies ahead to a program. Returns where each slot behind the caller's lies.

@@ -41,7 +41,7 @@ use verdigris_tensor::DType;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::Work;
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::sums::statistics;
 
@@ -135,7 +135,7 @@ impl Algorithm for SmallChannels {
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let p = &self.problem;
-        let mut program = super::empty_program(p);
+        let mut program = empty_program(&p.slots());
         let elements = p.tensors().into_iter().map(|(_, tensor, _)| (tensor.slot, tensor.dtype.bytes() as u64));
         for (slot, bytes) in elements.chain(self.plan.alignments()).chain(self.epilogue.conv_alignments(p)) {
             let alignment = &mut program.buffer_alignment_bytes[slot.0 as usize];

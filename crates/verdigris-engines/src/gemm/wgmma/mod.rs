@@ -27,7 +27,7 @@ use super::factors::FactorsArgs;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::hopper::epilogue::{TYPES, epilogue_of, store_bytes};
 use crate::hopper::grid::{Layout, TileGrid, TileOrder};
@@ -334,7 +334,7 @@ impl Algorithm for Wgmma {
         let chunk = Chunk::all(&view.problem.batch).into_iter().next();
         let chunk = chunk.ok_or_else(|| Self::ID.refusal(Reason::Batch, "an empty batch"))?;
 
-        let mut program = super::program(&view.problem);
+        let mut program = empty_program(&view.problem.slots());
         let mut place = |matrix: &Matrix, repack: Option<&Repack>| match repack {
             None => slot(matrix),
             Some(repack) => {

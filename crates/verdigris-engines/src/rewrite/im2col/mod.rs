@@ -47,7 +47,7 @@ use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::conv::geometry::matrices::over_matrices;
 use crate::cost::Work;
-use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{Candidate, EngineId, Knobs, Notes, Reason, Refusal, slot_count};
 use crate::gemm;
 use crate::layout::repack::{self, Repack, packed_tensor};
 use crate::split_k::filter::im2col::{self as reduction, Sum};
@@ -294,7 +294,7 @@ impl Form {
             Reason::Extent,
             format_args!("{count} taps by channels of {of}, taken are up to {MOST_COLUMNS}"),
         )?;
-        let meeting = Slot(p.slots().iter().map(|slot| slot.0 + 1).max().unwrap_or(0));
+        let meeting = Slot(slot_count(&p.slots()) as u32);
         let adds_behind = matches!((p.direction, side), (Direction::Fprop, Side::Y) | (Direction::Dgrad, Side::X));
         // With k innermost, channels of y are read side by side. A filter lies otherwise, and is copied; parts of its gradient lie as they
         // are told.

@@ -8,7 +8,8 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Map, Write};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
-use super::spec::{CHUNK, STRIP, Spec, Tap, WARPS};
+use super::super::CHUNK;
+use super::spec::{STRIP, Spec, Tap, WARPS};
 use super::tile::{Rows, ThreadCoordinates, Tiles, TilesArguments, Window, roles};
 
 /// Sums of a chunk: by pairs of taps.

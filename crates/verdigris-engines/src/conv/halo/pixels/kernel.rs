@@ -20,28 +20,24 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_tensor::DType;
 
+use super::super::geometry::{AXES, RUN};
+use super::super::{SHARED_BYTES, WARPGROUP, types};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::batch::BatchIndexArgs;
 use crate::store::{Out, Store, StoreArgs, StoreSpec, Tile};
 
-/// Threads of a warpgroup.
-const WARPGROUP: u32 = 128;
 /// Warpgroups that multiply.
 const CONSUMERS: u32 = 2;
 /// The named barrier of the first consumer; the second's follows.
 const FIRST_BARRIER: u32 = 1;
 /// The named barrier at which the first consumer waits for its main loop under ping-pong; the second's follows.
 const PING_PONG_BARRIER: u32 = 8;
-/// Dynamic shared memory of a CTA on compute capability 9.0.
-const SHARED_BYTES: u32 = 232_448;
 /// Halo boxes: one is multiplied, one is on its way.
 const HALO_BOXES: u32 = 2;
 /// Rows of a block of the product.
 pub(super) const BLOCK: u32 = 64;
-/// Pixels of a run.
-pub(super) const RUN: u32 = 8;
-/// Dims of the pixels: channels, width, height, depth, images.
-const RANK: u32 = 5;
+/// Dims of the pixels: channels, and the axes.
+const RANK: u32 = AXES as u32 + 1;
 
 /// Everything that shapes the kernel; extents, boxes, taps, dilations and paddings are arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +93,7 @@ impl Spec {
     }
 
     fn map_type(&self) -> MapType {
-        if self.dtype == DType::Bf16 { MapType::Bf16 } else { MapType::F16 }
+        types(self.dtype).0
     }
 
     /// Halo boxes of pixels.
@@ -166,7 +162,7 @@ impl Spec {
     }
 
     fn shape(&self) -> WgmmaShape {
-        let ty = if self.dtype == DType::Bf16 { MatrixType::Bf16 } else { MatrixType::F16 };
+        let (_, ty) = types(self.dtype);
         WgmmaShape { transpose_b: self.filter == Major::Rows, ..wgmma_shape(self.group_columns(), ty, ty, MatrixType::F32) }
     }
 

@@ -13,7 +13,8 @@ use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::params::Divide;
 use verdigris_kir::tile::fragment::Fragment;
 
-use super::kernel::{CONSUMERS, ROWS, Spec, WARPGROUP};
+use super::super::WARPGROUP;
+use super::kernel::{CONSUMERS, ROWS, Spec};
 use crate::fuse::epilogue::{EpilogueArgs, EpilogueSpec};
 use crate::split_k::cluster_reduction::Sharers;
 

@@ -8,7 +8,8 @@ use verdigris_kir::face::{Kernel, Val, Var};
 use verdigris_kir::params::{Map, Read};
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 
-use super::spec::{CHUNK, LEAVING, MULTIPLIERS, STRIP, Spec, Tap, WARPS};
+use super::super::CHUNK;
+use super::spec::{LEAVING, MULTIPLIERS, STRIP, Spec, Tap, WARPS};
 use super::tile::{Rows, ThreadCoordinates, Tile, Tiles, TilesArguments, Window, roles};
 use crate::fuse::compute;
 use crate::fuse::epilogue::{Epilogue, EpilogueArgs, EpilogueSpec};

@@ -1,13 +1,12 @@
-//! `conv.diagonal`: convolutions of one to eight channels a group on Hopper, by block-diagonal filters.
+//! Groups of one to eight channels on Hopper: pixels come by TMA.
 //!
-//! **What.** All three directions in two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides
-//! 1 and 2, any padding, bf16 and f16 with f32 sums, activations with their channels last, filters of any layout; every epilogue whose
-//! result has the operands' type. What is refused is dilation, a filter of other extents, three dims, and of stride 2 the 7×7 but in dgrad,
-//! and there a padding that is odd where half of the filter is even, or the other way round.
+//! **What.** Two spatial dims: groups of 1, 2, 4 or 8 channels on either side, filters of 3×3, 5×5 and 7×7, strides 1 and 2, any padding;
+//! every epilogue whose result has the operands' type. What is refused is dilation, a filter of other extents, three dims, and of stride 2
+//! the 7×7 but in dgrad, and there a padding that is odd where half of the filter is even, or the other way round.
 //!
-//! **Method.** Eight channels are a *chunk*. At one tap, what a chunk of the result has from the same chunk of the pixels is a product with
-//! an 8×8 matrix: of a depthwise filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer
-//! instructions than multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
+//! **Method.** At one tap, what a chunk of the result has from the same chunk of the pixels is a product with an 8×8 matrix: of a depthwise
+//! filter, its diagonal. Of such a product, one part in eight to sixteen is of use, and still it costs fewer instructions than
+//! multiplications one by one: neither are elements widened, nor does an instruction stand for 32 of them, but for 256.
 //!
 //! A CTA keeps a channel tile, 64 channels ([`spec`]), whose filters stay in its registers, and takes one tile of pixels after the other:
 //! TMA brings what a tile reads, its neighbours and zeros for the padding included, into a ring of stages, and takes the result away
@@ -29,35 +28,31 @@ mod pixels;
 mod spec;
 mod tile;
 
-use spec::{CHUNK, Kind, Spec, Stride};
+use spec::{Kind, Spec, Stride};
 use tile::TilesArguments;
-use verdigris_graph::ops::matmul::Precision;
 use verdigris_graph::{ConvProblem, Direction, Problem, Tensor};
 use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
+use super::{CHUNK, ID, MOST_PARTS_BYTES, TYPES, part_bytes, parts_work, plain, reduction_of, reductions, require, require_chunks};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
-use crate::cost::{Loop, Stream, Traffic, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;
 use crate::split_k::filter::grouped as reduction;
 use crate::sums::statistics;
 
-const ID: EngineId = EngineId { name: "conv.diagonal", number: 211 };
-
 /// Extents and tiles of a launch stay below this.
 const COUNT_LIMIT: u64 = 1 << 30;
-/// Scratch for parts stays below this.
-const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// CTAs of a last channel tile of few channels, as a share of those of a whole one: its tiles take no less time than this.
 const LEAST_SHARE: f64 = 0.9;
 
 /// An accepted problem.
 #[derive(Clone, Debug)]
-pub(super) struct BlockDiagonal {
+pub(in crate::conv) struct BlockDiagonal {
     problem: ConvProblem,
     epilogue: EpilogueSpec,
     arch: Arch,
@@ -70,10 +65,8 @@ impl Algorithm for BlockDiagonal {
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
-        let Problem::Conv(problem) = problem else {
-            return Err(ID.refusal(Reason::Problem, format_args!("{}, taken is conv", problem.kind())));
-        };
-        require_operands(problem)?;
+        let problem = require(problem, &Direction::ALL)?;
+        require_layout(problem)?;
         require_extents(problem)?;
         let accepted = BlockDiagonal::new(problem, arch)?;
         let Some(first) = accepted.configs.first() else {
@@ -98,7 +91,13 @@ impl Algorithm for BlockDiagonal {
     }
 
     fn knobs(config: &Config) -> Knobs {
-        Knobs::new([("tile", config.number)])
+        Knobs::new([("box", config.number)])
+    }
+
+    fn renamed(old: &Knobs) -> Option<Knobs> {
+        // As `conv.diagonal` called them; the other algorithms' have more knobs.
+        let tile = old.value("tile")?;
+        (*old == Knobs::new([("tile", tile)])).then(|| Knobs::new([("box", tile)]))
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -143,13 +142,12 @@ impl Algorithm for BlockDiagonal {
             stages: f64::from(spec.stages()),
             ..Loop::of_conv(if is_filter { "conv.diagonal wgrad" } else { "conv.diagonal" }, p)
         };
-        let parts_bytes = 2.0 * (config.parts() * self.part_bytes()) as f64;
-        Work::of(main).beside(is_filter.then(|| Stream::new(Traffic::Reduced, parts_bytes))).beside(statistics::work(p))
+        Work::of(main).beside(is_filter.then(|| parts_work(p, config.parts()))).beside(statistics::work(p))
     }
 
     fn lower(&self, config: &Config) -> Result<Program, Refusal> {
         let p = &self.problem;
-        let mut program = super::empty_program(p);
+        let mut program = empty_program(&p.slots());
         match config.spec.kind {
             Kind::Pixels => self.pixel_steps(config, &mut program),
             Kind::Filter => self.filter_steps(config, &mut program),
@@ -159,7 +157,7 @@ impl Algorithm for BlockDiagonal {
 
     fn catalog(target: Target) -> Vec<KernelRef> {
         let mut kernels = Vec::new();
-        for dtype in [DType::Bf16, DType::F16] {
+        for dtype in TYPES {
             for kind in [Kind::Pixels, Kind::Filter] {
                 for stride in [Stride::One, Stride::Two, Stride::Half] {
                     for taps in [3, 5, 7] {
@@ -171,32 +169,15 @@ impl Algorithm for BlockDiagonal {
                     }
                 }
             }
-            kernels.push(reduction::Spec { epilogue: EpilogueSpec::plain(OperandSpec::strided(dtype)) }.kernel());
         }
-        if Target::Sm90 <= target { kernels } else { Vec::new() }
+        if Target::Sm90 <= target { kernels.into_iter().chain(reductions()).collect() } else { Vec::new() }
     }
 }
 
-/// The epilogue of plain pixels, which leave by a tensor map.
-fn plain(result: DType) -> EpilogueSpec {
-    EpilogueSpec { stores_d: false, pairs: true, ..EpilogueSpec::plain(OperandSpec { dtype: result, walk: Walk::Row }) }
-}
-
-/// What is asked of types, and of how tensors lie.
-fn require_operands(p: &ConvProblem) -> Result<(), Refusal> {
-    let [(_, a, _), (_, b, _)] = p.operands();
-    let dtype = a.dtype;
-    ID.require(
-        dtype == b.dtype && matches!(dtype, DType::Bf16 | DType::F16),
-        Reason::DType,
-        format_args!("{dtype} and {}, taken are two of bf16 or of f16", b.dtype),
-    )?;
-    ID.require(p.precision == Precision::Fp32, Reason::Precision, format_args!("{:?}, taken are f32 sums", p.precision))?;
-    ID.require(
-        p.prologue.is_empty(),
-        Reason::Epilogue,
-        format_args!("{} steps on the activations, taken as they are stored", p.prologue.len()),
-    )?;
+/// What is asked of the result's type, and of how tensors lie.
+fn require_layout(p: &ConvProblem) -> Result<(), Refusal> {
+    let [(_, operand, _), _] = p.operands();
+    let dtype = operand.dtype;
     let is_wgrad = p.direction == Direction::Wgrad;
     ID.require(
         is_wgrad || p.result().dtype == dtype,
@@ -204,15 +185,12 @@ fn require_operands(p: &ConvProblem) -> Result<(), Refusal> {
         format_args!("a result of {}, taken is that of the operands, {dtype}", p.result().dtype),
     )?;
     for (name, tensor, extents) in [("x", &p.x, p.x_extents()), ("y", &p.y, p.y_extents())] {
-        ID.require(tensor.strides[1] == 1, Reason::Layout, format_args!("{name} with channels {} elements apart", tensor.strides[1]))?;
-        let fits = |dim: usize| {
-            let stride = tensor.strides[dim];
-            extents[dim] <= 1 || stride > 0 && stride.is_multiple_of(u64::from(CHUNK)) && stride < 1 << 38
-        };
+        require_chunks(name, tensor, extents)?;
+        let fits = |dim: usize| extents[dim] <= 1 || (1..1 << 38).contains(&tensor.strides[dim]);
         ID.require(
             [0, 2, 3, 4].into_iter().all(fits),
             Reason::Alignment,
-            format_args!("{name} with strides {:?}, no multiples of 8", tensor.strides),
+            format_args!("{name} with strides {:?}; takes 1 to 2^38", tensor.strides),
         )?;
     }
     Ok(())
@@ -220,7 +198,6 @@ fn require_operands(p: &ConvProblem) -> Result<(), Refusal> {
 
 /// What is asked of extents.
 fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
-    ID.require(!p.is_empty() && p.n > 0 && p.c > 0, Reason::Extent, format_args!("{} images of {} channels; none may be 0", p.n, p.c))?;
     ID.require(
         p.c == p.k && p.c.is_multiple_of(u64::from(CHUNK)) && matches!(p.c / p.groups, 1 | 2 | 4 | 8),
         Reason::Extent,
@@ -260,7 +237,7 @@ fn require_extents(p: &ConvProblem) -> Result<(), Refusal> {
 
 /// A kernel, and how its launch is cut.
 #[derive(Clone, Debug)]
-pub(super) struct Config {
+pub(in crate::conv) struct Config {
     spec: Spec,
     number: u32,
     /// Tiles of images, down and across.
@@ -288,12 +265,10 @@ impl Config {
 
 impl BlockDiagonal {
     fn new(p: &ConvProblem, arch: &Arch) -> Result<BlockDiagonal, Refusal> {
-        let whole = EpilogueSpec::of_conv(p);
         let (kind, epilogue) = if p.direction == Direction::Wgrad {
-            // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
-            let single = EpilogueSpec { pairs: false, ..whole };
-            (Kind::Filter, if single.is_plain() { single.strided() } else { single })
+            (Kind::Filter, reduction_of(p).epilogue)
         } else {
+            let whole = EpilogueSpec::of_conv(p);
             ID.require(whole.pairs, Reason::Alignment, "operands of the epilogue whose channels do not lie in pairs")?;
             (Kind::Pixels, EpilogueSpec { stores_d: false, ..whole })
         };
@@ -331,18 +306,12 @@ impl BlockDiagonal {
         let whole_channel_tiles = if left > 0 && channel_tiles > 1 { channel_tiles - 1 } else { channel_tiles };
         let share = if whole_channel_tiles < channel_tiles { (left as f64 / channels as f64).max(LEAST_SHARE) } else { 0.0 };
         let sms = f64::from(self.arch.sm_count);
-        let part_bytes = self.part_bytes();
-        let most = count.min((MOST_PARTS_BYTES / part_bytes.max(1)).max(1));
+        let most = count.min((MOST_PARTS_BYTES / part_bytes(p).max(1)).max(1));
         let whole_parts = ((sms / (whole_channel_tiles as f64 + share)) as u64).clamp(1, most);
         let idle = (self.arch.sm_count as u64).saturating_sub(whole_channel_tiles * whole_parts);
         let last_parts = if whole_channel_tiles < channel_tiles { idle.clamp(1, most.min(whole_parts)) } else { 0 };
         let config = Config { spec, number, tiles, whole_channel_tiles, whole_parts, last_parts };
         (config.tile_count() < COUNT_LIMIT && config.ctas() < COUNT_LIMIT).then_some(config)
-    }
-
-    /// Bytes of one part of a filter's gradient.
-    fn part_bytes(&self) -> u64 {
-        4 * self.problem.k * self.problem.gemm_extents().n
     }
 
     fn tile_arguments(&self, config: &Config) -> TilesArguments {
@@ -411,7 +380,7 @@ impl BlockDiagonal {
 
     fn filter_steps(&self, config: &Config, program: &mut Program) {
         let (spec, p) = (&config.spec, &self.problem);
-        let (part_bytes, count) = (self.part_bytes(), config.parts());
+        let (part_bytes, count) = (part_bytes(p), config.parts());
         // Of a last channel tile with fewer CTAs, the missing parts are zero.
         let parts = program.add_scratch("parts of sums", part_bytes * count);
         if config.last_parts > 0 && config.last_parts != config.whole_parts {

@@ -1,23 +1,23 @@
 //! wgrad on the host's side: which CTA sums what, and what becomes of the parts.
 
-use verdigris_graph::ConvProblem;
-use verdigris_kir::program::{Launch, Program};
+use verdigris_graph::{ConvProblem, Direction, Problem};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{KernelRef, Launch, Program};
+use verdigris_tensor::DType;
 
-use super::channel_tile::{CHUNK, ChannelTile, Channels};
+use super::super::{CHUNK, ID, MOST_PARTS_BYTES, TYPES, part_bytes, parts_work, reduction_of, reductions, require, require_chunks};
+use super::channel_tile::{ChannelTile, Channels};
 use super::tiling::Tiling;
 use super::walk::WalkArguments;
-use super::{COUNT_LIMIT, ID, filter, pixel_arguments, require_chunks};
+use super::{COUNT_LIMIT, filter, pixel_arguments, require_channels};
+use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::conv::geometry::phases::PixelGeometry;
 use crate::conv::geometry::tap_count;
-use crate::cost::{Join, Loop, Stream, Traffic, Work};
-use crate::engine::{Knobs, Reason, Refusal};
-use crate::fuse::epilogue::EpilogueSpec;
+use crate::cost::{Join, Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::divisor;
 use crate::split_k::filter::grouped as reduction;
-
-/// Scratch for parts stays below this.
-const MOST_PARTS_BYTES: u64 = 512 << 20;
 
 /// An accepted wgrad.
 #[derive(Clone, Debug)]
@@ -41,20 +41,12 @@ pub(in crate::conv) struct GradientConfig {
     fewer_taps: Option<u32>,
 }
 
-impl GradientConfig {
-    pub(super) fn knobs(&self) -> Knobs {
-        Knobs::new([("parts", self.parts as u32)].into_iter().chain(self.fewer_taps.map(|taps| ("taps", taps))))
-    }
-}
-
 impl Gradient {
-    pub(super) fn new(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Gradient, Refusal> {
+    fn new(problem: &ConvProblem, channels: Channels, arch: &Arch) -> Result<Gradient, Refusal> {
         require_chunks("x", &problem.x, problem.x_extents())?;
         require_chunks("y", &problem.y, problem.y_extents())?;
-        let epilogue = EpilogueSpec { pairs: false, ..EpilogueSpec::of_conv(problem) };
-        // The plain ones make a catalog, which one class of strides keeps short; a user's chain is compiled for its own.
-        let epilogue = if epilogue.is_plain() { epilogue.strided() } else { epilogue };
-        let target = epilogue.target();
+        let sum = reduction_of(problem);
+        let target = sum.epilogue.target();
         ID.require(arch.runs(target), Reason::Target, format_args!("the epilogue's types need {}", target.ptx()))?;
         let least = channels.channel_tile().unwrap_or(ChannelTile::ALL[5]);
         let taps = tap_count(problem);
@@ -77,17 +69,7 @@ impl Gradient {
         let tiling = fitting.ok_or_else(|| {
             ID.refusal(Reason::SharedMemory, format_args!("a filter of {:?} taps in {limit} bytes of shared memory", problem.filter))
         })?;
-        let sum = reduction::Spec { epilogue };
         Ok(Gradient { problem: problem.clone(), channels, geometry, arch: arch.clone(), spec, sum, tiling })
-    }
-
-    pub(super) fn configs(&self) -> Vec<GradientConfig> {
-        let taps = filter::Spec::TAPS.into_iter().filter(|&taps| taps <= self.spec.taps);
-        let of_taps = |taps| {
-            let fewer_taps = (taps < self.spec.taps).then_some(taps);
-            self.parts(&filter::Spec { taps, ..self.spec }).into_iter().map(move |parts| GradientConfig { parts, fewer_taps })
-        };
-        taps.flat_map(of_taps).collect()
     }
 
     fn spec(&self, config: &GradientConfig) -> filter::Spec {
@@ -107,14 +89,10 @@ impl Gradient {
         self.channel_tiles() * u64::from(spec.column_parts()) * self.tap_groups(spec)
     }
 
-    fn part_bytes(&self) -> u64 {
-        4 * self.problem.k * self.problem.gemm_extents().n
-    }
-
     /// Parts that take each SM's places a quarter, half, once and twice; no more than there are tiles.
     fn parts(&self, spec: &filter::Spec) -> Vec<u64> {
         let places = u64::from(self.arch.sm_count) * u64::from(spec.ctas());
-        let most = self.tiling.count().min(MOST_PARTS_BYTES / self.part_bytes().max(1)).max(1);
+        let most = self.tiling.count().min(MOST_PARTS_BYTES / part_bytes(&self.problem).max(1)).max(1);
         let ctas = [places / 4, places / 2, places, 2 * places];
         let mut parts: Vec<u64> = ctas.map(|ctas| (ctas / self.columns(spec)).clamp(1, most)).to_vec();
         // Whole turns of tiles.
@@ -123,9 +101,37 @@ impl Gradient {
         parts.dedup();
         parts
     }
+}
+
+impl Algorithm for Gradient {
+    const ID: EngineId = ID;
+    const VERSION: u32 = 1;
+    type Config = GradientConfig;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let problem = require(problem, &[Direction::Wgrad])?;
+        Gradient::new(problem, require_channels(problem, arch)?, arch)
+    }
+
+    fn configs(&self) -> Vec<GradientConfig> {
+        let taps = filter::Spec::TAPS.into_iter().filter(|&taps| taps <= self.spec.taps);
+        let of_taps = |taps| {
+            let fewer_taps = (taps < self.spec.taps).then_some(taps);
+            self.parts(&filter::Spec { taps, ..self.spec }).into_iter().map(move |parts| GradientConfig { parts, fewer_taps })
+        };
+        taps.flat_map(of_taps).collect()
+    }
+
+    fn knobs(config: &GradientConfig) -> Knobs {
+        Knobs::new([("parts", config.parts as u32)].into_iter().chain(config.fewer_taps.map(|taps| ("taps", taps))))
+    }
+
+    fn notes(&self, _: &GradientConfig) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
 
     /// A step is a tile of pixels.
-    pub(super) fn work(&self, config: &GradientConfig) -> Work {
+    fn work(&self, config: &GradientConfig) -> Work {
         let (parts, spec) = (config.parts, &self.spec(config));
         let turns = self.tiling.count().div_ceil(parts) as f64;
         let taps = f64::from(spec.taps);
@@ -155,14 +161,14 @@ impl Gradient {
             exposed: 0.6,
             ..Loop::of_conv("conv.grouped wgrad", &self.problem)
         };
-        Work::of(main).beside([Stream::new(Traffic::Reduced, 2.0 * parts as f64 * self.part_bytes() as f64)])
+        Work::of(main).beside([parts_work(&self.problem, parts)])
     }
 
-    pub(super) fn lower(&self, config: &GradientConfig) -> Program {
+    fn lower(&self, config: &GradientConfig) -> Result<Program, Refusal> {
         let (count, spec) = (config.parts, self.spec(config));
         let p = &self.problem;
-        let mut program = crate::conv::empty_program(p);
-        let part_bytes = self.part_bytes();
+        let mut program = empty_program(&p.slots());
+        let part_bytes = part_bytes(p);
         let parts = program.add_scratch("parts of sums", part_bytes * count);
         let [n, _, d, h, w] = p.y.strides;
         let relative = [n, d, h, w].map(|stride| stride / u64::from(CHUNK));
@@ -184,6 +190,14 @@ impl Gradient {
         };
         program.launch(Launch::new(spec.kernel(), [(self.columns(&spec) * count) as u32, 1, 1], args.bound(&())));
         program.launch(self.sum.launch(p, parts, count, part_bytes));
-        program
+        Ok(program)
+    }
+
+    fn catalog(_: Target) -> Vec<KernelRef> {
+        let of_type = |operands: DType| {
+            let of_tile = move |channel_tile| filter::Spec::TAPS.map(|taps| filter::Spec { operands, channel_tile, taps }.kernel());
+            filter::Spec::channel_tiles().flat_map(of_tile)
+        };
+        TYPES.into_iter().flat_map(of_type).chain(reductions()).collect()
     }
 }

@@ -1,63 +1,11 @@
 //! How pixels are cut into boxes, and boxes into blocks of 64 rows; where taps read.
 //!
-//! The convolution is dense: pixel `p` of the result reads pixels `p + origin + tap · dilation` along each dim. Forward that is
-//! `y[p] = Σ_t x[p − pad + t·d] · w[t]`; backwards `dx[p] = Σ_r dy[p + pad − r·d] · w[r]`, which with `t = taps − 1 − r` reads upwards too,
-//! and meets the filter from its last element on.
-//!
 //! A halo box holds what a box of pixels reads. In a *square* box a block is eight pixels along the width by eight along the height, and
 //! blocks stand side by side in the width, height, depth and over images. In a *flat* box rows of the product are pixels of the halo box
 //! one behind the other, halo and all, which for images of odd sizes leaves fewer rows without a pixel.
 
-use verdigris_graph::{ConvProblem, Direction};
-
-use super::kernel::{BLOCK, RUN};
-
-/// The most pixels of a box along a dim of TMA.
-const MOST_EXTENT: u64 = 256;
-
-/// A dense convolution; dims stand with the width first, then height and depth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Dense {
-    pub(super) images: u64,
-    /// Pixels of the result, and of what is read.
-    pub(super) result: [u64; 3],
-    pub(super) source: [u64; 3],
-    pub(super) filter: [u64; 3],
-    pub(super) dilation: [u64; 3],
-    /// What the first tap reads for the first pixel.
-    pub(super) origin: [i64; 3],
-    /// Whether the first tap is the filter's last element.
-    pub(super) backwards: bool,
-}
-
-impl Dense {
-    /// fprop or dgrad of a problem without strides.
-    pub(super) fn new(conv: &ConvProblem) -> Dense {
-        let dims = |extents: [u64; 3]| [extents[2], extents[1], extents[0]];
-        let (filter, dilation, pads) = (dims(conv.filter), dims(conv.dilations), dims(conv.pads_before));
-        let forward = conv.direction == Direction::Fprop;
-        let (result, source) = if forward { (conv.output, conv.input) } else { (conv.input, conv.output) };
-        let origin = std::array::from_fn(|dim| match forward {
-            true => -(pads[dim] as i64),
-            false => pads[dim] as i64 - ((filter[dim] - 1) * dilation[dim]) as i64,
-        });
-        Dense { images: conv.n, result: dims(result), source: dims(source), filter, dilation, origin, backwards: conv.flip == forward }
-    }
-
-    pub(super) fn taps(&self) -> u64 {
-        self.filter.iter().product()
-    }
-
-    /// Pixels that a filter reaches beyond the first, by dim.
-    pub(super) fn halo(&self) -> [u64; 3] {
-        std::array::from_fn(|dim| (self.filter[dim] - 1) * self.dilation[dim])
-    }
-
-    /// The result's pixels in each dim, images behind.
-    pub(super) fn extents(&self) -> [u64; 4] {
-        [self.result[0], self.result[1], self.result[2], self.images]
-    }
-}
+use super::super::geometry::{AXES, Axes, BOX_AXES, MOST_EXTENT, RUN, counts, halo};
+use super::kernel::BLOCK;
 
 /// A box of pixels of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,9 +29,9 @@ pub(super) struct Cut {
 
 impl Cut {
     /// A box of so many blocks; nothing where it is none.
-    pub(super) fn new(dense: &Dense, pixels: PixelBox, blocks: u64) -> Option<Cut> {
+    pub(super) fn new(axes: &Axes, pixels: PixelBox, blocks: u64) -> Option<Cut> {
         let [width, height, depth, images] = pixels.extents;
-        let halo = dense.halo();
+        let halo = halo(axes);
         let mut halo_box = [width + halo[0], height + halo[1], depth + halo[2], images];
         let rows = blocks * u64::from(BLOCK);
         let run = u64::from(RUN);
@@ -119,14 +67,13 @@ impl Cut {
     }
 
     /// Boxes in each dim.
-    pub(super) fn counts(&self, dense: &Dense) -> [u64; 4] {
-        let extents = dense.extents();
-        std::array::from_fn(|dim| extents[dim].div_ceil(self.pixels.extents[dim]))
+    pub(super) fn counts(&self, axes: &Axes) -> [u64; AXES] {
+        counts(axes, self.pixels.extents)
     }
 
     /// How far the halo box's pixel of a tap lies from that of the tap before: in the filter's row, in the next row, in the next plane.
-    pub(super) fn tap_steps(&self, dense: &Dense) -> [i64; 3] {
-        let (filter, dilation) = (dense.filter.map(|n| n as i64), dense.dilation.map(|n| n as i64));
+    pub(super) fn tap_steps(&self, axes: &Axes) -> [i64; BOX_AXES] {
+        let (filter, dilation) = (axes.map(|axis| axis.filter as i64), axes.map(|axis| axis.dilation as i64));
         let row = self.halo_box[0] as i64;
         let plane = row * self.halo_box[1] as i64;
         let back_in_row = (filter[0] - 1) * dilation[0];
@@ -136,9 +83,9 @@ impl Cut {
 }
 
 /// The boxes of so many blocks that are worth a look: no wider than the result.
-pub(super) fn cuts(dense: &Dense, blocks: u64) -> Vec<Cut> {
+pub(super) fn cuts(axes: &Axes, blocks: u64) -> Vec<Cut> {
     let run = u64::from(RUN);
-    let extents = dense.extents();
+    let extents = axes.map(|axis| axis.pixels);
     let mut boxes = Vec::new();
     for w in 1..=blocks {
         for h in (1..=blocks / w).filter(|h| (blocks / w).is_multiple_of(*h) && blocks.is_multiple_of(w)) {
@@ -155,25 +102,30 @@ pub(super) fn cuts(dense: &Dense, blocks: u64) -> Vec<Cut> {
     };
     boxes.retain(fits);
     let rows = blocks * u64::from(BLOCK);
-    let line = dense.result[0] + dense.halo()[0];
-    if dense.result[0] <= rows && line <= MOST_EXTENT {
-        let height = ((rows - dense.result[0]) / line + 1).min(dense.result[1]);
+    let [width, height, ..] = extents;
+    let line = width + halo(axes)[0];
+    if width <= rows && line <= MOST_EXTENT {
+        let most = ((rows - width) / line + 1).min(height);
         // As many boxes, and no taller ones than these need.
-        let even = dense.result[1].div_ceil(dense.result[1].div_ceil(height));
-        boxes.push(PixelBox { extents: [dense.result[0], even, 1, 1], flat: true });
+        let even = height.div_ceil(height.div_ceil(most));
+        boxes.push(PixelBox { extents: [width, even, 1, 1], flat: true });
     }
-    boxes.into_iter().filter_map(|pixels| Cut::new(dense, pixels, blocks)).collect()
+    boxes.into_iter().filter_map(|pixels| Cut::new(axes, pixels, blocks)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::geometry::Axis;
     use super::*;
 
-    fn problems() -> Vec<Dense> {
+    fn problems() -> Vec<Axes> {
         let dense = |images, result: [u64; 3], filter: [u64; 3], dilation: [u64; 3], pad: [i64; 3]| {
-            let source =
-                std::array::from_fn(|dim| (result[dim] + (filter[dim] - 1) * dilation[dim]).saturating_sub(2 * pad[dim] as u64).max(1));
-            Dense { images, result, source, filter, dilation, origin: pad.map(|pad| -pad), backwards: false }
+            let axis = |pixels: u64, filter: u64, dilation: u64, pad: i64| {
+                let source = (pixels + (filter - 1) * dilation).saturating_sub(2 * pad as u64).max(1);
+                Axis { pixels, source, filter, dilation, origin: -pad, pixel_stride: 8, source_stride: 8 }
+            };
+            let [w, h, d] = [0, 1, 2].map(|dim| axis(result[dim], filter[dim], dilation[dim], pad[dim]));
+            [w, h, d, axis(images, 1, 1, 0)]
         };
         vec![
             dense(3, [56, 56, 1], [3, 3, 1], [1, 1, 1], [1, 1, 0]),
@@ -187,15 +139,16 @@ mod tests {
     /// Every pixel is a row of just one block, and its taps read the pixels that the formula names.
     #[test]
     fn every_pixel_is_met_once_and_reads_what_it_should() {
-        for dense in problems() {
+        for axes in problems() {
+            let filter = axes.map(|axis| axis.filter);
             for blocks in [1, 2, 4] {
-                let cuts = cuts(&dense, blocks);
-                assert!(!cuts.is_empty(), "{dense:?}");
+                let cuts = cuts(&axes, blocks);
+                assert!(!cuts.is_empty(), "{axes:?}");
                 for cut in cuts {
-                    let extents = dense.extents();
-                    let counts = cut.counts(&dense);
+                    let extents = axes.map(|axis| axis.pixels);
+                    let counts = cut.counts(&axes);
                     let mut met = vec![0u32; extents.iter().product::<u64>() as usize];
-                    let steps = cut.tap_steps(&dense);
+                    let steps = cut.tap_steps(&axes);
                     for index in 0..counts.iter().product::<u64>() {
                         let boxes = [
                             index % counts[0],
@@ -215,10 +168,10 @@ mod tests {
                             // The walk over taps as the kernel makes it; every row reads inside of the halo box.
                             let mut pixel = start as i64;
                             let mut taps = Vec::new();
-                            for tap in 0..dense.taps() {
-                                assert!((0..cut.halo_box_pixels() as i64).contains(&pixel), "{dense:?} {cut:?} row {row} tap {tap}");
+                            for tap in 0..filter.iter().product::<u64>() {
+                                assert!((0..cut.halo_box_pixels() as i64).contains(&pixel), "{axes:?} {cut:?} row {row} tap {tap}");
                                 taps.push(of(pixel as u64));
-                                let [fw, fh, _] = dense.filter;
+                                let [fw, fh, ..] = filter;
                                 let step = if (tap + 1) % fw > 0 { 0 } else { 1 + usize::from((tap + 1) % (fw * fh) == 0) };
                                 pixel += steps[step];
                             }
@@ -227,16 +180,16 @@ mod tests {
                             }
                             met[(((at[3] * extents[2] + at[2]) * extents[1] + at[1]) * extents[0] + at[0]) as usize] += 1;
                             for (tap, read) in (0..).zip(&taps) {
-                                let [fw, fh, _] = dense.filter;
+                                let [fw, fh, ..] = filter;
                                 let tap = [tap % fw, tap / fw % fh, tap / fw / fh];
                                 for dim in 0..3 {
-                                    assert_eq!(read[dim], here[dim] + tap[dim] * dense.dilation[dim], "{dense:?} {cut:?} row {row}");
+                                    assert_eq!(read[dim], here[dim] + tap[dim] * axes[dim].dilation, "{axes:?} {cut:?} row {row}");
                                 }
                                 assert_eq!(read[3], here[3]);
                             }
                         }
                     }
-                    assert!(met.iter().all(|&times| times == 1), "{dense:?} {cut:?}");
+                    assert!(met.iter().all(|&times| times == 1), "{axes:?} {cut:?}");
                 }
             }
         }

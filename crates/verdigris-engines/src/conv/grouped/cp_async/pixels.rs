@@ -13,8 +13,9 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::super::CHUNK;
 use super::THREADS;
-use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
+use super::channel_tile::{ChannelTile, PITCH_BYTES, SLOTS};
 use super::tiling::{PHASE_TABLE_BYTES, PIXEL_BYTES, Room, TAP_BYTES, filter_tap_bytes};
 use super::walk::{Chunk, PhaseTable, Phases, Place, Walk, WalkArguments, coordinates};
 use crate::conv::geometry::phases::{FilterWalk, FilterWalkArguments};

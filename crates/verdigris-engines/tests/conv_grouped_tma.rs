@@ -1,4 +1,5 @@
-//! `conv.diagonal` under every config, on every case of convolution that it takes, interpreted and held against the reference.
+//! The configs of `conv.grouped` that TMA feeds, all of them, on every case of convolution that they take, interpreted and held against the
+//! reference.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,6 +16,7 @@ use verdigris_reference::graph_cases::{GraphCase, load, load_file};
 use verdigris_reference::judge::Trial;
 use verdigris_tensor::DType;
 
+/// They were an engine of that name.
 fn engine() -> &'static dyn Engine {
     verdigris_engines::engine("conv.diagonal").expect("the engine is registered")
 }

@@ -1,8 +1,8 @@
 //! Channel tiles: which groups a CTA takes together, and how they lie in its shared memory.
 //!
-//! Channels are counted in *chunks* of 8, the 16 bytes of a copy and of a row of `ldmatrix`. Groups of fewer channels, or of a number that
-//! is no multiple of 8, are taken together until input and output channels both are one: a *block*, whose filter has zeros where input and
-//! output belong to different groups. A *channel tile* is as many blocks as 64 channels hold.
+//! Groups of fewer channels than a chunk has, or of a number that is no multiple of 8, are taken together until input and output channels
+//! both are one: a *block*, whose filter has zeros where input and output belong to different groups. A *channel tile* is as many blocks as
+//! 64 channels hold.
 //!
 //! Each block has as many places for chunks as the size class of its channels says, in shared memory as in the tile of sums. Places without
 //! channels hold zeros, so that blocks of a multiple of 8 channels see nothing of their neighbours.
@@ -10,8 +10,8 @@
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{ConvProblem, Direction};
 
-/// Channels of a chunk.
-pub(super) const CHUNK: u32 = 8;
+use super::super::CHUNK;
+
 /// Chunks of a pixel in shared memory.
 pub(super) const SLOTS: u32 = 8;
 /// Distance of pixels in shared memory: one chunk more than they hold, so that a chunk of eight neighbouring pixels touches all banks.

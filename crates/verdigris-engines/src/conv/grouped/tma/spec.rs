@@ -9,11 +9,10 @@ use verdigris_kir::ir::{Access, KernelBody, MapDecl, MapType, Swizzle, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::super::CHUNK;
 use super::{filter, pixels};
 use crate::fuse::epilogue::EpilogueSpec;
 
-/// Channels of a chunk: the 16 bytes of a row of `ldmatrix`, and the side of a block on the diagonal.
-pub(super) const CHUNK: u32 = 8;
 /// Pixels side by side that a matrix has: a *strip*.
 pub(super) const STRIP: u32 = 8;
 /// Warps that multiply, and their threads.

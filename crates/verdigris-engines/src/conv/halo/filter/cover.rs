@@ -8,53 +8,22 @@
 //! last unit of a line would reach beyond the filter, it begins earlier, and the taps that it shares with the one before are formed twice
 //! and kept once. A CTA takes a *group* of neighbouring units; its halo box covers the taps of these and no more.
 
-use verdigris_graph::ConvProblem;
+use std::collections::HashSet;
 
-/// Axes of pixels.
-pub(super) const AXES: usize = 4;
-/// Those over which a box extends.
-pub(super) const BOX_AXES: usize = 3;
-/// Pixels that follow each other along the first axis wherever they are read.
-pub(super) const RUN: u32 = 8;
+use super::super::geometry::{AXES, Axes, Axis, BOX_AXES, MOST_EXTENT, RUN, counts};
 
-/// One axis of the pixels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Axis {
-    /// Extents of x, of y, and of the filter.
-    pub(super) input: u64,
-    pub(super) output: u64,
-    pub(super) filter: u64,
-    pub(super) dilation: u64,
-    /// Padding in front.
-    pub(super) pad: u64,
-    /// Elements from one pixel to the next.
-    pub(super) x_stride: u64,
-    pub(super) y_stride: u64,
-}
-
-/// The axes of a problem whose strides are 1, in each order that serves: images behind the spatial dims, and in front of them.
-pub(super) fn orders(conv: &ConvProblem) -> Vec<[Axis; AXES]> {
-    let spatial = [2, 1, 0].map(|dim| Axis {
-        input: conv.input[dim],
-        output: conv.output[dim],
-        filter: conv.filter[dim],
-        dilation: conv.dilations[dim],
-        pad: conv.pads_before[dim],
-        x_stride: conv.x.strides[2 + dim],
-        y_stride: conv.y.strides[2 + dim],
-    });
-    let images =
-        Axis { input: conv.n, output: conv.n, filter: 1, dilation: 1, pad: 0, x_stride: conv.x.strides[0], y_stride: conv.y.strides[0] };
-    let single = |axis: &Axis| [axis.input, axis.output, axis.filter] == [1; 3];
+/// The axes of a problem in each order that serves: images behind the spatial dims, and in front of them.
+pub(super) fn orders([spatial @ .., images]: Axes) -> Vec<Axes> {
+    let single = |axis: &Axis| [axis.source, axis.pixels, axis.filter] == [1; 3];
     let spatial: Vec<Axis> = spatial.into_iter().enumerate().filter(|(i, axis)| *i == 0 || !single(axis)).map(|(_, axis)| axis).collect();
     // An axis of one is never stepped along.
-    let one = Axis { input: 1, output: 1, ..images };
-    let filled = |list: &[Axis]| -> [Axis; AXES] { std::array::from_fn(|i| list.get(i).copied().unwrap_or(one)) };
+    let one = Axis { source: 1, pixels: 1, ..images };
+    let filled = |list: &[Axis]| -> Axes { std::array::from_fn(|i| list.get(i).copied().unwrap_or(one)) };
     let behind: Vec<Axis> = spatial.iter().copied().chain([images]).collect();
     let in_front: Vec<Axis> = [images].into_iter().chain(spatial.iter().copied()).collect();
     let mut orders = vec![filled(&behind)];
     // Boxes and filters extend over the first axes alone.
-    orders.extend((spatial.len() < BOX_AXES && conv.n > 1).then(|| filled(&in_front)));
+    orders.extend((spatial.len() < BOX_AXES && images.pixels > 1).then(|| filled(&in_front)));
     orders
 }
 
@@ -87,7 +56,7 @@ pub(super) struct Cover {
 
 impl Cover {
     /// Units of `taps` taps along `axis`, `units` of them a group; nothing where the filter has not as many taps there.
-    pub(super) fn new(axes: &[Axis; AXES], axis: usize, taps: u64, units: usize) -> Option<Cover> {
+    pub(super) fn new(axes: &Axes, axis: usize, taps: u64, units: usize) -> Option<Cover> {
         let filter: [u64; BOX_AXES] = std::array::from_fn(|i| axes[i].filter);
         if filter[axis] < taps {
             return None;
@@ -127,13 +96,13 @@ impl Cover {
     }
 
     /// Taps from one along the unit's axis to the next, in the order of the filter.
-    pub(super) fn tap_step(&self, axes: &[Axis; AXES]) -> u64 {
+    pub(super) fn tap_step(&self, axes: &Axes) -> u64 {
         axes[..self.axis].iter().map(|axis| axis.filter).product()
     }
 }
 
 /// A tap's place in the filter's order.
-pub(super) fn position(axes: &[Axis; AXES], tap: [u64; BOX_AXES]) -> u64 {
+pub(super) fn position(axes: &Axes, tap: [u64; BOX_AXES]) -> u64 {
     (0..BOX_AXES).rev().fold(0, |place, i| place * axes[i].filter + tap[i])
 }
 
@@ -168,7 +137,7 @@ impl PixelBox {
     pub(super) fn new(extents: [u32; BOX_AXES], halo: [u64; BOX_AXES]) -> Option<PixelBox> {
         let halo_box: [u32; BOX_AXES] = [0, 1, 2].map(|i| extents[i].saturating_add(u32::try_from(halo[i]).unwrap_or(u32::MAX)));
         // TMA's boxes.
-        if halo_box.iter().any(|&extent| extent > 256) || extents[0] == 0 || !extents[0].is_multiple_of(RUN) {
+        if halo_box.iter().any(|&extent| u64::from(extent) > MOST_EXTENT) || extents[0] == 0 || !extents[0].is_multiple_of(RUN) {
             return None;
         }
         let row = |[width, height, _]: [u32; BOX_AXES]| [1, width, width * height];
@@ -182,26 +151,25 @@ impl PixelBox {
             _ => return None,
         };
         let counts = [width / RUN, height, depth];
-        let loops: Vec<(u32, u32, u32)> = (0..BOX_AXES)
+        let mut loops = (0..BOX_AXES)
             .map(|i| {
                 let (unit, share) = (if i == 0 { RUN } else { 1 }, if i == paired { 2 } else { 1 });
                 (counts[i] / share, box_rows[i] * unit * share, halo_box_rows[i] * unit * share)
             })
-            .filter(|&(count, ..)| count > 1)
-            .collect();
-        if loops.len() > 2 {
+            .filter(|&(count, ..)| count > 1);
+        let [inner, outer] = [loops.next(), loops.next()].map(|one| one.unwrap_or((1, 0, 0)));
+        if loops.next().is_some() {
             return None;
         }
-        let at = |i: usize| loops.get(i).copied().unwrap_or((1, 0, 0));
         let stride = |rows: [u32; BOX_AXES], of: fn((u32, u32, u32)) -> u32| Stride {
             pitch: rows[paired] * distance,
-            inner: of(at(0)),
-            outer: of(at(1)),
+            inner: of(inner),
+            outer: of(outer),
         };
         Some(PixelBox {
             extents,
             halo_box,
-            steps: [at(0).0, at(1).0],
+            steps: [inner.0, outer.0],
             of_box: stride(box_rows, |(_, of_box, _)| of_box),
             of_halo_box: stride(halo_box_rows, |(.., of_halo_box)| of_halo_box),
         })
@@ -217,41 +185,38 @@ impl PixelBox {
     }
 
     /// Boxes along each axis.
-    pub(super) fn counts(&self, axes: &[Axis; AXES]) -> [u64; AXES] {
-        std::array::from_fn(|i| axes[i].output.div_ceil(self.extents.get(i).copied().map_or(1, u64::from)))
+    pub(super) fn counts(&self, axes: &Axes) -> [u64; AXES] {
+        let [width, height, depth] = self.extents.map(u64::from);
+        counts(axes, [width, height, depth, 1])
     }
 
     /// The pixels of a halo box from its first to that of a tap.
-    pub(super) fn tap_pixels(&self, axes: &[Axis; AXES], tap: [u64; BOX_AXES]) -> u64 {
+    pub(super) fn tap_pixels(&self, axes: &Axes, tap: [u64; BOX_AXES]) -> u64 {
         (0..BOX_AXES).rev().fold(0, |place, i| place * u64::from(self.halo_box[i]) + tap[i] * axes[i].dilation)
     }
 }
 
 /// Boxes that are worth a try: those that cut the pixels evenly, from `least` to `most` pixels.
-pub(super) fn boxes(axes: &[Axis; AXES], halo: [u64; BOX_AXES], [least, most]: [u32; 2]) -> Vec<PixelBox> {
+pub(super) fn boxes(axes: &Axes, halo: [u64; BOX_AXES], [least, most]: [u32; 2]) -> Vec<PixelBox> {
     let mut widths = vec![RUN, 2 * RUN];
     // Lines alone may be long.
-    widths.extend((axes[1].output == 1).then_some([4 * RUN, 8 * RUN, 16 * RUN]).into_iter().flatten());
-    let cuts = |extent: u64, even: bool| -> Vec<u32> {
-        let mut list: Vec<u32> = (1..=extent)
-            .map(|parts| extent.div_ceil(parts))
-            .take_while(|&extent| extent > 1)
-            .chain([1])
-            .filter(|&extent| extent <= u64::from(most / RUN))
-            .map(|extent| if even { extent.next_multiple_of(2) } else { extent } as u32)
-            .collect();
-        list.dedup();
-        list
+    widths.extend((axes[1].pixels == 1).then_some([4 * RUN, 8 * RUN, 16 * RUN]).into_iter().flatten());
+    // The extents of even parts that a box may have, the largest first: an extent is one where no fewer pixels make as few parts.
+    let cuts = |extent: u64| {
+        let is_even = move |part: &u32| extent.div_ceil(extent.div_ceil(u64::from(*part))) == u64::from(*part);
+        (1..=most / RUN).rev().filter(is_even)
     };
-    let mut list: Vec<PixelBox> = Vec::new();
+    let mut heights: Vec<u32> = cuts(axes[1].pixels.min(1 << 12)).collect();
+    let mut pairs: Vec<u32> = heights.iter().map(|height| height.next_multiple_of(2)).collect();
+    pairs.dedup();
+    heights.extend(pairs);
+    let mut seen = HashSet::new();
+    let mut list = Vec::new();
     for &width in &widths {
-        let deep = cuts(axes[2].output.min(64), false).into_iter().chain((width == RUN).then_some(2));
-        for depth in deep {
-            for height in cuts(axes[1].output.min(1 << 12), false).into_iter().chain(cuts(axes[1].output.min(1 << 12), true)) {
-                let fits = (least..=most).contains(&(width * height * depth));
-                let made = fits.then(|| PixelBox::new([width, height, depth], halo)).flatten();
-                list.extend(made.filter(|made| !list.contains(made)));
-            }
+        for depth in cuts(axes[2].pixels.min(64)).chain((width == RUN).then_some(2)) {
+            let fitting = heights.iter().map(|&height| [width, height, depth]);
+            let fitting = fitting.filter(|extents| (least..=most).contains(&extents.iter().product()));
+            list.extend(fitting.filter(|&extents| seen.insert(extents)).filter_map(|extents| PixelBox::new(extents, halo)));
         }
     }
     list
@@ -261,8 +226,8 @@ pub(super) fn boxes(axes: &[Axis; AXES], halo: [u64; BOX_AXES], [least, most]: [
 mod tests {
     use super::*;
 
-    fn axis(output: u64, filter: u64, dilation: u64) -> Axis {
-        Axis { input: output + (filter - 1) * dilation, output, filter, dilation, pad: 0, x_stride: 8, y_stride: 8 }
+    fn axis(pixels: u64, filter: u64, dilation: u64) -> Axis {
+        Axis { pixels, source: pixels + (filter - 1) * dilation, filter, dilation, origin: 0, pixel_stride: 8, source_stride: 8 }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fmt;
 
 use verdigris_kir::face::{Header, Kernel, Role, Val, WgmmaA, build};
 use verdigris_kir::inst::{Cache, MatrixType, WgmmaShape};
-use verdigris_kir::ir::{KernelBody, MapType, Target};
+use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::params::{Divide, Map, Read};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::tile::fragment::{Fragment, wgmma_shape};
@@ -16,18 +16,18 @@ use verdigris_kir::tile::operand::Major;
 use verdigris_kir::tile::ring::{Ring, RingScope, publish_barriers};
 use verdigris_tensor::DType;
 
+use super::super::geometry::{AXES, Axes, BOX_AXES};
+use super::super::{SHARED_BYTES, WARPGROUP, types};
 use super::cluster_split_k::{ClusterSplitK, ClusterSplitKArgs, ClusterSplitKSpec, Taps};
-use super::geometry::{AXES, Axis, BOX_AXES, Cover, PixelBox, Stride, StrideValues, position};
+use super::cover::{Cover, PixelBox, Stride, StrideValues, position};
 use crate::split_k::reduction::{PartTile, Parts, PartsArgs};
 
-/// Threads of a warpgroup.
-pub(super) const WARPGROUP: u32 = 128;
 /// Warpgroups that multiply.
 pub(super) const CONSUMERS: u32 = 3;
 /// Channels of dy that a CTA takes: the rows of one instruction.
 pub(super) const ROWS: u32 = 64;
-/// Dynamic shared memory of a CTA on compute capability 9.0, less the barriers.
-const SHARED_BYTES: u32 = 232_448 - 1024;
+/// Shared memory for barriers.
+const BARRIER_BYTES: u32 = 1024;
 /// Registers of a producer's and of a consumer's thread.
 const REGISTERS: (u32, u32) = (32, 160);
 /// Bytes of a group, and of each of its units, in the table of taps.
@@ -65,17 +65,12 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// What is multiplied, as TMA and as the tensor cores call it.
-    fn types(&self) -> (MapType, MatrixType) {
-        if self.dtype == DType::F16 { (MapType::F16, MatrixType::F16) } else { (MapType::Bf16, MatrixType::Bf16) }
-    }
-
     pub(super) fn dy(&self) -> HaloTile {
-        HaloTile { channels: ROWS, ty: self.types().0 }
+        HaloTile { channels: ROWS, ty: types(self.dtype).0 }
     }
 
     pub(super) fn x(&self) -> HaloTile {
-        HaloTile { channels: self.channels, ty: self.types().0 }
+        HaloTile { channels: self.channels, ty: types(self.dtype).0 }
     }
 
     pub(super) fn units_of_cta(&self) -> u32 {
@@ -94,7 +89,7 @@ impl Spec {
 
     /// Bytes of a stage: as many as there are.
     pub(super) fn stage_bytes(&self) -> u32 {
-        SHARED_BYTES / self.stages / HaloTile::ALIGNMENT_BYTES * HaloTile::ALIGNMENT_BYTES
+        (SHARED_BYTES - BARRIER_BYTES) / self.stages / HaloTile::ALIGNMENT_BYTES * HaloTile::ALIGNMENT_BYTES
     }
 
     /// Where the halo box stands behind a box of dy, and the bytes of both.
@@ -105,7 +100,7 @@ impl Spec {
     }
 
     fn shape(&self) -> WgmmaShape {
-        let (_, ty) = self.types();
+        let (_, ty) = types(self.dtype);
         WgmmaShape { transpose_a: true, transpose_b: true, ..wgmma_shape(self.columns(), ty, ty, MatrixType::F32) }
     }
 
@@ -124,11 +119,11 @@ impl Spec {
 
 /// The table of taps: for each group the place of its halo box against its box, by axis; then its units, each with its first row in the
 /// halo box, its first tap's place in the result, and the first of its taps that is kept.
-pub(super) fn tap_table(axes: &[Axis; AXES], cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
+pub(super) fn tap_table(axes: &Axes, cover: &Cover, pixels: &PixelBox, flip: bool) -> Vec<u8> {
     let last: u64 = axes.iter().map(|axis| axis.filter).product::<u64>() - 1;
     let mut words: Vec<u32> = Vec::new();
     for group in &cover.groups {
-        let shift = |i: usize| (group.first[i] * axes[i].dilation) as i64 - axes[i].pad as i64;
+        let shift = |i: usize| (group.first[i] * axes[i].dilation) as i64 + axes[i].origin;
         words.extend((0..BOX_AXES).map(|i| shift(i) as i32 as u32));
         words.push(0);
         for unit in &group.units {
@@ -173,7 +168,7 @@ verdigris_kir::parameters! {
 
 verdigris_kir::parameters! {
     /// All parameters of the kernel.
-    pub(super) struct HaloWgrad / HaloWgradArgs of Spec as spec {
+    pub(super) struct FilterKernel / FilterArgs of Spec as spec {
         pub(super) task: TaskArgs = *spec,
         pub(super) parts: Option<PartsArgs> = spec.cluster_split_k.is_none().then_some(()),
         pub(super) cluster_split_k: Option<ClusterSplitKArgs> = spec.cluster_split_k.clone(),
@@ -195,7 +190,7 @@ impl<'k> Steps<'k> {
 
 fn sum_products<'k>(k: Kernel<'k>, spec: &Spec) {
     let (dy, x) = (spec.dy(), spec.x());
-    let HaloWgrad { task, parts, cluster_split_k } = HaloWgrad::declare(k, spec);
+    let FilterKernel { task, parts, cluster_split_k } = FilterKernel::declare(k, spec);
     let Task { dy: dy_map, x: x_map, ctas_of_part, groups, tile_columns, least_boxes, parts_of_one_more, counts, extents, .. } = task;
     let Task { halo_box_at_bytes: halo_box_at, loaded_bytes, steps: [steps, lines], tap_pixels, tap_step, taps, .. } = task;
     let parts = parts.map(|parts| Parts::new(k, parts, spec.part_tile()));

@@ -8,7 +8,8 @@ use verdigris_kir::ir::Swizzle;
 use verdigris_kir::params::Divide;
 use verdigris_kir::tile::ring::Cursor;
 
-use super::spec::{CHUNK, STRIP, Spec, WARPS};
+use super::super::CHUNK;
+use super::spec::{STRIP, Spec, WARPS};
 
 verdigris_kir::parameters! {
     /// How a launch is cut. Channel tiles of all their channels come first, side by side; then the last one, which has fewer and needs

@@ -12,8 +12,9 @@ use verdigris_kir::params::{Divide, Read, Write};
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
+use super::super::CHUNK;
 use super::THREADS;
-use super::channel_tile::{CHUNK, ChannelTile, PITCH_BYTES, SLOTS};
+use super::channel_tile::{ChannelTile, PITCH_BYTES, SLOTS};
 use super::pixels::{Blocks, BlocksArguments, Pixels, Tile};
 use super::tiling::{PIXEL_BYTES, Room, TAP_BYTES};
 use super::walk::{Chunk, Place, Walk, WalkArguments};
