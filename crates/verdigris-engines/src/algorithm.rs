@@ -4,6 +4,7 @@
 //! stands here, once: configs are ranked by estimated time, the best first; one that is not listed is refused by name, or read by the name
 //! that it had in an earlier version; and only the config that is asked for is lowered. [`Joined`] makes one algorithm of two.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
@@ -185,12 +186,13 @@ impl<A: Algorithm> Engine for Listed<A> {
         let configs = accepted.configs();
         let works: Vec<Work> = configs.iter().map(|config| accepted.work(config)).collect();
         let costs = cost::estimate(&works, arch);
-        let mut ranked: Vec<RankedConfig<A::Config>> =
-            configs.into_iter().zip(costs).map(|(config, cost)| RankedConfig { knobs: A::knobs(&config), cost, config }).collect();
+        A::ID.require(!configs.is_empty(), Reason::Knobs, "no config fits")?;
         // Stable: among equals, the algorithm's own preference.
-        ranked.sort_by(|one, other| one.cost.us.total_cmp(&other.cost.us));
-        A::ID.require(!ranked.is_empty(), Reason::Knobs, "no config fits")?;
-        Ok(Box::new(Accepted { accepted, ranked }))
+        let mut order: Vec<usize> = (0..configs.len()).collect();
+        order.sort_by(|&one, &other| costs[one].us.total_cmp(&costs[other].us));
+        let mut configs: Vec<Option<A::Config>> = configs.into_iter().map(Some).collect();
+        let ranked = order.into_iter().filter_map(|place| Some((configs[place].take()?, costs[place]))).collect();
+        Ok(Box::new(Accepted { accepted, ranked, space: OnceCell::new() }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
@@ -198,52 +200,59 @@ impl<A: Algorithm> Engine for Listed<A> {
     }
 }
 
-struct RankedConfig<C> {
-    config: C,
-    knobs: Knobs,
-    cost: Cost,
-}
-
 struct Accepted<A: Algorithm> {
     accepted: A,
-    /// The best by estimate first.
-    ranked: Vec<RankedConfig<A::Config>>,
+    /// The best by estimate first; never empty.
+    ranked: Vec<(A::Config, Cost)>,
+    /// Their names, in the same order: made when somebody asks for more than the best.
+    space: OnceCell<KnobSpace>,
 }
 
 impl<A: Algorithm> Accepted<A> {
-    fn find(&self, knobs: &Knobs) -> Result<&RankedConfig<A::Config>, Refusal> {
-        let listed = |knobs: &Knobs| self.ranked.iter().find(|ranked| ranked.knobs == *knobs);
-        listed(knobs).or_else(|| A::renamed(knobs).and_then(|today| listed(&today))).ok_or_else(|| {
-            let best = self.ranked.first().map_or_else(String::new, |best| format!("; the best by estimate is {}", best.knobs));
-            A::ID.refusal(Reason::Knobs, format_args!("{knobs} is no config of this problem{best}"))
+    fn place(&self, knobs: &Knobs) -> Option<usize> {
+        if self.best() == *knobs { Some(0) } else { self.knobs().configs().iter().position(|listed| listed == knobs) }
+    }
+
+    fn find(&self, knobs: &Knobs) -> Result<&(A::Config, Cost), Refusal> {
+        let place = self.place(knobs).or_else(|| A::renamed(knobs).and_then(|today| self.place(&today)));
+        place.and_then(|place| self.ranked.get(place)).ok_or_else(|| {
+            A::ID.refusal(Reason::Knobs, format_args!("{knobs} is no config of this problem; the best by estimate is {}", self.best()))
         })
     }
 }
 
 impl<A: Algorithm> Candidate for Accepted<A> {
-    fn knobs(&self) -> KnobSpace {
-        let mut knobs = self.ranked.iter().map(|ranked| ranked.knobs.clone());
-        KnobSpace::new(knobs.next().unwrap_or_default(), knobs)
+    fn knobs(&self) -> &KnobSpace {
+        self.space.get_or_init(|| {
+            let mut knobs = self.ranked.iter().map(|(config, _)| A::knobs(config));
+            let space = KnobSpace::new(knobs.next().unwrap_or_default(), knobs);
+            debug_assert_eq!(space.configs().len(), self.ranked.len(), "two configs of {} have one name", A::ID);
+            space
+        })
+    }
+
+    fn best(&self) -> Knobs {
+        self.ranked.first().map(|(config, _)| A::knobs(config)).unwrap_or_default()
     }
 
     fn today(&self, knobs: &Knobs) -> Option<Knobs> {
-        self.find(knobs).ok().map(|ranked| ranked.knobs.clone())
+        self.find(knobs).ok().map(|(config, _)| A::knobs(config))
     }
 
     fn notes(&self, knobs: &Knobs) -> Result<Notes, Refusal> {
-        self.find(knobs).map(|ranked| self.accepted.notes(&ranked.config))
+        self.find(knobs).map(|(config, _)| self.accepted.notes(config))
     }
 
     fn work(&self, knobs: &Knobs) -> Result<Work, Refusal> {
-        self.find(knobs).map(|ranked| self.accepted.work(&ranked.config))
+        self.find(knobs).map(|(config, _)| self.accepted.work(config))
     }
 
     fn cost(&self, knobs: &Knobs) -> Result<Cost, Refusal> {
-        self.find(knobs).map(|ranked| ranked.cost)
+        self.find(knobs).map(|(_, cost)| *cost)
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        self.find(knobs).and_then(|ranked| self.accepted.lower(&ranked.config))
+        self.find(knobs).and_then(|(config, _)| self.accepted.lower(config))
     }
 }
 

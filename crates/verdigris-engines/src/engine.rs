@@ -58,7 +58,12 @@ pub trait Engine: Sync {
 /// An engine's acceptance of one problem, with all that `accept` worked out.
 pub trait Candidate {
     /// Every legal config, the default first. Never empty.
-    fn knobs(&self) -> KnobSpace;
+    fn knobs(&self) -> &KnobSpace;
+
+    /// The default of [`Candidate::knobs`], for those who want no other: names of all configs take longer than the estimates.
+    fn best(&self) -> Knobs {
+        self.knobs().default_config().clone()
+    }
 
     /// The name in [`Candidate::knobs`] of the config that is called so today, or was in an earlier version.
     fn today(&self, knobs: &Knobs) -> Option<Knobs>;

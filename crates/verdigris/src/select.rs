@@ -135,6 +135,16 @@ pub fn survey_of<'e>(engines: impl IntoIterator<Item = &'e dyn Engine>, problem:
 
 /// Adds the settings that the limits allow; the first refusal of one that they do not.
 fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Limits, ranked: &mut Vec<Ranked>) -> Option<Refusal> {
+    let mut refused = None;
+    if limits.settings == Settings::First {
+        match way(id, candidate, &candidate.best(), problem, limits) {
+            Ok(best) => {
+                ranked.push(best);
+                return None;
+            }
+            Err(refusal) => refused = Some(refusal),
+        }
+    }
     let space = candidate.knobs();
     let asked = match &limits.settings {
         Settings::Matching(asked) | Settings::Named(asked) => Some(asked),
@@ -150,7 +160,6 @@ fn rank(id: EngineId, candidate: &dyn Candidate, problem: &Problem, limits: &Lim
     if let (None, Some(none)) = (wanted.peek(), asked) {
         return Some(id.refusal(Reason::Knobs, format_args!("{none}; the default is {}", space.default_config())));
     }
-    let mut refused = None;
     for knobs in wanted {
         match way(id, candidate, knobs, problem, limits) {
             Ok(way) => {
@@ -325,7 +334,7 @@ mod tests {
 
     /// An engine whose settings 0, 1 and 2 take 3, 1 and 2 µs; setting 1 is not repeatable, setting 2 needs 1000 bytes.
     struct Three;
-    struct Taken;
+    struct Taken(KnobSpace);
 
     const ID: EngineId = EngineId { name: "test.three", number: 1 };
 
@@ -341,7 +350,7 @@ mod tests {
                 return Err(ID.refusal(Reason::Problem, problem.kind()));
             };
             ID.require(gemm.k > 1, Reason::Extent, format_args!("k = {}", gemm.k))?;
-            Ok(Box::new(Taken))
+            Ok(Box::new(Taken(KnobSpace::new(Knobs::new([("way", 0)]), [1, 2].map(|way| Knobs::new([("way", way)]))))))
         }
         fn catalog(&self, _: verdigris_kir::ir::Target) -> Vec<verdigris_kir::program::KernelRef> {
             Vec::new()
@@ -349,8 +358,8 @@ mod tests {
     }
 
     impl Candidate for Taken {
-        fn knobs(&self) -> KnobSpace {
-            KnobSpace::new(Knobs::new([("way", 0)]), [1, 2].map(|way| Knobs::new([("way", way)])))
+        fn knobs(&self) -> &KnobSpace {
+            &self.0
         }
         fn today(&self, knobs: &Knobs) -> Option<Knobs> {
             // Setting 2 was called 9.

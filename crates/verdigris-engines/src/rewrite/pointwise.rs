@@ -69,8 +69,12 @@ struct Product {
 }
 
 impl Candidate for Product {
-    fn knobs(&self) -> KnobSpace {
+    fn knobs(&self) -> &KnobSpace {
         self.product.knobs()
+    }
+
+    fn best(&self) -> Knobs {
+        self.product.best()
     }
 
     fn today(&self, knobs: &Knobs) -> Option<Knobs> {
