@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use verdigris_graph::Problem;
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::{KernelRef, Program};
+use verdigris_kir::program::{KernelRef, Program, Residency};
 
 use crate::arch::Arch;
 use crate::cost::{self, Work};
@@ -192,7 +192,7 @@ impl<A: Algorithm> Engine for Listed<A> {
         order.sort_by(|&one, &other| costs[one].us.total_cmp(&costs[other].us));
         let mut configs: Vec<Option<A::Config>> = configs.into_iter().map(Some).collect();
         let ranked = order.into_iter().filter_map(|place| Some((configs[place].take()?, costs[place]))).collect();
-        Ok(Box::new(Accepted { accepted, ranked, space: OnceCell::new() }))
+        Ok(Box::new(Accepted { accepted, arch: arch.clone(), ranked, space: OnceCell::new() }))
     }
 
     fn catalog(&self, target: Target) -> Vec<KernelRef> {
@@ -202,6 +202,7 @@ impl<A: Algorithm> Engine for Listed<A> {
 
 struct Accepted<A: Algorithm> {
     accepted: A,
+    arch: Arch,
     /// The best by estimate first; never empty.
     ranked: Vec<(A::Config, Cost)>,
     /// Their names, in the same order: made when somebody asks for more than the best.
@@ -252,7 +253,15 @@ impl<A: Algorithm> Candidate for Accepted<A> {
     }
 
     fn program(&self, knobs: &Knobs) -> Result<Program, Refusal> {
-        self.find(knobs).and_then(|(config, _)| self.accepted.lower(config))
+        let program = self.find(knobs).and_then(|(config, _)| self.accepted.lower(config))?;
+        // Few launches ask for it, so that few kernels are built for the question.
+        for launch in program.launches().filter(|launch| launch.residency == Residency::All) {
+            let body = launch.kernel.build();
+            let clusters = self.arch.resident_clusters_of(body.cluster);
+            let checked = launch.check_residency(&body, self.arch.sm_count, clusters);
+            checked.map_err(|mismatch| A::ID.refusal(Reason::Residency, mismatch))?;
+        }
+        Ok(program)
     }
 }
 
@@ -261,6 +270,8 @@ mod tests {
     use super::*;
     use crate::cost::{Stream, Traffic};
     use verdigris_graph::GemmProblem;
+    use verdigris_kir::face::{Header, build};
+    use verdigris_kir::program::Launch;
     use verdigris_tensor::DType;
 
     /// Config 0 moves three times the bytes of configs 1 and 2; 2 was called 7.
@@ -321,7 +332,9 @@ mod tests {
 
     /// Config 3 moves 20e9 bytes; takes rows beyond 4 alone.
     #[derive(Debug)]
-    struct One;
+    struct One {
+        rows: u64,
+    }
 
     impl Algorithm for One {
         const ID: EngineId = Three::ID;
@@ -333,7 +346,7 @@ mod tests {
                 return Err(Self::ID.refusal(Reason::Problem, problem.kind()));
             };
             Self::ID.require(gemm.m > 4, Reason::Layout, format_args!("m = {}", gemm.m))?;
-            Ok(One)
+            Ok(One { rows: gemm.m })
         }
 
         fn configs(&self) -> Vec<()> {
@@ -352,8 +365,13 @@ mod tests {
             Work::default().beside([Stream::new(Traffic::Lines, 20e9)])
         }
 
+        /// A launch whose CTAs wait for each other, one for each row.
         fn lower(&self, (): &()) -> Result<Program, Refusal> {
-            Ok(Program::default())
+            let header = Header { name: "waiting".to_owned(), target: Target::Sm90, threads: 32, min_ctas: 1, cluster: 1 };
+            let kernel = KernelRef::new("waiting".to_owned(), move || build(header.clone(), |_| {}));
+            let mut program = Program::default();
+            program.launch(Launch::new(kernel, [self.rows as u32, 1, 1], Vec::new().into()).resident());
+            Ok(program)
         }
 
         fn catalog(_: Target) -> Vec<KernelRef> {
@@ -368,6 +386,19 @@ mod tests {
 
     fn asked(k: u64) -> Result<Box<dyn Candidate>, Refusal> {
         asked_of::<Three>(8, k)
+    }
+
+    #[test]
+    fn a_program_whose_ctas_wait_for_each_other_has_room_for_them_or_is_refused() {
+        let gemm = GemmProblem::packed(6, 8, 8, DType::F32, DType::F32).expect("a plain product");
+        let on = |sms| {
+            let candidate = Listed::<One>::new().accept(&Problem::Gemm(gemm.clone()), &Arch::virtual_device(sms)).expect("accepted");
+            candidate.program(&Knobs::new([("other", 0)]))
+        };
+        assert_eq!(on(6).map(|program| program.steps.len()), Ok(1));
+        let refusal = on(5).expect_err("six CTAs, one an SM");
+        assert_eq!(refusal.reason, Reason::Residency);
+        assert!(refusal.seen.contains("6 CTAs wait for each other, and the chip surely holds 5 at once"), "{refusal}");
     }
 
     #[test]

@@ -205,6 +205,8 @@ pub enum Reason {
     Target,
     /// The chip has too little shared memory.
     SharedMemory,
+    /// The chip has no room for all CTAs of a launch that wait for each other.
+    Residency,
     /// Bitwise repeatability was asked for.
     Determinism,
     /// A config that the candidate does not list.
@@ -229,6 +231,7 @@ impl Reason {
             Reason::Epilogue => "epilogue",
             Reason::Target => "target",
             Reason::SharedMemory => "shared_memory",
+            Reason::Residency => "residency",
             Reason::Determinism => "determinism",
             Reason::Knobs => "knobs",
             Reason::Workspace => "workspace",
