@@ -10,7 +10,7 @@ use verdigris_tensor::DType;
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
-use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 
 const NAME: &str = "gemm_toy";
 const THREADS: u32 = 256;
@@ -54,7 +54,7 @@ impl Algorithm for Toy {
 
     fn lower(&self, (): &()) -> Result<Program, Refusal> {
         let GemmProblem { m, n, k, .. } = self.problem;
-        let mut program = super::program(&self.problem);
+        let mut program = empty_program(&self.problem.slots());
         let elements = (m * n) as u32;
         if elements > 0 {
             let args = ParamsArgs {
