@@ -252,6 +252,7 @@ mod tests {
         let odd = said(with(0, memory(0x1002, 24, Allowed::Read)));
         assert_eq!(odd, words("x", "a multiple of 4 bytes", "0x1002", BindingRule::Alignment));
     }
+
     #[test]
     fn an_integer_is_one_that_its_type_holds() {
         for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {

@@ -434,6 +434,7 @@ mod tests {
         assert!(matches!(outcome, Err(Error::Binding(_))), "{outcome:?}");
         assert_eq!(fake::launch_count(), 0);
     }
+
     #[test]
     fn an_integer_factor_is_an_integer_of_its_type_on_either_device() {
         let numbers = [HostValue::Signed(-3), HostValue::Unsigned(7)];

@@ -204,8 +204,8 @@ impl Machine<'_> {
         let name = launch.kernel.name();
         let decoded = kernels.decoded(&launch.kernel).map_err(|faults| launch_finding(name, format!("does not verify: {faults}")))?;
         let body = &decoded.body;
-        let held = self.options.sms / body.cluster.max(1);
-        (launch.check(body).and_then(|()| launch.check_residency(body, self.options.sms, held)))
+        let held_clusters = self.options.sms / body.cluster.max(1);
+        (launch.check(body).and_then(|()| launch.check_residency(body, self.options.sms, held_clusters)))
             .map_err(|mismatch| launch_finding(name, mismatch.what))?;
         let (offsets, size) = body.param_offsets();
         let mut params = vec![0u8; size as usize];
