@@ -745,6 +745,35 @@ fn hopper_accumulation_of_eight_bit_floats_drops_small_terms() {
 }
 
 #[test]
+fn hopper_accumulation_of_wider_types_cuts_off_toward_zero_once_an_instruction() {
+    let shape = wgmma_shape(8, Bf16, F32);
+    let mut shared = vec![0u8; 65536];
+    // No swizzle, core matrices behind each other: the elements of row 0 and of column 0 lie 8 in 16 bytes, then 128 bytes on.
+    let place = |base: usize, k: usize| base + (k / 8) * 128 + (k % 8) * 2;
+    let mut put = |at: usize, value: f32| shared[at..at + 2].copy_from_slice(&f32_to_bf16(value).to_le_bytes());
+    for k in 0..16 {
+        // A quarter of a unit in the last place of 1, sixteen times: each alone is lost to rounding, together they are four units.
+        put(place(0, k), 0.25);
+        put(place(16384, k), f32::EPSILON);
+    }
+    let field = |base: u64| base >> 4 | 8 << 16 | 16 << 32;
+    let (a, b) = (read_a(&shape, field(0), &shared).unwrap(), read_b(&shape, field(16384), &shared).unwrap());
+    let result = |start: f32, accumulation| {
+        let mut d = Accumulator::new(&shape);
+        let mut lanes = [0; 32];
+        lanes[0] = u64::from(start.to_bits());
+        d.load(0, 0, &lanes);
+        multiply(&shape, &a, &b, true, &mut d, accumulation).unwrap();
+        f32::from_bits(d.store(0, 0)[0] as u32)
+    };
+    assert_eq!(result(1.0, Accumulation::Full), 1.0);
+    assert_eq!(result(1.0, Accumulation::Hopper), 1.0 + 4.0 * f32::EPSILON);
+    // 8 + ½ unit in the last place of 8 is cut off; so is −8 + ½ unit, which is the number next to −8 and a half: toward zero.
+    assert_eq!(result(8.0, Accumulation::Hopper), 8.0);
+    assert_eq!(result(-8.0, Accumulation::Hopper), -8.0 + 4.0 * f32::EPSILON);
+}
+
+#[test]
 fn chunks_of_the_usual_descriptor() {
     // The constant of a K-major 128-byte tile at 0x2000: rows of 128 bytes, eight rows a group.
     let descriptor = Descriptor::decode(0x4000_0040_0001_0000 | 0x2000 >> 4).unwrap();

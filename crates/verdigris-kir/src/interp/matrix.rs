@@ -5,7 +5,7 @@
 //! after the other by ascending k, each addition rounded to nearest. For one instruction of depth `k` both lie within
 //! `(k + 1) · 2⁻²³ · (|c| + Σ|aᵢ·bᵢ|)` of the exact value for f32 accumulators, and within half an f16 ulp more for f16
 //! accumulators, which are rounded once at the end. Integer products are exact; f64 uses a chain of fused multiply-adds by ascending k.
-//! [`Accumulation::Hopper`] models the shortened accumulation of 8-bit floats.
+//! [`Accumulation::Hopper`] models `wgmma`'s truncation, and its shortened accumulation of 8-bit floats.
 
 mod descriptor;
 mod fragment;

@@ -86,6 +86,7 @@ use crate::ir::KernelBody;
 use crate::program::{Arg, KernelRef, Launch, Program, Residency, Step};
 use crate::verify::{Faults, Verified, verify};
 use decode::Decoded;
+use matrix::Accumulation;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -120,6 +121,8 @@ pub struct Options {
     /// Disturb approximate instructions inside the bound that the ISA gives, by this seed; the schedule does not enter, so that results which are noted
     /// as deterministic can be compared bit for bit over schedules. `None` rounds to nearest.
     pub float_noise: Option<u64>,
+    /// How the tensor cores of warpgroups add up: in f32, rounded to nearest, or cut off as on the chip, which costs about ten times as much.
+    pub accumulation: Accumulation,
     /// What `HostScalar` arguments stand for; each is read in the type of the parameter that takes it.
     pub host_scalars: Vec<HostValue>,
     /// The program's lists of tensors: for each its buffers, which are slots of the memory, each a tensor as a whole.
@@ -136,6 +139,7 @@ impl Default for Options {
             sms: 4,
             step_budget: 50_000_000,
             float_noise: None,
+            accumulation: Accumulation::Full,
             host_scalars: Vec::new(),
             lists: Vec::new(),
         }

@@ -289,7 +289,7 @@ impl Machine<'_> {
                 }
             }
         }
-        matrix::multiply(&shape, &a, &b, product.scale_d, &mut d, matrix::Accumulation::Full).map_err(|error| illegal(self, error))?;
+        matrix::multiply(&shape, &a, &b, product.scale_d, &mut d, self.options.accumulation).map_err(|error| illegal(self, error))?;
         for index in 0..4 {
             let Some(warp) = self.ctas[cta].warps[group * 4 + index].as_mut() else { continue };
             for (register, &reg) in product.accumulators.iter().enumerate() {

@@ -11,16 +11,19 @@ use super::{
     operand_chunks, sparse, with_element,
 };
 use crate::inst::{MatrixType, WgmmaShape};
-use verdigris_tensor::num::{Format, f32_to_f16};
+use verdigris_tensor::num::{Format, Rounding, f32_to_f16, f64_to_f32};
 
-/// How products of 8-bit floats are summed.
+/// How products of floats are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Accumulation {
-    /// In f32, as all other types.
+    /// One after the other in f32, each sum rounded to nearest.
     #[default]
     Full,
-    /// As observed on Hopper: the products of one instruction and the accumulator are aligned to the largest exponent among them and cut
-    /// off 13 binary places below it, then added. (DeepSeek-V3 technical report, section 3.3.2: 14 bits survive.)
+    /// As observed on Hopper. Of 8-bit floats, the products of one instruction and the accumulator are aligned to the largest exponent among
+    /// them and cut off 13 binary places below it, then added. (DeepSeek-V3 technical report, section 3.3.2: 14 bits survive.) Of
+    /// the wider types, the sum of the products and the accumulator is cut off to 24 bits, toward zero, once for each instruction: what a long
+    /// chain of them loses is biased, and grows with its length and not with the root of it. (Fasi, Higham, Mikaitis, Pranesh, "Numerical
+    /// behavior of NVIDIA tensor cores", 2021; how many places below 24 bits take part is not documented, and all do here.)
     Hopper,
 }
 
@@ -278,6 +281,17 @@ pub fn multiply(
                 let at = row * n + column;
                 d.floats[at] = truncated_sum(d.floats[at], products);
             }
+        }
+    } else if accumulation == Accumulation::Hopper {
+        let mut sums = vec![0f64; n];
+        for (row, floats) in d.floats.chunks_exact_mut(n).enumerate() {
+            sums.iter_mut().zip(&*floats).for_each(|(sum, &start)| *sum = f64::from(start));
+            for index in row * stored..(row + 1) * stored {
+                let k = a.columns.get(index).map_or(index - row * stored, |&k| usize::from(k));
+                let a = f64::from(a.values[index]);
+                sums.iter_mut().zip(&b.values[k * n..][..n]).for_each(|(sum, &b)| *sum += a * f64::from(b));
+            }
+            floats.iter_mut().zip(&sums).for_each(|(float, &sum)| *float = f64_to_f32(sum, Rounding::TowardZero));
         }
     } else {
         add_products(&mut d.floats);
