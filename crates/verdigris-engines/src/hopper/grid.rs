@@ -5,10 +5,9 @@ use verdigris_kir::tile::schedule::{RasterArgs, ScheduleArgs};
 
 use super::spec::{MainLoopSpec, Operand};
 use crate::cost::{Join, Loop, wgmma_cycles};
+use crate::split_k::MOST_PARTS_BYTES;
 use crate::split_k::reduction::PartGrid;
 
-/// The most scratch for parts that are added up by a launch of their own.
-pub(crate) const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// The least steps of depth of a part, so that its ring fills.
 const LEAST_STEPS: u32 = 4;
 

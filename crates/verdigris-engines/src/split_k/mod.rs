@@ -9,3 +9,6 @@ pub(crate) mod cluster_reduction;
 pub(crate) mod filter;
 pub(crate) mod fixup;
 pub(crate) mod reduction;
+
+/// The most scratch for the parts of a sum that launches of their own add up.
+pub(crate) const MOST_PARTS_BYTES: u64 = 512 << 20;

@@ -30,8 +30,6 @@ pub(super) type Grouped = Joined<CpAsync, BlockDiagonal>;
 
 /// Channels of a chunk.
 const CHUNK: u32 = 8;
-/// Scratch for the parts of a filter's gradient stays below this.
-const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// Operands of the catalogs' kernels.
 const TYPES: [DType; 2] = [DType::Bf16, DType::F16];
 

@@ -5,7 +5,7 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::{KernelRef, Launch, Program};
 use verdigris_tensor::DType;
 
-use super::super::{CHUNK, ID, MOST_PARTS_BYTES, TYPES, part_bytes, parts_work, reduction_of, reductions, require, require_chunks};
+use super::super::{CHUNK, ID, TYPES, part_bytes, parts_work, reduction_of, reductions, require, require_chunks};
 use super::channel_tile::{ChannelTile, Channels};
 use super::tiling::Tiling;
 use super::walk::WalkArguments;
@@ -17,6 +17,7 @@ use crate::conv::geometry::tap_count;
 use crate::cost::{Join, Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::layout::space::divisor;
+use crate::split_k::MOST_PARTS_BYTES;
 use crate::split_k::filter::grouped as reduction;
 
 /// An accepted wgrad.

@@ -35,13 +35,14 @@ use verdigris_kir::ir::{MapDecl, Target};
 use verdigris_kir::program::{Address, KernelRef, L2Promotion, Launch, MapSpec, Program, Step};
 use verdigris_tensor::DType;
 
-use super::{CHUNK, ID, MOST_PARTS_BYTES, TYPES, part_bytes, parts_work, plain, reduction_of, reductions, require, require_chunks};
+use super::{CHUNK, ID, TYPES, part_bytes, parts_work, plain, reduction_of, reductions, require, require_chunks};
 use crate::algorithm::Algorithm;
 use crate::arch::Arch;
 use crate::cost::{Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::EpilogueSpec;
 use crate::layout::space::divisor;
+use crate::split_k::MOST_PARTS_BYTES;
 use crate::split_k::filter::grouped as reduction;
 use crate::sums::statistics;
 

@@ -48,6 +48,7 @@ use crate::cost::{self, Join, Loop, Work};
 use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
 use crate::fuse::epilogue::{EpilogueSpec, OperandSpec, Walk};
 use crate::layout::batch::Chunk;
+use crate::split_k::MOST_PARTS_BYTES;
 use crate::split_k::reduction::{PartGrid, ReductionSpec};
 
 /// The part of a spec that is chosen.
@@ -97,8 +98,6 @@ const RESULTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 const SLICES: u32 = 8;
 /// Pixels of a box.
 const BOX_PIXELS: [u32; 2] = [32, 320];
-/// The most scratch for parts.
-const MOST_PARTS_BYTES: u64 = 512 << 20;
 /// Boxes of a shape and an order that are offered, and the most waves of CTAs that share them.
 const BOXES_OF_ORDER: usize = 6;
 const MOST_WAVES: u64 = 2;
