@@ -20,7 +20,8 @@
 //! have nothing else to do while the others multiply.
 //! **Numbers.** Products are exact; sums are kept in f32 by the tensor core, in an order fixed by the spec and the split, so repeats agree
 //! bit for bit. fp8 sums keep about 14 bits unless promoted every 128 of depth. Operands of f32 under the policy `fp32` become three bf16
-//! terms each, of whose products six are summed. Where a group's channels are no whole number of channel blocks, what
+//! terms each, of whose products six are summed. The tensor core cuts its sums off toward zero, which over a long depth is a bias of many units;
+//! sums of terms are therefore promoted after each 64 of depth, and are as close as f32 multiply-adds. Where a group's channels are no whole number of channel blocks, what
 //! stands beyond them is multiplied by zeros of the filter.
 //! Sums over channels are formed of the stored values in f32, either in the epilogue (knob `sums`), so that y is not read again, or of the
 //! stored result: the clock says which is quicker, for what a CTA does in its epilogue it does not multiply meanwhile. Where parts of a
@@ -149,6 +150,8 @@ const FIFTHS: &[usize] = &[20, 21];
 const THREES: &[usize] = &[6, 22];
 /// The one whose clusters draw pixels once, for few pixels of many channels, which wait for L2.
 const PAIR: usize = 23;
+/// Tiles that leave room for promoted sums and draw less: clusters of two that share B, and three consumers.
+const PROMOTED: &[usize] = &[7, TALL];
 /// The shape of 192 rows: a volume may have as many such tiles as the chip has SMs.
 const TALL: usize = 16;
 /// The first swap-AB shape that is still offered.
@@ -168,8 +171,8 @@ const MOST_WAVES: u32 = 4;
 enum CatalogClass {
     /// Operands as they are, results through a map.
     Usual,
-    /// Operands that were converted to 16 bits, mostly with sums as results.
-    Converted,
+    /// Operands that became terms of 16 bits, whose sums are promoted and are the results.
+    Terms,
     /// Results that leave line by line.
     Rows,
 }
@@ -205,17 +208,13 @@ fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType,
         (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
         (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
         (CatalogClass::Rows, ..) => &[],
-        (CatalogClass::Converted, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
-        (CatalogClass::Converted, Kind::Gather { phases: false, .. }, 2, _) if usual && shape != 1 => &[Fixup],
-        (CatalogClass::Converted, Kind::Gather { phases, .. }, _, _) if one => {
-            if phases {
-                &[No]
-            } else {
-                &[Fixup]
-            }
-        }
-        (CatalogClass::Converted, Kind::Gather { .. }, ..) => &[],
-        (CatalogClass::Converted, Kind::Filter, 2, _) if usual => &[No, Reduced],
+        // Two sets of accumulators leave room for tiles of 128 by 128; a cluster of two draws one operand of these once.
+        (CatalogClass::Terms, Kind::Gather { phases: true, .. }, 2, _) if few || PROMOTED.contains(&shape) => &[No],
+        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, 2, _) if usual || PROMOTED.contains(&shape) => &[Fixup],
+        (CatalogClass::Terms, Kind::Gather { phases: true, .. }, ..) if one => &[No],
+        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, ..) if one => &[Fixup],
+        (CatalogClass::Terms, Kind::Gather { .. }, ..) => &[],
+        (CatalogClass::Terms, Kind::Filter, 2, _) if usual || PROMOTED.contains(&shape) => &[No, Reduced],
         (CatalogClass::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         // Of phases, clusters of tiles of 256 pixels were never quicker than those of 256 channels by more than a measurement is off.
         (_, Kind::Gather { phases: true, .. }, 2, _) if few || (usual && halves && shape != 2) => &[No],
@@ -310,8 +309,8 @@ fn catalog_specs() -> Vec<Spec> {
         }
     }
     // Operands of f32 that became terms. The parts of a filter's gradient are reduced by the split-K reduction.
-    let sums = (DType::Bf16, DType::F32, false);
-    catalog_class(CatalogClass::Converted, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
+    let sums = (DType::Bf16, DType::F32, true);
+    catalog_class(CatalogClass::Terms, sums, &[along_depth, along_columns, gather(true, Major::Rows), Kind::Filter]);
     catalog_class(CatalogClass::Rows, sums, &[along_depth, along_columns]);
     // Parts are the same for each type of result.
     let mut names = std::collections::HashSet::new();
@@ -404,7 +403,7 @@ impl ImplicitGemm {
         let shape = SHAPES.get(chosen.shape as usize)?;
         let catalog_class = match view.out {
             Out::Rows => CatalogClass::Rows,
-            _ if view.prepared.converted => CatalogClass::Converted,
+            _ if view.prepared.terms > 1 => CatalogClass::Terms,
             _ => CatalogClass::Usual,
         };
         let modes = modes(catalog_class, view.kind, view.spatial, view.a, chosen.shape as usize);
@@ -504,7 +503,7 @@ impl Algorithm for ImplicitGemm {
         ID.require(arch.runs(Target::Sm90a), Reason::Target, format_args!("compute capability {:?}, needs (9, 0)", arch.capability))?;
         require_operands(conv)?;
         let view = View::new(conv)?;
-        let promote = conv.precision == Precision::Fp8Promoted && !view.prepared.converted;
+        let promote = conv.precision == Precision::Fp8Promoted && !view.prepared.converted || view.prepared.terms > 1;
         let accepted = ImplicitGemm { arch: arch.clone(), view, promote };
         ID.require(accepted.listed().next().is_some(), Reason::Epilogue, "no tile suits this chain")?;
         Ok(accepted)
