@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde::Serialize;
 use verdigris::{Limits, Ranked, Settings, survey};
 use verdigris_engines::arch::Arch;
-use verdigris_engines::engine::{Knobs, Refusal};
+use verdigris_engines::engine::{Candidate, Knobs, Refusal};
 use verdigris_graph::Problem;
 use verdigris_reference::data::Random;
 
@@ -18,7 +18,7 @@ const HOPELESS: f64 = 20.0;
 pub(super) enum Why {
     /// A plan at once would take it.
     AtOnce,
-    /// The least estimate of its engine.
+    /// The least estimate of its engine by one of its main loops.
     Engine,
     /// Among the least estimates.
     Estimate,
@@ -61,15 +61,19 @@ impl Field {
 }
 
 /// Asks every engine under the default limits and picks `most` configs: all, where there are no more; else the choice at once, the best of
-/// each engine by estimate, and of the others half by estimate and half by chance. The refusals, where no engine takes the problem.
+/// each engine's main loops by estimate, and of the others half by estimate and half by chance. The refusals, where no engine takes the problem.
 pub(super) fn pick(problem: &Problem, arch: &Arch, most: usize, random: &mut Random) -> Result<Field, Vec<Refusal>> {
     let at_once = survey(problem, arch, &Limits::default());
     let Some(first) = at_once.ranked.into_iter().next() else { return Err(at_once.refusals) };
     let all = survey(problem, arch, &Limits { settings: Settings::All, ..Limits::default() }).ranked;
-    Ok(of(first, all, most, random))
+    let candidates: BTreeMap<&str, Box<dyn Candidate>> =
+        (verdigris_engines::engines()).filter_map(|engine| Some((engine.id().name, engine.accept(problem, arch).ok()?))).collect();
+    let main_loop = |way: &Ranked| Some(candidates.get(way.engine.name)?.work(&way.knobs).ok()?.main?.kernel);
+    Ok(of(first, all, main_loop, most, random))
 }
 
-fn of(at_once: Ranked, all: Vec<Ranked>, most: usize, random: &mut Random) -> Field {
+/// `main_loop` names the main loop that a config runs: an engine may have several, each with an estimate of its own.
+fn of(at_once: Ranked, all: Vec<Ranked>, main_loop: impl Fn(&Ranked) -> Option<&'static str>, most: usize, random: &mut Random) -> Field {
     let mut engines: BTreeMap<&'static str, EngineConfigs> = BTreeMap::new();
     for way in &all {
         let fresh = EngineConfigs { configs: 0, least_estimate_us: way.cost.us };
@@ -81,7 +85,7 @@ fn of(at_once: Ranked, all: Vec<Ranked>, most: usize, random: &mut Random) -> Fi
     let others: Vec<Ranked> = all.into_iter().filter(|way| (way.engine.name, &way.knobs) != (first.0, &first.1)).collect();
     let (mut seen, mut bests, mut rest) = (HashSet::new(), Vec::new(), Vec::new());
     for way in others {
-        let is_best = seen.insert(way.engine.name) && way.cost.us <= hopeless_us;
+        let is_best = seen.insert((way.engine.name, main_loop(&way))) && way.cost.us <= hopeless_us;
         if is_best { bests.push(way) } else { rest.push(way) }
     }
     let takes = |why| move |way| Picked { why, way };
@@ -104,7 +108,7 @@ fn of(at_once: Ranked, all: Vec<Ranked>, most: usize, random: &mut Random) -> Fi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verdigris_graph::GemmProblem;
+    use verdigris_graph::{ConvExtents, ConvProblem, Direction, GemmProblem};
     use verdigris_tensor::DType;
 
     fn names(field: &Field) -> Vec<(&'static str, String)> {
@@ -130,5 +134,37 @@ mod tests {
         let all = pick(&problem, &arch, 10_000, &mut Random::new(1)).expect("is taken");
         assert_eq!(all.picked.len(), all.configs());
         assert!(all.picked.iter().all(|picked| picked.why != Why::Sample));
+    }
+
+    /// `conv.halo` is two algorithms in one engine; the filter gradient of few channels is taken by it and by more: each main loop is measured.
+    #[test]
+    fn every_main_loop_of_an_engine_is_measured() {
+        let extents = ConvExtents {
+            direction: Direction::Wgrad,
+            n: 8,
+            c: 32,
+            k: 32,
+            groups: 4,
+            input: [1, 28, 28],
+            filter: [1, 3, 3],
+            pads: [0, 1, 1],
+            strides: [1; 3],
+            dilations: [1; 3],
+        };
+        let problem = Problem::Conv(ConvProblem::packed(extents, DType::Bf16, DType::Bf16).expect("a plain convolution"));
+        let arch = Arch::h200();
+        let all = survey(&problem, &arch, &Limits { settings: Settings::All, ..Limits::default() }).ranked;
+        let least_us = all[0].cost.us;
+        let main_loop = |way: &Ranked| {
+            let engine = verdigris_engines::engine(way.engine.name).expect("is registered");
+            let main = engine.accept(&problem, &arch).ok()?.work(&way.knobs).ok()?.main?;
+            Some((way.engine.name, main.kernel))
+        };
+        let wanted: HashSet<_> = all.iter().filter(|way| way.cost.us <= HOPELESS * least_us).filter_map(main_loop).collect();
+        let loops_of = |engine: &str| wanted.iter().filter(|(name, _)| *name == engine).count();
+        assert!(wanted.iter().any(|(name, _)| loops_of(name) > 1), "no engine has two main loops here: {wanted:?}");
+        let measured: HashSet<_> =
+            pick(&problem, &arch, 12, &mut Random::new(1)).expect("is taken").picked.iter().filter_map(|one| main_loop(&one.way)).collect();
+        assert!(measured.is_superset(&wanted), "{wanted:?}, of which only {measured:?} are measured");
     }
 }
