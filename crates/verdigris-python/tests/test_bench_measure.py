@@ -101,6 +101,29 @@ def test_rounded_sums_pass_and_wrong_ones_do_not(dtype, direction):
     assert "shape" in judge.judge(row, sample, result[:, :1]).fault
 
 
+def test_f32_is_held_to_multiply_adds_however_many_terms_there_are():
+    """A chain of f32 additions passes; operands cut to tf32, and sums that lose a part of themselves, do not, though a rule with a term in L would let
+    them."""
+    row = conv("wgrad", "f32", n=48, c=4, k=4, input=(64, 64), filter=(1, 1), pad=0)
+    assert row.terms == 196_608
+    first, second = tensors.operand_pairs(row, 1, CPU, 5)[0]
+    sample = judge.exact(row, first, second, torch.arange(math.prod(row.result_shape)))
+    x, dy = (t.permute(1, 0, 2, 3).reshape(4, -1) for t in (second, first))
+    if by_autograd(row, first, second).shape[0] != dy.shape[0]:
+        x, dy = dy, x
+    products = dy[:, None] * x[None]
+    chain = products.cumsum(-1)[..., -1].reshape(row.result_shape)
+    right = judge.judge(row, sample, chain)
+    assert right.fault is None and 0 < right.worst <= 1, right
+
+    exact = sample.values.reshape(row.result_shape)
+    cut = [(t.view(torch.int32) & -8192).view(torch.float32) for t in (first, second)]
+    for wrong in (by_autograd(row, *cut).float(), (exact * (1 - 2e-4)).float()):
+        assert "times those of f32 multiply-adds" in judge.judge(row, sample, wrong).fault
+    as_tf32 = conv("wgrad", "tf32", n=48, c=4, k=4, input=(64, 64), filter=(1, 1), pad=0)
+    assert judge.judge(as_tf32, sample, by_autograd(row, *cut).float()).fault is None
+
+
 def test_integers_are_exact():
     row = Gemm("t", "int8", "nt", 1, 33, 24, 40)
     a, b = tensors.operand_pairs(row, 1, CPU, 3)[0]

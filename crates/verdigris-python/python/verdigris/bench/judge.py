@@ -11,6 +11,14 @@ the result's own 16 bits); u_in that of operands which are rounded on their way 
 that of accumulation, a unit in the last place of f32 for each step of a tensor core, which truncates, one step for 16 products. fp8 products are
 accumulated with 13 bits behind the point. Integer results are exact. The same rule holds for both sides; sums in another order pass; a tap of a
 filter or a slab of channels that is forgotten or counted twice does not.
+
+f32 that is to be f32 has a rule of its own. One chain of multiply-adds is off by
+
+    model = 2**-24 * sqrt(L / 6 + 1) * rms
+
+in the root mean square: each of its roundings is uniform within half a unit of a partial sum that grows with the root of its length, and
+the result is rounded once more. The errors of the whole sample may be 4 times that in the root mean square, and each of them 6 times
+as far. No term grows with L itself, so neither a tensor core's truncation over a long chain nor operands cut to tf32 pass.
 """
 
 import dataclasses
@@ -28,10 +36,13 @@ ROUNDOFF = {
     "bf16": (2.0**-8, 0.0, 2.0**-23),
     "f16": (2.0**-11, 0.0, 2.0**-23),
     "tf32": (2.0**-24, 2.0**-11, 2.0**-23),
-    "f32": (2.0**-24, 0.0, 2.0**-23),
+    "f32": (2.0**-24, 0.0, 2.0**-24),
     "fp8": (2.0**-8, 0.0, 2.0**-13),
     "int8": (0.0, 0.0, 0.0),
 }
+
+#: Of f32: how many times the model's error all errors together may be, and how much farther a single one.
+MODEL_FACTOR, OUTLIER_FACTOR = 4.0, 6.0
 
 #: Products gathered for one sample, and at once.
 PRODUCTS = {"cuda": (1 << 26, 1 << 24), "cpu": (1 << 22, 1 << 20)}
@@ -62,9 +73,16 @@ def tolerance(problem: Problem, sample: Sample) -> torch.Tensor:
     """The formula at the head."""
     u_out, u_in, u_acc = ROUNDOFF[problem.dtype]
     size, rms = sample.values.abs(), sample.rms
+    if problem.dtype == "f32":
+        return u_out * size + MODEL_FACTOR * OUTLIER_FACTOR * model(problem, sample)
     partial = 4.0 if problem.dtype in ("bf16", "f16", "fp8") else 0.0
     terms = problem.terms
     return u_out * (size + partial * rms) + u_in * (8 * rms + 2 * size) + u_acc * (8 * math.sqrt(terms) + terms / 16) * rms
+
+
+def model(problem: Problem, sample: Sample) -> torch.Tensor:
+    """The root mean square error of a chain of f32 multiply-adds, for each element."""
+    return ROUNDOFF["f32"][2] * math.sqrt(problem.terms / 6 + 1) * sample.rms
 
 
 def _unravel(positions: torch.Tensor, shape) -> List[torch.Tensor]:
@@ -219,6 +237,12 @@ def judge(problem: Problem, sample: Sample, result: torch.Tensor) -> Judgement:
     if not worst <= 1:
         index = tuple(value.item() for value in _unravel(sample.positions[place], problem.result_shape))
         faults.append(f"element {index} is {got[place].item():.6g}, not {sample.values[place].item():.6g}: {worst:.3g} tolerances away")
+    if problem.dtype == "f32":
+        expected = model(problem, sample).norm().item()
+        times = distance.norm().item() / expected if expected else 0.0
+        if times > MODEL_FACTOR:
+            faults.append(f"errors are {times:.3g} times those of f32 multiply-adds, of which {MODEL_FACTOR:g} times are allowed")
+            worst = max(worst, times / MODEL_FACTOR)
     if result.is_floating_point():
         not_numbers = int(torch.isnan(result).sum().item())
         if not_numbers:
