@@ -102,6 +102,44 @@ impl Graph {
         Ok((Graph { name: String::new(), tensors, nodes, determinism: self.determinism }, old))
     }
 
+    /// This graph and another as one, whose ops follow: the tensors of the other have new uids, which are told, the old ones first. Nothing is
+    /// shared; where both read the same memory, it is bound to a tensor of each. Results are deterministic where either graph asks for it.
+    ///
+    /// ```
+    /// use verdigris_graph::{GraphBuilder, UnaryOp};
+    /// use verdigris_tensor::{DType, Layout};
+    ///
+    /// let draw = |f| -> Result<_, Box<dyn std::error::Error>> {
+    ///     let mut g = GraphBuilder::new("activation");
+    ///     let x = g.tensor("x", DType::F32, Layout::row_major(&[8])?);
+    ///     let y = g.unary("y", f, x)?;
+    ///     g.store(y, "y", DType::F32)?;
+    ///     Ok(g.finish()?)
+    /// };
+    /// let (both, renamed) = draw(UnaryOp::Relu)?.beside(draw(UnaryOp::Exp)?);
+    /// assert_eq!((both.tensors.len(), both.nodes.len(), renamed.len()), (4, 2, 2));
+    /// verdigris_graph::validate::validate(&both)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn beside(mut self, mut other: Graph) -> (Graph, Vec<(Uid, Uid)>) {
+        let first = self.tensors.iter().map(|tensor| tensor.uid.0.saturating_add(1)).max().unwrap_or(0);
+        let renamed: Vec<(Uid, Uid)> = (first..).zip(&other.tensors).map(|(new, tensor)| (tensor.uid, Uid(new))).collect();
+        let new: HashMap<Uid, Uid> = renamed.iter().copied().collect();
+        other.tensors.iter_mut().zip(&renamed).for_each(|(tensor, (_, new))| tensor.uid = *new);
+        for node in &mut other.nodes {
+            node.op.visit_uids(&mut |_, uid| {
+                if let Some(new) = new.get(uid) {
+                    *uid = *new;
+                }
+            });
+        }
+        self.tensors.extend(other.tensors);
+        self.nodes.extend(other.nodes);
+        self.determinism = self.determinism.max(other.determinism);
+        (self, renamed)
+    }
+
     pub(crate) fn tensor_of(&self, op: &str, uid: Uid) -> Result<&TensorDesc, Error> {
         self.tensor(uid).ok_or_else(|| Error::UnknownTensor { op: op.to_owned(), uid })
     }

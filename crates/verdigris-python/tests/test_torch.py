@@ -506,6 +506,58 @@ def test_plans_are_found_again():
     assert "cpu.conv" in vt.explain("conv_fprop", "stride=1,1 padding=0,0 dilation=1,1 groups=1", x, w)
 
 
+@pytest.mark.parametrize("call", ["conv", "transpose", "linear"])
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, True, False), (False, True, True), (True, False, True), (False, True, False)])
+def test_the_gradients_of_a_layer_are_one_plan(call, wanted):
+    """Input, filter and bias in one native call: one plan more, and the bits that each has when it is computed alone."""
+    shapes = {
+        "conv": [(2, 6, 9, 8), (4, 6, 3, 3), (4,)],
+        "transpose": [(2, 6, 5, 4), (6, 4, 3, 3), (4,)],
+        "linear": [(3, 7, 6), (5, 6), (5,)],
+    }[call]
+    function = {"conv": vt.conv2d, "transpose": vt.conv_transpose2d, "linear": vt.linear}[call]
+    inputs = [torch.randn(shape) for shape in shapes]
+
+    def gradients(needs):
+        leaves = [tensor.clone().requires_grad_(need) for tensor, need in zip(inputs, needs)]
+        y = function(*leaves)
+        torch.manual_seed(7)
+        before = vt.plan_count()
+        y.backward(torch.randn_like(y))
+        return [leaf.grad for leaf in leaves], vt.plan_count() - before
+
+    vt.clear_plans()
+    together, plans = gradients(wanted)
+    assert plans == 1
+    assert [gradient is not None for gradient in together] == list(wanted)
+    for place in (place for place in range(3) if wanted[place]):
+        alone, _ = gradients([place == other for other in range(3)])
+        assert torch.equal(alone[place], together[place]) and alone[place].stride() == together[place].stride()
+
+
+def test_the_dispatcher_is_asked_for_one_gradient_at_a_time():
+    """A mode sees each, and what it sees are the same numbers."""
+    x, w, b = torch.randn(2, 6, 9, 8), torch.randn(4, 6, 3, 3), torch.randn(4)
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        names = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            self.names.append(function.name())
+            return function(*arguments, **(keywords or {}))
+
+    def run():
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, w, b)]
+        vt.conv2d(*leaves).square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    plain = run()
+    with Seen():
+        seen = run()
+    assert Seen.names.count("verdigris::gradient") == 3
+    assert all(torch.equal(one, other) for one, other in zip(plain, seen))
+
+
 def test_what_is_wrong_is_said():
     x, w = torch.randn(1, 3, 5, 5), torch.randn(2, 4, 3, 3)
     with pytest.raises(vd.GraphError, match="channel"):

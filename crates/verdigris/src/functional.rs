@@ -462,7 +462,7 @@ struct Key {
 /// A function's plan, and which of its tensors is which.
 struct FunctionPlan {
     plan: Plan,
-    inputs: [Option<Uid>; crate::recipe::MAX_INPUTS],
+    inputs: Vec<(Uid, usize)>,
     results: Vec<Outcome>,
 }
 
@@ -549,7 +549,7 @@ fn call(call: Call, inputs: &[&Tensor], function: impl FnOnce() -> Function) -> 
         }
     };
     let FunctionPlan { plan, inputs: uids, results } = &*found;
-    let bound = uids.iter().zip(inputs).filter_map(|(uid, tensor)| uid.map(|uid| (uid, *tensor)));
+    let bound = uids.iter().filter_map(|&(uid, place)| Some((uid, *inputs.get(place)?)));
     let wanted = results.iter().map(|result| (result.uid, result.dtype, result.layout));
     device.compute(bound, &[], wanted, |bindings, stream| plan.run(bindings, stream, Workspace::Own)).map(|(outputs, ())| outputs)
 }

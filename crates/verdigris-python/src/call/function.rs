@@ -8,6 +8,7 @@ use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, Lo
 use verdigris_graph::{CrossEntropySpec, LossReduction, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
+use super::MAX_OUTPUTS;
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
 use crate::policy::Policy;
@@ -35,7 +36,8 @@ pub(crate) enum Function {
     /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
     ClassLoss,
     /// `dy, …` → the gradient of a function with respect to one of its tensors, from what [`Function::saves`] says; extra: the dims of that
-    /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function.
+    /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function. With several places behind `wrt=` as many gradients,
+    /// computed together; each of those tensors is saved.
     Gradient,
 }
 
@@ -188,13 +190,18 @@ fn divisor(attributes: &Attributes<'_>) -> PyResult<Divisor> {
 }
 
 impl Function {
-    /// The function with its attributes, as the library draws it.
-    pub(crate) fn told(self, attributes: &str, given: &[Option<Input>], extra: &[i64], policy: &Policy) -> PyResult<recipe::Function> {
+    /// The function with its attributes, as the library draws it; several where several gradients are asked for.
+    pub(crate) fn told(self, attributes: &str, given: &[Option<Input>], extra: &[i64], policy: &Policy) -> PyResult<Vec<recipe::Function>> {
         let extents = dims(extra)?;
-        if self == Function::Gradient {
-            return gradient(attributes, given, extents, policy);
+        if self != Function::Gradient {
+            return Ok(vec![self.plainly_told(attributes, given, Extents::Spatial(extents), policy)?]);
         }
-        self.plainly_told(attributes, given, Extents::Spatial(extents), policy)
+        let places = Attributes(attributes.split_once('|').map_or("", |(head, _)| head)).list("wrt")?.unwrap_or_else(|| vec![0]);
+        if !(1..=MAX_OUTPUTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
+            let what = format!("{} gradients of tensors of dims {extents:?}", places.len());
+            return Err(unfit(what, "a call computes up to three; of several, every tensor is saved and tells its dims"));
+        }
+        places.into_iter().map(|place| gradient(attributes, place, given, extents.clone(), policy)).collect()
     }
 
     fn plainly_told(self, attributes: &str, given: &[Option<Input>], extents: Extents, policy: &Policy) -> PyResult<recipe::Function> {
@@ -266,8 +273,8 @@ impl Function {
     }
 }
 
-/// The gradient that `of= wrt=|…` names.
-fn gradient(attributes: &str, given: &[Option<Input>], extents: Vec<u64>, policy: &Policy) -> PyResult<recipe::Function> {
+/// The gradient that `of=…|…` names, with respect to the tensor at a place.
+fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<u64>, policy: &Policy) -> PyResult<recipe::Function> {
     let (head, rest) = attributes.split_once('|').ok_or_else(|| {
         raise(Kind::Graph, format!("the attributes `{attributes}` of a gradient; those of its function stand behind `|`"))
     })?;
@@ -277,7 +284,7 @@ fn gradient(attributes: &str, given: &[Option<Input>], extents: Vec<u64>, policy
         .into_iter()
         .find(|function| function.name() == name)
         .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function")))?;
-    let with_respect_to = head.one("wrt", 0_usize)?;
+    let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();
     // What the function read, as far as it is saved.
     let mut read = [None; MAX_INPUTS];
@@ -293,7 +300,9 @@ fn gradient(attributes: &str, given: &[Option<Input>], extents: Vec<u64>, policy
     // The result of a transposed convolution, or of a gradient, has the dims of its gradient.
     let result_dims = given.first().copied().flatten().map(|dy| dy.layout.dims().to_vec()).unwrap_or_default();
     let function = if of == Function::Gradient {
-        gradient(rest, &read, result_dims, policy)?
+        // A gradient of several gradients at once is nothing that a graph asks for: each has a gradient of its own.
+        let inner = Attributes(rest.split_once('|').map_or("", |(head, _)| head)).one("wrt", 0)?;
+        gradient(rest, inner, &read, result_dims, policy)?
     } else {
         of.plainly_told(rest, &read, Extents::Whole(result_dims), policy)?
     };

@@ -22,7 +22,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-use verdigris::recipe::{Input, MAX_INPUTS, Recipe, Saved, draw};
+use verdigris::recipe::{Input, MAX_INPUTS, Recipe, Saved, draw_together};
 use verdigris::{Binding, Workspace};
 use verdigris_cuda::DeviceSlice;
 use verdigris_graph::Uid;
@@ -39,8 +39,10 @@ use torch::{Hooks, hooks};
 
 /// Most integers beside the attributes.
 const MAX_EXTRA: usize = 8;
-/// Most tensors that a function writes.
-const MAX_OUTPUTS: usize = 2;
+/// Most tensors that a call writes: the gradients of a layer's input, filter and bias.
+const MAX_OUTPUTS: usize = 3;
+/// Most tensors that are bound: where several gradients are computed together, each reads tensors of its own, some of them in the same memory.
+const MAX_BINDINGS: usize = MAX_OUTPUTS * (MAX_INPUTS + 1);
 
 /// Where a plan's tensor comes from.
 #[derive(Clone, Copy, Debug)]
@@ -204,8 +206,8 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         let place = place.ok_or_else(|| unfit("a call without tensors", "a function reads at least one"))?;
         let policy = policy::numbered(self.policy);
-        let function = self.function.told(self.attributes, &inputs, self.extra(), &policy)?;
-        let Recipe { graph, inputs: uids, results } = draw(&function, &inputs).map_err(library)?;
+        let functions = self.function.told(self.attributes, &inputs, self.extra(), &policy)?;
+        let Recipe { graph, inputs: uids, results } = draw_together(&functions, &inputs).map_err(library)?;
         let capturing = hooks.is_capturing(py, place)?;
         // Measuring runs candidates and waits for them, which a capture does not allow.
         let policy = if capturing { policy.unmeasured().unwrap_or(policy) } else { policy };
@@ -220,16 +222,20 @@ impl<'a, 'py> Call<'a, 'py> {
                 plan.map(|plan| (state, plan))
             })
             .map_err(library)?;
-        let labels = if place == Place::Cpu { Labels::of(&function, &inputs) } else { None };
+        let labels = functions.first().filter(|_| place == Place::Cpu).and_then(|function| Labels::of(function, &inputs));
         let mut sources = Vec::with_capacity(plan.bound().len());
         for (tensor, desc) in plan.bound().iter().zip(plan.tensors()) {
-            let input = uids.iter().position(|known| *known == Some(tensor.uid));
+            let input = uids.iter().find(|(known, _)| *known == tensor.uid).map(|&(_, place)| place);
             let Some(place) = input.or_else(|| results.iter().position(|result| result.uid == tensor.uid)) else {
                 return Err(raise(Kind::Graph, format!("tensor `{}` of the call's graph is nobody's", tensor.name)));
             };
             // What the tensors have, whatever the plan needs.
             let bytes = u64::try_from(desc.layout.span_bytes(desc.dtype)).unwrap_or(u64::MAX);
             sources.push(Source { uid: tensor.uid, bytes, is_written: input.is_none(), place });
+        }
+        if sources.len() > MAX_BINDINGS || results.len() > MAX_OUTPUTS {
+            let what = format!("a call of {} tensors, {} of them results", sources.len(), results.len());
+            return Err(unfit(what, "a call binds at most 21 tensors and has at most 3 results"));
         }
         let workspace_bytes = plan.workspace_bytes();
         let entry = Arc::new(Entry {
@@ -261,14 +267,14 @@ impl<'a, 'py> Call<'a, 'py> {
             // SAFETY: the plan is that of a call on the CPU with such tensors, which the caller holds.
             unsafe { labels.check(&seen) }?;
         }
-        let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [None, None];
+        let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [const { None }; MAX_OUTPUTS];
         let mut addresses = [0_u64; MAX_OUTPUTS];
         for ((result, address), arguments) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
             let tensor = hooks.allocate(py, place, arguments)?;
             *address = hooks.see(&tensor)?.address();
             *result = Some(tensor);
         }
-        let mut bindings = [const { (Uid(0), Binding::Scalar(0.0)) }; MAX_INPUTS + MAX_OUTPUTS];
+        let mut bindings = [const { (Uid(0), Binding::Scalar(0.0)) }; MAX_BINDINGS];
         for (slot, &Source { uid, bytes, is_written, place: number }) in bindings.iter_mut().zip(&entry.sources) {
             let address = if is_written { addresses[number] } else { seen[number].address() };
             // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
@@ -288,11 +294,11 @@ impl<'a, 'py> Call<'a, 'py> {
         // SAFETY: as above.
         let workspace = unsafe { DeviceSlice::from_raw(address, entry.plan.workspace_bytes()) };
         py.detach(|| entry.plan.run(bindings, stream.as_ref(), Workspace::Lent(workspace))).map_err(library)?;
-        let [first, second] = results;
-        match (first, second) {
-            (Some(only), None) => Ok(only.unbind()),
-            (Some(first), Some(second)) => Ok(PyTuple::new(py, [first, second])?.into_any().unbind()),
-            (None, _) => Ok(py.None()),
+        match results {
+            [Some(only), None, None] => Ok(only.unbind()),
+            [Some(first), Some(second), None] => Ok(PyTuple::new(py, [first, second])?.into_any().unbind()),
+            [Some(first), Some(second), Some(third)] => Ok(PyTuple::new(py, [first, second, third])?.into_any().unbind()),
+            [..] => Ok(py.None()),
         }
     }
 }

@@ -122,7 +122,7 @@ mod tests {
     use verdigris_graph::{Conv, ConvDirection, Graph, Matmul, PoolBackward, PoolMode, PoolWindows, Precision, ReductionOp, UnaryOp};
     use verdigris_tensor::DType;
 
-    use super::super::{Convolution, Divisor, LossForm, draw};
+    use super::super::{Convolution, Divisor, LossForm, draw, draw_together};
     use super::*;
 
     fn input(dtype: DType, dims: &[u64]) -> Option<Input> {
@@ -234,6 +234,33 @@ mod tests {
         let saved = [Saved::Tensor(0), Saved::Tensor(1), Saved::Result(1)];
         let given = [half(&[]), y, input(DType::I64, &[4]), input(DType::F32, &[4])];
         assert_eq!(drawn(Function::CrossEntropy(spec, LossForm::WithLse), 0, &saved, None, &given), want);
+    }
+
+    /// A layer's gradients in one graph: the problems of each, one behind the other, and every tensor of a uid of its own.
+    #[test]
+    fn gradients_together_are_the_problems_of_each() {
+        let gradient = |with_respect_to| {
+            let of = Function::Linear(Precision::Fp32, UnaryOp::Identity);
+            Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: ALL.to_vec(), dims: None }))
+        };
+        let given = [half(&[6, 5, 16]), half(&[6, 5, 8]), half(&[16, 8]), half(&[16])];
+        let each: Vec<Function> = [0, 1, 2].map(gradient).into();
+        let alone: Vec<_> = each.iter().map(|function| draw(function, &given).unwrap()).collect();
+        let together = draw_together(&each, &given).unwrap();
+        assert_eq!(problems(&together.graph), alone.iter().flat_map(|recipe| problems(&recipe.graph)).collect::<Vec<_>>());
+        let dims = |results: &[Outcome]| results.iter().map(|result| result.layout.dims().to_vec()).collect::<Vec<_>>();
+        assert_eq!(dims(&together.results), [vec![6, 5, 8], vec![16, 8], vec![16]]);
+        let places =
+            |recipes: &[super::super::Recipe]| recipes.iter().flat_map(|r| r.inputs.iter().map(|&(_, place)| place)).collect::<Vec<_>>();
+        assert_eq!(places(std::slice::from_ref(&together)), places(&alone));
+        let uids: std::collections::BTreeSet<Uid> =
+            together.inputs.iter().map(|&(uid, _)| uid).chain(together.results.iter().map(|result| result.uid)).collect();
+        assert_eq!(uids.len(), together.inputs.len() + 3);
+        assert!(uids.iter().all(|&uid| together.graph.tensor(uid).is_some_and(|tensor| !tensor.is_virtual)));
+        // The first that is refused refuses all.
+        let told = draw_together(&[gradient(0), gradient(7)], &given).unwrap_err().to_string();
+        assert!(told.contains("tensor 7"), "{told}");
+        assert!(draw_together(&[], &given).is_err());
     }
 
     #[test]

@@ -51,6 +51,8 @@ mod pool;
 mod products;
 mod view;
 
+use std::collections::HashMap;
+
 use verdigris_graph::{
     BinaryOp, CrossEntropySpec, Graph, GraphBuilder, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
@@ -253,8 +255,9 @@ pub struct Outcome {
 pub struct Recipe {
     /// The graph.
     pub graph: Graph,
-    /// For each tensor that the function reads, its uid.
-    pub inputs: [Option<Uid>; MAX_INPUTS],
+    /// What is bound to the tensors that the function reads: a uid, and the place of the tensor. One that several functions read stands once for each
+    /// of them ([`draw_together`]).
+    pub inputs: Vec<(Uid, usize)>,
     /// What it writes, in order.
     pub results: Vec<Outcome>,
 }
@@ -265,9 +268,47 @@ pub struct Recipe {
 /// [`Error::Graph`] where an op refuses, [`Error::Operand`] for a tensor that the function cannot take.
 pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Error> {
     let drawing = Drawing::of(function, given, None)?;
-    let inputs = drawing.inputs.map(|input| input.map(|input| input.uid));
+    let inputs = drawing.inputs.iter().enumerate().filter_map(|(place, input)| Some((input.as_ref()?.uid, place))).collect();
     let results = drawing.results.into_iter().map(|result| result.outcome).collect();
     Ok(Recipe { graph: drawing.g.finish()?, inputs, results })
+}
+
+/// Several functions of the same tensors as one graph, whose results stand one behind the other: one plan, one execution, one workspace. A layer's
+/// gradients with respect to its input, its filter and its bias are such.
+///
+/// ```
+/// use verdigris::recipe::{Function, Gradient, Input, Saved, draw_together};
+/// use verdigris::{DType, Layout, Precision, UnaryOp};
+///
+/// let tensor = |dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype: DType::F32, layout, alignment_bytes: None }));
+/// let (dy, x, w) = (tensor(&[8, 4])?, tensor(&[8, 3])?, tensor(&[4, 3])?);
+/// let gradients = [0, 1].map(|with_respect_to| {
+///     let saved = vec![Saved::Tensor(0), Saved::Tensor(1)];
+///     let of = Function::Linear(Precision::Fp32, UnaryOp::Identity);
+///     Function::Gradient(Box::new(Gradient { of, with_respect_to, saved, dims: None }))
+/// });
+/// let recipe = draw_together(&gradients, &[dy, x, w])?;
+/// assert_eq!(recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect::<Vec<_>>(), [[8, 3], [4, 3]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of [`draw`], of the first function that has one; no function at all.
+pub fn draw_together(functions: &[Function], given: &[Option<Input>]) -> Result<Recipe, Error> {
+    let Some((first, others)) = functions.split_first() else { return Err(Error::NoResult) };
+    others.iter().try_fold(draw(first, given)?, |together, function| {
+        let Recipe { graph, inputs, results } = draw(function, given)?;
+        let (graph, renamed) = together.graph.beside(graph);
+        let new: HashMap<Uid, Uid> = renamed.into_iter().collect();
+        let rename = |uid: Uid| new.get(&uid).copied().unwrap_or(uid);
+        let inputs = inputs.into_iter().map(|(uid, place)| (rename(uid), place));
+        let results = results.into_iter().map(|result| Outcome { uid: rename(result.uid), ..result });
+        Ok(Recipe {
+            graph,
+            inputs: together.inputs.into_iter().chain(inputs).collect(),
+            results: together.results.into_iter().chain(results).collect(),
+        })
+    })
 }
 
 /// The operands do not suit.

@@ -83,6 +83,8 @@ def _gradients(name, places, saves, has_one_result):
             ctx.mark_non_differentiable(*every[places + 1 :])
 
     first = len(saves)
+    # Attributes of the gradients that are computed together, by their places.
+    heads = {}
 
     def save_first(ctx, inputs, output):
         # As `save_some`, of a single result and the first of its operands: each layer of a network comes by here.
@@ -95,6 +97,15 @@ def _gradients(name, places, saves, has_one_result):
     def backward(ctx, dy, *_):
         saved, attributes, policy, needs = ctx.saved_tensors, ctx.attributes, ctx.policy, ctx.needs_input_grad
         gradients = [None] * len(needs)
+        if not told:
+            asked = tuple(place for place in range(places) if needs[place])
+            if len(asked) > 1:
+                head = heads.get(asked) or heads.setdefault(asked, f"of={name} wrt={','.join(map(str, asked))}|")
+                together = _together(policy, dy, *saved, head + attributes, ())
+                if together is not None:
+                    for place, value in zip(asked, together):
+                        gradients[place] = value
+                    return tuple(gradients)
         for place, head, is_told in wanted:
             if needs[place]:
                 dims = ctx.shapes[place] if is_told else ()
@@ -104,11 +115,23 @@ def _gradients(name, places, saves, has_one_result):
     return setup, backward
 
 
+def _together(policy, *inputs):
+    """Several gradients of a call by one native call and one plan; None where the dispatcher has to be asked, which knows one at a time."""
+    if torch.is_grad_enabled():
+        return None
+    try:
+        output = _plain(operator_number("gradient"), policy, *inputs)
+    except ConstantError:
+        # One of them may be another matter without the rest.
+        return None
+    return None if output is NotImplemented else output
+
+
 def _operator(name, tensors, results, has_dims, fake, autocast=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
-    Its gradients are calls of the operator `gradient`, one for each tensor that wants its own, from what the native half says that they are
-    computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
+    Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
+    own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
     that there are.
     """
     code, places, saves = _FUNCTIONS[name]
