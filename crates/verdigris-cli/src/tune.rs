@@ -224,7 +224,7 @@ fn tune(handle: &Handle, tasks: &[Task], how: &How) -> Result<Verdict> {
     progress.set_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} eta {eta} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    let tuning = Tuning { candidates: how.candidates, budget: Duration::from_secs_f64(how.seconds), again: how.again };
+    let tuning = Tuning { candidates: how.candidates, budget: Duration::from_secs_f64(how.seconds), again: how.again, shipped: false };
     let (mut rows, mut choices, mut seen, mut left) = (Vec::new(), Vec::new(), HashSet::new(), 0);
     let mut broken = None;
     for task in tasks {

@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("SOURCE_HASH", verdigris_engines::SOURCE_HASH)?;
+    module.add("BUILD_HASH", env!("VERDIGRIS_BUILD_HASH"))?;
     module.add_class::<device::Device>()?;
     module.add_class::<graph::Graph>()?;
     module.add_class::<graph::Uid>()?;

@@ -28,11 +28,13 @@ pub(crate) enum Products {
 /// - `reduced_accumulation`: f16 sums rounded to f16; fp8 sums kept in the tensor core's own accumulator. Off by default.
 /// - `deterministic`: the same bits each time.
 /// - `workspace_bytes`: the most workspace of a plan; `None` for any.
-/// - `mode`: `"instant"` by estimate, nothing is run; `"measured"` by the clock, remembered in the plan cache; `"pinned"` by `engines`.
+/// - `mode`: `"instant"` by estimate, nothing is run; `"measured"` by the clock of this machine, remembered in the plan cache; `"pinned"` by
+///   `engines`.
 /// - `engines`: for `"pinned"`, a list of engine names, or of `(part, name, knobs)` with `part` or `None` and knobs as a dict.
 /// - `candidates`, `budget_ms`, `again`: for `"measured"`, how many ways of each part, the most time for each, and whether to measure
 ///   although an earlier choice is remembered.
-/// - `remember`: whether remembered choices are taken and new ones kept.
+/// - `shipped`: for `"measured"`, whether a choice that ships with the library is taken in place of measuring; off by default.
+/// - `remember`: whether remembered choices are taken (with `"instant"` those that ship as well) and new ones kept.
 /// - `down_convert`, `split_operands`, `reduced_sums`, `tensor_cores`: what engines may do within the precision; all allowed by default.
 #[pyclass(frozen, eq, module = "verdigris")]
 #[derive(Clone, PartialEq, Debug)]
@@ -128,8 +130,8 @@ pub(crate) fn unary_named(name: &str, attributes: Option<&Bound<'_, pyo3::types:
 impl Policy {
     #[new]
     #[pyo3(signature = (*, precision = "fp32", reduced_accumulation = false, deterministic = false, workspace_bytes = None, mode = "instant",
-        engines = None, candidates = 12, budget_ms = 500.0, again = false, remember = true, down_convert = true, split_operands = true,
-        reduced_sums = true, tensor_cores = true))]
+        engines = None, candidates = 12, budget_ms = 500.0, again = false, shipped = false, remember = true, down_convert = true,
+        split_operands = true, reduced_sums = true, tensor_cores = true))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python constructor")]
     fn new(
         precision: &str,
@@ -141,6 +143,7 @@ impl Policy {
         candidates: usize,
         budget_ms: f64,
         again: bool,
+        shipped: bool,
         remember: bool,
         down_convert: bool,
         split_operands: bool,
@@ -159,7 +162,7 @@ impl Policy {
             "measured" => {
                 let budget = Duration::try_from_secs_f64(budget_ms * 1e-3)
                     .map_err(|_| config(format!("budget_ms is {budget_ms}; it is a finite number of milliseconds, not below 0")))?;
-                Mode::Measured(Tuning { candidates, budget, again })
+                Mode::Measured(Tuning { candidates, budget, again, shipped })
             }
             "pinned" => Mode::Pinned(engines.as_deref().unwrap_or_default().iter().map(pin).collect::<PyResult<_>>()?),
             other => return Err(config(format!("mode is `{other}`; it is `instant`, `measured` or `pinned`"))),

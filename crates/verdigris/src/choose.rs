@@ -1,7 +1,8 @@
 //! The choice of a way for one problem: as it was remembered, by estimate, or by the clock.
 //!
 //! A choice that was measured before stands before an estimate, as long as the limits still allow it and its engine still has that version and
-//! that setting; where it does not, the explanation says so.
+//! that setting; where it does not, the explanation says so. Who asks for a choice by the clock gets one of this machine: what ships with the
+//! library was measured elsewhere, and is asked in its place only where the caller wants that.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use verdigris_kir::program::KernelRef;
 use crate::error::Error;
 use crate::explain::{ChosenBy, PartExplanation, RefusalSummary, TuningSummary, WayExplanation, describe};
 use crate::handle::Handle;
-use crate::plan_cache::{Answer, Found, Question};
+use crate::plan_cache::{Answer, Found, Question, Whose};
 use crate::planning::Stage;
 use crate::policy::Tuning;
 use crate::select::{Limits, Ranked, RankedSummary, Settings, Shortlist, Survey};
@@ -105,7 +106,8 @@ impl Chooser<'_> {
         let survey = self.survey(problem, None, Settings::First)?;
         let mut remarks = Vec::new();
         let again = self.tuning.is_some_and(|tuning| tuning.again);
-        let remembered = if self.remember && !again { self.remembered(problem, &question, &mut remarks)? } else { None };
+        let whose = if self.tuning.is_none_or(|tuning| tuning.shipped) { Whose::UsersThenShipped } else { Whose::Users };
+        let remembered = if self.remember && !again { self.remembered(problem, &question, whose, &mut remarks)? } else { None };
         let choice = match (remembered, &self.tuning) {
             (Some((known, by)), _) => {
                 let others = survey.ranked.into_iter().filter(|way| !is_same(way, &known.ranked)).map(Way::of).collect::<Vec<_>>();
@@ -157,9 +159,15 @@ impl Chooser<'_> {
     }
 
     /// The choice that was measured before, if there is one and it can still be had.
-    fn remembered(&self, problem: &Problem, question: &Question, remarks: &mut Vec<String>) -> Result<Option<(Way, ChosenBy)>, Error> {
+    fn remembered(
+        &self,
+        problem: &Problem,
+        question: &Question,
+        whose: Whose,
+        remarks: &mut Vec<String>,
+    ) -> Result<Option<(Way, ChosenBy)>, Error> {
         // A cache that cannot be read has no answers; that it cannot is told by the handle.
-        let Ok(Some((answer, found))) = self.handle.plan_cache().find(question) else {
+        let Ok(Some((answer, found))) = self.handle.plan_cache().find_of(question, whose) else {
             remarks.extend(self.handle.plan_cache().remark());
             return Ok(None);
         };
@@ -435,9 +443,19 @@ mod tests {
         let strict = Limits { workspace_bytes: Some(0), alignments_bytes: vec![Some(4); 3], tensor_cores: false, ..Limits::default() };
         let other = handle.choose(&problem(), &strict).expect("chooses");
         assert!(other.way.workspace_bytes() == 0 && !other.way.notes.tensor_core, "{}", other.explanation);
+        // By the clock is by this machine's clock, unless the caller takes what ships.
+        let tuned = |tuning: Tuning| handle.tune(&problem(), &limits, &tuning, &mut |_, _, _| {}).expect("chooses");
+        let lenient = tuned(Tuning { shipped: true, ..Tuning::default() });
+        assert!(is_same(&lenient.way, ships) && lenient.explanation.chosen_by == ChosenBy::Shipped, "{}", lenient.explanation);
+        let measured = tuned(Tuning { budget: Duration::ZERO, ..Tuning::default() });
+        assert_eq!(measured.explanation.chosen_by, ChosenBy::Clock, "{}", measured.explanation);
         handle.keep(&question, &of(users));
         let chosen = handle.choose(&problem(), &limits).expect("chooses");
         assert!(is_same(&chosen.way, users) && chosen.explanation.chosen_by == ChosenBy::PlanCache, "{}", chosen.explanation);
+        // The set may be left out altogether.
+        handle.plans = PlanCache::without_shipped(None).expect("opens");
+        let chosen = handle.choose(&problem(), &limits).expect("chooses");
+        assert!(matches!(chosen.explanation.chosen_by, ChosenBy::Estimate | ChosenBy::Ready), "{}", chosen.explanation);
     }
 
     #[test]
@@ -476,7 +494,7 @@ mod tests {
         let handle = handle();
         let at_once = handle.choose(&problem(), &Limits::default()).expect("chooses").way;
         // No time at all: the choice at once is compiled and measured all the same, and nothing else is.
-        let tuning = Tuning { candidates: 8, budget: Duration::ZERO, again: false };
+        let tuning = Tuning { candidates: 8, budget: Duration::ZERO, ..Tuning::default() };
         let hurried = handle.tune(&problem(), &Limits::default(), &tuning, &mut |_, _, _| {}).expect("chooses");
         let summary = hurried.explanation.tuning.expect("was measured");
         assert!(is_same(&hurried.way, &at_once) && summary.instant == hurried.explanation.chosen, "{}", hurried.explanation);
@@ -487,7 +505,7 @@ mod tests {
         // What was found is taken from now on, unless it is asked for again, with time.
         let again = handle.tune(&problem(), &Limits::default(), &tuning, &mut |_, _, _| {}).expect("chooses");
         assert_eq!(again.explanation.chosen_by, ChosenBy::PlanCache);
-        let tuning = Tuning { candidates: 8, budget: Duration::from_secs(20), again: true };
+        let tuning = Tuning { candidates: 8, budget: Duration::from_secs(20), again: true, ..Tuning::default() };
         let mut heard = Vec::new();
         let full = handle.tune(&problem(), &Limits::default(), &tuning, &mut |stage, done, total| heard.push((stage, done, total)));
         let full = full.expect("chooses").explanation;

@@ -46,6 +46,11 @@ pub const VARIABLES: &[Variable] = &[
         default: "verdigris/plans.txt in the user's cache folder",
     },
     Variable {
+        name: "VERDIGRIS_SHIPPED",
+        meaning: "`off` leaves out the choices that ship with the library: every plan is by estimate or measured here",
+        default: "on",
+    },
+    Variable {
         name: "VERDIGRIS_CUBLASLT",
         meaning: "path of libcublasLt.so, which benches compare with",
         default: "what the system's loader finds",
@@ -54,7 +59,7 @@ pub const VARIABLES: &[Variable] = &[
 ];
 
 /// What the environment, or a caller in its place, decides.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Number of the device, in the driver's order.
     pub device: u32,
@@ -64,10 +69,19 @@ pub struct Config {
     pub pack: Option<PathBuf>,
     /// File of measured choices; `None` remembers them while the process lives.
     pub plans: Option<PathBuf>,
+    /// Whether the choices that ship with the library are asked where the user's file has none.
+    pub shipped: bool,
     /// Path of cuBLASLt, where the system's loader would not find it.
     pub cublas_lt: Option<PathBuf>,
     /// Path of the offline assembler; `None` where there is none.
     pub ptxas: Option<PathBuf>,
+}
+
+impl Default for Config {
+    /// The first device, no files, and the choices that ship.
+    fn default() -> Config {
+        Config { device: 0, cache: None, pack: None, plans: None, shipped: true, cublas_lt: None, ptxas: None }
+    }
 }
 
 impl Config {
@@ -107,7 +121,19 @@ impl Config {
             let path = read("PATH")?;
             std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
         });
-        Ok(Config { device, cache, pack, plans, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
+        let shipped = match read("VERDIGRIS_SHIPPED") {
+            None => true,
+            Some(text) if text == "on" => true,
+            Some(text) if text == "off" => false,
+            Some(text) => {
+                return Err(Error::Config {
+                    variable: "VERDIGRIS_SHIPPED",
+                    value: text.to_string_lossy().into_owned(),
+                    rule: "the choices that ship are `on` or `off`",
+                });
+            }
+        };
+        Ok(Config { device, cache, pack, plans, shipped, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
     }
 }
 
@@ -144,6 +170,15 @@ mod tests {
         assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_CACHE", "off")]), Some(PathBuf::from("/h/.cache/verdigris/verdigris-sm_90a.pack")));
         assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_PACK", "/p/a.pack")]), Some(PathBuf::from("/p/a.pack")));
         assert_eq!(pack(&[("HOME", "/h"), ("VERDIGRIS_PACK", "off")]), None);
+    }
+
+    #[test]
+    fn what_ships_is_on_or_off() {
+        let shipped = |value| from(&[("VERDIGRIS_SHIPPED", value)]).map(|config| config.shipped);
+        assert!(from(&[]).expect("no value is wrong").shipped && Config::default().shipped);
+        assert_eq!((shipped("on").ok(), shipped("off").ok()), (Some(true), Some(false)));
+        let error = shipped("no").expect_err("neither").to_string();
+        assert!(error.contains("VERDIGRIS_SHIPPED is `no`"), "{error}");
     }
 
     #[test]

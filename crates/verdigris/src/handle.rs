@@ -108,7 +108,8 @@ impl Handle {
         let stale_pack = cache.pack().and_then(Result::ok).and_then(|pack| check_sources(pack, source_hash).err());
         let cache = Arc::new(cache);
         let loader = Loader { cache, pool, source_hash, options: CompileOptions::default() };
-        let (plans, plans_trouble) = match PlanCache::open(config.plans.clone()) {
+        let open = if config.shipped { PlanCache::open } else { PlanCache::without_shipped };
+        let (plans, plans_trouble) = match open(config.plans.clone()) {
             Ok(plans) => (plans, None),
             Err(error) => (PlanCache::in_memory(), Some(error)),
         };

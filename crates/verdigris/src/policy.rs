@@ -30,7 +30,8 @@ pub struct Policy {
     pub deterministic: bool,
     /// How the choice is made.
     pub mode: Mode,
-    /// Whether choices that were measured before, by this machine or with the library, are taken, and new ones kept.
+    /// Whether choices that were measured before are taken, and new ones kept: of this machine in every mode, and those that ship with the
+    /// library in [`Mode::Instant`] (in [`Mode::Measured`] where [`Tuning::shipped`] says so).
     pub remember: bool,
 }
 
@@ -46,7 +47,8 @@ impl Default for Policy {
 pub enum Mode {
     /// By estimate: nothing is run.
     Instant,
-    /// By the clock: candidates are run on the device, unless an earlier choice is remembered.
+    /// By the clock: candidates are run on the device, unless this machine remembers an earlier choice. What ships with the library does not
+    /// stand in its way: it was measured elsewhere.
     Measured(Tuning),
     /// By name.
     Pinned(Vec<Pin>),
@@ -62,12 +64,14 @@ pub struct Tuning {
     pub budget: Duration,
     /// Measure although an earlier choice is remembered.
     pub again: bool,
+    /// Take a choice that ships with the library in place of measuring, where there is one.
+    pub shipped: bool,
 }
 
 impl Default for Tuning {
-    /// Twelve candidates, a second.
+    /// Twelve candidates, a second, whatever ships.
     fn default() -> Tuning {
-        Tuning { candidates: 12, budget: Duration::from_secs(1), again: false }
+        Tuning { candidates: 12, budget: Duration::from_secs(1), again: false, shipped: false }
     }
 }
 

@@ -553,7 +553,7 @@ fn measured_choices_are_kept_and_found_by_the_next_process() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = Config { plans: Some(folder.path().join("plans.txt")), ..Config::default() };
     let first = handle(&config);
-    let tuning = Tuning { candidates: 4, budget: Duration::from_secs(5), again: false };
+    let tuning = Tuning { candidates: 4, budget: Duration::from_secs(5), ..Tuning::default() };
     let measured = Policy { mode: Mode::Measured(tuning), ..Policy::default() };
     let mut seen = Vec::new();
     let plan = first.plan_graph_watched(&mlp(48), &measured, &mut |progress| seen.push(progress)).expect("plans");

@@ -176,7 +176,7 @@ fn every_random_graph_is_right_on_the_gpu() {
 #[test]
 fn measured_choices_are_right_too_and_planned_work_can_be_captured() {
     let Some(handle) = gpu("measured_choices_are_right_too_and_planned_work_can_be_captured") else { return };
-    let tuning = Tuning { candidates: 4, budget: Duration::from_millis(20), again: true };
+    let tuning = Tuning { candidates: 4, budget: Duration::from_millis(20), again: true, ..Tuning::default() };
     let policy = Policy { mode: Mode::Measured(tuning), remember: false, ..Policy::default() };
     for (seed, case) in random_graphs(300).take(12) {
         if let Some(fault) = fault(&handle, &policy, &case, &case.graph) {

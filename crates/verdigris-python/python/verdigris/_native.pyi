@@ -3,6 +3,7 @@ from typing import Any, Literal
 
 __version__: str
 SOURCE_HASH: str
+BUILD_HASH: str
 
 Progress = Callable[[int, int, str, int, int], object]
 Each = int | Sequence[int]
@@ -26,6 +27,7 @@ class Policy:
         candidates: int = 12,
         budget_ms: float = 500.0,
         again: bool = False,
+        shipped: bool = False,
         remember: bool = True,
         down_convert: bool = True,
         split_operands: bool = True,

@@ -112,6 +112,15 @@ impl Found {
     }
 }
 
+/// Whose choices are asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whose {
+    /// Those of this machine alone.
+    Users,
+    /// Those of this machine, and where there is none those that ship with the library.
+    UsersThenShipped,
+}
+
 /// A line that says nothing that can be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamagedLine {
@@ -188,6 +197,11 @@ impl PlanCache {
         Ok(cache)
     }
 
+    /// A cache in that file as [`PlanCache::open`] makes it, and nothing that ships is in it.
+    pub(crate) fn without_shipped(path: Option<PathBuf>) -> Result<PlanCache, PlanCacheError> {
+        PlanCache::with_shipped(path, "")
+    }
+
     /// A cache without a file, and without what ships.
     pub fn in_memory() -> PlanCache {
         PlanCache { path: None, shipped: Cow::Borrowed(""), shipped_lines: OnceLock::new(), state: Mutex::default() }
@@ -216,6 +230,11 @@ impl PlanCache {
     /// # Errors
     /// A file that can no longer be read.
     pub fn find(&self, question: &Question) -> Result<Option<(Answer, Found)>, PlanCacheError> {
+        self.find_of(question, Whose::UsersThenShipped)
+    }
+
+    /// As [`PlanCache::find`], in that of the sets that is asked.
+    pub(crate) fn find_of(&self, question: &Question, whose: Whose) -> Result<Option<(Answer, Found)>, PlanCacheError> {
         let fields = question.fields();
         let mut state = self.state();
         if !state.answers.contains_key(&fields) && self.stamp() != state.seen {
@@ -224,7 +243,7 @@ impl PlanCache {
         if let Some(answer) = state.answers.get(&fields) {
             return Ok(Some((answer.clone(), Found::User)));
         }
-        Ok(self.shipped(&fields))
+        Ok(if whose == Whose::Users { None } else { self.shipped(&fields) })
     }
 
     /// The line that ships for a question: that measured under the most alike circumstances, of several the last.
