@@ -1,4 +1,4 @@
-"""The bench's judgement of records: the regression gate, the bars, the page. Records are synthetic; no device is asked."""
+"""The bench's judgement of records: the bars, the page. Records are synthetic; no device is asked."""
 
 import copy
 import json
@@ -8,116 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from verdigris.bench import bars, check, cli, record, render, suites, summary, svg
-
-SIZES = {"n": 8, "c": 64, "k": 64, "input": [56, 56], "filter": [3, 3]}
-
-
-def row(name, ratio=None, kind="dense", direction="fprop", dtype="bf16", spread=0.004, **more):
-    values = {
-        "key": f"test/{dtype}/channels-last/{name}-{direction}",
-        "class": "test",
-        "name": f"{name}-{direction}",
-        "bar_kind": kind,
-        "direction": direction,
-        "dtype": dtype,
-        "layout": "channels-last",
-        "sizes": SIZES,
-        "flops": 1e9,
-        "bytes": 10**8,
-        "remarks": [],
-        "sides": {},
-    }
-    if ratio is not None:
-        values.update(
-            us=100.0,
-            peer_us=100.0 * ratio,
-            ratio=ratio,
-            ratio_spread=spread,
-            ratio_best=ratio,
-            ratio_instant=ratio * 0.9,
-            tflops=10.0,
-            of_ceiling=0.5,
-            of_copy=0.6,
-            spread=spread,
-            engine="conv.test",
-        )
-    return {**values, **more}
-
-
-def run(rows, date="2026-01-01T00:00:00Z", chip="GPU-a", driver="580.1", torch="2.11.0", suite="conv"):
-    head = {
-        "suite": suite,
-        "date": date,
-        "machine": {"name": "NVIDIA H200", "uuid": chip, "boot": "b", "driver": driver, "device": "cuda"},
-        "software": {"torch": torch, "cudnn": 91900, "cublaslt": 130100},
-        "ceilings": {"gemm_tflops": 700.0, "copy_gb_per_s": 4200.0},
-    }
-    return record.Run(head, {one["key"]: one for one in rows}, None, None)
-
-
-def write(path, *runs):
-    for one in runs:
-        writer = record.Writer(path)
-        writer.line("head", one.head)
-        for values in one.rows.values():
-            writer.line("row", values)
-
-
-@pytest.mark.parametrize(
-    "before, after, spreads, fails",
-    [
-        (1.00, 0.96, (0.004, 0.004), False),
-        (1.00, 0.94, (0.004, 0.004), True),
-        (2.00, 1.94, (0.004, 0.004), False),
-        (2.00, 1.86, (0.004, 0.004), True),
-        (1.00, 0.94, (0.004, 0.040), False),
-        (1.00, 0.94, (0.040, 0.004), False),
-        (1.00, 0.91, (0.040, 0.040), True),
-        (1.00, 1.50, (0.004, 0.004), False),
-    ],
-)
-def test_a_fall_beyond_five_percent_and_twice_the_spread_fails(before, after, spreads, fails):
-    old = run([row("a", before, spread=spreads[0]), row("b", 1.0)])
-    new = run([row("a", after, spread=spreads[1]), row("b", 1.0)], date="2026-01-02T00:00:00Z")
-    verdict = check.check(new, [old])
-    assert verdict.compared == 2 and verdict.passes is not fails
-    if fails:
-        assert [one.key for one in verdict.regressions] == ["test/bf16/channels-last/a-fprop"] and "allowed" in str(verdict)
-
-
-@pytest.mark.parametrize("trouble", [{"fault": "element 3"}, {"refused": "no engine"}])
-def test_what_was_right_and_no_longer_is_fails(trouble):
-    verdict = check.check(run([row("a", **trouble)], date="2026-01-02T00:00:00Z"), [run([row("a", 1.0)])])
-    assert not verdict.passes and verdict.regressions[0].after is None
-
-
-def test_only_the_same_driver_and_peers_are_compared():
-    new = run([row("a", 0.5)], date="2026-01-03T00:00:00Z")
-    others = [run([row("a", 1.0)], driver="590.1"), run([row("a", 1.0)], torch="2.12.0"), run([row("a", 1.0)], suite="gemm")]
-    verdict = check.check(new, others)
-    assert verdict.base is None and verdict.passes and "nothing to compare" in str(verdict)
-    assert not check.check(new, [*others, run([row("a", 1.0)])]).passes
-    later = run([row("a", 1.0)], date="2026-01-04T00:00:00Z")
-    assert check.check(new, [later]).base is None, "a later run is no base"
-
-
-def test_each_row_is_compared_with_the_last_record_that_has_it():
-    old = [run([row("a", 2.0), row("b", 1.0)]), run([row("a", 1.0)], date="2026-01-02T00:00:00Z")]
-    verdict = check.check(run([row("a", 1.0), row("b", 0.5), row("c", 0.1)], date="2026-01-03T00:00:00Z"), old)
-    assert verdict.compared == 2 and [one.key for one in verdict.regressions] == ["test/bf16/channels-last/b-fprop"]
-
-
-def test_the_gate_as_a_command(tmp_path, capsys):
-    write(tmp_path / "old.jsonl", run([row("a", 1.0)]))
-    write(tmp_path / "good.jsonl", run([row("a", 0.99)], date="2026-01-02T00:00:00Z"))
-    write(tmp_path / "bad.jsonl", run([row("a", 0.9)], date="2026-01-03T00:00:00Z"))
-    assert cli.main(["check", str(tmp_path / "good.jsonl"), str(tmp_path / "old.jsonl")]) == 0
-    assert cli.main(["check", str(tmp_path / "bad.jsonl")]) == 1
-    assert "1 became worse" in capsys.readouterr().out
-    (tmp_path / "empty.jsonl").write_text("")
-    assert cli.main(["check", str(tmp_path / "empty.jsonl")]) == 2
-
+from synthetic import row, run, write
+from verdigris.bench import bars, ceilings, cli, columns, record, render, suites, summary, svg
 
 def test_records_survive_being_cut_short(tmp_path):
     path = tmp_path / "a.jsonl"
@@ -175,11 +67,68 @@ def test_a_wrong_peer_gives_way_to_a_right_one_and_no_right_peer_leaves_no_ratio
     assert whole.exceptions == ", 1 of which every peer is wrong" and whole.worst == 1.4
     assert bars.standing(fprop, [row("a", 1.4), {**second, "ratio_best": 0.7}, alone], every).must is False
     instant = bars.VALUES["instant_of_tuned"]
-    assert instant({**alone, "us": 80.0}) == 0.8 and instant(row("a", 1.4)) == pytest.approx(0.9) and instant(row("c")) is None
+    assert instant({**alone, "us": 80.0}, "measured") == 0.8 and instant(row("a", 1.4), "measured") == pytest.approx(0.9)
+    assert instant(row("c"), "measured") is None
     ours_too = {**alone, **wrong}
     assert bars.standing(fprop, [row("a", 1.4), second, ours_too], every).must is False, "a row that is wrong here stays one"
     unmeasured = row("c", sides={"pytorch": {"us": 1.0}})
     assert bars.standing(fprop, [row("a", 1.4), second, unmeasured], every).must is None
+
+
+def test_the_fastest_right_peer_is_who_bars_speak_of():
+    beside = row("a", 1.4, ratio_best=1.1, ratio_best_instant=1.05)
+    assert bars.standing(bar("dense conv fprop"), [beside]).worst == 1.1
+    assert bars.standing(bar("dense conv fprop"), [beside], column="instant").worst == 1.05
+
+
+def test_a_column_holds_what_it_says():
+    shipped = row("a", 1.4, chosen_by=["shipped"])
+    assert columns.main(shipped) == "shipped" and columns.ratio(shipped, "measured") is None
+    assert columns.ratio(shipped, "shipped") == 1.4 and columns.ratio(shipped, "instant") == pytest.approx(1.26)
+    # Before the second method a remembered choice may have been another run's.
+    first = row("a", 1.4, method=1, chosen_by=["plan_cache"], ratio_best=1.2)
+    del first["ratio_best_instant"]
+    assert columns.main(first) == "shipped" and columns.main({**first, "chosen_by": ["clock"]}) == "measured"
+    assert columns.ratio(first, "instant") == pytest.approx(1.26 * 1.2 / 1.4)
+    assert columns.main({**first, "method": 2}) == "measured", "what is remembered is of this run"
+    assert bars.standing(bar("dense conv fprop"), [shipped], column="measured") is None
+    assert bars.standing(bar("dense conv fprop"), [shipped], column="instant").worst == pytest.approx(1.26)
+
+
+def test_what_was_timed_too_short_or_by_the_first_method_is_no_evidence():
+    assert bars.is_evidence(row("a", 1.0)) and bars.is_evidence(row("a", fault="wrong"))
+    assert not bars.is_evidence(row("a", 1.0, timed_s=0.2)) and not bars.is_evidence(row("a", 1.0, method=1))
+    assert "1 rows were timed for less than 0.3 s" in summary.text([row("a", 1.0), row("b", 1.0, timed_s=0.1)], "conv")
+
+
+def test_drawn_rows_are_judged_apart_and_not_by_a_few():
+    rows = [row("a", 1.5), *(row(f"d{i}", 0.6, drawn=True) for i in range(7))]
+    fprop = bar("dense conv fprop")
+    assert bars.standing(fprop, bars.of(rows, "lists")).worst == 1.5
+    few = bars.standing(fprop, bars.of([row(f"d{i}", 1.5, drawn=True) for i in range(7)], "drawn"))
+    assert few.must is None and bars.standing(fprop, bars.of(rows, "drawn")).must is False
+    assert bars.standing(fprop, bars.of([row(f"d{i}", 1.5, drawn=True) for i in range(8)], "drawn")).must is True
+
+
+def test_tables_are_of_one_source_and_one_method():
+    old = run([row("a", 1.0), row("b", 1.0)])
+    new = run([row("a", 2.0)], date="2026-01-02T00:00:00Z")
+    old.head["source"], new.head["source"] = {"hash": "old"}, {"hash": "new"}
+    first = run([row("c", 1.0)], date="2026-01-03T00:00:00Z")
+    first.head["method"] = 1
+    assert render.current([old, new, first], "conv") == [new]
+    assert render.current([old, first], "conv") == [old] and render.current([first], "conv") == [first]
+
+
+def test_ceilings_are_one_set_for_a_chip():
+    limits = [dict(gemm_tflops=700.0, copy_gb_per_s=4000.0), dict(gemm_tflops=800.0, copy_gb_per_s=4200.0, launch_us=2.0), dict(gemm_tflops=790.0, copy_gb_per_s=4300.0)]
+    runs = [run([], chip=f"GPU-{i}", date=f"2026-01-0{i + 1}T00:00:00Z") for i in range(3)]
+    for one, known in zip(runs, limits):
+        one.head["ceilings"] = known
+    chip = ceilings.of_chip(runs)
+    assert chip == dict(gemm_tflops=790.0, copy_gb_per_s=4200.0, launch_us=2.0)
+    (told,) = ceilings.applied([row("a", 1.0, us=50.0)], chip)
+    assert told["of_ceiling"] == pytest.approx((2.0 + 1e8 / 4200.0 * 1e-3) / 50.0)
 
 
 def test_a_bar_is_met_in_two_leases():
@@ -188,6 +137,8 @@ def test_a_bar_is_met_in_two_leases():
     assert bars.word([True, False]) == "missed"
     assert bars.word([True, None, True]) == "met"
     assert bars.word([]) == "not measured" == bars.word([None])
+    assert bars.worst_word(["met", "passed once"]) == "passed once" and bars.worst_word(["met", "missed", "not measured"]) == "missed"
+    assert bars.worst_word(["met", "not measured"]) == "not measured"
     rows = bars.by_lease([run([row("a", 1.0)]), run([row("a", 2.0)], date="2026-01-02T00:00:00Z"), run([row("a", 3.0)], chip="GPU-b")], "conv")
     assert [values[0]["ratio"] for values in rows.values()] == [2.0, 3.0], "two runs of a lease are one opinion"
 
@@ -208,7 +159,8 @@ def test_the_page_says_what_the_records_say(tmp_path):
 
     def measured(values):
         ratio = ratios[values["direction"]]
-        return {**row("x", ratio), **values, "sides": {}, "sizes": values["sizes"]}
+        made = row("x", ratio)
+        return {**made, **values, "sides": made["sides"], "sizes": values["sizes"]}
 
     rows = [measured(values) for values in listed]
     first = run(rows)
@@ -234,10 +186,11 @@ def test_the_page_says_what_the_records_say(tmp_path):
     assert cli.main(["render", "--records", str(folder), "--out", str(out)]) == 0
     text = out.read_text()
     line = lambda start: next(one for one in text.splitlines() if one.startswith(f"| {start}"))
-    assert line("dense conv fprop").count("met") == 2
+    assert line("dense conv fprop").count("A: 1.20 / 1.20") == 1 and line("dense conv fprop").count("not measured yet") == 2
+    assert line("dense conv fprop").endswith("| not measured | **missed** |"), "drawn rows are not measured"
     assert "**missed** | **missed**" in line("dense conv dgrad")
     assert "A: 1.50 / 1.50" in line("dense conv wgrad") and "B: 1.50 / 1.50" in line("dense conv wgrad")
-    assert "not measured" in line("GEMM bf16, fp16")
+    assert line("GEMM bf16, fp16").count("not measured yet") == 4
     assert "passed once" in line("ResNet-50, images a second") and "**missed**" in line("ResNet-50, worst tensor")
     assert "Where we are behind" in text and wrong["key"] in text
     assert "| square bf16 | 1 | 1.02 | 1.02 | 64x64x64-nt | 1/0 |" in text
@@ -267,7 +220,7 @@ def test_tables_are_aligned_and_list_what_is_wrong():
     rows = [row("a", 1.5), row("b", 0.5), row("c", fault="element 3 is 7"), row("d", refused="no engine"), row("e", refused="no engine")]
     rows[0]["sides"] = {"pytorch": {"fault": "theirs"}}
     text = summary.text(rows, "conv")
-    assert "2/5" in text and "1/1" in text and "element 3 is 7" in text and "theirs" in text
+    assert "0.866 / 0.500 (2)" in text and "element 3 is 7" in text and "theirs" in text
     assert "no engine       2" in text
     assert text.index("b-fprop") < text.index("a-fprop"), "the worst first"
     head, rule, *lines = summary.table(["a", "bb"], [["xxx", 1], ["y", 22]]).splitlines()

@@ -1,15 +1,29 @@
-"""What is asked for (``bars.toml``), and whether records show it."""
+"""What is asked for (``bars.toml``), and whether records show it.
+
+A bar is judged in the columns *instant* and *measured*, on the rows of the lists and on the drawn ones, each for itself, against the fastest right
+peer. Rows that were timed for less than ``EVIDENCE_S``, or by an earlier method, are no evidence.
+"""
 
 import dataclasses
 import math
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
+from . import columns
 from .problems import _table
 from .record import Run
 
 #: A mean or worst row asked for as 1.00 is met from 1 - this on.
 TIE = 0.01
+
+#: The least time that a row must have been timed for, all sides together, to count for a bar.
+EVIDENCE_S = 0.3
+
+#: Where rows come from.
+LISTS, DRAWN = "lists", "drawn"
+
+#: Rows that a drawn class must have before it passes a bar: fewer say little of the distribution.
+LEAST_DRAWN = 8
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -18,21 +32,24 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def _instant_of_tuned(row: dict) -> Optional[float]:
-    if row.get("ratio") and row.get("ratio_instant"):
-        return row["ratio_instant"] / row["ratio"]
-    # No peer is needed to compare two of our own times.
-    instant = row.get("sides", {}).get("instant", {}).get("us")
-    return row["us"] / instant if instant and row.get("us") else None
+def _instant_of_tuned(row: dict, column: str) -> Optional[float]:
+    instant, measured = columns.us(row, "instant"), columns.us(row, column)
+    return measured / instant if instant and measured else None
 
 
-#: What a bar may ask of a row: the ratio (to the fastest right peer where the one asked for is wrong), the share of the copy bandwidth, or how near
-#: the choice by estimate comes to the one by measurement.
-VALUES = {
-    "ratio": lambda row: row.get("ratio") or row.get("ratio_best"),
-    "of_copy": lambda row: row.get("of_copy"),
-    "instant_of_tuned": _instant_of_tuned,
-}
+def _of_copy(row: dict, column: str) -> Optional[float]:
+    main, us = row.get("us"), columns.us(row, column)
+    return row["of_copy"] * main / us if row.get("of_copy") and main and us else None
+
+
+#: What a bar may ask of a row in a column: the ratio to the fastest right peer, the share of the copy bandwidth, or how near the choice by estimate
+#: comes to the one of the column.
+VALUES = {"ratio": columns.ratio, "of_copy": _of_copy, "instant_of_tuned": _instant_of_tuned}
+
+
+def is_evidence(row: dict) -> bool:
+    """Whether a row was measured well enough to count for or against a bar; one that has no time counts by its trouble."""
+    return row.get("method", 1) >= 2 and (not row.get("us") or row.get("timed_s", 0.0) >= EVIDENCE_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +63,8 @@ class Bar:
     least_bytes: int
     must: Optional[Tuple[float, float]]
     aim: Tuple[float, float]
+    columns: Tuple[str, ...] = columns.JUDGED
+    rows: Tuple[str, ...] = (LISTS, DRAWN)
 
     def counts(self, row: dict) -> bool:
         """Whether a record's row counts for this bar."""
@@ -53,11 +72,10 @@ class Bar:
         matches = all(places.get(field, row.get(field)) in allowed for field, allowed in self.fields.items())
         return matches and row["bytes"] >= self.least_bytes
 
-    def values(self, rows: Iterable[dict]) -> List[Tuple[float, float, dict]]:
-        """(value, spread, row) of all rows that count and have a value."""
-        spread = "spread" if self.value == "of_copy" else "ratio_spread"
-        found = ((VALUES[self.value](row), row) for row in rows if self.counts(row))
-        return [(value, row.get(spread) or 0.0, row) for value, row in found if value]
+    def values(self, rows: Iterable[dict], column: str) -> List[Tuple[float, float, dict]]:
+        """(value, spread, row) of all rows that count and have a value in a column."""
+        found = ((VALUES[self.value](row, column), row) for row in rows if self.counts(row))
+        return [(value, columns.spread(row, column), row) for value, row in found if value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +108,11 @@ def load(path: Path = Path(__file__).with_name("bars.toml")) -> List[Bar]:
     """The bars, in the order of the file."""
     found = []
     for bar in _table(path)["bar"]:
-        known = {"name", "suite", "must", "aim", "value", "least_bytes"}
+        known = {"name", "suite", "must", "aim", "value", "least_bytes", "columns", "rows"}
         fields = {name: value for name, value in bar.items() if name not in known}
         must = tuple(bar["must"]) if "must" in bar else None
-        found.append(Bar(bar["name"], bar["suite"], fields, bar.get("value", "ratio"), bar.get("least_bytes", 0), must, tuple(bar["aim"])))
+        where = {name: tuple(bar[name]) for name in ("columns", "rows") if name in bar}
+        found.append(Bar(bar["name"], bar["suite"], fields, bar.get("value", "ratio"), bar.get("least_bytes", 0), must, tuple(bar["aim"]), **where))
     return found
 
 
@@ -104,23 +123,23 @@ def _passes(value: float, asked: float, spread: float) -> bool:
 
 def _are_wrong(row: dict) -> bool:
     """Whether peers answered and none was right."""
-    theirs = [side for name, side in row.get("sides", {}).items() if name not in ("measured", "instant")]
+    theirs = [side for name, side in row.get("sides", {}).items() if name not in columns.COLUMNS]
     return any("fault" in side for side in theirs) and all("fault" in side or "refused" in side for side in theirs)
 
 
-def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Optional[Standing]:
-    """Where a bar stands by these rows; None where none of them counts. A row that is wrong or refused on our side fails a bar: it has no
+def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = (), column: str = "measured") -> Optional[Standing]:
+    """Where a bar stands in a column by these rows; None where none of them counts. A row that is wrong or refused on our side fails a bar: it has no
     ratio, and is no pass. One that is right here and wrong on every peer's side has nothing to be compared with, and does not count.
 
     ``every`` are the rows of the lists (see ``problems.identity``). A part of them may fail a bar by its worst row, but cannot pass it.
     """
     mine = [row for row in rows if bar.counts(row)]
-    if not mine:
+    wrong = sum(1 for row in mine if columns.trouble(row, column) or row.get("fault") or row.get("refused"))
+    values = bar.values(mine, column)
+    if not mine or not (wrong or values or any(columns.us(row, column) for row in mine)):
         return None
-    wrong = sum(1 for row in mine if row.get("fault") or row.get("refused"))
-    values = bar.values(mine)
-    unopposed = sum(1 for row in mine if row.get("us") and not bar.values([row]) and _are_wrong(row))
-    expected = max(sum(1 for row in every if bar.counts(row)), len(mine))
+    unopposed = sum(1 for row in mine if columns.us(row, column) and not bar.values([row], column) and _are_wrong(row))
+    expected = max(sum(1 for row in every if bar.counts(row)), len(mine), LEAST_DRAWN if any(row.get("drawn") for row in mine) else 0)
     is_whole = len(values) + wrong + unopposed >= expected
     if not values:
         fails = False if wrong else None
@@ -135,6 +154,11 @@ def standing(bar: Bar, rows: Sequence[dict], every: Sequence[dict] = ()) -> Opti
         return _passes(mean, asked[0], typical) if is_whole else None
 
     return Standing(len(values), expected, wrong, unopposed, mean, worst, row, passes(bar.must) if bar.must else None, passes(bar.aim))
+
+
+def of(rows: Iterable[dict], where: str) -> List[dict]:
+    """The rows of the lists, or the drawn ones."""
+    return [row for row in rows if bool(row.get("drawn")) == (where == DRAWN)]
 
 
 def by_lease(runs: Iterable[Run], suite: str) -> "Dict[str, List[dict]]":
@@ -154,6 +178,15 @@ def word(passed: Sequence[Optional[bool]]) -> str:
     if not asked[-1]:
         return "missed"
     return "met" if len(asked) > 1 and asked[-2] else "passed once"
+
+
+#: Words of `word`, the worst first; what is not measured yet is no pass of the whole.
+WORDS = ("missed", "not measured", "passed once", "met")
+
+
+def worst_word(words: Iterable[str]) -> str:
+    """The standing of a bar over its columns."""
+    return min(words, key=WORDS.index, default="not measured")
 
 
 @dataclasses.dataclass(frozen=True)

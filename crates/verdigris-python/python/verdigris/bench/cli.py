@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--device", default=None)
         one.add_argument("--json", type=Path)
         one.add_argument("--out", type=Path)
-    check = commands.add_parser("check", help="the regression gate: NEW against the last comparable records")
-    check.add_argument("new", type=Path, help="the record to judge: its last run of each suite")
+    check = commands.add_parser("check", help="the regression gate: NEW against the best of comparable records")
+    check.add_argument("new", type=Path, help="the record to judge: all its runs, suite by suite")
     check.add_argument("old", type=Path, nargs="?", help="a record or a folder of them; default the folder of NEW")
     render = commands.add_parser("render", help="docs/performance.md and its plots, from the records")
     render.add_argument("--records", type=Path, help="default bench/record/h200 of the checkout")
@@ -211,7 +211,8 @@ def _measure(suite: Suite, arguments) -> int:
     if arguments.check:
         folder = arguments.out or (path.parent if path is not None else folder_of_records(device))
         old = record.read_folder(folder) if folder is not None and folder.is_dir() else []
-        verdict = gate.check(fresh, old)
+        earlier = [] if path is None else [run for run in record.read(path) if run.suite == suite.name and run.date < fresh.date]
+        verdict = gate.check([*earlier, fresh], old)
         _say(f"\n{verdict}")
         status = status or (0 if verdict.passes else 1)
     return status
@@ -225,7 +226,7 @@ def _check(arguments) -> int:
     old = record.read_folder(place) if place.is_dir() else record.read(place)
     status = 0
     for suite in sorted({run.suite for run in new if run.rows}):
-        verdict = gate.check([run for run in new if run.suite == suite][-1], old)
+        verdict = gate.check([run for run in new if run.suite == suite and run.rows], old)
         _say(f"{suite}: {verdict}")
         status = status or (0 if verdict.passes else 1)
     return status

@@ -127,10 +127,10 @@ RATE = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "fp8": 2.0, "int8": 2.0}
 
 
 def least_us(limits: dict, dtype: str, flops: float, traffic_bytes: float) -> Optional[float]:
-    """The time that the run's own ceilings leave for so much work; None where they do not say."""
+    """The time that ceilings leave for so much work, a launch included where its floor is known; None where they do not say."""
     if not limits:
         return None
     memory = traffic_bytes / limits["copy_gb_per_s"] * 1e-3
     if dtype not in RATE:
         return None
-    return max(memory, flops / (limits["gemm_tflops"] * RATE[dtype]) * 1e-6)
+    return limits.get("launch_us", 0.0) + max(memory, flops / (limits["gemm_tflops"] * RATE[dtype]) * 1e-6)

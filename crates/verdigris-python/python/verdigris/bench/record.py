@@ -13,6 +13,11 @@ from typing import Dict, Iterable, List, Optional
 #: Told apart from the records of the program ``workshop bench`` by this.
 BY = "verdigris.bench"
 
+#: How rows are measured; a head says it, and numbers of different methods are not compared. 1 (heads that say nothing): the column that was called
+#: measured held plans that ship or were remembered, peers were asked once, rows were timed as short as the run liked. 2: ``columns``, ``peers`` and
+#: ``measure`` as they stand.
+METHOD = 2
+
 
 @dataclasses.dataclass
 class Run:
@@ -32,6 +37,15 @@ class Run:
         return self.head["date"]
 
     @property
+    def method(self) -> int:
+        return self.head.get("method", 1)
+
+    @property
+    def source(self) -> str:
+        """The sources that ours was built from; empty in records that do not say."""
+        return (self.head.get("source") or {}).get("hash", "")
+
+    @property
     def lease(self) -> str:
         """The chip and its start: two runs with the same are no two opinions."""
         machine = self.head["machine"]
@@ -39,9 +53,9 @@ class Run:
 
     @property
     def peers(self) -> tuple:
-        """Whom the run compared with, on what kind of machine: ratios of runs with the same can be held against each other."""
+        """Whom the run compared with, how, and on what kind of machine: ratios of runs with the same can be held against each other."""
         machine, software = self.head["machine"], self.head["software"]
-        return (machine.get("name"), machine.get("driver"), *(software.get(name) for name in ("torch", "cudnn", "cublaslt")))
+        return (self.method, machine.get("name"), machine.get("driver"), *(software.get(name) for name in ("torch", "cudnn", "cublaslt")))
 
 
 def _plain(value):
@@ -83,7 +97,7 @@ def read(path: Path) -> List[Run]:
         if content["kind"] == "head":
             runs.append(Run(content, {}, None, Path(path)))
         elif runs and content["kind"] == "row":
-            runs[-1].rows[content["key"]] = content
+            runs[-1].rows[content["key"]] = {**content, "method": runs[-1].method}
         elif runs and content["kind"] == "foot":
             runs[-1].foot = content
     return runs

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Sequence
 
-from . import bars, record, summary, svg
+from . import bars, ceilings, columns, record, summary, svg
 from .bars import geometric_mean
 from .problems import ListError, identity
 from .record import Run
@@ -19,18 +19,27 @@ HEAD = """# Performance
 
 <!-- Rendered by `python -m verdigris.bench render` from bench/record. Change the records or the renderer, never this page. -->
 
-Ours beside PyTorch's (cuDNN with `cudnn.benchmark` on, cuBLAS, and PyTorch's own kernels) on the same buffers in the same run. **Ratios are the
-peer's time over ours: above 1, we are faster.** Ours is called through `verdigris.torch` as a user calls it, after measuring (`mode="measured"`);
-the column *instant* is the plan chosen by estimate. `python -m verdigris.bench --help` tells how to take these numbers on another machine.
+Ours beside PyTorch's (cuDNN, cuBLAS, cuBLASLt and PyTorch's own kernels) on the same buffers in the same run. **Ratios are the fastest right peer's
+time over ours: above 1, we are faster.** Ours is called through `verdigris.torch` as a user calls it. `python -m verdigris.bench --help` tells how to
+take these numbers on another machine.
 
-- **Right before fast.** Every side is held against f64 sums at sampled positions and wherever two answers differ most; what is wrong is not timed
-  and stands below.
+- **Columns.** *instant*: the plan is chosen by estimate in a process that remembers nothing and takes nothing that ships. *measured*: by the clock, in
+  that run. *shipped*: from the set that ships with the library, which was fitted on these lists; no bar counts it.
+- **Rows.** Those of `bench/lists`, and rows that each run draws from `bench/lists/drawn.toml` with a seed of its own, which nobody has tuned for.
+- **Right before fast, and after.** Every side is held against f64 sums at sampled positions and wherever two answers differ most, before it is timed and
+  again after the last replay; what is wrong stands below.
 - **In turns.** Blocks of each side follow each other in rotating order; a ratio is the median of ratios of neighbouring blocks, a spread its
-  interquartile range. Operands rotate through more memory than twice the L2. Where a side is shorter than 50 µs, all are replayed as CUDA graphs.
-- **A bar is met** when it passes in two separate leases of a machine; passed in one alone it says so. A row that is wrong or refused fails its bar. Where the
-  first peer's answer is wrong, the fastest right peer takes its place; where no peer is right, the row is counted and has no ratio.
+  interquartile range. Operands and results rotate. Where a side is shorter than 50 µs, all are replayed as CUDA graphs.
+- **A bar is met** when it passes in two separate leases of a machine, in both columns, on the lists and on drawn rows; passed in one alone it says so. A
+  row that is wrong or refused fails its bar; where no peer is right, the row is counted and has no ratio. Rows that were timed for less than 0.3 s are no
+  evidence. All runs of a table are of the same sources.
 - Rates differ by 15 % between chips of one type, so ratios compare across runs and rates do not.
 """
+
+#: What is said above tables of records of the first method.
+FIRST_METHOD = """These records are of the bench's first method, and no bar counts them. Their plans were shipped or remembered ones where the column
+says *shipped*; peers were asked once, and cuBLASLt for PyTorch's pick alone; rows were timed for 0.05 to 0.08 s, all sides together; they do not say of
+which sources they are."""
 
 
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -66,9 +75,13 @@ def _runs(runs: Sequence[Run], names: Dict[str, str]) -> str:
                 number(limits.get("gemm_tflops"), 4),
                 number(limits.get("copy_gb_per_s"), 5),
                 (run.head.get("clocks") or {}).get("clocks.sm", "–"),
+                run.method,
+                f"`{run.source[:12]}`" if run.source else "not told",
+                (run.head.get("source") or {}).get("commit", "")[:12] or "not told",
+                (run.head.get("drawn") or {}).get("seed", "–"),
             ]
         )
-    head = ["lease", "begun", "suite", "rows", "machine", "driver", "versions", "GEMM TFLOP/s", "copy GB/s", "SM clock"]
+    head = ["lease", "begun", "suite", "rows", "machine", "driver", "versions", "GEMM TFLOP/s", "copy GB/s", "SM clock", "method", "sources", "commit", "seed"]
     return "## Runs\n\n" + _markdown(head, lines, left=3)
 
 
@@ -77,23 +90,44 @@ def _listed(suite: str) -> List[dict]:
     return [identity(row) for row in rows_of(SUITES[suite])] if lists_folder() is not None else []
 
 
+def current(runs: Sequence[Run], suite: str) -> List[Run]:
+    """The runs that tables of a suite are made from: those of the sources of the newest run, by today's method; of the first where there is no other."""
+    mine = [run for run in runs if run.suite == suite and run.rows]
+    latest = max((run.method for run in mine), default=1)
+    mine = [run for run in mine if run.method == latest]
+    return [run for run in mine if run.source == mine[-1].source]
+
+
 def _standings(runs: Sequence[Run], names: Dict[str, str]) -> str:
     lines = []
     every = {name: _listed(name) for name in SUITES}
+    leases = {name: bars.by_lease(current(runs, name), name) for name in SUITES}
+    places = [(where, column) for column in columns.JUDGED for where in (bars.LISTS, bars.DRAWN)]
     for bar in bars.load():
-        stands = {lease: bars.standing(bar, rows, every[bar.suite]) for lease, rows in bars.by_lease(runs, bar.suite).items()}
-        stands = {lease: one for lease, one in stands.items() if one is not None}
+        cells, musts, aims = [], [], []
+        for where, column in places:
+            if where not in bar.rows or column not in bar.columns:
+                cells.append("–")
+                continue
+            listed = every[bar.suite] if where == bars.LISTS else ()
+            stands = {
+                lease: bars.standing(bar, bars.of([row for row in rows if bars.is_evidence(row)], where), listed, column)
+                for lease, rows in leases[bar.suite].items()
+            }
+            stands = {lease: one for lease, one in stands.items() if one is not None}
+            seen = [
+                f"{names[lease]}: {number(one.mean)} / {number(one.worst)} ({one.measured} of {one.expected} rows{one.exceptions})"
+                for lease, one in stands.items()
+            ]
+            cells.append(_latest(seen) if seen else "not measured yet")
+            musts.append(bars.word([one.must for one in stands.values()]) if bar.must else "–")
+            aims.append(bars.word([one.aim for one in stands.values()]))
         must = f"{bar.must[0]:g} / {bar.must[1]:g}" if bar.must else "–"
-        seen = [
-            f"{names[lease]}: {number(one.mean)} / {number(one.worst)} ({one.measured} of {one.expected} rows{one.exceptions})"
-            for lease, one in stands.items()
-        ]
-        verdict = bars.word([one.must for one in stands.values()]) if bar.must else "–"
-        aim = bars.word([one.aim for one in stands.values()])
-        lines.append([bar.name, must, f"{bar.aim[0]:g} / {bar.aim[1]:g}", _latest(seen), _strong(verdict), _strong(aim)])
-    head = ["bar (bf16, channels-last unless said)", "must", "aim", "mean / worst", "must is", "aim is"]
-    text = f"## Bars\n\nGeometric mean and worst row, in the last {SHOWN_LEASES} leases that measured them; verdicts are of all.\n\n" + _markdown(head, lines)
-    return text + "\n\n" + _facts(runs, names)
+        verdict = bars.worst_word(musts) if bar.must else "–"
+        lines.append([bar.name, must, f"{bar.aim[0]:g} / {bar.aim[1]:g}", *cells, _strong(verdict), _strong(bars.worst_word(aims))])
+    head = ["bar (bf16, channels-last unless said)", "must", "aim", *(f"{column}, {where}" for where, column in places), "must is", "aim is"]
+    text = f"## Bars\n\nGeometric mean / worst row, in the last {SHOWN_LEASES} leases that measured them; verdicts are of the last two.\n\n"
+    return text + _markdown(head, lines) + "\n\n" + _facts(runs, names)
 
 
 def _facts(runs: Sequence[Run], names: Dict[str, str]) -> str:
@@ -118,11 +152,12 @@ def _strong(verdict: str) -> str:
     return f"**{verdict}**" if verdict == "missed" else verdict
 
 
-def _behind(rows: Sequence[dict], suite: str) -> str:
-    slower = [row for row in rows if row.get("ratio") and row["ratio"] < 1 - (row.get("ratio_spread") or 0.0)]
-    measured = sum(1 for row in rows if row.get("ratio"))
-    text = f"### Where we are behind\n\n{len(slower)} of {measured} rows are slower than the peer's beyond their spread."
-    worst = [line for line, row in zip(summary.worst_lines(rows), summary.worst_rows(rows)) if row["ratio"] < 1]
+def _behind(rows: Sequence[dict]) -> str:
+    column = summary.best_column(rows)
+    ratios = [(columns.ratio(row, column), columns.spread(row, column)) for row in rows]
+    slower = sum(1 for ratio, spread in ratios if ratio and ratio < 1 - spread)
+    text = f"### Where we are behind\n\n{slower} of {sum(1 for ratio, _ in ratios if ratio)} rows are slower than the fastest peer's beyond their spread ({column})."
+    worst = [line for line, row in zip(summary.worst_lines(rows), summary.worst_rows(rows)) if columns.ratio(row, column) < 1]
     if worst:
         text += " The worst of them:\n\n" + _markdown(summary.WORST_HEAD, worst)
     lines = summary.trouble_lines(rows)
@@ -133,15 +168,14 @@ def _behind(rows: Sequence[dict], suite: str) -> str:
 
 def _plots(rows: Sequence[dict], suite: str, runs: Sequence[Run], folder: Path) -> List[str]:
     """Writes the plots of a suite; returns the lines that show them."""
-    shown = []
-    groups = []
+    shown, groups, column = [], [], summary.best_column(rows)
     for (kind, direction, dtype, layout), members in summary.groups(rows).items():
-        ratios = [row["ratio"] for row in members if row.get("ratio")]
+        ratios = [ratio for ratio in (columns.ratio(row, column) for row in members) if ratio]
         if ratios:
             groups.append((" ".join(part for part in (kind, direction, dtype, "NCHW" if layout == "channels-first" else "") if part), ratios))
     folder.mkdir(parents=True, exist_ok=True)
     if groups:
-        (folder / f"ratios-{suite}.svg").write_text(svg.ratio_bars(f"{suite}: against PyTorch", groups), encoding="utf-8")
+        (folder / f"ratios-{suite}.svg").write_text(svg.ratio_bars(f"{suite}: against the fastest right peer ({column})", groups), encoding="utf-8")
         shown.append(f"![ratios by kind]({folder.name}/ratios-{suite}.svg)")
     # Points of one run alone lie under that run's ceilings.
     last = next((run for run in reversed(runs) if run.suite == suite and run.rows and run.head.get("ceilings")), None)
@@ -164,34 +198,46 @@ def _every_row(rows: Sequence[dict]) -> str:
     for row in rows:
         if not row.get("us"):
             continue
+        errors = [row.get("error"), summary.peer_error(row)]
         lines.append(
             [
-                row["key"],
+                row["key"] + ("" if bars.is_evidence(row) or row.get("method", 1) < 2 else " (timed too short)"),
                 number(row["us"], 4),
-                number(row.get("peer_us"), 4),
-                number(row.get("ratio")),
+                number(columns.peer_us(row), 4),
+                *(number(columns.ratio(row, column)) for column in columns.COLUMNS),
                 percent(row.get("ratio_spread")),
-                number(row.get("ratio_instant")),
-                number(row.get("ratio_best")),
+                number(row.get("ratio_apart")),
+                " / ".join(f"{error:.1e}" if isinstance(error, (int, float)) else "–" for error in errors),
+                f"{row['workspace_bytes'] / 2**20:.1f}" if row.get("workspace_bytes") else "",
                 percent(row.get("of_ceiling")),
                 row.get("engine") or "–",
             ]
         )
-    head = ["row", "ours µs", "peer µs", "ratio", "spread", "instant", "fastest peer", "of ceiling", "engine"]
-    return "<details><summary>Every row</summary>\n\n" + _markdown(head, lines) + "\n\n</details>"
+    head = ["row", "ours µs", "peer µs", *columns.COLUMNS, "spread", "apart", "error, peer's", "workspace MiB", "of ceiling", "engine"]
+    note = (
+        "*Ours µs* is the plan's of *measured*, or of *shipped* where that is empty. *Apart*: the ratio with a foreign kernel between launches. Errors are "
+        "relative to sums in f64; the peer's is that of the best right one."
+    )
+    return "<details><summary>Every row</summary>\n\n" + note + "\n\n" + _markdown(head, lines) + "\n\n</details>"
 
 
 TITLES = {"gemm": "Matrix products", "conv": "Convolution"}
 
 
 def _suite(suite: str, runs: Sequence[Run], plots: Path) -> Optional[str]:
-    rows = list(record.merged(run for run in runs if run.suite == suite).values())
+    runs = current(runs, suite)
+    rows = list(record.merged(runs).values())
     if not rows:
         return None
-    parts = [f"## {TITLES.get(suite, suite)}", "Each row as it was last measured.", *_plots(rows, suite, runs, plots)]
-    if any(row.get("ratio") for row in rows):
-        parts.append(_markdown(summary.CLASS_HEAD, summary.class_lines(rows)))
-    parts += [_behind(rows, suite), _every_row(rows)]
+    rows = ceilings.applied(rows, ceilings.of_chip(runs))
+    said = FIRST_METHOD if runs[-1].method < 2 else f"Each row as it was last measured, of the sources `{runs[-1].source[:12] or 'unknown'}`."
+    parts = [f"## {TITLES.get(suite, suite)}", said, *_plots(rows, suite, runs, plots)]
+    for where, title in ((bars.LISTS, "### The lists"), (bars.DRAWN, "### Drawn rows")):
+        part = bars.of(rows, where)
+        parts.append(title)
+        is_told = any(columns.ratio(row, column) for row in part for column in columns.COLUMNS)
+        parts.append(_markdown(summary.CLASS_HEAD, summary.class_lines(part)) if is_told else "Not measured yet.")
+    parts += [_behind(rows), _every_row(rows)]
     return "\n\n".join(parts)
 
 

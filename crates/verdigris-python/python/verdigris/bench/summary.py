@@ -1,9 +1,9 @@
 """Tables for people: ratios by class, the ten worst rows, the bars."""
 
 import math
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from . import bars
+from . import bars, columns
 from .bars import geometric_mean
 
 #: How many of the worst rows are shown.
@@ -44,28 +44,24 @@ def groups(rows: Iterable[dict]) -> "Dict[Tuple[str, str, str, str], List[dict]]
     return found
 
 
+def _mean_and_worst(members: Sequence[dict], column: str) -> str:
+    ratios = [ratio for ratio in (columns.ratio(row, column) for row in members) if ratio]
+    return f"{number(geometric_mean(ratios))} / {number(min(ratios))} ({len(ratios)})" if ratios else "–"
+
+
 def class_lines(rows: Iterable[dict]) -> List[List[str]]:
-    """One line for each group: rows, mean, worst, best, wins and losses, against the fastest peer, without tuning, of the ceiling, faults."""
+    """One line for each group: rows, mean and worst (rows) in each column, our error over the best peer's, of the ceiling, wrong or refused."""
     lines = []
     for (kind, direction, dtype, layout), members in groups(rows).items():
-        ratios = [row["ratio"] for row in members if row.get("ratio")]
-        # A tie within the spread is nobody's win.
-        wins = sum(1 for row in members if row.get("ratio") and row["ratio"] > 1 + (row.get("ratio_spread") or 0))
-        losses = sum(1 for row in members if row.get("ratio") and row["ratio"] < 1 - (row.get("ratio_spread") or 0))
-        best = geometric_mean(row["ratio_best"] for row in members if row.get("ratio_best"))
-        instant = geometric_mean(row["ratio_instant"] for row in members if row.get("ratio_instant"))
         ceiling = [row["of_ceiling"] for row in members if row.get("of_ceiling")]
+        errors = [row["error"] / least for row in members if row.get("error") and (least := peer_error(row))]
         bad = sum(1 for row in members if row.get("fault") or row.get("refused"))
         lines.append(
             [
                 " ".join(part for part in (kind, direction, dtype, "NCHW" if layout == "channels-first" else "") if part),
-                f"{len(ratios)}/{len(members)}",
-                number(geometric_mean(ratios)),
-                number(min(ratios, default=None)),
-                number(max(ratios, default=None)),
-                f"{wins}/{losses}",
-                number(best),
-                number(instant),
+                str(len(members)),
+                *(_mean_and_worst(members, column) for column in columns.COLUMNS),
+                number(max(errors, default=None)),
                 percent(geometric_mean(ceiling) if ceiling else None),
                 str(bad) if bad else "",
             ]
@@ -73,52 +69,69 @@ def class_lines(rows: Iterable[dict]) -> List[List[str]]:
     return lines
 
 
-CLASS_HEAD = ["kind", "rows", "mean", "worst", "best", "won/lost", "fastest peer", "instant", "of ceiling", "wrong or refused"]
+CLASS_HEAD = ["kind", "rows", *columns.COLUMNS, "worst error of peer's", "of ceiling", "wrong or refused"]
+
+
+def peer_error(row: dict) -> Optional[float]:
+    """The least error of a right peer, relative to f64."""
+    sides = (side for name, side in row.get("sides", {}).items() if name not in columns.COLUMNS and not side.get("fault"))
+    return min((side["error"] for side in sides if isinstance(side.get("error"), (int, float))), default=None)
+
+
+def best_column(rows: Iterable[dict]) -> str:
+    """The column that most of the rows have, the first of equals."""
+    rows = list(rows)
+    return max(columns.COLUMNS, key=lambda column: sum(1 for row in rows if columns.ratio(row, column)))
 
 
 def worst_rows(rows: Iterable[dict], count: int = WORST) -> List[dict]:
-    """The rows with the least ratios."""
-    return sorted((row for row in rows if row.get("ratio")), key=lambda row: row["ratio"])[:count]
+    """The rows with the least ratios in the column that most have."""
+    rows = list(rows)
+    column = best_column(rows)
+    return sorted((row for row in rows if columns.ratio(row, column)), key=lambda row: columns.ratio(row, column))[:count]
 
 
-WORST_HEAD = ["row", "ratio", "ours µs", "peer µs", "engine"]
+WORST_HEAD = ["row", "ratio", "ours µs", "fastest peer", "its µs", "engine"]
 
 
 def worst_lines(rows: Iterable[dict]) -> List[List[str]]:
-    lines = []
+    rows = list(rows)
+    column, lines = best_column(rows), []
     for row in worst_rows(rows):
-        engine = str(row.get("engine") or "–")
-        lines.append([row["key"], number(row["ratio"]), number(row["us"], 4), number(row["peer_us"], 4), engine])
+        side = row if column == columns.main(row) else row.get("sides", {}).get(column, {})
+        engine, peer = str(side.get("engine") or row.get("engine") or "–"), row.get("best_peer") or row.get("peer") or "–"
+        lines.append([row["key"], number(columns.ratio(row, column)), number(columns.us(row, column), 4), peer, number(columns.peer_us(row), 4), engine])
     return lines
 
 
-BAR_HEAD = ["bar", "rows", "mean", "must", "aim", "worst", "must", "aim", "passes", "aim passed"]
+BAR_HEAD = ["bar", "column", "rows", "mean", "must", "aim", "worst", "must", "aim", "passes", "aim passed"]
 
 
 def bar_lines(rows: Sequence[dict], suite: str) -> List[List[str]]:
-    """The bars of a suite by one set of rows."""
+    """The bars of a suite by one set of rows, in the columns that it has. Drawn rows and those of the lists are judged apart."""
     lines = []
     for bar in bars.load():
-        stands = bars.standing(bar, rows) if bar.suite == suite else None
-        if stands is None:
-            continue
-        must = bar.must or (math.nan, math.nan)
-        verdict = "–" if stands.must is None else "yes" if stands.must else "no"
-        rows_text = f"{stands.measured}{stands.exceptions}"
-        lines.append(
-            [
-                bar.name,
-                rows_text,
-                number(stands.mean),
-                number(must[0]),
-                number(bar.aim[0]),
-                number(stands.worst),
-                number(must[1]),
-                number(bar.aim[1]),
-                verdict,
-                "yes" if stands.aim else "no",
-            ]
-        )
+        for where, column in ((where, column) for where in bar.rows for column in bar.columns if bar.suite == suite):
+            stands = bars.standing(bar, bars.of(rows, where), column=column)
+            if stands is None:
+                continue
+            must = bar.must or (math.nan, math.nan)
+            verdict = "–" if stands.must is None else "yes" if stands.must else "no"
+            lines.append(
+                [
+                    bar.name,
+                    f"{column}, {where}",
+                    f"{stands.measured}{stands.exceptions}",
+                    number(stands.mean),
+                    number(must[0]),
+                    number(bar.aim[0]),
+                    number(stands.worst),
+                    number(must[1]),
+                    number(bar.aim[1]),
+                    verdict,
+                    "yes" if stands.aim else "no",
+                ]
+            )
     return lines
 
 
@@ -142,12 +155,15 @@ def text(rows: Sequence[dict], suite: str) -> str:
     """All of it, for a terminal."""
     parts = []
     if any(row.get("ratio") for row in rows):
-        parts.append("Peer's time over ours (above 1, we are faster)\n\n" + table(CLASS_HEAD, class_lines(rows)))
+        parts.append("Fastest right peer's time over ours (above 1, we are faster): mean / worst (rows)\n\n" + table(CLASS_HEAD, class_lines(rows)))
         parts.append(f"The {WORST} worst rows\n\n" + table(WORST_HEAD, worst_lines(rows)))
     elif rows:
         timed = [[row["key"], number(row.get("us"), 4), number(row.get("of_ceiling"))] for row in rows if row.get("us")]
         parts.append(table(["row", "ours µs", "of ceiling"], timed) if timed else "no row was timed")
-    lines = bar_lines(rows, suite)
+    short = sum(1 for row in rows if row.get("us") and not bars.is_evidence(row))
+    if short:
+        parts.append(f"{short} rows were timed for less than {bars.EVIDENCE_S} s, and are no evidence for a bar")
+    lines = bar_lines([row for row in rows if bars.is_evidence(row)], suite)
     if lines:
         parts.append("Bars (met when passed in two leases)\n\n" + table(BAR_HEAD, lines))
     lines = trouble_lines(rows)
