@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("verdigris._native")
 
 from verdigris.bench import measure, models, ours, problems, tensors
-from verdigris.bench.run import Bench, Options
+from verdigris.bench.row import Bench, Options
 
 CPU = torch.device("cpu")
 
@@ -75,3 +75,10 @@ def test_networks_are_converted_and_functions_found():
     x, w = torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3)
     torch.testing.assert_close(door.conv2d()(x, w), torch.nn.functional.conv2d(x, w, None, 1, 1))
     assert door.package().name == "verdigris" and door.versions()["verdigris"]
+
+
+def test_a_record_says_what_the_native_half_was_built_from():
+    from verdigris import _native
+
+    told = ours.open_door(CPU).source()
+    assert told["native"] == _native.BUILD_HASH and len(_native.BUILD_HASH) == 64 and told["hash"] not in ("", told["native"], told["python"])

@@ -1,17 +1,20 @@
 """The bench's parts on the CPU: problems, judging, timing, and a whole run against a door that is right and one that is not."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import math
+import types
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from verdigris.bench import cli, judge, measure, peers, problems, record, suites, tensors
+from verdigris.bench import cli, judge, measure, peers, problems, record, source, suites, tensors
 from verdigris.bench.problems import CHANNELS_FIRST, CHANNELS_LAST, Conv, Gemm, ListError
-from verdigris.bench.run import Bench, Options, Progress
+from verdigris.bench.row import Bench, Contender, Options
+from verdigris.bench.run import Progress
 
 # Small tensors gain nothing from more threads, and other programs lose.
 torch.set_num_threads(1)
@@ -255,10 +258,14 @@ def test_sides_take_turns_over_all_copies():
 
         return measure.Side(name, launch)
 
-    (a, b), is_captured = measure.interleave(timer, [side("a"), side("b")], 4, 2e-3)
+    timing = measure.interleave(timer, [side("a"), side("b")], 4, 2e-3)
+    (a, b), is_captured = timing.samples, timing.is_captured
     assert (a.median, b.median, is_captured) == (2.0, 3.0, False)
     assert len(a.us) == len(b.us) >= measure.LEAST_BLOCKS
     assert {i for _, i in timer.ran} == {0, 1, 2, 3}
+    # A first guess that was too long makes no short row.
+    hasty = dataclasses.replace(side("a"), rough_us=6.0)
+    assert measure.interleave(timer, [hasty], 4, 2e-3).seconds >= 2e-3 > measure.BLOCKS * 8e-6
 
 
 class FakeCuda:
@@ -314,22 +321,29 @@ class FakeCuda:
 def test_short_sides_are_replayed_as_graphs(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     timer = measure.CudaTimer(50.0)
-    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 8.0)], 7, 0.02)
+    timing = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 8.0)], 7, 0.02)
+    (a, b), is_captured = timing.samples, timing.is_captured
     assert is_captured and (a.median, b.median) == (pytest.approx(4.0), pytest.approx(8.0))
-    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 400.0), cuda.side("b", 80.0)], 7, 0.02)
+    timing = measure.interleave(timer, [cuda.side("a", 400.0), cuda.side("b", 80.0)], 7, 0.02)
+    (a, b), is_captured = timing.samples, timing.is_captured
     assert not is_captured and timer.trouble is None and (a.median, b.median) == (pytest.approx(400.0), pytest.approx(80.0))
-    (a, b), is_captured = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 5.0, captures=False)], 7, 0.02)
+    timing = measure.interleave(timer, [cuda.side("a", 4.0), cuda.side("b", 5.0, captures=False)], 7, 0.02)
+    (a, b), is_captured = timing.samples, timing.is_captured
     assert not is_captured and timer.trouble == "not captured: this cannot be captured" and b.median == pytest.approx(5.0)
 
 
 class TorchDoor:
-    """A door that answers by f64 and a rounding, and spoils what its test asks for."""
+    """A door that answers by f64 and a rounding, and spoils what its test asks for: the result of a column, from call ``late`` on if that is named, or
+    an operand."""
 
-    def __init__(self, spoil=None):
-        self.spoil = spoil
+    def __init__(self, spoil=None, late=0, operand=False):
+        self.spoil, self.late, self.operand, self.calls = spoil, late, operand, 0
 
     def versions(self):
         return {"verdigris": "test"}
+
+    def source(self):
+        return {"hash": "test"}
 
     def launch(self, row, mode):
         if row.dtype == "int8":
@@ -337,7 +351,11 @@ class TorchDoor:
 
         def launch(first, second):
             result = by_autograd(row, first, second).to(tensors.TYPES[row.dtype][1])
-            if self.spoil == mode:
+            self.calls += 1
+            if self.operand and self.calls > self.late:
+                memory = torch.empty(0, dtype=torch.uint8).set_(second.untyped_storage())
+                memory[tensors.FENCE_BYTES if self.operand == "inside" else 3] += 1
+            if self.spoil == mode and self.calls > self.late:
                 result[tuple(extent // 2 for extent in result.shape)] += 7
             return result
 
@@ -368,6 +386,125 @@ def test_a_wrong_result_is_a_fault_and_never_timed(tiny):
     assert row["sides"]["pytorch"]["us"] > 0
     row = bench(TorchDoor("instant")).row(problem)
     assert row["us"] > 0 and "fault" in row["sides"]["instant"] and "us" not in row["sides"]["instant"]
+
+
+def test_what_goes_wrong_while_it_is_timed_is_a_fault(tiny):
+    problem = problems.load([tiny])[0]
+    row = bench(TorchDoor("measured", late=3)).row(problem)
+    assert row["fault"].startswith("after the timed replays: element") and "ratio" not in row and "ratio_best" not in row
+    for place, words in (("inside", "of the second operand was written"), ("beside", "memory beside copy")):
+        row = bench(TorchDoor(operand=place, late=3)).row(problem)
+        assert words in row["fault"], row
+
+
+def test_a_row_says_how_it_was_measured(tiny):
+    row = bench(TorchDoor()).row(problems.load([tiny])[0])
+    assert row["timed_s"] >= 2e-3 and row["blocks"] >= measure.SLOW_BLOCKS and row["rotated_bytes"] > 0
+    assert row["error"] > 0 and row["error_after"] == pytest.approx(row["error"], rel=0.5) and row["sides"]["pytorch"]["error"] > 0
+    assert row["best_peer"] in ("pytorch", "other_format") and row["ratio_best"] > 0 and row["ratio_best_instant"] > 0
+    assert row["apart_us"] > 0 and row["ratio_apart"] > 0
+    assert {"ways_us", "us"} <= set(row["sides"]["other_format"]) and set(row["sides"]["other_format"]["ways_us"]) == {row["sides"]["other_format"]["us"]}
+
+
+def test_results_lie_apart_and_operands_between_fences(tiny):
+    problem = problems.load([tiny])[0]
+    pairs = tensors.operand_pairs(problem, 3, CPU, 1)
+    truth = tuple(tensors.fenced(tensor) for tensor in pairs[0])
+    one = Contender("pytorch", peers.pytorch(problem, CPU))
+    side = one.side(pairs)
+    for i in (0, 1, 2, 0, 1):
+        side.launch(i)
+    assert len({result.data_ptr() for result in one.held}) == 3
+    assert tensors.broken(pairs, truth) is None and all(t.data_ptr() % 64 == pairs[0][0].data_ptr() % 64 for pair in pairs for t in pair)
+    pairs[2][0][0, 0, 0, 0] += 1
+    assert tensors.broken(pairs, truth) == "copy 2 of the first operand was written"
+
+
+def test_of_a_peers_answers_the_best_counts(tiny, monkeypatch):
+    """Six answers of cuBLASLt's, of which one is fast and wrong; a clock of their own says what they cost."""
+
+    class Clock(measure.HostTimer):
+        now = 0.0
+
+        def run(self, order, blocks):
+            times = []
+            for number in order:
+                before = Clock.now
+                blocks[number]()
+                times.append(Clock.now - before)
+            return times
+
+    def answer(us, is_wrong=False):
+        def launch(a, b):
+            Clock.now += us
+            return torch.matmul(a, b) + is_wrong
+
+        return launch
+
+    class Matmul(TorchDoor):
+        def launch(self, row, mode):
+            return answer(20.0)
+
+    monkeypatch.setattr(peers, "answers_of_cublaslt", lambda row, device: [answer(us, us == 1.0) for us in (40.0, 80.0, 1.0, 20.0, 60.0, 10.0)])
+    monkeypatch.setattr(peers, "product", lambda row, device: answer(30.0))
+    monkeypatch.setattr(Bench, "_apart", lambda *arguments: None)
+    row = Bench(CPU, Matmul(), Clock(), Options(seconds=2e-3), {}).row(problems.Gemm("t", "f32", "nn", 1, 16, 16, 16))
+    side = row["sides"]["cublaslt"]
+    assert sorted(side["ways_us"]) == [10.0, 20.0, 40.0, 60.0] and side["us"] == 10.0 and "fault" not in side
+    assert (row["peer"], row["best_peer"]) == ("pytorch", "cublaslt") and (row["ratio"], row["ratio_best"]) == (1.5, 0.5)
+
+
+def test_cudnn_is_asked_for_all_its_plans_and_for_several_picks(monkeypatch):
+    limit = torch.backends.cudnn.benchmark_limit if hasattr(torch._C, "_cuda_set_cudnn_benchmark_limit") else None
+    with peers.precision("bf16"):
+        assert torch.backends.cudnn.benchmark and (limit is None or torch.backends.cudnn.benchmark_limit == 0)
+    assert limit is None or torch.backends.cudnn.benchmark_limit == limit
+    ways = peers._picked("pytorch", None, conv(), torch.device("meta"))
+    assert [way.choose for way in ways] == [None]
+    monkeypatch.setattr(peers, "pick_anew", lambda device: lambda: None)
+    picks = peers._picked("pytorch", None, conv(), types.SimpleNamespace(type="cuda"))
+    assert len(picks) == peers.PICKS and all(way.choose for way in picks)
+
+
+def test_a_pick_is_made_anew_and_captured(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    timer, picks = measure.CudaTimer(50.0), []
+    long = cuda.side("a", 400.0)
+    long.choose = lambda: picks.append(cuda.recorded is None)
+    timing = measure.interleave(timer, [long], 3, 0.02)
+    assert timing.is_captured and picks == [True], "once, before the capture, although the launch is long"
+
+
+def test_the_other_format_is_laid_out_before(tiny):
+    row = conv("fprop", layout=CHANNELS_FIRST)
+    first, second = tensors.operand_pairs(row, 1, CPU, 1)[0]
+    laid = peers.laid_out_otherwise(row)(first, second)
+    assert laid[0].is_contiguous(memory_format=torch.channels_last) and torch.equal(laid[0], first) and torch.equal(laid[1], second)
+    with pytest.raises(peers.Refused):
+        peers.other_format(problems.Gemm("t", "f32", "nn", 1, 4, 4, 4), CPU)
+
+
+def test_pixels_that_nobody_reads_are_no_traffic():
+    strided = conv(n=1, c=8, k=8, input=(8, 8), filter=(1, 1), stride=2, pad=0, dtype="bf16")
+    assert problems.traffic_bytes(strided) == 2 * (4 * 4 * 8 + 8 * 8 + 4 * 4 * 8)
+    assert problems.traffic_bytes(dataclasses.replace(strided, direction="dgrad")) == 2 * (4 * 4 * 8 + 8 * 8 + 8 * 8 * 8)
+
+
+def test_a_record_says_of_which_sources_it_is(tmp_path, monkeypatch):
+    package = tmp_path / "verdigris"
+    (package / "bench").mkdir(parents=True)
+    (package / "a.py").write_text("a = 1")
+    (package / "bench" / "b.py").write_text("b = 1")
+    first = source.describe("native", package)
+    (package / "bench" / "b.py").write_text("b = 2")
+    assert source.describe("native", package)["hash"] == first["hash"], "how is measured is no part of what is"
+    (package / "a.py").write_text("a = 2")
+    assert len({first["hash"], source.describe("native", package)["hash"], source.describe("other", package)["hash"]}) == 3
+    monkeypatch.setattr(source, "_git", lambda *words: {"rev-parse": "abc", "status": " M a"}[words[0]])
+    assert source.describe(None, None) == {"hash": "", "commit": "abc+"}
+    monkeypatch.setattr(source, "_git", lambda *words: None)
+    monkeypatch.setenv("VERDIGRIS_COMMIT", "def")
+    assert source.describe(None, None)["commit"] == "def"
 
 
 def test_a_refusal_is_told_with_its_reason(tiny):

@@ -27,10 +27,11 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--filter", default="", help="only rows whose name contains this")
         one.add_argument("--list", action="append", default=[], help="a problem list, instead of the suite's own")
         one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
-        one.add_argument("--seconds", type=float, default=0.3, help="time for a row, all sides together (0.3)")
+        one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
         one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
-        one.add_argument("--peers", type=_list, default=None, help="pytorch, cublaslt, native, compile, or none; the first is who ratios speak of")
+        one.add_argument("--peers", type=_list, default=None, help="pytorch, cublaslt, native, other_format, compile, or none")
         one.add_argument("--no-instant", action="store_true", help="leaves out the column of plans that are chosen by estimate")
+        one.add_argument("--shipped", action="store_true", help="also the column of plans that ship with the library")
         one.add_argument("--tuning", type=float, default=500.0, metavar="MS", help="most time of our measured choice, a part (500 ms)")
         one.add_argument("--graph-below", type=float, default=50.0, metavar="US", help="replays CUDA graphs where a side is shorter (50 µs)")
         one.add_argument("--memory-limit", type=float, default=32.0, metavar="GIB", help="most memory of one row (32 GiB)")
@@ -63,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("--records", type=Path, help="default bench/record/h200 of the checkout")
     render.add_argument("--out", type=Path, help="the page; default docs/performance.md of the checkout")
     return parser
+
+
+#: Words of the command line that leave rows out; a record says them, so that absent rows are told from those that were not asked for.
+SELECTION = ("classes", "dtype", "direction", "layout", "filter", "list")
 
 
 def _say(text: str) -> None:
@@ -136,8 +141,8 @@ def _measure(suite: Suite, arguments) -> int:
         return 0
     from . import machine, ours
     from .measure import CudaTimer, HostTimer
-    from .peers import PEERS
-    from .run import Bench, Options
+    from .peers import PEERS, one_plan_is_kept
+    from .row import Bench, Options
     from .run import rows as measure_rows
 
     device = _device(arguments.device)
@@ -150,19 +155,24 @@ def _measure(suite: Suite, arguments) -> int:
         seconds=arguments.seconds,
         peers=names,
         instant=not arguments.no_instant,
+        shipped=arguments.shipped,
         memory_limit_bytes=int(arguments.memory_limit * 2**30),
         tuning_ms=arguments.tuning,
         time_limit_s=None if arguments.time_limit is None else 60 * arguments.time_limit,
     )
+    one_plan_is_kept()
     timer = CudaTimer(arguments.graph_below) if device.type == "cuda" else HostTimer()
     door = ours.open_door(device, options.tuning_ms)
     started = machine.now()
     path = record_path(arguments, device, started, suite.name)
     head = {
         "suite": suite.name,
+        "method": record.METHOD,
         "date": started,
         "machine": machine.describe(device),
         "software": machine.software(door.versions()),
+        "source": door.source(),
+        "selection": {name: value for name in SELECTION if (value := getattr(arguments, name))},
         "options": {
             "seconds": options.seconds,
             "peers": list(options.peers),

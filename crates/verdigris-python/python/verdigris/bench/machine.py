@@ -102,7 +102,8 @@ def describe(device: torch.device) -> dict:
 
 
 def ceilings(timer, device: torch.device) -> dict:
-    """TFLOP/s of a bf16 product (f32 on a CPU) and GB/s of a streaming copy, bytes read and bytes written both counted, in this run."""
+    """TFLOP/s of a bf16 product (f32 on a CPU), GB/s of a streaming copy, bytes read and bytes written both counted, and the time of a launch that does
+    next to nothing, in this run."""
     extent, copied_bytes = CEILING[device.type]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device=device).manual_seed(1)
@@ -112,11 +113,18 @@ def ceilings(timer, device: torch.device) -> dict:
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).random_(generator=generator)
     target = torch.empty_like(source)
     result = {}
-    sides = (Side("gemm", lambda i: torch.matmul(a, b.t(), out=d)), Side("copy", lambda i: target.copy_(source)))
+    one = torch.zeros(1, device=device)
+    sides = (
+        Side("gemm", lambda i: torch.matmul(a, b.t(), out=d)),
+        Side("copy", lambda i: target.copy_(source)),
+        Side("launch", lambda i: one.zero_()),
+    )
     for side in sides:
-        samples, _ = interleave(timer, [side], 1, CEILING_SECONDS)
+        samples = interleave(timer, [side], 1, CEILING_SECONDS).samples
         if side.name == "gemm":
             result.update(gemm_tflops=2.0 * extent**3 / samples[0].median * 1e-6, gemm=f"{extent}^3 {str(dtype)[6:]}")
+        elif side.name == "launch":
+            result.update(launch_us=samples[0].median)
         else:
             result.update(copy_gb_per_s=2.0 * copied_bytes / samples[0].median * 1e-3, copy_bytes=copied_bytes)
     return result

@@ -1,7 +1,7 @@
 """Time: the sides in turns, medians with their quartiles.
 
 Blocks of launches of each side follow each other in rotating order without a pause, so that clocks and heat are the same for all. Each launch
-takes the next copy of its operands, so that none finds its data in the L2. Where a launch of any side is short, all sides are captured into CUDA
+takes the next copy of its operands and writes to memory of its own, so that none finds its data in the L2. Where a launch of any side is short, all sides are captured into CUDA
 graphs, a block a graph, and replayed: what is compared is the device's time, not the host's. Longer launches hide the host.
 """
 
@@ -63,6 +63,8 @@ class Side:
 
     name: str
     launch: Callable[[int], object]
+    #: What makes the side choose anew how it computes. It is called in front of the first launch, and the side is captured, which fixes the choice.
+    choose: Optional[Callable[[], None]] = None
     rough_us: float = 0.0
     host_us: float = 0.0
 
@@ -96,7 +98,7 @@ class CudaTimer:
     def blocks(self, sides: Sequence[Side], launches: Sequence[int], copies: int) -> "tuple[List[Callable[[], None]], bool]":
         """A block of launches of each side, and whether they are graphs: where launches are short, or a slow host makes them seem long."""
         self.trouble = None
-        if any(side.rough_us < max(self.graph_below_us, 3 * side.host_us) for side in sides):
+        if any(side.choose or side.rough_us < max(self.graph_below_us, 3 * side.host_us) for side in sides):
             try:
                 return [self._captured(side, count, copies) for side, count in zip(sides, launches)], True
             except Exception as error:  # a door's own errors among them
@@ -109,6 +111,8 @@ class CudaTimer:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
+            if side.choose:
+                side.choose()
             side.launch(0)  # what a library keeps for each stream is not to lie in the graph's memory
             torch.cuda.synchronize()
             # Another thread may go on compiling kernels meanwhile.
@@ -177,8 +181,19 @@ def rotating(sides: int, rounds: int) -> List[int]:
     return [(start + i) % sides for start in range(rounds) for i in range(sides)]
 
 
-def interleave(timer, sides: Sequence[Side], copies: int, seconds: float) -> "tuple[List[Samples], bool]":
-    """Measures the sides in turns for about so many seconds in all. Returns their samples, and whether graphs were replayed."""
+@dataclasses.dataclass
+class Timing:
+    """What `interleave` measured: samples of each side, whether graphs were replayed, seconds of all sides together, and a round of blocks once
+    more, for looking at results."""
+
+    samples: List[Samples]
+    is_captured: bool
+    seconds: float
+    again: Callable[[], None]
+
+
+def interleave(timer, sides: Sequence[Side], copies: int, seconds: float) -> Timing:
+    """Measures the sides in turns for so many seconds in all, or as long as ``MOST_BLOCKS`` of each take."""
     for side in sides:
         if not side.rough_us:
             timer.rough(side)
@@ -189,16 +204,21 @@ def interleave(timer, sides: Sequence[Side], copies: int, seconds: float) -> "tu
     # Launches of a second and more would take minutes otherwise.
     least = LEAST_BLOCKS if LEAST_BLOCKS * round_us < 20e6 * seconds else SLOW_BLOCKS
     rounds = int(min(max(seconds * 1e6 / round_us, least), MOST_BLOCKS))
-    order = rotating(len(sides), rounds)
+    samples: List[List[float]] = [[] for _ in sides]
+    spent = 0.0
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         timer.run(range(len(sides)), blocks)  # warm
-        times = timer.run(order, blocks)
+        # What a launch takes was known roughly: rounds are added until the time is reached.
+        while rounds and len(samples[0]) < MOST_BLOCKS:
+            order = rotating(len(sides), rounds)
+            times = timer.run(order, blocks)
+            for number, us in zip(order, times):
+                samples[number].append(us / launches[number])
+            spent += sum(times) * 1e-6
+            rounds = min(math.ceil((seconds - spent) / (sum(times) * 1e-6 / rounds)), MOST_BLOCKS - len(samples[0])) if spent < seconds else 0
     finally:
         if was_enabled:
             gc.enable()
-    samples: List[List[float]] = [[] for _ in sides]
-    for number, us in zip(order, times):
-        samples[number].append(us / launches[number])
-    return [Samples(values) for values in samples], is_captured
+    return Timing([Samples(values) for values in samples], is_captured, spent, lambda: timer.run(range(len(sides)), blocks))

@@ -2,20 +2,29 @@
 
 A row goes through ``verdigris.torch`` where that has a function for it, as a user's would, and through a plan of its graph (``Device.plan``) where
 it has none: eight-bit convolutions, for one. The record's field ``door`` says which.
+
+The process remembers nothing of earlier ones: `open_door` turns the file of measured choices off, and the column *instant* takes neither what was measured
+in this process nor what ships.
 """
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Callable, Dict, Optional
 
 import torch
 
+from . import source
 from .peers import Refused
 from .problems import Conv, Problem
 from .tensors import TYPES, place
 
 #: Names of element types in graphs.
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float8_e4m3fn: "e4m3", torch.int8: "i8", torch.int32: "i32"}
+
+#: How long the kernels of a choice by estimate may take to compile: until they are, a plan takes a way that needs no compiler.
+READY_S = 60.0
 
 #: What f32 products may lose, by dtype class.
 PRECISION = {"tf32": "tf32"}
@@ -29,6 +38,9 @@ class Absent:
 
     def versions(self) -> dict:
         return {"verdigris": "absent"}
+
+    def source(self) -> dict:
+        return source.describe(None, None)
 
     def launch(self, problem: Problem, mode: str) -> Callable:
         raise Refused(self.reason)
@@ -63,6 +75,10 @@ class Door:
     def versions(self) -> dict:
         return {"verdigris": self.verdigris.__version__}
 
+    def source(self) -> dict:
+        """Of which sources the package is (``source.describe``)."""
+        return source.describe(self.verdigris._native.BUILD_HASH, self.package())
+
     def package(self) -> Path:
         return Path(self.verdigris.__file__).parent
 
@@ -77,15 +93,20 @@ class Door:
         return lambda x, w: self.verdigris.torch.conv2d(x, w, None, 1, 1)
 
     def policy(self, problem: Problem, mode: str):
-        """Measured choices are made and remembered; the instant column takes none of them."""
+        """A column's policy (``columns``): measured choices are remembered in the process, instant ones take nothing that is. A plan that ships is the
+        one that a user gets who asks for no mode; it has to be planned before the measured one, which would come first."""
         precision = PRECISION.get(problem.dtype, "fp32")
-        settings = dict(precision=precision, reduced_accumulation=problem.dtype == "fp8", mode=mode, remember=mode == "measured")
+        settings = dict(precision=precision, reduced_accumulation=problem.dtype == "fp8", remember=mode != "instant")
         if mode == "measured":
-            settings["budget_ms"] = self.tuning_ms
+            settings.update(mode="measured", budget_ms=self.tuning_ms)
         return self.verdigris.Policy(**settings)
 
     def launch(self, problem: Problem, mode: str) -> Callable:
         """A call of the row's operator under a policy, or an execution of its plan."""
+        if mode == "shipped" and "shipped" not in self._chosen_by(problem, mode):
+            raise Refused("nothing that ships is for this row")
+        if mode == "instant":
+            self._until_ready(problem)
         operator = self._operator(problem)
         if operator is None:
             return self._planned(problem, mode)
@@ -159,6 +180,19 @@ class Door:
                 raise Refused(str(error)) from error
         return self._plans[mode]
 
+    def _chosen_by(self, problem: Problem, mode: str) -> list:
+        why = json.loads(self.plan(problem, mode).explain_json())
+        return [part.get("chosen_by") for part in why.get("parts", [])] if isinstance(why, dict) else []
+
+    def _until_ready(self, problem: Problem) -> None:
+        """Plans until the least estimate is taken: while its kernels are compiled, a plan takes a way that is compiled already."""
+        until = time.monotonic() + READY_S
+        while "ready" in self._chosen_by(problem, "instant"):
+            if time.monotonic() > until:
+                raise Refused(f"the kernels of the choice by estimate were not compiled within {READY_S:.0f} s")
+            time.sleep(0.05)
+            self._plans.pop("instant")
+
     def _planned(self, problem: Problem, mode: str) -> Callable:
         plan = self.plan(problem, mode)
         shape, strides = place(problem, 2)
@@ -188,7 +222,11 @@ class Door:
 
 
 def open_door(device: torch.device, tuning_ms: float = 500.0):
-    """Our side on a device; ``tuning_ms`` is the most time that measuring a choice may take for each part of a plan."""
+    """Our side on a device; ``tuning_ms`` is the most time that measuring a choice may take for each part of a plan.
+
+    The environment says whether choices are remembered on disk, and is read when a device is first taken hold of.
+    """
+    os.environ["VERDIGRIS_PLANS"] = "off"
     try:
         import verdigris
         import verdigris.torch

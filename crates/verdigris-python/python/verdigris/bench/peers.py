@@ -1,18 +1,22 @@
 """PyTorch, as its users call it. Every peer is a function of a row that returns a launch (operands -> result), or says why it has none.
 
-``pytorch``: eager mode with ``cudnn.benchmark`` on; each direction of a convolution alone, by ``aten::convolution_backward`` with its output mask.
-Products by ``torch.matmul`` (cuBLAS), ``torch._scaled_mm`` (fp8) and ``torch._int_mm`` (int8). ``cublaslt``: products by cuBLASLt where
-``pytorch`` would take cuBLAS. ``native``: convolutions by PyTorch's own kernels, cuDNN off, for groups and depthwise. ``compile``: what
-``torch.compile`` makes of the call with ``max-autotune``; asked for by name, since it compiles for seconds a row.
+``pytorch``: eager mode with ``cudnn.benchmark`` on and all of cuDNN's plans tried, several times over, since each try times a plan once and picks by
+that; the picks are captured and timed, and the best counts; each direction of a convolution alone, by ``aten::convolution_backward`` with its output mask.
+Products by ``torch.matmul`` (cuBLAS), ``torch._scaled_mm`` (fp8) and ``torch._int_mm`` (int8). ``cublaslt``: products by cuBLASLt itself, the best of
+sixteen answers of its heuristic (``cublaslt``). ``native``: convolutions by PyTorch's own kernels, cuDNN off, for groups and depthwise. ``other_format``:
+convolutions by ``pytorch`` on operands in the other memory format. ``compile``: what ``torch.compile`` makes of a forward call with
+``max-autotune``; asked for by name, since it compiles for seconds a row. Bars speak of the fastest that is right.
 """
 
 import contextlib
 import dataclasses
-from typing import Callable, Dict, List, Tuple
+import os
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from .problems import Conv, Problem
+from . import cublaslt
+from .problems import CHANNELS_FIRST, CHANNELS_LAST, Conv, Problem
 from .tensors import TYPES, place
 
 Launch = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -26,13 +30,34 @@ class Refused(Exception):
 def precision(dtype: str, deterministic: bool = False):
     """PyTorch's switches while a row runs: tf32 exactly where the row says so, cuDNN's measured choice."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    # A build without CUDA has no limit.
+    has_limit = hasattr(torch._C, "_cuda_set_cudnn_benchmark_limit")
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, cudnn.benchmark_limit if has_limit else None)
     matmul.allow_tf32 = cudnn.allow_tf32 = dtype == "tf32"
     cudnn.benchmark, cudnn.deterministic = True, deterministic
+    if has_limit:
+        cudnn.benchmark_limit = 0
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, limit = before
+        if has_limit:
+            cudnn.benchmark_limit = limit
+
+
+#: How many times cuDNN is asked for its pick.
+PICKS = 3
+
+
+def one_plan_is_kept() -> None:
+    """Tells PyTorch to keep one plan of cuDNN's, so that another convolution in between makes it pick anew. It is read at the first convolution."""
+    os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"] = "1"
+
+
+def pick_anew(device: torch.device) -> Callable[[], None]:
+    """What makes PyTorch forget cuDNN's pick: a small convolution, whose plan takes the one place."""
+    x, w = (torch.zeros(1, 8, 4, 4, device=device, dtype=torch.float16) for _ in range(2))
+    return lambda: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 
 def convolution(conv: Conv, device: torch.device) -> Launch:
@@ -84,24 +109,34 @@ def pytorch(row: Problem, device: torch.device) -> Launch:
     return product(row, device)
 
 
-def cublaslt(row: Problem, device: torch.device) -> Launch:
-    """``torch.matmul`` told to prefer cuBLASLt."""
+def other_format(row: Problem, device: torch.device) -> Launch:
+    """As ``pytorch``, on operands that a user would keep in the other memory format; they are laid out before anything is timed."""
+    if not isinstance(row, Conv):
+        raise Refused("products have no memory formats")
+    swapped = dataclasses.replace(row, layout=CHANNELS_LAST if row.layout == CHANNELS_FIRST else CHANNELS_FIRST)
+    return pytorch(swapped, device)
+
+
+def laid_out_otherwise(row: Problem) -> Callable[[torch.Tensor, torch.Tensor], Tuple[torch.Tensor, torch.Tensor]]:
+    """Operands of a row in the other memory format."""
+    swapped = dataclasses.replace(row, layout=CHANNELS_LAST if row.layout == CHANNELS_FIRST else CHANNELS_FIRST)
+
+    def laid_out(first, second):
+        placed = (torch.empty_strided(*place(swapped, i), dtype=t.dtype, device=t.device) for i, t in enumerate((first, second)))
+        return tuple(new.copy_(old) for new, old in zip(placed, (first, second)))
+
+    return laid_out
+
+
+def answers_of_cublaslt(row: Problem, device: torch.device) -> List[Launch]:
+    """Every answer of cuBLASLt's heuristic."""
     if isinstance(row, Conv) or device.type != "cuda":
         raise Refused("products on a GPU alone")
-    if row.dtype in ("fp8", "int8"):
-        raise Refused("PyTorch calls cuBLASLt for this type already")
-    inner = product(row, device)
-    prefer = torch.backends.cuda.preferred_blas_library
-
-    def launch(a, b):
-        before = prefer()
-        prefer("cublaslt")
-        try:
-            return inner(a, b)
-        finally:
-            prefer(before)
-
-    return launch
+    try:
+        made = cublaslt.Product(row, device)
+    except cublaslt.Trouble as error:
+        raise Refused(str(error)) from error
+    return [made.launch(i) for i in range(len(made.answers))]
 
 
 def native(row: Problem, device: torch.device) -> Launch:
@@ -123,33 +158,52 @@ def native(row: Problem, device: torch.device) -> Launch:
 
 
 def compiled(row: Problem, device: torch.device) -> Launch:
-    """``torch.compile`` with ``max-autotune``."""
+    """``torch.compile`` with ``max-autotune``, where a user would have it: backward convolutions are calls of ATen there as well."""
+    if isinstance(row, Conv) and row.direction != "fprop":
+        raise Refused("torch.compile calls ATen for backward convolutions")
     return torch.compile(pytorch(row, device), mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Peer:
-    """A peer by name, and whether it is asked unless another is named."""
+class Way:
+    """One way in which a peer computes a row: a launch, what makes it choose anew, and how its operands have to lie (None: as the row's)."""
 
-    make: Callable[[Problem, torch.device], Launch]
+    peer: str
+    launch: Launch
+    choose: Optional[Callable[[], None]] = None
+    operands: Optional[Callable] = None
+
+
+def _picked(name: str, launch: Launch, row: Problem, device: torch.device, operands: Optional[Callable] = None) -> List[Way]:
+    """A convolution by cuDNN several times, each with a pick of its own; anything else once."""
+    if not isinstance(row, Conv) or device.type != "cuda":
+        return [Way(name, launch, None, operands)]
+    return [Way(name, launch, pick_anew(device), operands) for _ in range(PICKS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A peer by name: its ways for a row, and whether it is asked unless another is named."""
+
+    ways: Callable[[Problem, torch.device], List[Way]]
     is_default: bool
 
 
-#: The first one is who the bars speak of.
 PEERS: Dict[str, Peer] = {
-    "pytorch": Peer(pytorch, True),
-    "cublaslt": Peer(cublaslt, True),
-    "native": Peer(native, True),
-    "compile": Peer(compiled, False),
+    "pytorch": Peer(lambda row, device: _picked("pytorch", pytorch(row, device), row, device), True),
+    "cublaslt": Peer(lambda row, device: [Way("cublaslt", launch) for launch in answers_of_cublaslt(row, device)], True),
+    "native": Peer(lambda row, device: [Way("native", native(row, device))], True),
+    "other_format": Peer(lambda row, device: _picked("other_format", other_format(row, device), row, device, laid_out_otherwise(row)), True),
+    "compile": Peer(lambda row, device: [Way("compile", compiled(row, device))], False),
 }
 
 
-def of(row: Problem, device: torch.device, names) -> Tuple[List[Tuple[str, Launch]], Dict[str, str]]:
-    """The peers that take a row, and why the others do not."""
+def of(row: Problem, device: torch.device, names) -> Tuple[List[Way], Dict[str, str]]:
+    """The ways of the peers that take a row, and why the others do not."""
     taken, refused = [], {}
     for name in names:
         try:
-            taken.append((name, PEERS[name].make(row, device)))
+            taken += PEERS[name].ways(row, device)
         except Refused as reason:
             refused[name] = str(reason)
     return taken, refused

@@ -224,8 +224,14 @@ def operand_bytes(problem: Problem) -> int:
 
 
 def traffic_bytes(problem: Problem) -> int:
-    """Operands read once and the result written once."""
-    return operand_bytes(problem) + math.prod(problem.result_shape) * BYTES[problem.dtype][1]
+    """Operands read once, as far as they are read at all, and the result written once."""
+    operand, result = BYTES[problem.dtype]
+    read = operand_bytes(problem)
+    if isinstance(problem, Conv) and problem.direction != "dgrad":
+        # Between filters that are smaller than their stride lie pixels that nobody reads.
+        touched = math.prod(min(i, o * f) for i, o, f in zip(problem.input, problem.output, problem.filter))
+        read -= problem.n * problem.c * (math.prod(problem.input) - touched) * operand
+    return read + math.prod(problem.result_shape) * result
 
 
 def _table(path: Path) -> dict:

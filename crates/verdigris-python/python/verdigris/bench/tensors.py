@@ -1,7 +1,7 @@
 """Operands of a row: seeded normal data in the row's layout, in as many copies as it takes to leave the L2 behind."""
 
 import math
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 
@@ -26,6 +26,9 @@ INT8_RANGE = (-16, 17)
 #: Bytes of host memory that count as "the L2" on the CPU device.
 CPU_CACHE_BYTES = 32 << 20
 
+#: Bytes before and behind each operand that nobody may touch, and what stands there. A multiple of every alignment that kernels ask for.
+FENCE_BYTES, FENCE = 1024, 0xA5
+
 Pair = Tuple[torch.Tensor, torch.Tensor]
 
 
@@ -36,11 +39,16 @@ def cache_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size
 
 
-def copies(problem: Problem, device: torch.device, memory_limit_bytes: int) -> int:
-    """How many copies of the operands are used in turn: more than twice the L2 in all, as far as the memory allows."""
-    each = max(operand_bytes(problem), 1)
+def result_bytes(problem: Problem) -> int:
+    return elements(problem.result_shape) * TYPES[problem.dtype][1].itemsize
+
+
+def copies(problem: Problem, device: torch.device, memory_limit_bytes: int, sides: int = 1) -> int:
+    """How many copies of the operands, and of each side's results, are used in turn: more than twice the L2 in all, as far as the memory allows."""
+    operands, result = operand_bytes(problem), result_bytes(problem)
+    each = max(operands + result, 1)
     wanted = -(-2 * cache_bytes(device) // each) + (0 if each > 2 * cache_bytes(device) else 1)
-    return max(1, min(wanted, MOST_COPIES, memory_limit_bytes // (2 * each)))
+    return max(1, min(wanted, MOST_COPIES, memory_limit_bytes // (2 * (operands + sides * result) or 1)))
 
 
 def fill(count: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -106,10 +114,29 @@ def operand_pairs(problem: Problem, count: int, device: torch.device, seed: int)
     """``count`` pairs of operands with the same values at different places. A seed gives the same values on every machine of a kind."""
     generator = torch.Generator(device=device).manual_seed(seed)
     first, second = (new(problem, operand, device, generator) for operand in (0, 1))
-    pairs = [(first, second)]
-    for _ in range(count - 1):
-        pairs.append(tuple(flat(t).clone().as_strided(t.shape, t.stride()) for t in (first, second)))
-    return pairs
+    return [(fenced(first), fenced(second)) for _ in range(count)]
+
+
+def fenced(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy between two fences."""
+    size, dtype = span(tensor.shape, tensor.stride()) * tensor.element_size(), tensor.dtype
+    memory = torch.empty(size + 2 * FENCE_BYTES, dtype=torch.uint8, device=tensor.device)
+    memory[:FENCE_BYTES] = FENCE
+    memory[FENCE_BYTES + size :] = FENCE
+    memory[FENCE_BYTES : FENCE_BYTES + size] = flat(tensor).view(torch.uint8)
+    return memory[FENCE_BYTES : FENCE_BYTES + size].view(dtype).as_strided(tensor.shape, tensor.stride(), FENCE_BYTES // dtype.itemsize)
+
+
+def broken(pairs: List[Pair], truth: Pair) -> Optional[str]:
+    """Which operand, or which fence around one, is no longer what it was; None where all are."""
+    for i, pair in enumerate(pairs):
+        for name, tensor, right in zip(("first", "second"), pair, truth):
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            if not (bool((memory[:FENCE_BYTES] == FENCE).all()) and bool((memory[-FENCE_BYTES:] == FENCE).all())):
+                return f"memory beside copy {i} of the {name} operand was written"
+            if not torch.equal(flat(tensor).view(torch.uint8), flat(right).view(torch.uint8)):
+                return f"copy {i} of the {name} operand was written"
+    return None
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
