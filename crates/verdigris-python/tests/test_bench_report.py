@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from synthetic import row, run, write
-from verdigris.bench import bars, ceilings, cli, columns, record, render, suites, summary, svg
+from verdigris.bench import bars, ceilings, cli, columns, problems, record, render, suites, summary, svg
 
 def test_records_survive_being_cut_short(tmp_path):
     path = tmp_path / "a.jsonl"
@@ -143,11 +143,16 @@ def test_a_bar_is_met_in_two_leases():
     assert [values[0]["ratio"] for values in rows.values()] == [2.0, 3.0], "two runs of a lease are one opinion"
 
 
-def test_every_bar_and_fact_can_be_told_from_the_lists():
+def test_every_bar_and_fact_can_be_told_and_every_row_has_a_bar():
     if suites.lists_folder() is None:
         pytest.skip("no checkout around")
-    for one in bars.load():
-        assert any(one.counts(values) for values in render._listed(one.suite)), one.name
+    for suite in suites.SUITES.values():
+        known = {bars.LISTS: render._listed(suite.name), bars.DRAWN: [problems.identity(row) for row in suites.drawn_rows(suite, 5)]}
+        asked = [one for one in bars.load() if one.suite == suite.name]
+        for where, rows in known.items():
+            mine = [one for one in asked if where in one.rows]
+            assert not [values["key"] for values in rows if not any(one.counts(values) for one in mine)], where
+        assert not [one.name for one in asked if not any(one.counts(values) for where in one.rows for values in known[where])]
     assert all(fact.suite in ("train", "latency") for fact in bars.load_facts())
 
 

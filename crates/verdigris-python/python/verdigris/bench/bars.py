@@ -7,7 +7,7 @@ peer. Rows that were timed for less than ``EVIDENCE_S``, or by an earlier method
 import dataclasses
 import math
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import columns
 from .problems import _table
@@ -37,14 +37,19 @@ def _instant_of_tuned(row: dict, column: str) -> Optional[float]:
     return measured / instant if instant and measured else None
 
 
-def _of_copy(row: dict, column: str) -> Optional[float]:
-    main, us = row.get("us"), columns.us(row, column)
-    return row["of_copy"] * main / us if row.get("of_copy") and main and us else None
+def _part_of(field: str) -> Callable[[dict, str], Optional[float]]:
+    """A field that stands in a row for its own time, for a column's."""
+
+    def value(row, column):
+        main, us = row.get("us"), columns.us(row, column)
+        return row[field] * main / us if row.get(field) and main and us else None
+
+    return value
 
 
-#: What a bar may ask of a row in a column: the ratio to the fastest right peer, the share of the copy bandwidth, or how near the choice by estimate
-#: comes to the one of the column.
-VALUES = {"ratio": columns.ratio, "of_copy": _of_copy, "instant_of_tuned": _instant_of_tuned}
+#: What a bar may ask of a row in a column: the ratio to the fastest right peer, the share of the copy bandwidth or of the ceilings, or how near the
+#: choice by estimate comes to the one of the column.
+VALUES = {"ratio": columns.ratio, "of_copy": _part_of("of_copy"), "of_ceiling": _part_of("of_ceiling"), "instant_of_tuned": _instant_of_tuned}
 
 
 def is_evidence(row: dict) -> bool:

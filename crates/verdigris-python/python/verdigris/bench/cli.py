@@ -1,14 +1,15 @@
 """The command line: ``python -m verdigris.bench``."""
 
 import argparse
+import secrets
 import sys
 from pathlib import Path
 from typing import List, Optional, Sequence
 
 from . import check as gate
 from . import record, summary
-from .problems import BYTES, DIRECTIONS, ListError, Problem, key
-from .suites import SUITES, Suite, in_turn, lists_folder, rows
+from .problems import BYTES, DIRECTIONS, DRAWN, ListError, Problem, key
+from .suites import SUITES, Suite, drawn_rows, in_turn, lists_folder, rows
 
 
 def _list(text: str) -> List[str]:
@@ -26,6 +27,9 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--layout", type=_list, default=[], help="only these layouts")
         one.add_argument("--filter", default="", help="only rows whose name contains this")
         one.add_argument("--list", action="append", default=[], help="a problem list, instead of the suite's own")
+        one.add_argument("--seed", type=int, help="the seed of the drawn rows; default a new one, or that of the record which goes on")
+        one.add_argument("--no-drawn", action="store_true", help="draws no rows")
+        one.add_argument("--only-drawn", action="store_true", help="leaves out the lists")
         one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
         one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
         one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
@@ -67,15 +71,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 #: Words of the command line that leave rows out; a record says them, so that absent rows are told from those that were not asked for.
-SELECTION = ("classes", "dtype", "direction", "layout", "filter", "list")
+SELECTION = ("classes", "dtype", "direction", "layout", "filter", "only_drawn")
 
 
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _selected(suite: Suite, arguments) -> List[Problem]:
-    every = rows(suite, arguments.list)
+def _selected(suite: Suite, arguments, seed: Optional[int]) -> List[Problem]:
+    every = ([] if arguments.only_drawn else rows(suite, arguments.list)) + ([] if seed is None else drawn_rows(suite, seed))
     for name, given, known in (
         ("class", arguments.classes, {row.cls for row in every} | {row.kind for row in every}),
         ("dtype", arguments.dtype, set(BYTES)),
@@ -99,6 +103,17 @@ def _selected(suite: Suite, arguments) -> List[Problem]:
     if not found:
         raise ListError("no row is left by --class, --dtype, --direction, --layout and --filter")
     return found
+
+
+def _seed(arguments) -> Optional[int]:
+    """The seed of drawn rows: what is said, that of the record which goes on, or a new one; None where none are drawn."""
+    if arguments.seed is not None:
+        return arguments.seed
+    if arguments.no_drawn or (arguments.list and not arguments.only_drawn):
+        return None
+    earlier = record.read(arguments.json) if arguments.json is not None and arguments.json.exists() else []
+    known = [run.head["drawn"]["seed"] for run in earlier if run.suite == arguments.command and run.head.get("drawn")]
+    return known[-1] if known else secrets.randbelow(1 << 31)
 
 
 def _device(name: Optional[str]):
@@ -134,7 +149,10 @@ def record_path(arguments, device, date: str, name: str) -> Optional[Path]:
 
 
 def _measure(suite: Suite, arguments) -> int:
-    problems = _selected(suite, arguments)
+    seed = _seed(arguments)
+    problems = _selected(suite, arguments, seed)
+    if seed is not None:
+        _say(f"seed of the drawn rows: {seed}")
     if arguments.dry_run:
         for row in problems:
             _say(key(row))
@@ -173,6 +191,7 @@ def _measure(suite: Suite, arguments) -> int:
         "software": machine.software(door.versions()),
         "source": door.source(),
         "selection": {name: value for name in SELECTION if (value := getattr(arguments, name))},
+        "drawn": None if seed is None else {"seed": seed, "rows": sum(1 for row in problems if row.cls.startswith(DRAWN))},
         "options": {
             "seconds": options.seconds,
             "peers": list(options.peers),

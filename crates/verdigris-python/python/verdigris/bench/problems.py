@@ -26,6 +26,10 @@ DIRECTIONS = ("fprop", "dgrad", "wgrad")
 BYTES = {"bf16": (2, 2), "f16": (2, 2), "tf32": (4, 4), "f32": (4, 4), "fp8": (1, 2), "int8": (1, 4)}
 
 
+#: What the classes of drawn rows begin with (see ``drawn``).
+DRAWN = "drawn_"
+
+
 class ListError(ValueError):
     """A list that cannot be read, or a selection that leaves nothing of it."""
 
@@ -207,6 +211,7 @@ def identity(problem: Problem) -> dict:
     return {
         "key": key(problem),
         "class": problem.cls,
+        **({"drawn": True} if problem.cls.startswith(DRAWN) else {}),
         "name": problem.name,
         "bar_kind": problem.kind,
         "direction": problem.direction,

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from . import drawn
 from .problems import CHANNELS_LAST, ListError, Problem, load
 
 
@@ -54,6 +55,12 @@ def rows(suite: Suite, files: Sequence[str] = ()) -> List[Problem]:
     if folder is None:
         raise ListError("no bench/lists in this folder or above it: run in a checkout, or name a list with --list")
     return load([folder / name for name in suite.lists])
+
+
+def drawn_rows(suite: Suite, seed: int) -> List[Problem]:
+    """The rows that a seed draws for a suite, where the checkout says from what; none outside one."""
+    folder = lists_folder()
+    return drawn.draw(folder / "drawn.toml", suite.name, seed) if folder is not None else []
 
 
 def in_turn(suite: Suite, wanted: List[Problem]) -> List[Problem]:
