@@ -5,9 +5,9 @@ history in which it stood best, row by row and class by class. Something became 
 own time, less what the peers' times say of the two machines (the median over the class). A peer that became faster is no loss of ours, and a chip
 that is slower is none either; a loss of ours shows in both.
 
-- A row fails if both fell by more than 5 %, or three and a half standard errors if these are more (6 % for a row with little spread: the same sources differ
-  by 1.2 % from lease to lease, and a run has hundreds of rows). Its base is the best lease, or the second best of three and more, so that one lucky
-  measurement is no base. Rows whose errors would hide 10 % are told.
+- A row fails if both fell by more than 5 %, or three and a half standard errors if these are more (6 % for a row with little spread: the
+  same sources differ by 1.2 % from lease to lease, and a run has hundreds of rows). Its base is the best lease, or the second best of three
+  and more, so that one lucky measurement is no base. Rows whose errors would hide 10 % are told.
 - A class (kind, direction, type, layout) fails if its geometric mean fell by more than 2 %, and by three standard errors.
 - A row that had a ratio and is wrong or refused fails, and so does one that is absent although nothing kept the run from measuring it.
 
@@ -199,8 +199,8 @@ def check(runs: Sequence[Run], records: Iterable[Run]) -> Verdict:
     if not runs:
         return Verdict([], 0, [], [])
     own, first = {run.path for run in runs if run.path is not None}, min(run.date for run in runs)
-    old = [one for one in records if one.suite == runs[0].suite and one.peers == runs[0].peers and one.date <= first and (one.path is None or one.path not in own)]
-    old = [one for one in old if not any(one is run for run in runs)]
+    old = [one for one in records if one.suite == runs[0].suite and one.peers == runs[0].peers and one.date <= first]
+    old = [one for one in old if (one.path is None or one.path not in own) and not any(one is run for run in runs)]
     history = {lease: _listed(rows) for lease, rows in by_lease(old, runs[0].suite).items()}
     history = {lease: rows for lease, rows in history.items() if rows}
     if not history:

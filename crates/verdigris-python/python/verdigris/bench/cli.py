@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--check", action="store_true", help="afterwards the regression gate against the records in --out; status 1 if a row became worse"
         )
+    from .nets import NETS as NET_NAMES
+
     train = commands.add_parser("train", help="a network's training: images a second and errors against fp32, converted and not")
     train.add_argument("--model", type=_list, default=["resnet50", "convnext_tiny"])
     train.add_argument("--batch", type=int, default=128)
@@ -54,10 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--no-accuracy", action="store_true")
     train.add_argument("--accuracy-batch", type=int, default=32)
     train.add_argument("--seeds", type=int, default=3, help="batches over which errors are averaged")
+    nets = commands.add_parser("nets", help="torchvision's networks, plain and converted: wall, host and device time, memory, errors")
+    nets.add_argument("--net", type=_list, default=list(NET_NAMES), help=", ".join(NET_NAMES))
+    nets.add_argument("--what", type=_list, default=["inference", "training"])
+    nets.add_argument("--way", type=_list, default=["eager", "graph", "compile"])
+    nets.add_argument("--batch", type=int, default=64, help="images; an eighth of them for networks of large ones")
+    nets.add_argument("--extent", type=int, help="pixels of a side of an image; default each network's own")
+    nets.add_argument("--seconds", type=float, default=5.0, help="time of measuring for each row")
     latency = commands.add_parser("latency", help="a fresh process to its first result, a new shape, the host's cost of a call, the size on disk")
     latency.add_argument("--processes", type=int, default=5)
     latency.add_argument("--calls", type=int, default=2000)
-    for one in (train, latency):
+    for one in (train, nets, latency):
         one.add_argument("--device", default=None)
         one.add_argument("--json", type=Path)
         one.add_argument("--out", type=Path)
@@ -275,6 +284,10 @@ def main(words: Optional[Sequence[str]] = None) -> int:
             return render(arguments.records, arguments.out, _say)
         if arguments.command == "train":
             from .train import run
+
+            return run(arguments, _device(arguments.device), _say)
+        if arguments.command == "nets":
+            from .nets import run
 
             return run(arguments, _device(arguments.device), _say)
         from .latency import run

@@ -1,7 +1,7 @@
 """cuBLASLt by its own interface, so that every answer of its heuristic can be timed: PyTorch takes the first, which is not always its best.
 
-The library is the one that PyTorch itself has loaded. It speaks of column-major matrices: ``D = A B`` in rows is asked for as ``Dt = Bt At`` in columns,
-so the operands change places and nothing is moved. The numbers below are those of ``cublasLt.h``.
+The library is the one that PyTorch itself has loaded. It speaks of column-major matrices: ``D = A B`` in rows is asked for as ``Dt = Bt At`` in
+columns, so the operands change places and nothing is moved. The numbers below are those of ``cublasLt.h``.
 """
 
 import ctypes

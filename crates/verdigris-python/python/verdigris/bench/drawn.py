@@ -1,4 +1,7 @@
-"""Problems drawn at random from ``bench/lists/drawn.toml``: what no choice, coefficient or kernel has seen. The head of that file tells what its fields mean."""
+"""Problems drawn at random from ``bench/lists/drawn.toml``: what no choice, coefficient or kernel has seen.
+
+The head of that file tells what its fields mean.
+"""
 
 import math
 import random
@@ -37,7 +40,8 @@ def _conv(table: dict, direction: str, rng: random.Random) -> Conv:
     words = "x".join(map(str, input))
     base = f"{n}x{c}to{k}of{groups}-{words}-f{filter}s{stride}p{pad}d{dilation}"
     each = lambda value: (value,) * dims
-    return Conv(f"{DRAWN}{table['class']}", base, direction, dtype, layout, n, c, k, input, each(filter), each(stride), each(pad), each(dilation), groups)
+    taps = each(filter), each(stride), each(pad), each(dilation)
+    return Conv(f"{DRAWN}{table['class']}", base, direction, dtype, layout, n, c, k, input, *taps, groups)
 
 
 def _gemm(table: dict, _direction: str, rng: random.Random) -> Gemm:

@@ -102,8 +102,8 @@ def describe(device: torch.device) -> dict:
 
 
 def ceilings(timer, device: torch.device) -> dict:
-    """TFLOP/s of a bf16 product (f32 on a CPU), GB/s of a streaming copy, bytes read and bytes written both counted, and the time of a launch that does
-    next to nothing, in this run."""
+    """TFLOP/s of a bf16 product (f32 on a CPU), GB/s of a streaming copy, bytes read and bytes written both counted, and the time of a launch
+    that does next to nothing, in this run."""
     extent, copied_bytes = CEILING[device.type]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device=device).manual_seed(1)

@@ -1,8 +1,9 @@
 """Time: the sides in turns, medians with their quartiles.
 
 Blocks of launches of each side follow each other in rotating order without a pause, so that clocks and heat are the same for all. Each launch
-takes the next copy of its operands and writes to memory of its own, so that none finds its data in the L2. Where a launch of any side is short, all sides are captured into CUDA
-graphs, a block a graph, and replayed: what is compared is the device's time, not the host's. Longer launches hide the host.
+takes the next copy of its operands and writes to memory of its own, so that none finds its data in the L2. Where a launch of any side is short, all
+sides are captured into CUDA graphs, a block a graph, and replayed: what is compared is the device's time, not the host's. Longer launches hide the
+host.
 """
 
 import dataclasses

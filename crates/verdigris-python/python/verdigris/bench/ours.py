@@ -3,8 +3,8 @@
 A row goes through ``verdigris.torch`` where that has a function for it, as a user's would, and through a plan of its graph (``Device.plan``) where
 it has none: eight-bit convolutions, for one. The record's field ``door`` says which.
 
-The process remembers nothing of earlier ones: `open_door` turns the file of measured choices off, and the column *instant* takes neither what was measured
-in this process nor what ships.
+The process remembers nothing of earlier ones: `open_door` turns the file of measured choices off, and the column *instant* takes neither
+what was measured in this process nor what ships.
 """
 
 import json
@@ -93,8 +93,10 @@ class Door:
         return lambda x, w: self.verdigris.torch.conv2d(x, w, None, 1, 1)
 
     def policy(self, problem: Problem, mode: str):
-        """A column's policy (``columns``): measured choices are remembered in the process, instant ones take nothing that is. A plan that ships is the
-        one that a user gets who asks for no mode; it has to be planned before the measured one, which would come first."""
+        """A column's policy (``columns``): measured choices are remembered in the process, instant ones take nothing that is.
+
+        A plan that ships is the one that a user gets who asks for no mode. It has to be planned before the measured one, which would come first.
+        """
         precision = PRECISION.get(problem.dtype, "fp32")
         settings = dict(precision=precision, reduced_accumulation=problem.dtype == "fp8", remember=mode != "instant")
         if mode == "measured":

@@ -1,7 +1,8 @@
 """PyTorch, as its users call it. Every peer is a function of a row that returns a launch (operands -> result), or says why it has none.
 
 ``pytorch``: eager mode with ``cudnn.benchmark`` on and all of cuDNN's plans tried, several times over, since each try times a plan once and picks by
-that; the picks are captured and timed, and the best counts; each direction of a convolution alone, by ``aten::convolution_backward`` with its output mask.
+that; the picks are captured and timed, and the best counts; each direction of a convolution alone, by ``aten::convolution_backward`` with its
+output mask.
 Products by ``torch.matmul`` (cuBLAS), ``torch._scaled_mm`` (fp8) and ``torch._int_mm`` (int8). ``cublaslt``: products by cuBLASLt itself, the best of
 sixteen answers of its heuristic (``cublaslt``). ``native``: convolutions by PyTorch's own kernels, cuDNN off, for groups and depthwise. ``other_format``:
 convolutions by ``pytorch`` on operands in the other memory format. ``compile``: what ``torch.compile`` makes of a forward call with

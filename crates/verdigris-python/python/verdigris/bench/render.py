@@ -81,7 +81,8 @@ def _runs(runs: Sequence[Run], names: Dict[str, str]) -> str:
                 (run.head.get("drawn") or {}).get("seed", "–"),
             ]
         )
-    head = ["lease", "begun", "suite", "rows", "machine", "driver", "versions", "GEMM TFLOP/s", "copy GB/s", "SM clock", "method", "sources", "commit", "seed"]
+    head = ["lease", "begun", "suite", "rows", "machine", "driver", "versions", "GEMM TFLOP/s", "copy GB/s", "SM clock"]
+    head += ["method", "sources", "commit", "seed"]
     return "## Runs\n\n" + _markdown(head, lines, left=3)
 
 
@@ -91,7 +92,7 @@ def _listed(suite: str) -> List[dict]:
 
 
 def current(runs: Sequence[Run], suite: str) -> List[Run]:
-    """The runs that tables of a suite are made from: those of the sources of the newest run, by today's method; of the first where there is no other."""
+    """The runs that tables of a suite are made from: those of the newest run's sources, by today's method; by the first where there is no other."""
     mine = [run for run in runs if run.suite == suite and run.rows]
     latest = max((run.method for run in mine), default=1)
     mine = [run for run in mine if run.method == latest]
@@ -156,7 +157,8 @@ def _behind(rows: Sequence[dict]) -> str:
     column = summary.best_column(rows)
     ratios = [(columns.ratio(row, column), columns.spread(row, column)) for row in rows]
     slower = sum(1 for ratio, spread in ratios if ratio and ratio < 1 - spread)
-    text = f"### Where we are behind\n\n{slower} of {sum(1 for ratio, _ in ratios if ratio)} rows are slower than the fastest peer's beyond their spread ({column})."
+    count = sum(1 for ratio, _ in ratios if ratio)
+    text = f"### Where we are behind\n\n{slower} of {count} rows are slower than the fastest peer's beyond their spread ({column})."
     worst = [line for line, row in zip(summary.worst_lines(rows), summary.worst_rows(rows)) if columns.ratio(row, column) < 1]
     if worst:
         text += " The worst of them:\n\n" + _markdown(summary.WORST_HEAD, worst)
@@ -241,6 +243,34 @@ def _suite(suite: str, runs: Sequence[Run], plots: Path) -> Optional[str]:
     return "\n\n".join(parts)
 
 
+NETS_HEAD = ["network", "wall, of plain's", "host", "device", "ours ms", "plain ms", "peak MiB", "plain", "error", "plain"]
+
+
+def _nets(runs: Sequence[Run], names: Dict[str, str]) -> str:
+    """The suite of networks, by the sources of its newest run."""
+    runs = current(runs, "nets")
+    rows = list(record.merged(runs).values())
+    text = "## Networks\n\n"
+    if not rows:
+        return text + "Not measured yet."
+    told = [row for row in rows if row.get("wall_ratio")]
+    lines = [
+        [
+            row["key"].removeprefix("nets/"),
+            *(number(row.get(field)) for field in ("wall_ratio", "host_ratio", "device_ratio")),
+            *(number(row.get(field), 4) for field in ("wall_ms_ours", "wall_ms_plain", "peak_mib_ours", "peak_mib_plain")),
+            *(number(row.get(field)) for field in ("error_ours", "error_plain")),
+        ]
+        for row in told
+    ]
+    slower = [row["key"].removeprefix("nets/") for row in told if row["wall_ratio"] < 1 - (row.get("wall_ratio_spread") or 0.0)]
+    text += f"Lease {names[runs[-1].lease]}, sources `{runs[-1].source[:12] or 'unknown'}`. Ratios are plain PyTorch's over ours: above 1, we are better. "
+    text += f"{len(slower)} of {len(told)} are slower than plain beyond their spread{': ' + ', '.join(slower) if slower else ''}.\n\n"
+    text += _markdown(NETS_HEAD, lines)
+    failed = [[row.get("fault") or row.get("refused"), row["key"].removeprefix("nets/")] for row in rows if row.get("fault") or row.get("refused")]
+    return text + ("\n\n" + _markdown(["wrong or refused", "which"], failed, left=2) if failed else "")
+
+
 def _programs(runs: Sequence[Run], names: Dict[str, str]) -> Optional[str]:
     """Training and latency: every number of every row, as it was last measured."""
     rows = record.merged(run for run in runs if run.suite in ("train", "latency"))
@@ -323,7 +353,7 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
     else:
         parts.append("No run of this bench is recorded yet.")
     parts += [_suite(suite, runs, plots) for suite in ("conv", "gemm", *(name for name in SUITES if name not in ("conv", "gemm")))]
-    parts += [_programs(runs, names), _program(records, root)]
+    parts += [_nets(runs, names), _programs(runs, names), _program(records, root)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

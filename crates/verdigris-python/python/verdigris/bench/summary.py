@@ -100,7 +100,8 @@ def worst_lines(rows: Iterable[dict]) -> List[List[str]]:
     for row in worst_rows(rows):
         side = row if column == columns.main(row) else row.get("sides", {}).get(column, {})
         engine, peer = str(side.get("engine") or row.get("engine") or "–"), row.get("best_peer") or row.get("peer") or "–"
-        lines.append([row["key"], number(columns.ratio(row, column)), number(columns.us(row, column), 4), peer, number(columns.peer_us(row), 4), engine])
+        ours_us, theirs_us = number(columns.us(row, column), 4), number(columns.peer_us(row), 4)
+        lines.append([row["key"], number(columns.ratio(row, column)), ours_us, peer, theirs_us, engine])
     return lines
 
 
