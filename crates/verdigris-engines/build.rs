@@ -1,8 +1,8 @@
 //! Hashes the sources that build and print kernels, for the key under which compiled kernels are kept: a cubin of another revision is
 //! then not found, instead of being served for code that has changed since.
 //!
-//! What cannot shape a kernel's text does not count: comments, white space, unit tests, and of the kernel language the interpreter and the
-//! verifier; nor does the cost model. The line numbers that a profiler reads from a kept cubin may therefore be those of an earlier revision.
+//! What cannot shape a kernel's text does not count: comments, white space, unit tests, and of the kernel language the interpreter, the
+//! verifier and the reader of its text; nor does the cost model. The line numbers that a profiler reads from a kept cubin may therefore be those of an earlier revision.
 
 #[path = "build/essence.rs"]
 mod essence;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const FOLDERS: [&str; 2] = ["src", "../verdigris-kir/src"];
 
 /// What runs, judges or tries kernels, and does not make them: folders and files of these names, and all files of unit tests.
-const APART: [&str; 8] = ["cost", "interp", "interpret.rs", "inst_samples.rs", "program.rs", "tests", "text.rs", "verify"];
+const APART: [&str; 9] = ["cost", "interp", "interpret.rs", "inst_samples.rs", "program.rs", "read_back", "tests", "text.rs", "verify"];
 
 fn main() -> io::Result<()> {
     let mut hash = Hash::new();

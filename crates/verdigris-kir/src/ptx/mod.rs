@@ -11,8 +11,10 @@
 
 mod arch;
 mod print;
+mod read_back;
 #[cfg(test)]
 mod tests;
 
 pub use arch::Isa;
 pub use print::{entry_name, print};
+pub use read_back::{Compared, Difference, read_back};

@@ -6,5 +6,6 @@
 mod assembler;
 mod kernels;
 mod launches;
+mod read_back;
 mod snapshots;
 mod table;

@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// How many instructions are put into one kernel.
-const BATCH: usize = 400;
+pub(super) const BATCH: usize = 400;
 
 /// What the instructions of a batch are written with.
-#[derive(Clone, Copy, PartialEq)]
-enum Form {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Form {
     /// Registers in all places that take them.
     Registers,
     /// Constants in all places.
@@ -37,7 +37,7 @@ fn constant_operands(op: &Op) -> Vec<usize> {
 }
 
 /// A kernel that runs instructions one after the other, each on registers of its own (or on constants), each behind a remark with its number.
-fn batch(ops: &[(usize, &Op)], target: Target, form: Form) -> KernelBody {
+pub(super) fn batch(ops: &[(usize, &Op)], target: Target, form: Form) -> KernelBody {
     let mut d = Draft::new("batch", target, 128);
     if target >= Target::Sm90 {
         let map = MapDecl { ty: MapType::F32, rank: 1, box_dims: vec![32], im2col: false, swizzle: Swizzle::None, access: Access::Read };
