@@ -4,6 +4,7 @@
 //! `VERDIGRIS_BLESS=1` rewrites the snapshots.
 
 mod assembler;
+mod golden;
 mod kernels;
 mod launches;
 mod read_back;
