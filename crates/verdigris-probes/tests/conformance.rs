@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use verdigris_kir::inst::{Op, TABLE};
 use verdigris_kir::inst_samples::samples;
 use verdigris_kir::interp::{Options, alu};
+use verdigris_kir::ptx::{Isa, print, read_back};
 use verdigris_kir::verify;
 use verdigris_probes::conformance::{Check, Column, EXCEPTIONS, probes};
 
@@ -77,14 +78,15 @@ families! {
 }
 
 #[test]
-fn names_are_unique_and_every_kernel_is_verified() {
+fn names_are_unique_and_every_kernel_is_verified_and_reads_back() {
     let mut names = BTreeSet::new();
     let mut faults = Vec::new();
     for probe in probes() {
         assert!(names.insert(probe.name.clone()), "two probes are named {}", probe.name);
         for launch in probe.program.launches() {
-            if let Err(fault) = verify::verify(launch.kernel.build()) {
-                faults.push(fault.to_string());
+            match verify::verify(launch.kernel.build()) {
+                Ok(body) => faults.extend(read_back(&body, &print(&body, Isa::V9_0), Isa::V9_0).err().map(|differs| differs.to_string())),
+                Err(fault) => faults.push(fault.to_string()),
             }
         }
     }
