@@ -8,17 +8,20 @@ use verdigris_graph::pattern::partition;
 use verdigris_graph::{BinaryOp, ChainStep, GraphBuilder, HostScalar, Precision, Problem, Real, ReductionOp, Slot, Uid, UnaryOp};
 use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_kir::program::KernelRef;
-use verdigris_kir::ptx::{Isa, print};
+use verdigris_kir::ptx::{Isa, print, read_back};
 use verdigris_tensor::{DType, Layout};
 
-/// What is wrong with a kernel: it is verified, and assembled where there is an assembler.
+/// What is wrong with a kernel: it is verified, its text is read back, and assembled where there is an assembler.
 fn fault_of(kernel: &KernelRef) -> Option<String> {
     let verified = verdigris_kir::verify::verify(kernel.build()).unwrap_or_else(|faults| panic!("{}: {faults}", kernel.name()));
+    let text = print(&verified, Isa::V9_0);
+    if let Err(differs) = read_back(&verified, &text, Isa::V9_0) {
+        return Some(format!("{}: {differs}", kernel.name()));
+    }
     let ptxas = std::env::var_os("VERDIGRIS_PTXAS")?;
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let source = std::env::temp_dir().join(format!("kernel-{}-{number}.ptx", std::process::id()));
-    let text = print(&verified, Isa::V9_0);
     let target = text.lines().find_map(|line| line.strip_prefix(".target ")).expect("a target").trim().to_owned();
     std::fs::write(&source, text).expect("a writable temporary folder");
     let output = std::process::Command::new(ptxas).args(["-v", "-o", "/dev/null", "-arch", &target]).arg(&source).output();
