@@ -7,13 +7,14 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use verdigris_kir::inst::Op;
 use verdigris_kir::ir::{KernelBody, Target};
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::ptx::{self, Isa};
 use verdigris_kir::verify::{Verified, verify};
 use verdigris_probes::constructs;
 
-use crate::ptxas::Assembly;
+use crate::ptxas::{Assembly, Barriers, Demands};
 
 /// The language version that kernels are printed in: the newest that the pinned assembler reads.
 pub(crate) const PTX_ISA: Isa = Isa::V9_0;
@@ -26,7 +27,7 @@ pub(crate) const CHIPS: [(Target, bool); 3] = [(Target::Sm80, true), (Target::Sm
 /// kernel and chip.
 ///
 /// # Errors
-/// The verifier's findings in all of them.
+/// The verifier's findings in all of them, and where a text does not say what its kernel says.
 pub(crate) fn kernels() -> Result<Vec<Assembly>> {
     let (assemblies, faults) = judged("");
     if !faults.is_empty() {
@@ -35,14 +36,21 @@ pub(crate) fn kernels() -> Result<Vec<Assembly>> {
     Ok(assemblies)
 }
 
-/// As [`kernels`], of those alone whose names contain `filter`, with those that the verifier refuses apart: its words on each.
+/// As [`kernels`], of those alone whose names contain `filter`, with those apart that the verifier refuses or whose text does not read
+/// back as the kernel: the words on each.
 pub(crate) fn judged(filter: &str) -> (Vec<Assembly>, Vec<String>) {
     let mut printed: BTreeMap<String, Option<(Target, Assembly)>> = BTreeMap::new();
     let (mut assemblies, mut faults) = (Vec::new(), Vec::new());
     for (chip, portable_too) in CHIPS {
         for kernel in kernels_for(chip).into_iter().filter(|kernel| kernel.name().contains(filter)) {
             let known = printed.entry(kernel.name().to_string()).or_insert_with(|| match verify(kernel.build()) {
-                Ok(verified) => Some((verified.target, assembly(kernel.name(), &verified))),
+                Ok(verified) => match assembly(kernel.name(), &verified) {
+                    Ok(text) => Some((verified.target, text)),
+                    Err(differs) => {
+                        faults.push(format!("{differs:#}"));
+                        None
+                    }
+                },
                 Err(found) => {
                     faults.push(found.to_string());
                     None
@@ -73,13 +81,44 @@ pub(crate) fn chip(name: &str) -> Result<Target> {
 }
 
 /// Prints a verified kernel, for the chip that it is written for.
-pub(crate) fn assembly(name: &str, verified: &Verified<KernelBody>) -> Assembly {
-    Assembly {
+///
+/// # Errors
+/// Where the text, read back, does not say what the kernel says.
+pub(crate) fn assembly(name: &str, verified: &Verified<KernelBody>) -> Result<Assembly> {
+    held(name, verified, ptx::print(verified, PTX_ISA))
+}
+
+/// A kernel's text, held against the kernel.
+fn held(name: &str, verified: &Verified<KernelBody>, ptx: String) -> Result<Assembly> {
+    ptx::read_back(verified, &ptx, PTX_ISA).with_context(|| format!("{name}: its text does not read back"))?;
+    Ok(Assembly {
         name: name.to_string(),
         target: verified.target.ptx().to_string(),
-        ptx: ptx::print(verified, PTX_ISA),
+        ptx,
         allow_spill_bytes: verified.allowed_spill_bytes,
         max_registers: Some(register_budget(verified)),
+        demands: Some(demands(verified)),
+    })
+}
+
+/// What the assembler's report has to agree with.
+fn demands(body: &KernelBody) -> Demands {
+    let mut trades_registers = false;
+    let (mut barriers, mut in_register) = (0, false);
+    body.for_each_inst(&mut |inst| match inst.op {
+        Op::Setmaxnreg { .. } => trades_registers = true,
+        Op::CtaSync {} | Op::CtaCount {} | Op::CtaVote { .. } => barriers = barriers.max(1),
+        Op::BarSync {} | Op::BarArrive {} => match inst.ins.first().and_then(|number| body.constant(*number)) {
+            Some(number) => barriers = barriers.max(number as u32 + 1),
+            None => in_register = true,
+        },
+        _ => {}
+    });
+    Demands {
+        registers_at_entry: trades_registers.then(|| body.entry_registers()),
+        barriers: if in_register { Barriers::AtLeast(barriers.max(1)) } else { Barriers::Counted(barriers) },
+        params: body.params.iter().map(|param| (param.kind.bytes(), param.kind.alignment_bytes())).collect(),
+        threads: body.threads,
     }
 }
 
@@ -107,7 +146,7 @@ pub(crate) fn write_folder(assemblies: &[Assembly], folder: &Path) -> Result<()>
 mod tests {
     use std::collections::BTreeSet;
 
-    use verdigris_kir::face::{Header, build};
+    use verdigris_kir::face::{Header, Kernel, Val, build};
 
     use super::*;
 
@@ -129,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_kernel_goes_all_the_way_to_the_assembler() {
-        let assembly = assembly("relu", &verify(relu().build()).expect("a kernel without faults"));
+        let assembly = assembly("relu", &verify(relu().build()).expect("a kernel without faults")).expect("reads back");
         assert_eq!((assembly.name.as_str(), assembly.target.as_str()), ("relu", "sm_80"));
         assert_eq!((assembly.allow_spill_bytes, assembly.max_registers), (0, Some(64)));
         let root = crate::tree::workspace_root().expect("tests run inside the workspace");
@@ -143,6 +182,30 @@ mod tests {
     }
 
     #[test]
+    fn a_text_that_says_something_else_is_refused_with_its_name_and_line() {
+        let verified = verify(relu().build()).expect("a kernel without faults");
+        let printed = ptx::print(&verified, PTX_ISA);
+        let changed = printed.replacen("max.f32", "min.f32", 1);
+        assert_ne!(changed, printed);
+        let said = format!("{:#}", held("relu", &verified, changed).expect_err("a minimum is no maximum"));
+        assert!(said.starts_with("relu: its text does not read back: line ") && said.contains("FMin"), "{said}");
+    }
+
+    #[test]
+    fn demands_are_what_the_kernel_says() {
+        let demands = demands(&relu().build());
+        assert_eq!(demands.params, [(8, 8), (8, 8), (4, 4)]);
+        assert_eq!((demands.threads, demands.registers_at_entry), (256, None));
+        assert_eq!(demands.barriers, Barriers::Counted(0));
+        let named = |number: &dyn Fn(Kernel<'_>) -> Val<'_, u32>| {
+            let header = Header { name: "named".into(), target: Target::Sm80, threads: 64, ..Header::default() };
+            super::demands(&build(header, |k| k.barrier_sync(number(k), 64))).barriers
+        };
+        assert_eq!(named(&|k| k.constant(3)), Barriers::Counted(4));
+        assert_eq!(named(&|k| k.warp()), Barriers::AtLeast(1));
+    }
+
+    #[test]
     fn a_folder_keeps_text_and_allowances() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let written = Assembly {
@@ -151,6 +214,7 @@ mod tests {
             ptx: ".version 9.0\n.target sm_80\n".to_string(),
             allow_spill_bytes: 8,
             max_registers: Some(168),
+            demands: None,
         };
         write_folder(std::slice::from_ref(&written), folder.path()).expect("writable");
         let read = crate::ptxas::read_folder(folder.path()).expect("readable");

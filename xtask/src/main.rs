@@ -173,7 +173,7 @@ fn run(action: Action) -> Result<bool> {
             let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
             let remembered = outcomes.iter().filter(|outcome| outcome.remembered).count();
             for fault in &faults {
-                eprintln!("REFUSED by the verifier: {fault}");
+                eprintln!("REFUSED: {fault}");
             }
             if json {
                 println!("{}", serde_json::to_string_pretty(&outcomes)?);

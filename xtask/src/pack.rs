@@ -84,11 +84,13 @@ fn entries(toolchain: &Toolchain, memory: &Memory, chip: Target, kernels: &[Kern
     let (mut assemblies, mut facts, mut complaints) = (Vec::new(), Vec::new(), Vec::new());
     for kernel in kernels {
         match verify(kernel.build()) {
-            Ok(verified) => {
-                facts.push(KernelFacts::of(&verified));
-                let target = chip.ptx().to_string();
-                assemblies.push(ptxas::Assembly { target, ..catalog::assembly(kernel.name(), &verified) });
-            }
+            Ok(verified) => match catalog::assembly(kernel.name(), &verified) {
+                Ok(assembly) => {
+                    facts.push(KernelFacts::of(&verified));
+                    assemblies.push(ptxas::Assembly { target: chip.ptx().to_string(), ..assembly });
+                }
+                Err(differs) => complaints.push(format!("{differs:#}")),
+            },
             Err(faults) => complaints.push(faults.to_string()),
         }
     }

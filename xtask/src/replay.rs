@@ -147,7 +147,8 @@ mod tests {
     use super::*;
 
     fn kernel(name: &str, ptx: &str) -> Assembly {
-        Assembly { name: name.to_string(), target: "sm_90a".to_string(), ptx: ptx.to_string(), allow_spill_bytes: 0, max_registers: None }
+        let (name, target, ptx) = (name.to_string(), "sm_90a".to_string(), ptx.to_string());
+        Assembly { name, target, ptx, allow_spill_bytes: 0, max_registers: None, demands: None }
     }
 
     #[test]

@@ -54,9 +54,9 @@ impl Memory {
 
     fn path(&self, toolchain: &Toolchain, assembly: &Assembly) -> PathBuf {
         // A pattern without `..`: a new field has to be thought of here. The name only labels the outcome.
-        let Assembly { name: _, target, ptx, allow_spill_bytes, max_registers } = assembly;
-        let allowed = format!("{allow_spill_bytes} {max_registers:?}");
-        let mut hasher = blake3::Hasher::new_derive_key("verdigris xtask assembly 1");
+        let Assembly { name: _, target, ptx, allow_spill_bytes, max_registers, demands } = assembly;
+        let allowed = format!("{allow_spill_bytes} {max_registers:?} {demands:?}");
+        let mut hasher = blake3::Hasher::new_derive_key("verdigris xtask assembly 2");
         for text in [toolchain.version(), &FLAGS.join(" "), target, &allowed, ptx] {
             hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
         }

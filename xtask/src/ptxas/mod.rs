@@ -8,8 +8,11 @@
 //! - messages of the families C75xx and C76xx: the matrix pipeline serialized, a wait or an arrival
 //!   injected, `setmaxnreg` ignored;
 //! - any other warning;
-//! - more registers than the kernel declares.
+//! - more registers than the kernel declares;
+//! - of the catalog's kernels, whatever else is not as the kernel says ([`Demands`]): registers at entry where roles trade them, static
+//!   shared memory, barriers, parameters, threads.
 
+mod binary;
 mod memory;
 mod report;
 mod toolchain;
@@ -25,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+pub(crate) use binary::{BinaryReport, Slot};
 pub(crate) use memory::Memory;
 pub(crate) use report::EntryReport;
 pub(crate) use toolchain::Toolchain;
@@ -42,6 +46,32 @@ pub(crate) struct Assembly {
     pub(crate) allow_spill_bytes: u32,
     /// Registers a thread that an entry may use; `None` leaves it to the text's own directives.
     pub(crate) max_registers: Option<u32>,
+    /// What the kernel says of itself; `None` for a text without a kernel.
+    pub(crate) demands: Option<Demands>,
+}
+
+/// What a kernel says of itself and the assembler has to find in its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Demands {
+    /// Registers that each thread must have at entry, in steps of 8, where roles trade them: `setmaxnreg` counts on what all threads were
+    /// given, and waits for ever for what was not.
+    pub(crate) registers_at_entry: Option<u32>,
+    /// Barriers of the CTA.
+    pub(crate) barriers: Barriers,
+    /// Size and alignment of each parameter, in bytes. Where each stands is the assembler's affair: it aligns them in the constant bank, and
+    /// the driver copies one by one.
+    pub(crate) params: Vec<(u32, u32)>,
+    /// Threads of a CTA.
+    pub(crate) threads: u32,
+}
+
+/// Which barriers of the CTA a kernel names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Barriers {
+    /// As many as the highest number that is named, and one.
+    Counted(u32),
+    /// At least as many, for a number stands in a register: all of them, unless the assembler knows better.
+    AtLeast(u32),
 }
 
 /// What came of one assembly.
@@ -106,7 +136,7 @@ fn read_file(path: &Path) -> Result<Assembly> {
     };
     let allow_spill_bytes = number("allow-spill-bytes")?.unwrap_or(0);
     let max_registers = number("max-registers")?;
-    Ok(Assembly { name, target, ptx, allow_spill_bytes, max_registers })
+    Ok(Assembly { name, target, ptx, allow_spill_bytes, max_registers, demands: None })
 }
 
 /// What the assembler is told beside target and files.
@@ -175,8 +205,19 @@ fn assemble(toolchain: &Toolchain, assembly: &Assembly, stem: &Path) -> Result<O
     // The assembler speaks on either stream, by version.
     let mut words = String::from_utf8_lossy(&output.stdout).into_owned();
     words.push_str(&String::from_utf8_lossy(&output.stderr));
-    let parsed = report::parse(&words);
+    let mut parsed = report::parse(&words);
+    let binary = fs::read(&cubin).ok();
+    let mut unread = Vec::new();
+    if let Some(binary) = &binary {
+        for entry in &mut parsed.entries {
+            match binary::of_entry(binary, &entry.entry) {
+                Ok(report) => entry.binary = Some(report),
+                Err(error) => unread.push(format!("`{}`: {error:#}", entry.entry)),
+            }
+        }
+    }
     let mut failures = report::judge(&parsed, assembly);
+    failures.extend(unread);
     if !output.status.success() {
         failures.insert(0, format!("the assembler rejects it ({})", output.status));
     }
@@ -187,7 +228,7 @@ fn assemble(toolchain: &Toolchain, assembly: &Assembly, stem: &Path) -> Result<O
         entries: parsed.entries,
         remembered: false,
         failures,
-        cubin: fs::read(&cubin).ok(),
+        cubin: binary,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Assembly;
+use super::{Assembly, Barriers, BinaryReport, Demands, Slot};
 
 /// Resources of one entry, as the assembler reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,8 @@ pub(crate) struct EntryReport {
     pub(crate) spill_load_bytes: u32,
     /// Barriers of the CTA in use.
     pub(crate) barriers: u32,
+    /// What the binary says of the entry, where one came out.
+    pub(crate) binary: Option<BinaryReport>,
 }
 
 /// A whole run of the assembler.
@@ -90,9 +92,75 @@ pub(super) fn judge(parsed: &Parsed, assembly: &Assembly) -> Vec<String> {
         {
             failures.push(format!("`{name}` uses {} registers; its budget is {budget}", entry.registers));
         }
+        if let Some(demands) = &assembly.demands {
+            disagreements(entry, demands, &mut failures);
+        }
     }
     failures
 }
+
+/// The chip hands registers out to threads in steps of this.
+const REGISTER_STEP: u32 = 8;
+
+/// What an entry is and its kernel does not say, with the two values and the rule.
+fn disagreements(entry: &EntryReport, demands: &Demands, failures: &mut Vec<String>) {
+    let name = &entry.entry;
+    if let Some(at_entry) = demands.registers_at_entry {
+        let given = entry.registers.next_multiple_of(REGISTER_STEP);
+        if given != at_entry {
+            failures.push(format!(
+                "`{name}` enters with {given} registers a thread, but its roles trade {at_entry}: setmaxnreg would wait for what nobody gives back"
+            ));
+        }
+    }
+    if entry.smem_bytes != 0 {
+        let bytes = entry.smem_bytes;
+        failures.push(format!(
+            "`{name}` has {bytes} bytes of static shared memory, not 0: a launch gives all of it, and would give too little"
+        ));
+    }
+    let used = entry.barriers;
+    match demands.barriers {
+        Barriers::Counted(count) if used != count => {
+            failures
+                .push(format!("`{name}` uses {used} barriers, not {count}: one for each number up to the highest that the kernel names"));
+        }
+        Barriers::AtLeast(least) if !(least..=CTA_BARRIERS).contains(&used) => {
+            failures
+                .push(format!("`{name}` uses {used} barriers, not {least} to {CTA_BARRIERS}: numbers that the kernel names in registers"));
+        }
+        _ => {}
+    }
+    let Some(binary) = &entry.binary else { return };
+    let mut at = binary.base_bytes;
+    for (index, (found, &(bytes, alignment_bytes))) in binary.params.iter().zip(&demands.params).enumerate() {
+        at = at.next_multiple_of(alignment_bytes);
+        let wanted = Slot { offset_bytes: at - binary.base_bytes, bytes };
+        at += bytes;
+        if *found != wanted {
+            let shown = |slot: &Slot| format!("{} bytes at {}", slot.bytes, slot.offset_bytes);
+            let (found, wanted) = (shown(found), shown(&wanted));
+            failures.push(format!(
+                "`{name}` reads parameter {index} as {found}, not {wanted}: sizes and alignments are those that the host knows"
+            ));
+        }
+    }
+    if binary.params.len() != demands.params.len() {
+        failures.push(format!("`{name}` has {} parameters, not {}", binary.params.len(), demands.params.len()));
+    }
+    let wanted = at - binary.base_bytes;
+    if binary.param_bytes != wanted {
+        let found = binary.param_bytes;
+        failures.push(format!("`{name}` has {found} bytes of parameters, not {wanted}, the sum of those that the kernel declares"));
+    }
+    if binary.threads != Some([demands.threads, 1, 1]) {
+        let (found, wanted) = (binary.threads, demands.threads);
+        failures.push(format!("`{name}` was assembled for {found:?} threads, not {wanted}: its registers are cut for another launch"));
+    }
+}
+
+/// Barriers that a CTA has.
+const CTA_BARRIERS: u32 = 16;
 
 fn quoted_after<'l>(line: &'l str, lead: &str) -> Option<&'l str> {
     let (_, rest) = line.split_once(lead)?;
@@ -120,7 +188,14 @@ ptxas info    : Compile time = 10.266 ms
 ";
 
     fn assembly(allow_spill_bytes: u32, max_registers: Option<u32>) -> Assembly {
-        Assembly { name: "a".to_string(), target: "sm_90a".to_string(), ptx: String::new(), allow_spill_bytes, max_registers }
+        Assembly {
+            name: "a".to_string(),
+            target: "sm_90a".to_string(),
+            ptx: String::new(),
+            allow_spill_bytes,
+            max_registers,
+            demands: None,
+        }
     }
 
     #[test]
@@ -133,6 +208,7 @@ ptxas info    : Compile time = 10.266 ms
             spill_store_bytes: 84,
             spill_load_bytes: 80,
             barriers: 2,
+            binary: None,
         };
         let parsed = parse(CROWDED);
         assert_eq!(parsed.entries, [expected]);
@@ -147,6 +223,67 @@ ptxas info    : Compile time = 10.266 ms
             judge(&parsed, &assembly(83, Some(31))),
             ["`crowded` spills 84 bytes (84 stored, 80 loaded); 83 are declared", "`crowded` uses 32 registers; its budget is 31"]
         );
+    }
+
+    /// The report of a kernel as its demands want it.
+    fn agreed() -> (EntryReport, Demands) {
+        // The constant bank leaves 16 bytes to the next multiple of 64.
+        let slots = vec![Slot { offset_bytes: 0, bytes: 4 }, Slot { offset_bytes: 48, bytes: 128 }];
+        let binary = BinaryReport { params: slots, param_bytes: 176, base_bytes: 0x210, threads: Some([384, 1, 1]) };
+        let entry = EntryReport { entry: "k".to_string(), registers: 168, barriers: 3, binary: Some(binary), ..EntryReport::default() };
+        (entry, Demands { registers_at_entry: Some(168), barriers: Barriers::Counted(3), params: vec![(4, 4), (128, 64)], threads: 384 })
+    }
+
+    type Change<'a> = &'a dyn Fn(&mut EntryReport, &mut BinaryReport);
+
+    #[test]
+    fn what_is_not_as_the_kernel_says_fails_with_both_values() {
+        let (entry, demands) = agreed();
+        let said = |change: Change<'_>| {
+            let mut entry = entry.clone();
+            let mut binary = entry.binary.take().unwrap_or_default();
+            change(&mut entry, &mut binary);
+            entry.binary = Some(binary);
+            let assembly = Assembly { demands: Some(demands.clone()), ..assembly(0, Some(168)) };
+            judge(&Parsed { entries: vec![entry], complaints: Vec::new() }, &assembly).join("\n")
+        };
+        assert_eq!(said(&|_, _| {}), "");
+        let changes: [(Change<'_>, &str); 13] = [
+            (&|e, _| e.registers = 128, "enters with 128 registers a thread, but its roles trade 168"),
+            (&|e, _| e.registers = 176, "uses 176 registers; its budget is 168"),
+            (&|e, _| e.smem_bytes = 1024, "has 1024 bytes of static shared memory, not 0"),
+            (&|e, _| e.barriers = 4, "uses 4 barriers, not 3"),
+            (&|e, _| e.barriers = 2, "uses 2 barriers, not 3"),
+            (&|e, _| e.stack_bytes = 8, "holds 8 bytes in local memory; 0 are declared"),
+            (&|e, _| e.spill_load_bytes = 4, "spills 4 bytes"),
+            (&|_, b| b.params[1].offset_bytes = 64, "reads parameter 1 as 128 bytes at 64, not 128 bytes at 48"),
+            (&|_, b| b.params[0].bytes = 8, "reads parameter 0 as 8 bytes at 0, not 4 bytes at 0"),
+            (&|_, b| b.params.truncate(1), "has 1 parameters, not 2"),
+            (&|_, b| b.param_bytes = 192, "has 192 bytes of parameters, not 176"),
+            (&|_, b| b.threads = Some([256, 1, 1]), "was assembled for Some([256, 1, 1]) threads, not 384"),
+            (&|_, b| b.threads = None, "was assembled for None threads, not 384"),
+        ];
+        for (change, words) in changes {
+            assert!(said(change).contains(words), "{words}: {}", said(change));
+        }
+    }
+
+    #[test]
+    fn barriers_in_registers_are_bounded_and_full_threads_round_registers_up() {
+        let (mut entry, mut demands) = agreed();
+        demands.barriers = Barriers::AtLeast(3);
+        demands.registers_at_entry = Some(256);
+        // An instruction names 255 registers; the chip hands them out in eights.
+        entry.registers = 255;
+        let said = |entry: &EntryReport| {
+            let mut failures = Vec::new();
+            disagreements(entry, &demands, &mut failures);
+            failures.join("\n")
+        };
+        for (barriers, words) in [(3, ""), (16, ""), (2, "uses 2 barriers, not 3 to 16"), (17, "uses 17 barriers, not 3 to 16")] {
+            entry.barriers = barriers;
+            assert!(said(&entry).contains(words) && said(&entry).is_empty() == words.is_empty(), "{barriers}: {}", said(&entry));
+        }
     }
 
     #[test]
