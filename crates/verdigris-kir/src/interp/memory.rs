@@ -40,19 +40,25 @@ pub(crate) struct Buffer {
     background: Background,
     /// Nothing on the device writes it.
     is_constant: bool,
-    pages: Vec<Option<Box<Page>>>,
+    /// In groups of [`GROUP`], so that hundreds of gigabytes of which a few pages are touched cost little.
+    groups: Vec<Option<Box<Group>>>,
 }
+
+/// Pages of a group.
+const GROUP: usize = 512;
+type Group = [Option<Box<Page>>; GROUP];
 
 impl Buffer {
     fn new(name: String, bytes: u64, background: Background) -> Self {
-        let mut pages = Vec::new();
-        pages.resize_with(bytes.div_ceil(PAGE as u64) as usize, || None);
-        Buffer { name, bytes, background, is_constant: false, pages }
+        let mut groups = Vec::new();
+        groups.resize_with(bytes.div_ceil((PAGE * GROUP) as u64) as usize, || None);
+        Buffer { name, bytes, background, is_constant: false, groups }
     }
 
     fn page(&mut self, index: usize) -> &mut Page {
         let background = self.background;
-        self.pages[index].get_or_insert_with(|| {
+        let group = self.groups[index / GROUP].get_or_insert_with(|| Box::new([const { None }; GROUP]));
+        group[index % GROUP].get_or_insert_with(|| {
             let (value, valid) = match background {
                 Background::Unwritten => (0xA5, 0),
                 Background::Value(value) => (value, 0xF),
@@ -159,6 +165,17 @@ impl Memory {
         bytes
     }
 
+    /// The pages of a buffer that somebody has touched, device or host: where each begins, and its bytes. All others hold what they held at first.
+    pub fn touched_pages(&self, slot: usize) -> impl Iterator<Item = (u64, &[u8])> {
+        let buffer = &self.buffers[slot];
+        let pages = buffer.groups.iter().enumerate().filter_map(|(number, group)| Some((number, group.as_ref()?)));
+        let pages = pages.flat_map(|(number, group)| group.iter().enumerate().map(move |(place, page)| (number * GROUP + place, page)));
+        pages.filter_map(|(number, page)| {
+            let (begin, data) = ((number * PAGE) as u64, &page.as_ref()?.data);
+            Some((begin, &data[..(buffer.bytes - begin).min(PAGE as u64) as usize]))
+        })
+    }
+
     /// The first byte of the range that nothing has written, if there is one.
     ///
     /// # Panics
@@ -222,7 +239,7 @@ impl Memory {
     pub(crate) fn forget_history(&mut self) {
         self.predecessor = None;
         for buffer in &mut self.buffers {
-            for page in buffer.pages.iter_mut().flatten() {
+            for page in buffer.groups.iter_mut().flatten().flat_map(|group| group.iter_mut()).flatten() {
                 page.cells = None;
                 page.touched = None;
                 page.touched_launch = u32::MAX;
@@ -469,6 +486,10 @@ mod tests {
         assert_eq!(out, [7, 7, 7, 7, 1, 2, 3, 4]);
         assert_eq!(memory.resolve(Memory::base(slot) + (5 << 30) - 4, 4), Ok((slot, (5 << 30) - 4)));
         assert!(memory.resolve(Memory::base(slot) + (5 << 30) - 3, 4).unwrap_err().contains("buffer 0"));
+        // What was touched is known by its page, the last one no longer than the buffer.
+        memory.write(slot, 5000, &[9]);
+        let touched: Vec<(u64, usize)> = memory.touched_pages(slot).map(|(begin, bytes)| (begin, bytes.len())).collect();
+        assert_eq!(touched, [(4096, 4096), ((5 << 30) - 4096, 4096)]);
         assert!(memory.resolve(Memory::base(slot) - 4, 4).unwrap_err().contains("4 bytes before the start of buffer 0"));
     }
 
