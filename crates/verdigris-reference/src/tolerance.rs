@@ -15,7 +15,8 @@
 //! | `f64` | (K+2) · 2⁻⁵² · S: ours and the reference's own |
 //!
 //! The factor 4 of the fp8 lines is an allowance for products that are aligned to the largest one within a step; the width of that
-//! accumulator is not documented by the vendor. Operands that carry scale factors add 4 roundings. On top of the sum each epilogue step
+//! accumulator is not documented by the vendor. f32 operands that may be split into bf16 terms (`fp32`, `tf32`) lose up to 2⁻¹³⁴ each beside that, half
+//! of the least bf16, which counts where they are below 2⁻¹⁰⁹. Operands that carry scale factors add 4 roundings. On top of the sum each epilogue step
 //! adds its own rounding and passes the error through (a Lipschitz factor for functions, `|z|` for a product). Then comes half an ULP
 //! of the output type.
 //!
@@ -28,7 +29,7 @@ use verdigris_tensor::num::{Format, power_of_two};
 use verdigris_tensor::{DType, num};
 
 use crate::ops::matmul::Sum;
-use crate::tolerance_pointwise::pass;
+use crate::tolerance_pointwise::{pass, tiny};
 
 /// A value of the reference and how far a right one may lie from it. The error is infinite where the model says nothing (overflow on
 /// the way); such elements are not judged.
@@ -75,11 +76,13 @@ pub fn of_sum(precision: Precision, operands: DType, k: u64, scaled: bool, sum: 
         Precision::I32 => (f64::INFINITY, 0.0),
         _ => (power_of_two(127), power_of_two(-149)),
     };
+    let is_split = operands == DType::F32 && matches!(precision, Precision::Fp32 | Precision::Tf32);
+    let lost = if is_split { sum.sizes * power_of_two(-134) } else { 0.0 };
     if sum.magnitude > largest {
         return Bounded { value: sum.value, error: f64::INFINITY };
     }
     let scales = if scaled { 4.0 * unit } else { 0.0 };
-    Bounded { value: sum.value, error: (relative + scales) * sum.magnitude + terms * smallest }
+    Bounded { value: sum.value, error: (relative + scales) * sum.magnitude + terms * smallest + lost }
 }
 
 impl Bounded {
@@ -102,8 +105,16 @@ impl Bounded {
     /// `factor · v`; `factor` may itself have been rounded once.
     pub fn scaled(self, factor: f64, epilogue: DType) -> Bounded {
         let value = factor * self.value;
-        let error = pass(self.error, factor.abs()) + 2.0 * roundoff(epilogue) * value.abs();
+        let own = if factor == 1.0 { 0.0 } else { tiny(value, epilogue) };
+        let error = pass(self.error, factor.abs()) + 2.0 * roundoff(epilogue) * value.abs() + own;
         Bounded::new(value, error, epilogue)
+    }
+
+    /// `v / count`, or `v` times the rounded reciprocal of it.
+    pub(crate) fn shared_out(self, count: f64, compute: DType) -> Bounded {
+        let value = self.value / count;
+        let own = if count == 1.0 { 0.0 } else { tiny(value, compute) };
+        Bounded::new(value, self.error / count + 2.0 * roundoff(compute) * value.abs() + own, compute)
     }
 
     /// `|v|`.
@@ -139,6 +150,11 @@ impl Bounded {
         }
         let range = Range::of(dtype);
         let value = if range.saturates { self.value.clamp(-range.below, range.largest) } else { self.value };
+        // Beyond this size a value rounds to infinity.
+        let overflow = range.largest + half_ulp(dtype, range.largest);
+        if !range.saturates && value.abs() - self.error >= overflow {
+            return Bounded::exact(f64::INFINITY.copysign(value));
+        }
         if !range.saturates && value.abs() + self.error > range.largest {
             return Bounded { value, error: f64::INFINITY };
         }
@@ -182,7 +198,9 @@ pub(crate) fn significant_bits(dtype: DType) -> u32 {
 pub fn half_ulp(dtype: DType, size: f64) -> f64 {
     match dtype.format() {
         Some(format) => 0.5 * format.ulp(size.min(format.max_value())),
-        None if dtype == DType::F64 => size * power_of_two(-53),
+        // Half of the least number is none of f64, in which this is computed.
+        None if dtype == DType::F64 && size > 0.0 => (size * power_of_two(-53)).max(power_of_two(-1074)),
+        None if dtype == DType::F64 => 0.0,
         None => 0.5,
     }
 }

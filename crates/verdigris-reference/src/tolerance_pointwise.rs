@@ -75,7 +75,7 @@ impl Bounded {
             // ∞ · 0: the formula gives NaN, the limit is 0. Either is right.
             return anything(0.0);
         }
-        let error = through(self, f, value) + own(f, self, value, unit_of(significant_bits, compute), roundoff(compute));
+        let error = through(self, f, value) + own(f, self, value, unit_of(significant_bits, compute), compute);
         Bounded::new(value, error, compute)
     }
 
@@ -92,14 +92,14 @@ impl Bounded {
         let flip = |is_close: bool| if is_close && sum(x.error, z.error) > 0.0 { 1.0 } else { 0.0 };
         let error = match f {
             BinaryOp::Add | BinaryOp::Sub => sum(x.error, z.error) + epsilon * value.abs(),
-            BinaryOp::Mul => product(x, z) + epsilon * value.abs() + tiny(value),
+            BinaryOp::Mul => product(x, z) + epsilon * value.abs() + tiny(value, compute),
             BinaryOp::Max | BinaryOp::Min => x.error.max(z.error),
             BinaryOp::AddSquare => x.error + product(z, z) + epsilon * (value.abs() + z.value * z.value),
             BinaryOp::Div => {
                 if z.error > 0.0 && z.holds(0.0) {
                     return anything(value);
                 }
-                corners(x, z, |x, z| x / z, value) + unit * value.abs() + tiny(value)
+                corners(x, z, |x, z| x / z, value) + unit * value.abs() + tiny(value, compute)
             }
             BinaryOp::Mod | BinaryOp::FloorMod => {
                 if z.is_doubtful() {
@@ -127,7 +127,7 @@ impl Bounded {
                 }
                 let size = 1.0 + z.value.abs() * (1.0 + x.value.abs().ln().abs());
                 let own = if z.value == 0.0 || x.value == 1.0 || value == 0.0 { 0.0 } else { unit * size * value.abs() };
-                corners(x, z, f64::powf, value) + own + tiny(value)
+                corners(x, z, f64::powf, value) + own + tiny(value, compute)
             }
             BinaryOp::Atan2 => {
                 let is_near_cut = x.error + z.error > 0.0 && x.holds(0.0) && z.low() <= 0.0;
@@ -162,7 +162,7 @@ impl Bounded {
                 if x.value.is_infinite() && slope.holds(0.0) {
                     return anything(value);
                 }
-                product(x, slope) + 2.0 * epsilon * value.abs() + tiny(value)
+                product(x, slope) + 2.0 * epsilon * value.abs() + tiny(value, compute)
             }
         };
         Bounded::new(value, error, compute)
@@ -240,7 +240,8 @@ fn corners(x: Bounded, z: Bounded, f: impl Fn(f64, f64) -> f64, value: f64) -> f
 }
 
 /// What `f` itself may be off by.
-fn own(f: UnaryOp, v: Bounded, value: f64, unit: f64, epsilon: f64) -> f64 {
+fn own(f: UnaryOp, v: Bounded, value: f64, unit: f64, compute: DType) -> f64 {
+    let epsilon = roundoff(compute);
     let x = v.value.abs() + v.error;
     let size = value.abs();
     if !value.is_finite() {
@@ -266,23 +267,23 @@ fn own(f: UnaryOp, v: Bounded, value: f64, unit: f64, epsilon: f64) -> f64 {
         // The bounds are rounded to the type computed in.
         UnaryOp::Clamp { .. } => epsilon * size,
         UnaryOp::LeakyRelu { .. } if v.low() > 0.0 => 0.0,
-        UnaryOp::LeakyRelu { .. } => 2.0 * epsilon * size + tiny(value),
+        UnaryOp::LeakyRelu { .. } => 2.0 * epsilon * size + tiny(value, compute),
         UnaryOp::ClippedRelu { lower, slope, .. } => {
             epsilon * size + 4.0 * epsilon * (slope.0.abs() * (x + lower.0.abs()) + lower.0.abs()) * f64::from(u8::from(v.low() <= lower.0))
         }
         UnaryOp::HardSigmoid => 4.0 * epsilon * size,
         UnaryOp::HardSwish => 4.0 * epsilon * x,
         UnaryOp::Affine { scale, shift } => 2.0 * epsilon * (scale.0.abs() * x + shift.0.abs() + size),
-        UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu | UnaryOp::Mish => unit * x,
+        UnaryOp::GeluErf | UnaryOp::GeluTanh | UnaryOp::Silu | UnaryOp::Mish => unit * x + tiny(value, compute),
         // The factor is rounded before it meets x, and moves the gate.
-        UnaryOp::Swish { .. } => 2.0 * unit * x,
+        UnaryOp::Swish { .. } => 2.0 * unit * x + tiny(value, compute),
         UnaryOp::Sigmoid | UnaryOp::Tanh | UnaryOp::Erf => unit,
         UnaryOp::Elu { .. } if v.low() > 0.0 => 0.0,
         UnaryOp::Elu { alpha } => unit * alpha.0.abs(),
         UnaryOp::Softplus { beta } => unit * (1.0 / beta.0 + size),
-        UnaryOp::Exp => unit * (1.0 + x) * size + tiny(value),
+        UnaryOp::Exp => unit * (1.0 + x) * size + tiny(value, compute),
         UnaryOp::Log => unit * (1.0 + size),
-        UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal => unit * size + tiny(value),
+        UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal => unit * size + tiny(value, compute),
         UnaryOp::Sin | UnaryOp::Cos => unit * (1.0 + x),
         UnaryOp::Tan => unit * (1.0 + x) * (1.0 + size * size),
     }
@@ -324,9 +325,13 @@ fn slope(f: UnaryOp, z: Bounded, unit: f64, epsilon: f64, compute: DType) -> Opt
     (error.is_finite()).then_some(Bounded { value, error: error + own })
 }
 
-/// The spacing of f32 near 0, for a result that may have been rounded there; 0 for an exact 0.
-fn tiny(value: f64) -> f64 {
-    if value == 0.0 { 0.0 } else { power_of_two(-149) }
+/// The spacing of the type computed in near 0, for a result that may have been rounded there; 0 for an exact 0.
+pub(crate) fn tiny(value: f64, compute: DType) -> f64 {
+    match compute {
+        _ if value == 0.0 => 0.0,
+        DType::F64 => power_of_two(-1074),
+        _ => power_of_two(-149),
+    }
 }
 
 /// An error that is multiplied on its way. 0 stays 0, whatever the factor.

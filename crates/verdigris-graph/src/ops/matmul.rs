@@ -28,7 +28,8 @@ pub enum Precision {
     /// Operands exact as stored, every product and sum an f32 fused multiply-add. No tensor core, no splitting.
     Ieee,
     /// Operands exact as stored, error within four times the f32 multiply-add model. Tensor cores with f32 accumulators serve 16-bit
-    /// and 8-bit operands; f32 operands may be split into narrower parts. Engines note it when they do.
+    /// and 8-bit operands; f32 operands may be split into narrower parts, and lose up to 2⁻¹³⁴ each then, which counts below 2⁻¹⁰⁹. Engines
+    /// note it when they do.
     Fp32,
     /// f32 operands, of which the upper 19 bits are used (tf32, rounded or truncated); f32 sums.
     Tf32,

@@ -150,8 +150,8 @@ impl<'a> Convolved<'a> {
         match (left, right) {
             (Some((left, left_step)), Some((right, right_step))) => {
                 if let (Some(l), Some(r)) = (self.left.exact(), self.right.exact()) {
-                    let products = (0..count).map(|i| l[(left + i * left_step) as usize] * r[(right + i * right_step) as usize]);
-                    return sum.add_exact(products);
+                    let factors = (0..count).map(|i| (l[(left + i * left_step) as usize], r[(right + i * right_step) as usize]));
+                    return sum.add_exact(factors);
                 }
                 for i in 0..count {
                     sum.add(self.left.get(left + i * left_step), self.right.get(right + i * right_step));

@@ -17,6 +17,8 @@ pub struct Sum {
     pub value: f64,
     /// `Σ |a|·|b|`.
     pub magnitude: f64,
+    /// `Σ |a| + |b|`.
+    pub sizes: f64,
 }
 
 /// Elements of a buffer, as `f64`.
@@ -61,14 +63,16 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// `Σ a(k) · b(k)` and `Σ |a(k)| · |b(k)|` over `k` from 0, in order.
+/// The sum of `a(k) · b(k)` over `k` from 0, in order.
 #[inline]
 pub fn sum_of_products(k: u64, a: impl Fn(u64) -> f64, b: impl Fn(u64) -> f64) -> Sum {
-    let mut sum = Sum { value: 0.0, magnitude: 0.0 };
+    let mut sum = Sum { value: 0.0, magnitude: 0.0, sizes: 0.0 };
     for i in 0..k {
-        let product = a(i) * b(i);
+        let (a, b) = (a(i), b(i));
+        let product = a * b;
         sum.value += product;
         sum.magnitude += product.abs();
+        sum.sizes += a.abs() + b.abs();
     }
     sum
 }
@@ -83,7 +87,7 @@ pub(crate) struct SumOfBounded {
 
 impl Default for SumOfBounded {
     fn default() -> SumOfBounded {
-        SumOfBounded { sum: Sum { value: 0.0, magnitude: 0.0 }, error: 0.0 }
+        SumOfBounded { sum: Sum { value: 0.0, magnitude: 0.0, sizes: 0.0 }, error: 0.0 }
     }
 }
 
@@ -94,18 +98,21 @@ impl SumOfBounded {
         let product = a.value * b.value;
         self.sum.value += product;
         self.sum.magnitude += product.abs();
+        self.sum.sizes += a.value.abs() + b.value.abs();
         if a.error != 0.0 || b.error != 0.0 {
             self.error += pass(a.error, b.value.abs()) + pass(b.error, a.value.abs() + a.error);
         }
     }
 
-    /// Adds products of exact numbers, in order.
+    /// Adds the products of pairs of exact numbers, in order.
     #[inline]
-    pub(crate) fn add_exact(&mut self, products: impl Iterator<Item = f64>) {
+    pub(crate) fn add_exact(&mut self, factors: impl Iterator<Item = (f64, f64)>) {
         let mut sum = self.sum;
-        for product in products {
+        for (a, b) in factors {
+            let product = a * b;
             sum.value += product;
             sum.magnitude += product.abs();
+            sum.sizes += a.abs() + b.abs();
         }
         self.sum = sum;
     }

@@ -7,7 +7,7 @@ use crate::fuzz::{Draft, MOST_ELEMENTS, TYPES};
 use crate::operation::{Data, Evaluation, GraphError, Operation};
 use crate::ops::reduction::{SumInAnyOrder, greatest};
 use crate::source::{Formula, Source, advance};
-use crate::tolerance::{Bounded, roundoff};
+use crate::tolerance::Bounded;
 
 /// The elements of `x` that one output sees along one dim, and the taps of its window with the padding.
 pub(crate) struct Window {
@@ -126,9 +126,7 @@ impl Formula for Pooled<'_> {
                 }
                 let mut sum = SumInAnyOrder::default();
                 elements.into_iter().for_each(|x| sum.add(x));
-                let sum = sum.finish(self.compute);
-                let value = sum.value / count;
-                Bounded::new(value, sum.error / count + 2.0 * roundoff(self.compute) * value.abs(), self.compute)
+                sum.finish(self.compute).shared_out(count, self.compute)
             }
         }
     }
@@ -171,8 +169,7 @@ impl PooledBack {
             match (mode, x, index) {
                 (PoolMode::Average { count_include_pad }, ..) => {
                     let count = windows.count(&o[2..], places.len(), count_include_pad);
-                    let value = gradient.value / count;
-                    let part = Bounded::new(value, gradient.error / count + 2.0 * roundoff(compute) * value.abs(), compute);
+                    let part = gradient.shared_out(count, compute);
                     places.iter().for_each(|place| give(position(place, extents), part));
                 }
                 (PoolMode::Max, Some(x), _) => {

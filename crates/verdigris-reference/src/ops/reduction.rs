@@ -77,11 +77,7 @@ impl Formula for Reduced<'_> {
         match self.f {
             ReductionOp::Add => sum(elements, compute),
             ReductionOp::Norm1 => sum(elements.map(Bounded::magnitude), compute),
-            ReductionOp::Avg => {
-                let sum = sum(elements, compute);
-                let value = sum.value / count as f64;
-                Bounded::new(value, sum.error / count as f64 + 2.0 * epsilon * value.abs(), compute)
-            }
+            ReductionOp::Avg => sum(elements, compute).shared_out(count as f64, compute),
             ReductionOp::Norm2 => {
                 let square = |x: Bounded| {
                     let value = x.value * x.value;

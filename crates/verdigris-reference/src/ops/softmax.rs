@@ -346,10 +346,7 @@ impl Formula for CrossEntropied<'_> {
         let sum = sum.finish(self.compute());
         match losses.spec.reduction {
             LossReduction::Mean if count == 0 => Bounded::exact(f64::NAN),
-            LossReduction::Mean => {
-                let value = sum.value / count as f64;
-                Bounded::new(value, sum.error / count as f64 + 2.0 * roundoff(self.compute()) * value.abs(), self.compute())
-            }
+            LossReduction::Mean => sum.shared_out(count as f64, self.compute()),
             LossReduction::Sum | LossReduction::None => sum,
         }
     }

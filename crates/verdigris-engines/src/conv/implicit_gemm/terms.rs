@@ -2,8 +2,8 @@
 //!
 //! **What.** `v = prologue(x)`, written as `terms` numbers of the type that the tensor cores take: `t₀ = round(v)`, `t₁ = round(v − t₀)`,
 //! `t₂ = round(v − t₀ − t₁)`. A product is then a sum of products of terms, formed one after the other in the depth, those of the smallest
-//! size first. An f32 value is three bf16 terms exactly; of the nine products, the three that are left out are below 2⁻²³ of the product.
-//! Two terms, and three products, are short of it by 2⁻¹⁶, where tf32 is short by 2⁻¹¹. 8-bit floats are bf16 values as they are.
+//! size first. An f32 value of 2⁻¹⁰⁹ and more is three bf16 terms exactly, a smaller one to 2⁻¹³⁴, half of the least bf16; of the nine products, the three that
+//! are left out are below 2⁻²³ of the product. Two terms, and three products, are short of it by 2⁻¹⁶, where tf32 is short by 2⁻¹¹. 8-bit floats are bf16 values as they are.
 //! The copy has its channels last, whatever the order of the source.
 //! **Cost.** The operand is read once and each term written once.
 //! **Numbers.** What is not finite stands in the last term, behind a first one of 1 with its sign: the last terms are multiplied by first terms
