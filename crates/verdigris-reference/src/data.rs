@@ -1,20 +1,23 @@
 //! Deterministic inputs: the same bytes for the same seed on every machine.
 
+use std::fmt;
+
 use verdigris_graph::{Access, EpilogueStep, GemmProblem, HostScalar, Matrix, Problem, Scale, Slot};
-use verdigris_tensor::DType;
 use verdigris_tensor::num::{self, Format, Rounding};
+use verdigris_tensor::{DType, Layout};
 
 use serde::Deserialize;
 
 pub use crate::data_graph::graph_inputs;
+use crate::data_places;
 use crate::run::{Expected, Inputs};
 
 /// Bytes of untouched memory behind each output, to catch writes past its end.
 pub const GUARD_BYTES: usize = 64;
 
-/// What the elements of A and B look like. Integer operands take uniform values over the whole range of their type in all of them but
-/// `SmallIntegers`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize)]
+/// What the elements of operands look like. Integers are uniform, over the whole range of their type if that is no wider than ±2²⁰, in all of them but
+/// `SmallIntegers`, `Constant` and `Limits`, and but for what stands at the places of `Masked` and `Edges`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
     /// Between −1 and 1.
@@ -35,6 +38,63 @@ pub enum Distribution {
     Zeros,
     /// Normal values times powers of two from 2⁻⁶ to 2⁶.
     WideRange,
+    /// Between −200 and 200: of a row's exponentials few are not 0 beside the greatest, and squares pass the range of f16.
+    Hundreds,
+    /// Sizes over the whole range of the type, subnormals and the greatest among them; the operand beside it near 1, of either sign.
+    Limits,
+    /// Normal values around a mean that leaves them a few significant bits (1024, or what the type's precision allows): what takes the
+    /// difference of two sums loses all.
+    LargeMean,
+    /// One normal value in all elements.
+    Constant,
+    /// Normal values; in each dim a quarter of the indices, neighbours, have −∞ (the least value of a type without it) in all their elements: whole
+    /// rows, whole windows, and the beginning or the end of others.
+    Masked,
+    /// Normal values; NaN and infinities where every index is the first, the last or one beside a tile's edge, and NaN in the gaps between
+    /// elements.
+    Edges,
+    /// Normal values, and NaN in the gaps between elements.
+    Gaps,
+}
+
+impl Distribution {
+    /// The word of the case files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Distribution::Uniform => "uniform",
+            Distribution::Normal => "normal",
+            Distribution::SmallIntegers => "small_integers",
+            Distribution::SameSign => "same_sign",
+            Distribution::Cancellation => "cancellation",
+            Distribution::Denormals => "denormals",
+            Distribution::Special => "special",
+            Distribution::Zeros => "zeros",
+            Distribution::WideRange => "wide_range",
+            Distribution::Hundreds => "hundreds",
+            Distribution::Limits => "limits",
+            Distribution::LargeMean => "large_mean",
+            Distribution::Constant => "constant",
+            Distribution::Masked => "masked",
+            Distribution::Edges => "edges",
+            Distribution::Gaps => "gaps",
+        }
+    }
+
+    /// What stands beside the operands of a product: C, bias, residual.
+    fn beside_products(self) -> Distribution {
+        match self {
+            Distribution::SmallIntegers | Distribution::Hundreds | Distribution::LargeMean | Distribution::Edges | Distribution::Gaps => {
+                self
+            }
+            _ => Distribution::Normal,
+        }
+    }
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// A splitmix64 stream.
@@ -78,28 +138,48 @@ impl Random {
     }
 }
 
-/// `elements` values of type `dtype`. `is_left` tells the operand that takes the odd values of `Denormals` and the alternating signs of
-/// `Cancellation` from the one beside it.
+/// `elements` values of type `dtype`, which lie one behind the other. `is_left` tells the operand that takes the odd values of `Denormals` and
+/// `Limits` and the alternating signs of `Cancellation` from the one beside it in a product.
 pub fn fill(dtype: DType, distribution: Distribution, is_left: bool, seed: u64, elements: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut bytes = vec![0; elements as usize * dtype.bytes()];
+    let mut first = None;
     for (i, element) in bytes.chunks_exact_mut(dtype.bytes()).enumerate() {
-        let value = if let (Some((low, high)), true) = (dtype.integer_range(), distribution != Distribution::SmallIntegers) {
-            let width = (high.min(1 << 20) - low.max(-(1 << 20)) + 1) as u64;
-            (low.max(-(1 << 20)) + random.below(width) as i64) as f64
-        } else {
-            value(dtype, distribution, is_left, i, &mut random)
+        let value = match first {
+            Some(value) => value,
+            None => element_value(dtype, distribution, is_left, i, &mut random),
         };
+        if distribution == Distribution::Constant {
+            first = Some(value);
+        }
         // The chunk has the size of one element, so the write cannot be refused.
         let _ = num::write_element(dtype, value, element);
     }
     bytes
 }
 
+/// The elements of a layout with what lies between them, as [`fill`] makes them; and what a distribution has at some places alone.
+pub fn fill_layout(dtype: DType, distribution: Distribution, is_left: bool, seed: u64, layout: &Layout) -> Vec<u8> {
+    let mut bytes = fill(dtype, distribution, is_left, seed, layout.span_elements());
+    data_places::put(&mut bytes, dtype, distribution, seed, layout);
+    bytes
+}
+
+fn element_value(dtype: DType, distribution: Distribution, is_left: bool, i: usize, random: &mut Random) -> f64 {
+    let Some((low, high)) = dtype.integer_range().filter(|_| distribution != Distribution::SmallIntegers) else {
+        return value(dtype, distribution, is_left, i, random);
+    };
+    if distribution == Distribution::Limits && dtype != DType::I64 && random.below(4) == 0 {
+        return if random.below(2) == 0 { low as f64 } else { high as f64 };
+    }
+    let width = (high.min(1 << 20) - low.max(-(1 << 20)) + 1) as u64;
+    (low.max(-(1 << 20)) + random.below(width) as i64) as f64
+}
+
 fn value(dtype: DType, distribution: Distribution, is_left: bool, i: usize, random: &mut Random) -> f64 {
     match distribution {
         Distribution::Uniform => 2.0 * random.unit() - 1.0,
-        Distribution::Normal => random.normal(),
+        Distribution::Normal | Distribution::Constant | Distribution::Masked | Distribution::Edges | Distribution::Gaps => random.normal(),
         Distribution::SmallIntegers => {
             let lowest = if dtype == DType::U8 { 0 } else { -4 };
             (lowest + random.below(9) as i64) as f64
@@ -130,27 +210,64 @@ fn value(dtype: DType, distribution: Distribution, is_left: bool, i: usize, rand
             }
         }
         Distribution::WideRange => random.normal() * num::power_of_two(random.below(13) as i32 - 6),
+        Distribution::Hundreds => 400.0 * random.unit() - 200.0,
+        Distribution::Limits => {
+            let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
+            sign * if is_left { size_within(dtype, random) } else { 0.5 + random.unit() }
+        }
+        Distribution::LargeMean => {
+            let bits = dtype.format().map_or(52, |format| format.mantissa_bits);
+            num::power_of_two(bits.min(10) as i32) + random.normal()
+        }
     }
 }
 
-/// Inputs for every slot that a problem reads. A and B follow `distribution`; C, bias and residual are normal (whole numbers with
-/// `SmallIntegers`); scale factors lie in [0.5, 2); bound scalars are whole and half numbers
+/// The greatest value of a floating-point type, or any below it: all exponents alike, those of subnormals among them. Of types as wide as f32 the greatest
+/// are rare, and those next to it left out, so that not every sum overflows; of f32 it is bf16's, for what is cut to fewer bits must not
+/// turn to infinity. Of f64, in which the reference itself computes, it is what leaves room for sums.
+fn size_within(dtype: DType, random: &mut Random) -> f64 {
+    let wide = Format::BF16.max_value();
+    let (largest, least_exponent) = match dtype.format() {
+        Some(format) => (format.max_value().min(wide), format.min_exponent() - format.mantissa_bits as i32),
+        None => (num::power_of_two(960), -960),
+    };
+    let (one_of, room) = if largest < wide { (32, 0) } else { (512, 24) };
+    if random.below(one_of) == 0 {
+        return largest;
+    }
+    let exponents = (exponent_of(largest) - room - least_exponent) as u64;
+    let exponent = least_exponent + random.below(exponents) as i32;
+    num::power_of_two(exponent) * (1.0 + random.unit())
+}
+
+/// The exponent of a normal number.
+fn exponent_of(value: f64) -> i32 {
+    (value.to_bits() >> 52 & 0x7ff) as i32 - 1023
+}
+
+/// Inputs for every slot that a problem reads. A and B follow `distribution`; C, bias and residual do with `SmallIntegers`, `Hundreds`, `LargeMean`,
+/// `Edges` and `Gaps`, and are normal with the others; scale factors lie in [0.5, 2); bound scalars are whole and half numbers
 /// in ±2 and never 0, in f64 with a digit that f32 would lose.
 pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Inputs {
     let Problem::Gemm(gemm) = problem else {
         return inputs_of_buffers(problem, distribution, seed);
     };
     let mut inputs = Inputs::default();
-    let others = if distribution == Distribution::SmallIntegers { distribution } else { Distribution::Normal };
+    let others = distribution.beside_products();
     let mut stream = Random::new(seed);
     let mut add = |name: &str, matrix: &Matrix, rows: u64, columns: u64| {
         let seed = stream.bits();
-        let elements = matrix.layout(&gemm.batch, rows, columns).map_or(0, |layout| layout.span_elements());
+        let Ok(layout) = matrix.layout(&gemm.batch, rows, columns) else { return };
+        // What lies between the elements of one reader may be an element of another.
+        let filled = |distribution, is_left| match gemm.matrices().iter().filter(|(_, other, ..)| other.slot == matrix.slot).count() {
+            0 | 1 => fill_layout(matrix.dtype, distribution, is_left, seed, &layout),
+            _ => fill(matrix.dtype, distribution, is_left, seed, layout.span_elements()),
+        };
         let bytes = match name {
-            "a" => fill(matrix.dtype, distribution, true, seed, elements),
-            "b" => fill(matrix.dtype, distribution, false, seed, elements),
-            "scale_a" | "scale_b" => factors(seed, elements),
-            _ => fill(matrix.dtype, others, false, seed, elements),
+            "a" => filled(distribution, true),
+            "b" => filled(distribution, false),
+            "scale_a" | "scale_b" => factors(seed, layout.span_elements()),
+            _ => filled(others, false),
         };
         // A slot that is read twice is as long as the longer of its readers needs.
         let buffer = inputs.buffers.entry(matrix.slot).or_default();
@@ -185,7 +302,7 @@ pub fn inputs(problem: &Problem, distribution: Distribution, seed: u64) -> Input
 /// The same for kinds of problems whose operands are known by their uses alone.
 fn inputs_of_buffers(problem: &Problem, distribution: Distribution, seed: u64) -> Inputs {
     let mut inputs = Inputs::default();
-    let others = if distribution == Distribution::SmallIntegers { distribution } else { Distribution::Normal };
+    let others = distribution.beside_products();
     let mut stream = Random::new(seed);
     let buffers = problem.buffers().unwrap_or_default();
     let is_first = |slot: Slot| buffers.first().is_some_and(|operand| operand.slot == slot);

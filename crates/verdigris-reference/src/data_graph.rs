@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use verdigris_graph::{Graph, TensorDesc, Uid};
 use verdigris_tensor::{DType, num};
 
-use crate::data::{Distribution, Random, factors, fill, host_scalar};
+use crate::data::{Distribution, Random, factors, fill, fill_layout, host_scalar};
 use crate::operation;
 use crate::ops::pool::Windows;
 use crate::run::Inputs;
@@ -13,7 +13,7 @@ use crate::run::Inputs;
 /// What a reader needs of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Data<'g> {
-    /// Nothing in particular; the flag tells the left operand of a product.
+    /// Nothing in particular; the flag tells the left operand of a product, and what is no operand of a product.
     Any(bool),
     /// Numbers well above 0.
     Positive,
@@ -51,10 +51,24 @@ pub fn graph_inputs(graph: &Graph, distribution: Distribution, seed: u64) -> Inp
         }
         // What the first op that reads it needs.
         let reader = graph.nodes.iter().find(|node| node.op.inputs().contains(&tensor.uid));
-        let data = reader.map_or(Data::Any(false), |node| operation::data_of(&node.op, graph, tensor.uid));
+        let data = reader.map_or(Data::Any(true), |node| operation::data_of(&node.op, graph, tensor.uid));
         inputs.buffers.insert(tensor.uid, bytes(graph, tensor, data, distribution, seed));
     }
     inputs
+}
+
+/// Numbers above 0: near 1, but for the distributions of large ones.
+fn positive(dtype: DType, distribution: Distribution, seed: u64, elements: u64) -> Vec<u8> {
+    if !matches!(distribution, Distribution::Hundreds | Distribution::Limits) {
+        return fill(dtype, Distribution::SameSign, false, seed, elements);
+    }
+    let mut bytes = fill(dtype, distribution, true, seed, elements);
+    for element in bytes.chunks_exact_mut(dtype.bytes()) {
+        let size = num::read_element(dtype, element).map_or(1.0, f64::abs);
+        // The chunk has the size of one element, so the write cannot be refused.
+        let _ = num::write_element(dtype, if size == 0.0 { 1.0 } else { size }, element);
+    }
+    bytes
 }
 
 fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distribution, seed: u64) -> Vec<u8> {
@@ -69,8 +83,8 @@ fn bytes(graph: &Graph, tensor: &TensorDesc, data: Data<'_>, distribution: Distr
         bytes
     };
     match data {
-        Data::Any(is_left) => fill(dtype, distribution, is_left, seed, elements),
-        Data::Positive if dtype.is_float() => fill(dtype, Distribution::SameSign, false, seed, elements),
+        Data::Any(is_left) => fill_layout(dtype, distribution, is_left, seed, &tensor.layout),
+        Data::Positive if dtype.is_float() => positive(dtype, distribution, seed, elements),
         Data::Positive => drawn(&mut |random| 1.0 + random.below(100) as f64),
         Data::Factors if dtype == DType::F32 => factors(seed, elements),
         Data::Factors => drawn(&mut |random| 0.5 + random.unit()),

@@ -2,7 +2,7 @@
 //!
 //! [`graph`] evaluates a graph op by op in plain `f64` loops that share no arithmetic with any engine, together with a bound on the error
 //! that the precision of each op allows, carried from op to op ([`tolerance`]). [`run`] does the same for a GEMM problem. [`compare`] holds a
-//! result against it. [`cases`] and [`graph_cases`] read the case files, [`fuzz`] makes random graphs, [`crowded`] such as no kernel takes whole, [`judge`] holds an executor against the reference, and [`bench_list`] the problem lists of the benches; [`data`] makes inputs.
+//! result against it. [`cases`] and [`graph_cases`] read the case files, [`fuzz`] makes random graphs, [`crowded`] such as no kernel takes whole, [`judge`] holds an executor against the reference, and [`bench_list`] the problem lists of the benches; [`data`] makes inputs, and [`kinds`] says which kinds of them tell something of a problem.
 //!
 //! ```
 //! use verdigris_graph::{GemmProblem, Problem};
@@ -26,10 +26,13 @@ pub mod conv_list;
 pub mod crowded;
 pub mod data;
 mod data_graph;
+mod data_places;
+pub mod far;
 pub mod fuzz;
 pub mod graph;
 pub mod graph_cases;
 pub mod judge;
+pub mod kinds;
 pub mod networks;
 mod operation;
 pub mod ops;

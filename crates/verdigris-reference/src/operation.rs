@@ -16,7 +16,7 @@ pub(crate) trait Operation {
 
     /// What a tensor must hold that the op reads and nothing writes.
     fn data_of(&self, _graph: &Graph, _uid: Uid) -> Data<'_> {
-        Data::Any(false)
+        Data::Any(true)
     }
 
     /// Adds the op to a random graph, in the draw of this number below [`Operation::DRAWS`].

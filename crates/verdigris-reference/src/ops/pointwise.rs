@@ -408,7 +408,7 @@ impl Operation for Pointwise {
             Pointwise::Binary { f: BinaryOp::Pow, x, .. } if *x == uid => Data::Positive,
             Pointwise::Binary { f: BinaryOp::And | BinaryOp::Or, .. } => Data::Truth,
             Pointwise::Ternary { f: TernaryOp::Select, t, .. } if *t == uid => Data::Truth,
-            _ => Data::Any(false),
+            _ => Data::Any(true),
         }
     }
 

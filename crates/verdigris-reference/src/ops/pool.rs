@@ -246,7 +246,7 @@ impl Operation for PoolBackward {
     }
 
     fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
-        if self.index == Some(uid) { Data::Positions(self) } else { Data::Any(false) }
+        if self.index == Some(uid) { Data::Positions(self) } else { Data::Any(true) }
     }
 
     fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {

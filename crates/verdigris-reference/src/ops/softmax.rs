@@ -438,7 +438,7 @@ impl Operation for SoftmaxBackward {
     }
 
     fn data_of(&self, _: &Graph, uid: Uid) -> Data<'_> {
-        if self.y == uid { Data::Probabilities(self.log) } else { Data::Any(false) }
+        if self.y == uid { Data::Probabilities(self.log) } else { Data::Any(true) }
     }
 
     fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
@@ -466,7 +466,7 @@ impl Operation for CrossEntropy {
     }
 
     fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
-        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(false) }
+        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(true) }
     }
 
     fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {
@@ -485,7 +485,7 @@ impl Operation for CrossEntropyBackward {
     }
 
     fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
-        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(false) }
+        if self.labels == uid { labels(graph, self.logits, &self.spec) } else { Data::Any(true) }
     }
 
     fn draw(draft: &mut Draft, _: u64) -> Result<(), Error> {

@@ -1,0 +1,144 @@
+//! Kinds of data: which of them tell something of a problem, and which one a run takes.
+//!
+//! A case that says nothing of its data is right for all kinds, so each run draws one: from the seed, and so that two runs of a case differ. A
+//! case that names its kind was made for it, and keeps it. Beside what is drawn there are kinds that *matter* to a family, because
+//! mistakes are known that only they show; they are run once at least for every class of kernels.
+
+use std::collections::BTreeSet;
+
+use verdigris_graph::{Graph, Op, Precision, Problem};
+
+use crate::data::Distribution;
+use crate::ops::conv::spreads;
+
+/// Sums of products. What is infinite or not a number stands at edges alone, or the whole result would be.
+const OF_PRODUCTS: [Distribution; 9] = [
+    Distribution::Normal,
+    Distribution::Hundreds,
+    Distribution::Edges,
+    Distribution::LargeMean,
+    Distribution::Gaps,
+    Distribution::Limits,
+    Distribution::SmallIntegers,
+    Distribution::Denormals,
+    Distribution::Constant,
+];
+/// Sums in f16 overflow with large terms, and convolutions may spread what is not finite: either way nothing would be judged.
+const OF_NARROW_SUMS: [Distribution; 4] = [Distribution::Normal, Distribution::Gaps, Distribution::SmallIntegers, Distribution::Denormals];
+const OF_SPREADING: [Distribution; 8] = [
+    Distribution::Normal,
+    Distribution::Hundreds,
+    Distribution::Gaps,
+    Distribution::LargeMean,
+    Distribution::Limits,
+    Distribution::SmallIntegers,
+    Distribution::Denormals,
+    Distribution::Constant,
+];
+/// Elements one by one, along rows or in windows.
+const OF_ELEMENTS: [Distribution; 10] = [
+    Distribution::Normal,
+    Distribution::Masked,
+    Distribution::Hundreds,
+    Distribution::Special,
+    Distribution::LargeMean,
+    Distribution::Edges,
+    Distribution::Limits,
+    Distribution::SmallIntegers,
+    Distribution::Denormals,
+    Distribution::Constant,
+];
+
+/// The kinds that tell something of a problem.
+pub fn of_problem(problem: &Problem) -> &'static [Distribution] {
+    match problem {
+        Problem::Gemm(gemm) if gemm.precision == Precision::F16 => &OF_NARROW_SUMS,
+        Problem::Gemm(_) | Problem::Conv(_) => &OF_PRODUCTS,
+        _ => &OF_ELEMENTS,
+    }
+}
+
+/// The kinds that tell something of a graph: of its op for which there are the fewest.
+pub fn of_graph(graph: &Graph) -> &'static [Distribution] {
+    let of_op = |op: &Op| -> &'static [Distribution] {
+        match op {
+            Op::Matmul(matmul) if matmul.precision == Precision::F16 => &OF_NARROW_SUMS,
+            Op::Conv(conv) if conv.precision == Precision::F16 => &OF_NARROW_SUMS,
+            Op::Conv(conv) if spreads(conv) => &OF_SPREADING,
+            Op::Matmul(_) | Op::Conv(_) => &OF_PRODUCTS,
+            _ => &OF_ELEMENTS,
+        }
+    };
+    graph.nodes.iter().map(|node| of_op(&node.op)).min_by_key(|kinds| kinds.len()).unwrap_or(&OF_ELEMENTS)
+}
+
+/// The kinds that show mistakes which no other kind does: of each family of ops in the graph.
+pub fn that_matter(graph: &Graph) -> BTreeSet<Distribution> {
+    let of_op = |op: &Op| -> &'static [Distribution] {
+        match op {
+            // A row of nothing but −∞ has no greatest element; exponentials of differences that overflow if the wrong one is taken off.
+            Op::Softmax(_) | Op::SoftmaxBackward(_) | Op::CrossEntropy(_) | Op::CrossEntropyBackward(_) => {
+                &[Distribution::Masked, Distribution::Hundreds]
+            }
+            // A greatest element that is −∞ or not a number; several that are equal.
+            Op::Pool(_) | Op::PoolBackward(_) | Op::Reduction(_) => {
+                &[Distribution::Masked, Distribution::Special, Distribution::SmallIntegers]
+            }
+            // What lies beside a tile must not be multiplied, by 0 either.
+            Op::Matmul(_) | Op::Conv(_) => &[Distribution::Edges, Distribution::Gaps, Distribution::LargeMean],
+            _ => &[Distribution::Special, Distribution::Limits],
+        }
+    };
+    let kinds = of_graph(graph);
+    graph.nodes.iter().flat_map(|node| of_op(&node.op)).copied().filter(|kind| kinds.contains(kind)).collect()
+}
+
+/// The same of a problem that was cut from no graph.
+pub fn that_matter_to_products(problem: &Problem) -> BTreeSet<Distribution> {
+    let kinds = of_problem(problem);
+    [Distribution::Edges, Distribution::Gaps, Distribution::LargeMean].into_iter().filter(|kind| kinds.contains(kind)).collect()
+}
+
+/// The kind of data that a run takes: `own`, if the case was made for one, else of those that tell something the one that `turn` counts to. Runs of
+/// neighbouring numbers `nth` differ.
+pub fn draw(own: Distribution, kinds: &[Distribution], turn: u64, nth: u64) -> Distribution {
+    let count = kinds.len().max(1) as u64;
+    if own != Distribution::Normal {
+        return own;
+    }
+    let place = (turn % count + nth % 2 * (count / 2)) % count;
+    kinds.get(place as usize).copied().unwrap_or(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph_cases;
+
+    #[test]
+    fn two_runs_of_a_case_differ_and_seeds_take_all_kinds() {
+        for kinds in [&OF_PRODUCTS[..], &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS] {
+            let drawn = |turn, nth| draw(Distribution::Normal, kinds, turn, nth);
+            assert!((0..20).all(|turn| drawn(turn, 0) != drawn(turn, 1) && drawn(turn, 0) == drawn(turn, 2)));
+            let all: BTreeSet<Distribution> = (0..kinds.len() as u64).map(|turn| drawn(turn, 0)).collect();
+            assert_eq!(all.len(), kinds.len(), "each kind is listed once, and drawn");
+        }
+        assert_eq!(draw(Distribution::Zeros, &OF_ELEMENTS, 3, 1), Distribution::Zeros, "a case that was made for a kind keeps it");
+    }
+
+    #[test]
+    fn something_matters_to_every_family() {
+        for (family, text) in [
+            ("softmax", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"softmax\"]\naxis = [1]\ndims = [[2, 3]]"),
+            ("pool", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nmodes = [\"max\"]\nshapes = [\"n1 c1 i4 w2\"]"),
+            ("reduction", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nf = [\"max\"]\naxes = [[1]]\ndims = [[2, 3]]"),
+            ("conv", "[[group]]\nid = \"x\"\ntypes = [\"bf16\"]\nshapes = [\"n1 c4 i4x4 k4 f2x2\"]"),
+            ("pointwise", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nunary = [\"relu\"]\ndims = [[2, 3]]"),
+        ] {
+            for case in graph_cases::load(family, text).expect("a case") {
+                let (all, matter) = (of_graph(&case.graph), that_matter(&case.graph));
+                assert!(matter.len() >= 2 && matter.iter().all(|kind| all.contains(kind)), "{}: {matter:?}", case.id);
+            }
+        }
+    }
+}
