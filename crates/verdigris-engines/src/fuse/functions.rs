@@ -132,11 +132,13 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
             k.fma(x, density, below)
         }
         UnaryOp::GeluTanh => {
-            let x = within(40.0);
+            let x = within(8.0);
             let root = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
-            let s = sigmoid(k.fma(x * x, x * number(0.044715), x) * number(root));
+            let e = T::exp(k.fma(x * x, x * number(0.044715), x) * number(-root));
+            let s = T::divide(one, one + e);
             let inner = k.fma(x * x, number(3.0 * 0.044715 * root), number(root));
-            k.fma(x * inner * s, one - s, s)
+            // 1 − s as e · s: a difference would keep the quotient's error, by which x³ is multiplied.
+            k.fma(x * inner * s, e * s, s)
         }
         UnaryOp::Silu => gated(within(1e4)),
         UnaryOp::Swish { .. } => gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
