@@ -82,6 +82,12 @@ impl Prepared {
         self.before.iter().map(|(slot, _)| *slot)
     }
 
+    /// How many elements the outputs have, and about how many of them the rounding model says nothing.
+    pub(crate) fn judged(&self) -> (u64, u64) {
+        let values = || self.expected.iter().flat_map(|output| &output.values);
+        (values().count() as u64, values().filter(|value| value.error == f64::INFINITY).count() as u64)
+    }
+
     /// What is wrong with the outputs, given the bytes of each after the run; `None` if all are right.
     pub(crate) fn judge(&self, mut after: impl FnMut(usize) -> Result<Vec<u8>>) -> Result<Option<String>> {
         for (expected, (slot, before)) in self.expected.iter().zip(&self.before) {

@@ -15,6 +15,8 @@ use verdigris_graph::Problem;
 use verdigris_kir::inst::{Class, Op};
 use verdigris_kir::program::KernelRef;
 use verdigris_reference::cases::Case;
+use verdigris_reference::data::Distribution;
+use verdigris_reference::kinds;
 
 use crate::cases::{self, Prepared};
 use crate::check;
@@ -62,6 +64,14 @@ impl Representative {
             kernel.build().for_each_inst(&mut |inst| found |= inst.op.class() == Class::Async || matches!(inst.op, Op::Wgmma { .. }));
         }
         found
+    }
+
+    /// The kinds of data that matter to what runs.
+    pub(crate) fn kinds_that_matter(&self) -> BTreeSet<Distribution> {
+        match &self.run {
+            Run::Product(product) => kinds::that_matter_to_products(&product.case.problem),
+            Run::Graph(job, _) => kinds::that_matter(&job.case.graph),
+        }
     }
 
     /// The case, engine and setting, in words.
@@ -180,7 +190,8 @@ impl Search {
                 if !classes.is_empty() {
                     let variants = vec![parts.variant_with(part, number)];
                     let kernels = way.program.launches().map(|launch| launch.kernel.clone()).collect();
-                    let job = Job { case: Cow::Owned(case.clone()), variants, sms: arch.sm_count, seed: 0 };
+                    let kinds = [case.distribution; 2];
+                    let job = Job { case: Cow::Owned(case.clone()), variants, kinds, sms: arch.sm_count, seed: 0 };
                     self.found.push(Representative { classes, kernels, run: Run::Graph(job, part) });
                 }
             }

@@ -17,7 +17,9 @@ mod sanitizers;
 mod verify;
 mod verify_bounds;
 mod verify_catalog;
+mod verify_extents;
 mod verify_graphs;
+mod verify_kinds;
 
 use std::process::ExitCode;
 

@@ -28,11 +28,14 @@ use verdigris_kir::ir::Target;
 use verdigris_kir::program::KernelRef;
 use verdigris_kir::verify::verify;
 use verdigris_reference::cases::{Bounds, Case};
+use verdigris_reference::data::Distribution;
 use verdigris_reference::graph_cases::{self, FAMILIES, GraphCase};
+use verdigris_reference::kinds;
 
 use crate::cases::{self, Content, Prepared};
 use crate::journal::Journal;
-use crate::{check_graphs, refusals, verify_bounds, verify_catalog, verify_graphs};
+use crate::verify_kinds::Taken;
+use crate::{check_graphs, refusals, verify_bounds, verify_catalog, verify_extents, verify_graphs};
 use verdigris_cli::problem::check_engine;
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
@@ -87,12 +90,16 @@ pub(crate) struct Work {
     pub(crate) seed: u64,
     /// SMs of the virtual device.
     pub(crate) sms: u32,
+    /// What the operands look like.
+    pub(crate) kind: Distribution,
 }
 
 /// What a run found wrong.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Fault {
     pub(crate) case: String,
+    /// The kind of data, where something was run.
+    pub(crate) data: String,
     pub(crate) engine: String,
     pub(crate) knobs: String,
     pub(crate) seed: u64,
@@ -109,12 +116,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.refusals {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }
-    let (cases, graphs) = if arguments.catalog { (Vec::new(), Vec::new()) } else { corpus(arguments)? };
+    let far = if arguments.catalog || arguments.cases.is_some() { Vec::new() } else { verify_extents::cases(&arguments.filter)? };
+    let (cases, graphs) = match arguments.catalog {
+        true => (Vec::new(), Vec::new()),
+        false => corpus(arguments, !far.is_empty())?,
+    };
     if !arguments.json {
         say!(
-            "seed {seed}, {} cases and {} graphs, engines {}",
+            "seed {seed}, {} cases and {} graphs, {} with far strides, engines {}",
             cases.len(),
             graphs.len(),
+            far.len(),
             engines.iter().map(|engine| engine.id().name).collect::<Vec<_>>().join(", ")
         );
     }
@@ -129,16 +141,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let of_cases = cases.len();
     let of_catalog: BTreeMap<&str, &Case> = catalog.products.iter().map(|product| (product.case.id.as_str(), &product.case)).collect();
     let all: Vec<Case> = cases.into_iter().chain(of_catalog.into_values().cloned()).collect();
-    let prepared: Vec<Prepared> = all.into_par_iter().map(Prepared::new).collect::<Result<_>>()?;
     let mut refusals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     let mut planned: HashSet<String> = HashSet::new();
-    let mut works = works(&prepared[..of_cases], &engines, arguments.all, seed, &mut refusals, &mut planned);
+    let mut works = works(&all[..of_cases], &engines, arguments.all, seed, &mut refusals, &mut planned);
     for (number, product) in catalog.products.iter().enumerate() {
-        if let Some(case) = prepared.iter().position(|prepared| prepared.case.id == product.case.id) {
+        if let Some(case) = all.iter().position(|case| case.id == product.case.id) {
             let seed = seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
-            works.push(Work { case, engine: product.engine, knobs: product.knobs.clone(), seed, sms: product.sms });
+            let kind = kind_of(&all[case], seed, number as u64);
+            works.push(Work { case, engine: product.engine, knobs: product.knobs.clone(), seed, sms: product.sms, kind });
         }
     }
+    let prepared = prepare(&all, &mut works)?;
     let schedules = arguments.schedules.unwrap_or(if arguments.all { ALL_SCHEDULES } else { SCHEDULES });
     let journal = Journal::open(arguments.resume.as_deref())?;
 
@@ -151,7 +164,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         .enumerate()
         .map(|(number, work)| {
             let prepared = &prepared[work.case];
-            let id = format!("{} {} {} {}", prepared.case.id, work.engine.id(), work.knobs, work.seed);
+            let id = format!("{} {} {} {} {}", prepared.case.id, work.kind, work.engine.id(), work.knobs, work.seed);
             let entry = format!("{id} × {schedules}");
             let outcome = match arguments.resume.as_ref().and_then(|_| way(prepared, work).ok()) {
                 Some(way) if journal.has(&entry, [&way.program]) => remember(&way),
@@ -176,16 +189,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     progress.finish_and_clear();
 
     let mut interpreted: BTreeSet<String> = BTreeSet::new();
+    let mut taken = Taken::default();
     let mut remembered = 0;
     let mut slowest: Vec<(Duration, usize)> = Vec::new();
     for (number, outcome) in outcomes {
         let work = &works[number];
+        outcome.kernels.iter().for_each(|kernel| taken.note(kernel, work.kind));
+        taken.count(work.kind, prepared[work.case].judged());
         interpreted.extend(outcome.kernels);
         remembered += u64::from(outcome.remembered);
         slowest.push((outcome.took, number));
         if let Some(message) = outcome.fault {
-            let (engine, knobs) = (work.engine.id().to_string(), work.knobs.to_string());
-            faults.push(Fault { case: prepared[work.case].case.id.clone(), engine, knobs, seed: work.seed, message });
+            faults.push(fault_of(&prepared, work, message));
         }
     }
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
@@ -196,14 +211,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     jobs.retain(|job| {
         let is_done = journal.has(&entry(job), job.programs());
         if is_done {
+            for (variant, kind) in job.variants.iter().zip(job.kinds.iter().cycle()) {
+                variant.kernels().for_each(|kernel| taken.note(kernel, *kind));
+            }
             interpreted.extend(job.variants.iter().flat_map(Variant::kernels).map(str::to_owned));
         }
         !is_done
     });
     remembered += (all_jobs - jobs.len()) as u64;
-    let of_graphs = verify_graphs::run(&jobs, schedules, &|job| journal.keep(&entry(job), job.programs())).join(known);
+    let passed = |job: &verify_graphs::Job<'_>| journal.keep(&entry(job), job.programs());
+    let mut of_graphs = verify_graphs::run(&jobs, schedules, &passed).join(known);
+    let mut added = 0;
+    if is_whole {
+        of_graphs.kernels.iter().for_each(|(kernel, kind)| taken.note(kernel, *kind));
+        let (cases, mut works, jobs) = taken.missing(&engines)?;
+        added = works.len() + jobs.len();
+        let prepared = prepare(&cases, &mut works)?;
+        let run = |work: &Work| {
+            let fault = execute(&prepared[work.case], work, &decoded, schedules).fault;
+            fault.map(|message| fault_of(&prepared, work, message))
+        };
+        faults.extend(works.par_iter().filter_map(run).collect::<Vec<_>>());
+        works.iter().for_each(|work| taken.count(work.kind, prepared[work.case].judged()));
+        of_graphs = of_graphs.join(verify_graphs::run(&jobs, schedules, &|_| {}));
+    }
+    of_graphs.judged.iter().for_each(|(kind, elements)| taken.count(*kind, *elements));
     faults.extend(of_graphs.faults);
-    interpreted.extend(of_graphs.kernels);
+    interpreted.extend(of_graphs.kernels.into_iter().map(|(kernel, _)| kernel));
+    let of_far = verify_extents::run(&far, &engines, seed);
+    faults.extend(of_far.faults);
+    interpreted.extend(of_far.kernels);
     let reached = catalogued.intersection(&interpreted).count();
     kernels.extend(interpreted);
     if arguments.json {
@@ -237,17 +274,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             }
         }
         for fault in &faults {
-            say!("{}", alarm(&format!("{} {} {} seed {}", fault.case, fault.engine, fault.knobs, fault.seed)));
+            say!("{}", alarm(&format!("{} {} {} seed {}, {} data", fault.case, fault.engine, fault.knobs, fault.seed, fault.data)));
             say!("  {}", fault.message);
         }
-        say!("{} graphs, {} runs of them", graphs.len(), of_graphs.runs);
+        report_far(&of_far.taken, &of_far.refused);
+        taken.print();
+        if is_whole {
+            say!("{added} runs more, for classes of kernels that had not run on data that matters to them");
+        }
+        say!("{} graphs, {} runs of them; {} runs with far strides", graphs.len(), of_graphs.runs, of_far.runs);
         say!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
     }
     Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
 }
 
-/// The cases of products, and those of graphs that a CPU can hold; of one file, if one is named.
-fn corpus(arguments: &Arguments) -> Result<(Vec<Case>, Vec<GraphCase>)> {
+/// The cases of products, and those of graphs that a CPU can hold; of one file, if one is named. There may be none if there is something else.
+fn corpus(arguments: &Arguments, may_be_empty: bool) -> Result<(Vec<Case>, Vec<GraphCase>)> {
     let family = arguments.cases.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy());
     let mut graphs = match (&arguments.cases, family) {
         (None, _) => check_graphs::load(&arguments.filter)?,
@@ -263,7 +305,7 @@ fn corpus(arguments: &Arguments) -> Result<(Vec<Case>, Vec<GraphCase>)> {
     match cases::load(None, arguments.cases.as_ref(), &arguments.filter) {
         Ok(cases) => Ok((cases, graphs)),
         // The filter may name graphs alone.
-        Err(_) if !graphs.is_empty() => Ok((Vec::new(), graphs)),
+        Err(_) if !graphs.is_empty() || may_be_empty => Ok((Vec::new(), graphs)),
         Err(error) => Err(error),
     }
 }
@@ -292,6 +334,25 @@ fn report_graphs(taken: &BTreeMap<&str, u64>, refusals: &BTreeMap<(&str, &str), 
     }
 }
 
+/// Prints who took problems with far strides, and why others refused them.
+fn report_far(taken: &BTreeMap<&str, u64>, refused: &BTreeSet<(&'static str, String, &'static str)>) {
+    let names: BTreeSet<&str> = taken.keys().copied().chain(refused.iter().map(|(engine, ..)| *engine)).collect();
+    if names.is_empty() {
+        return;
+    }
+    let row = |engine: &&str| {
+        let mut why: BTreeMap<&str, u64> = BTreeMap::new();
+        refused.iter().filter(|(name, ..)| name == engine).for_each(|(_, _, reason)| *why.entry(reason).or_default() += 1);
+        let why = why.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ");
+        vec![(*engine).to_owned(), taken.get(engine).copied().unwrap_or(0).to_string(), why]
+    };
+    say!();
+    table::print(
+        &[("engine", Align::Left), ("far strides taken", Align::Right), ("refused for", Align::Left)],
+        &names.iter().map(row).collect::<Vec<_>>(),
+    );
+}
+
 /// Builds and verifies every kernel of every catalog.
 fn static_check(engines: &[&'static dyn Engine], kernels: &mut BTreeSet<String>, faults: &mut Vec<Fault>) {
     let mut list: Vec<(&'static str, KernelRef)> = Vec::new();
@@ -313,16 +374,18 @@ fn static_check(engines: &[&'static dyn Engine], kernels: &mut BTreeSet<String>,
                 Ok(Err(faults)) => faults.to_string(),
                 Err(panic) => panic_text(&*panic),
             };
-            Some(Fault { case: format!("catalog {}", kernel.name()), engine: (*engine).to_owned(), knobs: String::new(), seed: 0, message })
+            let case = format!("catalog {}", kernel.name());
+            Some(Fault { case, data: String::new(), engine: (*engine).to_owned(), knobs: String::new(), seed: 0, message })
         })
         .collect();
     faults.extend(found);
     kernels.extend(list.into_iter().map(|(_, kernel)| kernel.name().to_owned()));
 }
 
-/// Everything to run, and how often each engine refused for which reason.
+/// Everything to run, and how often each engine refused for which reason. A case has two kinds of data: its settings on an engine take turns, and so do
+/// the engines.
 fn works<'p>(
-    prepared: &'p [Prepared],
+    cases: &'p [Case],
     engines: &[&'static dyn Engine],
     all: bool,
     seed: u64,
@@ -330,25 +393,27 @@ fn works<'p>(
     reached: &mut HashSet<String>,
 ) -> Vec<Work> {
     let mut works = Vec::new();
-    for (case, prepared) in prepared.iter().enumerate() {
-        for &engine in engines {
-            let run_seed = seed.wrapping_mul(1_000_003).wrapping_add(case as u64);
+    for (number, case) in cases.iter().enumerate() {
+        for (turn, &engine) in engines.iter().enumerate() {
+            let run_seed = seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
             let sms = verify_graphs::sms(run_seed);
             let arch = Arch::virtual_device(sms);
-            let candidate = match engine.accept(&prepared.case.problem, &arch) {
+            let kind = |nth: usize| kind_of(case, run_seed, (turn + nth) as u64);
+            let work = |knobs: Knobs, nth: usize| Work { case: number, engine, knobs, seed: run_seed, sms, kind: kind(nth) };
+            let candidate = match engine.accept(&case.problem, &arch) {
                 Ok(candidate) => candidate,
                 Err(refusal) => {
                     *refusals.entry((engine.id().name, refusal.reason.name())).or_default() += 1;
                     // Bounds that nobody can be held to would pass unseen: the run says that there is no such way.
-                    let bounds = prepared.case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name);
-                    works.extend(bounds.map(|bounds| Work { case, engine, knobs: wanted_knobs(bounds), seed: run_seed, sms }));
+                    let bounds = case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name);
+                    works.extend(bounds.map(|bounds| work(wanted_knobs(bounds), 0)));
                     continue;
                 }
             };
             let space = candidate.knobs();
             let settings: Vec<&Knobs> = (space.configs().iter())
                 .filter(|knobs| {
-                    prepared.case.problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic)
+                    case.problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic)
                 })
                 .collect();
             let Some((&first, others)) = settings.split_first() else {
@@ -371,21 +436,43 @@ fn works<'p>(
                 std::iter::once(first).chain(other).collect()
             };
             let mut missing = Vec::new();
-            for bounds in prepared.case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name) {
+            for bounds in case.bounds.iter().filter(|bounds| bounds.engine == engine.id().name) {
                 let meant = |knobs: &Knobs| verify_bounds::apply(bounds, engine.id(), knobs);
                 if chosen.iter().any(|knobs| meant(knobs)) {
                     continue;
                 }
                 match settings.iter().copied().find(|knobs| meant(knobs)) {
                     Some(setting) => chosen.push(setting),
-                    None => missing.push(Work { case, engine, knobs: wanted_knobs(bounds), seed: run_seed, sms }),
+                    None => missing.push(work(wanted_knobs(bounds), 0)),
                 }
             }
             works.extend(missing);
-            works.extend(chosen.into_iter().map(|knobs| Work { case, engine, knobs: knobs.clone(), seed: run_seed, sms }));
+            works.extend(chosen.into_iter().enumerate().map(|(nth, knobs)| work(knobs.clone(), nth)));
         }
     }
     works
+}
+
+/// The kind of data that run `nth` of a case takes.
+fn kind_of(case: &Case, seed: u64, nth: u64) -> Distribution {
+    kinds::draw(case.distribution, kinds::of_problem(&case.problem), seed, nth)
+}
+
+/// The cases with each kind of data that works take, to which the works are pointed.
+fn prepare(cases: &[Case], works: &mut [Work]) -> Result<Vec<Prepared>> {
+    let pairs: BTreeSet<(usize, Distribution)> = works.iter().map(|work| (work.case, work.kind)).collect();
+    let numbers: BTreeMap<(usize, Distribution), usize> = pairs.into_iter().enumerate().map(|(number, pair)| (pair, number)).collect();
+    for work in works {
+        work.case = numbers[&(work.case, work.kind)];
+    }
+    let with = |&(case, distribution): &(usize, Distribution)| Case { distribution, ..cases[case].clone() };
+    let all: Vec<Case> = numbers.keys().map(with).collect();
+    all.into_par_iter().map(Prepared::new).collect()
+}
+
+fn fault_of(prepared: &[Prepared], work: &Work, message: String) -> Fault {
+    let (engine, knobs) = (work.engine.id().to_string(), work.knobs.to_string());
+    Fault { case: prepared[work.case].case.id.clone(), data: work.kind.to_string(), engine, knobs, seed: work.seed, message }
 }
 
 /// What bounds say of a setting.
@@ -548,11 +635,12 @@ mod tests {
         let decoded = Kernels::new();
         // What the works that are held to bounds find.
         let faults = |case: &Case| -> Vec<String> {
-            let prepared = [Prepared::new(case.clone()).expect("prepares")];
-            let mut works = works(&prepared, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+            let cases = [case.clone()];
+            let mut works = works(&cases, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
             works.retain(|work| case.bounds.iter().any(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs)));
             assert!(works.len() >= case.bounds.len());
-            works.iter().filter_map(|work| execute(&prepared[0], work, &decoded, 1).fault).collect()
+            let prepared = prepare(&cases, &mut works).expect("prepares");
+            works.iter().filter_map(|work| execute(&prepared[work.case], work, &decoded, 1).fault).collect()
         };
         let bounded = cases::load(None, None, "").expect("reads").into_iter().filter(|case| !case.bounds.is_empty());
         let found: Vec<String> = bounded.flat_map(|case| faults(&case)).collect();
@@ -567,9 +655,10 @@ mod tests {
         // A setting that is not offered is no way round a bound.
         let mut lost = case;
         lost.bounds[0].knobs.insert("tile".to_owned(), 77);
-        let prepared = [Prepared::new(lost).expect("prepares")];
-        let works = works(&prepared, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
-        let found: Vec<String> = works.iter().filter_map(|work| execute(&prepared[0], work, &decoded, 1).fault).collect();
+        let cases = [lost];
+        let mut works = works(&cases, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+        let prepared = prepare(&cases, &mut works).expect("prepares");
+        let found: Vec<String> = works.iter().filter_map(|work| execute(&prepared[work.case], work, &decoded, 1).fault).collect();
         assert!(found.len() == 1 && found[0].contains("there is no such way"), "{found:?}");
     }
 

@@ -198,7 +198,9 @@ fn of_graph(
             }
         }
     }
-    let job = |variants: &[Variant]| Job { case: Cow::Owned(case.clone()), variants: variants.to_vec(), sms: arch.sm_count, seed: turn };
+    let kinds = verify_graphs::kinds_of(case, turn);
+    let job =
+        |variants: &[Variant]| Job { case: Cow::Owned(case.clone()), variants: variants.to_vec(), kinds, sms: arch.sm_count, seed: turn };
     plan.graphs.extend(variants.chunks(VARIANTS_OF_A_JOB).map(job));
     Ok(())
 }
@@ -209,6 +211,7 @@ mod tests {
     use crate::cases::Prepared;
     use crate::classes::{self, Run};
     use crate::verify::{Work, execute};
+    use crate::verify_kinds::DEVICES_SMS;
     use verdigris_kir::interp::Kernels;
 
     #[test]
@@ -227,7 +230,7 @@ mod tests {
     #[test]
     fn one_kernel_of_each_class_is_right_under_twenty_schedules() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
-        let devices: Vec<Arch> = [4, 2, 3, 5, 6, 8, 12, 16].map(Arch::virtual_device).into();
+        let devices: Vec<Arch> = DEVICES_SMS.map(Arch::virtual_device).into();
         let (chosen, missing) = classes::representatives(&engines, &devices, &[]).expect("the cases are read");
         assert!(missing.is_empty(), "no case launches a kernel of the classes {missing:?}");
         let decoded = Kernels::new();
@@ -235,7 +238,8 @@ mod tests {
             .flat_map_iter(|one| match &one.run {
                 Run::Product(product) => {
                     let prepared = Prepared::new(product.case.clone()).expect("prepares");
-                    let work = Work { case: 0, engine: product.engine, knobs: product.knobs.clone(), seed: 0, sms: product.sms };
+                    let (knobs, kind) = (product.knobs.clone(), product.case.distribution);
+                    let work = Work { case: 0, engine: product.engine, knobs, seed: 0, sms: product.sms, kind };
                     let fault = execute(&prepared, &work, &decoded, 20).fault;
                     fault
                         .map(|fault| format!("{} {} {}: {fault}", product.case.id, product.engine.id(), product.knobs))

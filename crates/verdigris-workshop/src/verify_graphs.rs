@@ -13,16 +13,21 @@ use verdigris_engines::interpret::{Parts, Variant};
 use verdigris_graph::Uid;
 use verdigris_kir::interp::Kernels;
 use verdigris_kir::program::Program;
+use verdigris_reference::data::Distribution;
 use verdigris_reference::graph::Selection;
 use verdigris_reference::graph_cases::GraphCase;
-use verdigris_reference::judge::Trial;
+use verdigris_reference::judge::{Judged, Trial};
+use verdigris_reference::kinds;
 
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// A case and the variants of it that are to run, on a virtual device of so many SMs.
+#[derive(Clone)]
 pub(crate) struct Job<'c> {
     pub(crate) case: Cow<'c, GraphCase>,
     pub(crate) variants: Vec<Variant>,
+    /// The data of the first, the third… of them, and of those between.
+    pub(crate) kinds: [Distribution; 2],
     pub(crate) sms: u32,
     pub(crate) seed: u64,
 }
@@ -37,8 +42,10 @@ pub(crate) struct Outcome {
     pub(crate) refusals: BTreeMap<(&'static str, &'static str), u64>,
     /// Parts taken, by engine.
     pub(crate) taken: BTreeMap<&'static str, u64>,
-    /// Kernels that ran.
-    pub(crate) kernels: HashSet<String>,
+    /// Kernels that ran, with the data that they ran on.
+    pub(crate) kernels: HashSet<(String, Distribution)>,
+    /// By kind of data: elements of outputs, and those of them about which the rounding model says nothing.
+    pub(crate) judged: BTreeMap<Distribution, (u64, u64)>,
     /// The runs that took longest.
     pub(crate) slowest: Vec<(Duration, String)>,
 }
@@ -50,6 +57,10 @@ impl Outcome {
         other.refusals.into_iter().for_each(|(key, count)| *self.refusals.entry(key).or_default() += count);
         other.taken.into_iter().for_each(|(key, count)| *self.taken.entry(key).or_default() += count);
         self.kernels.extend(other.kernels);
+        for (kind, (elements, unjudged)) in other.judged {
+            let sum = self.judged.entry(kind).or_default();
+            *sum = (sum.0 + elements, sum.1 + unjudged);
+        }
         self.slowest.extend(other.slowest);
         self.slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
         self.slowest.truncate(5);
@@ -87,7 +98,14 @@ pub(crate) fn plan<'c>(
     let (mut jobs, mut outcome) = (Vec::new(), Outcome::default());
     for (number, (case, parts)) in cases.iter().zip(cut).enumerate() {
         let seed = seed_of(number);
-        let fault = |message: String| Fault { case: case.id.clone(), engine: String::new(), knobs: String::new(), seed, message };
+        let fault = |message: String| Fault {
+            case: case.id.clone(),
+            data: String::new(),
+            engine: String::new(),
+            knobs: String::new(),
+            seed,
+            message,
+        };
         let parts = match parts {
             Ok(parts) => parts,
             Err(message) => {
@@ -114,12 +132,12 @@ pub(crate) fn plan<'c>(
         }
         let variants = if all { (0..variants).map(|number| parts.variant(number)).collect() } else { choose(&parts, seed, reached) };
         reached.extend(variants.iter().flat_map(Variant::kernels).map(str::to_owned));
-        jobs.push(Job { case: Cow::Borrowed(case), variants, sms: sms(seed), seed });
+        jobs.push(Job { case: Cow::Borrowed(case), variants, kinds: kinds_of(case, seed), sms: sms(seed), seed });
     }
     (jobs, outcome)
 }
 
-/// The first variant, and the other that leads furthest.
+/// The first variant, and the other that leads furthest; the first once more where there is no other.
 fn choose(parts: &Parts, seed: u64, reached: &HashSet<String>) -> Vec<Variant> {
     let first = parts.variant(0);
     let others: Vec<(usize, usize)> =
@@ -131,7 +149,15 @@ fn choose(parts: &Parts, seed: u64, reached: &HashSet<String>) -> Vec<Variant> {
         parts.configs[part][way].kernels().any(|kernel| !known(kernel))
     };
     let other = rotated().find(is_new).or_else(|| rotated().next()).map(|&(part, way)| parts.variant_with(part, way));
-    std::iter::once(first).chain(other).collect()
+    // What can be computed one way alone runs that way again, on the other kind of data.
+    let other = other.unwrap_or_else(|| first.clone());
+    vec![first, other]
+}
+
+/// The two kinds of data on which a run of this seed interprets a case.
+pub(crate) fn kinds_of(case: &GraphCase, seed: u64) -> [Distribution; 2] {
+    let kinds = kinds::of_graph(&case.graph);
+    [0, 1].map(|nth| kinds::draw(case.distribution, kinds, seed, nth))
 }
 
 /// SMs of the virtual device of a seed.
@@ -143,7 +169,8 @@ impl Job<'_> {
     /// What tells this job from every other.
     pub(crate) fn id(&self) -> String {
         let variants: Vec<String> = self.variants.iter().map(Variant::to_string).collect();
-        format!("{} {} {} {}", self.case.id, self.sms, self.seed, variants.join("; "))
+        let [first, second] = self.kinds;
+        format!("{} {first} {second} {} {} {}", self.case.id, self.sms, self.seed, variants.join("; "))
     }
 
     /// What is run.
@@ -163,10 +190,17 @@ pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) +
         let ran = catch_unwind(AssertUnwindSafe(|| interpret(job, &kernels, schedules, &mut outcome)));
         let fault = match ran {
             Ok(Ok(())) => None,
-            Ok(Err((ways, message))) => Some((ways, message)),
-            Err(panic) => Some((String::new(), panic_text(&*panic))),
+            Ok(Err(fault)) => Some(*fault),
+            Err(panic) => Some(Wrong { ways: String::new(), kind: job.kinds[0], message: panic_text(&*panic) }),
         };
-        let named = |(engine, message)| Fault { case: job.case.id.clone(), engine, knobs: String::new(), seed: job.seed, message };
+        let named = |Wrong { ways, kind, message }| Fault {
+            case: job.case.id.clone(),
+            data: kind.to_string(),
+            engine: ways,
+            knobs: String::new(),
+            seed: job.seed,
+            message,
+        };
         outcome.faults.extend(fault.map(named));
         if outcome.faults.is_empty() {
             passed(job);
@@ -179,34 +213,57 @@ pub(crate) fn run(jobs: &[Job<'_>], schedules: u64, passed: &(dyn Fn(&Job<'_>) +
     outcome
 }
 
-/// Runs one case; the ways of the variant that is wrong, and what is.
-fn interpret(job: &Job<'_>, kernels: &Kernels, schedules: u64, outcome: &mut Outcome) -> Result<(), (String, String)> {
-    let case = &job.case;
-    let trial =
-        Trial::new(&case.graph, case.distribution, case.seed, Selection::All).map_err(|error| (String::new(), error.to_string()))?;
-    for (number, variant) in job.variants.iter().enumerate() {
-        let begun = Instant::now();
-        outcome.runs += 1;
-        let mut first: Option<BTreeMap<Uid, Vec<u8>>> = None;
-        for schedule in 0..schedules {
-            let mut buffers = trial.inputs.buffers.clone();
-            buffers.extend(trial.outputs().clone());
-            let options = schedule_of(job.seed.wrapping_add(number as u64), schedule, job.sms);
-            let fail = |what: String| (variant.to_string(), what);
-            variant.interpret(&mut buffers, &trial.inputs.scalars, kernels, &options).map_err(fail)?;
-            trial.judge(&buffers).map_err(fail)?;
-            match &first {
-                Some(first) if variant.is_deterministic() && *first != buffers => {
-                    return Err(fail(format!("noted as deterministic, but schedules 0 and {schedule} give different bits")));
-                }
-                Some(_) => {}
-                None => first = Some(buffers),
-            }
+/// What is wrong with a variant: its ways, the data that it was run on, and what was found.
+struct Wrong {
+    ways: String,
+    kind: Distribution,
+    message: String,
+}
+
+/// Runs the variants of one case.
+fn interpret(job: &Job<'_>, kernels: &Kernels, schedules: u64, outcome: &mut Outcome) -> Result<(), Box<Wrong>> {
+    for (turn, &kind) in job.kinds.iter().enumerate() {
+        let of_kind = || job.variants.iter().enumerate().skip(turn).step_by(job.kinds.len());
+        if of_kind().next().is_none() {
+            continue;
         }
-        outcome.kernels.extend(variant.kernels().map(str::to_owned));
-        outcome.slowest.push((begun.elapsed(), format!("{} {variant}", case.id)));
+        let fail = |ways: String, message: String| Box::new(Wrong { ways, kind, message });
+        let trial = Trial::new(&job.case.graph, kind, job.case.seed, Selection::All);
+        let trial = trial.map_err(|error| fail(String::new(), error.to_string()))?;
+        for (number, variant) in of_kind() {
+            let begun = Instant::now();
+            outcome.runs += 1;
+            let seed = job.seed.wrapping_add(number as u64);
+            let judged = interpret_variant(&trial, variant, seed, job.sms, kernels, schedules);
+            let judged = judged.map_err(|message| fail(variant.to_string(), message))?;
+            let (elements, unjudged) = outcome.judged.entry(kind).or_default();
+            *elements += judged.elements;
+            *unjudged += judged.unjudged;
+            outcome.kernels.extend(variant.kernels().map(|kernel| (kernel.to_owned(), kind)));
+            outcome.slowest.push((begun.elapsed(), format!("{} {variant}", job.case.id)));
+        }
     }
     Ok(())
+}
+
+/// Runs one variant under so many schedules.
+fn interpret_variant(trial: &Trial, variant: &Variant, seed: u64, sms: u32, kernels: &Kernels, schedules: u64) -> Result<Judged, String> {
+    let mut first: Option<BTreeMap<Uid, Vec<u8>>> = None;
+    let mut judged = Judged::default();
+    for schedule in 0..schedules {
+        let mut buffers = trial.inputs.buffers.clone();
+        buffers.extend(trial.outputs().clone());
+        variant.interpret(&mut buffers, &trial.inputs.scalars, kernels, &schedule_of(seed, schedule, sms))?;
+        judged = trial.judge(&buffers)?;
+        match &first {
+            Some(first) if variant.is_deterministic() && *first != buffers => {
+                return Err(format!("noted as deterministic, but schedules 0 and {schedule} give different bits"));
+            }
+            Some(_) => {}
+            None => first = Some(buffers),
+        }
+    }
+    Ok(judged)
 }
 
 #[cfg(test)]
