@@ -6,7 +6,7 @@
 //! which none before it launched. A kernel that no problem leads to has no reason to be in the catalog, and is named.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -14,11 +14,14 @@ use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::{Engine, Knobs};
 use verdigris_engines::interpret::{Parts, Variant};
 use verdigris_kir::ir::Target;
+use verdigris_kir::program::Program;
 use verdigris_reference::cases::{self, Case};
 use verdigris_reference::graph_cases::{self, GraphCase};
 
 use crate::check_graphs;
+use crate::classes::class;
 use crate::verify_graphs::{self, Job};
+use crate::verify_turns::{self, Turns};
 
 /// The problems of each engine, or of every engine of a family, with the family in whose format they are written.
 const PROBLEMS: &[(&str, &str, &str)] = &[
@@ -40,6 +43,8 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
 
 /// SMs of the devices on which problems are tried after those of the seed: some settings are offered where many SMs would stand idle.
 const LARGER_DEVICES_SMS: [u32; 3] = [8, 12, 16];
+/// SMs of the devices on which problems are tried first, with kernels that have turns: as many as a cluster has CTAs, so that one takes all tiles.
+const SMALL_DEVICES_SMS: [u32; 3] = [1, 2, 4];
 /// The most variants of a graph in one job, so that jobs can be shared out.
 const VARIANTS_OF_A_JOB: usize = 4;
 
@@ -60,7 +65,26 @@ pub(crate) struct Plan {
     pub(crate) kernels: BTreeSet<String>,
     /// Those that nothing leads to, with their engine.
     pub(crate) unreached: BTreeSet<(&'static str, String)>,
+    /// Kernels with turns whose CTAs get too few tiles in every run, with the problem that leads to each and what is asked there.
+    pub(crate) short: BTreeMap<String, (String, Turns)>,
+    /// Classes of kernels with turns, and those of them of which one runs with a ragged last group of tiles.
+    pub(crate) with_turns: BTreeSet<String>,
+    pub(crate) ragged: BTreeSet<String>,
 }
+
+/// What a program must be like to be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    /// Its kernels with turns go round often enough; there is one.
+    GoesRound,
+    /// Anything.
+    Any,
+    /// One of its kernels has a ragged last group of tiles, as no other kernel of the class has.
+    Ragged,
+}
+
+/// The kernels that are wanted still, and how.
+type Wanted<'w> = (&'w mut BTreeSet<String>, Wish);
 
 impl Plan {
     fn join(mut self, other: Plan) -> Plan {
@@ -68,19 +92,47 @@ impl Plan {
         self.graphs.extend(other.graphs);
         self.kernels.extend(other.kernels);
         self.unreached.extend(other.unreached);
+        self.short.extend(other.short);
+        self.with_turns.extend(other.with_turns);
+        self.ragged.extend(other.ragged);
         // Engines share kernels, such as those that repack operands.
         self.unreached.retain(|(_, kernel)| !self.kernels.contains(kernel));
         self
     }
 
-    /// Whether a program of these kernels is to run: it leads to one that is wanted, and is the first.
-    fn takes<'n>(&mut self, wanted: &mut BTreeSet<String>, kernels: impl Iterator<Item = &'n str>) -> bool {
-        let found: Vec<String> = kernels.filter(|&kernel| wanted.contains(kernel)).map(str::to_owned).collect();
-        found.iter().for_each(|kernel| {
-            wanted.remove(kernel);
-        });
-        self.kernels.extend(found.iter().cloned());
-        !found.is_empty()
+    /// Whether a program for a device of so many SMs is to run: it leads to a kernel that is wanted as it is wished for, and is the first.
+    fn takes(&mut self, (wanted, wish): &mut Wanted<'_>, problem: &str, program: &Program, sms: u32) -> bool {
+        let kernels = || program.launches().map(|launch| launch.kernel.name());
+        let even = |kernel| self.with_turns.contains(&class(kernel)) && !self.ragged.contains(&class(kernel));
+        let is_candidate = if *wish == Wish::Ragged { kernels().any(even) } else { kernels().any(|kernel| wanted.contains(kernel)) };
+        if !is_candidate {
+            return false;
+        }
+        let turns = verify_turns::of_program(program, sms);
+        let suits = match wish {
+            Wish::GoesRound => verify_turns::goes_round(&turns),
+            Wish::Any => true,
+            Wish::Ragged => turns.iter().any(|(kernel, turns)| turns.is_ragged && even(kernel)),
+        };
+        if !suits {
+            return false;
+        }
+        let goes_round = verify_turns::goes_round(&turns);
+        for (kernel, turns) in turns.into_iter().filter(|(_, turns)| !turns.is_shared_out) {
+            self.with_turns.insert(class(kernel));
+            if turns.is_ragged {
+                self.ragged.insert(class(kernel));
+            }
+            if !goes_round && wanted.contains(kernel) {
+                self.short.insert(kernel.to_owned(), (problem.to_owned(), turns));
+            }
+        }
+        for kernel in kernels() {
+            if wanted.remove(kernel) {
+                self.kernels.insert(kernel.to_owned());
+            }
+        }
+        true
     }
 }
 
@@ -142,17 +194,21 @@ fn of_engine(engine: &'static dyn Engine, seed: u64) -> Result<Plan> {
     let mut wanted = names(engine);
     let mut plan = Plan::default();
     let problems = problems(engine.id().name)?;
+    let small = || SMALL_DEVICES_SMS.into_iter();
     let of_seed = (0..5).map(|turn| verify_graphs::sms(seed.wrapping_add(turn)));
-    for sms in of_seed.chain(LARGER_DEVICES_SMS) {
+    let any = of_seed.chain(LARGER_DEVICES_SMS).map(|sms| (sms, Wish::Any));
+    let all = small().map(|sms| (sms, Wish::GoesRound)).chain(any).chain(small().map(|sms| (sms, Wish::Ragged)));
+    for (sms, wish) in all {
         let arch = Arch::virtual_device(sms);
         for (number, problem) in problems.iter().enumerate() {
-            if wanted.is_empty() {
-                return Ok(plan);
+            let is_done = if wish == Wish::Ragged { plan.ragged == plan.with_turns } else { wanted.is_empty() };
+            if is_done {
+                break;
             }
             let turn = seed.wrapping_add(number as u64);
             match problem {
-                Problem::Product(case) => of_product(&mut plan, &mut wanted, case, engine, &arch, turn),
-                Problem::Graph(case) => of_graph(&mut plan, &mut wanted, case, engine, &arch, turn)?,
+                Problem::Product(case) => of_product(&mut plan, (&mut wanted, wish), case, engine, &arch, turn),
+                Problem::Graph(case) => of_graph(&mut plan, (&mut wanted, wish), case, engine, &arch, turn)?,
             }
         }
     }
@@ -166,26 +222,19 @@ fn rotated<T>(list: &[T], turn: u64) -> impl Iterator<Item = (usize, &T)> {
     list.iter().enumerate().cycle().skip(from).take(list.len())
 }
 
-fn of_product(plan: &mut Plan, wanted: &mut BTreeSet<String>, case: &Case, engine: &'static dyn Engine, arch: &Arch, turn: u64) {
+fn of_product(plan: &mut Plan, mut wanted: Wanted<'_>, case: &Case, engine: &'static dyn Engine, arch: &Arch, turn: u64) {
     let Ok(candidate) = engine.accept(&case.problem, arch) else { return };
     let space = candidate.knobs();
     for (_, knobs) in rotated(space.configs(), turn) {
         // A setting that is refused fails the cases; here it leads nowhere.
         let Ok(program) = candidate.program(knobs) else { continue };
-        if plan.takes(wanted, program.launches().map(|launch| launch.kernel.name())) {
+        if plan.takes(&mut wanted, &case.id, &program, arch.sm_count) {
             plan.products.push(Product { case: case.clone(), engine, knobs: knobs.clone(), sms: arch.sm_count });
         }
     }
 }
 
-fn of_graph(
-    plan: &mut Plan,
-    wanted: &mut BTreeSet<String>,
-    case: &GraphCase,
-    engine: &'static dyn Engine,
-    arch: &Arch,
-    turn: u64,
-) -> Result<()> {
+fn of_graph(plan: &mut Plan, mut wanted: Wanted<'_>, case: &GraphCase, engine: &'static dyn Engine, arch: &Arch, turn: u64) -> Result<()> {
     let parts = Parts::all(&case.graph, arch, &[engine]).with_context(|| case.id.clone())?;
     if parts.variants() == 0 {
         return Ok(());
@@ -193,7 +242,7 @@ fn of_graph(
     let mut variants: Vec<Variant> = Vec::new();
     for (part, ways) in parts.configs.iter().enumerate() {
         for (number, way) in rotated(ways, turn) {
-            if plan.takes(wanted, way.kernels()) {
+            if plan.takes(&mut wanted, &case.id, &way.program, arch.sm_count) {
                 variants.push(parts.variant_with(part, number));
             }
         }
@@ -224,6 +273,14 @@ mod tests {
             eprintln!("with seed {seed}, no problem leads to {} of {} kernels:\n{}", lines.len(), all.len(), lines.join("\n"));
             assert!(lines.is_empty(), "no problem under cases/catalog leads to {lines:?}");
             assert_eq!(plan.kernels.len() + plan.unreached.len(), all.len());
+            let short: Vec<String> = plan.short.iter().map(|(kernel, (case, turns))| format!("{kernel} of {case}: {turns:?}")).collect();
+            eprintln!("{} classes have turns: {:?}", plan.with_turns.len(), plan.with_turns);
+            let even: Vec<&String> = plan.with_turns.difference(&plan.ragged).collect();
+            assert!(
+                short.is_empty() && even.is_empty(),
+                "CTAs of these kernels get too few tiles or steps in every run:\n{}\nno run of the classes {even:?} has a ragged last group of tiles",
+                short.join("\n")
+            );
         }
     }
 
