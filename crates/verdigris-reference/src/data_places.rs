@@ -14,7 +14,7 @@ const ONE_OF_TENSOR: u64 = 8;
 
 /// Puts in what `distribution` has at places of its own.
 pub(crate) fn put(bytes: &mut [u8], dtype: DType, distribution: Distribution, seed: u64, layout: &Layout) {
-    let mut random = Random::new(seed ^ 0x91ac_e5);
+    let mut random = Random::new(seed ^ 0x0091_ace5);
     match distribution {
         Distribution::Masked => mask(bytes, dtype, &mut random, layout),
         Distribution::Edges => {
@@ -109,5 +109,57 @@ fn fill_gaps(bytes: &mut [u8], dtype: DType, layout: &Layout) {
     });
     for (element, _) in bytes.chunks_exact_mut(dtype.bytes()).zip(is_element).filter(|(_, is_element)| !is_element) {
         let _ = num::write_element(dtype, f64::NAN, element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fill_layout;
+
+    fn elements(bytes: &[u8], layout: &Layout) -> Vec<f64> {
+        let mut list = Vec::new();
+        each(layout, |index| {
+            let offset = layout.offset(index).expect("inside") as usize * 4;
+            list.push(num::read_element(DType::F32, &bytes[offset..]).expect("an element"));
+        });
+        list
+    }
+
+    #[test]
+    fn rows_are_masked_whole_and_in_part_and_never_all() {
+        for seed in 0..40 {
+            let layout = Layout::row_major(&[5, 12]).expect("a layout");
+            let all = elements(&fill_layout(DType::F32, Distribution::Masked, true, seed, &layout), &layout);
+            let masked: Vec<usize> = all.chunks(12).map(|row| row.iter().filter(|x| **x == f64::NEG_INFINITY).count()).collect();
+            assert_eq!(masked.iter().filter(|&&count| count == 12).count(), 1, "{masked:?}");
+            assert!(masked.iter().filter(|&&count| count == 3).count() == 4, "a quarter of each other row: {masked:?}");
+        }
+        let one = Layout::row_major(&[1, 1]).expect("a layout");
+        assert!(elements(&fill_layout(DType::F32, Distribution::Masked, true, 1, &one), &one)[0].is_finite());
+    }
+
+    #[test]
+    fn gaps_hold_nan_and_elements_do_not() {
+        let layout = Layout::new(&[3, 4], &[9, 2]).expect("a layout");
+        let bytes = fill_layout(DType::F32, Distribution::Gaps, true, 3, &layout);
+        assert!(elements(&bytes, &layout).iter().all(|x| x.is_finite()));
+        let nans = bytes.chunks_exact(4).filter(|x| num::read_element(DType::F32, x).is_some_and(f64::is_nan)).count();
+        assert_eq!(nans as u64, layout.span_elements() - 12);
+    }
+
+    #[test]
+    fn edges_and_nothing_else_are_special() {
+        let layout = Layout::row_major(&[40, 7]).expect("a layout");
+        let mut found = 0;
+        for seed in 0..20 {
+            let all = elements(&fill_layout(DType::F32, Distribution::Edges, true, seed, &layout), &layout);
+            for (place, _) in all.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                let (row, column) = (place / 7, place % 7);
+                assert!([0, 15, 16, 31, 32, 39].contains(&row) && [0, 6].contains(&column), "{row}, {column}");
+                found += 1;
+            }
+        }
+        assert!((40..80).contains(&found), "{found} of 120 places at edges");
     }
 }

@@ -204,3 +204,35 @@ pub fn half_ulp(dtype: DType, size: f64) -> f64 {
         None => 0.5,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_surely_overflows_is_infinite_and_what_may_is_not_judged() {
+        let rounded = |value: f64, error: f64| Bounded { value, error }.rounded(DType::F16, DType::F32);
+        assert_eq!(rounded(7e4, 10.0), Bounded::exact(f64::INFINITY));
+        assert_eq!(rounded(-7e4, 10.0), Bounded::exact(f64::NEG_INFINITY));
+        assert_eq!(rounded(65_515.0, 10.0).error, f64::INFINITY, "on both sides of 65520");
+        assert!(rounded(65_000.0, 10.0).error < 50.0);
+        assert_eq!(Bounded { value: 1e3, error: 1.0 }.rounded(DType::E4m3, DType::F32).value, 448.0, "what saturates does not");
+    }
+
+    #[test]
+    fn subnormals_are_as_far_apart_as_they_are() {
+        assert_eq!(half_ulp(DType::F64, 1e-310), power_of_two(-1074));
+        assert_eq!(half_ulp(DType::F64, 0.0), 0.0);
+        let third = Bounded::exact(power_of_two(-140)).shared_out(3.0, DType::F32);
+        assert!(third.error >= power_of_two(-150) && third.error < power_of_two(-147), "{third:?}");
+        assert_eq!(Bounded::exact(power_of_two(-140)).shared_out(1.0, DType::F32).error, 2.0 * power_of_two(-24) * power_of_two(-140));
+    }
+
+    #[test]
+    fn terms_of_bf16_lose_what_is_below_them() {
+        let sum = |size: f64| Sum { value: size, magnitude: size, sizes: size + 1.0 };
+        let relative = |size: f64, precision| of_sum(precision, DType::F32, 1, false, sum(size)).error / size;
+        assert!(relative(1e-38, Precision::Fp32) > 1e-3, "a normal number near the least keeps eight bits");
+        assert!(relative(1e-30, Precision::Fp32) < 1e-5 && relative(1e-38, Precision::Ieee) < 1e-5);
+    }
+}
