@@ -256,9 +256,12 @@ fn interpret(
 mod tests {
     use super::*;
 
+    /// An engine, the stretched problems that it takes, and those that it refuses, by reason.
+    type Share = (&'static str, u64, &'static [(&'static str, u64)]);
+
     /// Each engine with the stretched problems that it takes, and those that it refuses by reason: whoever takes fewer says why here.
     #[rustfmt::skip]
-    const EXPECTED: &[(&str, u64, &[(&str, u64)])] = &[
+    const EXPECTED: &[Share] = &[
         ("conv.depthwise", 30, &[("extent", 167)]),
         ("conv.direct", 197, &[]),
         ("conv.grouped", 96, &[("alignment", 22), ("dtype", 15), ("extent", 19), ("layout", 45)]),
