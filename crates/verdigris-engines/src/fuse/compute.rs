@@ -16,6 +16,7 @@ pub trait Compute: FloatScalar + Comparable {
     const DTYPE: DType;
 
     /// A constant, rounded to this type.
+    #[track_caller]
     fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, Self>;
 
     /// From f32, exactly.
@@ -34,6 +35,7 @@ pub trait Compute: FloatScalar + Comparable {
     fn from_i32(value: Val<'_, i32>) -> Val<'_, Self>;
 
     /// `x / y`, to a few units in the last place.
+    #[track_caller]
     fn divide<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self>;
 
     /// `eˣ`: absolute error within a few units in the last place of the larger of the result and 1. Far below the type's range it gives 0.
@@ -49,6 +51,7 @@ pub trait Compute: FloatScalar + Comparable {
     fn rsqrt(x: Val<'_, Self>) -> Val<'_, Self>;
 
     /// `x / y`, correctly rounded.
+    #[track_caller]
     fn quotient<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self>;
 
     /// `eˣ`, with results below the normal range, and infinity for infinity.
@@ -69,6 +72,7 @@ pub trait Compute: FloatScalar + Comparable {
     const TERMS: usize;
 
     /// The larger, NaN if either is.
+    #[track_caller]
     fn max_nan<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self> {
         let k = x.kernel();
         let larger = k.select(x.gt(y), x, y);
@@ -76,6 +80,7 @@ pub trait Compute: FloatScalar + Comparable {
     }
 
     /// The smaller, NaN if either is.
+    #[track_caller]
     fn min_nan<'k>(x: Val<'k, Self>, y: Val<'k, Self>) -> Val<'k, Self> {
         let k = x.kernel();
         let smaller = k.select(x.lt(y), x, y);
@@ -86,6 +91,7 @@ pub trait Compute: FloatScalar + Comparable {
 impl Compute for f32 {
     const DTYPE: DType = DType::F32;
 
+    #[track_caller]
     fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, f32> {
         k.constant(value as f32)
     }
@@ -110,6 +116,7 @@ impl Compute for f32 {
         value.to_f32()
     }
 
+    #[track_caller]
     fn divide<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
         x.div_full(y)
     }
@@ -138,10 +145,12 @@ impl Compute for f32 {
         1.691_730_62e-1,
     ];
 
+    #[track_caller]
     fn max_nan<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
         x.max_nan(y)
     }
 
+    #[track_caller]
     fn min_nan<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
         x.min_nan(y)
     }
@@ -154,6 +163,7 @@ impl Compute for f32 {
         x.rsqrt()
     }
 
+    #[track_caller]
     fn quotient<'k>(x: Val<'k, f32>, y: Val<'k, f32>) -> Val<'k, f32> {
         x.div(y)
     }
@@ -194,6 +204,7 @@ impl Compute for f32 {
 impl Compute for f64 {
     const DTYPE: DType = DType::F64;
 
+    #[track_caller]
     fn constant<'k>(k: Kernel<'k>, value: f64) -> Val<'k, f64> {
         k.constant(value)
     }
@@ -218,6 +229,7 @@ impl Compute for f64 {
         value.convert(CvtRound::Nearest)
     }
 
+    #[track_caller]
     fn divide<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
         x.div(y)
     }
@@ -269,6 +281,7 @@ impl Compute for f64 {
         one.div(x.sqrt())
     }
 
+    #[track_caller]
     fn quotient<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
         x.div(y)
     }
@@ -304,6 +317,7 @@ impl Compute for f64 {
 }
 
 /// Horner's rule, highest power first.
+#[track_caller]
 pub(super) fn polynomial<'k, T: Compute>(x: Val<'k, T>, coefficients: &[f64]) -> Val<'k, T> {
     let k = x.kernel();
     let mut sum = T::constant(k, coefficients[0]);
@@ -332,6 +346,7 @@ pub(super) fn fp8(dtype: DType) -> Packed {
 }
 
 /// The two f32 of a 32-bit register of two 16-bit floats.
+#[track_caller]
 pub(crate) fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) -> [Val<'k, f32>; 2] {
     if dtype == DType::Bf16 {
         [(pair << 16).bitcast(), (pair & 0xffff_0000u32).bitcast()]
@@ -342,11 +357,13 @@ pub(crate) fn widen_pair<'k>(k: Kernel<'k>, dtype: DType, pair: Val<'k, u32>) ->
 }
 
 /// The value of a 16-bit float's bits.
+#[track_caller]
 pub fn decode_half<'k>(dtype: DType, bits: Val<'k, u16>) -> Val<'k, f32> {
     if dtype == DType::Bf16 { (u32_of(bits) << 16).bitcast() } else { bits.bitcast::<F16>().convert(CvtRound::None) }
 }
 
 /// The value of an 8-bit number's bits, which stand in the low byte, extended by the load as their type says.
+#[track_caller]
 pub fn decode_byte<'k>(k: Kernel<'k>, dtype: DType, byte: Val<'k, u32>) -> Val<'k, f32> {
     if dtype.is_fp8() { widen_byte(k, dtype, byte) } else { byte.signed().to_f32() }
 }
@@ -370,6 +387,7 @@ fn u32_of(half: Val<'_, u16>) -> Val<'_, u32> {
     half.convert(CvtRound::None)
 }
 
+#[track_caller]
 fn widen_byte<'k>(k: Kernel<'k>, dtype: DType, byte: Val<'k, u32>) -> Val<'k, f32> {
     widen_pair(k, DType::F16, k.widen_fp8(fp8(dtype), byte.low16()).bitcast())[0]
 }
@@ -377,6 +395,7 @@ fn widen_byte<'k>(k: Kernel<'k>, dtype: DType, byte: Val<'k, u32>) -> Val<'k, f3
 /// Loads two neighbouring elements from an address that is aligned to both.
 #[track_caller]
 pub fn load_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, offset_bytes: i64) -> [Val<'k, T>; 2] {
+    #[track_caller]
     fn both<'k, S: verdigris_kir::face::Scalar>(k: Kernel<'k>, address: Val<'k, u64>, offset_bytes: i64) -> [Val<'k, S>; 2] {
         let pair = k.ld_global_vector::<S>(address, offset_bytes, 2, Cache::Default);
         [pair[0], pair[1]]
@@ -404,6 +423,7 @@ pub fn load_pair<'k, T: Compute>(k: Kernel<'k>, dtype: DType, address: Val<'k, u
 }
 
 /// A value on its way to an integer type, in which NaN is 0: of a NaN in f64, or for 64 bits, the chip's conversion makes the least integer.
+#[track_caller]
 pub fn without_nan<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Val<'k, T> {
     if T::DTYPE == DType::F64 || dtype == DType::I64 { k.select(value.eq(value), value, T::constant(k, 0.0)) } else { value }
 }

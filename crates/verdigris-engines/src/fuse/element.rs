@@ -57,10 +57,12 @@ pub(crate) trait Element: Number {
     /// 0.
     const ZERO: Self;
     /// The element that stored bits stand for.
+    #[track_caller]
     fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, Self>;
     /// Rounded to tf32; only asked of f32.
     fn rounded_to_tf32(value: Val<'_, Self>) -> Val<'_, Self>;
     /// Times a block's factor; only asked of f32.
+    #[track_caller]
     fn scaled<'k>(value: Val<'k, Self>, factor: Var<'k, f32>) -> Val<'k, Self>;
     /// As a 32-bit integer; only asked of i32.
     fn to_i32(value: Val<'_, Self>) -> Val<'_, i32>;
@@ -74,6 +76,7 @@ impl Element for f32 {
     type Computed = f32;
     const GROUP: u32 = 4;
     const ZERO: f32 = 0.0;
+    #[track_caller]
     fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f32> {
         match raw {
             RawVar::Byte(bits) => compute::decode_byte(k, dtype, bits.get()),
@@ -85,6 +88,7 @@ impl Element for f32 {
     fn rounded_to_tf32(value: Val<'_, f32>) -> Val<'_, f32> {
         value.to_tf32().bitcast()
     }
+    #[track_caller]
     fn scaled<'k>(value: Val<'k, f32>, factor: Var<'k, f32>) -> Val<'k, f32> {
         value * factor
     }
@@ -103,6 +107,7 @@ impl Element for f64 {
     type Computed = f64;
     const GROUP: u32 = 2;
     const ZERO: f64 = 0.0;
+    #[track_caller]
     fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, f64> {
         match raw {
             RawVar::Double(bits) => bits.get().bitcast(),
@@ -112,6 +117,7 @@ impl Element for f64 {
     fn rounded_to_tf32(value: Val<'_, f64>) -> Val<'_, f64> {
         value
     }
+    #[track_caller]
     fn scaled<'k>(value: Val<'k, f64>, factor: Var<'k, f32>) -> Val<'k, f64> {
         value * factor.get().convert::<f64>(CvtRound::None)
     }
@@ -130,6 +136,7 @@ impl Element for i32 {
     type Computed = f32;
     const GROUP: u32 = 4;
     const ZERO: i32 = 0;
+    #[track_caller]
     fn decode<'k>(k: Kernel<'k>, dtype: DType, raw: RawVar<'k>) -> Val<'k, i32> {
         match raw {
             // The load has extended the byte as its type says.
@@ -140,6 +147,7 @@ impl Element for i32 {
     fn rounded_to_tf32(value: Val<'_, i32>) -> Val<'_, i32> {
         value
     }
+    #[track_caller]
     fn scaled<'k>(value: Val<'k, i32>, _: Var<'k, f32>) -> Val<'k, i32> {
         value
     }
@@ -169,6 +177,7 @@ pub(crate) enum RawVar<'k> {
 
 impl<'k> RawVar<'k> {
     /// Registers for one element.
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, dtype: DType) -> Self {
         match dtype.bytes() {
             1 => RawVar::Byte(k.var(0u32)),
@@ -188,6 +197,7 @@ impl<'k> RawVar<'k> {
     }
 
     /// Starts loading it.
+    #[track_caller]
     pub(crate) fn load(self, k: Kernel<'k>, dtype: DType, address: Val<'k, u64>) {
         match self {
             RawVar::Byte(bits) => bits.set(k.ld_global_byte(address, 0, dtype == DType::I8)),
@@ -199,6 +209,7 @@ impl<'k> RawVar<'k> {
 }
 
 /// The value that the epilogue begins with.
+#[track_caller]
 pub(crate) fn finish<'k, S: Element>(k: Kernel<'k>, arithmetic: Arithmetic, sum: Val<'k, S>) -> Val<'k, S::Computed> {
     let value = S::widen(sum);
     if arithmetic == Arithmetic::F16 { compute::round_to(k, DType::F16, value) } else { value }

@@ -3,6 +3,7 @@
 use verdigris_kir::face::{Kernel, Scalar, SharedPiece, Val};
 
 /// The value of the lane whose index differs by `mask`.
+#[track_caller]
 pub(crate) fn exchange<'k, T: Scalar>(k: Kernel<'k>, value: Val<'k, T>, mask: u32) -> Val<'k, T> {
     if T::TY.bits() == 32 {
         return k.shfl_bfly::<u32>(value.bitcast::<u32>(), mask).bitcast();
@@ -12,6 +13,7 @@ pub(crate) fn exchange<'k, T: Scalar>(k: Kernel<'k>, value: Val<'k, T>, mask: u3
 }
 
 /// Over the 32 lanes of a warp; every lane gets the result.
+#[track_caller]
 pub(crate) fn over_warp<'k, T: Scalar>(
     k: Kernel<'k>,
     value: Val<'k, T>,
@@ -22,6 +24,7 @@ pub(crate) fn over_warp<'k, T: Scalar>(
 
 /// Over a CTA of `warps` warps through `scratch` ([`scratch_bytes`]); every thread gets the result. All threads call it; it may be called again
 /// with the same scratch.
+#[track_caller]
 pub(crate) fn over_cta<'k, T: Scalar>(
     k: Kernel<'k>,
     scratch: SharedPiece<'k>,
@@ -42,6 +45,7 @@ pub(crate) fn over_cta<'k, T: Scalar>(
 }
 
 /// Over the threads that have one row: one thread, a warp, or with `scratch` the CTA; every thread of the team gets the result.
+#[track_caller]
 pub(crate) fn over_team<'k, T: Scalar>(
     k: Kernel<'k>,
     team: u32,
@@ -57,6 +61,7 @@ pub(crate) fn over_team<'k, T: Scalar>(
 }
 
 /// The shared memory that [`over_cta`] needs, if the team is more than a warp.
+#[track_caller]
 pub(crate) fn team_scratch<'k, T: Scalar>(k: Kernel<'k>, team: u32) -> Option<SharedPiece<'k>> {
     (team > 32).then(|| k.shared("warps", scratch_bytes(team / 32, T::TY.bytes()), 16))
 }

@@ -9,16 +9,19 @@ use verdigris_kir::inst::CvtRound;
 use super::compute::{Compute, factorial, polynomial};
 
 /// `1 / (1 + e^−x)`.
+#[track_caller]
 pub(super) fn sigmoid<'k, T: Compute>(x: Val<'k, T>) -> Val<'k, T> {
     let one = T::constant(x.kernel(), 1.0);
     T::divide(one, one + T::exp(-x))
 }
 
+#[track_caller]
 fn number<'k, T: Compute>(k: Kernel<'k>, value: f64) -> Val<'k, T> {
     T::constant(k, value)
 }
 
 /// NaN where the condition holds.
+#[track_caller]
 fn nan_where<'k, T: Compute>(condition: Val<'k, bool>, value: Val<'k, T>) -> Val<'k, T> {
     let k = value.kernel();
     k.select(condition, number(k, f64::NAN), value)
@@ -116,6 +119,7 @@ pub(crate) fn erf<T: Compute>(x: Val<'_, T>) -> Val<'_, T> {
 }
 
 /// The angle of the point (x, y).
+#[track_caller]
 pub(crate) fn atan2<'k, T: Compute>(y: Val<'k, T>, x: Val<'k, T>) -> Val<'k, T> {
     let k = x.kernel();
     let one = number::<T>(k, 1.0);
@@ -138,6 +142,7 @@ pub(crate) fn atan2<'k, T: Compute>(y: Val<'k, T>, x: Val<'k, T>) -> Val<'k, T> 
 }
 
 /// `x^y`, in f64.
+#[track_caller]
 pub(crate) fn pow<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
     let k = x.kernel();
     let size = x.abs();
@@ -160,6 +165,7 @@ pub(crate) fn pow<'k>(x: Val<'k, f64>, y: Val<'k, f64>) -> Val<'k, f64> {
 }
 
 /// The remainder of the truncated quotient, exact: C's `fmod`.
+#[track_caller]
 pub(crate) fn fmod<'k>(x: Val<'k, f64>, z: Val<'k, f64>) -> Val<'k, f64> {
     let k = x.kernel();
     let (size, divisor) = (x.abs(), z.abs());

@@ -36,36 +36,43 @@ pub(crate) struct Strided<'k> {
 
 impl<'k> Strided<'k> {
     /// A declared operand.
+    #[track_caller]
     pub(crate) fn new(dtype: DType, operand: Operand<'k>) -> Self {
         Strided { dtype, address: operand.operand.address(), strides_bytes: operand.row_strides }
     }
 
     /// Declared operands of these types.
+    #[track_caller]
     pub(crate) fn all(dtypes: &[DType], operands: Vec<Operand<'k>>) -> Vec<Self> {
         dtypes.iter().zip(operands).map(|(&dtype, operand)| Strided::new(dtype, operand)).collect()
     }
 
+    #[track_caller]
     fn address(&self, index: &[Val<'k, u32>]) -> Val<'k, u64> {
         self.strides_bytes.iter().zip(index).fold(self.address, |address, (&stride, &i)| address + i.widen() * stride)
     }
 
     /// What is left at an index of the first dims.
+    #[track_caller]
     pub(crate) fn at(&self, index: &[Val<'k, u32>]) -> Strided<'k> {
         let strides_bytes = self.strides_bytes.iter().skip(index.len()).copied().collect();
         Strided { dtype: self.dtype, address: self.address(index), strides_bytes }
     }
 
     /// The bits at an index; dims that it leaves out are at 0.
+    #[track_caller]
     fn raw(&self, index: &[Val<'k, u32>]) -> Raw<'k> {
         load_raw(self.address.kernel(), self.dtype, self.address(index), 1)[0]
     }
 
     /// The element at an index; dims that it leaves out are at 0.
+    #[track_caller]
     pub(crate) fn load<T: Compute>(&self, index: &[Val<'k, u32>]) -> Val<'k, T> {
         AnyVal::Stored(self.dtype, self.raw(index)).get(self.address.kernel())
     }
 
     /// The element, of an integer type.
+    #[track_caller]
     pub(crate) fn load_integer(&self, index: &[Val<'k, u32>]) -> Val<'k, i64> {
         match self.raw(index) {
             Raw::B8(bits) if self.dtype == DType::I8 => ((bits << 24).signed() >> 24).widen(),
@@ -77,6 +84,7 @@ impl<'k> Strided<'k> {
     }
 
     /// Rounds and stores an element.
+    #[track_caller]
     pub(crate) fn store(&self, index: &[Val<'k, u32>], value: AnyVal<'k>) {
         let (k, address) = (self.address.kernel(), self.address(index));
         store_raw(k, address, &[value.encoded(k, self.dtype)]);

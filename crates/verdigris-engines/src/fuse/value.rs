@@ -44,6 +44,7 @@ pub(crate) enum HostVal<'k> {
 }
 
 impl<'k> HostVal<'k> {
+    #[track_caller]
     pub(super) fn get<T: Compute>(self) -> Val<'k, T> {
         match self {
             HostVal::Single(value) => T::from_f32(value),
@@ -54,6 +55,7 @@ impl<'k> HostVal<'k> {
 
 impl<'k> AnyVal<'k> {
     /// A computed value.
+    #[track_caller]
     pub(crate) fn of<T: Compute>(value: Val<'k, T>) -> Self {
         if T::DTYPE == DType::F64 { AnyVal::F64(T::to_f64(value)) } else { AnyVal::F32(T::to_f32(value)) }
     }
@@ -64,6 +66,7 @@ impl<'k> AnyVal<'k> {
     }
 
     /// The value in the type computed in.
+    #[track_caller]
     pub(crate) fn get<T: Compute>(self, k: Kernel<'k>) -> Val<'k, T> {
         match self {
             AnyVal::F32(value) => T::from_f32(value),
@@ -75,6 +78,7 @@ impl<'k> AnyVal<'k> {
     }
 
     /// The bits that it is stored as, rounded once.
+    #[track_caller]
     pub(crate) fn encoded(self, k: Kernel<'k>, dtype: DType) -> Raw<'k> {
         match self {
             AnyVal::Stored(own, raw) if own == dtype => raw,
@@ -87,6 +91,7 @@ impl<'k> AnyVal<'k> {
     }
 
     /// The value, as if it had been stored and read again.
+    #[track_caller]
     pub(crate) fn rounded(self, k: Kernel<'k>, dtype: DType) -> AnyVal<'k> {
         match dtype {
             DType::F32 => AnyVal::F32(self.get(k)),
@@ -97,6 +102,7 @@ impl<'k> AnyVal<'k> {
 }
 
 /// Loads `many` neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
+#[track_caller]
 pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, many: u32) -> Vec<Raw<'k>> {
     let bytes = dtype.bytes() as u32;
     if many == 1 {
@@ -132,6 +138,7 @@ pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, m
 }
 
 /// Stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
+#[track_caller]
 pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k>]) {
     if let [raw] = raws {
         match *raw {
@@ -177,6 +184,7 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
 }
 
 /// The value of stored bits.
+#[track_caller]
 fn decode<'k, T: Compute>(k: Kernel<'k>, dtype: DType, raw: Raw<'k>) -> Val<'k, T> {
     match (dtype, raw) {
         (DType::F16 | DType::Bf16, Raw::B16(bits)) => T::from_f32(compute::decode_half(dtype, bits)),
@@ -193,6 +201,7 @@ fn decode<'k, T: Compute>(k: Kernel<'k>, dtype: DType, raw: Raw<'k>) -> Val<'k, 
 }
 
 /// The bits of a value, rounded to nearest even, saturating in fp8 and integers.
+#[track_caller]
 fn encode<'k, T: Compute>(k: Kernel<'k>, dtype: DType, value: Val<'k, T>) -> Raw<'k> {
     match dtype {
         DType::F64 => Raw::B64(T::to_f64(value).bitcast()),

@@ -18,6 +18,7 @@ pub(crate) struct InFlight<'k> {
 
 impl<'k> InFlight<'k> {
     /// For a consumer's thread `thread`, whose stages `cursor` walks.
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, promotes: bool, cursor: Cursor<'k>, thread: Val<'k, u32>) -> Self {
         let previous = k.var_named("previous", 0u32);
         let adds = k.var_named("add", k.thread().ge(0u32));
@@ -25,6 +26,7 @@ impl<'k> InFlight<'k> {
     }
 
     /// Before the products of a step.
+    #[track_caller]
     pub(crate) fn begin(&self, step: Val<'k, u32>) {
         self.adds.set(if self.promotes { self.kernel.thread().gt(u32::MAX - 1) } else { step.gt(0) });
     }
@@ -46,6 +48,7 @@ impl<'k> InFlight<'k> {
     }
 
     /// Behind the last step of a tile, with no group in flight: its stage goes back, where that has not been done yet.
+    #[track_caller]
     pub(crate) fn release_last(&self) {
         if !self.promotes {
             self.cursor.release(self.previous, self.thread);

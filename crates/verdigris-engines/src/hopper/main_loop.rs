@@ -1,5 +1,7 @@
 //! The main loop of a consumer: wait for a stage, multiply out of it, give back the one before.
 
+use std::panic::Location;
+
 use verdigris_kir::face::{AsVal, Kernel, Val};
 use verdigris_kir::tile::fragment::Fragment;
 use verdigris_kir::tile::operand::ROW_BYTES;
@@ -30,6 +32,7 @@ pub(crate) struct MainLoop<'k, T> {
 
 impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
     /// Of the consumer `own`. Under ping-pong, warpgroup `w` waits for its main loop at named barrier `barrier + w`.
+    #[track_caller]
     pub(crate) fn new(
         k: Kernel<'k>,
         spec: &MainLoopSpec,
@@ -47,49 +50,60 @@ impl<'k, T: Sum + AsVal<'k, T>> MainLoop<'k, T> {
     }
 
     /// Runs `body` for each piece of this warpgroup's work; `steps` as [`PingPong::for_each`] wants it.
+    #[track_caller]
     pub(crate) fn for_each(&self, steps: impl Fn(Option<&Work<'k>>) -> Val<'k, u32>, body: impl Fn(Work<'k>)) {
-        self.ping_pong.for_each(&self.cursor, steps, body);
+        self.kernel.scope_around(Location::caller(), |caller| {
+            self.ping_pong.for_each(&self.cursor, |work| caller.run(|| steps(work)), |work| caller.run(|| body(work)));
+        });
     }
 
     /// Multiplies `steps` steps of a tile. `factors` are those of a step's blocks, where there are any. Behind it the last group is in
     /// flight, unless sums are promoted.
+    #[track_caller]
     pub(crate) fn multiply(&self, work: &Work<'k>, steps: Val<'k, u32>, factors: impl Fn(Val<'k, u32>) -> Option<StepFactors<'k>>) {
-        let k = self.kernel;
-        self.sums.begin();
-        self.ping_pong.wait();
-        k.range(steps, |step| {
-            let factors = factors(step);
-            self.cursor.wait();
-            let stage = self.cursor.stage();
-            let tiles = self.descriptors.of(stage);
-            self.in_flight.begin(step);
-            k.wgmma_fence();
-            for part in 0..STEPS {
-                let b = tiles.b(part);
-                for block in 0..self.blocks {
-                    let a = tiles.a(64 * block, part);
-                    let adds = if part == 0 { self.in_flight.adds.get() } else { k.constant(true) };
-                    self.sums.multiply(block as usize, a, b, adds);
+        self.kernel.scope_around(Location::caller(), |caller| {
+            let k = self.kernel;
+            self.sums.begin();
+            self.ping_pong.wait();
+            k.range(steps, |step| {
+                let factors = caller.run(|| factors(step));
+                self.cursor.wait();
+                let stage = self.cursor.stage();
+                let tiles = self.descriptors.of(stage);
+                self.in_flight.begin(step);
+                k.wgmma_fence();
+                for part in 0..STEPS {
+                    let b = tiles.b(part);
+                    for block in 0..self.blocks {
+                        let a = tiles.a(64 * block, part);
+                        let adds = if part == 0 { self.in_flight.adds.get() } else { k.constant(true) };
+                        self.sums.multiply(block as usize, a, b, adds);
+                    }
                 }
-            }
-            k.wgmma_commit();
-            self.in_flight.end(step, stage, || self.sums.promote(factors.as_ref()));
-            self.cursor.advance();
+                k.wgmma_commit();
+                self.in_flight.end(step, stage, || self.sums.promote(factors.as_ref()));
+                self.cursor.advance();
+            });
+            self.ping_pong.hand_on(work);
         });
-        self.ping_pong.hand_on(work);
     }
 
     /// Behind [`MainLoop::multiply`], with no group in flight: the last stage goes back.
+    #[track_caller]
     pub(crate) fn release_last(&self) {
         self.in_flight.release_last();
     }
 
     /// The same of a tile that may have no steps, whose sums are zero.
+    #[track_caller]
     pub(crate) fn release_last_of(&self, steps: Val<'k, u32>) {
-        self.kernel.when_else(steps.eq(0), || self.sums.clear(), || self.in_flight.release_last());
+        self.kernel.scope(Location::caller(), || {
+            self.kernel.when_else(steps.eq(0), || self.sums.clear(), || self.in_flight.release_last());
+        });
     }
 
     /// The results of a tile.
+    #[track_caller]
     pub(crate) fn results(&self) -> &[Fragment<'k, T>] {
         self.sums.finish()
     }

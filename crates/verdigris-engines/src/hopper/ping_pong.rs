@@ -3,6 +3,8 @@
 //! A main loop begins when the other's has read all of its stages: a stage's phases are told apart by parity, so neither may wait for the
 //! one after the next.
 
+use std::panic::Location;
+
 use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::tile::ring::Cursor;
 use verdigris_kir::tile::schedule::{Schedule, Work};
@@ -26,6 +28,7 @@ impl<'k> PingPong<'k> {
     }
 
     /// Before the main loop of a tile.
+    #[track_caller]
     pub(crate) fn wait(&self) {
         if let Some((_, barrier)) = self.of {
             self.kernel.barrier_sync(self.warpgroup + barrier, WARPGROUP * 2);
@@ -33,6 +36,7 @@ impl<'k> PingPong<'k> {
     }
 
     /// Behind it: the other's main loop may begin.
+    #[track_caller]
     pub(crate) fn hand_on(&self, work: &Work<'k>) {
         if let Some((_, barrier)) = self.of {
             let on = self.schedule.goes_on_behind(work);
@@ -42,15 +46,20 @@ impl<'k> PingPong<'k> {
 
     /// Runs `body` for each piece of work of this warpgroup. Stages of the other's tiles are skipped: `steps` says how many the tile behind a
     /// piece of work has, and the first tile of all.
+    #[track_caller]
     pub(crate) fn for_each(&self, cursor: &Cursor<'k>, steps: impl Fn(Option<&Work<'k>>) -> Val<'k, u32>, body: impl Fn(Work<'k>)) {
-        let Some((consumers, barrier)) = self.of else { return self.schedule.for_each(body) };
-        self.kernel.when(self.warpgroup.eq(1), || {
-            self.kernel.barrier_arrive(barrier, WARPGROUP * 2);
-            cursor.skip(steps(None));
-        });
-        self.schedule.for_each_ping_pong(self.warpgroup, consumers, |work| {
-            body(work);
-            cursor.skip(steps(Some(&work)));
+        self.kernel.scope_around(Location::caller(), |caller| {
+            let body = |work| caller.run(|| body(work));
+            let steps = |work: Option<&Work<'k>>| caller.run(|| steps(work));
+            let Some((consumers, barrier)) = self.of else { return self.schedule.for_each(body) };
+            self.kernel.when(self.warpgroup.eq(1), || {
+                self.kernel.barrier_arrive(barrier, WARPGROUP * 2);
+                cursor.skip(steps(None));
+            });
+            self.schedule.for_each_ping_pong(self.warpgroup, consumers, |work| {
+                body(work);
+                cursor.skip(steps(Some(&work)));
+            });
         });
     }
 }

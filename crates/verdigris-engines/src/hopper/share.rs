@@ -19,6 +19,7 @@ pub(crate) struct Consumer<'k> {
 }
 
 impl<'k> Consumer<'k> {
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, tile: TileShape) -> Self {
         let thread = k.thread() & (WARPGROUP - 1);
         let warpgroup = k.uniform(k.thread() >> 7) - 1;
@@ -41,6 +42,7 @@ pub(crate) struct Share<'k> {
 }
 
 impl<'k> Share<'k> {
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, shape: TileShape) -> Self {
         let rank = if shape.ctas() > 1 { k.cluster_rank() } else { k.constant(0) };
         let (peer, depth_rank) = match (shape.cluster, shape.cluster_split) {
@@ -60,25 +62,30 @@ impl<'k> Share<'k> {
     }
 
     /// First row (or column) of a tile that this CTA loads, where each loads `loaded` of those that are shared.
+    #[track_caller]
     pub(crate) fn loads_from(&self, operand: Operand, loaded: impl FnOnce() -> Val<'k, u32>) -> Val<'k, u32> {
         if self.shape.loaded(operand) < self.shape.extent(operand) { self.peer * loaded() } else { self.kernel.constant(0) }
     }
 
     /// Row of tiles. A cluster takes neighbouring ones, along the side whose operand they do not share.
+    #[track_caller]
     pub(crate) fn row(&self, work: &Work<'k>) -> Val<'k, u32> {
         if self.shape.shared == Operand::B { self.beside(work.row) } else { work.row }
     }
 
     /// Column of tiles.
+    #[track_caller]
     pub(crate) fn column(&self, work: &Work<'k>) -> Val<'k, u32> {
         if self.shape.shared == Operand::A { self.beside(work.column) } else { work.column }
     }
 
+    #[track_caller]
     fn beside(&self, index: Val<'k, u32>) -> Val<'k, u32> {
         index * self.shape.cluster + self.peer
     }
 
     /// The CTA's part of a piece of work. The CTAs that share a tile each take a part of its depth, in the order of their ranks.
+    #[track_caller]
     pub(crate) fn own(&self, work: Work<'k>) -> Work<'k> {
         if self.shape.cluster_split == 1 {
             return work;
@@ -88,20 +95,22 @@ impl<'k> Share<'k> {
     }
 
     /// First step and number of steps of the same.
+    #[track_caller]
     pub(crate) fn steps(&self, work: &Work<'k>) -> (Val<'k, u32>, Val<'k, u32>) {
-        let cut = |rank: Val<'k, u32>| self.cut(work, rank);
         match self.shape.cluster_split {
             1 => (work.first_step, work.steps),
-            _ => (cut(self.depth_rank), cut(self.depth_rank + 1) - cut(self.depth_rank)),
+            _ => (self.cut(work, self.depth_rank), self.cut(work, self.depth_rank + 1) - self.cut(work, self.depth_rank)),
         }
     }
 
     /// The first step of the part of the depth that the CTA of such a rank takes.
+    #[track_caller]
     fn cut(&self, work: &Work<'k>, depth_rank: Val<'k, u32>) -> Val<'k, u32> {
         (work.steps * depth_rank) >> self.shape.cluster_split.ilog2()
     }
 
     /// The part that `by` has of a tile whose depth is split over the grid.
+    #[track_caller]
     pub(crate) fn part(&self, work: &Work<'k>, by: Consumer<'k>) -> Part<'k> {
         let owner = (work.tile * self.shape.cluster + self.peer) * self.shape.consumers + by.warpgroup;
         Part { owner, part: work.part, parts: work.parts, warpgroup: by.warpgroup, thread: by.thread }

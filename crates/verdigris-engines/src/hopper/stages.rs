@@ -17,11 +17,13 @@ pub(crate) struct Stages<'k> {
 
 impl<'k> Stages<'k> {
     /// Stages that each consumer gives back once a turn.
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, spec: &MainLoopSpec) -> Self {
         Stages::read_by(k, spec, spec.tile.sharers())
     }
 
     /// Stages that `readers` parties of each CTA give back once a turn.
+    #[track_caller]
     pub(crate) fn read_by(k: Kernel<'k>, spec: &MainLoopSpec, readers: u32) -> Self {
         let tiles = [Operand::A, Operand::B].map(|operand| spec.operand(operand));
         let slots = [("a tiles", tiles[0]), ("b tiles", tiles[1])].map(|(name, tile)| k.shared(name, spec.stages * tile.bytes(), 1024));
@@ -34,6 +36,7 @@ impl<'k> Stages<'k> {
     }
 
     /// The consumers' view: what lies from row `first_row` of A's tile on.
+    #[track_caller]
     pub(crate) fn descriptors(&self, first_row: Val<'k, u32>) -> Descriptors<'k> {
         let [a, b] = self.tiles;
         let low = [a.descriptor_base(self.slots[0].address(), first_row), b.descriptor_base(self.slots[1].address(), 0u32)];
@@ -54,15 +57,18 @@ impl<'k> Descriptors<'k> {
     }
 
     /// A's, of 64 rows from `row` on, at an instruction's step of depth.
+    #[track_caller]
     pub(crate) fn a(&self, row: u32, step: u32) -> Val<'k, u64> {
         self.at(0, row, step)
     }
 
     /// B's.
+    #[track_caller]
     pub(crate) fn b(&self, step: u32) -> Val<'k, u64> {
         self.at(1, 0, step)
     }
 
+    #[track_caller]
     fn at(&self, operand: usize, row: u32, step: u32) -> Val<'k, u64> {
         let tile = &self.tiles[operand];
         tile.descriptor_from(self.low[operand] + tile.advance(row, step))

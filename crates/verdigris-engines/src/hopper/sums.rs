@@ -60,11 +60,13 @@ impl<'k, T: Sum + AsVal<'k, T>> Sums<'k, T> {
     }
 
     /// Before the first step of a tile.
+    #[track_caller]
     pub(crate) fn begin(&self) {
         set_zero(&self.totals);
     }
 
     /// The sums of a tile without steps.
+    #[track_caller]
     pub(crate) fn clear(&self) {
         // Totals are zero already.
         if self.keep != Keep::Promoted {
@@ -73,6 +75,7 @@ impl<'k, T: Sum + AsVal<'k, T>> Sums<'k, T> {
     }
 
     /// One instruction for the 64 rows of block `block`.
+    #[track_caller]
     pub(crate) fn multiply(&self, block: usize, a: Val<'k, u64>, b: Val<'k, u64>, adds: Val<'k, bool>) {
         let (k, a) = (self.kernel, WgmmaA::Shared(a));
         match self.halves.get(block) {
@@ -103,6 +106,7 @@ impl<'k, T: Sum + AsVal<'k, T>> Sums<'k, T> {
     }
 
     /// Behind the last step of a tile: the results.
+    #[track_caller]
     pub(crate) fn finish(&self) -> &[Fragment<'k, T>] {
         for (halves, whole) in self.halves.iter().zip(&self.whole) {
             for (pair, registers) in halves.registers().iter().zip(whole.registers().chunks(2)) {

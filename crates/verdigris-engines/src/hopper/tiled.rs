@@ -1,5 +1,7 @@
 //! The source by tiled TMA: both operands are matrices, or batches of them, from which boxes come as they lie.
 
+use std::panic::Location;
+
 use verdigris_kir::face::{Kernel, Mbarrier, TensorMap, Val};
 use verdigris_kir::ir::MapDecl;
 use verdigris_kir::params::Map;
@@ -56,22 +58,31 @@ impl<'k> Tiled<'k> {
     }
 
     /// Brings the tensor maps near: by one thread.
+    #[track_caller]
     pub(crate) fn prefetch_maps(&self) {
-        self.maps.iter().for_each(|map| self.kernel.prefetch_tensormap(map));
+        self.kernel.scope(Location::caller(), || {
+            self.maps.iter().for_each(|map| self.kernel.prefetch_tensormap(map));
+        });
     }
 
     /// Clears what no load will write: by all threads, in front of a barrier.
+    #[track_caller]
     pub(crate) fn clear(&self, stages: &Stages<'k>) {
-        for (clip, slots) in self.clips.iter().zip(&stages.slots) {
-            clip.clear(slots.address(), self.spec.stages, self.kernel.thread(), self.spec.tile.threads());
-        }
+        self.kernel.scope(Location::caller(), || {
+            for (clip, slots) in self.clips.iter().zip(&stages.slots) {
+                clip.clear(slots.address(), self.spec.stages, self.kernel.thread(), self.spec.tile.threads());
+            }
+        });
     }
 
     /// The load warp's view of stages, where this CTA has its share of a cluster's work.
+    #[track_caller]
     pub(crate) fn loader(&self, stages: &Stages<'k>, share: Share<'k>) -> Loader<'k, '_> {
-        let begins =
-            [Operand::A, Operand::B].map(|operand| share.loads_from(operand, || self.kernel.constant(self.spec.tile.loaded(operand))));
-        Loader { source: self, stages: *stages, share, begins }
+        self.kernel.scope(Location::caller(), || {
+            let begins =
+                [Operand::A, Operand::B].map(|operand| share.loads_from(operand, || self.kernel.constant(self.spec.tile.loaded(operand))));
+            Loader { source: self, stages: *stages, share, begins }
+        })
     }
 }
 
@@ -86,20 +97,23 @@ pub(crate) struct Loader<'k, 'r> {
 
 impl<'k> Loader<'k, '_> {
     /// Loads a piece of work, step by step: by one thread.
+    #[track_caller]
     pub(crate) fn load(&self, work: &Work<'k>, cursor: &Cursor<'k>) {
-        let Tiled { kernel: k, spec, batches, clips: [a, b], .. } = self.source;
-        let (row, column) = (self.share.row(work), self.share.column(work));
-        let first = [row * spec.tile.m + self.begins[0], column * spec.tile.n + self.begins[1]];
-        let matrix = batches.map(|batches| work.batch * batches);
-        let (first_step, steps) = self.share.steps(work);
-        let rows = [a.rows(row * spec.tile.m), b.rows(column * spec.tile.n)];
-        // What arrives in each step, also from peers in the cluster.
-        let bytes = a.bytes(rows[0]) + b.bytes(rows[1]);
-        k.range(steps, |step| {
-            let depth = (first_step + step) * spec.depth();
-            let full = cursor.acquire(bytes);
-            self.load_step([first, rows, matrix], depth, cursor, full);
-            cursor.advance();
+        self.source.kernel.scope(Location::caller(), || {
+            let Tiled { kernel: k, spec, batches, clips: [a, b], .. } = self.source;
+            let (row, column) = (self.share.row(work), self.share.column(work));
+            let first = [row * spec.tile.m + self.begins[0], column * spec.tile.n + self.begins[1]];
+            let matrix = batches.map(|batches| work.batch * batches);
+            let (first_step, steps) = self.share.steps(work);
+            let rows = [a.rows(row * spec.tile.m), b.rows(column * spec.tile.n)];
+            // What arrives in each step, also from peers in the cluster.
+            let bytes = a.bytes(rows[0]) + b.bytes(rows[1]);
+            k.range(steps, |step| {
+                let depth = (first_step + step) * spec.depth();
+                let full = cursor.acquire(bytes);
+                self.load_step([first, rows, matrix], depth, cursor, full);
+                cursor.advance();
+            });
         });
     }
 

@@ -102,6 +102,7 @@ verdigris_kir::parameters! {
 
 impl<'k> BatchIndex<'k> {
     /// The indices of the product that this CTA works on, by grid y and z. Ends CTAs beyond the last one, so it stands at the top level.
+    #[track_caller]
     pub fn of_cta(&self) -> Indices<'k> {
         let k = self.batch_count.kernel();
         let product = k.special(Special::CtaZ) * k.special(Special::GridY) + k.special(Special::CtaY);
@@ -110,6 +111,7 @@ impl<'k> BatchIndex<'k> {
     }
 
     /// The indices of product `product`.
+    #[track_caller]
     pub fn split(&self, product: Val<'k, u32>) -> Indices<'k> {
         let (rest, inner) = self.batch_inner.split(product);
         let (outer, middle) = self.batch_middle.split(rest);
@@ -142,8 +144,13 @@ pub struct BatchStrides<'k>([Val<'k, u64>; DIMS]);
 
 impl<'k> BatchStrides<'k> {
     /// The address of the matrix at `indices`, the first one being at `pointer`.
+    #[track_caller]
     pub fn matrix(&self, pointer: Pointer<'k>, indices: Indices<'k>) -> Val<'k, u64> {
-        indices.into_iter().zip(self.0).fold(pointer.address(), |address, (index, stride)| address + index.widen() * stride)
+        let mut address = pointer.address();
+        for (index, stride) in indices.into_iter().zip(self.0) {
+            address = address + index.widen() * stride;
+        }
+        address
     }
 }
 

@@ -27,6 +27,7 @@ impl StridedArguments {
 
 impl<'k> Strided<'k> {
     /// The distance of coordinates, which may lie outside, from the first pixel.
+    #[track_caller]
     pub(crate) fn offset(&self, [d, h, w]: [Val<'k, i32>; 3]) -> Val<'k, u64> {
         let [depth, height, width] = self.spatial;
         d.widen().unsigned() * depth + h.widen().unsigned() * height + w.widen().unsigned() * width

@@ -109,6 +109,7 @@ impl Parameter for Extents {
 
 impl<'k> Space<'k> {
     /// The index of a point; the last dim runs fastest.
+    #[track_caller]
     pub(crate) fn index(&self, point: Val<'k, u32>) -> Vec<Val<'k, u32>> {
         let mut index = Vec::with_capacity(self.rank);
         let mut rest = point;

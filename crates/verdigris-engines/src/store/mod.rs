@@ -7,6 +7,8 @@
 
 mod row_staging;
 
+use std::panic::Location;
+
 use serde::{Deserialize, Serialize};
 use verdigris_graph::{Matrix, Order};
 use verdigris_kir::face::{Kernel, Number, TensorMap, Val};
@@ -292,6 +294,7 @@ enum Staged<'s, 'k> {
 
 impl<'k> Store<'k> {
     /// Of parameters that a group declares; declares the shared memory.
+    #[track_caller]
     pub(crate) fn new(k: Kernel<'k>, values: StoreValues<'k>, spec: StoreSpec) -> Store<'k> {
         let StoreValues { epilogue, place: PlaceValues { rows, columns, lines, d }, sums } = values;
         let stages = || Staging::with_rows(k, spec.warpgroups, spec.stages(), spec.barrier, spec.stage_row_bytes());
@@ -308,94 +311,100 @@ impl<'k> Store<'k> {
 
     /// Writes accumulators of 64 rows each, one below the other, the first one beginning at the tile's place. All threads of the warpgroup
     /// call it.
+    #[track_caller]
     pub(crate) fn write<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>) {
-        self.write_placed(sums, tile, &|row| (row, row.lt(self.rows)));
+        self.kernel.scope(Location::caller(), || self.write_placed(sums, tile, &|row| (row, row.lt(self.rows))));
     }
 
     /// The same with rows out of order, for [`Out::Scattered`] and [`Out::Direct`].
+    #[track_caller]
     pub(crate) fn write_placed<T: Sum>(&self, sums: &[Fragment<'k, T>], tile: &Tile<'k>, place: PlaceRow<'_, 'k>) {
-        let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
-        if let StorePath::Scattered { .. } = &self.path {
-            // TMA may still read the stages of the tile before.
-            self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
-        }
-        let matrix = self.epilogue.begin(tile.indices);
-        let totals = self.sums.as_ref().map(|sums| sums.begin(thread));
-        for (i, sum) in sums.iter().enumerate() {
-            let first_row = tile.row + 64 * i as u32;
-            let row = first_row + Fragment::<T>::row(thread);
-            let column = tile.column + Fragment::<T>::column(thread);
-            let (upper, lower) = (place(row), place(row + 8));
-            let block = Block {
-                store: self,
-                places: [matrix.at(upper.0, column), matrix.at(lower.0, column)],
-                rows_inside: [upper.1, lower.1],
-                column,
-            };
-            match &self.path {
-                StorePath::Elements => block.write_direct(sum),
-                StorePath::Scattered { lines, staging } => {
-                    let pieces = lines.pieces(spec, staging, tile, first_row, place);
-                    let per_stage = staging.row_bytes() / spec.d().bytes() as u32;
-                    let stages = spec.tile_columns.div_ceil(per_stage);
-                    for index in 0..stages {
-                        let first = index * per_stage;
-                        let stage = staging.stage(warpgroup, (i as u32 * stages + index) % staging.stages());
-                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
+        self.kernel.scope_around(Location::caller(), |caller| {
+            let (spec, thread, warpgroup) = (&self.spec, tile.thread, tile.warpgroup);
+            let place: PlaceRow<'_, 'k> = &|row| caller.run(|| place(row));
+            if let StorePath::Scattered { .. } = &self.path {
+                // TMA may still read the stages of the tile before.
+                self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
+            }
+            let matrix = self.epilogue.begin(tile.indices);
+            let totals = self.sums.as_ref().map(|sums| sums.begin(thread));
+            for (i, sum) in sums.iter().enumerate() {
+                let first_row = tile.row + 64 * i as u32;
+                let row = first_row + Fragment::<T>::row(thread);
+                let column = tile.column + Fragment::<T>::column(thread);
+                let (upper, lower) = (place(row), place(row + 8));
+                let block = Block {
+                    store: self,
+                    places: [matrix.at(upper.0, column), matrix.at(lower.0, column)],
+                    rows_inside: [upper.1, lower.1],
+                    column,
+                };
+                match &self.path {
+                    StorePath::Elements => block.write_direct(sum),
+                    StorePath::Scattered { lines, staging } => {
+                        let pieces = lines.pieces(spec, staging, tile, first_row, place);
+                        let per_stage = staging.row_bytes() / spec.d().bytes() as u32;
+                        let stages = spec.tile_columns.div_ceil(per_stage);
+                        for index in 0..stages {
+                            let first = index * per_stage;
+                            let stage = staging.stage(warpgroup, (i as u32 * stages + index) % staging.stages());
+                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                                block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
+                            }
+                            // One barrier a stage: when it is written again, two turns later, all warps have passed the next barrier, and so
+                            // have read it.
+                            self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
+                            pieces.iter().for_each(|piece| piece.store(self, staging, stage, first));
                         }
-                        // One barrier a stage: when it is written again, two turns later, all warps have passed the next barrier, and so
-                        // have read it.
-                        self.kernel.barrier_sync(warpgroup + spec.barrier, WARPGROUP);
-                        pieces.iter().for_each(|piece| piece.store(self, staging, stage, first));
                     }
-                }
-                StorePath::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
-                    let RowStage { lines, line_bytes, element_bytes, transposed } = staging.shape();
-                    let stage = staging.address(warpgroup);
-                    let per_stage = if transposed { lines } else { line_bytes / element_bytes };
-                    let d = batch.matrix(*d, tile.indices);
-                    let rows_left = (self.rows.max(first_row) - first_row).min(STAGE_ROWS);
-                    for first in (0..spec.tile_columns).step_by(per_stage as usize) {
-                        staging.acquire(warpgroup);
-                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Staged::Rows(staging), stage, thread, first / 8 + 2 * pair, pair);
+                    StorePath::Rows { lines: Lines { d, stride_bytes, batch }, staging } => {
+                        let RowStage { lines, line_bytes, element_bytes, transposed } = staging.shape();
+                        let stage = staging.address(warpgroup);
+                        let per_stage = if transposed { lines } else { line_bytes / element_bytes };
+                        let d = batch.matrix(*d, tile.indices);
+                        let rows_left = (self.rows.max(first_row) - first_row).min(STAGE_ROWS);
+                        for first in (0..spec.tile_columns).step_by(per_stage as usize) {
+                            staging.acquire(warpgroup);
+                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                                block.write_columns(sum, Staged::Rows(staging), stage, thread, first / 8 + 2 * pair, pair);
+                            }
+                            let first_column = tile.column + first;
+                            let width = per_stage.min(spec.tile_columns - first);
+                            let columns_left = (self.columns.max(first_column) - first_column).min(width);
+                            let (line, place) = if transposed { (first_column, first_row) } else { (first_row, first_column) };
+                            let (lines, elements) = if transposed { (columns_left, rows_left) } else { (rows_left, columns_left) };
+                            let to = d + line.widen() * *stride_bytes + place.mul_wide(element_bytes);
+                            staging.store(stage, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
                         }
-                        let first_column = tile.column + first;
-                        let width = per_stage.min(spec.tile_columns - first);
-                        let columns_left = (self.columns.max(first_column) - first_column).min(width);
-                        let (line, place) = if transposed { (first_column, first_row) } else { (first_row, first_column) };
-                        let (lines, elements) = if transposed { (columns_left, rows_left) } else { (rows_left, columns_left) };
-                        let to = d + line.widen() * *stride_bytes + place.mul_wide(element_bytes);
-                        staging.store(stage, warpgroup, thread, to, *stride_bytes, lines, elements * element_bytes);
                     }
-                }
-                StorePath::Tma { map, staging } => {
-                    // A stage is 128 bytes of D's contiguous side by up to 64 of the other.
-                    let per_stage = if spec.transposed { spec.transposed_rows() } else { spec.stage_row_bytes() / spec.d().bytes() as u32 };
-                    let stages = spec.tile_columns.div_ceil(per_stage);
-                    for index in 0..stages {
-                        let first = index * per_stage;
-                        let turn = i as u32 * stages + index;
-                        let stage = staging.stage(warpgroup, turn % staging.stages());
-                        staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
-                        for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
-                            block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
-                        }
-                        let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
-                        staging.store(stage, warpgroup, thread, map, x, y, tile.batch);
-                        // All of the stage is written by now, and it is read until someone writes it again, behind the barrier of its turn.
-                        if let Some(totals) = &totals {
-                            let read = |row, chunk| (staging.read_chunk(stage, row, chunk), (first_row + row).lt(self.rows));
-                            totals.add(index, &read);
+                    StorePath::Tma { map, staging } => {
+                        // A stage is 128 bytes of D's contiguous side by up to 64 of the other.
+                        let per_stage =
+                            if spec.transposed { spec.transposed_rows() } else { spec.stage_row_bytes() / spec.d().bytes() as u32 };
+                        let stages = spec.tile_columns.div_ceil(per_stage);
+                        for index in 0..stages {
+                            let first = index * per_stage;
+                            let turn = i as u32 * stages + index;
+                            let stage = staging.stage(warpgroup, turn % staging.stages());
+                            staging.acquire_turn(warpgroup, thread, turn, sums.len() as u32 * stages);
+                            for pair in 0..per_stage.min(spec.tile_columns - first) / 16 {
+                                block.write_columns(sum, Staged::Tma(staging), stage, thread, first / 8 + 2 * pair, pair);
+                            }
+                            let (x, y) = if spec.transposed { (first_row, tile.column + first) } else { (tile.column + first, first_row) };
+                            staging.store(stage, warpgroup, thread, map, x, y, tile.batch);
+                            // All of the stage is written by now, and it is read until someone writes it again, behind the barrier of its turn.
+                            if let Some(totals) = &totals {
+                                let read = |row, chunk| (staging.read_chunk(stage, row, chunk), (first_row + row).lt(self.rows));
+                                totals.add(index, &read);
+                            }
                         }
                     }
                 }
             }
-        }
-        if let (Some(totals), StorePath::Tma { staging, .. }) = (&totals, &self.path) {
-            self.store_sums(totals, staging, tile, sums.len() as u32);
-        }
+            if let (Some(totals), StorePath::Tma { staging, .. }) = (&totals, &self.path) {
+                self.store_sums(totals, staging, tile, sums.len() as u32);
+            }
+        });
     }
 
     /// Stores the sums over the columns of the `blocks` times 64 rows that a warpgroup wrote, through the next stage.
@@ -414,27 +423,30 @@ impl<'k> Store<'k> {
 
     /// Stores zeros beside a tile: into rows of D, in the tile's columns, for [`Out::Scattered`]. All lanes of a warp call it; each of the
     /// first [`CLEARED_ROWS`] gives a row's place, as [`PlaceRow`] does: finding it takes longer than writing a row.
+    #[track_caller]
     pub(crate) fn clear_rows(&self, column: Val<'k, u32>, indices: Indices<'k>, (row, inside): (Val<'k, u32>, Val<'k, bool>)) {
-        let StorePath::Scattered { lines, .. } = &self.path else { unreachable!("rows are cleared where each has a place of its own") };
-        let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);
-        let row = k.select(inside, row, NOWHERE);
-        let pieces = self.spec.tile_columns * bytes / PIECE_BYTES;
-        // Lanes that share a row, and the rows that a warp has at once.
-        let lanes = pieces.min(WARP);
-        let (own_row, own_piece) = (k.lane() >> lanes.ilog2(), k.lane() & (lanes - 1));
-        let own_column = column + own_piece * (PIECE_BYTES / bytes);
-        let first = lines.batch.matrix(lines.d, indices) + own_column.mul_wide(bytes);
-        let zeros: [Val<'k, u32>; 4] = std::array::from_fn(|_| k.constant(0));
-        for turn in (0..CLEARED_ROWS).step_by((WARP / lanes) as usize) {
-            let row = k.shfl_idx(row, own_row + turn);
-            let line = first + row.widen() * lines.stride_bytes;
-            for piece in (0..pieces).step_by(lanes as usize) {
-                let inside = (own_column + piece * (PIECE_BYTES / bytes)).lt(self.columns);
-                k.when(row.ne(NOWHERE) & inside, || {
-                    k.st_global_vector(line, i64::from(piece * PIECE_BYTES), &zeros, Cache::Default);
-                });
+        self.kernel.scope(Location::caller(), || {
+            let StorePath::Scattered { lines, .. } = &self.path else { unreachable!("rows are cleared where each has a place of its own") };
+            let (k, bytes) = (self.kernel, self.spec.d().bytes() as u32);
+            let row = k.select(inside, row, NOWHERE);
+            let pieces = self.spec.tile_columns * bytes / PIECE_BYTES;
+            // Lanes that share a row, and the rows that a warp has at once.
+            let lanes = pieces.min(WARP);
+            let (own_row, own_piece) = (k.lane() >> lanes.ilog2(), k.lane() & (lanes - 1));
+            let own_column = column + own_piece * (PIECE_BYTES / bytes);
+            let first = lines.batch.matrix(lines.d, indices) + own_column.mul_wide(bytes);
+            let zeros: [Val<'k, u32>; 4] = std::array::from_fn(|_| k.constant(0));
+            for turn in (0..CLEARED_ROWS).step_by((WARP / lanes) as usize) {
+                let row = k.shfl_idx(row, own_row + turn);
+                let line = first + row.widen() * lines.stride_bytes;
+                for piece in (0..pieces).step_by(lanes as usize) {
+                    let inside = (own_column + piece * (PIECE_BYTES / bytes)).lt(self.columns);
+                    k.when(row.ne(NOWHERE) & inside, || {
+                        k.st_global_vector(line, i64::from(piece * PIECE_BYTES), &zeros, Cache::Default);
+                    });
+                }
             }
-        }
+        });
     }
 
     /// D's extents in rows and columns of the tile's space.
@@ -443,6 +455,7 @@ impl<'k> Store<'k> {
     }
 
     /// Waits until everything that the warpgroup wrote has left shared memory; before the kernel ends.
+    #[track_caller]
     pub(crate) fn finish(&self, thread: Val<'k, u32>) {
         if let StorePath::Tma { staging, .. } = &self.path {
             staging.finish(thread);

@@ -95,15 +95,16 @@ impl<'k> Kernel<'k> {
     #[track_caller]
     pub fn range_unrolled(self, count: impl AsVal<'k, u32>, unroll: u32, body: impl Fn(Val<'k, u32>)) {
         let at = std::panic::Location::caller();
-        self.scope(at, || {
+        self.scope_around(at, |caller| {
             let count = count.operand_val(self);
             let whole = if unroll.is_power_of_two() { count & !(unroll - 1) } else { count - self.remainder_by(count, unroll) };
             self.range_step(0, whole, unroll, |i| {
                 for turn in 0..unroll {
-                    body(i + turn);
+                    let i = i + turn;
+                    caller.run(|| body(i));
                 }
             });
-            self.range_step(whole, count, 1, &body);
+            self.range_step(whole, count, 1, |i| caller.run(|| body(i)));
         });
     }
 

@@ -156,6 +156,20 @@ fn assign_shared_offsets(body: &mut KernelBody) {
     body.shared_bytes = at;
 }
 
+/// The scope around a [`Kernel::scope_around`]: where what the caller handed in belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'k> {
+    kernel: Kernel<'k>,
+    scope: Option<Loc>,
+}
+
+impl Caller<'_> {
+    /// Runs a closure of the caller's: what it emits is no piece of the function that runs it.
+    pub fn run<R>(self, body: impl FnOnce() -> R) -> R {
+        self.kernel.in_scope(self.scope, body)
+    }
+}
+
 impl<'k> Kernel<'k> {
     fn with<R>(self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.recorder.state.borrow_mut())
@@ -181,10 +195,22 @@ impl<'k> Kernel<'k> {
     }
 
     /// Runs `f` as a piece of the line `at`: faults in what it emits name that line first. For functions that emit on behalf of their
-    /// caller; `#[track_caller]` does not reach into closures, so they take `Location::caller()` at their door.
+    /// caller; `#[track_caller]` does not reach into closures, so they take `Location::caller()` at their door. Those that also run a closure of
+    /// their caller's take [`Kernel::scope_around`].
     pub fn scope<R>(self, at: &'static Location<'static>, f: impl FnOnce() -> R) -> R {
+        self.scope_around(at, |_| f())
+    }
+
+    /// The same for functions that run a closure of their caller's within: `f` gets the scope that it was called in, and what runs by
+    /// [`Caller::run`] keeps its own lines.
+    pub fn scope_around<R>(self, at: &'static Location<'static>, f: impl FnOnce(Caller<'k>) -> R) -> R {
         let inner = self.locate(at);
-        let outer = self.with(|state| state.scope.replace(inner));
+        let caller = Caller { kernel: self, scope: self.with(|state| state.scope) };
+        self.in_scope(Some(inner), || f(caller))
+    }
+
+    fn in_scope<R>(self, scope: Option<Loc>, f: impl FnOnce() -> R) -> R {
+        let outer = self.with(|state| std::mem::replace(&mut state.scope, scope));
         let result = f();
         self.with(|state| state.scope = outer);
         result

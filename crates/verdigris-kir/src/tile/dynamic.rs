@@ -120,7 +120,7 @@ impl<'k> Dynamic<'k> {
     #[track_caller]
     pub fn for_each(&self, body: impl Fn(Work<'k>)) {
         let k = self.kernel;
-        k.scope(Location::caller(), || {
+        k.scope_around(Location::caller(), |caller| {
             let (slot, phase) = (k.var_named("slot", 0u32), k.var_named("slot phase", 0u32));
             let tile: Var<'k, u32> = k.var_unset(Some("tile"));
             let read = || {
@@ -137,7 +137,8 @@ impl<'k> Dynamic<'k> {
                     let now = tile.get();
                     let (row, column, batch) = self.raster.tile(now);
                     let (zero, one) = (k.constant(0), k.constant(1));
-                    body(Work { row, column, batch, tile: now, first_step: zero, steps: self.steps, part: zero, parts: one });
+                    let work = Work { row, column, batch, tile: now, first_step: zero, steps: self.steps, part: zero, parts: one };
+                    caller.run(|| body(work));
                     read();
                 },
             );

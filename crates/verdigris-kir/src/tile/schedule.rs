@@ -241,13 +241,14 @@ impl<'k> Schedule<'k> {
     pub fn for_each(&self, body: impl Fn(Work<'k>)) {
         let k = self.tiles.kernel();
         let at = Location::caller();
-        k.scope(at, || match &self.split {
+        k.scope_around(at, |caller| match &self.split {
             None => k.range_step(self.worker, self.tiles, self.workers, |tile| {
                 let (row, column, batch) = self.raster.tile(tile);
                 let (zero, one) = (k.constant(0), k.constant(1));
-                body(Work { row, column, batch, tile, first_step: zero, steps: self.steps, part: zero, parts: one });
+                let work = Work { row, column, batch, tile, first_step: zero, steps: self.steps, part: zero, parts: one };
+                caller.run(|| body(work));
             }),
-            Some(split) => self.for_each_split(split, &body),
+            Some(split) => self.for_each_split(split, &|work| caller.run(|| body(work))),
         });
     }
 
@@ -259,8 +260,9 @@ impl<'k> Schedule<'k> {
     pub fn for_each_ping_pong(&self, first: Val<'k, u32>, of: u32, body: impl Fn(Work<'k>)) {
         assert!(self.split.is_none(), "parties that take turns have whole tiles");
         let k = self.tiles.kernel();
-        k.scope(Location::caller(), || {
-            Schedule { worker: self.worker + first * self.workers, workers: self.workers * of, ..*self }.for_each(body);
+        k.scope_around(Location::caller(), |caller| {
+            let own = Schedule { worker: self.worker + first * self.workers, workers: self.workers * of, ..*self };
+            own.for_each(|work| caller.run(|| body(work)));
         });
     }
 

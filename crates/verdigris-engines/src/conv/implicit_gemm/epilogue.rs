@@ -49,7 +49,7 @@ impl<'k> TileEpilogue<'k> {
 
     /// Initializes barriers: by one thread, before they are published.
     pub(super) fn init(&self) {
-        self.swap_ab.iter().for_each(SwapAbStore::init);
+        self.swap_ab.iter().for_each(|swap_ab| swap_ab.init());
     }
 
     /// A warpgroup's results of a piece of work, on their way. `pixels` are those of a tile, where a cluster shares its depth.

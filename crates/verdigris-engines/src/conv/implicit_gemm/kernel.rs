@@ -64,7 +64,7 @@ pub(super) fn convolve<'k, T: Sum + AsVal<'k, T>>(k: Kernel<'k>, spec: &Spec) {
     let paces = spec.clears().then(|| Ring::new(k, PACES, CLEARING, RingScope::Cta));
     let init = || {
         stages.ring.init();
-        paces.iter().for_each(Ring::init);
+        paces.iter().for_each(|pace| pace.init());
         epilogue.init();
         producer.maps().for_each(|map| k.prefetch_tensormap(map));
     };

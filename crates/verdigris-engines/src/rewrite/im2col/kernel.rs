@@ -293,7 +293,7 @@ fn load<'k>(k: Kernel<'k>, spec: Spec, from: &[(Val<'k, u64>, Val<'k, bool>)]) -
         words
     };
     let words: Vec<Var<'k, u32>> = from.iter().flat_map(words).collect();
-    words.into_iter().map(Var::get).collect()
+    words.into_iter().map(|word| word.get()).collect()
 }
 
 fn im2col<'k>(k: Kernel<'k>, spec: Spec) {

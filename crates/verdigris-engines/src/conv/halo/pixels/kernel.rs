@@ -277,7 +277,7 @@ fn convolve<'k>(k: Kernel<'k>, spec: &Spec) {
     });
     k.when(k.thread().eq(0), || {
         halo_boxes.init();
-        filters.iter().for_each(Ring::init);
+        filters.iter().for_each(|filter| filter.init());
         kept.iter().for_each(|barrier| barrier.init());
         [&walk.pixels, &walk.filter].into_iter().for_each(|map| k.prefetch_tensormap(map));
     });
