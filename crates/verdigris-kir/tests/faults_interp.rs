@@ -213,7 +213,7 @@ impl Planting {
             assert!(finding.message.contains(&format!(":{first}:")), "line {first} is not in {findings}");
             return finding.clone();
         }
-        let (own, other) = (own.line, finding.second.as_ref().map(|at| at.line));
+        let (own, other) = (own.line, finding.second.first().map(|at| at.line));
         // Which of two accesses that nothing orders comes last is the schedule's choice.
         let either = matches!(finding.kind, FindingKind::Race | FindingKind::NonCoherent) && second != 0;
         if either && other == Some(first) {

@@ -134,6 +134,20 @@ impl fmt::Display for Position {
     }
 }
 
+/// A place in a kernel: its own line, then the lines of the functions it went through. Words name the first and the last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain(pub(crate) Vec<Position>);
+
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0[..] {
+            [] => f.write_str("an unknown line"),
+            [own] => own.fmt(f),
+            [own, .., last] => write!(f, "{own} (in {last})"),
+        }
+    }
+}
+
 /// One thing that is wrong with a kernel, as seen in one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -149,8 +163,8 @@ pub struct Finding {
     pub warp: Option<u32>,
     /// Lane of the warp, the lowest at fault; `None` where all are.
     pub lane: Option<u32>,
-    /// The other line involved: the kernel's own line.
-    pub second: Option<Position>,
+    /// The other line involved, as `at`; empty where there is none.
+    pub second: Vec<Position>,
     /// What is wrong, the second line, and what would come of it.
     pub message: String,
 }
@@ -172,6 +186,12 @@ impl fmt::Display for Finding {
         write!(f, ")")?;
         for inner in self.at.iter().skip(1) {
             write!(f, "\n    in {inner}")?;
+        }
+        // The message names the first and the last.
+        if self.second.len() > 2 {
+            for inner in self.second.iter().skip(1) {
+                write!(f, "\n    the other in {inner}")?;
+            }
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ fn launch_finding(kernel: &str, message: String) -> Fault {
         cta: [0; 3],
         warp: None,
         lane: None,
-        second: None,
+        second: Vec::new(),
         message,
     })
 }

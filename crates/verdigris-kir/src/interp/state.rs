@@ -5,7 +5,7 @@ use super::agent::{Agent, Groups};
 use super::alu::{Lanes, Noise};
 use super::clock::Clock;
 use super::decode::Decoded;
-use super::finding::{Finding, FindingKind, Position};
+use super::finding::{Chain, Finding, FindingKind, Position};
 use super::mbarrier::Mbarrier;
 use super::memory::{Memory, Shared};
 use super::report::Counters;
@@ -323,29 +323,23 @@ impl Machine<'_> {
         &mut self.grids[grid].counters
     }
 
-    /// The kernel's own line of a location in a CTA's kernel.
-    pub(crate) fn line(&self, cta: usize, loc: u32) -> Position {
-        let info = self.decoded(cta).body.kernel_line(Loc(loc));
-        Position { file: info.file, line: info.line, column: info.column }
+    /// A location in a CTA's kernel: the kernel's own line, and those it went through.
+    pub(crate) fn line(&self, cta: usize, loc: u32) -> Chain {
+        let chain = self.decoded(cta).body.location_chain(Loc(loc));
+        Chain(chain.iter().rev().map(|info| Position { file: info.file, line: info.line, column: info.column }).collect())
     }
 
-    pub(crate) fn finding(&self, kind: FindingKind, at: Culprit, second: Option<Position>, message: impl Into<String>) -> Fault {
+    pub(crate) fn finding(&self, kind: FindingKind, at: Culprit, second: Option<Chain>, message: impl Into<String>) -> Fault {
         let cta = &self.ctas[at.cta];
         let body = &self.grids[cta.grid].decoded.body;
-        let mut chain: Vec<Position> = body
-            .location_chain(Loc(at.loc))
-            .iter()
-            .map(|info| Position { file: info.file, line: info.line, column: info.column })
-            .collect();
-        chain.reverse();
         Box::new(Finding {
             kind,
             kernel: body.name.clone(),
-            at: chain,
+            at: self.line(at.cta, at.loc).0,
             cta: cta.index,
             warp: at.warp,
             lane: at.lane,
-            second,
+            second: second.map_or_else(Vec::new, |chain| chain.0),
             message: message.into(),
         })
     }

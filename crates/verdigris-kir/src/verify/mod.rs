@@ -208,9 +208,10 @@ impl<'a> Findings<'a> {
         Findings { body, faults: Vec::new() }
     }
 
-    /// A position for a message: the kernel's own line.
+    /// A position for a message: the kernel's own line, and the innermost where that is another.
     fn at(&self, loc: Loc) -> String {
-        self.body.kernel_line(loc).to_string()
+        let (own, innermost) = (self.body.kernel_line(loc), &self.body.locations[loc.0 as usize]);
+        if own == innermost { own.to_string() } else { format!("{own} (in {innermost})") }
     }
 
     /// Adds a finding; `what` is a sentence without the place.

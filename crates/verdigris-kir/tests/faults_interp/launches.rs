@@ -48,7 +48,7 @@ fn every_schedule(program: &Program, step_budget: u64, expected: Option<(&[Findi
             (Err(findings), Some((kinds, line))) => {
                 let first = findings.first();
                 assert!(kinds.contains(&first.kind), "{findings}");
-                let lines: Vec<u32> = first.at.iter().take(1).chain(&first.second).map(|at| at.line).collect();
+                let lines: Vec<u32> = first.at.iter().take(1).chain(first.second.first()).map(|at| at.line).collect();
                 assert!(lines.contains(&line), "planted on {line}: {findings}");
             }
             (Ok(_), Some(_)) => panic!("schedule {seed} found nothing"),

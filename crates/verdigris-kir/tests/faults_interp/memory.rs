@@ -1,6 +1,7 @@
 //! Accesses: races, bounds, alignment, unwritten memory and registers, non-coherent loads, wrapped addresses.
 
 use crate::{Planted, caught, caught_sometimes, cta};
+use verdigris_kir::face::Val;
 use verdigris_kir::inst::{Atomic, Cache, Order, Scope};
 use verdigris_kir::interp::FindingKind;
 
@@ -34,6 +35,33 @@ fn a_barrier_between_writer_and_reader_is_skipped() {
         let value = k.ld_shared::<u32>(tile.address() + ((i + 33u32) & 127u32) * 4u32, 0);
         k.st_global(p.y.at(i, 4), 0, value);
     });
+}
+
+/// Stores a word on behalf of its caller, through another function that does.
+#[track_caller]
+fn store_through_two<'k>(p: Planted<'k>, at: Val<'k, u32>) {
+    #[track_caller]
+    fn store<'k>(p: Planted<'k>, at: Val<'k, u32>) {
+        p.k.scope(std::panic::Location::caller(), || p.k.st_shared(at, 0, p.k.thread()));
+    }
+    p.k.scope(std::panic::Location::caller(), || store(p, at));
+}
+
+#[test]
+fn both_parties_of_a_race_are_named_with_the_functions_they_went_through() {
+    let finding = caught(FindingKind::Race, &["(in ", "either value may stay"], cta(64), |p, lines| {
+        let k = p.k;
+        let tile = k.shared("tile", 16, 16);
+        let far = (k.constant(1u32) - p.fault) * 4u32;
+        lines.here(line!() + 1);
+        k.when(p.index().eq(0u32), || store_through_two(p, tile.address()));
+        lines.also(line!() + 1);
+        k.when(p.index().eq(32u32), || store_through_two(p, tile.address() + far));
+    });
+    assert_eq!((finding.at.len(), finding.second.len()), (3, 3), "{finding}");
+    let (text, ways) = (finding.to_string(), [&finding.at, &finding.second]);
+    assert!(ways.iter().all(|way| way[1..].iter().all(|line| text.contains(&format!("in {line}")))), "{finding}");
+    assert!(finding.message.contains(&format!("at {} (in {})", finding.second[0], finding.second[2])), "{finding}");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn fails(body: &KernelBody, ctas: u32, args: &[Arg], memory: impl Fn() -> Memory
         let first = findings.first();
         assert_eq!(first.kind, kind, "{findings}");
         let line = plant.0.get();
-        let lines: Vec<u32> = first.at.iter().take(1).chain(&first.second).map(|at| at.line).collect();
+        let lines: Vec<u32> = first.at.iter().take(1).chain(first.second.first()).map(|at| at.line).collect();
         assert!(lines.contains(&line), "planted on line {line}: {findings}");
         last = Some(findings);
     }
