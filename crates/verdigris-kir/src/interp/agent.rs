@@ -2,10 +2,10 @@
 
 use super::AsyncPolicy;
 use super::alu;
-use super::clock::Clock;
+use super::clock::{Clock, Of};
 use super::finding::FindingKind;
 use super::memory::PAGE;
-use super::shadow::{Access, Memo, UNIT, flag};
+use super::shadow::{Access, Conflict, Memo, UNIT, flag};
 use super::state::{Culprit, Fault, Machine, Unit, Warp};
 use super::tensor;
 use super::threads::Place;
@@ -264,7 +264,7 @@ impl Machine<'_> {
             }
             Work::Arrive { lanes, target, arrivals, epoch, .. } => {
                 let actor = self.ctas[agent.cta].actor + self.ctas[agent.cta].actors.unit(Unit::CpAsync, agent.warp);
-                agent.clock.get_mut(actor).seen.extend(*lanes, u32::MAX, *epoch);
+                agent.clock.extend(actor, Of::Seen, *lanes, u32::MAX, *epoch);
                 self.arrive(at, target.0, target.1, *arrivals, 0, false, &agent.clock)?;
                 true
             }
@@ -354,7 +354,7 @@ impl Machine<'_> {
             loc,
             flags: name.flags,
             clock,
-            extra: None,
+            extra: &[],
             cp: (u32::MAX - 1, 0),
             cta: owner.actor..owner.actor + stride,
             cluster: first..first + stride * owner.peers.len() as u32,
@@ -367,6 +367,22 @@ impl Machine<'_> {
 
     fn unit_word(name: Name) -> &'static str {
         if name.flags & flag::ASYNC == 0 { "this cp.async" } else { "this copy" }
+    }
+
+    /// A copy reads its tensor map, at a place in global memory, until it has completed: as `reader`, an actor in one of its epochs.
+    pub(crate) fn hold_map(&mut self, at: Culprit, clock: &Clock, reader: (u32, u32), (slot, offset): (usize, u64)) -> Result<(), Fault> {
+        // The writer's fence is another one than the async proxy's, and asked for where the map is taken over.
+        let name = Name { actor: reader.0, epoch: reader.1, flags: 0, lane: UNIT };
+        let access = self.unit_access(at.cta, clock, name, at.loc, true);
+        // In halves, for a map may begin at every 64 bytes, and a page ends within it.
+        for offset in [offset, offset + 64] {
+            let (mut piece, start) = self.memory.piece(slot, offset);
+            let checked = piece.check_read(&mut self.readers, start, 64, &access, name.lane);
+            if let Err(conflict) = checked {
+                return Err(self.conflict(at, "this copy", Place::Global { slot, offset }, conflict, false));
+            }
+        }
+        Ok(())
     }
 
     fn unit_read(
@@ -394,7 +410,10 @@ impl Machine<'_> {
             match checked {
                 Ok(true) => {}
                 Ok(false) => piece.written_each(start, &mut written[done..done + part]),
-                Err(conflict) => return Err(self.conflict(at, Self::unit_word(name), place, conflict, false)),
+                Err(conflict) => {
+                    let conflict = Conflict { at: conflict.at + done, ..conflict };
+                    return Err(self.conflict(at, Self::unit_word(name), place, conflict, false));
+                }
             }
             done += part;
         }
@@ -444,6 +463,7 @@ impl Machine<'_> {
                 piece.mark_each(start, &written[done..done + part]);
             }
             if let Err(conflict) = checked {
+                let conflict = Conflict { at: conflict.at + done, ..conflict };
                 return Err(self.conflict(at, Self::unit_word(name), place, conflict, true));
             }
             done += part;

@@ -2,6 +2,7 @@
 
 use super::agent::{Move, PLAIN, PeerSource, Style, Work};
 use super::alu::Lanes;
+use super::clock::Of;
 use super::decode::Instruction;
 use super::finding::FindingKind;
 use super::machine::MAP_MAGIC;
@@ -14,6 +15,14 @@ use super::warp::{Flow, culprit, each};
 use crate::inst::{Atomic, BulkReduce, MapField, Space};
 use crate::ir::Ty;
 use crate::program::MapSpec;
+
+/// A tensor map that a copy uses.
+struct UsedMap {
+    base: u64,
+    spec: MapSpec,
+    /// Slot and offset of a map in global memory.
+    place: Option<(usize, u64)>,
+}
 
 impl Machine<'_> {
     // ---- cp.async --------------------------------------------------------------------------------------------------
@@ -68,8 +77,10 @@ impl Machine<'_> {
             warp.cp_waited = warp.cp_waited.max(least);
         } else {
             let cp = self.unit(warp, Unit::CpAsync);
-            let full = warp.full;
-            warp.clock.get_mut(cp).seen.extend(exec, full, least);
+            // Its own copies, and for the lanes that wait alone.
+            let mut waited = warp.clock.fresh();
+            waited.extend(cp, Of::Seen, exec, warp.full, least);
+            warp.acquire(exec, &waited);
         }
         Ok(Flow::Next)
     }
@@ -304,24 +315,21 @@ impl Machine<'_> {
         if least == u32::MAX {
             return Ok(Flow::Next);
         }
-        let full = warp.full;
+        // A unit's accesses have no lane: whoever waits knows of all up to its own group, and no lane that did not wait.
+        let mut waited = warp.clock.fresh();
         let units = if read { &[Unit::BulkRead][..] } else { &[Unit::BulkRead, Unit::BulkWrite] };
         for &unit in units {
             let actor = self.unit(warp, unit);
-            // A unit's accesses have no lane: whoever waits knows of all up to its own group.
-            warp.clock.get_mut(actor).seen.extend(exec, full, least);
-            warp.clock.get_mut(actor).seen.all = warp.clock.get(actor).seen.all.max(least);
-            if let Some((_, extra)) = &mut warp.extra {
-                extra.get_mut(actor).seen.all = extra.get(actor).seen.all.max(least);
-            }
+            waited.raise(actor, Of::Seen, least);
         }
+        warp.acquire(exec, &waited);
         Ok(Flow::Next)
     }
 
     // ---- tensor copies ---------------------------------------------------------------------------------------------
 
-    /// The tensor map at a generic address, for a lane of a warp to use.
-    fn map_at(&mut self, warp: &Warp, at: Culprit, address: u64) -> Result<(u64, MapSpec), Fault> {
+    /// The tensor map at a generic address, for a lane of a warp to use, and where in global memory it is, if it is there.
+    fn map_at(&mut self, warp: &Warp, at: Culprit, address: u64) -> Result<UsedMap, Fault> {
         if !address.is_multiple_of(64) {
             return Err(self.finding(
                 FindingKind::Misaligned,
@@ -331,6 +339,7 @@ impl Machine<'_> {
             ));
         }
         let mut bytes = [0u8; 16];
+        let mut place = None;
         if address >= PARAM_BASE {
             let grid = ((address - PARAM_BASE) >> 32) as usize;
             let offset = (address & 0xFFFF_FFFF) as usize;
@@ -350,9 +359,15 @@ impl Machine<'_> {
             let lane = at.lane.unwrap_or(0) as usize;
             self.read_lane(warp, at.loc, lane, Place::Global { slot, offset }, &mut bytes, 0)?;
             self.map_taken_over(warp, at, address, (slot, offset))?;
+            place = Some((slot, offset));
         }
-        self.decode_map(&bytes)
-            .ok_or_else(|| self.finding(FindingKind::IllegalOperand, at, None, format!("there is no tensor map at address {address:#x}")))
+        match self.decode_map(&bytes) {
+            Some((base, spec)) => Ok(UsedMap { base, spec, place }),
+            None => {
+                let message = format!("there is no tensor map at address {address:#x}");
+                Err(self.finding(FindingKind::IllegalOperand, at, None, message))
+            }
+        }
     }
 
     /// Who wrote the map at a place in global memory, and where, if that was while this program ran and is not over.
@@ -377,13 +392,7 @@ impl Machine<'_> {
         let lane = at.lane.unwrap_or(0);
         let taken = self.ctas[warp.cta].maps_acquired.iter().any(|(&(of, by), acquired)| {
             let ordered = (by == warp.actor && acquired.lanes >> lane & 1 == 1)
-                || each(acquired.lanes).any(|other| {
-                    warp.clock.knows(by, acquired.epoch, other as u8)
-                        || warp
-                            .extra
-                            .as_ref()
-                            .is_some_and(|(mask, clock)| mask >> lane & 1 == 1 && clock.knows(by, acquired.epoch, other as u8))
-                });
+                || each(acquired.lanes).any(|other| warp.knows(lane as u8, by, acquired.epoch, other as u8));
             of == address && acquired.written == (stamp.actor, stamp.epoch) && ordered
         });
         if taken {
@@ -439,7 +448,7 @@ impl Machine<'_> {
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let value = |index: usize| operands[index][lane];
-            let (base, spec) = self.map_at(warp, at, value(1))?;
+            let UsedMap { base, spec, place } = self.map_at(warp, at, value(1))?;
             self.check_map(at, base, &spec, rank, im2col)?;
             let coordinates: Vec<i32> = (2..2 + rank).map(|index| value(index) as u32 as i32).collect();
             let offsets: Vec<u16> = (offsets_at..barrier_at).map(|index| value(index) as u16).collect();
@@ -454,6 +463,11 @@ impl Machine<'_> {
             let cp = self.unit(warp, Unit::CpAsync);
             let clock = warp.release(1 << lane, cp);
             let style = Style { ty: Some(spec.decl.ty), fill: spec.fill };
+            if let Some(place) = place {
+                let (cta, barrier) = targets[0];
+                let reader = self.copy_actor(at, cta, barrier)?;
+                self.hold_map(at, &clock, reader, place)?;
+            }
             self.issue(warp, inst.loc, clock, Work::Load { moves, targets, style });
         }
         Ok(Flow::Next)
@@ -503,7 +517,7 @@ impl Machine<'_> {
         for lane in each(exec) {
             let at = culprit(warp, inst.loc, Some(lane as u32));
             let value = |index: usize| operands[index][lane];
-            let (base, spec) = self.map_at(warp, at, value(0))?;
+            let UsedMap { base, spec, place } = self.map_at(warp, at, value(0))?;
             self.check_map(at, base, &spec, rank, im2col)?;
             let coordinates: Vec<i32> = (1..1 + rank).map(|index| value(index) as u32 as i32).collect();
             let from = value(1 + rank);
@@ -521,6 +535,13 @@ impl Machine<'_> {
                     return Err(self.finding(FindingKind::IllegalOperand, at, None, message));
                 }
             };
+            if let Some(place) = place {
+                // The unit's, which has read the map when it has read its source.
+                let reader = (self.unit(warp, Unit::BulkRead), warp.bulk.epoch());
+                let cp = self.unit(warp, Unit::CpAsync);
+                let clock = warp.release(1 << lane, cp);
+                self.hold_map(at, &clock, reader, place)?;
+            }
             self.issue_store(warp, inst.loc, lane, moves, reduce);
         }
         Ok(Flow::Next)
@@ -613,8 +634,7 @@ impl Machine<'_> {
         let cp = self.unit(warp, Unit::CpAsync);
         // The lanes do this together, and so know of each other's part.
         warp.synchronize(cp);
-        let view = warp.release(exec, cp);
-        warp.fence_release = Some(view);
+        warp.fence_releases(exec);
         Ok(Flow::Next)
     }
 }

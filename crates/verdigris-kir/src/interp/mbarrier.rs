@@ -3,7 +3,7 @@
 //! A phase ends when no arrival is pending and the count of bytes stands at zero; the count may be negative in between, since an async
 //! unit may report bytes before a thread expects them. What arrivals released before a phase ended, waiters of that phase acquire.
 
-use super::clock::Clock;
+use super::clock::{Clock, Of};
 use super::decode::Instruction;
 use super::finding::FindingKind;
 use super::shadow::UNIT;
@@ -87,8 +87,7 @@ impl Machine<'_> {
         let (actor, epoch, lane, loc) = barrier.init;
         let mine = at.lane.unwrap_or(0) as u8;
         let known = (actor == warp.actor && lane == mine)
-            || warp.clock.knows(actor, epoch, lane)
-            || warp.extra.as_ref().is_some_and(|(mask, clock)| mask >> mine & 1 == 1 && clock.knows(actor, epoch, lane))
+            || warp.knows(mine, actor, epoch, lane)
             || barrier.handed_on.is_some_and(|turn| warp.cluster_turns > turn);
         if !known {
             let line = self.line(cta, loc);
@@ -224,8 +223,7 @@ impl Machine<'_> {
         }
         let epoch = barrier.epoch();
         let actor = barrier.actor;
-        let known = barrier.clock.get_mut(actor);
-        known.seen.all = known.seen.all.max(epoch);
+        barrier.clock.raise(actor, Of::Seen, epoch);
         barrier.done = barrier.clock.clone();
         barrier.phase += 1;
         barrier.pending = barrier.count;

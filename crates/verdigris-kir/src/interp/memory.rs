@@ -353,15 +353,14 @@ impl Piece<'_> {
     ) -> Result<bool, Conflict> {
         let mut written = true;
         if (start | len).is_multiple_of(4) {
-            let words = start / 4..(start + len) / 4;
-            for (cell, valid) in self.cells[words.clone()].iter_mut().zip(&self.valid[words]) {
-                access.read(cell, readers, 0xF, lane)?;
-                written &= *valid == 0xF;
+            for word in start / 4..(start + len) / 4 {
+                access.read(&mut self.cells[word], readers, 0xF, lane).map_err(|conflict| conflict.in_word(word, start))?;
+                written &= self.valid[word] == 0xF;
             }
             return Ok(written);
         }
         for (word, mask) in words(start, len) {
-            access.read(&mut self.cells[word], readers, mask, lane)?;
+            access.read(&mut self.cells[word], readers, mask, lane).map_err(|conflict| conflict.in_word(word, start))?;
             written &= self.valid[word] & mask == mask;
         }
         Ok(written)
@@ -386,8 +385,9 @@ impl Piece<'_> {
             }
             return Ok(written);
         }
-        for cell in cells {
-            access.read_by_lanes(cell, readers, first as u8, last as u8).map_err(|conflict| (first as usize, conflict))?;
+        for (word, cell) in (start / 4..).zip(cells) {
+            let checked = access.read_by_lanes(cell, readers, first as u8, last as u8);
+            checked.map_err(|conflict| (first as usize, conflict.in_word(word, start)))?;
         }
         Ok(self.valid[words].iter().all(|&valid| valid == 0xF))
     }
@@ -402,13 +402,13 @@ impl Piece<'_> {
         lane: u8,
     ) -> Result<(), Conflict> {
         if (start | len).is_multiple_of(4) {
-            for cell in &mut self.cells[start / 4..(start + len) / 4] {
-                access.write(cell, readers, 0xF, lane)?;
+            for word in start / 4..(start + len) / 4 {
+                access.write(&mut self.cells[word], readers, 0xF, lane).map_err(|conflict| conflict.in_word(word, start))?;
             }
             return Ok(());
         }
         for (word, mask) in words(start, len) {
-            access.write(&mut self.cells[word], readers, mask, lane)?;
+            access.write(&mut self.cells[word], readers, mask, lane).map_err(|conflict| conflict.in_word(word, start))?;
         }
         Ok(())
     }

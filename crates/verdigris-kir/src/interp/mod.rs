@@ -18,8 +18,8 @@
 //! numbers, parities, member masks, matrix descriptors and role selectors.
 //!
 //! **Memory.** Execution is sequentially consistent, and accesses must be ordered by happens-before: vector clocks for warps and async
-//! units, with lanes told apart inside a warp; edges come from barriers, mbarriers, release and acquire, fences around relaxed accesses
-//! and from waits for async groups. What relaxed atomics may show beyond that (weak outcomes) is **not** explored. Two accesses that
+//! units, with lanes told apart inside a warp (a fence, like a wait, speaks for the lanes that run it); edges come from barriers, mbarriers,
+//! release and acquire, fences around relaxed accesses and from waits for async groups. What relaxed atomics may show beyond that (weak outcomes) is **not** explored. Two accesses that
 //! nothing orders are a race in every schedule, also in those where they happened to be far apart. A non-coherent load of bytes that the
 //! same launch writes is a finding whatever the order.
 //!
@@ -32,7 +32,8 @@
 //! an async unit is seen by threads after the wait that belongs to it. An async write over bytes that threads have read needs no fence,
 //! only order. `cp.async` counts as the thread's own; whoever waited for it may fence what it wrote. A tensor map in global memory that
 //! the same launches write is used behind a `fence.proxy.tensormap` release by its writer (publishing a map is one, and lets the lanes that
-//! do it know of each other) and an acquire of its address by the user's CTA, ordered before the use.
+//! do it know of each other) and an acquire of its address by the user's CTA, ordered before the use. A copy reads its map until it has completed; a
+//! store, until it has read its source.
 //!
 //! **wgmma.** The four warps of a warpgroup bring the same product. Until a wait covers its group its accumulators are neither read nor
 //! written, and its A registers not written. Registers that another instruction wrote need a `wgmma.fence` first. Operands are decoded from
@@ -49,8 +50,8 @@
 //!
 //! # Limits
 //!
-//! A run stops at its first finding. Sets of lanes that synchronize in overlapping, partial groups are joined on the generous side, so that
-//! nothing is reported falsely. A tensor map counts as read when a copy is issued: that it is changed while the copy is under way is not seen.
+//! A run stops at its first finding. Of several lanes of a warp that read a byte and are not synchronized, one stands for all where they wait for one
+//! another in parts, so that nothing is reported falsely.
 //! Threads that arrived at a named barrier and never see it open are not reported if all of them end.
 
 mod agent;

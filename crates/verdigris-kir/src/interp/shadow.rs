@@ -4,7 +4,7 @@
 //! Nearly every check ends in the same few comparisons: the cell's last write is known to all lanes, and its last read is by the same warp or
 //! is known too. These come first and are made inline; what they leave open goes the long way.
 
-use super::clock::Clock;
+use super::clock::{Clock, Of};
 use std::cell;
 
 /// No access.
@@ -51,6 +51,17 @@ impl Stamp {
     fn flags(&self) -> u8 {
         self.what as u8 & ((1 << FLAG_BITS) - 1)
     }
+
+    /// The bytes that it touched, as a mask.
+    fn bytes(&self) -> u8 {
+        (0..4).fold(0, |mask, byte| mask | u8::from(self.lanes[byte] != NO_LANE) << byte)
+    }
+
+    /// Whether it touched no other byte than those of `mask`.
+    #[inline]
+    fn is_within(&self, mask: u8) -> bool {
+        mask == 0xF || self.bytes() & !mask == 0
+    }
 }
 
 /// The history of four bytes.
@@ -91,11 +102,12 @@ impl Readers {
         let list = self.list(&mut cell.more);
         if let Some(old) = list.get_mut(hint.get())
             && old.actor == stamp.actor
+            && old.is_within(stamp.bytes())
         {
             *old = stamp;
             return;
         }
-        let at = list.iter().position(|old| old.actor == stamp.actor);
+        let at = list.iter().position(|old| old.actor == stamp.actor && old.is_within(stamp.bytes()));
         hint.set(at.unwrap_or(list.len()));
         match at {
             Some(at) => list[at] = stamp,
@@ -157,7 +169,7 @@ pub(crate) struct Access<'a> {
     pub(crate) flags: u8,
     pub(crate) clock: &'a Clock,
     /// Lanes for which more is known than for the whole warp, since they alone waited for something.
-    pub(crate) extra: Option<(u32, &'a Clock)>,
+    pub(crate) extra: &'a [(u32, Clock)],
     /// The `cp.async` of the own warp and up to where each lane has waited for its own.
     pub(crate) cp: (u32, u32),
     /// Actors of the own CTA and of the own cluster, for scopes.
@@ -191,8 +203,17 @@ pub(crate) struct Conflict {
     pub(crate) other: Stamp,
     /// The byte of the cell.
     pub(crate) byte: usize,
+    /// The byte of the access.
+    pub(crate) at: usize,
     /// The other access was a write.
     pub(crate) other_writes: bool,
+}
+
+impl Conflict {
+    /// The same in a cell of an access that begins at byte `start` of its piece.
+    pub(crate) fn in_word(self, word: usize, start: usize) -> Conflict {
+        Conflict { at: 4 * word + self.byte - start, ..self }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +228,8 @@ impl Access<'_> {
         self.clock.knows(stamp.actor, stamp.epoch, other_lane)
             || self
                 .extra
-                .is_some_and(|(mask, clock)| (lane >= 32 || mask >> lane & 1 == 1) && clock.knows(stamp.actor, stamp.epoch, other_lane))
+                .iter()
+                .any(|(mask, clock)| (lane >= 32 || mask >> lane & 1 == 1) && clock.knows(stamp.actor, stamp.epoch, other_lane))
     }
 
     fn both_atomic(&self, stamp: &Stamp) -> bool {
@@ -263,7 +285,7 @@ impl Access<'_> {
     fn race(&self, stamp: &Stamp, mask: u8, lane: u8, other_writes: bool) -> Result<(), Conflict> {
         match self.unordered(stamp, mask, lane) {
             None => Ok(()),
-            Some(byte) => Err(Conflict { kind: ConflictKind::Race, other: *stamp, byte, other_writes }),
+            Some(byte) => Err(Conflict { kind: ConflictKind::Race, other: *stamp, byte, at: byte, other_writes }),
         }
     }
 
@@ -279,15 +301,15 @@ impl Access<'_> {
             return Ok(());
         }
         let known = self.clock.get(stamp.actor);
-        let span = if self.global { &known.fenced_global } else { &known.fenced_shared };
-        self.memo.fenced.set((stamp.actor, span.all));
-        if span.all >= stamp.epoch {
+        let (of, all) = if self.global { (Of::FencedGlobal, known.fenced_global.all) } else { (Of::FencedShared, known.fenced_shared.all) };
+        self.memo.fenced.set((stamp.actor, all));
+        if all >= stamp.epoch {
             return Ok(());
         }
         for byte in 0..4 {
             let lane = stamp.lanes[byte];
-            if mask >> byte & 1 == 1 && lane != NO_LANE && !span.covers(stamp.epoch, lane) {
-                return Err(Conflict { kind: ConflictKind::ProxyFence, other: *stamp, byte, other_writes: true });
+            if mask >> byte & 1 == 1 && lane != NO_LANE && !self.clock.covers(stamp.actor, of, stamp.epoch, lane) {
+                return Err(Conflict { kind: ConflictKind::ProxyFence, other: *stamp, byte, at: byte, other_writes: true });
             }
         }
         Ok(())
@@ -318,8 +340,8 @@ impl Access<'_> {
         if cell.write.actor != NO_ACTOR {
             self.race(&cell.write, mask, lane, true)?;
             self.proxy(&cell.write, mask)?;
-            if self.flags & flag::NON_COHERENT != 0 && cell.write.actor >= self.launch {
-                return Err(Conflict { kind: ConflictKind::NonCoherent, other: cell.write, byte: 0, other_writes: true });
+            if self.flags & flag::NON_COHERENT != 0 {
+                self.non_coherent_write(&cell.write, mask)?;
             }
         }
         for write in readers.get(cell.more_writes) {
@@ -328,8 +350,10 @@ impl Access<'_> {
             self.non_coherent_write(write, mask)?;
         }
         let old = &mut cell.read;
-        if old.actor == self.actor && old.flags() == self.flags {
-            if self.seen(self.actor) >= old.epoch {
+        // What an earlier read has touched beside these bytes is not forgotten.
+        let is_within = old.is_within(mask);
+        if old.actor == self.actor && old.flags() == self.flags && (is_within || old.epoch == self.epoch) {
+            if is_within && self.seen(self.actor) >= old.epoch {
                 *old = self.stamp(mask, lane);
             } else {
                 for byte in 0..4 {
@@ -345,7 +369,7 @@ impl Access<'_> {
                 old.what = self.what();
             }
         } else if old.actor == NO_ACTOR
-            || self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags() & flag::ATOMIC
+            || is_within && self.unordered(old, 0xF, lane).is_none() && self.flags & flag::ATOMIC == old.flags() & flag::ATOMIC
         {
             *old = self.stamp(mask, lane);
         } else {
@@ -362,7 +386,7 @@ impl Access<'_> {
         let written = write.actor == NO_ACTOR
             || self.ordered(write) && self.flags & flag::ASYNC == 0 && (self.flags & flag::NON_COHERENT == 0 || write.actor < self.launch);
         let own = read.actor == self.actor;
-        let alike = if own { read.flags() == self.flags } else { self.extra.is_none() && read.actor != self.cp.0 };
+        let alike = if own { read.flags() == self.flags } else { self.extra.is_empty() && read.actor != self.cp.0 };
         written && cell.more_writes == 0 && (alike || self.ordered(read))
     }
 
@@ -409,13 +433,12 @@ impl Access<'_> {
             }
         }
         let old = &mut cell.write;
-        if mask != 0xF && old.actor == self.actor && old.epoch == self.epoch && old.flags() == self.flags {
+        if mask != 0xF && old.actor == self.actor && old.epoch == self.epoch && old.what == self.what() {
             for byte in 0..4 {
                 if mask >> byte & 1 == 1 {
                     old.lanes[byte] = lane;
                 }
             }
-            old.what = self.what();
         } else {
             if mask != 0xF {
                 readers.overwrite(cell, mask);
@@ -426,17 +449,23 @@ impl Access<'_> {
     }
 
     fn non_coherent_write(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
-        let touches = (0..4).any(|byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
-        if touches && self.flags & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
-            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte: 0, other_writes: true });
+        let touched = (0..4).find(|&byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
+        if let Some(byte) = touched
+            && self.flags & flag::NON_COHERENT != 0
+            && stamp.actor >= self.launch
+        {
+            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte, at: byte, other_writes: true });
         }
         Ok(())
     }
 
     fn non_coherent_read(&self, stamp: &Stamp, mask: u8) -> Result<(), Conflict> {
-        let touches = (0..4).any(|byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
-        if touches && stamp.flags() & flag::NON_COHERENT != 0 && stamp.actor >= self.launch {
-            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte: 0, other_writes: false });
+        let touched = (0..4).find(|&byte| mask >> byte & 1 == 1 && stamp.lanes[byte] != NO_LANE);
+        if let Some(byte) = touched
+            && stamp.flags() & flag::NON_COHERENT != 0
+            && stamp.actor >= self.launch
+        {
+            return Err(Conflict { kind: ConflictKind::NonCoherent, other: *stamp, byte, at: byte, other_writes: false });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::Options;
 use super::agent::{Agent, Groups};
 use super::alu::{Lanes, Noise};
-use super::clock::Clock;
+use super::clock::{Clock, Of};
 use super::decode::Decoded;
 use super::finding::{Chain, Finding, FindingKind, Position};
 use super::mbarrier::Mbarrier;
@@ -200,6 +200,14 @@ pub(crate) enum Wait {
     Grid,
 }
 
+/// What some lanes knew at their last fence, without their own work.
+pub(crate) struct Fenced {
+    lanes: u32,
+    clock: Clock,
+    epoch: u32,
+    cp_waited: u32,
+}
+
 pub(crate) struct Warp {
     pub(crate) decoded: Arc<Decoded>,
     pub(crate) index: u32,
@@ -223,10 +231,13 @@ pub(crate) struct Warp {
     pub(crate) flights: u32,
     pub(crate) wgmma_fences: u32,
     pub(crate) clock: Clock,
-    pub(crate) extra: Option<(u32, Clock)>,
+    /// What some lanes know beyond the whole warp: sets of lanes that have none in common.
+    pub(crate) extra: Vec<(u32, Clock)>,
     pub(crate) epoch: u32,
-    pub(crate) fence_release: Option<Clock>,
-    pub(crate) fence_acquire: Option<Clock>,
+    /// What the last fence of each lane hands on through a relaxed write behind it.
+    pub(crate) fence_release: Vec<Fenced>,
+    /// What relaxed reads have found, for the next fence of the lanes that read.
+    pub(crate) fence_acquire: Vec<(u32, Clock)>,
     pub(crate) wait: Wait,
     pub(crate) exited: bool,
     pub(crate) polling: bool,
@@ -367,19 +378,45 @@ impl Machine<'_> {
     }
 }
 
+/// The lanes of `mask` learn what `from` knows. A set of which some lanes are meant is taken apart; lanes that know the same are one set again.
+fn learn(sets: &mut Vec<(u32, Clock)>, mask: u32, from: &Clock) {
+    let mut learned = Vec::new();
+    let mut left = mask;
+    for (lanes, clock) in sets.iter_mut() {
+        let both = *lanes & left;
+        if both != 0 {
+            let mut clock = clock.clone();
+            clock.join(from);
+            learned.push((both, clock));
+            *lanes &= !both;
+            left &= !both;
+        }
+    }
+    if left != 0 {
+        learned.push((left, from.clone()));
+    }
+    sets.retain(|(lanes, _)| *lanes != 0);
+    for (lanes, clock) in learned {
+        match sets.iter_mut().find(|(_, known)| *known == clock) {
+            Some((same, _)) => *same |= lanes,
+            None => sets.push((lanes, clock)),
+        }
+    }
+}
+
 impl Warp {
     /// The view of memory that the lanes of `mask` hand on, and a new epoch for what comes after.
     pub(crate) fn release(&mut self, mask: u32, cp_actor: u32) -> Clock {
         let mut view = self.clock.clone();
-        if let Some((lanes, extra)) = &self.extra
-            && lanes & mask != 0
-        {
-            view.join(extra);
+        for (lanes, extra) in &self.extra {
+            if lanes & mask != 0 {
+                view.join(extra);
+            }
         }
         let full = self.full;
-        view.get_mut(self.actor).seen.extend(mask, full, self.epoch);
+        view.extend(self.actor, Of::Seen, mask, full, self.epoch);
         if self.cp_waited > 0 {
-            view.get_mut(cp_actor).seen.extend(mask, full, self.cp_waited);
+            view.extend(cp_actor, Of::Seen, mask, full, self.cp_waited);
         }
         self.epoch += 1;
         view
@@ -391,29 +428,90 @@ impl Warp {
             self.clock.join(from);
             return;
         }
-        match &mut self.extra {
-            Some((lanes, clock)) => {
-                *lanes |= mask;
-                clock.join(from);
-            }
-            None => {
+        learn(&mut self.extra, mask, from);
+        let full = self.full;
+        if let [(lanes, _)] = self.extra[..]
+            && lanes & full == full
+        {
+            self.learn_extra();
+        }
+    }
+
+    /// The lanes of `mask` run a fence, which releases what is before it through what they write, relaxed, behind it.
+    pub(crate) fn fence_releases(&mut self, mask: u32) {
+        let mut left = mask;
+        self.fence_release.retain_mut(|fenced| {
+            fenced.lanes &= !mask;
+            fenced.lanes != 0
+        });
+        let fenced = |lanes, clock| Fenced { lanes, clock, epoch: self.epoch, cp_waited: self.cp_waited };
+        for (lanes, extra) in &self.extra {
+            if lanes & mask != 0 {
                 let mut clock = self.clock.clone();
-                clock.join(from);
-                self.extra = Some((mask, clock));
+                clock.join(extra);
+                self.fence_release.push(fenced(lanes & mask, clock));
+                left &= !lanes;
+            }
+        }
+        if left != 0 {
+            self.fence_release.push(fenced(left, self.clock.clone()));
+        }
+        self.epoch += 1;
+    }
+
+    /// What the last fences of the lanes of `mask` hand on, where they ran any.
+    pub(crate) fn fenced_view(&self, mask: u32, cp_actor: u32) -> Option<Clock> {
+        let mut view: Option<Clock> = None;
+        for Fenced { lanes, clock, epoch, cp_waited } in self.fence_release.iter().filter(|fenced| fenced.lanes & mask != 0) {
+            let mut own = clock.clone();
+            own.extend(self.actor, Of::Seen, lanes & mask, self.full, *epoch);
+            if *cp_waited > 0 {
+                own.extend(cp_actor, Of::Seen, lanes & mask, self.full, *cp_waited);
+            }
+            match &mut view {
+                Some(view) => view.join(&own),
+                None => view = Some(own),
+            }
+        }
+        view
+    }
+
+    /// A lane has read what may release something, relaxed: its next fence acquires that.
+    pub(crate) fn found(&mut self, lane: usize, clock: &Clock) {
+        learn(&mut self.fence_acquire, 1 << lane, clock);
+    }
+
+    /// The lanes of `mask` run a fence, which acquires what their relaxed reads found.
+    pub(crate) fn fence_acquires(&mut self, mask: u32) {
+        for (lanes, pending) in std::mem::take(&mut self.fence_acquire) {
+            if lanes & mask != 0 {
+                self.acquire(lanes & mask, &pending);
+            }
+            if lanes & !mask != 0 {
+                self.fence_acquire.push((lanes & !mask, pending));
             }
         }
     }
 
-    /// All lanes of the warp know each other's accesses so far.
-    pub(crate) fn synchronize(&mut self, cp_actor: u32) {
-        if let Some((_, extra)) = self.extra.take() {
+    /// The whole warp learns what some of its lanes know.
+    pub(crate) fn learn_extra(&mut self) {
+        for (_, extra) in self.extra.drain(..) {
             self.clock.join(&extra);
         }
-        let own = self.clock.get_mut(self.actor);
-        own.seen.all = own.seen.all.max(self.epoch);
+    }
+
+    /// Whether a lane knows of an access, by itself or with the warp.
+    pub(crate) fn knows(&self, lane: u8, actor: u32, epoch: u32, other_lane: u8) -> bool {
+        let beyond = || self.extra.iter().any(|(lanes, clock)| lanes >> lane & 1 == 1 && clock.knows(actor, epoch, other_lane));
+        self.clock.knows(actor, epoch, other_lane) || beyond()
+    }
+
+    /// All lanes of the warp know each other's accesses so far.
+    pub(crate) fn synchronize(&mut self, cp_actor: u32) {
+        self.learn_extra();
+        self.clock.raise(self.actor, Of::Seen, self.epoch);
         if self.cp_waited > 0 {
-            let cp = self.clock.get_mut(cp_actor);
-            cp.seen.all = cp.seen.all.max(self.cp_waited);
+            self.clock.raise(cp_actor, Of::Seen, self.cp_waited);
         }
         self.epoch += 1;
     }
@@ -427,7 +525,7 @@ impl Warp {
             loc,
             flags,
             clock: &self.clock,
-            extra: self.extra.as_ref().map(|(mask, clock)| (*mask, clock)),
+            extra: &self.extra,
             cp: (cta.actor + cta.actors.unit(Unit::CpAsync, self.index), self.cp_waited),
             cta: cta.actor..cta.actor + stride,
             cluster: first..first + stride * cta.peers.len() as u32,

@@ -85,9 +85,7 @@ impl Machine<'_> {
         }
         warp.wait = Wait::Nothing;
         let barrier = &self.ctas[warp.cta].barriers[id as usize];
-        if let Some((_, extra)) = warp.extra.take() {
-            warp.clock.join(&extra);
-        }
+        warp.learn_extra();
         warp.clock.join(&barrier.done);
         Ok(Some(barrier.result))
     }
@@ -100,10 +98,9 @@ impl Machine<'_> {
         let cp = self.ctas[warp.cta].actor + self.ctas[warp.cta].actors.unit(Unit::CpAsync, warp.index);
         let key = self.ctas[warp.cta].peers[0];
         // Of what is before a relaxed arrival, a fence alone hands on what was before it.
-        let view = match (relaxed, &warp.fence_release) {
-            (false, _) => warp.release(warp.full, cp),
-            (true, Some(view)) => view.clone(),
-            (true, None) => warp.clock.fresh(),
+        let view = match relaxed {
+            false => warp.release(warp.full, cp),
+            true => warp.fenced_view(warp.full, cp).unwrap_or_else(|| warp.clock.fresh()),
         };
         let barrier = self.cluster_barriers.entry(key).or_default();
         if barrier.arrived == 0 {
@@ -141,9 +138,7 @@ impl Machine<'_> {
             warp.wait = Wait::Cluster { generation };
             return Ok(Flow::Block);
         };
-        if let Some((_, extra)) = warp.extra.take() {
-            warp.clock.join(&extra);
-        }
+        warp.learn_extra();
         warp.clock.join(&barrier.done);
         warp.cluster_turns = generation + 1;
         warp.cluster_arrived = None;

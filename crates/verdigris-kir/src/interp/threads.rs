@@ -2,6 +2,7 @@
 //! [`super::reach`]; here lane by lane, with every rule.
 
 use super::alu::{self, Lanes};
+use super::clock::{Clock, Of};
 use super::decode::{Instruction, Source};
 use super::finding::FindingKind;
 use super::matrix;
@@ -67,7 +68,7 @@ impl Machine<'_> {
     pub(crate) fn conflict(&self, at: Culprit, who: &str, place: Place, conflict: Conflict, writes: bool) -> Fault {
         if self.memory.predecessor == Some(conflict.other.actor) {
             let (does, may) = if writes { ("writes", "read or write") } else { ("reads", "write") };
-            let name = self.place_name(place, conflict.byte);
+            let name = self.place_name(place, conflict.at);
             let message = format!(
                 "{who} {does} {name} here, and the launch overlaps the one in front of the program, which may still {may} it: griddepcontrol.wait stands ahead of every global access"
             );
@@ -77,7 +78,7 @@ impl Machine<'_> {
         let other_lane = conflict.other.lanes[conflict.byte];
         let other = if other_lane < 32 { format!("lane {other_lane} of {other}") } else { other };
         let line = self.line(other_cta.unwrap_or(at.cta), conflict.other.loc());
-        let name = self.place_name(place, conflict.byte);
+        let name = self.place_name(place, conflict.at);
         let did = if conflict.other_writes { "written" } else { "read" };
         let does = if writes { "writes" } else { "reads" };
         match conflict.kind {
@@ -303,22 +304,19 @@ impl Machine<'_> {
         match order {
             Order::Weak | Order::Release(_) => {}
             Order::Acquire(_) | Order::AcqRel(_) => warp.acquire(1 << lane, clock),
-            Order::Relaxed(_) | Order::Volatile => match &mut warp.fence_acquire {
-                Some(pending) => pending.join(clock),
-                None => warp.fence_acquire = Some(clock.clone()),
-            },
+            Order::Relaxed(_) | Order::Volatile => warp.found(lane, clock),
         }
     }
 
     /// The clock that an ordered store hands on.
-    fn release_at(&mut self, warp: &mut Warp, order: Order, lane: usize) -> Option<crate::interp::clock::Clock> {
+    fn release_at(&mut self, warp: &mut Warp, order: Order, lane: usize) -> Option<Clock> {
         match order {
             Order::Weak | Order::Acquire(_) => None,
             Order::Release(_) | Order::AcqRel(_) => {
                 let cp = self.cp_actor(warp);
                 Some(warp.release(1 << lane, cp))
             }
-            Order::Relaxed(_) | Order::Volatile => warp.fence_release.clone(),
+            Order::Relaxed(_) | Order::Volatile => warp.fenced_view(1 << lane, self.cp_actor(warp)),
         }
     }
 
@@ -652,11 +650,8 @@ impl Machine<'_> {
         let cp = self.cp_actor(warp);
         match fence {
             Fence::AcqRel(_) | Fence::Sc(_) => {
-                if let Some(pending) = warp.fence_acquire.take() {
-                    warp.acquire(exec, &pending);
-                }
-                let view = warp.release(exec, cp);
-                warp.fence_release = Some(view);
+                warp.fence_acquires(exec);
+                warp.fence_releases(exec);
             }
             Fence::MbarrierInit => self.mbarriers_visible(warp),
             Fence::ProxyAsyncShared | Fence::ProxyAsyncGlobal | Fence::ProxyAsync => {
@@ -664,30 +659,18 @@ impl Machine<'_> {
                 let (actor, epoch, full, waited) = (warp.actor, warp.epoch, warp.full, warp.cp_waited);
                 let cta = &self.ctas[warp.cta];
                 let units = cta.actor + cta.actors.unit(Unit::CpAsync, 0)..cta.actor + cta.actors.unit(Unit::BulkRead, 0);
-                let apply = |clock: &mut crate::interp::clock::Clock| {
-                    let own = clock.get_mut(actor);
-                    if shared {
-                        own.fenced_shared.extend(exec, full, epoch);
-                    }
+                let apply = |clock: &mut Clock| {
                     if global {
-                        own.fenced_global.extend(exec, full, epoch);
+                        clock.extend(actor, Of::FencedGlobal, exec, full, epoch);
                     }
-                    // Whoever waited for a cp.async may fence what it wrote.
-                    for unit in units.clone() {
-                        let known = clock.get_mut(unit);
-                        let mut seen = known.seen;
-                        if unit == cp {
-                            seen.extend(exec, full, waited);
-                        }
-                        if shared {
-                            known.fenced_shared = seen;
-                        }
+                    if shared {
+                        clock.extend(actor, Of::FencedShared, exec, full, epoch);
+                        // Whoever waited for a cp.async may fence what it wrote.
+                        units.clone().for_each(|unit| clock.fence_shared(unit, exec, full, if unit == cp { waited } else { 0 }));
                     }
                 };
                 apply(&mut warp.clock);
-                if let Some((_, extra)) = &mut warp.extra {
-                    apply(extra);
-                }
+                warp.extra.iter_mut().filter(|(lanes, _)| lanes & exec != 0).for_each(|(_, extra)| apply(extra));
                 warp.epoch += 1;
                 if shared {
                     self.mbarriers_visible(warp);
@@ -695,15 +678,12 @@ impl Machine<'_> {
             }
             Fence::TensormapRelease(_) => {
                 self.map_releases.insert(warp.actor, warp.epoch);
-                let view = warp.release(exec, cp);
-                warp.fence_release = Some(view);
+                warp.fence_releases(exec);
             }
             Fence::TensormapAcquire(_) => {
                 let address = self.need(warp, inst.ins[0], exec, inst.loc, "is the address of a tensor map")?;
                 self.acquire_maps(warp, inst.loc, exec, address)?;
-                if let Some(pending) = warp.fence_acquire.take() {
-                    warp.acquire(exec, &pending);
-                }
+                warp.fence_acquires(exec);
             }
         }
         Ok(Flow::Next)

@@ -4,7 +4,7 @@
 //! accumulators may be neither read nor written and registers of A and of its metadata not written; operands in shared memory are read at some moment between.
 
 use super::alu::Lanes;
-use super::clock::Clock;
+use super::clock::{Clock, Of};
 use super::decode::{Instruction, Source};
 use super::finding::FindingKind;
 use super::matrix;
@@ -238,8 +238,7 @@ impl Machine<'_> {
             mark(warp);
             let cta = &self.ctas[warp.cta];
             let actor = cta.actor + cta.actors.wgmma(group);
-            let known = warp.clock.get_mut(actor);
-            known.seen.all = known.seen.all.max(last);
+            warp.clock.raise(actor, Of::Seen, last);
         }
         warp.wait = Wait::Nothing;
         Ok(Flow::Next)
@@ -312,7 +311,7 @@ impl Machine<'_> {
             loc: product.loc,
             flags: flag::ASYNC,
             clock: &product.clock,
-            extra: None,
+            extra: &[],
             cp: (u32::MAX - 1, 0),
             cta: owner.actor..owner.actor + stride,
             cluster: first..first + stride * owner.peers.len() as u32,

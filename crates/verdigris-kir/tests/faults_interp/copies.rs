@@ -202,6 +202,102 @@ fn tensor_maps_changed_on_the_device() {
     }
 }
 
+/// The same of a map that stores may use as well.
+fn output_map() -> Arg {
+    let Arg::TensorMap(address, spec) = map() else { unreachable!("it is a tensor map") };
+    Arg::TensorMap(address, MapSpec { decl: MapDecl { access: Access::ReadWrite, ..decl() }, ..spec })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overwritten {
+    PublishedAgain,
+    OneWord,
+    Replaced,
+    ByAnotherWarp,
+    UnderAStore,
+}
+
+/// A map in the output's last 128 bytes is overwritten while a copy that uses it is under way.
+fn overwritten(p: Planted<'_>, lines: &crate::Lines, wrong: Overwritten) {
+    const BYTES: u32 = 512;
+    let k = p.k;
+    let decl = MapDecl { access: Access::ReadWrite, ..decl() };
+    let template = k.tensor_map_template("template", decl.clone());
+    let (room, tile) = (k.shared("room", 128, 128), k.shared("tile", BYTES, 128));
+    let full = p.barriers("full", 1, 1);
+    k.when(leads(p), || full.init());
+    publish_barriers(k);
+    let place = p.y.moved(k.constant(crate::OUTPUT_BYTES - 128)).address();
+    let map = TensorMap::in_global(place, decl);
+    let first_warp = k.thread().lt(32u32);
+    k.when(leads(p), || {
+        k.tensormap_copy(room, &template);
+        k.tensormap_replace::<u64>(room, MapField::GlobalAddress, p.y.address());
+    });
+    k.when(first_warp, || {
+        k.warp_sync();
+        k.tensormap_publish(place, room, Scope::Gpu);
+        k.tensormap_acquire(&map, Scope::Gpu);
+    });
+    k.range(2u32, |half| {
+        let word = half * 64u32 + k.thread();
+        k.st_shared(tile.address() + word * 4u32, 0, word);
+        k.st_global(p.y.at((word >> 5) * 64u32 + (word & 31u32), 4), 0, word);
+    });
+    k.fence(Fence::ProxyAsync);
+    k.bar_sync();
+    let at = [k.constant(0i32), k.constant(0i32)];
+    k.when(leads(p), || {
+        if wrong == Overwritten::UnderAStore {
+            lines.also(line!() + 1);
+            k.tma_store(&map, &at, tile.address());
+            k.bulk_commit();
+            p.unless(|| k.bulk_wait_read(0));
+        } else {
+            full.at(0u32).arrive_expect_tx(BYTES);
+            lines.also(line!() + 1);
+            k.tma_load(tile.address(), &map, &at, full.at(0u32), LoadOptions::default());
+        }
+    });
+    if wrong != Overwritten::UnderAStore {
+        p.unless(|| full.at(0u32).wait(0u32));
+    }
+    k.bar_sync();
+    match wrong {
+        Overwritten::PublishedAgain | Overwritten::UnderAStore => k.when(first_warp, || {
+            lines.here(line!() + 1);
+            k.tensormap_publish(place, room, Scope::Gpu);
+        }),
+        Overwritten::OneWord => k.when(leads(p), || {
+            lines.here(line!() + 1);
+            k.st_global(place + 124u64, 0, k.constant(0u32));
+        }),
+        Overwritten::Replaced => k.when(leads(p), || {
+            let op = Op::TensormapReplace { field: MapField::GlobalDim(1), space: Space::Global };
+            lines.here(line!() + 1);
+            k.instruction(op, &[], &[place.operand(), Operand::Imm(56)]);
+        }),
+        Overwritten::ByAnotherWarp => k.when(k.thread().eq(32u32), || {
+            lines.here(line!() + 1);
+            k.st_global(place, 0, k.constant(0u32));
+        }),
+    }
+    match wrong {
+        Overwritten::UnderAStore => k.when(leads(p), || k.bulk_wait(0)),
+        _ => full.at(0u32).wait(0u32),
+    }
+}
+
+#[test]
+fn tensor_maps_overwritten_under_a_copy() {
+    use Overwritten::{ByAnotherWarp, OneWord, PublishedAgain, Replaced, UnderAStore};
+    for wrong in [PublishedAgain, OneWord, Replaced, ByAnotherWarp, UnderAStore] {
+        let planting = plant(cta(64).with(output_map()), |p, lines| overwritten(p, lines, wrong));
+        planting.clean(|_| {});
+        planting.faulty(Shows::Always, &[FindingKind::Race], &["of buffer 1 here, read by", "the reader may get the new value"]);
+    }
+}
+
 // ---- cp.async on mbarriers -----------------------------------------------------------------------------------------
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Lanes that part where they should be together, and values that differ where they should be the same.
 
 use crate::{caught, cta};
-use verdigris_kir::face::AsVal;
-use verdigris_kir::inst::Op;
+use verdigris_kir::face::{AsVal, Val};
+use verdigris_kir::inst::{Op, Redux, Shuffle};
 use verdigris_kir::interp::FindingKind;
+use verdigris_kir::ir::{Operand, Ty};
 use verdigris_kir::tile::ring::publish_barriers;
 
 // ---- divergence ----------------------------------------------------------------------------------------------------
@@ -42,6 +43,39 @@ fn lanes_outside_of_the_member_mask() {
         lines.here(line!() + 1);
         k.instruction(Op::WarpSync {}, &[], &[mask.operand()]);
     });
+}
+
+/// The lower sixteen lanes bring a mask that overlaps the one of the others, who are elsewhere.
+#[test]
+fn groups_of_lanes_whose_masks_overlap() {
+    for op in [Op::WarpSync {}, Op::Ballot {}, Op::ReduxAcross { op: Redux::Add, ty: Ty::U32 }, Op::Shfl { mode: Shuffle::Butterfly }] {
+        caught(FindingKind::Divergence, &["names lanes 0x00010000 as members, and they are not here"], cta(32), |p, lines| {
+            let k = p.k;
+            let value = k.var(k.thread());
+            let is_odd = (k.thread() & 1u32).ne(0u32).operand();
+            let across = |mask: Val<'_, u32>| {
+                let (own, mask) = (value.get().operand(), mask.operand());
+                let ins = match op {
+                    Op::WarpSync {} => vec![mask],
+                    Op::Ballot {} => vec![is_odd, mask],
+                    Op::ReduxAcross { .. } => vec![own, mask],
+                    _ => vec![own, Operand::Imm(1), Operand::Imm(31), mask],
+                };
+                let out = [Some(value.reg())];
+                lines.here(line!() + 1);
+                k.instruction(op.clone(), if matches!(op, Op::WarpSync {}) { &[] } else { &out }, &ins);
+            };
+            k.when_else(
+                p.index().lt(16u32),
+                || {
+                    let mask = k.select(p.fault.ne(0u32), 0x1_FFFFu32, 0xFFFFu32);
+                    across(mask);
+                },
+                || across(k.constant(0xFFFF_0000u32)),
+            );
+            k.st_global(p.y.at(k.thread(), 4), 0, value.get());
+        });
+    }
 }
 
 #[test]
