@@ -6,6 +6,7 @@
 mod faults_interp {
     mod clusters;
     mod copies;
+    mod grid;
     mod lanes;
     mod launches;
     mod matrices;

@@ -9,17 +9,17 @@ use verdigris_kir::ir::{Access, KernelBody, MapDecl, MapType, Swizzle, Target, T
 use verdigris_kir::program::{Address, Arg, Fill, KernelRef, L2Promotion, Launch, MapSpec, Program, Residency, Step};
 use verdigris_kir::tile::grid_barrier::GridBarrier;
 
-fn kernel(name: &str, threads: u32, cluster: u32, describe: impl for<'k> FnOnce(Kernel<'k>)) -> KernelBody {
+pub(super) fn kernel(name: &str, threads: u32, cluster: u32, describe: impl for<'k> FnOnce(Kernel<'k>)) -> KernelBody {
     build(Header { name: name.into(), target: Target::Sm90a, threads, min_ctas: 1, cluster }, describe)
 }
 
-fn launch(body: &KernelBody, ctas: u32, overlap: bool, residency: Residency, args: &[Arg]) -> Step {
+pub(super) fn launch(body: &KernelBody, ctas: u32, overlap: bool, residency: Residency, args: &[Arg]) -> Step {
     let made = body.clone();
     let kernel = KernelRef::new(body.name.clone(), move || made.clone());
     Step::Launch(Launch { kernel, grid: [ctas, 1, 1], residency, overlap, args: args.to_vec().into() })
 }
 
-fn pointer(slot: usize) -> Arg {
+pub(super) fn pointer(slot: usize) -> Arg {
     Arg::Pointer(Address::buffer(slot))
 }
 
