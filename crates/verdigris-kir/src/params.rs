@@ -452,10 +452,14 @@ impl Arguments {
 
     /// The addresses among the arguments, for a program that becomes part of a larger one.
     pub fn addresses_mut(&mut self) -> impl Iterator<Item = &mut Address> {
-        self.args.iter_mut().filter_map(|arg| match arg {
+        self.args_mut().filter_map(|arg| match arg {
             Arg::Pointer(address) | Arg::TensorMap(address, _) => Some(address),
             _ => None,
         })
+    }
+
+    pub(crate) fn args_mut(&mut self) -> impl Iterator<Item = &mut Arg> {
+        self.args.iter_mut()
     }
 }
 

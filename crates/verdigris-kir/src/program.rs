@@ -324,6 +324,49 @@ impl Program {
         }
     }
 
+    /// Puts the steps of another program behind these: its buffers and its host scalars of slot `i` are this program's of slot `slots[i]`, its scratch
+    /// and its constants stay its own. Where its first launch overlaps, it overlaps the last of this program.
+    ///
+    /// # Errors
+    /// A program whose lists or grids are known at execution: these go by places that are this program's too. A slot that `slots` does not name.
+    pub fn append(&mut self, next: &Program, slots: &[usize]) -> Result<(), String> {
+        let is_sized = next.steps.iter().any(|step| matches!(step, Step::SizedLaunch(..)));
+        if is_sized || !next.lists.is_empty() {
+            return Err("a program with lists, or with grids known at execution, goes behind no other".to_owned());
+        }
+        let slot = |of: usize| slots.get(of).copied().ok_or_else(|| format!("slot {of} of the next program is none of {}", slots.len()));
+        let (scratch, constants) = (self.scratch.len(), self.constants.len());
+        let settle = |address: &mut Address| {
+            address.base = match address.base {
+                Base::Buffer(of) => Base::Buffer(slot(of)?),
+                Base::Scratch(piece) => Base::Scratch(scratch + piece),
+                Base::Constant(constant) => Base::Constant(constants + constant),
+            };
+            Ok::<(), String>(())
+        };
+        let mut steps = next.steps.clone();
+        for step in &mut steps {
+            match step {
+                Step::Launch(launch) | Step::SizedLaunch(launch, _) => launch.args.args_mut().try_for_each(|arg| match arg {
+                    Arg::Pointer(address) | Arg::TensorMap(address, _) => settle(address),
+                    Arg::HostScalar(_, index) => slot(*index).map(|given| *index = given),
+                    _ => Ok(()),
+                })?,
+                Step::Fill { at, .. } => settle(at)?,
+                Step::Copy { to, from, .. } => [to, from].into_iter().try_for_each(settle)?,
+            }
+        }
+        for (&asked, &slot) in next.buffer_alignment_bytes.iter().zip(slots) {
+            let count = self.buffer_alignment_bytes.len().max(slot + 1);
+            self.buffer_alignment_bytes.resize(count, 1);
+            self.buffer_alignment_bytes[slot] = self.buffer_alignment_bytes[slot].max(asked);
+        }
+        self.scratch.extend(next.scratch.iter().cloned());
+        self.constants.extend(next.constants.iter().cloned());
+        self.steps.extend(steps);
+        Ok(())
+    }
+
     /// The launches, in order.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.steps.iter().filter_map(|step| step.as_launch().map(|(launch, _)| launch))

@@ -133,6 +133,33 @@ fn some_warps_wait_for_the_launch_before_and_others_do_not() {
     }
 }
 
+/// Two programs, one behind the other on the same buffers: the second one's first launch starts under the first one's last.
+#[test]
+fn a_program_that_does_not_wait_for_the_one_in_front() {
+    let (written, read) = (Cell::new(0), Cell::new(0));
+    let front = steps(vec![launch(&writer(&written), 1, false, Residency::Any, &[pointer(0)])]);
+    let reader = kernel("reader", 32, 1, |k| {
+        let (x, y, fault) = (k.input("x", 4), k.output("y", 4), k.scalar::<u32>("fault"));
+        k.when(fault.eq(0u32), || k.griddep_wait());
+        read.set(line!() + 1);
+        let value = k.ld_global::<u32>(x.at(k.thread(), 4), 0);
+        k.st_global(y.at(k.thread(), 4), 0, value);
+    });
+    for fault in [0, 1] {
+        // Its own slots are the other way round.
+        let args = [pointer(1), pointer(0), scalar(fault)];
+        let behind = Program { buffer_alignment_bytes: vec![4, 8], ..steps(vec![launch(&reader, 1, true, Residency::Any, &args)]) };
+        let mut both = front.clone();
+        both.append(&behind, &[1, 0]).expect("both slots are named");
+        assert_eq!(both.buffer_alignment_bytes, [8, 4]);
+        let kinds = [FindingKind::Race];
+        every_schedule(&both, 10_000, (fault == 1).then_some((&kinds[..], read.get())), |memory| {
+            assert_eq!(words(memory, 1, 3), [7, 8, 9]);
+        });
+        assert!(front.clone().append(&behind, &[1]).is_err(), "a slot without a place");
+    }
+}
+
 /// Every CTA writes a part, all meet, and every CTA reads its neighbour's part. Faults: 1 waits for nobody, 2 arrives before its other
 /// warps have written.
 fn meeting(read: &Cell<u32>) -> KernelBody {
