@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -65,6 +65,9 @@ pub(crate) struct Arguments {
     /// Only this engine.
     #[arg(long)]
     engine: Option<String>,
+    /// Only settings that launch a kernel whose name contains this: the first of each engine and one other, as of all.
+    #[arg(long)]
+    kernel: Option<String>,
     /// A case file in place of those of the repository.
     #[arg(long)]
     cases: Option<PathBuf>,
@@ -72,7 +75,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     resume: Option<PathBuf>,
     /// Run nothing: count which problems of the corpus each engine takes, as on an H200, and why not the others.
-    #[arg(long, conflicts_with_all = ["all", "cases", "resume"])]
+    #[arg(long, conflicts_with_all = ["all", "cases", "resume", "kernel"])]
     refusals: bool,
     /// With --refusals: where the record goes; default bench/record/refusals.jsonl. `none` keeps no record.
     #[arg(long, requires = "refusals")]
@@ -133,17 +136,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     let mut faults = Vec::new();
     let mut kernels: BTreeSet<String> = BTreeSet::new();
     let is_whole = arguments.filter.is_empty() && arguments.cases.is_none();
+    let wanted = arguments.kernel.as_deref().unwrap_or_default();
     if is_whole {
-        static_check(&engines, &mut kernels, &mut faults);
+        static_check(&engines, wanted, &mut kernels, &mut faults);
     }
     let catalogued = kernels.clone();
-    let catalog = if is_whole { verify_catalog::plan(&engines, seed)? } else { verify_catalog::Plan::default() };
+    let catalog = if is_whole { verify_catalog::plan(&engines, wanted, seed)? } else { verify_catalog::Plan::default() };
     let of_cases = cases.len();
     let of_catalog: BTreeMap<&str, &Case> = catalog.products.iter().map(|product| (product.case.id.as_str(), &product.case)).collect();
     let all: Vec<Case> = cases.into_iter().chain(of_catalog.into_values().cloned()).collect();
     let mut refusals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     let mut planned: HashSet<String> = HashSet::new();
-    let mut works = works(&all[..of_cases], &engines, arguments.all, seed, &mut refusals, &mut planned);
+    let choice = Choice { all: arguments.all, kernel: wanted, seed };
+    let mut works = works(&all[..of_cases], &engines, choice, &mut refusals, &mut planned);
     for (number, product) in catalog.products.iter().enumerate() {
         if let Some(case) = all.iter().position(|case| case.id == product.case.id) {
             let seed = seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
@@ -204,8 +209,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
-    let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, arguments.all, seed, &mut planned);
+    let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, choice, &mut planned);
     jobs.extend(catalog.graphs);
+    if !wanted.is_empty() && works.is_empty() && jobs.is_empty() && faults.is_empty() && known.faults.is_empty() {
+        bail!("no setting that was looked at launches a kernel with `{wanted}` in its name");
+    }
     let all_jobs = jobs.len();
     let entry = |job: &verify_graphs::Job<'_>| format!("{} × {schedules}", job.id());
     jobs.retain(|job| {
@@ -353,14 +361,14 @@ fn report_far(taken: &BTreeMap<&str, u64>, refused: &BTreeSet<(&'static str, Str
     );
 }
 
-/// Builds and verifies every kernel of every catalog.
-fn static_check(engines: &[&'static dyn Engine], kernels: &mut BTreeSet<String>, faults: &mut Vec<Fault>) {
+/// Builds and verifies every kernel of every catalog whose name contains `wanted`.
+fn static_check(engines: &[&'static dyn Engine], wanted: &str, kernels: &mut BTreeSet<String>, faults: &mut Vec<Fault>) {
     let mut list: Vec<(&'static str, KernelRef)> = Vec::new();
     let mut seen = HashSet::new();
     for engine in engines {
         for target in [Target::Sm80, Target::Sm89, Target::Sm90, Target::Sm90a] {
             for kernel in engine.catalog(target) {
-                if seen.insert(kernel.name().to_owned()) {
+                if kernel.name().contains(wanted) && seen.insert(kernel.name().to_owned()) {
                     list.push((engine.id().name, kernel));
                 }
             }
@@ -382,16 +390,33 @@ fn static_check(engines: &[&'static dyn Engine], kernels: &mut BTreeSet<String>,
     kernels.extend(list.into_iter().map(|(_, kernel)| kernel.name().to_owned()));
 }
 
+/// Which settings are run of a case.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'w> {
+    /// Every setting.
+    pub(crate) all: bool,
+    /// Only settings that launch a kernel whose name contains this.
+    pub(crate) kernel: &'w str,
+    pub(crate) seed: u64,
+}
+
+impl Choice<'_> {
+    /// Whether settings are left out for their kernels, and one that launches these is not.
+    pub(crate) fn takes<'n>(&self, mut kernels: impl Iterator<Item = &'n str>) -> bool {
+        self.kernel.is_empty() || kernels.any(|kernel| kernel.contains(self.kernel))
+    }
+}
+
 /// Everything to run, and how often each engine refused for which reason. A case has two kinds of data: its settings on an engine take turns, and so do
 /// the engines.
 fn works<'p>(
     cases: &'p [Case],
     engines: &[&'static dyn Engine],
-    all: bool,
-    seed: u64,
+    choice: Choice<'_>,
     refusals: &mut BTreeMap<(&'p str, &'p str), u64>,
     reached: &mut HashSet<String>,
 ) -> Vec<Work> {
+    let Choice { all, seed, .. } = choice;
     let mut works = Vec::new();
     for (number, case) in cases.iter().enumerate() {
         for (turn, &engine) in engines.iter().enumerate() {
@@ -411,22 +436,25 @@ fn works<'p>(
                 }
             };
             let space = candidate.knobs();
-            let settings: Vec<&Knobs> = (space.configs().iter())
+            let kernels = |knobs: &Knobs| -> Vec<String> {
+                let program = candidate.program(knobs);
+                program.iter().flat_map(|program| program.launches()).map(|launch| launch.kernel.name().to_owned()).collect()
+            };
+            let mut settings: Vec<&Knobs> = (space.configs().iter())
                 .filter(|knobs| {
                     case.problem.determinism() == Determinism::Any || candidate.notes(knobs).is_ok_and(|notes| notes.deterministic)
                 })
                 .collect();
-            let Some((&first, others)) = settings.split_first() else {
+            if settings.is_empty() {
                 *refusals.entry((engine.id().name, "determinism")).or_default() += 1;
-                continue;
-            };
+            }
+            if !choice.kernel.is_empty() {
+                settings.retain(|knobs| choice.takes(kernels(knobs).iter().map(String::as_str)));
+            }
+            let Some((&first, others)) = settings.split_first() else { continue };
             let mut chosen = if all {
                 settings.clone()
             } else {
-                let kernels = |knobs: &Knobs| -> Vec<String> {
-                    let program = candidate.program(knobs);
-                    program.iter().flat_map(|program| program.launches()).map(|launch| launch.kernel.name().to_owned()).collect()
-                };
                 reached.extend(kernels(first));
                 let from = (run_seed % others.len().max(1) as u64) as usize;
                 let rotated = || others.iter().copied().cycle().skip(from).take(others.len());
@@ -443,6 +471,7 @@ fn works<'p>(
                 }
                 match settings.iter().copied().find(|knobs| meant(knobs)) {
                     Some(setting) => chosen.push(setting),
+                    None if !choice.kernel.is_empty() => {}
                     None => missing.push(work(wanted_knobs(bounds), 0)),
                 }
             }
@@ -636,7 +665,8 @@ mod tests {
         // What the works that are held to bounds find.
         let faults = |case: &Case| -> Vec<String> {
             let cases = [case.clone()];
-            let mut works = works(&cases, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+            let choice = Choice { all: false, kernel: "", seed: 1 };
+            let mut works = works(&cases, &engines, choice, &mut BTreeMap::new(), &mut HashSet::new());
             works.retain(|work| case.bounds.iter().any(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs)));
             assert!(works.len() >= case.bounds.len());
             let prepared = prepare(&cases, &mut works).expect("prepares");
@@ -656,7 +686,8 @@ mod tests {
         let mut lost = case;
         lost.bounds[0].knobs.insert("tile".to_owned(), 77);
         let cases = [lost];
-        let mut works = works(&cases, &engines, false, 1, &mut BTreeMap::new(), &mut HashSet::new());
+        let choice = Choice { all: false, kernel: "", seed: 1 };
+        let mut works = works(&cases, &engines, choice, &mut BTreeMap::new(), &mut HashSet::new());
         let prepared = prepare(&cases, &mut works).expect("prepares");
         let found: Vec<String> = works.iter().filter_map(|work| execute(&prepared[work.case], work, &decoded, 1).fault).collect();
         assert!(found.len() == 1 && found[0].contains("there is no such way"), "{found:?}");

@@ -148,9 +148,10 @@ pub(crate) fn names(engine: &dyn Engine) -> BTreeSet<String> {
     targets.into_iter().flat_map(|target| engine.catalog(target)).map(|kernel| kernel.name().to_owned()).collect()
 }
 
-/// What leads to every kernel of the engines' catalogs. The seed chooses the devices, and which of several settings leads to a kernel.
-pub(crate) fn plan(engines: &[&'static dyn Engine], seed: u64) -> Result<Plan> {
-    let plans: Vec<Plan> = engines.par_iter().map(|&engine| of_engine(engine, seed)).collect::<Result<_>>()?;
+/// What leads to every kernel of the engines' catalogs whose name contains `wanted`. The seed chooses the devices, and which of several settings
+/// leads to a kernel.
+pub(crate) fn plan(engines: &[&'static dyn Engine], wanted: &str, seed: u64) -> Result<Plan> {
+    let plans: Vec<Plan> = engines.par_iter().map(|&engine| of_engine(engine, wanted, seed)).collect::<Result<_>>()?;
     Ok(plans.into_iter().fold(Plan::default(), Plan::join))
 }
 
@@ -190,8 +191,8 @@ fn problems(engine: &str) -> Result<Vec<Problem>> {
     Ok(list)
 }
 
-fn of_engine(engine: &'static dyn Engine, seed: u64) -> Result<Plan> {
-    let mut wanted = names(engine);
+fn of_engine(engine: &'static dyn Engine, wanted: &str, seed: u64) -> Result<Plan> {
+    let mut wanted: BTreeSet<String> = names(engine).into_iter().filter(|name| name.contains(wanted)).collect();
     let mut plan = Plan::default();
     let problems = problems(engine.id().name)?;
     let small = || SMALL_DEVICES_SMS.into_iter();
@@ -267,7 +268,7 @@ mod tests {
     fn kernels_of_the_catalogs_are_led_to() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         for seed in [0, 3] {
-            let plan = plan(&engines, seed).expect("the problems are read");
+            let plan = plan(&engines, "", seed).expect("the problems are read");
             let lines: Vec<String> = plan.unreached.iter().map(|(engine, kernel)| format!("{engine} {kernel}")).collect();
             let all: BTreeSet<String> = engines.iter().flat_map(|engine| names(*engine)).collect();
             eprintln!("with seed {seed}, no problem leads to {} of {} kernels:\n{}", lines.len(), all.len(), lines.join("\n"));

@@ -19,7 +19,7 @@ use verdigris_reference::graph_cases::GraphCase;
 use verdigris_reference::judge::{Judged, Trial};
 use verdigris_reference::kinds;
 
-use crate::verify::{Fault, panic_text, schedule_of};
+use crate::verify::{Choice, Fault, panic_text, schedule_of};
 
 /// A case and the variants of it that are to run, on a virtual device of so many SMs.
 #[derive(Clone)]
@@ -76,10 +76,10 @@ impl Outcome {
 pub(crate) fn plan<'c>(
     cases: &'c [GraphCase],
     engines: &[&'static dyn Engine],
-    all: bool,
-    seed: u64,
+    choice: Choice<'_>,
     reached: &mut HashSet<String>,
 ) -> (Vec<Job<'c>>, Outcome) {
+    let Choice { all, seed, .. } = choice;
     let seed_of = |number: usize| seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
     let cut = |(number, case): (usize, &GraphCase)| {
         let seed = seed_of(number);
@@ -130,7 +130,14 @@ pub(crate) fn plan<'c>(
             }
             continue;
         }
-        let variants = if all { (0..variants).map(|number| parts.variant(number)).collect() } else { choose(&parts, seed, reached) };
+        let variants: Vec<Variant> = match (all, choice.kernel.is_empty()) {
+            (true, true) => (0..variants).map(|number| parts.variant(number)).collect(),
+            (false, true) => choose(&parts, seed, reached),
+            (_, false) => launching(&parts, choice),
+        };
+        if variants.is_empty() {
+            continue;
+        }
         reached.extend(variants.iter().flat_map(Variant::kernels).map(str::to_owned));
         jobs.push(Job { case: Cow::Borrowed(case), variants, kinds: kinds_of(case, seed), sms: sms(seed), seed });
     }
@@ -158,6 +165,20 @@ fn choose(parts: &Parts, seed: u64, reached: &HashSet<String>) -> Vec<Variant> {
 pub(crate) fn kinds_of(case: &GraphCase, seed: u64) -> [Distribution; 2] {
     let kinds = kinds::of_graph(&case.graph);
     [0, 1].map(|nth| kinds::draw(case.distribution, kinds, seed, nth))
+}
+
+/// The variants that launch a kernel of the wanted name: all of them, or the first and one other that the seed chooses.
+fn launching(parts: &Parts, choice: Choice<'_>) -> Vec<Variant> {
+    let all = (parts.configs.iter().enumerate()).flat_map(|(part, ways)| {
+        ways.iter().enumerate().filter(|(_, way)| choice.takes(way.kernels())).map(move |(way, _)| parts.variant_with(part, way))
+    });
+    let mut all: Vec<Variant> = all.collect();
+    if !choice.all && all.len() > 2 {
+        let turn = 1 + (choice.seed % (all.len() as u64 - 1)) as usize;
+        all.swap(1, turn);
+        all.truncate(2);
+    }
+    all
 }
 
 /// SMs of the virtual device of a seed.
@@ -274,7 +295,7 @@ mod tests {
     fn a_few_cases_pass_and_are_counted() {
         let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
         let cases = crate::check_graphs::load("pointwise/scale/").expect("reads");
-        let (jobs, known) = plan(&cases, &engines, true, 3, &mut HashSet::new());
+        let (jobs, known) = plan(&cases, &engines, Choice { all: true, kernel: "", seed: 3 }, &mut HashSet::new());
         let outcome = run(&jobs, 1, &|_| {}).join(known);
         assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
         assert!(outcome.runs as usize >= cases.len() && !cases.is_empty());
