@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::tree::Tree;
+use crate::tree::{self, Tree};
 
 /// Something small of a kind that is added often.
 struct Toy {
@@ -124,7 +124,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
 
     let target = root.join("target").join("count");
     let copy = target.join("sources");
-    write(&files, &copy)?;
+    tree::write_folder(&files, &copy)?;
     commands.push(CHECKED.to_owned());
     for command in &commands {
         cargo(command, &copy, &target.join("build"))?;
@@ -161,40 +161,6 @@ fn cargo(command: &str, copy: &Path, target: &Path) -> Result<()> {
 /// How many tests passed, by the lines in which test programs say so.
 fn passed(said: &str) -> u32 {
     said.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u32>().ok()).sum()
-}
-
-/// Makes a folder of these files and nothing else; those that are as they should be are left alone, and with them what was built of them.
-fn write(files: &Files, folder: &Path) -> Result<()> {
-    for stale in found(folder)? {
-        let inside = stale.strip_prefix(folder).unwrap_or(&stale).to_string_lossy().replace('\\', "/");
-        if !files.contains_key(&inside) {
-            fs::remove_file(&stale).with_context(|| format!("removing {}", stale.display()))?;
-        }
-    }
-    for (path, text) in files {
-        let path = folder.join(path);
-        if fs::read(&path).is_ok_and(|now| now == text.as_bytes()) {
-            continue;
-        }
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
-        }
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
-}
-
-/// Every file below a folder; none if it is not there yet.
-fn found(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(folder) = folders.pop().filter(|folder| folder.is_dir()) {
-        for entry in fs::read_dir(&folder).with_context(|| format!("listing {}", folder.display()))? {
-            let path = entry.with_context(|| format!("listing {}", folder.display()))?.path();
-            if path.is_dir() { folders.push(path) } else { files.push(path) }
-        }
-    }
-    Ok(files)
 }
 
 #[cfg(test)]
@@ -242,19 +208,6 @@ mod tests {
         assert!(told(&PLANTED.replace("table.rs", "gone.rs"), "one").contains("edits gone.rs, which is not there"));
         assert!(told(&PLANTED.replace("page.md", "gone.md"), "one").contains("`written` names gone.md, which is not there"));
         assert!(told("written = 1", "one").contains("reading xtask/count/engine/edits.toml"));
-    }
-
-    #[test]
-    fn a_copy_has_the_files_and_nothing_else() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let files = |list: &[(&str, &str)]| list.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect::<Files>();
-        write(&files(&[("a/b.rs", "1"), ("c.rs", "2")]), folder.path()).expect("writable");
-        let written = fs::metadata(folder.path().join("c.rs")).and_then(|file| file.modified()).expect("there");
-        write(&files(&[("a/d.rs", "3"), ("c.rs", "2")]), folder.path()).expect("writable");
-        let mut names: Vec<PathBuf> = found(folder.path()).expect("readable");
-        names.sort();
-        assert_eq!(names, [folder.path().join("a/d.rs"), folder.path().join("c.rs")]);
-        assert_eq!(fs::metadata(folder.path().join("c.rs")).and_then(|file| file.modified()).expect("there"), written);
     }
 
     #[test]

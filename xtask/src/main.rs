@@ -10,6 +10,7 @@ mod canonical;
 mod catalog;
 mod count;
 mod kit;
+mod mutants;
 mod pack;
 mod ptxas;
 mod replay;
@@ -96,6 +97,8 @@ enum Action {
     },
     /// Add a toy engine and a toy op to a copy of the sources, build and test them there, and count the files that they touch.
     Count,
+    /// Plant mistakes one by one into a copy of the sources, and tell which of them what is to find them does not find.
+    Mutants(mutants::Arguments),
     /// Pack optimized programs and test runners for a machine without Rust.
     Kit {
         /// Where to; replaced if it is a kit already.
@@ -144,6 +147,7 @@ fn run(action: Action) -> Result<bool> {
             Ok(findings.is_empty())
         }
         Action::Count => count::run(&root),
+        Action::Mutants(arguments) => mutants::run(&root, &arguments),
         Action::Tidy => {
             let findings = tidy::findings(&tree::Tree::read(&root)?);
             for finding in &findings {

@@ -3,6 +3,7 @@
 //! Rules see only this map, so a test can plant a violation in a tree of three lines, without a disk.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -79,4 +80,57 @@ pub(crate) fn workspace_root() -> Result<PathBuf> {
         }
     }
     bail!("no Cargo.toml with a [workspace] in {} or above it: run this from inside the repository", start.display())
+}
+
+/// Makes a folder of these files and nothing else; those that are as they should be are left alone, and with them what was built of them.
+pub(crate) fn write_folder(files: &BTreeMap<String, String>, folder: &Path) -> Result<()> {
+    for stale in found(folder)? {
+        let inside = stale.strip_prefix(folder).unwrap_or(&stale).to_string_lossy().replace('\\', "/");
+        if !files.contains_key(&inside) {
+            fs::remove_file(&stale).with_context(|| format!("removing {}", stale.display()))?;
+        }
+    }
+    for (path, text) in files {
+        let path = folder.join(path);
+        if fs::read(&path).is_ok_and(|now| now == text.as_bytes()) {
+            continue;
+        }
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+        }
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Every file below a folder; none if it is not there yet.
+fn found(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop().filter(|folder| folder.is_dir()) {
+        for entry in fs::read_dir(&folder).with_context(|| format!("listing {}", folder.display()))? {
+            let path = entry.with_context(|| format!("listing {}", folder.display()))?.path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_files_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let files =
+            |list: &[(&str, &str)]| list.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect::<BTreeMap<_, _>>();
+        write_folder(&files(&[("a/b.rs", "1"), ("c.rs", "2")]), folder.path()).expect("writable");
+        let written = fs::metadata(folder.path().join("c.rs")).and_then(|file| file.modified()).expect("there");
+        write_folder(&files(&[("a/d.rs", "3"), ("c.rs", "2")]), folder.path()).expect("writable");
+        let mut names: Vec<PathBuf> = found(folder.path()).expect("readable");
+        names.sort();
+        assert_eq!(names, [folder.path().join("a/d.rs"), folder.path().join("c.rs")]);
+        assert_eq!(fs::metadata(folder.path().join("c.rs")).and_then(|file| file.modified()).expect("there"), written);
+    }
 }

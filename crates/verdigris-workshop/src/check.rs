@@ -46,6 +46,15 @@ enum Family {
     Sanitizers(sanitizers::Arguments),
     /// A kernel with one fault, for the tool that must find it.
     Planted(planted::Arguments),
+    /// Planted mistakes, each of which something must find: `cargo xtask mutants`, from a checkout.
+    Mutants(MutantsArguments),
+}
+
+#[derive(clap::Args)]
+struct MutantsArguments {
+    /// What `cargo xtask mutants` takes: a filter, --sample, --seed, --json, --record.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -80,7 +89,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         Family::Classes(arguments) => classes::run(arguments),
         Family::Sanitizers(arguments) => sanitizers::run(arguments),
         Family::Planted(arguments) => planted::run(arguments),
+        Family::Mutants(arguments) => mutants(arguments),
     }
+}
+
+/// Mutants are built into a workshop of their own, which is the work of `xtask`.
+fn mutants(arguments: &MutantsArguments) -> Result<Verdict> {
+    let status = std::process::Command::new("cargo").args(["xtask", "mutants"]).args(&arguments.arguments).status();
+    let status = status.context("starting `cargo xtask mutants`, which wants a checkout of the sources and cargo")?;
+    Ok(if status.success() { Verdict::Good } else { Verdict::Bad })
 }
 
 fn gemm(arguments: &GemmArguments) -> Result<Verdict> {

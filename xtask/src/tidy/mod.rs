@@ -15,6 +15,7 @@
 //! | `length` | every source | the god file |
 //! | `machine-path` | every text file | a path that exists on one machine only |
 //! | `licence` | the root | a licence named but not given |
+//! | `mutants` | `mutants/*.toml` and the sources that they name | a mutant that has lost its place, so that a mistake is planted no more |
 //! | `words` | `GLOSSARY.md`, every source and document | a word that the field does not have, or one word with two meanings |
 //!
 //! Rules read a [`Tree`] and never the disk. An exception is a row in a table beside its rule, with its
@@ -65,6 +66,7 @@ pub(crate) fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(arrows::check(tree));
     found.extend(engines::check(tree));
     found.extend(examples::check(tree));
+    found.extend(crate::mutants::stale(tree).into_iter().map(|(path, message)| Finding::new("mutants", &path, 0, message)));
     found.extend(text::check(tree));
     found.extend(words::check(tree));
     found

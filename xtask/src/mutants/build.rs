@@ -1,0 +1,119 @@
+//! The copy of the sources with all mutants in it, and the programs that are built of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::list::{List, Mutant};
+use super::plant;
+use crate::tree::{self, Tree};
+
+/// What nothing in the copy reads, and is large.
+const LEFT_OUT: [&str; 2] = ["bench/record/", "mutants/"];
+
+/// The programs of the copy, and where they are run.
+pub(super) struct Programs {
+    pub(super) folder: PathBuf,
+    pub(super) workshop: PathBuf,
+    /// Test programs by package and name.
+    pub(super) tests: BTreeMap<(String, String), PathBuf>,
+    pub(super) build_seconds: f64,
+}
+
+/// Writes the copy and builds what the selected mutants run.
+///
+/// # Errors
+/// A mutant that does not fit the sources, or does not compile.
+pub(super) fn programs(root: &Path, tree: &Tree, list: &List, selected: &[&Mutant]) -> Result<Programs> {
+    let begun = Instant::now();
+    let folder = root.join("target").join("mutants");
+    let (copy, target) = (folder.join("tree"), folder.join("build"));
+    write(tree, list, &copy)?;
+    let mut tests: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for one in selected {
+        if let (Some(package), Some(test)) = (&one.run.package, &one.run.test) {
+            tests.entry(package).or_default().insert(test);
+        }
+    }
+    // By the program's name and not its package's, so that dependencies have the features that the whole workspace asks for.
+    let mut commands = vec![vec!["build", "--bin", "workshop"]];
+    for (package, names) in &tests {
+        let mut command = vec!["test", "--no-run", "--package", *package];
+        for name in names {
+            command.extend(if *name == "lib" { vec!["--lib"] } else { vec!["--test", *name] });
+        }
+        commands.push(command);
+    }
+    let mut built = BTreeMap::new();
+    for command in &commands {
+        built.extend(cargo(command, &copy, &target)?);
+    }
+    let program = |key: &(String, String)| built.get(key).cloned().with_context(|| format!("cargo built no {} of {}", key.1, key.0));
+    let workshop = program(&("verdigris-workshop".to_owned(), "workshop".to_owned()))?;
+    let tests = tests.iter().flat_map(|(package, names)| names.iter().map(|name| ((*package).to_owned(), (*name).to_owned())));
+    let tests = tests.map(|key| program(&key).map(|path| (key, path))).collect::<Result<_>>()?;
+    Ok(Programs { folder: copy, workshop, tests, build_seconds: begun.elapsed().as_secs_f64() })
+}
+
+/// Writes the copy; files that are as they should be are left alone, and with them what was built of them.
+fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
+    let kept = tree.files().filter(|(path, _)| !LEFT_OUT.iter().any(|out| path.starts_with(out)));
+    let mut files: BTreeMap<String, String> = kept.map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
+    files.extend(plant::all(tree, list)?);
+    tree::write_folder(&files, copy)
+}
+
+/// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`.
+fn cargo(arguments: &[&str], copy: &Path, target: &Path) -> Result<BTreeMap<(String, String), PathBuf>> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .args(["--quiet", "--locked", "--message-format=json"])
+        .env("CARGO_TARGET_DIR", target)
+        .env("CARGO_INCREMENTAL", "1")
+        .current_dir(copy)
+        .output()
+        .context("running cargo")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    if !output.status.success() {
+        let errors: Vec<&str> = (messages.iter())
+            .filter(|message| message["message"]["level"] == "error")
+            .filter_map(|message| message["message"]["rendered"].as_str())
+            .collect();
+        bail!("cargo {}, in {}:\n{}{}", arguments.join(" "), copy.display(), errors.concat(), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(messages.iter().filter_map(program).collect())
+}
+
+/// A program that cargo says it made.
+fn program(message: &Value) -> Option<((String, String), PathBuf)> {
+    let path = message["executable"].as_str()?;
+    // `path+file:///…/crates/NAME#VERSION`, or `…#NAME@VERSION` where the folder has another name.
+    let id = message["package_id"].as_str()?;
+    let (place, version) = id.rsplit_once('#')?;
+    let package = version.split_once('@').map_or_else(|| place.rsplit('/').next().unwrap_or_default(), |(name, _)| name);
+    let is_library = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "lib");
+    let name = if is_library { "lib" } else { message["target"]["name"].as_str()? };
+    Some(((package.to_owned(), name.to_owned()), PathBuf::from(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_apart_by_package_and_target() {
+        let message = |id: &str, kind: &str, name: &str| {
+            program(&serde_json::json!({ "package_id": id, "target": { "kind": [kind], "name": name }, "executable": "/x" }))
+                .map(|(key, _)| key)
+        };
+        let key = |package: &str, name: &str| Some((package.to_owned(), name.to_owned()));
+        assert_eq!(message("path+file:///a/crates/verdigris-kir#0.0.0", "lib", "verdigris_kir"), key("verdigris-kir", "lib"));
+        assert_eq!(message("path+file:///a/b#verdigris-kir@0.0.0", "test", "tables"), key("verdigris-kir", "tables"));
+        assert_eq!(program(&serde_json::json!({ "reason": "build-finished" })), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! One run of one mutant, in a process of its own, and what it says.
+//!
+//! A process of its own shares no kernels with another mutant, and may panic, stop or hang.
+
+use std::io::{Read, Seek};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::build::Programs;
+use super::list::Run;
+
+/// What takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often a process is looked after.
+const LOOK: Duration = Duration::from_millis(10);
+/// Exit codes of a program that found faults, and of a test program with a failed test.
+const FOUND: [i32; 2] = [1, 101];
+
+/// What a run says of a mutant.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Said {
+    /// What was found first; nothing if all passed.
+    pub(super) found: Option<Found>,
+    /// The mutant's text was reached.
+    pub(super) reached: bool,
+    /// Cases or tests that ran.
+    pub(super) ran: u64,
+    pub(super) seconds: f64,
+}
+
+/// Something that a run found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The rule, or another word of [`super::list::Entry::expect`].
+    pub(super) by: String,
+    /// The message's first line.
+    pub(super) line: String,
+}
+
+/// Runs mutant `number` (0 for none) on what is to find it.
+///
+/// # Errors
+/// A program that cannot be started.
+pub(super) fn run(programs: &Programs, run: &Run, seed: u64, number: u64) -> Result<Said> {
+    let mut command = match (&run.package, &run.test) {
+        (Some(package), Some(test)) => {
+            let path = programs.tests.get(&(package.clone(), test.clone())).with_context(|| format!("{package} {test} was not built"))?;
+            let mut command = Command::new(path);
+            command.args(run.name.iter()).arg("--test-threads=1");
+            command
+        }
+        _ => {
+            let mut command = Command::new(&programs.workshop);
+            command.args(["verify", "--json", "--seed", &seed.to_string()]);
+            command.args(run.verify.iter());
+            if let Some(engine) = &run.catalog {
+                command.args(["--catalog", "--engine", engine]);
+            }
+            command.args(run.engine.iter().flat_map(|engine| ["--engine", engine]));
+            command.args(run.kernel.iter().flat_map(|kernel| ["--kernel", kernel]));
+            command.args(run.all.then_some("--all"));
+            command
+        }
+    };
+    // Several of them run beside each other.
+    command.current_dir(&programs.folder).env("VERDIGRIS_MUTANT", number.to_string()).env("RAYON_NUM_THREADS", "1");
+    let begun = Instant::now();
+    let (status, out, err) = finish(&mut command)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let reached = err.lines().any(|line| line == "mutant reached");
+    let err: String = err.lines().filter(|line| *line != "mutant reached").map(|line| format!("{line}\n")).collect();
+    let (found, ran) = match status {
+        None => (Some(Found { by: "hang".to_owned(), line: format!("still running after {} s", LIMIT.as_secs()) }), 0),
+        Some(status) if run.has_seed() => of_verify(status, &out, &err),
+        Some(status) => of_tests(status, &out, &err, run.shows.as_deref().unwrap_or("test")),
+    };
+    Ok(Said { found, reached, ran, seconds })
+}
+
+/// Runs a process to its end, or ends it at the limit; its status, and what it wrote.
+fn finish(command: &mut Command) -> Result<(Option<ExitStatus>, String, String)> {
+    let (mut out, mut err) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    let mut child = (command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?).spawn())
+        .with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if begun.elapsed() > LIMIT {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(LOOK);
+    };
+    let text = |file: &mut std::fs::File| -> Result<String> {
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok((status, text(&mut out)?, text(&mut err)?))
+}
+
+/// What `workshop verify --json` says.
+fn of_verify(status: ExitStatus, out: &str, err: &str) -> (Option<Found>, u64) {
+    let value: Value = out.lines().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap_or_default();
+    let ran = value["cases"].as_u64().unwrap_or(0) + value["graph_runs"].as_u64().unwrap_or(0);
+    if let Some(message) = value["faults"].as_array().and_then(|faults| faults.first()?["message"].as_str()) {
+        return (Some(Found { by: kind_of(message), line: first_line(message) }), ran);
+    }
+    if status.success() && value.is_object() {
+        return (None, ran);
+    }
+    let by = if status.code().is_some_and(|code| !FOUND.contains(&code)) { "error" } else { "panic" };
+    (Some(Found { by: by.to_owned(), line: first_line(err) }), ran)
+}
+
+/// What a test program says.
+fn of_tests(status: ExitStatus, out: &str, err: &str, shows: &str) -> (Option<Found>, u64) {
+    let count = |what: &str| -> u64 {
+        let result = out.lines().find_map(|line| line.strip_prefix("test result: "));
+        let before = result.and_then(|line| line.split(what).next());
+        before.and_then(|before| before.trim_end().rsplit(' ').next()).and_then(|word| word.parse().ok()).unwrap_or(0)
+    };
+    let ran = count("passed") + count("failed");
+    if status.success() {
+        return (None, ran);
+    }
+    // A failed test tells why in the line behind the one that says where.
+    let said = [out, err].into_iter().find_map(|text| text.split_once("panicked at ").map(|(_, behind)| behind));
+    let line = said.map_or_else(|| first_line(err), |behind| behind.lines().take(2).collect::<Vec<_>>().join(" "));
+    let by = if status.code() == Some(101) && ran > 0 { shows } else { "panic" };
+    (Some(Found { by: by.to_owned(), line }), ran)
+}
+
+/// What kind of evidence a message of `verify` is: the rule in brackets, or a word for what has none.
+fn kind_of(message: &str) -> String {
+    let said = |text: &str| message.contains(text);
+    let is_rule = |rule: &&str| !rule.is_empty() && rule.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    let mut rules = (message.split('[').skip(1)).filter_map(|behind| behind.split_once(']')).map(|(rule, _)| rule).filter(is_rule);
+    match rules.next() {
+        // What was not launched for a fault of its kernel was found by that fault's rule.
+        Some("launch") if said("does not verify: ") => rules.next().unwrap_or("launch"),
+        Some(rule) => rule,
+        None if said("panicked: ") => "panic",
+        None if said("noted as deterministic") => "determinism",
+        None if said("there is no such way") || said("a part that nobody takes") => "refusal",
+        None if said("_ratio is ") || said(" is more than ") => "bounds",
+        None => "numbers",
+    }
+    .to_owned()
+}
+
+fn first_line(message: &str) -> String {
+    message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart() {
+        assert_eq!(kind_of("kernel x, kernel.rs:3:5: [race] this thread reads"), "race");
+        assert_eq!(kind_of("output in slot 2: 3 of 8 elements are wrong, first [0, 1]"), "numbers");
+        assert_eq!(kind_of("launch: [launch] does not verify: kernel x: 2 faults\n  [commit] kernel.rs:3:5: this waits"), "commit");
+        assert_eq!(kind_of("panicked: index out of bounds"), "panic");
+        assert_eq!(kind_of("noted as deterministic, but schedules 0 and 1 give different bits"), "determinism");
+        assert_eq!(kind_of("there is no such way: without a word"), "refusal");
+    }
+}
