@@ -150,8 +150,8 @@ const FIFTHS: &[usize] = &[20, 21];
 const THREES: &[usize] = &[6, 22];
 /// The one whose clusters draw pixels once, for few pixels of many channels, which wait for L2.
 const PAIR: usize = 23;
-/// Tiles that leave room for promoted sums and draw less: clusters of two that share B, and three consumers.
-const PROMOTED: &[usize] = &[7, TALL];
+/// The one whose tiles leave room for promoted sums, in clusters that draw B once.
+const PROMOTED: usize = 7;
 /// The shape of 192 rows: a volume may have as many such tiles as the chip has SMs.
 const TALL: usize = 16;
 /// The first swap-AB shape that is still offered.
@@ -208,13 +208,15 @@ fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType,
         (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, DType::Bf16) if few => &[Fixup, Reduced],
         (CatalogClass::Rows, Kind::Gather { phases: false, .. }, 2, _) if one || shape == LEAST || (few && halves) => &[Fixup],
         (CatalogClass::Rows, ..) => &[],
-        // Two sets of accumulators leave room for tiles of 128 by 128; a cluster of two draws one operand of these once.
-        (CatalogClass::Terms, Kind::Gather { phases: true, .. }, 2, _) if few || PROMOTED.contains(&shape) => &[No],
-        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, 2, _) if usual || PROMOTED.contains(&shape) => &[Fixup],
+        // Two sets of accumulators leave room for tiles of 128 by 128.
+        (CatalogClass::Terms, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
+        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, 2, _) if usual || shape == PROMOTED => &[Fixup],
         (CatalogClass::Terms, Kind::Gather { phases: true, .. }, ..) if one => &[No],
         (CatalogClass::Terms, Kind::Gather { phases: false, .. }, ..) if one => &[Fixup],
         (CatalogClass::Terms, Kind::Gather { .. }, ..) => &[],
-        (CatalogClass::Terms, Kind::Filter, 2, _) if usual || PROMOTED.contains(&shape) => &[No, Reduced],
+        (CatalogClass::Terms, Kind::Filter, 2, _) if one => &[No, Reduced],
+        (CatalogClass::Terms, Kind::Filter, 2, _) if shape == LEAST || shape == PROMOTED => &[Reduced],
+        (CatalogClass::Terms, Kind::Filter, 2, _) => &[],
         (CatalogClass::Usual, Kind::Filter, 2, DType::Bf16) if THREES.contains(&shape) => &[Reduced],
         // Of phases, clusters of tiles of 256 pixels were never quicker than those of 256 channels by more than a measurement is off.
         (_, Kind::Gather { phases: true, .. }, 2, _) if few || (usual && halves && shape != 2) => &[No],
