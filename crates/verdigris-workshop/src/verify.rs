@@ -5,7 +5,7 @@
 //! It does so on a virtual device of 2 to 6 SMs under two schedules, which the seed chooses too: one at random, and one that looks for trouble
 //! ([`schedule_of`]). `--all` runs every setting under more of them. Results that are noted as deterministic have the same bits under each.
 //!
-//! Graphs run part by part (`verify_graphs.rs`). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
+//! Graphs run as one sequence of their parts (`verify_graphs.rs`). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
 //! that alone, which is how every kernel is run under many schedules.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -65,7 +65,8 @@ pub(crate) struct Arguments {
     /// Only this engine.
     #[arg(long)]
     engine: Option<String>,
-    /// Only settings that launch a kernel whose name contains this: the first of each engine and one other, as of all.
+    /// Only settings that launch a kernel whose name contains this: the first of each engine and one other, as of all. Problems with far strides are
+    /// left out.
     #[arg(long)]
     kernel: Option<String>,
     /// A case file in place of those of the repository.
@@ -119,7 +120,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     if arguments.refusals {
         return refusals::run(&arguments.filter, &engines, arguments.record.as_deref(), arguments.json);
     }
-    let far = if arguments.catalog || arguments.cases.is_some() { Vec::new() } else { verify_extents::cases(&arguments.filter)? };
+    let has_far = !arguments.catalog && arguments.cases.is_none() && arguments.kernel.is_none();
+    let far = if has_far { verify_extents::cases(&arguments.filter)? } else { Vec::new() };
     let (cases, graphs) = match arguments.catalog {
         true => (Vec::new(), Vec::new()),
         false => corpus(arguments, !far.is_empty())?,

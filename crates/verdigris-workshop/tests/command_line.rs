@@ -27,7 +27,8 @@ fn mistakes_in_arguments_name_the_argument_and_the_choices() {
     assert!(refused(&["bench", "conv", "--direction", "up"]).contains("--direction up"));
     assert!(refused(&["verify", "no such case"]).contains("no case has `no such case` in its id"));
     assert!(
-        refused(&["verify", "bf16-edge-k", "--engine", "gemm.simt", "--kernel", "magic"]).contains("a kernel with `magic` in its name")
+        refused(&["verify", "bf16-edge-k", "--engine", "gemm.simt", "--kernel", "magic", "--json"])
+            .contains("a kernel with `magic` in its name")
     );
     assert!(refused(&["verify", "--engine", "gemm.magic"]).contains("no engine `gemm.magic`; the engines are gemm."));
     for words in [&["bench", "gemm"][..], &["bench", "conv"], &["check", "gemm"], &["inspect", "-m", "1", "-n", "1", "-k", "1"]] {
