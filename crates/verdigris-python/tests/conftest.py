@@ -1,6 +1,7 @@
 """What the tests share: seeds, judges, and the devices that are here."""
 
 import os
+import sys
 
 import pytest
 
@@ -13,6 +14,15 @@ def seed():
     torch = pytest.importorskip("torch")
     torch.manual_seed(20)
     return 20
+
+
+@pytest.fixture(autouse=True)
+def default_policy():
+    """A program that is tested may set the policy of the process, which is every test's."""
+    yield
+    torch = sys.modules.get("verdigris.torch")
+    if torch is not None:
+        torch.set_policy()
 
 
 def error_of(result, truth):
