@@ -72,6 +72,15 @@ def test_errors_and_losses():
     assert nets.loss_of({"out": pixels}, labels).dim() == 0 and nets.loss_of({"x": torch.tensor(2.0), "y": torch.tensor(3.0)}, None) == 5.0
 
 
+@pytest.mark.parametrize(
+    "mine, plain, told", [(0.02, 0.01, None), (0.021, 0.01, "fault"), (math.nan, 0.01, "fault"), (math.nan, math.nan, "remark")]
+)
+def test_an_error_that_is_no_number_does_not_pass(mine, plain, told):
+    facts = {"error_ours": mine, "error_plain": plain}
+    nets._judge(facts)
+    assert [field for field in ("fault", "remark") if field in facts] == ([told] if told else [])
+
+
 def test_the_suite_as_a_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(nets, "make", small)
     monkeypatch.setattr(nets.row, "__defaults__", (small,))
@@ -84,6 +93,9 @@ def test_the_suite_as_a_command(tmp_path, monkeypatch, capsys):
     text = render._nets([run], {run.lease: "A"})
     assert "| vit_b_16/training/eager |" in text and "Lease A" in text
     assert render._nets([], {}).endswith("Not measured yet.")
+    run.rows["nets/vit_b_16/training/eager"]["fault"] = "error 1, plain 0.1"
+    text = render._nets([run], {run.lease: "A"})
+    assert "| vit_b_16/training/eager |" not in text.split("wrong, refused")[0] and "error 1, plain 0.1" in text
 
 
 def test_one_of_torchvisions():

@@ -256,9 +256,19 @@ def row(name: str, what: str, way: str, door, device: torch.device, batch: int, 
         facts["refused"] = first_line(trouble)
         if "CUDA error" in facts["refused"]:
             facts["fatal"] = True
-    if facts.get("error_ours", 0.0) > 2 * facts.get("error_plain", math.inf):
-        facts["fault"] = f"error {facts['error_ours']:.3g}, plain {facts['error_plain']:.3g}"
+    _judge(facts)
     return facts
+
+
+def _judge(facts: dict) -> None:
+    """A fault where our error is more than twice the plain network's, or no number where that is one."""
+    mine, plain = facts.get("error_ours"), facts.get("error_plain")
+    if mine is None or plain is None:
+        return
+    if math.isnan(plain):
+        facts["remark"] = "not judged: the plain network's outputs are not comparable with fp32's"
+    elif not mine <= 2 * plain:
+        facts["fault"] = f"error {mine:.3g}, plain {plain:.3g}"
 
 
 def run(arguments, device: torch.device, say: Callable[[str], None]) -> int:

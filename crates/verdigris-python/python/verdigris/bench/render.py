@@ -253,7 +253,8 @@ def _nets(runs: Sequence[Run], names: Dict[str, str]) -> str:
     text = "## Networks\n\n"
     if not rows:
         return text + "Not measured yet."
-    told = [row for row in rows if row.get("wall_ratio")]
+    # Right before fast: a wrong row has no speed.
+    told = [row for row in rows if row.get("wall_ratio") and not row.get("fault")]
     lines = [
         [
             row["key"].removeprefix("nets/"),
@@ -267,8 +268,9 @@ def _nets(runs: Sequence[Run], names: Dict[str, str]) -> str:
     text += f"Lease {names[runs[-1].lease]}, sources `{runs[-1].source[:12] or 'unknown'}`. Ratios are plain PyTorch's over ours: above 1, we are better. "
     text += f"{len(slower)} of {len(told)} are slower than plain beyond their spread{': ' + ', '.join(slower) if slower else ''}.\n\n"
     text += _markdown(NETS_HEAD, lines)
-    failed = [[row.get("fault") or row.get("refused"), row["key"].removeprefix("nets/")] for row in rows if row.get("fault") or row.get("refused")]
-    return text + ("\n\n" + _markdown(["wrong or refused", "which"], failed, left=2) if failed else "")
+    reasons = ((row.get("fault") or row.get("refused") or row.get("remark"), row["key"].removeprefix("nets/")) for row in rows)
+    failed = [[reason, key] for reason, key in reasons if reason]
+    return text + ("\n\n" + _markdown(["wrong, refused or not judged", "which"], failed, left=2) if failed else "")
 
 
 def _programs(runs: Sequence[Run], names: Dict[str, str]) -> Optional[str]:
