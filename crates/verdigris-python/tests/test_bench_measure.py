@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import math
+import threading
 import types
 
 import pytest
@@ -461,19 +462,34 @@ def test_cudnn_is_asked_for_all_its_plans_and_for_several_picks(monkeypatch):
         assert torch.backends.cudnn.benchmark and (limit is None or torch.backends.cudnn.benchmark_limit == 0)
     assert limit is None or torch.backends.cudnn.benchmark_limit == limit
     ways = peers._picked("pytorch", None, conv(), torch.device("meta"))
-    assert [way.choose for way in ways] == [None]
-    monkeypatch.setattr(peers, "pick_anew", lambda device: lambda: None)
-    picks = peers._picked("pytorch", None, conv(), types.SimpleNamespace(type="cuda"))
-    assert len(picks) == peers.PICKS and all(way.choose for way in picks)
+    assert [way.is_pick for way in ways] == [False]
+    picks = peers._picked("pytorch", lambda x, w: threading.get_ident(), conv(), types.SimpleNamespace(type="cuda"))
+    assert len(picks) == peers.PICKS and all(way.is_pick for way in picks)
+    x = torch.zeros(1)
+    threads = [[way.launch(x, x) for way in picks] for _ in range(2)]
+    assert threads[0] == threads[1], "a pick stays in its thread, where PyTorch keeps its plan"
+    assert len({*threads[0], threading.get_ident()}) == peers.PICKS + 1, "each pick has a thread of its own"
 
 
-def test_a_pick_is_made_anew_and_captured(monkeypatch):
+def test_a_picker_works_without_gradients_and_hands_errors_on():
+    picker = peers.Picker()
+    x = torch.ones(1, requires_grad=True)
+    assert not picker.launch(lambda a, b: a * b)(x, x).requires_grad
+
+    def fail(a, b):
+        raise ValueError("no plan")
+
+    with pytest.raises(ValueError, match="no plan"):
+        picker.launch(fail)(x, x)
+
+
+def test_a_pick_is_captured_however_long_it_takes(monkeypatch):
     cuda = FakeCuda(monkeypatch)
-    timer, picks = measure.CudaTimer(50.0), []
     long = cuda.side("a", 400.0)
-    long.choose = lambda: picks.append(cuda.recorded is None)
-    timing = measure.interleave(timer, [long], 3, 0.02)
-    assert timing.is_captured and picks == [True], "once, before the capture, although the launch is long"
+    assert not measure.interleave(measure.CudaTimer(50.0), [long], 3, 0.02).is_captured
+    long = cuda.side("a", 400.0)
+    long.is_captured = True
+    assert measure.interleave(measure.CudaTimer(50.0), [long], 3, 0.02).is_captured
 
 
 def test_the_other_format_is_laid_out_before(tiny):

@@ -168,7 +168,7 @@ def _measure(suite: Suite, arguments) -> int:
         return 0
     from . import machine, ours
     from .measure import CudaTimer, HostTimer
-    from .peers import PEERS, one_plan_is_kept
+    from .peers import PEERS
     from .row import Bench, Options
     from .run import rows as measure_rows
 
@@ -187,7 +187,6 @@ def _measure(suite: Suite, arguments) -> int:
         tuning_ms=arguments.tuning,
         time_limit_s=None if arguments.time_limit is None else 60 * arguments.time_limit,
     )
-    one_plan_is_kept()
     timer = CudaTimer(arguments.graph_below) if device.type == "cuda" else HostTimer()
     door = ours.open_door(device, options.tuning_ms)
     started = machine.now()

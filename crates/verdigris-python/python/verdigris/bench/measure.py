@@ -64,8 +64,8 @@ class Side:
 
     name: str
     launch: Callable[[int], object]
-    #: What makes the side choose anew how it computes. It is called in front of the first launch, and the side is captured, which fixes the choice.
-    choose: Optional[Callable[[], None]] = None
+    #: Whether it is captured however long a launch takes: the host's part is not the library's own.
+    is_captured: bool = False
     rough_us: float = 0.0
     host_us: float = 0.0
 
@@ -99,7 +99,7 @@ class CudaTimer:
     def blocks(self, sides: Sequence[Side], launches: Sequence[int], copies: int) -> "tuple[List[Callable[[], None]], bool]":
         """A block of launches of each side, and whether they are graphs: where launches are short, or a slow host makes them seem long."""
         self.trouble = None
-        if any(side.choose or side.rough_us < max(self.graph_below_us, 3 * side.host_us) for side in sides):
+        if any(side.is_captured or side.rough_us < max(self.graph_below_us, 3 * side.host_us) for side in sides):
             try:
                 return [self._captured(side, count, copies) for side, count in zip(sides, launches)], True
             except Exception as error:  # a door's own errors among them
@@ -112,8 +112,6 @@ class CudaTimer:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            if side.choose:
-                side.choose()
             side.launch(0)  # what a library keeps for each stream is not to lie in the graph's memory
             torch.cuda.synchronize()
             # Another thread may go on compiling kernels meanwhile.

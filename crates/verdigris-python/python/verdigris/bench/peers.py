@@ -9,9 +9,10 @@ convolutions by ``pytorch`` on operands in the other memory format. ``compile``:
 ``max-autotune``; asked for by name, since it compiles for seconds a row. Bars speak of the fastest that is right.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
-import os
+import functools
 from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -50,15 +51,32 @@ def precision(dtype: str, deterministic: bool = False):
 PICKS = 3
 
 
-def one_plan_is_kept() -> None:
-    """Tells PyTorch to keep one plan of cuDNN's, so that another convolution in between makes it pick anew. It is read at the first convolution."""
-    os.environ["TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"] = "1"
+class Picker:
+    """A thread in which PyTorch picks cuDNN's plans anew: it keeps those of each thread apart, and as long as the thread lives.
+
+    A plan that was captured into a graph has to be there when the graph is replayed, so pickers last as long as the process.
+    """
+
+    def __init__(self):
+        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="picker")
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch, in that thread and on the caller's stream."""
+
+        def inside(stream, *operands):
+            with torch.no_grad(), contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                return launch(*operands)
+
+        def outside(*operands):
+            stream = torch.cuda.current_stream() if operands[0].is_cuda else None
+            return self._thread.submit(inside, stream, *operands).result()
+
+        return outside
 
 
-def pick_anew(device: torch.device) -> Callable[[], None]:
-    """What makes PyTorch forget cuDNN's pick: a small convolution, whose plan takes the one place."""
-    x, w = (torch.zeros(1, 8, 4, 4, device=device, dtype=torch.float16) for _ in range(2))
-    return lambda: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+@functools.lru_cache(maxsize=None)
+def pickers() -> Tuple[Picker, ...]:
+    return tuple(Picker() for _ in range(PICKS))
 
 
 def convolution(conv: Conv, device: torch.device) -> Launch:
@@ -167,19 +185,20 @@ def compiled(row: Problem, device: torch.device) -> Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way in which a peer computes a row: a launch, what makes it choose anew, and how its operands have to lie (None: as the row's)."""
+    """One way in which a peer computes a row: a launch, whether it is one of several picks of the same call, and how its operands have to lie
+    (None: as the row's)."""
 
     peer: str
     launch: Launch
-    choose: Optional[Callable[[], None]] = None
+    is_pick: bool = False
     operands: Optional[Callable] = None
 
 
 def _picked(name: str, launch: Launch, row: Problem, device: torch.device, operands: Optional[Callable] = None) -> List[Way]:
     """A convolution by cuDNN several times, each with a pick of its own; anything else once."""
     if not isinstance(row, Conv) or device.type != "cuda":
-        return [Way(name, launch, None, operands)]
-    return [Way(name, launch, pick_anew(device), operands) for _ in range(PICKS)]
+        return [Way(name, launch, False, operands)]
+    return [Way(name, picker.launch(launch), True, operands) for picker in pickers()]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Contender:
 
     name: str
     launch: Callable
-    choose: Optional[Callable] = None
+    is_pick: bool = False
     operands: Optional[Callable] = None
     result: Optional[torch.Tensor] = None
     judgement: Optional[judge.Judgement] = None
@@ -64,7 +64,7 @@ class Contender:
             self.held[i] = None
             self.held[i] = self.launch(*mine[i])
 
-        return Side(self.name, launch, self.choose)
+        return Side(self.name, launch, self.is_pick)
 
 
 def first_line(error: BaseException) -> str:
@@ -127,7 +127,7 @@ class Bench:
                 (row if mode == "measured" else row.setdefault("sides", {}).setdefault(mode, {}))["refused"] = str(reason)
         found.sort(key=lambda one: one.name != "measured")
         taken, refused = peers.of(problem, self.device, self.options.peers)
-        found += [Contender(way.peer, way.launch, way.choose, way.operands) for way in taken]
+        found += [Contender(way.peer, way.launch, way.is_pick, way.operands) for way in taken]
         if self.options.peers and self.options.peers[0] in refused:
             row["remarks"].append(f"no {self.options.peers[0]}: {refused[self.options.peers[0]]}")
         return found
@@ -209,7 +209,7 @@ class Bench:
         left = []
         for name in dict.fromkeys(one.name for one in right):
             ways = [one for one in right if one.name == name]
-            if len(ways) > MOST_WAYS and not any(one.choose for one in ways):
+            if len(ways) > MOST_WAYS and not any(one.is_pick for one in ways):
                 timing = interleave(self.timer, [one.side(pairs) for one in ways], len(pairs), FINDING * self.options.seconds)
                 order = sorted(range(len(ways)), key=lambda i: timing.samples[i].median)
                 for one in ways:
@@ -293,7 +293,7 @@ class Bench:
                 side.launch(i)
                 self._foreign.add_(1.0)
 
-            return Side(side.name, launch, side.choose)
+            return Side(side.name, launch, side.is_captured)
 
         sides = [with_foreign(one.side(pairs)) for one in chosen] + [Side("foreign", lambda i: self._foreign.add_(1.0))]
         timing = interleave(self.timer, sides, len(pairs), APART * self.options.seconds)
