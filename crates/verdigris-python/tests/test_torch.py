@@ -1,12 +1,13 @@
 """Functions, operators and modules for PyTorch on the CPU, with PyTorch as the other opinion (in f64, where rounding is judged)."""
 
+import contextlib
 import copy
 import itertools
 import threading
 
 import pytest
 import torch
-from conftest import close
+from conftest import close, error_of
 
 import verdigris as vd
 import verdigris.torch as vt
@@ -476,6 +477,44 @@ def test_autocast():
     y.float().sum().backward()
     assert w.grad.dtype == torch.float32 and b.grad.dtype == torch.float32
     close(y, F.conv2d(x.bfloat16().double(), w.bfloat16().double(), b.bfloat16().double()))
+
+
+@pytest.mark.parametrize("is_profiled", [False, True], ids=["straight", "through the dispatcher"])
+def test_autocast_casts_what_pytorch_casts(is_profiled):
+    """The two ways of a call agree with PyTorch about types, gradients and values."""
+    wide, narrow = torch.randn(2, 3, 6, 6, requires_grad=True), torch.randn(2, 3, 6, 6).bfloat16()
+    w = torch.randn(4, 3, 3, 3, requires_grad=True)
+
+    def calls(of):
+        yield lambda: of.conv2d(wide, w)
+        yield lambda: of.conv2d(narrow, w)
+        yield lambda: of.conv2d(wide.half(), w)
+        yield lambda: of.conv_transpose2d(of.conv2d(wide, w), w)
+        yield lambda: of.linear(wide[0, 0], w[0, 0, :, :1].expand(3, 6))
+        yield lambda: of.relu(wide)
+        yield lambda: of.relu(narrow)
+        yield lambda: of.avg_pool2d(narrow, 2)
+
+    profile = torch.profiler.profile() if is_profiled else contextlib.nullcontext()
+    with torch.autocast("cpu", dtype=torch.bfloat16), profile:
+        ours, plain = [[call() for call in calls(of)] for of in (vt, F)]
+    for mine, theirs in zip(ours, plain):
+        assert mine.dtype == theirs.dtype and mine.requires_grad == theirs.requires_grad
+        assert error_of(mine, theirs) <= 0.02, "both are rounded to bf16"
+        if not mine.requires_grad:
+            continue
+        of = [tensor for tensor in (wide, w) if torch.autograd.grad(theirs.float().sum(), tensor, retain_graph=True, allow_unused=True)[0] is not None]
+        for mine_of, theirs_of in zip(*(torch.autograd.grad(y.float().sum(), of) for y in (mine, theirs))):
+            assert mine_of.dtype == theirs_of.dtype == torch.float32
+            assert error_of(mine_of, theirs_of) <= 0.02
+
+
+def test_autocast_leaves_alone_what_is_off_or_of_f64():
+    x, w = torch.randn(1, 2, 4, 4), torch.randn(2, 2, 3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            assert vt.conv2d(x, w).dtype == torch.float32
+        assert vt.conv2d(x.double(), w.double()).dtype == torch.float64
 
 
 def test_policies():

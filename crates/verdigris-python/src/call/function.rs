@@ -70,6 +70,15 @@ impl Function {
         }
     }
 
+    /// What autocast makes of its floating-point tensors; `None` where they stay as they are. PyTorch's own lists.
+    pub(crate) const fn autocast(self) -> Option<Autocast> {
+        match self {
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
+            Function::Softmax | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
+            Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
+        }
+    }
+
     /// What the gradients of its first result are computed from, beside the gradient of that.
     pub(crate) const fn saves(self) -> &'static [Saved] {
         use Saved::{Result, Tensor};
@@ -98,6 +107,25 @@ impl Function {
             Function::CrossEntropy => "cross_entropy",
             Function::ClassLoss => "class_loss",
             Function::Gradient => "gradient",
+        }
+    }
+}
+
+/// A type that autocast casts to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Autocast {
+    /// That of `torch.get_autocast_dtype`.
+    Lower,
+    /// f32.
+    F32,
+}
+
+impl Autocast {
+    /// Its word, as the package's Python half speaks of it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Autocast::Lower => "lower",
+            Autocast::F32 => "float32",
         }
     }
 }

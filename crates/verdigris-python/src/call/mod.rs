@@ -32,7 +32,7 @@ use crate::dlpack::{self, DLTensor};
 use crate::errors::{Kind, library, raise};
 use crate::memory::{Place, binding, layout_of, unfit};
 use crate::policy::{self, Policy};
-use function::Function;
+use function::{Autocast, Function};
 use key::{Key, WordHasher};
 use labels::Labels;
 use torch::{Hooks, hooks};
@@ -303,33 +303,51 @@ impl<'a, 'py> Call<'a, 'py> {
     }
 }
 
-/// `None` where a gradient is wanted, `NotImplemented` where the dispatcher has to be asked, else the result.
-fn eagerly<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>, autocast: bool) -> PyResult<Py<PyAny>> {
+/// The function's result where all tensors are plain ones and no mode or transform is on: else `NotImplemented`, and the dispatcher has to be
+/// asked. The arguments are the operator's. Where a gradient is wanted, `None`; a list of them where autocast has cast some: what the differentiable
+/// call takes.
+#[pyfunction]
+#[pyo3(signature = (function, *arguments))]
+fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    let hooks = hooks(py)?;
+    let (function, text) = attributes(function, arguments)?;
+    let mut call = Call::new(function, text.to_str()?, arguments, None)?;
+    if !hooks.is_plain(py, &call.inputs)? {
+        return Ok(py.NotImplemented());
+    }
+    let has_cast = match function.autocast() {
+        Some(kind) => hooks.cast(py, &mut call.inputs, kind)?,
+        None => false,
+    };
+    if !hooks.wants_gradient(py, &call.inputs)? {
+        return call.run(py, hooks);
+    }
+    if !has_cast {
+        return Ok(py.None());
+    }
+    let cast = arguments.to_list();
+    for (place, input) in call.inputs.iter().enumerate().take(call.places) {
+        if let Some(input) = input {
+            cast.set_item(place, input)?;
+        }
+    }
+    Ok(cast.into_any().unbind())
+}
+
+/// As `eager` where autocast has had its word: nothing is cast, and `None` wherever a gradient is wanted.
+#[pyfunction]
+#[pyo3(signature = (function, *arguments))]
+fn eager_past_autocast<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
     let hooks = hooks(py)?;
     let (function, text) = attributes(function, arguments)?;
     let call = Call::new(function, text.to_str()?, arguments, None)?;
-    if !hooks.is_plain(py, &call.inputs, autocast)? {
+    if !hooks.is_plain(py, &call.inputs)? {
         return Ok(py.NotImplemented());
     }
     if hooks.wants_gradient(py, &call.inputs)? {
         return Ok(py.None());
     }
     call.run(py, hooks)
-}
-
-/// The function's result where all tensors are plain ones and no mode, transform or autocast is on: else `NotImplemented`, and the dispatcher
-/// has to be asked. `None` where a gradient is wanted. The arguments are the operator's.
-#[pyfunction]
-#[pyo3(signature = (function, *arguments))]
-fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
-    eagerly(py, function, arguments, true)
-}
-
-/// As `eager`, when autocast has had its word.
-#[pyfunction]
-#[pyo3(signature = (function, *arguments))]
-fn eager_past_autocast<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
-    eagerly(py, function, arguments, false)
 }
 
 /// As `eager`, whether a gradient is wanted or not, and under autocast too: what the halves of a gradient call. `policy` is the number of one;
@@ -340,7 +358,7 @@ fn plain<'py>(py: Python<'py>, function: u8, policy: Option<u32>, arguments: &Bo
     let hooks = hooks(py)?;
     let (function, text) = attributes(function, arguments)?;
     let call = Call::new(function, text.to_str()?, arguments, policy)?;
-    if !hooks.is_plain(py, &call.inputs, false)? {
+    if !hooks.is_plain(py, &call.inputs)? {
         return Ok(py.NotImplemented());
     }
     call.run(py, hooks)
@@ -365,8 +383,8 @@ fn explain_call<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTup
     Ok(entry.plan.to_string())
 }
 
-/// The functions by the numbers that call them: name, most tensors read, and what their gradients are computed from, tensors read by their
-/// places, results by the places behind those.
+/// The functions by the numbers that call them: name, most tensors read, what their gradients are computed from (tensors read by their
+/// places, results by the places behind those), and what autocast makes of them (`lower`, `float32` or nothing).
 #[pyfunction]
 fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let functions = Function::ALL.iter().map(|function| {
@@ -375,7 +393,8 @@ fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
             Saved::Tensor(place) => place,
             Saved::Result(number) => tensors + number,
         };
-        (function.name(), tensors, function.saves().iter().map(place).collect::<Vec<usize>>())
+        let saves = function.saves().iter().map(place).collect::<Vec<usize>>();
+        (function.name(), tensors, saves, function.autocast().map(Autocast::name))
     });
     PyList::new(py, functions)
 }

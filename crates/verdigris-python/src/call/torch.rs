@@ -7,6 +7,7 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{ffi, intern};
 use verdigris_tensor::DType;
 
+use crate::call::function::Autocast;
 use crate::dlpack::{self, DLTensor, ExchangeApi};
 use crate::errors::{Kind, raise};
 use crate::memory::{Place, exchange_api};
@@ -26,7 +27,10 @@ pub(crate) struct Hooks {
     dtypes: Vec<Option<Py<PyAny>>>,
     /// Functions without arguments; anything but 0 and false says that the dispatcher must be asked.
     modes: Vec<Py<PyAny>>,
+    /// Whether any device's autocast is on; whether that of a device type is, and the type that it lowers to.
     is_autocast: Py<PyAny>,
+    is_autocast_of: Py<PyAny>,
+    autocast_dtype: Py<PyAny>,
     is_grad: Py<PyAny>,
     /// The current CUDA device's number; `None` where there is one device.
     current_device: Option<Py<PyAny>>,
@@ -70,6 +74,8 @@ pub(crate) fn hook_torch(py: Python<'_>, objects: &Bound<'_, PyDict>) -> PyResul
         dtypes,
         modes,
         is_autocast: get("is_autocast")?,
+        is_autocast_of: get("is_autocast_of")?,
+        autocast_dtype: get("autocast_dtype")?,
         is_grad: get("is_grad")?,
         current_device: some("current_device")?,
         is_capturing: some("is_capturing")?,
@@ -104,9 +110,9 @@ impl Hooks {
         Ok(tensor)
     }
 
-    /// Whether all are tensors or parameters themselves, and nothing stands between a call and its kernel.
+    /// Whether all are tensors or parameters themselves, and nothing but autocast stands between a call and its kernel.
     #[inline]
-    pub(crate) fn is_plain(&self, py: Python<'_>, inputs: &[Option<Bound<'_, PyAny>>; MAX_INPUTS], autocast: bool) -> PyResult<bool> {
+    pub(crate) fn is_plain(&self, py: Python<'_>, inputs: &[Option<Bound<'_, PyAny>>; MAX_INPUTS]) -> PyResult<bool> {
         for input in inputs.iter().flatten() {
             let kind = input.get_type_ptr().cast::<ffi::PyObject>();
             if kind != self.tensor.as_ptr() && kind != self.parameter.as_ptr() {
@@ -118,7 +124,56 @@ impl Hooks {
                 return Ok(false);
             }
         }
-        Ok(!(autocast && says(py, &self.is_autocast)?))
+        Ok(true)
+    }
+
+    /// Casts the floating-point tensors of the first one's device as PyTorch's autocast does: f64 stays, and so does what has the type. Returns whether
+    /// there was something to cast. The casts are PyTorch's, with gradients of their own.
+    #[inline]
+    pub(crate) fn cast<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &mut [Option<Bound<'py, PyAny>>; MAX_INPUTS],
+        kind: Autocast,
+    ) -> PyResult<bool> {
+        if !says(py, &self.is_autocast)? {
+            return Ok(false);
+        }
+        let Some(first) = inputs.iter().flatten().next() else { return Ok(false) };
+        let home = Place::of(self.see(first)?.device);
+        let of = match home {
+            Some(Place::Cpu) => intern!(py, "cpu"),
+            Some(Place::Cuda(_)) => intern!(py, "cuda"),
+            None => return Ok(false),
+        };
+        if !self.is_autocast_of.bind(py).call1((of,))?.is_truthy()? {
+            return Ok(false);
+        }
+        let wanted = match kind {
+            Autocast::F32 => self.dtype(DType::F32)?.clone_ref(py).into_bound(py),
+            Autocast::Lower => self.autocast_dtype.bind(py).call1((of,))?,
+        };
+        let mut has_cast = false;
+        for input in inputs.iter_mut().flatten() {
+            let seen = self.see(input)?;
+            let is_narrow = seen.dtype.dtype().is_some_and(|dtype| dtype.is_float() && dtype != DType::F64);
+            let is_there = matches!(
+                (Place::of(seen.device), home),
+                (Some(Place::Cpu), Some(Place::Cpu)) | (Some(Place::Cuda(_)), Some(Place::Cuda(_)))
+            );
+            if is_narrow && is_there && !input.getattr(intern!(py, "dtype"))?.is(&wanted) {
+                *input = input.call_method1(intern!(py, "to"), (&wanted,))?;
+                has_cast = true;
+            }
+        }
+        Ok(has_cast)
+    }
+
+    /// PyTorch's word for an element type.
+    fn dtype(&self, dtype: DType) -> PyResult<&Py<PyAny>> {
+        let place = DType::ALL.iter().position(|known| *known == dtype);
+        let object = place.and_then(|place| self.dtypes.get(place)).and_then(Option::as_ref);
+        object.ok_or_else(|| raise(Kind::Unsupported, format!("PyTorch has no tensors of {dtype}")))
     }
 
     /// Whether gradients are recorded and one of the tensors wants its own.
@@ -137,9 +192,7 @@ impl Hooks {
 
     /// The arguments of an allocation, made once and used at each call.
     pub(crate) fn allocation(&self, py: Python<'_>, dims: &[u64], strides: &[u64], dtype: DType) -> PyResult<Py<PyTuple>> {
-        let place = DType::ALL.iter().position(|known| *known == dtype);
-        let object = place.and_then(|place| self.dtypes.get(place)).and_then(Option::as_ref);
-        let object = object.ok_or_else(|| raise(Kind::Unsupported, format!("PyTorch has no tensors of {dtype}")))?;
+        let object = self.dtype(dtype)?;
         Ok((PyTuple::new(py, dims)?, PyTuple::new(py, strides)?, object).into_pyobject(py)?.unbind())
     }
 

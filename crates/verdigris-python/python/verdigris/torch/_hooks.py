@@ -42,6 +42,8 @@ _native.hook_torch(
             torch._C._autograd._profiler_enabled,
         ],
         "is_autocast": torch._C._is_any_autocast_enabled,
+        "is_autocast_of": torch.is_autocast_enabled,
+        "autocast_dtype": torch.get_autocast_dtype,
         "is_grad": torch.is_grad_enabled,
         # To ask how many devices there are would cost the import more than this does a thousand calls.
         "current_device": torch._C._cuda_getDevice if _CUDA else None,

@@ -5,8 +5,8 @@ no attribute because they may be symbolic. Words and not lists of integers, sinc
 takes to start.
 
 A call goes one of two ways. Plain tensors outside of every mode go straight to the native half, and with a gradient through an
-`autograd.Function`: that is what a model's eager step does, and it costs least. Everything else (compilation, fake tensors, subclasses, modes,
-transforms, autocast, the profiler) goes through the dispatcher to the same kernels and the same formulas.
+`autograd.Function`: that is what a model's eager step does, and it costs least; autocast's casts happen on that way too. Everything else (compilation,
+fake tensors, subclasses, modes, transforms, the profiler) goes through the dispatcher to the same kernels and the same formulas.
 """
 
 import functools
@@ -20,8 +20,8 @@ from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
 _namespace = torch.ops.verdigris
-#: By name: the number, the most tensors read, and what gradients are computed from.
-_FUNCTIONS = {name: (code, tensors, saves) for code, (name, tensors, saves) in enumerate(_native.functions())}
+#: By name: the number, the most tensors read, what gradients are computed from, and what autocast casts to.
+_FUNCTIONS = {name: (code, *rest) for code, (name, *rest) in enumerate(_native.functions())}
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
 _current_policy = _native.current_policy
 _is_compiling = torch.compiler.is_compiling
@@ -127,14 +127,14 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake, autocast=None):
+def _operator(name, tensors, results, has_dims, fake):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
     that there are.
     """
-    code, places, saves = _FUNCTIONS[name]
+    code, places, saves, autocast = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
     setup, backward = _gradients(name, places, saves, results == "Tensor")
@@ -185,6 +185,8 @@ def _operator(name, tensors, results, has_dims, fake, autocast=None):
         output = _eager(code, *inputs)
         if output is None:
             return (apply_plain or make_plain())(*inputs)
+        if type(output) is list:
+            return (apply_plain or make_plain())(*output)
         return op(*inputs) if output is NotImplemented else output
 
     def again(policy, *inputs):
@@ -319,7 +321,7 @@ def _class_loss_fake(logits, targets, weights, attributes):
 def _gradient_fake(dy, a, b, c, d, e, attributes, dims):
     heads, kept = attributes.split("|")[:-1], (a, b, c, d, e)
     head = parse(heads[0])
-    _, places, saves = _FUNCTIONS[head["of"]]
+    _, places, saves, _ = _FUNCTIONS[head["of"]]
     saved = dict(zip(saves, kept))
     tensor = saved.get(int(head["wrt"]), saved.get(places) if not dims else None)
     if tensor is None:
@@ -341,14 +343,14 @@ gradient = _operator(
     True,
     _gradient_fake,
 )
-conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake, "lower")
-conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake, "lower")
-linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake, "lower")
+conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake)
+conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake)
+linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake)
-softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, "float32")
-cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake, "float32")
+softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake)
+cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
 class_loss = _operator(
-    "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake, "float32"
+    "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
 )
