@@ -492,6 +492,19 @@ def test_a_pick_is_captured_however_long_it_takes(monkeypatch):
     assert measure.interleave(measure.CudaTimer(50.0), [long], 3, 0.02).is_captured
 
 
+def test_launches_that_the_host_makes_seem_long_are_timed_for_as_long_as_asked(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+
+    def launch(i):
+        if cuda.recorded is None:
+            cuda.now += 120.0
+        else:
+            cuda.recorded.append(2.0)
+
+    timing = measure.interleave(measure.CudaTimer(50.0), [measure.Side("a", launch, True)], 4, 0.3)
+    assert timing.seconds >= 0.29 and timing.samples[0].median == pytest.approx(2.0)
+
+
 def test_the_other_format_is_laid_out_before(tiny):
     row = conv("fprop", layout=CHANNELS_FIRST)
     first, second = tensors.operand_pairs(row, 1, CPU, 1)[0]

@@ -54,7 +54,8 @@ VALUES = {"ratio": columns.ratio, "of_copy": _part_of("of_copy"), "of_ceiling": 
 
 def is_evidence(row: dict) -> bool:
     """Whether a row was measured well enough to count for or against a bar; one that has no time counts by its trouble."""
-    return row.get("method", 1) >= 2 and (not row.get("us") or row.get("timed_s", 0.0) >= EVIDENCE_S)
+    is_timed = any(columns.us(row, column) for column in columns.COLUMNS)
+    return row.get("method", 1) >= 2 and (not is_timed or row.get("timed_s", 0.0) >= EVIDENCE_S)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence
 
 from . import check as gate
-from . import record, summary
+from . import layers, record, summary
 from .problems import BYTES, DIRECTIONS, DRAWN, ListError, Problem, key
 from .suites import SUITES, Suite, drawn_rows, in_turn, lists_folder, rows
 
@@ -46,6 +46,20 @@ def _parser() -> argparse.ArgumentParser:
             "--check", action="store_true", help="afterwards the regression gate against the records in --out; status 1 if a row became worse"
         )
     from .nets import NETS as NET_NAMES
+
+    for name in layers.SUITES:
+        one = commands.add_parser(name, help=f"measures the suite {name} of layers.toml: what lies between the products")
+        one.add_argument("--filter", default="", help="only rows whose key contains this")
+        one.add_argument("--seed", type=int, help="the seed of the drawn rows; default a new one")
+        one.add_argument("--no-drawn", action="store_true", help="draws no rows")
+        one.add_argument("--only-drawn", action="store_true", help="leaves out the list")
+        one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
+        one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
+        one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
+        one.add_argument("--peers", type=_list, default=None, help=f"{', '.join(layers.PEERS)}")
+        one.add_argument("--device", default=None)
+        one.add_argument("--json", type=Path)
+        one.add_argument("--out", type=Path)
 
     train = commands.add_parser("train", help="a network's training: images a second and errors against fp32, converted and not")
     train.add_argument("--model", type=_list, default=["resnet50", "convnext_tiny"])
@@ -277,6 +291,9 @@ def main(words: Optional[Sequence[str]] = None) -> int:
             return _measure(SUITES[arguments.command], arguments)
         if arguments.command == "check":
             return _check(arguments)
+        if arguments.command in layers.SUITES:
+            seed = arguments.seed if arguments.seed is not None else None if arguments.no_drawn else secrets.randbelow(1 << 31)
+            return layers.run(arguments, _device(arguments.device), seed, _say)
         if arguments.command == "render":
             from .render import render
 

@@ -20,8 +20,11 @@ BLOCKS, LEAST_BLOCKS, MOST_BLOCKS, SLOW_BLOCKS = 24, 9, 96, 4
 #: A launch from which on one is enough to know how long it takes, roughly.
 LONG_US = 1e5
 
+#: No launch is taken to be shorter.
+LEAST_US = 0.5
+
 #: Most launches of one captured block.
-MOST_LAUNCHES = 1024
+MOST_LAUNCHES = 2048
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -79,7 +82,8 @@ class CudaTimer:
         self.graph_below_us = graph_below_us
         #: Why the last sides were not captured, where they should have been.
         self.trouble: Optional[str] = None
-        self._stream = torch.cuda.Stream()
+        #: Where launches are captured.
+        self.stream = torch.cuda.Stream()
 
     def rough(self, side: Side, launches: int = 4) -> None:
         """About how long a launch takes: the best of some, one alone where it is long. Whatever there is to compile and choose was so before."""
@@ -110,8 +114,8 @@ class CudaTimer:
     def _captured(self, side: Side, launches: int, copies: int) -> Callable[[], None]:
         # Not `torch.cuda.graph`, which collects garbage and gives all cached memory back: a tenth of a second for each graph.
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             side.launch(0)  # what a library keeps for each stream is not to lie in the graph's memory
             torch.cuda.synchronize()
             # Another thread may go on compiling kernels meanwhile.
@@ -121,7 +125,7 @@ class CudaTimer:
                     side.launch(i % copies)
             finally:
                 graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         return graph.replay
 
     def run(self, order: Sequence[int], blocks: Sequence[Callable[[], None]]) -> List[float]:
@@ -199,6 +203,14 @@ def interleave(timer, sides: Sequence[Side], copies: int, seconds: float) -> Tim
     block_us = seconds * 1e6 / (BLOCKS * len(sides))
     launches = [block_launches(side, block_us, copies) for side in sides]
     blocks, is_captured = timer.blocks(sides, launches, copies)
+    if is_captured:
+        # What the host takes to start a launch made it seem long; a replay knows better.
+        for side, count, us in zip(sides, launches, timer.run(range(len(sides)), blocks)):
+            side.rough_us = max(us / count, LEAST_US)
+        better = [block_launches(side, block_us, copies) for side in sides]
+        if any(count > 2 * before for count, before in zip(better, launches)):
+            launches = better
+            blocks, is_captured = timer.blocks(sides, launches, copies)
     round_us = sum(count * side.rough_us for count, side in zip(launches, sides))
     # Launches of a second and more would take minutes otherwise.
     least = LEAST_BLOCKS if LEAST_BLOCKS * round_us < 20e6 * seconds else SLOW_BLOCKS

@@ -26,6 +26,9 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", tor
 #: How long the kernels of a choice by estimate may take to compile: until they are, a plan takes a way that needs no compiler.
 READY_S = 60.0
 
+#: How long the kernels of one call may take to compile, in seconds.
+SETTLE_S = 0.2
+
 #: What f32 products may lose, by dtype class.
 PRECISION = {"tf32": "tf32"}
 
@@ -52,6 +55,15 @@ class Absent:
         raise Refused(self.reason)
 
     def conv2d(self) -> Callable:
+        raise Refused(self.reason)
+
+    def functions(self):
+        return self
+
+    def settle(self) -> None:
+        pass
+
+    def __getattr__(self, name: str):
         raise Refused(self.reason)
 
     def package(self) -> Path:
@@ -91,6 +103,16 @@ class Door:
         """Our function, planned by estimate."""
         self.verdigris.torch.set_policy()
         return lambda x, w: self.verdigris.torch.conv2d(x, w, None, 1, 1)
+
+    def functions(self):
+        """Our functions by PyTorch's names, planned by estimate from nothing that is remembered or ships."""
+        self.verdigris.torch.set_policy(remember=False)
+        return self.verdigris.torch
+
+    def settle(self) -> None:
+        """Waits for kernels that are compiled in the background, and has every call planned again: with them, as a process that runs on would."""
+        time.sleep(SETTLE_S)
+        self.verdigris.torch.clear_plans()
 
     def policy(self, problem: Problem, mode: str):
         """A column's policy (``columns``): measured choices are remembered in the process, instant ones take nothing that is.

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Sequence
 
-from . import bars, ceilings, columns, record, summary, svg
+from . import bars, ceilings, columns, layers, record, summary, svg
 from .bars import geometric_mean
 from .problems import ListError, identity
 from .record import Run
@@ -243,6 +243,26 @@ def _suite(suite: str, runs: Sequence[Run], plots: Path) -> Optional[str]:
     return "\n\n".join(parts)
 
 
+def _layers(suite: str, runs: Sequence[Run], names: Dict[str, str]) -> str:
+    """A suite of what lies between the products, by the sources of its newest run."""
+    runs = current(runs, suite)
+    rows = list(record.merged(runs).values())
+    text = f"## Suite {suite}\n\n"
+    if not rows:
+        return text + "Not measured yet."
+    short = sum(1 for row in rows if not bars.is_evidence(row))
+    text += f"Lease {names[runs[-1].lease]}, sources `{runs[-1].source[:12] or 'unknown'}`; the fastest right peer's time over ours. "
+    text += f"{short} rows were timed for less than {bars.EVIDENCE_S} s. " if short else ""
+    told = [row for row in rows if not row.get("fault")]
+    means = layers.mean_lines(told)
+    parts = [text.rstrip(), _markdown(layers.MEANS_HEAD, means)] if means else [text.rstrip()]
+    parts.append("<details><summary>every row</summary>\n\n" + _markdown(layers.HEAD, layers.lines(rows)) + "\n\n</details>")
+    failed = summary.trouble_lines(rows)
+    if failed:
+        parts.append(_markdown(summary.TROUBLE_HEAD, failed))
+    return "\n\n".join(parts)
+
+
 NETS_HEAD = ["network", "wall, of plain's", "host", "device", "ours ms", "plain ms", "peak MiB", "plain", "error", "plain"]
 
 
@@ -355,6 +375,7 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
     else:
         parts.append("No run of this bench is recorded yet.")
     parts += [_suite(suite, runs, plots) for suite in ("conv", "gemm", *(name for name in SUITES if name not in ("conv", "gemm")))]
+    parts += [_layers(suite, runs, names) for suite in layers.SUITES]
     parts += [_nets(runs, names), _programs(runs, names), _program(records, root)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -1,0 +1,435 @@
+"""What lies between the products: normalization, softmax and losses, pooling and pointwise functions (suites ``norm``, ``memory``, ``fused``).
+
+A row is one function of ``torch.nn.functional`` in one direction, over the rows of ``bench/lists/layers.toml`` and rows drawn from its ``[[drawn]]``
+tables. ``pytorch`` is eager mode, ``compile`` what ``torch.compile`` makes of the same call with ``max-autotune``; ours is the function of the same name in
+``verdigris.torch``, planned by estimate. A backward row is the gradient of all tensors that a training step asks for, from a forward call that was made
+before. ``bytes`` are those that have to move: operands read once and results written once, of a backward row the incoming gradient, what its formula
+reads, and the gradients.
+
+All sides are captured and replayed, since host time is another matter (suites ``latency`` and ``nets``); operands rotate through twice the L2. Each
+tensor is judged against the same function in f64: its error, the norm of the difference over the norm, is at most 1.25 times PyTorch's own.
+"""
+
+import dataclasses
+import math
+import random
+import time
+import zlib
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch.nn import functional
+
+from . import bars, drawn, machine, ours, record, summary
+from .measure import CudaTimer, HostTimer, Side, interleave
+from .problems import CHANNELS_FIRST, CHANNELS_LAST, DRAWN, ListError, _table
+from .row import first_line
+from .suites import lists_folder
+from .tensors import MOST_COPIES, cache_bytes, fill
+
+SUITES = ("norm", "memory", "fused")
+DIRECTIONS = ("forward", "backward")
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+LAYOUTS = (CHANNELS_LAST, CHANNELS_FIRST, "rows")
+PEERS = ("pytorch", "compile")
+
+#: Our error over PyTorch's that passes, and the error in units of the result's roundoff that always does.
+MOST_ERROR, ROUNDOFFS = 1.25, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One row. ``settings`` are the function's own, such as the window of a pooling."""
+
+    suite: str
+    cls: str
+    op: str
+    shape: Tuple[int, ...]
+    dtype: str
+    layout: str
+    direction: str
+    settings: Tuple[Tuple[str, object], ...] = ()
+
+    @property
+    def name(self) -> str:
+        extra = "".join(f"-{name}{value}" for name, value in self.settings)
+        return f"{self.op}-{'x'.join(map(str, self.shape))}{extra}-{self.direction}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.cls}/{self.dtype}/{self.layout}/{self.name}"
+
+    def get(self, name: str, default):
+        return dict(self.settings).get(name, default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A function of either side. ``call(of, row, tensors)`` is it, with ``of`` PyTorch's functions or ours; ``make`` gives the tensors beside ``x``.
+    ``wants`` are those whose gradients a backward row asks for, ``keeps`` what its formula has to read (``y``: the result)."""
+
+    call: Callable
+    make: Callable = lambda row, new: {}
+    wants: Tuple[str, ...] = ("x",)
+    keeps: Tuple[str, ...] = ()
+
+
+def _affine(dims: Callable):
+    def make(row, new):
+        return {"w": 1 + 0.1 * new(dims(row)), "b": new(dims(row))}
+
+    return make
+
+
+def _last(row):
+    return (row.shape[-1],)
+
+
+def _channel(row):
+    return (row.shape[1],)
+
+
+def _batch_statistics(row, new):
+    # Parameters and statistics are f32 beside narrow activations: what autocast leaves of a network.
+    of_channels = {name: tensor.float() for name, tensor in _affine(_channel)(row, new).items()}
+    return {**of_channels, "rm": torch.zeros_like(of_channels["b"]), "rv": torch.ones_like(of_channels["b"])}
+
+
+def _batch_norm(of, row, t):
+    return of.batch_norm(t["x"], t["rm"], t["rv"], t["w"], t["b"], True, 0.1, 1e-5)
+
+
+def _norm_act(of, row, t):
+    add = t.get("add")
+    if of is not functional and hasattr(of, "batch_norm_act"):
+        return of.batch_norm_act(t["x"], t["rm"], t["rv"], t["w"], t["b"], True, 0.1, 1e-5, add=add, activation="relu")
+    y = _batch_norm(of, row, t)
+    return of.relu(y if add is None else y + add)
+
+
+def _labels(row, new):
+    return {"labels": torch.randint(0, row.shape[-1], row.shape[:-1], device=new((1,)).device)}
+
+
+OPS: Dict[str, Op] = {
+    "layer_norm": Op(lambda of, row, t: of.layer_norm(t["x"], row.shape[-1:], t["w"], t["b"]), _affine(_last), ("x", "w", "b"), ("x", "w")),
+    "rms_norm": Op(lambda of, row, t: of.rms_norm(t["x"], row.shape[-1:], t["w"], 1e-6), lambda row, new: {"w": 1 + 0.1 * new(_last(row))}, ("x", "w"), ("x", "w")),
+    "group_norm": Op(lambda of, row, t: of.group_norm(t["x"], row.get("groups", 32), t["w"], t["b"]), _affine(_channel), ("x", "w", "b"), ("x", "w")),
+    "instance_norm": Op(lambda of, row, t: of.instance_norm(t["x"], None, None, t["w"], t["b"]), _affine(_channel), ("x", "w", "b"), ("x", "w")),
+    "batch_norm": Op(_batch_norm, _batch_statistics, ("x", "w", "b"), ("x", "w")),
+    "batch_norm_relu": Op(_norm_act, _batch_statistics, ("x", "w", "b"), ("x", "w", "y")),
+    "batch_norm_add_relu": Op(
+        _norm_act, lambda row, new: {**_batch_statistics(row, new), "add": new(row.shape, row.layout)}, ("x", "w", "b", "add"), ("x", "w", "y")
+    ),
+    "softmax": Op(lambda of, row, t: of.softmax(t["x"], -1), keeps=("y",)),
+    "log_softmax": Op(lambda of, row, t: of.log_softmax(t["x"], -1), keeps=("y",)),
+    "cross_entropy": Op(lambda of, row, t: of.cross_entropy(t["x"], t["labels"]), _labels, keeps=("x",)),
+    "max_pool": Op(
+        lambda of, row, t: of.max_pool2d(t["x"], row.get("window", 3), row.get("stride", 2), row.get("pad", 1)),
+    ),
+    "avg_pool": Op(lambda of, row, t: of.avg_pool2d(t["x"], row.get("window", 2), row.get("stride", 2), row.get("pad", 0))),
+    "global_avg_pool": Op(lambda of, row, t: of.adaptive_avg_pool2d(t["x"], 1)),
+    "relu": Op(lambda of, row, t: of.relu(t["x"]), keeps=("y",)),
+    "gelu": Op(lambda of, row, t: of.gelu(t["x"]), keeps=("x",)),
+    "silu": Op(lambda of, row, t: of.silu(t["x"]), keeps=("x",)),
+    "hardswish": Op(lambda of, row, t: of.hardswish(t["x"]), keeps=("x",)),
+}
+
+
+def load(path: Path, suite: str, seed: Optional[int]) -> List[Layer]:
+    """The fixed rows of a suite, and those that a seed draws."""
+    table, found = _table(path), {}
+    for group in table.get("group", []):
+        if group["suite"] != suite:
+            continue
+        for op in group["ops"]:
+            if op not in OPS:
+                raise ListError(f"{path.name}: op {op}: {', '.join(OPS)}")
+            for shape in group["shapes"]:
+                for dtype in group.get("dtypes", ["bf16"]):
+                    for layout in group.get("layouts", ["rows"]):
+                        for direction in group.get("directions", DIRECTIONS):
+                            row = Layer(suite, group["class"], op, tuple(shape), dtype, layout, direction, tuple(sorted(group.get("settings", {}).items())))
+                            found[row.key] = row
+    if seed is not None:
+        rng = random.Random(seed)
+        for group in table.get("drawn", []):
+            rows = [_draw(group, direction, rng) for _ in range(group["rows"]) for direction in group.get("directions", DIRECTIONS)]
+            if group["suite"] == suite:
+                found.update({row.key: row for row in rows})
+    return list(found.values())
+
+
+def _draw(group: dict, direction: str, rng: random.Random) -> Layer:
+    get = lambda value: drawn._drawn(value, rng)
+    for _ in range(drawn.MOST_DRAWS):
+        op, dtype, layout = (get({"any": group[name]}) for name in ("ops", "dtypes", "layouts"))
+        shape = tuple(get(extent) for extent in group["shape"])
+        mib = math.prod(shape) * TYPES[dtype].itemsize / 2**20
+        if group.get("least_mib", 0) <= mib <= group["most_mib"]:
+            return Layer(group["suite"], f"{DRAWN}{group['class']}", op, shape, dtype, layout, direction, tuple(sorted(group.get("settings", {}).items())))
+    raise ListError(f"drawn class {group['class']}: no row within its limits in {drawn.MOST_DRAWS} draws")
+
+
+class Operands:
+    """Copies of a row's tensors, and calls of either side on them."""
+
+    def __init__(self, row: Layer, device: torch.device):
+        self.row, self.op, self.device = row, OPS[row.op], device
+        self._generator = torch.Generator(device=device).manual_seed(zlib.crc32(row.key.encode()))
+        self.first = {"x": self._new(row.shape, row.layout), **self.op.make(row, self._new)}
+
+    def _new(self, shape, layout: str = "rows") -> torch.Tensor:
+        values = fill(math.prod(shape), TYPES[self.row.dtype], self.device, self._generator).reshape(tuple(shape))
+        return values.to(memory_format=torch.channels_last) if layout == CHANNELS_LAST and values.dim() == 4 else values
+
+    def copy(self) -> Dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.first.items()}
+
+    def forward(self, of, tensors: Dict[str, torch.Tensor]):
+        return self.op.call(of, self.row, tensors)
+
+    def prepared(self, of, call: Callable, tensors: Dict[str, torch.Tensor]) -> Callable[[], list]:
+        """A launch of the row on one copy: its results as a list."""
+        if self.row.direction == "forward":
+
+            def launch():
+                with torch.no_grad():
+                    return [call(of, tensors)]
+
+            return launch
+        wanted = [tensors[name].detach().requires_grad_() for name in self.op.wants]
+        y = call(of, {**tensors, **dict(zip(self.op.wants, wanted))})
+        dy = self._dy(y)
+        return lambda: list(torch.autograd.grad(y, wanted, dy, retain_graph=True))
+
+    def _dy(self, y: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator(device=self.device).manual_seed(99)
+        values = torch.randn(y.shape, device=self.device, generator=generator, dtype=torch.float32).to(y.dtype)
+        return torch.empty_like(y).copy_(values)
+
+    def exact(self) -> List[torch.Tensor]:
+        wide = {name: t.double() if t.is_floating_point() else t for name, t in self.first.items()}
+        inner = Operands.__new__(Operands)
+        inner.row, inner.op, inner.device, inner.first = self.row, self.op, self.device, wide
+        narrow = TYPES[self.row.dtype]
+        dy = inner._dy
+        # The gradient that comes in is the narrow one, as the sides have it.
+        inner._dy = lambda y: dy(torch.empty(y.shape, dtype=narrow if self.row.op != "cross_entropy" else torch.float32, device=self.device)).double()
+        return [tensor.double() for tensor in inner.prepared(functional, lambda of, t: inner.forward(of, t), wide)()]
+
+    def bytes(self) -> int:
+        """What has to move."""
+        size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
+        with torch.no_grad():
+            y = self.forward(functional, self.copy())
+        if self.row.direction == "forward":
+            return size(self.first.values()) + size([y])
+        kept = [y if name == "y" else self.first[name] for name in self.op.keeps]
+        return size([y]) + size(kept) + size(self.first[name] for name in self.op.wants)
+
+
+def error(exact: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> List[float]:
+    """Of each tensor the norm of the difference over the norm; infinite where it is no number or of another shape."""
+    errors = []
+    for right, value in zip(exact, found):
+        if right.shape != value.shape:
+            errors.append(math.inf)
+            continue
+        off = float((value.double() - right).norm()) / max(float(right.norm()), 1e-30)
+        errors.append(off if math.isfinite(off) else math.inf)
+    return errors
+
+
+def _compiled(operands: Operands) -> Callable:
+    call = torch.compile(lambda t: operands.forward(functional, t), mode="max-autotune-no-cudagraphs", dynamic=False)
+    return lambda of, tensors: call(tensors)
+
+
+def measure(row: Layer, device: torch.device, timer, door, peers: Sequence[str], seconds: float, limits: dict) -> dict:
+    """One row as the records have it. Whatever goes wrong stands in it."""
+    facts = {
+        "key": row.key,
+        "class": row.cls,
+        **({"drawn": True} if row.cls.startswith(DRAWN) else {}),
+        "name": row.name,
+        "bar_kind": row.op,
+        "direction": row.direction,
+        "dtype": row.dtype,
+        "layout": row.layout,
+        "sizes": {"shape": list(row.shape), **dict(row.settings)},
+        "remarks": [],
+        "sides": {},
+    }
+    started = time.monotonic()
+    try:
+        _measure(row, device, timer, door, peers, seconds, limits, facts)
+    except Exception as trouble:  # whatever a library raises, the next row is another matter
+        facts["refused"] = first_line(trouble)
+        if "CUDA error" in facts["refused"]:
+            facts["fatal"] = True
+    facts["took_s"] = round(time.monotonic() - started, 3)
+    return facts
+
+
+def _measure(row: Layer, device, timer, door, peers, seconds, limits, facts) -> None:
+    operands = Operands(row, device)
+    facts["bytes"], facts["flops"] = operands.bytes(), 0.0
+    exact = operands.exact()
+    calls = {"instant": (door.functions(), operands.forward), "pytorch": (functional, operands.forward), "compile": (functional, None)}
+    asked = ["pytorch", "instant", *(name for name in peers if name != "pytorch")]
+    held_bytes = 2 * facts["bytes"] * len(asked)
+    copies = max(1, min(-(-2 * cache_bytes(device) // facts["bytes"]) + 1, MOST_COPIES, (24 << 30) // held_bytes or 1))
+    stream = getattr(timer, "stream", None)
+    tensors = [operands.first, *(operands.copy() for _ in range(copies - 1))]
+    sides, errors, least = [], {}, ROUNDOFFS * torch.finfo(TYPES[row.dtype]).eps / 4
+    for name in asked:
+        mine = facts["sides"].setdefault(name, {})
+        try:
+            namespace, call = calls[name]
+            call = call or _compiled(operands)
+            # The backward pass runs on the stream of the forward pass, and that has to be the one that is captured.
+            with torch.cuda.stream(stream):
+                if name == "instant":
+                    operands.prepared(namespace, call, tensors[0])()
+                    door.settle()
+                launches = [operands.prepared(namespace, call, one) for one in tensors]
+                errors[name] = error(exact, launches[0]())
+        except Exception as trouble:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            mine["refused"] = first_line(trouble)
+            continue
+        mine["error"] = max(errors[name])
+        allowed = [max(MOST_ERROR * one, least) for one in errors["pytorch"]] if "pytorch" in errors else []
+        wrong = [f"{one:.3g}" for one, most in zip(errors[name], allowed) if not one <= most]
+        if name != "pytorch" and wrong:
+            mine["fault"] = f"errors {', '.join(wrong)} beyond {MOST_ERROR:g} times PyTorch's {', '.join(f'{one:.3g}' for one in errors['pytorch'])}"
+            continue
+        sides.append(_side(name, launches))
+    for field in ("refused", "fault"):
+        if facts["sides"]["instant"].get(field):
+            facts[field] = facts["sides"]["instant"][field]
+    if not sides:
+        return
+    timing = interleave(timer, sides, copies, seconds)
+    if timer.trouble:
+        facts["remarks"].append(timer.trouble)
+    facts.update(graph=timing.is_captured, copies=copies, timed_s=timing.seconds, blocks=len(timing.samples[0].us), rotated_bytes=copies * facts["bytes"])
+    times = dict(zip((side.name for side in sides), timing.samples))
+    for name, samples in times.items():
+        facts["sides"][name].update(us=samples.median, spread=samples.spread, gb_per_s=facts["bytes"] / samples.median * 1e-3)
+    theirs = {name: samples for name, samples in times.items() if name != "instant"}
+    best = min(theirs, key=lambda name: theirs[name].median, default=None)
+    if best is not None:
+        facts["best_peer"], facts["peer"] = best, "pytorch"
+        facts["peer_us"] = times["pytorch"].median if "pytorch" in times else None
+    if "instant" in times:
+        us = times["instant"].median
+        facts["gb_per_s"] = facts["bytes"] / us * 1e-3
+        facts["of_copy"] = facts["gb_per_s"] / limits["copy_gb_per_s"] if limits else None
+        if best is not None:
+            ratios = theirs[best].over(times["instant"])
+            facts["ratio_best_instant"], facts["ratio_spread_instant"] = ratios.median, ratios.spread
+            facts["ratio_instant"] = times["pytorch"].over(times["instant"]).median if "pytorch" in times else None
+
+
+def _side(name: str, launches: Sequence[Callable]) -> Side:
+    held = [None] * len(launches)
+
+    def launch(i):
+        held[i] = None
+        held[i] = launches[i]()
+
+    return Side(name, launch, True)
+
+
+def run(arguments, device: torch.device, seed: Optional[int], say: Callable[[str], None]) -> int:
+    """Carries out a suite. Returns 1 if a result was wrong."""
+    from .cli import record_path
+
+    folder = lists_folder()
+    if folder is None:
+        raise ListError("no bench/lists in this folder or above it: run in a checkout")
+    rows = [row for row in load(folder / "layers.toml", arguments.command, seed) if arguments.filter in row.key]
+    rows = [row for row in rows if not (arguments.only_drawn and not row.cls.startswith(DRAWN))]
+    if not rows:
+        raise ListError("no row is left by --filter")
+    if arguments.dry_run:
+        for row in rows:
+            say(row.key)
+        return 0
+    torch.backends.cudnn.benchmark = True
+    door, started = ours.open_door(device), machine.now()
+    timer = CudaTimer(math.inf) if device.type == "cuda" else HostTimer()
+    path = record_path(arguments, device, started, arguments.command)
+    writer = record.Writer(path)
+    limits = machine.ceilings(timer, device)
+    head = {"suite": arguments.command, "method": record.METHOD, "date": started, "machine": machine.describe(device)}
+    head.update(software=machine.software(door.versions()), source=door.source(), ceilings=limits, clocks=machine.clocks(device))
+    head["options"] = {"seconds": arguments.seconds, "peers": list(arguments.peers or PEERS)}
+    head["drawn"] = None if seed is None else {"seed": seed, "rows": sum(1 for row in rows if row.cls.startswith(DRAWN))}
+    writer.line("head", head)
+    if seed is not None:
+        say(f"seed of the drawn rows: {seed}")
+    found, begun = [], time.monotonic()
+    for row in rows:
+        if arguments.time_limit is not None and time.monotonic() - begun > 60 * arguments.time_limit:
+            say(f"{len(rows) - len(found)} rows were not measured: the time of --time-limit was spent")
+            break
+        facts = measure(row, device, timer, door, arguments.peers or PEERS, arguments.seconds, limits)
+        writer.line("row", facts)
+        found.append(facts)
+        if facts.get("fatal"):
+            say("the device answers no more")
+            break
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    writer.line("foot", {"date": machine.now(), "clocks": machine.clocks(device), "rows": len(found)})
+    say(table(found))
+    if path is not None:
+        say(f"\nrecord: {path}")
+    return 1 if any(row.get("fault") for row in found) else 0
+
+
+HEAD = ["row", "MB", "ours µs", "GB/s", "of copy", "pytorch µs", "compile µs", "ratio"]
+MEANS_HEAD = ["op", "rows", "mean", "worst", "of copy"]
+
+
+def lines(rows: Sequence[dict]) -> List[List[str]]:
+    """A line for each row."""
+    made, number = [], summary.number
+    for row in rows:
+        side = lambda name: row["sides"].get(name, {})
+        cells = [number(row.get("gb_per_s"), 4), summary.percent(row.get("of_copy"))]
+        cells += [number(side(name).get("us"), 4) for name in PEERS]
+        ratio = "wrong" if row.get("fault") else "refused" if row.get("refused") else number(row.get("ratio_best_instant"))
+        made.append([row["key"], number(row.get("bytes", 0) / 1e6, 3), number(side("instant").get("us"), 4), *cells, ratio])
+    return made
+
+
+def mean_lines(rows: Sequence[dict]) -> List[List[str]]:
+    """Geometric mean, worst row and share of the copy bandwidth, by op, direction and layout."""
+    found: Dict[str, List[dict]] = {}
+    for row in rows:
+        if row.get("ratio_best_instant"):
+            layout = "" if row["layout"] == "rows" else f" {row['layout']}"
+            found.setdefault(f"{row['bar_kind']} {row['direction']}{layout}", []).append(row)
+    made = []
+    for name, members in found.items():
+        ratios, shares = ([row[field] for row in members if row.get(field)] for field in ("ratio_best_instant", "of_copy"))
+        cells = [summary.number(bars.geometric_mean(ratios)), summary.number(min(ratios)), summary.percent(bars.geometric_mean(shares) if shares else None)]
+        made.append([name, str(len(members)), *cells])
+    return made
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Rows, means and troubles, for a terminal."""
+    parts = [summary.table(HEAD, lines(rows))]
+    means, failed = mean_lines(rows), summary.trouble_lines(rows)
+    if means:
+        parts.append("Fastest right peer's time over ours (above 1, we are faster)\n\n" + summary.table(MEANS_HEAD, means))
+    if failed:
+        parts.append(summary.table(summary.TROUBLE_HEAD, failed, left=3))
+    return "\n\n".join(parts)

@@ -1,0 +1,119 @@
+"""The suites of what lies between the products, on the CPU: rows that are right and wrong, drawn rows, the record and its page."""
+
+import json
+import math
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("verdigris._native")
+
+from verdigris.bench import bars, cli, layers, measure, ours, record, render
+from verdigris.bench.layers import Layer
+from verdigris.bench.problems import CHANNELS_FIRST, CHANNELS_LAST, ListError
+from verdigris.bench.suites import lists_folder
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+LIST = lists_folder()
+
+
+def layer(op="softmax", shape=(16, 33), dtype="f32", layout="rows", direction="forward", **settings):
+    return Layer("memory", "t", op, shape, dtype, layout, direction, tuple(sorted(settings.items())))
+
+
+def measured(row, door=None, peers=("pytorch",)):
+    return layers.measure(row, CPU, measure.HostTimer(), door or ours.open_door(CPU), peers, 0.01, {"copy_gb_per_s": 10.0})
+
+
+@pytest.mark.parametrize("direction", layers.DIRECTIONS)
+@pytest.mark.parametrize("op, shape, layout", [("softmax", (16, 33), "rows"), ("cross_entropy", (16, 33), "rows"), ("max_pool", (2, 8, 9, 9), CHANNELS_LAST)])
+def test_a_row_is_measured_on_both_sides(op, shape, layout, direction):
+    row = measured(layer(op, shape, "bf16", layout, direction))
+    assert "refused" not in row and "fault" not in row, row
+    assert row["ratio_best_instant"] > 0 and row["sides"]["instant"]["us"] > 0 and row["best_peer"] == "pytorch"
+    assert row["of_copy"] == pytest.approx(row["bytes"] / row["sides"]["instant"]["us"] * 1e-3 / 10)
+
+
+def door_of(**functions):
+    return types.SimpleNamespace(functions=lambda: types.SimpleNamespace(**functions), settle=lambda: None)
+
+
+def test_a_wrong_result_is_a_fault_and_has_no_time():
+    off = door_of(softmax=lambda x, dim: torch.softmax(x, dim) * (1 + 1e-4))
+    row = measured(layer(), off)
+    assert row["fault"].startswith("errors ") and "us" not in row["sides"]["instant"] and "ratio_best_instant" not in row
+    flat = door_of(softmax=lambda x, dim: torch.softmax(x, dim).flatten())
+    assert "inf" in measured(layer(), flat)["fault"]
+    none = door_of(softmax=lambda x, dim: torch.softmax(x, dim) * math.nan)
+    assert "inf" in measured(layer(), none)["fault"]
+
+
+def test_each_gradient_is_judged_by_itself():
+    # The sums that are the gradients of scale and shift are many times as large as a gradient of x.
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w, b):
+            ctx.save_for_backward(x, w)
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], w, b)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, w = ctx.saved_tensors
+            with torch.enable_grad():
+                inputs = [tensor.detach().requires_grad_() for tensor in (x, w, torch.zeros_like(w))]
+                y = torch.nn.functional.layer_norm(inputs[0], x.shape[-1:], *inputs[1:])
+                dx, dw, db = torch.autograd.grad(y, inputs, dy)
+            return dx, dw, db * 1.001
+
+    row = layer("layer_norm", (64, 32), direction="backward")
+    assert "fault" in measured(row, door_of(layer_norm=lambda x, dims, w, b: Off.apply(x, w, b)))
+    right = measured(row, door_of(layer_norm=torch.nn.functional.layer_norm))
+    assert "fault" not in right and right["bytes"] == 4 * (64 * 32 + (64 * 32 + 32) + (64 * 32 + 2 * 32))
+
+
+def test_a_function_that_is_not_there_is_refused():
+    row = measured(layer(), door_of())
+    assert "no attribute 'softmax'" in row["refused"] and row["sides"]["pytorch"]["us"] > 0
+
+
+@pytest.mark.skipif(LIST is None, reason="no bench/lists around this folder")
+def test_the_list_is_read_and_rows_are_drawn_by_seed():
+    for suite in layers.SUITES:
+        fixed = layers.load(LIST / "layers.toml", suite, None)
+        one, again, other = (layers.load(LIST / "layers.toml", suite, seed) for seed in (1, 1, 2))
+        assert fixed and one == again != other and len(one) > len(fixed) and one[: len(fixed)] == fixed
+        for row in one[len(fixed) :]:
+            assert row.cls.startswith("drawn_") and row.op in layers.OPS and row.layout in layers.LAYOUTS
+            assert 2**20 * 0.99 <= math.prod(row.shape) * layers.TYPES[row.dtype].itemsize <= 1024 * 2**20
+
+
+def test_an_unknown_op_is_told(tmp_path):
+    path = tmp_path / "layers.toml"
+    path.write_text('[[group]]\nsuite = "norm"\nclass = "x"\nops = ["no_such"]\nshapes = [[2, 2]]\n')
+    with pytest.raises(ListError, match="op no_such"):
+        layers.load(path, "norm", None)
+
+
+@pytest.mark.skipif(LIST is None, reason="no bench/lists around this folder")
+def test_the_command_leaves_a_record_that_the_page_shows(tmp_path, capsys):
+    path = tmp_path / "memory.jsonl"
+    words = ["memory", "--device", "cpu", "--filter", "relu-64x1000", "--no-drawn", "--peers", "pytorch", "--seconds", "0.01", "--json", str(path)]
+    assert cli.main(words) == 0
+    assert "relu-64x1000-forward" in capsys.readouterr().out
+    runs = record.read(path)
+    assert [run.suite for run in runs] == ["memory"] and len(runs[0].rows) == 2
+    row = next(iter(runs[0].rows.values()))
+    assert not bars.is_evidence({**row, "timed_s": 0.1, "method": 2}) and bars.is_evidence({**row, "timed_s": 0.4, "method": 2})
+    page = render._layers("memory", runs, {runs[0].lease: "A"})
+    assert "relu forward" in page and "relu-64x1000-backward" in page
+    assert cli.main(["check", str(path)]) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["head", "row", "row", "foot"]
+
+
+def test_without_the_package_peers_are_measured_alone():
+    row = measured(layer(), ours.Absent("no package here"))
+    assert row["refused"].startswith("Refused: no package here") and row["sides"]["pytorch"]["us"] > 0
