@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import inspect
 import itertools
+import re
 import threading
 
 import pytest
@@ -435,6 +437,41 @@ def test_compile():
         results.append([y, *[p.grad.clone() for p in model.parameters()]])
     for one, other in zip(*results):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+POINTWISE = {
+    **{name: getattr(vt, name) for name in ("relu", "gelu", "silu", "hardswish", "hardsigmoid", "relu6", "mish", "sigmoid", "tanh")},
+    "leaky_relu": lambda x: vt.leaky_relu(x, 0.3),
+    "gelu by tanh": lambda x: vt.gelu(x, "tanh"),
+    "hardtanh": lambda x: vt.hardtanh(x, -0.5, 0.7),
+    "elu": lambda x: vt.elu(x, 1.5),
+    "softplus": lambda x: vt.softplus(x, 2.0, 1.5),
+    "softmax": lambda x: vt.softmax(x, 1),
+    "log_softmax": lambda x: vt.log_softmax(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_the_compiler_gets_what_it_fuses_in_its_own_words(name):
+    """Else nothing around an activation would be fused with it. The values are those of the call that is not compiled."""
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op != "placeholder")
+        return graph
+
+    w = torch.randn(4, 3, 3, 3)
+    net = lambda x: POINTWISE[name](vt.conv2d(x, w)) + 1
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.allclose(compiled(x), net(x), atol=1e-5)
+    assert [target for target in seen if "verdigris" in target] == ["verdigris.conv_fprop.default"], seen
+
+
+def test_every_activation_has_words_of_the_compiler():
+    told = set(re.findall(r'"f=(\w+)', inspect.getsource(vt.functional)))
+    assert told and told <= set(vt._ops._ACTIVATIONS), told - set(vt._ops._ACTIVATIONS)
 
 
 def test_compile_with_changing_shapes():

@@ -13,6 +13,7 @@ import functools
 
 import torch
 from torch._prims_common import suggest_memory_format
+from torch.nn import functional
 
 from .. import _native
 from .._errors import ConstantError
@@ -127,12 +128,12 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake):
+def _operator(name, tensors, results, has_dims, fake, decomposed=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
-    that there are.
+    that there are. `decomposed` says the function in PyTorch's own: what a compiler is given, which fuses it with what stands around it.
     """
     code, places, saves, autocast = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
@@ -181,7 +182,7 @@ def _operator(name, tensors, results, has_dims, fake):
 
     def call(*inputs):
         if _is_compiling():
-            return op(*inputs)
+            return op(*inputs) if decomposed is None else decomposed(*inputs)
         output = _eager(code, *inputs)
         if output is None:
             return (apply_plain or make_plain())(*inputs)
@@ -336,6 +337,35 @@ def _gradient_fake(dy, a, b, c, d, e, attributes, dims):
     return torch.empty_like(tensor)
 
 
+# What a compiler is given in place of operators that it fuses better than an opaque call allows.
+
+_ACTIVATIONS = {
+    "relu": lambda x, a: functional.relu(x),
+    "leaky_relu": lambda x, a: functional.leaky_relu(x, float(a["slope"])),
+    "gelu_erf": lambda x, a: functional.gelu(x),
+    "gelu_tanh": lambda x, a: functional.gelu(x, approximate="tanh"),
+    "silu": lambda x, a: functional.silu(x),
+    "hard_swish": lambda x, a: functional.hardswish(x),
+    "hard_sigmoid": lambda x, a: functional.hardsigmoid(x),
+    "clamp": lambda x, a: functional.hardtanh(x, float(a["lower"]), float(a["upper"])),
+    "mish": lambda x, a: functional.mish(x),
+    "sigmoid": lambda x, a: torch.sigmoid(x),
+    "tanh": lambda x, a: torch.tanh(x),
+    "elu": lambda x, a: functional.elu(x, float(a["alpha"])),
+    "softplus": lambda x, a: functional.softplus(x, float(a["beta"]), float(a["threshold"])),
+}
+
+
+def _activation_decomposed(x, attributes):
+    a = parse(attributes)
+    return _ACTIVATIONS[a["f"]](x, a)
+
+
+def _softmax_decomposed(x, attributes):
+    a = parse(attributes)
+    return (functional.log_softmax if a["log"] == "1" else functional.softmax)(x, int(a["axis"]))
+
+
 gradient = _operator(
     "gradient",
     ["Tensor dy", "Tensor? a", "Tensor? b", "Tensor? c", "Tensor? d", "Tensor? e"],
@@ -348,8 +378,8 @@ conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
-activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake)
-softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake)
+activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
+softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
 cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
