@@ -18,6 +18,9 @@ use crate::policy::Policy;
 pub(crate) enum Function {
     /// `x, w, bias?` → y. `stride= padding= dilation= groups=`, `after=` where the padding's sides differ.
     ConvFprop,
+    /// `x, w, bias?, mean, variance, scale?, shift?, addend?` → y. As `ConvFprop` with `eps=`, then `|` and the attributes of an activation, if there is
+    /// one. For inference: it has no gradient.
+    ConvNorm,
     /// `y, w, bias?` → x; extra: the spatial dims of x. As `ConvFprop`. Transposed convolution.
     ConvDgrad,
     /// `x [..., k], w [n, k], bias?` → `[..., n]`.
@@ -42,8 +45,9 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 10] = [
+    pub(crate) const ALL: [Function; 11] = [
         Function::ConvFprop,
+        Function::ConvNorm,
         Function::ConvDgrad,
         Function::Linear,
         Function::MaxPool,
@@ -65,8 +69,10 @@ impl Function {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
             Function::CrossEntropy => (2, false),
             Function::ConvFprop | Function::Linear | Function::ClassLoss => (3, false),
+            Function::ConvNorm => (8, false),
             Function::ConvDgrad => (3, true),
-            Function::Gradient => (MAX_INPUTS, true),
+            // What comes in, and five tensors that were saved.
+            Function::Gradient => (6, true),
         }
     }
 
@@ -74,6 +80,7 @@ impl Function {
     pub(crate) const fn autocast(self) -> Option<Autocast> {
         match self {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
+            Function::ConvNorm => Some(Autocast::LowerOperands),
             Function::Softmax | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
         }
@@ -85,7 +92,7 @@ impl Function {
         match self {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss => &[Tensor(0), Tensor(1), Tensor(2)],
             Function::MaxPool => &[Result(1)],
-            Function::AveragePool => &[],
+            Function::AveragePool | Function::ConvNorm => &[],
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
@@ -98,6 +105,7 @@ impl Function {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Function::ConvFprop => "conv_fprop",
+            Function::ConvNorm => "conv_norm",
             Function::ConvDgrad => "conv_dgrad",
             Function::Linear => "linear",
             Function::MaxPool => "max_pool",
@@ -116,15 +124,26 @@ impl Function {
 pub(crate) enum Autocast {
     /// That of `torch.get_autocast_dtype`.
     Lower,
+    /// The same for the first two tensors, which are multiplied; statistics and what is beside them stay.
+    LowerOperands,
     /// f32.
     F32,
 }
 
 impl Autocast {
+    /// How many of a call's first tensors it casts.
+    pub(crate) const fn tensors(self) -> usize {
+        match self {
+            Autocast::LowerOperands => 2,
+            Autocast::Lower | Autocast::F32 => MAX_INPUTS,
+        }
+    }
+
     /// Its word, as the package's Python half speaks of it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Autocast::Lower => "lower",
+            Autocast::LowerOperands => "lower operands",
             Autocast::F32 => "float32",
         }
     }
@@ -234,7 +253,10 @@ impl Function {
 
     fn plainly_told(self, attributes: &str, given: &[Option<Input>], extents: Extents, policy: &Policy) -> PyResult<recipe::Function> {
         use recipe::Function as F;
-        let attributes = &Attributes(attributes);
+        // An activation behind a convolution has its attributes behind `|`.
+        let (own, behind) = attributes.split_once('|').map_or((attributes, None), |(own, behind)| (own, Some(behind)));
+        let activation = behind.map(|text| unary(&Attributes(text)));
+        let attributes = &Attributes(own);
         let precision = || {
             let given = |place: usize| {
                 let tensor = given.get(place).copied().flatten();
@@ -245,6 +267,14 @@ impl Function {
         self.check(attributes, given)?;
         Ok(match self {
             Function::ConvFprop => F::ConvFprop(convolution(attributes, precision()?)?, UnaryOp::Identity),
+            Function::ConvNorm => {
+                let epsilon = Real(attributes.one("eps", 1e-5)?);
+                F::ConvNorm {
+                    conv: convolution(attributes, precision()?)?,
+                    epsilon,
+                    activation: activation.unwrap_or(Ok(UnaryOp::Identity))?,
+                }
+            }
             Function::ConvDgrad => F::ConvDgrad(convolution(attributes, precision()?)?, extents),
             Function::Linear => F::Linear(precision()?, UnaryOp::Identity),
             Function::MaxPool => {
@@ -312,6 +342,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
         .into_iter()
         .find(|function| function.name() == name)
         .ok_or_else(|| raise(Kind::Graph, format!("attribute `of` is `{name}`; it names a function")))?;
+    if of == Function::ConvNorm {
+        return Err(raise(Kind::Unsupported, "conv_norm is of inference and has no gradient; call the convolution and the normalization"));
+    }
     let with_respect_to = usize::try_from(place).unwrap_or(usize::MAX);
     let saved = of.saves().to_vec();
     // What the function read, as far as it is saved.

@@ -1,6 +1,6 @@
 //! Functions of PyTorch's tensors: one native call each, with everything that the call needs found in it.
 //!
-//! A call is a function's number, its attributes as a short text, and up to six tensors. Tensors are read through the table of functions that
+//! A call is a function's number, its attributes as a short text, and up to eight tensors. Tensors are read through the table of functions that
 //! PyTorch exports for DLPack ([`crate::dlpack::ExchangeApi`]), which tells address, type, dims, strides and the current stream in some
 //! nanoseconds. All of it but the addresses is packed into a list of integers; the plan of equal integers is in a hash map, and beside it in a
 //! short list of each thread's own ([`recent`]), which takes no lock. Only where there is none, the library draws the function's
@@ -235,7 +235,7 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         if sources.len() > MAX_BINDINGS || results.len() > MAX_OUTPUTS {
             let what = format!("a call of {} tensors, {} of them results", sources.len(), results.len());
-            return Err(unfit(what, "a call binds at most 21 tensors and has at most 3 results"));
+            return Err(unfit(what, "a call binds at most 27 tensors and has at most 3 results"));
         }
         let workspace_bytes = plan.workspace_bytes();
         let entry = Arc::new(Entry {

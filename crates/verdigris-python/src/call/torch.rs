@@ -151,10 +151,10 @@ impl Hooks {
         }
         let wanted = match kind {
             Autocast::F32 => self.dtype(DType::F32)?.clone_ref(py).into_bound(py),
-            Autocast::Lower => self.autocast_dtype.bind(py).call1((of,))?,
+            Autocast::Lower | Autocast::LowerOperands => self.autocast_dtype.bind(py).call1((of,))?,
         };
         let mut has_cast = false;
-        for input in inputs.iter_mut().flatten() {
+        for input in inputs.iter_mut().take(kind.tensors()).flatten() {
             let seen = self.see(input)?;
             let is_narrow = seen.dtype.dtype().is_some_and(|dtype| dtype.is_float() && dtype != DType::F64);
             let is_there = matches!(

@@ -63,7 +63,7 @@ pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
 /// Most tensors that a function reads.
-pub const MAX_INPUTS: usize = 6;
+pub const MAX_INPUTS: usize = 8;
 
 /// A function of tensors, with its attributes.
 #[derive(Clone, PartialEq, Debug)]
@@ -74,6 +74,17 @@ pub enum Function {
     Linear(Precision, UnaryOp),
     /// `x, w, bias?` → `f(conv(x, w) + bias)`.
     ConvFprop(Convolution, UnaryOp),
+    /// `x, w, bias?, mean, variance, scale?, shift?, addend?` → `f((conv(x, w) + bias − mean) / √(variance + ε) · scale + shift + addend)`: a convolution with the
+    /// normalization behind it that inference has, a residual and an activation, rounded once. Statistics, scale and shift are one a channel, of the
+    /// type that is computed in (f32, or f64) or of x's; the addend has the dims of the result. It has no gradient.
+    ConvNorm {
+        /// The convolution.
+        conv: Convolution,
+        /// ε.
+        epsilon: Real,
+        /// f.
+        activation: UnaryOp,
+    },
     /// `y, w, bias?` → x, of these extents. Transposed convolution. Extents beyond those of any input that gives y hold the bias alone.
     ConvDgrad(Convolution, Extents),
     /// `x` → its maxima, and the index of each in this type, where one is given.
@@ -210,6 +221,7 @@ impl Function {
             Function::Matmul(_) => "matmul",
             Function::Linear(..) => "linear",
             Function::ConvFprop(..) => "conv_fprop",
+            Function::ConvNorm { .. } => "conv_norm",
             Function::ConvDgrad(..) => "conv_dgrad",
             Function::MaxPool(..) => "max_pool",
             Function::AveragePool(..) => "avg_pool",
@@ -344,14 +356,14 @@ impl Drawing {
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
         let Some(places) = room.get_mut(..given.len()) else {
-            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 6"));
+            return Err(unfit(format_args!("{} tensors", given.len()), "a function reads at most 8"));
         };
         places.copy_from_slice(given);
         let g = GraphBuilder::new(function.name());
         let mut d = Drawing { g, given: room, inputs: [None; MAX_INPUTS], results: Vec::new(), wanted };
         match function {
             Function::Matmul(_) | Function::Linear(..) => d.products(function)?,
-            Function::ConvFprop(..) | Function::ConvDgrad(..) => d.convolutions(function)?,
+            Function::ConvFprop(..) | Function::ConvNorm { .. } | Function::ConvDgrad(..) => d.convolutions(function)?,
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,

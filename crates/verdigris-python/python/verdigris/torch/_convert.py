@@ -5,20 +5,25 @@ import dataclasses
 
 import torch
 
-from . import nn
+from . import _chains, nn
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `convert` did: names of modules with their classes, and of those that stay why they do."""
+    """What `convert` did: names of modules with their classes, of those that stay why they do, and of those that hold chains which are computed
+    together in inference, which they are."""
 
     swapped: dict
     kept: dict
+    chains: dict = dataclasses.field(default_factory=dict)
 
     def __str__(self):
         lines = [f"{len(self.swapped)} modules swapped, {len(self.kept)} kept"]
         lines += [f"  {name or '(itself)'}: {kind}" for name, kind in self.swapped.items()]
         lines += [f"  {name or '(itself)'} stays: {why}" for name, why in self.kept.items()]
+        count = sum(map(len, self.chains.values()))
+        lines += [f"{count} chains that are one call in inference"] if count else []
+        lines += [f"  {name or '(itself)'}: {', '.join(chains)}" for name, chains in self.chains.items()]
         return "\n".join(lines)
 
 
@@ -41,6 +46,10 @@ def convert(model, *, inplace=False, only=None, skip=()):
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
     copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.
+
+    A convolution with the batch normalization behind it, and with a residual and an activation where they follow, is one call in inference (in eval
+    mode and without gradients), where the forward of the module that holds them can be read exactly; a module with hooks stays by itself. Modules and
+    `state_dict` stay as they are.
 
     `only`: classes of PyTorch that are swapped, all others staying. `skip`: names of modules that stay, with everything below them.
     """
@@ -73,4 +82,4 @@ def convert(model, *, inplace=False, only=None, skip=()):
         module.__class__ = nn.CLASSES[kind]
         module._prepare()
         swapped[name] = kind.__name__
-    return model, Report(swapped, kept)
+    return model, Report(swapped, kept, _chains.chain(model, skip))

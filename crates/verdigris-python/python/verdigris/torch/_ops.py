@@ -209,7 +209,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
 
     def under_autocast(kind, *inputs):
         wanted = torch.float32 if autocast == "float32" else torch.get_autocast_dtype(kind)
-        inputs = [_cast(value, wanted, kind) for value in inputs]
+        count = 2 if autocast == "lower operands" else len(inputs)
+        inputs = [*(_cast(value, wanted, kind) for value in inputs[:count]), *inputs[count:]]
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
             output = _eager_past_autocast(code, *inputs)
             if output is None:
@@ -263,14 +264,17 @@ def _like(x, shape, others=()):
 # What each operator's result is like, without data.
 
 
-def _conv_fprop_fake(x, w, bias, attributes):
+def conv_out(x_dims, w_dims, attributes):
+    """The dims of a convolution's result."""
     a = parse(attributes)
-    after = a.get("after", a["padding"])
-    out = [
-        (x.shape[i + 2] + a["padding"][i] + after[i] - (a["dilation"][i] * (w.shape[i + 2] - 1) + 1)) // a["stride"][i] + 1
-        for i in range(x.dim() - 2)
-    ]
-    return _like(x, (x.shape[0], w.shape[0], *out), (w,))
+    padding, dilation, stride = a["padding"], a["dilation"], a["stride"]
+    after = a.get("after", padding)
+    spatial = ((x_dims[i + 2] + padding[i] + after[i] - (dilation[i] * (w_dims[i + 2] - 1) + 1)) // stride[i] + 1 for i in range(len(x_dims) - 2))
+    return (x_dims[0], w_dims[0], *spatial)
+
+
+def _conv_fprop_fake(x, w, bias, attributes):
+    return _like(x, conv_out(x.shape, w.shape, attributes), (w,))
 
 
 def _conv_dgrad_fake(y, w, bias, attributes, dims):
@@ -374,6 +378,14 @@ gradient = _operator(
     _gradient_fake,
 )
 conv_fprop = _operator("conv_fprop", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _conv_fprop_fake)
+#: A convolution with what inference puts behind it; no gradient.
+conv_norm = _operator(
+    "conv_norm",
+    ["Tensor x", "Tensor w", "Tensor? bias", "Tensor mean", "Tensor variance", "Tensor? scale", "Tensor? shift", "Tensor? addend"],
+    "Tensor",
+    False,
+    lambda x, w, bias, mean, variance, scale, shift, addend, attributes: _conv_fprop_fake(x, w, bias, attributes.split("|")[0]),
+)
 conv_dgrad = _operator("conv_dgrad", ["Tensor y", "Tensor w", "Tensor? bias"], "Tensor", True, _conv_dgrad_fake)
 linear = _operator("linear", ["Tensor x", "Tensor w", "Tensor? bias"], "Tensor", False, _linear_fake)
 max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_pool_fake)

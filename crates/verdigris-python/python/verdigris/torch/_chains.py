@@ -1,0 +1,317 @@
+"""Chains of a network's modules that are computed together: what `convert` finds, and what it makes of them.
+
+A chain is a convolution, the batch normalization behind it, and where they follow, the addition of a residual and an activation. In inference it is one
+call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum in the convolution's epilogue. Where the normalization trains, or a
+gradient is recorded, the modules are called as they stand.
+
+A chain is found in the `forward` of the module that holds its parts, which is traced with all modules below it opaque. Only what a trace shows
+exactly is traced: a `forward` whose decisions are about attributes of the module other than `training`. Module tree, parameters and `state_dict` stay
+as they are; what changes is the `forward` of the holding module, by a class of its own that is derived from the former one.
+"""
+
+import ast
+import importlib
+import inspect
+import operator
+import textwrap
+import types
+import warnings
+
+import torch
+from torch import fx
+
+from . import _ops, functional, nn
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PLAIN_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_ADDS = {operator.add, operator.iadd, torch.add}
+_RELUS = {torch.relu, torch.relu_, torch.nn.functional.relu, torch.nn.functional.relu_, functional.relu}
+
+#: Modules that are activations, with what the operators call them.
+_ACTIVATIONS = {
+    torch.nn.ReLU: lambda m: "f=relu",
+    torch.nn.ReLU6: lambda m: "f=clamp lower=0.0 upper=6.0",
+    torch.nn.LeakyReLU: lambda m: f"f=leaky_relu slope={float(m.negative_slope)!r}",
+    torch.nn.GELU: lambda m: "f=gelu_tanh" if m.approximate == "tanh" else "f=gelu_erf",
+    torch.nn.SiLU: lambda m: "f=silu",
+    torch.nn.Hardswish: lambda m: "f=hard_swish",
+    torch.nn.Hardsigmoid: lambda m: "f=hard_sigmoid",
+    torch.nn.Hardtanh: lambda m: f"f=clamp lower={float(m.min_val)!r} upper={float(m.max_val)!r}",
+    torch.nn.Mish: lambda m: "f=mish",
+    torch.nn.Sigmoid: lambda m: "f=sigmoid",
+    torch.nn.Tanh: lambda m: "f=tanh",
+    torch.nn.ELU: lambda m: f"f=elu alpha={float(m.alpha)!r}",
+}
+
+
+@_ops.cached
+def _attributes(conv, epsilon, activation):
+    return f"{conv} eps={float(epsilon)!r}" + (f"|{activation}" if activation else "")
+
+
+def _is_watched(module):
+    """Whether somebody wants to see the module's inputs, results or gradients."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
+    )
+
+
+#: Normalizations that compute what PyTorch's do, PyTorch's own and ours.
+_NORMS = (*_PLAIN_NORMS, *(nn.CLASSES[kind] for kind in _PLAIN_NORMS if kind in nn.CLASSES))
+
+
+def _is_alike(conv, x, addend):
+    """Whether an addend has dims and type of a convolution's result: nothing is broadcast, and no type promoted."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
+    return addend.dtype == dtype and tuple(addend.shape) == _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)
+
+
+def conv_norm(conv, norm, activation, x, addend=None):
+    """A chain: `f(norm(conv(x)) + addend)`, `activation` being what the operators call f, or empty."""
+    is_one_call = (
+        not (norm.training or torch.is_grad_enabled())
+        and conv.__class__ in _CONVS
+        and norm.__class__ in _NORMS
+        and norm.running_mean is not None
+        and x.dim() == conv.weight.dim()
+        and (_ops._is_compiling() or not (_is_watched(conv) or _is_watched(norm)))
+    )
+    if is_one_call and (addend is None or _is_alike(conv, x, addend)):
+        attributes = _attributes(conv._attributes, norm.eps, activation)
+        return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
+    y = norm(conv(x))
+    if addend is not None:
+        y = y + addend
+    return _ops.activation(y, activation) if activation else y
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, module, name):
+        return True
+
+
+def _about_self(test):
+    """Whether a test is about attributes of `self` other than `training` alone."""
+    if isinstance(test, ast.BoolOp):
+        return all(map(_about_self, test.values))
+    if isinstance(test, ast.UnaryOp):
+        return isinstance(test.op, ast.Not) and _about_self(test.operand)
+    if isinstance(test, ast.Compare):
+        is_none = [isinstance(other, ast.Constant) and other.value is None for other in test.comparators]
+        return all(isinstance(op, (ast.Is, ast.IsNot)) for op in test.ops) and all(is_none) and _about_self(test.left)
+    return isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name) and test.value.id == "self" and test.attr != "training"
+
+
+_UNTRACED = (ast.For, ast.While, ast.Try, ast.With, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.FunctionDef)
+#: Calls that would be told something else of what stands for a tensor while a forward is traced.
+_ASKING = {"isinstance", "hasattr", "getattr", "type", "len", "int", "float", "bool", "id", "setattr", "print"}
+
+
+def _is_exact(forward):
+    """Whether a trace of the function shows all that it ever does."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0]
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return False
+    if not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg:
+        return False
+    # What may be the caller's tensor: `+=` changes it, and a trace has a new one instead.
+    callers = {one.arg for one in tree.args.args}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            callers |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, _UNTRACED) and node is not tree:
+            return False
+        if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id not in callers):
+            return False
+        if isinstance(node, (ast.If, ast.IfExp)) and not _about_self(node.test):
+            return False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKING:
+            return False
+        if isinstance(node, ast.Attribute) and node.attr == "training":
+            return False
+        is_kept = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        if is_kept and any(isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) for inner in ast.walk(node)):
+            return False
+    return True
+
+
+def _sequence(module):
+    """The graph of a `Sequential`, whose own forward is a loop."""
+    graph = fx.Graph()
+    value = graph.placeholder("input")
+    for name, _ in module.named_children():
+        value = graph.call_module(name, (value,))
+    graph.output(value)
+    return graph
+
+
+def _traced(module):
+    kind = type(module)
+    if kind.forward is torch.nn.Sequential.forward:
+        return _sequence(module)
+    if not _is_exact(kind.forward):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _Tracer().trace(module)
+    except Exception:  # whatever a forward does with what is no tensor; it stays as it is
+        return None
+
+
+def _only_reader(node):
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _module_of(module, node):
+    if node is None or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return None
+    return module.get_submodule(node.target)
+
+
+def _activation(module, node):
+    """What the operators call the activation that a node is; None if it is none."""
+    found = _module_of(module, node)
+    if found is not None:
+        kind = next((kind for kind in type(found).__mro__ if kind in _ACTIVATIONS), None)
+        is_plain = kind is not None and type(found).forward in (kind.forward, nn.CLASSES[kind].forward) and not _is_watched(found)
+        return _ACTIVATIONS[kind](found) if is_plain else None
+    if node is None or not node.args or len(node.args) > 2:
+        return None
+    is_relu = node.op == "call_function" and node.target in _RELUS or node.op == "call_method" and node.target in ("relu", "relu_")
+    return "f=relu" if is_relu and set(node.kwargs) <= {"inplace"} else None
+
+
+def _addend(node, value):
+    """What a node adds to a value; None if it is no plain sum of two tensors."""
+    if node is None or node.kwargs or len(node.args) != 2:
+        return None
+    is_sum = node.op == "call_function" and node.target in _ADDS or node.op == "call_method" and node.target in ("add", "add_")
+    others = [one for one in node.args if one is not value]
+    # Another way to the value may not be through the sum itself, and a number is no tensor.
+    return others[0] if is_sum and len(others) == 1 and isinstance(others[0], fx.Node) else None
+
+
+def _chain(module, node):
+    """The chain that begins at a node: (its nodes, activation, addend), or None."""
+    conv = _module_of(module, node)
+    if type(conv) not in _CONVS or conv.padding_mode != "zeros" or _is_watched(conv):
+        return None
+    second = _only_reader(node)
+    norm = _module_of(module, second)
+    if type(norm) not in _NORMS or not norm.track_running_stats or _is_watched(norm):
+        return None
+    nodes, addend, activation = [node, second], None, ""
+    after = _only_reader(second)
+    added = _addend(after, second)
+    if added is not None:
+        behind = _only_reader(after)
+        # The sum alone is worth it too: it is one pass less over the result.
+        nodes, addend, after = [*nodes, after], added, behind
+    found = _activation(module, after)
+    if found is not None:
+        nodes, activation = [*nodes, after], found
+    return nodes, activation, addend
+
+
+def _names(module, nodes):
+    words = [node.target if node.op == "call_module" else getattr(node.target, "__name__", str(node.target)) for node in nodes]
+    return " + ".join(words)
+
+
+def _place(value):
+    """Where a global of generated code is found again: a module, something in one, or the value itself."""
+    if isinstance(value, types.ModuleType):
+        return "module", value.__name__, ""
+    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
+        return "name", value.__module__, value.__qualname__
+    return "value", value, ""
+
+
+def _found(kind, first, name):
+    if kind == "value":
+        return first
+    found = importlib.import_module(first)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part)
+    return found
+
+
+def _reduce(self, protocol):
+    # The class has no name that a reader could find it by: it is made anew there.
+    return _restored, self._chained, self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+
+
+def _class_of(kind, source, places):
+    """The class derived from one, with the forward whose source this is."""
+    scope = {name: _found(*place) for name, place in places.items()}
+    exec(compile(source, f"<chains of {kind.__qualname__}>", "exec"), scope)
+    body = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {**body, "forward": scope["forward"], "_chained": (kind, source, places), "__reduce_ex__": _reduce})
+
+
+def _restored(kind, source, places):
+    derived = _class_of(kind, source, places)
+    return derived.__new__(derived)
+
+
+def _derived(module, graph):
+    """The module's class with the graph's forward."""
+    code = graph.python_code("self")
+    used = {node.id for node in ast.walk(ast.parse(code.src)) if isinstance(node, ast.Name)}
+    return _class_of(type(module), code.src, {name: _place(value) for name, value in code.globals.items() if name in used})
+
+
+def _may_write(module, node):
+    """Whether a node may change a tensor that it reads."""
+    if node.op == "call_module":
+        return any(getattr(inner, "inplace", False) for inner in module.get_submodule(node.target).modules())
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__") or name in ("iadd", "isub", "imul", "itruediv", "setitem")
+    return node.op in ("call_method", "call_function") and (is_in_place or bool(node.kwargs.get("inplace")))
+
+
+def _is_disturbed(module, graph, nodes):
+    """Whether something between the first and the last node of a chain may change what the convolution reads: it reads it later then."""
+    order = list(graph.nodes)
+    between = order[order.index(nodes[0]) + 1 : order.index(nodes[-1])]
+    return any(node not in nodes and _may_write(module, node) for node in between)
+
+
+def chain(model, skip=()):
+    """Makes each chain of a network's modules one call. Returns them by the name of the module that holds them."""
+    found = {}
+    for name, module in model.named_modules():
+        if any(name == left or name.startswith(f"{left}.") for left in skip) or not any(True for _ in module.children()):
+            continue
+        if "forward" in vars(module) or hasattr(module, "_chained") or isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)):
+            continue
+        if not any(type(child) in _NORMS for child in module.children()):
+            continue
+        graph = _traced(module)
+        if graph is None:
+            continue
+        chains = []
+        for node in list(graph.nodes):
+            one = _chain(module, node)
+            if one is None:
+                continue
+            nodes, activation, addend = one
+            if _is_disturbed(module, graph, nodes):
+                continue
+            chains.append(_names(module, nodes))
+            last = nodes[-1]
+            with graph.inserting_before(last):
+                conv, norm = (graph.create_node("get_attr", node.target) for node in nodes[:2])
+                arguments = (conv, norm, activation, nodes[0].args[0], *([] if addend is None else [addend]))
+                together = graph.call_function(conv_norm, arguments)
+            last.replace_all_uses_with(together)
+            for node in reversed(nodes):
+                graph.erase_node(node)
+        if chains:
+            module.__class__ = _derived(module, graph)
+            found[name] = chains
+    return found

@@ -1,0 +1,339 @@
+"""Convolutions with normalization, residual and activation behind them as one call in inference: found, right, and nothing else changed."""
+
+import copy
+import io
+import itertools
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import close, error_of
+
+import verdigris as vd
+import verdigris.torch as vt
+from torch import nn
+
+# Small tensors gain nothing from more threads, and other programs lose.
+torch.set_num_threads(1)
+
+
+class Residual(nn.Module):
+    """A block as ResNet has it: one activation module for all, a branch that may be there."""
+
+    def __init__(self, inplace=True, branch=True):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=inplace)
+        self.downsample = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)) if branch else None
+
+    def forward(self, x):
+        identity = x
+        out = self.conv1(x)
+        out = self.bn1(out)
+        out = self.relu(out)
+        out = self.conv2(out)
+        out = self.bn2(out)
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+def filled(model):
+    """With statistics and parameters that are not those of a new network."""
+    generator = torch.Generator().manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            module.running_mean.copy_(torch.randn(module.num_features, generator=generator))
+            module.running_var.copy_(torch.rand(module.num_features, generator=generator) + 0.5)
+            if module.affine:
+                with torch.no_grad():
+                    module.weight.copy_(torch.randn(module.num_features, generator=generator))
+                    module.bias.copy_(torch.randn(module.num_features, generator=generator))
+    return model
+
+
+def calls_of(function):
+    """The operators of this package that a function's calls reach."""
+    with torch.profiler.profile() as profile:
+        function()
+    return sorted(event.key for event in profile.key_averages() if event.key.startswith("verdigris::") for _ in range(event.count))
+
+
+def agrees(model, *inputs, slack=3.0):
+    """The converted network's result in inference, held against the plain one in f64."""
+    ours, report = vt.convert(model)
+    model.eval(), ours.eval()
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(*(x.double() for x in inputs))
+        close(ours(*inputs), truth, slack)
+    return ours, report
+
+
+@pytest.mark.parametrize("inplace, branch", itertools.product([False, True], repeat=2))
+def test_a_residual_block_is_one_call_a_convolution(inplace, branch):
+    x = torch.randn(2, 4, 7, 6)
+    ours, report = agrees(filled(Residual(inplace, branch)), x)
+    want = ["conv1 + bn1 + relu", "conv2 + bn2 + add + relu"]
+    assert report.chains[""] == want and (report.chains.get("downsample") == ["0 + 1"]) == branch
+    assert "chains that are one call" in str(report)
+    with torch.no_grad():
+        assert calls_of(lambda: ours(x)) == ["verdigris::conv_norm"] * (3 if branch else 2)
+
+
+ACTIVATIONS = [
+    nn.ReLU6(),
+    nn.LeakyReLU(0.2),
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.SiLU(inplace=True),
+    nn.Hardswish(),
+    nn.Hardsigmoid(),
+    nn.Hardtanh(-0.3, 0.7),
+    nn.Mish(),
+    nn.Sigmoid(),
+    nn.Tanh(),
+    nn.ELU(1.5),
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_activations(activation):
+    model = filled(nn.Sequential(nn.Conv2d(3, 5, 3, stride=2), nn.BatchNorm2d(5, eps=0.1), activation))
+    _, report = agrees(model, torch.randn(2, 3, 9, 8))
+    assert report.chains == {"": ["0 + 1 + 2"]}
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_dims_groups_and_what_is_absent(dims):
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, 6, 3, padding="same", groups=2, dilation=2)
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1](6, affine=False)
+    ours, report = agrees(filled(nn.Sequential(conv, norm)), torch.randn(2, 4, *(9, 6, 5)[:dims]))
+    assert report.chains == {"": ["0 + 1"]}
+    if dims < 3:
+        # Without the batch's dim PyTorch takes it, and so do the modules one by one.
+        x = torch.randn(4, *(9, 6)[:dims])
+        with torch.no_grad():
+            try:
+                want = nn.Sequential(conv, norm)(x)
+            except (RuntimeError, ValueError) as error:
+                with pytest.raises(type(error)):
+                    ours(x)
+            else:
+                close(ours(x), want.double(), 3.0)
+
+
+def test_training_and_gradients_are_those_of_the_modules():
+    model = filled(Residual())
+    wide, (ours, _) = copy.deepcopy(model).double(), vt.convert(model)
+    x = torch.randn(2, 4, 7, 6)
+    for training in (True, False):
+        wide.train(training), ours.train(training)
+        results = []
+        for net in (ours, wide):
+            net.zero_grad()
+            y = net(x.to(next(net.parameters()).dtype))
+            y.square().sum().backward()
+            results.append([y, *(p.grad.clone() for p in net.parameters()), *(b.clone() for b in net.buffers())])
+        for mine, right in zip(*results):
+            # A bias in front of a normalization has a gradient of 0: what is there is rounding.
+            assert (mine.double() - right).abs().max() <= 1e-4 * right.abs().max().clamp_min(1.0)
+
+
+def test_the_modules_stay_what_they_are():
+    model = filled(Residual())
+    names, keys = [name for name, _ in model.named_modules()], list(model.state_dict())
+    ours, _ = vt.convert(model)
+    assert [name for name, _ in ours.named_modules()] == names and list(ours.state_dict()) == keys
+    assert isinstance(ours, Residual) and type(ours).__name__ == "Residual"
+    assert not vt.convert(ours)[1].chains, "what is chained already is left alone"
+    x = torch.randn(1, 4, 5, 5)
+    again = io.BytesIO()
+    torch.save(ours, again)
+    again.seek(0)
+    copies = [copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), torch.load(again, weights_only=False)]
+    ours.eval()
+    with torch.no_grad():
+        want = ours(x)
+        for one in copies:
+            one.eval()
+            assert torch.equal(one(x), want)
+            assert calls_of(lambda: one(x)) == ["verdigris::conv_norm"] * 3
+            # A copy has weights of its own.
+            one.conv1.weight.zero_()
+            assert not torch.equal(one(x), want) and torch.equal(ours(x), want)
+
+
+def test_what_is_set_later_counts():
+    """Parameters, statistics and modules are read at each call."""
+    ours, _ = vt.convert(filled(nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5))))
+    ours.eval()
+    x = torch.randn(1, 3, 6, 6)
+    with torch.no_grad():
+        ours[1].running_mean.data.add_(1.0)
+        ours[0].weight.data.mul_(2.0)
+        close(ours(x), nn.functional.batch_norm(ours[0](x).double(), *(t.double() for t in (ours[1].running_mean, ours[1].running_var, ours[1].weight, ours[1].bias))), 3.0)
+        ours[0] = nn.Identity()
+        ours[1] = nn.Identity()
+        assert torch.equal(ours(x), x)
+
+
+def test_hooks_see_what_they_saw():
+    model = filled(Residual(branch=False))
+    model.bn1.register_forward_hook(lambda module, inputs, output: None)
+    assert vt.convert(model)[1].chains == {"": ["conv2 + bn2 + add + relu"]}
+    ours, _ = vt.convert(filled(Residual(branch=False)))
+    ours.eval()
+    seen = []
+    handle = ours.bn1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    with torch.no_grad():
+        ours(torch.randn(1, 4, 5, 5))
+        handle.remove()
+        ours(torch.randn(1, 4, 5, 5))
+    assert len(seen) == 1
+
+
+class Disturbed(nn.Module):
+    """The input is changed in place between the convolution that reads it and the end of what would be a chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        x = x * 1.0
+        y = self.bn(self.conv(x))
+        z = self.relu(x)
+        return y + z
+
+
+class Asking(nn.Module):
+    """A forward that a trace would misread."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        if isinstance(x, torch.Tensor):
+            x = [x]
+        return self.bn(self.conv(x[0]))
+
+
+class Shared(nn.Module):
+    """What is behind the normalization is read twice, and what is behind the convolution too."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x):
+        y = self.bn(self.conv(x))
+        first = self.conv(x)
+        return self.relu(y) + y + self.bn(first) + first
+
+
+class Numbers(nn.Module):
+    """Sums that are none of two tensors, or with factors."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x)) + 1.5
+        y = torch.add(self.bn(self.conv(y)), x, alpha=2)
+        z = self.bn(self.conv(y))
+        return z + z
+
+
+class Training(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.bn(self.conv(x))
+        return y if self.training else y * 2
+
+
+class Mutating(nn.Module):
+    """The caller's tensor is changed, which a trace does not show."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        same = x
+        same += 1.0
+        return self.bn(self.conv(x))
+
+
+def test_a_forward_that_changes_its_input_is_left_alone():
+    ours, report = vt.convert(filled(Mutating()))
+    x = torch.zeros(1, 4, 3, 3)
+    with torch.no_grad():
+        ours.eval()(x)
+    assert not report.chains and x.eq(1).all()
+
+
+@pytest.mark.parametrize("kind, chains", [(Disturbed, None), (Asking, None), (Training, None), (Shared, ["conv + bn"]), (Numbers, ["conv + bn"] * 3)])
+def test_what_is_no_chain_is_left_alone(kind, chains):
+    _, report = agrees(filled(kind()), torch.randn(2, 4, 5, 5), slack=6.0)
+    assert report.chains.get("") == chains
+
+
+def test_an_addend_that_broadcasts_is_added_by_the_modules():
+    class Broadcast(Numbers):
+        def forward(self, x, z):
+            return self.bn(self.conv(x)) + z
+
+    x = torch.randn(2, 4, 5, 5)
+    for z in (torch.randn(2, 4, 5, 5), torch.randn(1, 4, 1, 1), torch.randn(2, 4, 5, 5).permute(0, 1, 3, 2), torch.randn(3, 2, 4, 5, 5)):
+        agrees(filled(Broadcast()), x, z)
+
+
+def test_skipped_modules_hold_no_chain():
+    model = nn.Sequential(filled(Residual()), filled(Residual()))
+    _, report = vt.convert(model, skip=["0"])
+    assert all(name.startswith("1") for name in report.chains)
+
+
+def test_autocast_lowers_what_is_multiplied_alone():
+    model = filled(Residual()).eval()
+    ours, _ = vt.convert(model)
+    x = torch.randn(2, 4, 7, 6)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        mine, theirs = ours(x), model(x)
+    assert mine.dtype == theirs.dtype == torch.bfloat16
+    with torch.no_grad():
+        right = copy.deepcopy(model).double()(x.double())
+    assert error_of(mine, right) <= 1.25 * error_of(theirs, right) + 0.004
+
+
+def test_the_compiler_sees_one_op_a_chain():
+    torch._dynamo.reset()
+    ours, _ = vt.convert(filled(Residual()))
+    ours.eval()
+    seen = []
+
+    def backend(graph, examples):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    x = torch.randn(2, 4, 7, 6)
+    with torch.no_grad():
+        close(compiled(x), ours(x).double(), 2.0)
+    assert seen.count("verdigris.conv_norm.default") == 3 and not any("conv_fprop" in target for target in seen)
+
+
+def test_the_call_has_no_gradient_and_says_so():
+    x, w, channel = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(3, 2, 1, 1), torch.rand(3)
+    y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05")
+    with pytest.raises(vd.UnsupportedError, match="conv_norm is of inference"):
+        y.sum().backward()
