@@ -337,3 +337,63 @@ def test_the_call_has_no_gradient_and_says_so():
     y = vt._ops.conv_norm(x, w, None, channel, channel, None, None, None, "stride=1,1 padding=0,0 dilation=1,1 groups=1 eps=1e-05")
     with pytest.raises(vd.UnsupportedError, match="conv_norm is of inference"):
         y.sum().backward()
+
+
+def decides(x):
+    return x if isinstance(x, torch.Tensor) else x[0]
+
+
+def plain(x):
+    return torch.relu(x)
+
+
+class Calling(nn.Module):
+    """Functions and methods that a forward calls are read as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.rest = nn.ModuleList([nn.ReLU()])
+
+    def method(self, x):
+        return self.bn(self.conv(x))
+
+    def asking(self, x):
+        return self.bn(self.conv(decides(x)))
+
+    def as_trained(self, x):
+        return self.bn(self.conv(x)) if self.training else x
+
+
+class ByMethod(Calling):
+    def forward(self, x):
+        return plain(self.method(x))
+
+
+class ByList(Calling):
+    def forward(self, x):
+        return self.rest[0](self.method(x))
+
+
+class ByAsking(Calling):
+    def forward(self, x):
+        return self.asking(x)
+
+
+class ByTraining(Calling):
+    def forward(self, x):
+        return self.as_trained(x)
+
+
+class BySuper(ByMethod):
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "kind, chains",
+    [(ByMethod, ["conv + bn + relu"]), (ByList, ["conv + bn + rest.0"]), (ByAsking, None), (ByTraining, None), (BySuper, None)],
+)
+def test_what_a_forward_calls_is_read_too(kind, chains):
+    _, report = agrees(filled(kind()), torch.randn(2, 4, 5, 5))
+    assert report.chains.get("") == chains

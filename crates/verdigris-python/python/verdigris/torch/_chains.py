@@ -104,38 +104,71 @@ def _about_self(test):
 
 
 _UNTRACED = (ast.For, ast.While, ast.Try, ast.With, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.FunctionDef)
-#: Calls that would be told something else of what stands for a tensor while a forward is traced.
-_ASKING = {"isinstance", "hasattr", "getattr", "type", "len", "int", "float", "bool", "id", "setattr", "print"}
+#: Python's own functions that see no more of a tensor than what stands for it shows.
+_BLIND = {"tuple", "list", "dict", "range"}
+#: How far into functions of others a trace is followed.
+_DEPTH = 4
 
 
-def _is_exact(forward):
-    """Whether a trace of the function shows all that it ever does."""
+def _is_exact(function, module, depth=_DEPTH):
+    """Whether a trace of a function of the module shows all that it ever does."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndentationError):
         return False
-    if not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg:
+    if depth == 0 or not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg:
         return False
     # What may be the caller's tensor: `+=` changes it, and a trace has a new one instead.
     callers = {one.arg for one in tree.args.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             callers |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    for node in ast.walk(tree):
-        if isinstance(node, _UNTRACED) and node is not tree:
-            return False
-        if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id not in callers):
-            return False
-        if isinstance(node, (ast.If, ast.IfExp)) and not _about_self(node.test):
-            return False
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKING:
-            return False
-        if isinstance(node, ast.Attribute) and node.attr == "training":
-            return False
-        is_kept = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
-        if is_kept and any(isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) for inner in ast.walk(node)):
-            return False
-    return True
+    return all(_is_shown(node, tree, callers, function, module, depth) for node in ast.walk(tree))
+
+
+def _is_shown(node, tree, callers, function, module, depth):
+    """Whether a trace shows what one node of a function's source does."""
+    if isinstance(node, _UNTRACED) and node is not tree:
+        return False
+    if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id not in callers):
+        return False
+    if isinstance(node, (ast.If, ast.IfExp)) and not _about_self(node.test):
+        return False
+    if isinstance(node, ast.Attribute) and (node.attr == "training" or isinstance(node.ctx, ast.Store)):
+        return False
+    return not isinstance(node, ast.Call) or _is_call_shown(node.func, function, module, depth)
+
+
+def _is_call_shown(called, function, module, depth):
+    path = []
+    while isinstance(called, ast.Attribute):
+        path.insert(0, called.attr)
+        called = called.value
+    if isinstance(called, ast.Subscript):
+        # A module out of a list of them.
+        inner = called.value
+        is_own = isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
+        return not path and is_own and isinstance(getattr(module, inner.attr, None), (torch.nn.ModuleList, torch.nn.Sequential))
+    if not isinstance(called, ast.Name):
+        # A method of what another call gave: a tensor's.
+        return isinstance(called, ast.Call) and not (isinstance(called.func, ast.Name) and called.func.id == "super")
+    name = called.id
+    if name == "self":
+        found = module
+    elif name in function.__globals__:
+        found = function.__globals__[name]
+    else:
+        # A method of a local value, which is a tensor, or one of Python's own functions.
+        return bool(path) or name in _BLIND
+    for part in path:
+        found = getattr(found, part, None)
+    # None is called nowhere: the call stands behind a question whether there is something.
+    if found is None or isinstance(found, torch.nn.Module) and found is not module:
+        return True
+    room = getattr(found, "__module__", None) or ""
+    if room.split(".")[0] == "torch" or inspect.isbuiltin(found) and room.startswith(("torch", "_operator")):
+        return not isinstance(found, type)
+    return inspect.isroutine(found) and not inspect.isbuiltin(found) and _is_exact(inspect.unwrap(getattr(found, "__func__", found)), module, depth - 1)
 
 
 def _sequence(module):
@@ -152,7 +185,7 @@ def _traced(module):
     kind = type(module)
     if kind.forward is torch.nn.Sequential.forward:
         return _sequence(module)
-    if not _is_exact(kind.forward):
+    if not _is_exact(kind.forward, module):
         return None
     try:
         with warnings.catch_warnings():
