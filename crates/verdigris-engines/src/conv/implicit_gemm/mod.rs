@@ -151,7 +151,7 @@ const THREES: &[usize] = &[6, 22];
 /// The one whose clusters draw pixels once, for few pixels of many channels, which wait for L2.
 const PAIR: usize = 23;
 /// The one whose tiles leave room for promoted sums, in clusters that draw B once.
-const PROMOTED: usize = 7;
+const PROMOTED_PAIR: usize = 7;
 /// The shape of 192 rows: a volume may have as many such tiles as the chip has SMs.
 const TALL: usize = 16;
 /// The first swap-AB shape that is still offered.
@@ -210,7 +210,7 @@ fn modes(catalog_class: CatalogClass, kind: Kind, spatial: u32, operands: DType,
         (CatalogClass::Rows, ..) => &[],
         // Two sets of accumulators leave room for tiles of 128 by 128.
         (CatalogClass::Terms, Kind::Gather { phases: true, .. }, 2, _) if few => &[No],
-        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, 2, _) if usual || shape == PROMOTED => &[Fixup],
+        (CatalogClass::Terms, Kind::Gather { phases: false, .. }, 2, _) if usual || shape == PROMOTED_PAIR => &[Fixup],
         (CatalogClass::Terms, Kind::Gather { phases: true, .. }, ..) if one => &[No],
         (CatalogClass::Terms, Kind::Gather { phases: false, .. }, ..) if one => &[Fixup],
         (CatalogClass::Terms, Kind::Gather { .. }, ..) => &[],

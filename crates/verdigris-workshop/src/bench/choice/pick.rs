@@ -136,7 +136,7 @@ mod tests {
         assert!(all.picked.iter().all(|picked| picked.why != Why::Sample));
     }
 
-    /// `conv.halo` is two algorithms in one engine; the filter gradient of few channels is taken by it and by more: each main loop is measured.
+    /// An engine may be several algorithms with a main loop each, as those of a grouped filter gradient are.
     #[test]
     fn every_main_loop_of_an_engine_is_measured() {
         let extents = ConvExtents {
