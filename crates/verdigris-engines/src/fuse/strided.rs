@@ -1,23 +1,55 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::Val;
+use verdigris_kir::face::{Kernel, Val};
 use verdigris_kir::inst::CvtRound;
 use verdigris_tensor::DType;
 
 use super::compute::Compute;
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
-use super::value::{AnyVal, Raw, load_raw, store_raw};
+use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values};
 use crate::layout::space::element;
 
 /// The declaration of an operand over `rank` dims.
 pub(crate) fn declaration(dtype: DType, rank: usize, written: bool) -> OperandDecl {
-    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), pairs: false, written }
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), together: 1, written }
 }
 
 /// Those of operands of these types, of which the last `outputs` are written.
 pub(crate) fn declarations(types: &[DType], rank: usize, outputs: usize) -> Vec<OperandDecl> {
     types.iter().enumerate().map(|(i, &dtype)| declaration(dtype, rank, i + outputs >= types.len())).collect()
+}
+
+/// The declaration of an operand whose last dim lies side by side and is taken `vector` elements at a time; `rank` counts the dims in front of it.
+pub(crate) fn lines_declaration(dtype: DType, rank: usize, vector: u32, written: bool) -> OperandDecl {
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::Row }, layout: Layout::Space(rank), together: vector, written }
+}
+
+/// The argument for such an operand from an index on.
+pub(crate) fn lines_argument(view: &View, first: &[u64]) -> OperandArgs {
+    let strides = Strides::from(view).at(element(view, first.iter().copied())).of_lines();
+    // One element for the whole line has no neighbours; a dim of one element may have any stride.
+    let spec = OperandSpec { walk: Walk::Row, ..strides.spec() };
+    strides.arguments(spec)
+}
+
+/// How many neighbours along the last dim an access of all these views over `dims` may take: as [`neighbours_of`] each of them, at most 16 bytes of the
+/// widest.
+pub(crate) fn vector_of<'v>(views: impl IntoIterator<Item = &'v View>, dims: &[u64]) -> u32 {
+    let limit = |view: &View| neighbours_of(view, dims).min(16 / view.dtype.bytes() as u32);
+    views.into_iter().map(limit).min().unwrap_or(1)
+}
+
+/// How many neighbours along the last dim an access of a view over `dims` may take: the largest power of two up to 16 that strides, offset and the extent
+/// allow; 1 where neighbours do not lie side by side.
+pub(crate) fn neighbours_of(view: &View, dims: &[u64]) -> u32 {
+    let (Some((&extent, outer)), Some(&stride)) = (dims.split_last(), view.strides.last()) else { return 1 };
+    if stride != 1 {
+        return 1;
+    }
+    let strides = view.strides.iter().zip(outer).filter(|(_, extent)| **extent > 1);
+    let bits = strides.fold(view.offset | extent | 16, |bits, (stride, _)| bits | stride);
+    1 << bits.trailing_zeros()
 }
 
 /// The argument for an operand from an index on.
@@ -59,6 +91,12 @@ impl<'k> Strided<'k> {
         Strided { dtype: self.dtype, address: self.address(index), strides_bytes }
     }
 
+    /// The line at an index of all dims but the last, which was declared to be taken `vector` elements at a time.
+    #[track_caller]
+    pub(crate) fn line(&self, index: &[Val<'k, u32>], vector: u32) -> Line<'k> {
+        Line { dtype: self.dtype, address: self.address(index), vector }
+    }
+
     /// The bits at an index; dims that it leaves out are at 0.
     #[track_caller]
     fn raw(&self, index: &[Val<'k, u32>]) -> Raw<'k> {
@@ -88,5 +126,73 @@ impl<'k> Strided<'k> {
     pub(crate) fn store(&self, index: &[Val<'k, u32>], value: AnyVal<'k>) {
         let (k, address) = (self.address.kernel(), self.address(index));
         store_raw(k, address, &[value.encoded(k, self.dtype)]);
+    }
+}
+
+/// Elements side by side in memory, a vector of them to an access.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line<'k> {
+    dtype: DType,
+    address: Val<'k, u64>,
+    vector: u32,
+}
+
+/// A vector of neighbours as it is stored: few registers for many elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed<'k> {
+    dtype: DType,
+    vector: u32,
+    words: Vec<Val<'k, u32>>,
+}
+
+impl<'k> Line<'k> {
+    fn place(&self, number: Val<'k, u32>) -> Val<'k, u64> {
+        self.address + number.mul_wide(self.vector * self.dtype.bytes() as u32)
+    }
+
+    /// Loads the vector of that number.
+    #[track_caller]
+    pub(crate) fn load(&self, number: Val<'k, u32>) -> Packed<'k> {
+        let bytes = self.vector * self.dtype.bytes() as u32;
+        Packed { dtype: self.dtype, vector: self.vector, words: load_words(self.address.kernel(), self.place(number), bytes) }
+    }
+
+    /// Loads the element of that number.
+    #[track_caller]
+    pub(crate) fn element<T: Compute>(&self, number: Val<'k, u32>) -> Val<'k, T> {
+        let (k, bytes) = (self.address.kernel(), self.dtype.bytes() as u32);
+        AnyVal::Stored(self.dtype, load_raw(k, self.dtype, self.address + number.mul_wide(bytes), 1)[0]).get(k)
+    }
+
+    /// Rounds and stores the vector of that number.
+    #[track_caller]
+    pub(crate) fn store<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
+        self.store_values(number, &values.iter().map(|&value| AnyVal::of(value)).collect::<Vec<_>>());
+    }
+
+    /// The same of values of any types.
+    #[track_caller]
+    pub(crate) fn store_values(&self, number: Val<'k, u32>, values: &[AnyVal<'k>]) {
+        store_values(self.address.kernel(), self.dtype, self.place(number), values);
+    }
+}
+
+impl<'k> Packed<'k> {
+    /// Its elements.
+    #[track_caller]
+    pub(crate) fn values<T: Compute>(&self, k: Kernel<'k>) -> Vec<Val<'k, T>> {
+        let raws = elements_of(k, self.dtype, &self.words, self.vector);
+        raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw).get(k)).collect()
+    }
+
+    /// Which of its elements, integers of 32 or 64 bits, are a number below 2³¹.
+    #[track_caller]
+    pub(crate) fn are(&self, k: Kernel<'k>, number: Val<'k, u32>) -> Vec<Val<'k, bool>> {
+        let is = |raw| match raw {
+            Raw::B8(bits) | Raw::B32(bits) => bits.eq(number),
+            Raw::B16(bits) => bits.convert::<u32>(CvtRound::None).eq(number),
+            Raw::B64(bits) => bits.eq(number.widen()),
+        };
+        elements_of(k, self.dtype, &self.words, self.vector).into_iter().map(is).collect()
     }
 }
