@@ -1,11 +1,11 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Val};
 use verdigris_kir::inst::CvtRound;
 use verdigris_tensor::DType;
 
-use super::compute::Compute;
+use super::compute::{self, Compute};
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
 use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values};
 use crate::layout::space::element;
@@ -178,11 +178,42 @@ impl<'k> Line<'k> {
 }
 
 impl<'k> Packed<'k> {
+    /// Whether it is pairs of 16-bit floats.
+    fn is_pairs(&self) -> bool {
+        matches!(self.dtype, DType::F16 | DType::Bf16) && self.vector >= 2
+    }
+
     /// Its elements.
     #[track_caller]
     pub(crate) fn values<T: Compute>(&self, k: Kernel<'k>) -> Vec<Val<'k, T>> {
+        if self.is_pairs() {
+            let pairs = self.words.iter().map(|&word| compute::widen_pair(k, self.dtype, word));
+            return pairs.flatten().map(T::from_f32).collect();
+        }
         let raws = elements_of(k, self.dtype, &self.words, self.vector);
         raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw).get(k)).collect()
+    }
+
+    /// The greatest of its elements, NaN if one is: of 16-bit floats without widening them.
+    #[track_caller]
+    pub(crate) fn greatest<T: Compute>(&self, k: Kernel<'k>) -> Val<'k, T> {
+        fn of_pairs<'k, P: FloatScalar>(words: &[Val<'k, u32>]) -> Option<Val<'k, u32>> {
+            let greatest = words.iter().map(|word| word.bitcast::<P>()).reduce(|x, y| x.max_nan(y));
+            greatest.map(|pair| pair.bitcast())
+        }
+        let pair = if self.dtype == DType::Bf16 { of_pairs::<Bf16x2> } else { of_pairs::<F16x2> };
+        let values = match pair(&self.words).filter(|_| self.is_pairs()) {
+            Some(pair) => compute::widen_pair(k, self.dtype, pair).map(T::from_f32).to_vec(),
+            None => self.values(k),
+        };
+        values.into_iter().reduce(T::max_nan).expect("a vector has elements")
+    }
+
+    /// The same elements in words that the assembler does not know to be the same; `zero` is a number that it does not know to be 0. What is widened
+    /// again is then not kept wide from one time to the next, for which there would be no registers.
+    #[track_caller]
+    pub(crate) fn again(&self, zero: Val<'k, u32>) -> Packed<'k> {
+        Packed { words: self.words.iter().map(|&word| word ^ zero).collect(), ..*self }
     }
 
     /// Which of its elements, integers of 32 or 64 bits, are a number below 2³¹.

@@ -136,12 +136,16 @@ pub(crate) fn load_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, bytes: u32) -
 #[track_caller]
 pub(crate) fn elements_of<'k>(k: Kernel<'k>, dtype: DType, words: &[Val<'k, u32>], many: u32) -> Vec<Raw<'k>> {
     let bytes = dtype.bytes() as u32;
+    if bytes == 2 && many > 1 {
+        let halves = words.iter().map(|&word| k.split16(word));
+        return halves.flat_map(|(low, high)| [Raw::B16(low), Raw::B16(high)]).collect();
+    }
     let mut raws = Vec::new();
     for begin in (0..many * bytes).step_by(bytes as usize) {
         let word = words[(begin / 4) as usize];
         raws.push(match bytes {
             1 => Raw::B8((word >> (8 * (begin % 4))) & 0xffu32),
-            2 => Raw::B16((word >> (8 * (begin % 4))).low16()),
+            2 => Raw::B16(word.low16()),
             4 => Raw::B32(word),
             _ => Raw::B64(k.join32(word, words[(begin / 4) as usize + 1])),
         });

@@ -1,7 +1,7 @@
 //! Rows whose elements lie side by side, by vectors of them.
 //!
-//! A team of threads has a row. Each thread loads all of its vectors before it computes with the first, keeps them as they are stored, and widens them at
-//! each step; a thread for which no vector is left takes the last one again and does not count it, so that loads need no condition. Rows that are too long
+//! A team of threads has a row. Each thread loads all of its vectors before it computes with the first, keeps them as they are stored, and widens them
+//! again for what is written; a thread for which no vector is left takes the last one again and does not count it, so that loads need no condition. Rows that are too long
 //! for that are gone through in a loop, a few vectors at a time: once for maximum and sum, which are carried along together, and once for what is written.
 
 use verdigris_kir::face::{Kernel, Val, Var};
@@ -36,7 +36,9 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
     let inside = row.lt(rows);
     let row = row.min(rows - 1);
     let index = extents.index(row);
-    let share = Share { k, vectors: extent >> vector.ilog2(), member, team, held };
+    // Rows are whole vectors, which the assembler does not know.
+    let zero = extent & (vector - 1);
+    let share = Share { k, vectors: extent >> vector.ilog2(), member, team, held, zero };
     let line = |operand: &Strided<'k>| operand.line(&index, vector);
     match (spec.kind, operands.as_slice()) {
         (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
@@ -61,7 +63,7 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
                 let [y, dy] = [part.values::<T>(k, 0), part.values::<T>(k, 1)];
                 let pairs = y.into_iter().zip(dy);
                 let terms: Vec<Val<'k, T>> = pairs.map(|(y, dy)| if log { dy } else { y * dy }).collect();
-                sum.set(sum + k.select(part.inside, peak::total(terms), number(0.0)));
+                sum.set(sum + part.counted(k, terms));
             });
             let sum = lanes::over_team(k, team, sum.get(), &|x, y| x + y);
             share.write(inside, &line(dx), &both, |_, values| {
@@ -116,8 +118,8 @@ struct Reading<'k> {
 struct Part<'k> {
     /// Its number in the row, or that of the last vector.
     number: Val<'k, u32>,
-    /// It is the thread's own.
-    inside: Val<'k, bool>,
+    /// It is the thread's own; where nothing is said, it is.
+    inside: Option<Val<'k, bool>>,
     /// Of each row that is read.
     loaded: Vec<Packed<'k>>,
 }
@@ -125,6 +127,12 @@ struct Part<'k> {
 impl<'k> Part<'k> {
     fn values<T: Compute>(&self, k: Kernel<'k>, operand: usize) -> Vec<Val<'k, T>> {
         self.loaded[operand].values(k)
+    }
+
+    /// The sum of what it gives, or 0 if it is not the thread's own.
+    fn counted<T: Compute>(&self, k: Kernel<'k>, terms: Vec<Val<'k, T>>) -> Val<'k, T> {
+        let total = peak::total(terms);
+        self.inside.map_or(total, |inside| k.select(inside, total, T::constant(k, 0.0)))
     }
 }
 
@@ -137,43 +145,60 @@ struct Share<'k> {
     member: Val<'k, u32>,
     team: u32,
     held: u32,
+    /// 0, but nobody can know: see [`Packed::again`].
+    zero: Val<'k, u32>,
 }
 
 impl<'k> Share<'k> {
-    /// So many vectors from one of the thread's on.
-    fn parts(&self, first: Val<'k, u32>, count: u32) -> Vec<Part<'k>> {
-        let part = |i: u32| {
-            let number = first + i * self.team;
-            Part { number: number.min(self.vectors - 1), inside: number.lt(self.vectors), loaded: Vec::new() }
+    /// Vectors that are held, or the last one in the place of those that are not there.
+    fn numbers(&self) -> Vec<(Val<'k, u32>, Val<'k, bool>)> {
+        let of = |i: u32| {
+            let number = self.member + i * self.team;
+            (number.min(self.vectors - 1), number.lt(self.vectors))
         };
-        (0..count).map(part).collect()
+        (0..self.held).map(of).collect()
     }
 
     fn read(&self, line: Line<'k>) -> Reading<'k> {
-        let held = self.parts(self.member, self.held).iter().map(|part| line.load(part.number)).collect();
+        let held = self.numbers().into_iter().map(|(number, _)| line.load(number)).collect();
         Reading { line, held }
     }
 
     /// Runs `f` for each group of vectors whose loads overlap: all that are held, or a few of a long row.
     fn groups(&self, from: &[Reading<'k>], f: impl Fn(&[Part<'k>])) {
         if self.held > 0 {
-            let mut parts = self.parts(self.member, self.held);
-            for (i, part) in parts.iter_mut().enumerate() {
-                part.loaded = from.iter().map(|from| from.held[i].clone()).collect();
-            }
-            return f(&parts);
+            let part = |(i, (number, inside)): (usize, _)| Part {
+                number,
+                inside: Some(inside),
+                loaded: from.iter().map(|from| from.held[i].clone()).collect(),
+            };
+            return f(&self.numbers().into_iter().enumerate().map(part).collect::<Vec<_>>());
         }
-        self.k.range_step(self.member, self.vectors, self.team * UNROLL, |first| {
-            let mut parts = self.parts(first, UNROLL);
-            for part in &mut parts {
-                part.loaded = from.iter().map(|from| from.line.load(part.number)).collect();
+        let k = self.k;
+        let load = |number: Val<'k, u32>| Part { number, inside: None, loaded: from.iter().map(|from| from.line.load(number)).collect() };
+        // The vectors of this thread; fewer than there are threads leave some without one.
+        let own = k.select(self.member.lt(self.vectors), (self.vectors - self.member + (self.team - 1)) >> self.team.ilog2(), 0u32);
+        let whole = own & !(UNROLL - 1);
+        k.range_step(0, whole, UNROLL, |turn| {
+            f(&(0..UNROLL).map(|i| load(self.member + (turn + i) * self.team)).collect::<Vec<_>>());
+        });
+        k.when(whole.lt(own), || {
+            let turns: Vec<Val<'k, u32>> = (0..UNROLL - 1).map(|i| whole + i).collect();
+            let parts: Vec<Part<'k>> = turns.iter().map(|turn| load(self.member + turn.min(own - 1) * self.team)).collect();
+            for (turn, part) in turns.iter().zip(&parts) {
+                k.when(turn.lt(own), || f(std::slice::from_ref(part)));
             }
-            f(&parts);
         });
     }
 
     fn each(&self, from: &[Reading<'k>], f: impl Fn(&Part<'k>)) {
         self.groups(from, |parts| parts.iter().for_each(&f));
+    }
+
+    /// The same rows, for another step: what is held is widened again.
+    fn again(&self, from: &[Reading<'k>]) -> Vec<Reading<'k>> {
+        let held = |from: &Reading<'k>| from.held.iter().map(|packed| packed.again(self.zero)).collect();
+        from.iter().map(|from| Reading { line: from.line, held: held(from) }).collect()
     }
 
     /// Writes what `f` makes of each vector of the rows that are read.
@@ -184,8 +209,8 @@ impl<'k> Share<'k> {
         from: &[Reading<'k>],
         f: impl Fn(&Part<'k>, &[Vec<Val<'k, T>>]) -> Vec<Val<'k, T>>,
     ) {
-        self.each(from, |part| {
-            self.k.when(part.inside & inside, || {
+        self.each(&self.again(from), |part| {
+            self.k.when(part.inside.map_or(inside, |own| own & inside), || {
                 let values: Vec<Vec<Val<'k, T>>> = (0..from.len()).map(|i| part.values(self.k, i)).collect();
                 to.store(part.number, &f(part, &values));
             });
@@ -200,18 +225,16 @@ impl<'k> Share<'k> {
         let lanes = self.team.min(32);
         let greatest = |peak: Val<'k, T>| lanes::over_lanes(k, lanes, peak, &|x, y| T::max_nan(x, y));
         self.groups(x, |parts| {
-            let values: Vec<Vec<Val<'k, T>>> = parts.iter().map(|part| part.values(k, 0)).collect();
-            let own = peak::greatest(values.iter().flatten().copied().collect());
+            let own = peak::greatest(parts.iter().map(|part| part.loaded[0].greatest(k)).collect());
             // What is held is shifted by the maximum of the whole warp, so that sums of its lanes need no factor.
             let next = if self.held > 0 { greatest(own) } else { T::max_nan(peak.get(), own) };
             let shift = peak::shift_of(next);
             if self.held == 0 {
                 sum.set(sum * T::fast_exp(peak.get() - shift));
             }
-            for (part, values) in parts.iter().zip(values) {
-                let count = |so_far: &Var<'k, T>, terms: Vec<Val<'k, T>>| {
-                    so_far.set(*so_far + k.select(part.inside, peak::total(terms), number(0.0)));
-                };
+            for part in parts {
+                let values = part.values::<T>(k, 0);
+                let count = |so_far: &Var<'k, T>, terms: Vec<Val<'k, T>>| so_far.set(*so_far + part.counted(k, terms));
                 if wants_all {
                     count(&all, values.clone());
                 }

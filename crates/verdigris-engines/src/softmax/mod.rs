@@ -199,17 +199,17 @@ const TEAMS: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
 const HOLDS: [u32; 4] = [1, HELD, MOST_HELD, 0];
 /// Warps that may share rows out that lie side by side.
 const COLUMN_TEAMS: [u32; 2] = [1, 8];
-/// Threads that take a row which is too long to be held.
-const LONG_TEAM: u32 = 512;
+/// Threads that take a row which is too long to be held: few where rows are many, for their sums come together sooner.
+const LONG_TEAMS: [u32; 2] = [256, 1024];
 
 /// Whether there is such a form for rows of which so many operands are read: teams of parts of a warp hold one vector, the largest ones few enough for their
 /// registers.
 fn is_row(team: u32, held: u32, reads: u32) -> bool {
     match held {
-        0 => team == LONG_TEAM,
+        0 => LONG_TEAMS.contains(&team),
         1 => team <= 32,
         HELD => team >= 32 && (team < 1024 || reads == 1),
-        _ => (32..=512).contains(&team) && (team < 512 || reads == 2),
+        _ => (32..=256).contains(&team),
     }
 }
 
@@ -285,8 +285,10 @@ fn vectors_of(p: &SoftmaxProblem, arch: &Arch) -> Vec<Form> {
     }
     // Rows that one vector of each lane of a part of a warp covers leave no lane idle.
     forms.sort_by_key(|form| !matches!(form, Form::Rows { held: 1, .. }));
-    if vectors >= u64::from(LONG_TEAM) {
-        forms.push(Form::Rows { vector, team: LONG_TEAM, held: 0 });
+    if vectors >= u64::from(LONG_TEAMS[1]) {
+        let [few, many] = LONG_TEAMS;
+        let teams = if p.row_count() < 2 * u64::from(arch.sm_count) { [many, few] } else { [few, many] };
+        forms.extend(teams.map(|team| Form::Rows { vector, team, held: 0 }));
     }
     forms
 }

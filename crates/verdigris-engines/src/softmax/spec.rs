@@ -223,7 +223,13 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas: 1, cluster: 1 };
+        // Rows of 64 bytes a thread leave registers for twice the threads that would hold twice as much.
+        let threads = match self.form {
+            Form::Rows { held: ..=4, .. } if !self.double => 1024,
+            _ => self.threads(),
+        };
+        let min_ctas = threads / self.threads();
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas, cluster: 1 };
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
