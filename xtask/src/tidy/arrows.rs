@@ -49,7 +49,7 @@ const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse"
 const FAMILY_ROOMS: &[(&str, &[&str])] = &[("conv", &["geometry"]), ("gemm", &["factors"])];
 
 /// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.
-const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm"])];
+const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm", "reduce"])];
 
 /// The rule `arrows`.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
