@@ -122,6 +122,12 @@ impl ChainSpec {
         steps::target(&self.steps)
     }
 
+    /// Whether it touches f64.
+    pub(crate) fn is_double(&self) -> bool {
+        let rounds = |step: &Step<ViewSpec>| matches!(step, Step::Round(DType::F64, _));
+        self.steps.iter().any(|step| rounds(step) || step.operand().is_some_and(|(view, _)| view.dtype == DType::F64))
+    }
+
     /// Steps that compute.
     pub(crate) fn functions(&self) -> usize {
         self.steps.iter().filter(|step| step.is_function()).count()
