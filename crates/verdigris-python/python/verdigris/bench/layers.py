@@ -103,7 +103,7 @@ def _batch_norm(of, row, t):
 def _norm_act(of, row, t):
     add = t.get("add")
     if of is not functional and hasattr(of, "batch_norm_act"):
-        return of.batch_norm_act(t["x"], t["rm"], t["rv"], t["w"], t["b"], True, 0.1, 1e-5, add=add, activation="relu")
+        return of.batch_norm_act(t["x"], t["rm"], t["rv"], t["w"], t["b"], training=True, add=add, activation="relu")
     y = _batch_norm(of, row, t)
     return of.relu(y if add is None else y + add)
 
