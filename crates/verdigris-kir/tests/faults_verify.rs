@@ -2,6 +2,7 @@
 //! kernels that come close to the fault without committing it, which must pass.
 
 mod faults_verify {
+    mod cut;
     mod limits;
     mod mma;
     mod proxy;

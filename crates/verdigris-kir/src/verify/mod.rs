@@ -69,6 +69,10 @@
 //!   differs between its lanes (or between its warps, where known for every thread), nor in a role that splits its warpgroup.
 //! - `[uniform]` Matrix descriptors, barrier numbers, role selectors and the condition of `stop_when` do not differ between the lanes of a warp.
 //!
+//! # `cut`: numbers on their way into addresses
+//! - `[cut]` The low half alone of a number among the parameters that has 64 bits does not reach the address of an access to global memory,
+//!   multiplied in 32 bits or as it is, where no condition that the whole grid decides alike can say that the number fits.
+//!
 //! # `overlap`: launches that overlap the one in front of them
 //! - `[overlap]` No access to global memory stands ahead of every `griddepcontrol.wait`. Asked of each launch that overlaps, with its kernel
 //!   ([`Launch::check`](crate::program::Launch::check)); loads of a launch that is given constants are left to the interpreter.
@@ -77,6 +81,7 @@
 //! [`notes`] tells what is allowed and yet looks forgotten: `[unused]` results of pure instructions, parameters, shared pieces, barriers,
 //! and arrivals on a barrier that nobody waits on.
 
+mod cut;
 mod limits;
 mod mma;
 mod overlap;
@@ -177,6 +182,7 @@ fn findings(body: &KernelBody) -> Vec<Fault> {
         proxy::check(&mut found, &sites, &values);
         mma::check(&mut found);
         uniform::check(&mut found, &sites, &values);
+        cut::check(&mut found, &sites, &values);
     }
     found.sorted()
 }
