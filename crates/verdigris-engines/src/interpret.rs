@@ -166,12 +166,47 @@ impl Variant {
     ///
     /// The parts are one sequence of launches on one memory, as a device runs them: where the first launch of a part overlaps, the last of the part in
     /// front of it may still run. By one seed of eight the whole sequence runs twice, if that leaves the same results: an execution may follow another
-    /// one of the same plan at once.
+    /// one of the same plan at once. Its parts then use one workspace, and the second run finds there, and in constants, what the first one left.
     ///
     /// # Errors
     /// What the interpreter finds, with the engines and their configs.
     pub fn interpret(
         &self,
+        buffers: &mut BTreeMap<Uid, Vec<u8>>,
+        scalars: &BTreeMap<Uid, f64>,
+        kernels: &Kernels,
+        options: &Options,
+    ) -> Result<Counters, String> {
+        let made = self.repeats().and_then(|repeats| self.sequence(options.seed.is_multiple_of(REPEATED) && repeats));
+        self.run(made, buffers, scalars, kernels, options).map_err(|what| format!("{self}: {what}"))
+    }
+
+    /// As [`Variant::interpret`], behind another variant of the same graph, which runs first: on the same tensors, and in one workspace, as two plans
+    /// that a stream executes. `None` where a part writes what was read before, so that the second finds other inputs.
+    ///
+    /// # Errors
+    /// As [`Variant::interpret`].
+    pub fn interpret_behind(
+        &self,
+        front: &Variant,
+        buffers: &mut BTreeMap<Uid, Vec<u8>>,
+        scalars: &BTreeMap<Uid, f64>,
+        kernels: &Kernels,
+        options: &Options,
+    ) -> Result<Option<Counters>, String> {
+        if !(front.repeats()? && self.repeats()?) {
+            return Ok(None);
+        }
+        let (mut program, mut slots) = (Program::default(), Vec::new());
+        let made = [front, self].into_iter().try_for_each(|variant| variant.append_to(&mut program, &mut slots, true));
+        let counted = self.run(made.map(|()| (program, slots)), buffers, scalars, kernels, options);
+        counted.map(Some).map_err(|what| format!("{self}, behind {front}: {what}"))
+    }
+
+    /// Runs a sequence of launches with the tensor of each slot.
+    fn run(
+        &self,
+        sequence: Result<(Program, Vec<Uid>), String>,
         buffers: &mut BTreeMap<Uid, Vec<u8>>,
         scalars: &BTreeMap<Uid, f64>,
         kernels: &Kernels,
@@ -183,7 +218,7 @@ impl Variant {
             let bytes = tensor.layout.span_elements() as usize * tensor.dtype.bytes();
             buffers.insert(tensor.uid, vec![0xff; bytes]);
         }
-        let result = self.sequence(options.seed.is_multiple_of(REPEATED)).and_then(|(program, slots)| {
+        let result = sequence.and_then(|(program, slots)| {
             let mut memory = Memory::new();
             for uid in &slots {
                 memory.add(buffers.get(uid).map_or(&[][..], Vec::as_slice));
@@ -201,27 +236,36 @@ impl Variant {
             Ok(report.total)
         });
         buffers.retain(|uid, _| !temporaries.contains(uid));
-        result.map_err(|what| format!("{self}: {what}"))
+        result
     }
 
-    /// The parts' programs one behind the other, with the tensor of each slot; twice, where a repetition is asked for and leaves the same results.
+    /// The parts' programs one behind the other, with the tensor of each slot; twice, where that is asked for.
     fn sequence(&self, repeated: bool) -> Result<(Program, Vec<Uid>), String> {
-        let mut slots: Vec<Uid> = Vec::new();
-        let mut program = Program::default();
-        let times = if repeated && self.repeats()? { 2 } else { 1 };
-        for _ in 0..times {
-            for (part, config) in self.partition.parts.iter().zip(&self.configs) {
-                let slot_of = |uid: &Uid| {
-                    slots.iter().position(|slot| slot == uid).unwrap_or_else(|| {
-                        slots.push(*uid);
-                        slots.len() - 1
-                    })
-                };
-                let places: Vec<usize> = part.bindings.iter().map(slot_of).collect();
+        let (mut program, mut slots) = (Program::default(), Vec::new());
+        self.append_to(&mut program, &mut slots, repeated)?;
+        if repeated {
+            program.repeat();
+        }
+        Ok((program, slots))
+    }
+
+    /// Puts the parts' programs behind another, each with scratch of its own, or all in one workspace.
+    fn append_to(&self, program: &mut Program, slots: &mut Vec<Uid>, in_workspace: bool) -> Result<(), String> {
+        for (part, config) in self.partition.parts.iter().zip(&self.configs) {
+            let slot_of = |uid: &Uid| {
+                slots.iter().position(|slot| slot == uid).unwrap_or_else(|| {
+                    slots.push(*uid);
+                    slots.len() - 1
+                })
+            };
+            let places: Vec<usize> = part.bindings.iter().map(slot_of).collect();
+            if in_workspace {
+                program.append_in_workspace(&config.program, &places)?;
+            } else {
                 program.append(&config.program, &places)?;
             }
         }
-        Ok((program, slots))
+        Ok(())
     }
 
     /// What the parts read and write, in their order.

@@ -310,18 +310,62 @@ impl Program {
 
     /// Puts another place where the steps name a buffer: what one program leaves in a buffer of the caller's, a larger one keeps in scratch.
     pub fn place_buffer(&mut self, slot: usize, at: Address) {
-        let settle = |address: &mut Address| {
+        self.settle(|address| {
             if address.base == Base::Buffer(slot) {
                 *address = Address { offset_bytes: at.offset_bytes + address.offset_bytes, ..at };
             }
-        };
+        });
+    }
+
+    /// Changes each address that the steps name.
+    fn settle(&mut self, settle: impl Fn(&mut Address)) {
         for step in &mut self.steps {
             match step {
-                Step::Launch(launch) | Step::SizedLaunch(launch, _) => launch.args.addresses_mut().for_each(settle),
+                Step::Launch(launch) | Step::SizedLaunch(launch, _) => launch.args.addresses_mut().for_each(&settle),
                 Step::Fill { at, .. } => settle(at),
-                Step::Copy { to, from, .. } => [to, from].into_iter().for_each(settle),
+                Step::Copy { to, from, .. } => [to, from].into_iter().for_each(&settle),
             }
         }
+    }
+
+    /// Makes the pieces of scratch one, as they lie in a workspace that is lent ([`Program::workspace`]).
+    fn gather_scratch(&mut self) {
+        let (offsets, bytes) = self.workspace();
+        if self.scratch.is_empty() {
+            return;
+        }
+        self.settle(|address| {
+            if let Base::Scratch(piece) = address.base {
+                *address = Address { base: Base::Scratch(0), offset_bytes: offsets[piece] + address.offset_bytes };
+            }
+        });
+        self.scratch = vec![Scratch { name: "workspace", bytes }];
+    }
+
+    /// Puts the steps once more behind themselves: an execution that follows another one of the same plan at once, in the same workspace and with the
+    /// same constants, which hold what the first one left.
+    pub fn repeat(&mut self) {
+        self.steps.extend(self.steps.clone());
+    }
+
+    /// As [`Program::append`], in one workspace: the scratch of the next program stands where this one's stood and holds what that left, as it is for
+    /// two executions that are lent the same memory.
+    ///
+    /// # Errors
+    /// As [`Program::append`].
+    pub fn append_in_workspace(&mut self, next: &Program, slots: &[usize]) -> Result<(), String> {
+        let mut next = next.clone();
+        self.gather_scratch();
+        next.gather_scratch();
+        self.append(&next, slots)?;
+        self.settle(|address| {
+            if matches!(address.base, Base::Scratch(_)) {
+                address.base = Base::Scratch(0);
+            }
+        });
+        let bytes = self.scratch.iter().map(|piece| piece.bytes).max();
+        self.scratch = bytes.map(|bytes| Scratch { name: "workspace", bytes }).into_iter().collect();
+        Ok(())
     }
 
     /// Puts the steps of another program behind these: its buffers and its host scalars of slot `i` are this program's of slot `slots[i]`, its scratch
@@ -513,6 +557,34 @@ impl Divisor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_in_one_workspace_have_their_scratch_in_one_place() {
+        let filling = |sizes: &[u64]| {
+            let mut program = Program::default();
+            for &bytes in sizes {
+                let at = program.add_scratch("piece", bytes);
+                program.steps.push(Step::Fill { at: Address { offset_bytes: 4, ..at }, bytes: bytes - 4, value: 1 });
+            }
+            program
+        };
+        let places = |program: &Program| -> Vec<Address> {
+            let place = |step: &Step| if let Step::Fill { at, .. } = step { *at } else { unreachable!("it only fills") };
+            program.steps.iter().map(place).collect()
+        };
+        let at = |offset_bytes: u64| Address { base: Base::Scratch(0), offset_bytes };
+        let mut program = filling(&[8, 300]);
+        program.append_in_workspace(&filling(&[]), &[]).expect("it has no lists");
+        program.append_in_workspace(&filling(&[264, 8, 8]), &[]).expect("it has no lists");
+        assert_eq!(places(&program), [at(4), at(260), at(4), at(516), at(772)]);
+        assert_eq!(program.scratch.iter().map(|piece| piece.bytes).collect::<Vec<_>>(), [1024]);
+        program.repeat();
+        assert_eq!(places(&program)[5..], [at(4), at(260), at(4), at(516), at(772)]);
+        // Beside each other they would have taken the sum.
+        let mut beside = filling(&[8, 300]);
+        beside.append(&filling(&[264, 8, 8]), &[]).expect("it has no lists");
+        assert_eq!(beside.workspace().1, 256 + 512 + 512 + 256 + 256);
+    }
 
     #[test]
     fn divisors_divide_exactly() {
