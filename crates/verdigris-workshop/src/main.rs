@@ -20,6 +20,7 @@ mod verify_catalog;
 mod verify_extents;
 mod verify_graphs;
 mod verify_kinds;
+mod verify_pairs;
 mod verify_turns;
 
 use std::process::ExitCode;

@@ -5,7 +5,8 @@
 //! It does so on a virtual device of 2 to 6 SMs under two schedules, which the seed chooses too: one at random, and one that looks for trouble
 //! ([`schedule_of`]). `--all` runs every setting under more of them. Results that are noted as deterministic have the same bits under each.
 //!
-//! Graphs run as one sequence of their parts (`verify_graphs.rs`). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
+//! Graphs run as one sequence of their parts (`verify_graphs.rs`), and programs of different engines run one behind the other on the same memory
+//! (`verify_pairs.rs`, and there). A run of all cases also leads to every kernel of the catalogs (`verify_catalog.rs`); `--catalog` runs
 //! that alone, which is how every kernel is run under many schedules.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -25,7 +26,7 @@ use verdigris_engines::interpret::Variant;
 use verdigris_graph::Determinism;
 use verdigris_kir::interp::{self, Counters, Kernels, Memory, Options};
 use verdigris_kir::ir::Target;
-use verdigris_kir::program::KernelRef;
+use verdigris_kir::program::{KernelRef, Program};
 use verdigris_kir::verify::verify;
 use verdigris_reference::cases::{Bounds, Case};
 use verdigris_reference::data::Distribution;
@@ -35,7 +36,7 @@ use verdigris_reference::kinds;
 use crate::cases::{self, Content, Prepared};
 use crate::journal::Journal;
 use crate::verify_kinds::Taken;
-use crate::{check_graphs, refusals, verify_bounds, verify_catalog, verify_extents, verify_graphs};
+use crate::{check_graphs, refusals, verify_bounds, verify_catalog, verify_extents, verify_graphs, verify_pairs};
 use verdigris_cli::problem::check_engine;
 use verdigris_cli::table::{self, Align, alarm};
 use verdigris_cli::{Verdict, say};
@@ -211,6 +212,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         }
     }
     slowest.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+    let of_pairs = verify_pairs::run(&prepared, &works, seed, &decoded);
+    faults.extend(of_pairs.faults);
     let (mut jobs, known) = verify_graphs::plan(&graphs, &engines, choice, &mut planned);
     jobs.extend(catalog.graphs);
     if !wanted.is_empty() && works.is_empty() && jobs.is_empty() && faults.is_empty() && known.faults.is_empty() {
@@ -262,7 +265,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             "seed": seed, "kernels": kernels.len(), "cases": works.len(), "faults": faults, "refusals": refusals,
             "catalog": catalogued.len(), "catalog_interpreted": reached,
             "catalog_unreached": catalog.unreached.iter().map(|(_, kernel)| kernel).collect::<Vec<_>>(),
-            "graphs": graphs.len(), "graph_runs": of_graphs.runs, "parts_taken": of_graphs.taken,
+            "graphs": graphs.len(), "graph_runs": of_graphs.runs, "pairs": of_pairs.runs + of_graphs.pairs, "parts_taken": of_graphs.taken,
             "parts_refused": of_graphs.refusals.iter()
                 .map(|((engine, reason), count)| serde_json::json!({ "engine": engine, "reason": reason, "count": count }))
                 .collect::<Vec<_>>(),
@@ -293,6 +296,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             say!("{added} runs more, for classes of kernels that had not run on data that matters to them");
         }
         say!("{} graphs, {} runs of them; {} runs with far strides", graphs.len(), of_graphs.runs, of_far.runs);
+        say!("{} pairs of engines, one behind the other", of_pairs.runs + of_graphs.pairs);
         say!("{} kernels, {} cases, {} faults", kernels.len(), works.len(), faults.len());
     }
     Ok(if faults.is_empty() { Verdict::Good } else { Verdict::Bad })
@@ -501,7 +505,7 @@ fn prepare(cases: &[Case], works: &mut [Work]) -> Result<Vec<Prepared>> {
     all.into_par_iter().map(Prepared::new).collect()
 }
 
-fn fault_of(prepared: &[Prepared], work: &Work, message: String) -> Fault {
+pub(crate) fn fault_of(prepared: &[Prepared], work: &Work, message: String) -> Fault {
     let (engine, knobs) = (work.engine.id().to_string(), work.knobs.to_string());
     Fault { case: prepared[work.case].case.id.clone(), data: work.kind.to_string(), engine, knobs, seed: work.seed, message }
 }
@@ -526,7 +530,7 @@ fn remember(way: &Ranked) -> Outcome {
 }
 
 /// The engine's way by the setting, or why there is none.
-fn way(prepared: &Prepared, work: &Work) -> Result<Ranked, String> {
+pub(crate) fn way(prepared: &Prepared, work: &Work) -> Result<Ranked, String> {
     cases::way(work.engine, &prepared.case.problem, &Arch::virtual_device(work.sms), &work.knobs).map_err(|refusal| {
         let why = refusal.map_or_else(|| "without a word".to_owned(), |refusal| refusal.to_string());
         format!("there is no such way: {why}")
@@ -545,7 +549,7 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
         kernels.extend(way.program.launches().map(|launch| launch.kernel.name().to_owned()));
         let mut first: Option<Vec<Vec<u8>>> = None;
         for schedule in 0..schedules {
-            let outputs = match interpret(prepared, &way, schedule_of(work.seed, schedule, work.sms), decoded)? {
+            let outputs = match interpret(prepared, &way.program, schedule_of(work.seed, schedule, work.sms), decoded)? {
                 Ok((outputs, counted)) => {
                     let bounds = prepared.case.bounds.iter().filter(|bounds| verify_bounds::apply(bounds, work.engine.id(), &work.knobs));
                     let broken: Vec<String> =
@@ -579,7 +583,7 @@ pub(crate) fn execute(prepared: &Prepared, work: &Work, decoded: &Kernels, sched
 }
 
 /// The bytes of the outputs, and what was counted; or what is wrong.
-type Interpreted = Result<(Vec<Vec<u8>>, Counters), String>;
+pub(crate) type Interpreted = Result<(Vec<Vec<u8>>, Counters), String>;
 
 /// Schedule `number` of a seed, on a device of so many SMs: the even ones at random, the odd ones looking for trouble. Approximate functions err alike
 /// in all of them.
@@ -589,8 +593,8 @@ pub(crate) fn schedule_of(seed: u64, number: u64, sms: u32) -> Options {
     Options { sms, float_noise: Some(seed), ..options }
 }
 
-/// Runs a way on the interpreter.
-fn interpret(prepared: &Prepared, way: &Ranked, options: Options, decoded: &Kernels) -> Result<Interpreted> {
+/// Runs a program on the interpreter.
+pub(crate) fn interpret(prepared: &Prepared, program: &Program, options: Options, decoded: &Kernels) -> Result<Interpreted> {
     let mut memory = Memory::new();
     let mut host_scalars = Vec::new();
     for content in prepared.contents() {
@@ -606,7 +610,7 @@ fn interpret(prepared: &Prepared, way: &Ranked, options: Options, decoded: &Kern
         }
     }
     let options = Options { host_scalars, ..options };
-    let report = match interp::run(&way.program, decoded, &mut memory, &options) {
+    let report = match interp::run(program, decoded, &mut memory, &options) {
         Ok(report) => report,
         Err(findings) => return Ok(Err(findings.to_string())),
     };

@@ -37,6 +37,8 @@ pub(crate) struct Job<'c> {
 pub(crate) struct Outcome {
     /// Runs: a case by one way for each of its parts.
     pub(crate) runs: u64,
+    /// Pairs of variants that ran one behind the other.
+    pub(crate) pairs: u64,
     pub(crate) faults: Vec<Fault>,
     /// Parts refused, by engine and reason.
     pub(crate) refusals: BTreeMap<(&'static str, &'static str), u64>,
@@ -53,6 +55,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn join(mut self, other: Outcome) -> Outcome {
         self.runs += other.runs;
+        self.pairs += other.pairs;
         self.faults.extend(other.faults);
         other.refusals.into_iter().for_each(|(key, count)| *self.refusals.entry(key).or_default() += count);
         other.taken.into_iter().for_each(|(key, count)| *self.taken.entry(key).or_default() += count);
@@ -264,7 +267,33 @@ fn interpret(job: &Job<'_>, kernels: &Kernels, schedules: u64, outcome: &mut Out
             outcome.slowest.push((begun.elapsed(), format!("{} {variant}", job.case.id)));
         }
     }
+    let paired = interpret_pair(job, kernels);
+    outcome.pairs += u64::from(paired.map_err(|(ways, message)| Box::new(Wrong { ways, kind: job.kinds[0], message }))?);
     Ok(())
+}
+
+/// Of so many cases with two variants of different engines one also runs them one behind the other.
+const PAIRED: u64 = 8;
+
+/// Runs one variant behind the other, in an order that the seed chooses, where the case is one of those and the engines differ: what the first one
+/// leaves, in tensors and in the workspace, is what the second one finds.
+fn interpret_pair(job: &Job<'_>, kernels: &Kernels) -> Result<bool, (String, String)> {
+    let turned = job.seed / PAIRED % 2;
+    let (Some(front), Some(behind)) = (job.variants.get(turned as usize), job.variants.get(1 - turned as usize)) else { return Ok(false) };
+    let engines = |variant: &Variant| variant.configs.iter().map(|config| config.engine).collect::<Vec<_>>();
+    if job.seed % PAIRED != 1 || engines(front) == engines(behind) {
+        return Ok(false);
+    }
+    let fail = |message: String| (format!("{front}, then {behind}"), message);
+    let trial = Trial::new(&job.case.graph, job.kinds[0], job.case.seed, Selection::All).map_err(|error| fail(error.to_string()))?;
+    let mut buffers = trial.inputs.buffers.clone();
+    buffers.extend(trial.outputs().clone());
+    let options = schedule_of(job.seed, turned, job.sms);
+    let ran = behind.interpret_behind(front, &mut buffers, &trial.inputs.scalars, kernels, &options).map_err(fail)?;
+    if ran.is_some() {
+        trial.judge(&buffers).map_err(fail)?;
+    }
+    Ok(ran.is_some())
 }
 
 /// Runs one variant under so many schedules.
@@ -290,6 +319,22 @@ fn interpret_variant(trial: &Trial, variant: &Variant, seed: u64, sms: u32, kern
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_of_different_engines_run_one_behind_the_other() {
+        let engines: Vec<&'static dyn Engine> = verdigris_engines::engines().collect();
+        let cases = crate::check_graphs::load("conv/depthwise-edges/").expect("reads");
+        // Two seeds of eight cases in a row: each has its turn with one of them.
+        let pairs: u64 = (0..2)
+            .map(|seed| {
+                let (jobs, known) = plan(&cases, &engines, Choice { all: false, kernel: "", seed }, &mut HashSet::new());
+                let outcome = run(&jobs, 1, &|_| {}).join(known);
+                assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
+                outcome.pairs
+            })
+            .sum();
+        assert!(pairs > 0, "no pair among {} cases", cases.len());
+    }
 
     #[test]
     fn a_few_cases_pass_and_are_counted() {
