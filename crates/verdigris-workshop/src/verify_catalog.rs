@@ -70,6 +70,8 @@ pub(crate) struct Plan {
     /// Classes of kernels with turns, and those of them of which one runs with a ragged last group of tiles.
     pub(crate) with_turns: BTreeSet<String>,
     pub(crate) ragged: BTreeSet<String>,
+    /// Classes of which a kernel goes round often enough.
+    round: BTreeSet<String>,
 }
 
 /// What a program must be like to be taken.
@@ -95,6 +97,7 @@ impl Plan {
         self.short.extend(other.short);
         self.with_turns.extend(other.with_turns);
         self.ragged.extend(other.ragged);
+        self.round.extend(other.round);
         // Engines share kernels, such as those that repack operands.
         self.unreached.retain(|(_, kernel)| !self.kernels.contains(kernel));
         self
@@ -122,6 +125,9 @@ impl Plan {
             self.with_turns.insert(class(kernel));
             if turns.is_ragged {
                 self.ragged.insert(class(kernel));
+            }
+            if goes_round {
+                self.round.insert(class(kernel));
             }
             if !goes_round && wanted.contains(kernel) {
                 self.short.insert(kernel.to_owned(), (problem.to_owned(), turns));
@@ -213,6 +219,9 @@ fn of_engine(engine: &'static dyn Engine, wanted: &str, seed: u64) -> Result<Pla
             }
         }
     }
+    let round = std::mem::take(&mut plan.round);
+    plan.short.retain(|kernel, _| !(verify_turns::is_asked_by_class(&class(kernel)) && round.contains(&class(kernel))));
+    plan.round = round;
     plan.unreached = wanted.into_iter().map(|kernel| (engine.id().name, kernel)).collect();
     Ok(plan)
 }
