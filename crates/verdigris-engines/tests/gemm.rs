@@ -9,8 +9,11 @@ use harness::{Outcome, verify, verify_where};
 use rayon::prelude::*;
 use verdigris_engines::arch::Arch;
 use verdigris_engines::engine::Knobs;
-use verdigris_kir::interp::Kernels;
+use verdigris_graph::{Problem, Slot};
+use verdigris_kir::interp::{self, Kernels, Memory, Options};
 use verdigris_reference::cases::{Case, load_file};
+use verdigris_reference::data;
+use verdigris_reference::run::{Inputs, Positions, run};
 
 fn cases() -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cases/gemm.toml");
@@ -68,5 +71,54 @@ fn parts_are_added_up_by_a_launch_of_their_own() {
             let outcome = verify_where(engine, case, &arch, &kernels, number as u64, in_parts);
             assert!(matches!(outcome, Ok(Outcome::Passed)), "{:?}", outcome.err());
         });
+    }
+}
+
+/// Of two CTAs that share a tile, the later one waits for what the earlier one keeps, at whatever moment of that it comes.
+#[test]
+fn two_parts_of_a_tile_wait_for_each_other() {
+    let engine = verdigris_engines::engine("gemm.wgmma").expect("the engine is registered");
+    let (arch, kernels) = (Arch::virtual_device(5), Kernels::new());
+    let case = cases().into_iter().find(|case| case.id.contains("bf16-one-tile-deep") && case.id.contains("65x128x640")).expect("a case");
+    let in_two = |knobs: &Knobs| knobs.value("split") == Some(3) && knobs.value("along") == Some(0);
+    let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
+    assert!(candidate.knobs().configs().iter().any(in_two), "no config has two parts of a tile");
+    (0..24u64).into_par_iter().for_each(|schedule| {
+        let outcome = verify_where(engine, &case, &arch, &kernels, schedule, in_two);
+        assert!(matches!(outcome, Ok(Outcome::Passed)), "{:?}", outcome.err());
+    });
+}
+
+/// The rounding model does not see whether an operand is rounded to tf32 or more exact than that; the bits do.
+#[test]
+fn operands_are_rounded_to_tf32_without_tensor_cores() {
+    let engine = verdigris_engines::engine("gemm.simt").expect("the engine is registered");
+    let (arch, kernels) = (Arch::virtual_device(2), Kernels::new());
+    let case = cases().into_iter().find(|case| case.id == "gemm/tf32/nt/64x40x64").expect("a case");
+    let Problem::Gemm(problem) = &case.problem else { panic!("a product") };
+    let inputs = data::inputs(&case.problem, data::Distribution::Normal, case.seed);
+    // To nearest, ties away from zero: 13 bits of the fraction are dropped.
+    let round = |word: [u8; 4]| ((u32::from_le_bytes(word).wrapping_add(0x1000)) & !0x1fff).to_le_bytes();
+    let mut rounded = inputs.clone();
+    for slot in [problem.a.slot, problem.b.slot] {
+        let buffer = rounded.buffers.get_mut(&slot).expect("an operand");
+        let words = buffer.chunks_exact(4).flat_map(|word| round(word.try_into().expect("four bytes"))).collect();
+        assert_ne!(*buffer, words, "some operand needs more bits than tf32 has");
+        *buffer = words;
+    }
+    let candidate = engine.accept(&case.problem, &arch).expect("it is taken");
+    for knobs in candidate.knobs().configs() {
+        let program = candidate.program(knobs).expect("a config of its own");
+        let result = |given: &Inputs| -> Vec<u8> {
+            let expected = run(&case.problem, given, Positions::All).expect("a reference").remove(0);
+            let mut memory = Memory::new();
+            for slot in (0..3).map(Slot) {
+                memory.add(&if slot == problem.d.slot { data::output_buffer(&expected, given) } else { given.buffers[&slot].clone() });
+            }
+            let options = Options { sms: arch.sm_count, ..Options::schedule(1) };
+            interp::run(&program, &kernels, &mut memory, &options).unwrap_or_else(|findings| panic!("{findings}"));
+            memory.to_vec(problem.d.slot.0 as usize)
+        };
+        assert!(result(&inputs) == result(&rounded), "{knobs}");
     }
 }
