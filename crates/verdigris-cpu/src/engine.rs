@@ -19,12 +19,22 @@ pub enum Engine {
     Softmax,
     /// Movements.
     Movement,
+    /// Normalization and its gradient.
+    Norm,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 7] =
-        [Engine::Gemm, Engine::ConvGemm, Engine::Pointwise, Engine::Reduction, Engine::Pool, Engine::Softmax, Engine::Movement];
+    pub const ALL: [Engine; 8] = [
+        Engine::Gemm,
+        Engine::ConvGemm,
+        Engine::Pointwise,
+        Engine::Reduction,
+        Engine::Pool,
+        Engine::Softmax,
+        Engine::Movement,
+        Engine::Norm,
+    ];
 
     /// The stable id.
     pub const fn id(self) -> &'static str {
@@ -36,6 +46,7 @@ impl Engine {
             Engine::Pool => "cpu.pool",
             Engine::Softmax => "cpu.softmax",
             Engine::Movement => "cpu.movement",
+            Engine::Norm => "cpu.norm",
         }
     }
 
@@ -49,6 +60,7 @@ impl Engine {
             Engine::Pool => 5,
             Engine::Softmax => 6,
             Engine::Movement => 7,
+            Engine::Norm => 8,
         }
     }
 }

@@ -33,6 +33,7 @@ mod functions;
 mod gemm;
 mod graph_plan;
 mod movement;
+mod norm;
 mod operation;
 mod pointwise;
 mod pool;

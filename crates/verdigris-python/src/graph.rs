@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, OperandScale,
-    PoolBackward, PoolMode, PoolWindows, Precision, Real, TernaryOp,
+    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients,
+    NormKind, NormSpec, Normalize, NormalizeBackward, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Real, TernaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -194,6 +194,15 @@ fn pool_mode(name: &str, count_include_pad: bool) -> PyResult<PoolMode> {
         "average" => Ok(PoolMode::Average { count_include_pad }),
         other => Err(raise(Kind::Graph, format!("the pooling mode is `{other}`; it is `max` or `average`"))),
     }
+}
+
+fn norm_spec(kind: &str, axes: Vec<u32>, eps: f64, groups: u64, zero_centred: bool) -> PyResult<NormSpec> {
+    let kind = match kind {
+        "layer" => NormKind::Layer,
+        "rms" => NormKind::Rms,
+        other => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
+    };
+    Ok(NormSpec { kind, axes, groups, eps: Real(eps), zero_centred })
 }
 
 fn loss_spec(axis: u32, label_smoothing: f64, ignore_index: Option<i64>, reduction: &str) -> PyResult<CrossEntropySpec> {
@@ -529,6 +538,58 @@ impl Graph {
         let (logits, labels, dloss) = (logits.0, labels.0, dloss.0);
         let loss = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: verdigris_graph::Uid(0) };
         self.builder()?.cross_entropy_backward(name, loss).map(Uid).map_err(refuse)
+    }
+
+    /// Rows of `x` normalized by their own statistics: `(y, x + residual, mean, 1 / √(variance + eps))`, the second with a residual, the third of `layer`.
+    #[pyo3(signature = (x, axes, eps, *, kind = "layer", groups = 1, residual = None, scale = None, bias = None, zero_centred = false,
+        name = "normalize"))]
+    #[expect(clippy::type_complexity, reason = "what Python sees")]
+    fn normalize(
+        &mut self,
+        x: Uid,
+        axes: Vec<u32>,
+        eps: f64,
+        kind: &str,
+        groups: u64,
+        residual: Option<Uid>,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        zero_centred: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Option<Uid>, Option<Uid>, Uid)> {
+        let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
+        let [residual, scale, bias] = [residual, scale, bias].map(|uid| uid.map(|uid| uid.0));
+        let made = self.builder()?.normalize(name, Normalize { residual, scale, bias, ..Normalize::new(spec, x.0) }).map_err(refuse)?;
+        Ok((Uid(made.y), made.sum.map(Uid), made.mean.map(Uid), Uid(made.inv)))
+    }
+
+    /// The gradients of `normalize`: `(dx, dscale, dbias)`, the second with a scale, the third with `bias_dims`. `x` is what was normalized.
+    #[pyo3(signature = (x, dy, axes, eps, *, kind = "layer", groups = 1, scale = None, mean = None, inv = None, dsum = None,
+        bias_dims = None, zero_centred = false, name = "normalize_backward"))]
+    #[expect(clippy::type_complexity, reason = "what Python sees")]
+    fn normalize_backward(
+        &mut self,
+        x: Uid,
+        dy: Uid,
+        axes: Vec<u32>,
+        eps: f64,
+        kind: &str,
+        groups: u64,
+        scale: Option<Uid>,
+        mean: Option<Uid>,
+        inv: Option<Uid>,
+        dsum: Option<Uid>,
+        bias_dims: Option<Vec<u64>>,
+        zero_centred: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Option<Uid>, Option<Uid>)> {
+        let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
+        let [scale, mean, inv, dsum] = [scale, mean, inv, dsum].map(|uid| uid.map(|uid| uid.0));
+        let back = NormalizeBackward { scale, mean, inv, dsum, ..NormalizeBackward::new(spec, x.0, dy.0) };
+        let wanted = NormGradients { dx: true, dscale: scale.is_some(), dbias: bias_dims.as_deref() };
+        let made = self.builder()?.normalize_backward(name, back, wanted).map_err(refuse)?;
+        let dx = made.dx.ok_or_else(|| raise(Kind::Graph, "the gradient with respect to x is missing"))?;
+        Ok((Uid(dx), made.dscale.map(Uid), made.dbias.map(Uid)))
     }
 
     /// The elements of `x` in row-major order under other dims.

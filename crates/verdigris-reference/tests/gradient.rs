@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, Op,
-    OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind,
+    NormSpec, Normalize, Op, OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::data::{Distribution, Random, graph_inputs};
 use verdigris_reference::fuzz;
@@ -405,6 +405,43 @@ fn softmax_and_cross_entropy() {
             Ok((vec![g.cross_entropy("loss", spec, x, labels)?], vec![x]))
         });
     }
+}
+
+#[test]
+fn normalizations() {
+    for (kind, groups) in [(NormKind::Layer, 1), (NormKind::Layer, 2), (NormKind::Rms, 1), (NormKind::Rms, 3)] {
+        let spec = |axes: &[u32], zero_centred| NormSpec { groups, zero_centred, ..NormSpec::new(kind, axes, 0.25) };
+        hold("normalize", |g| {
+            let (x, scale, bias) = (input(g, "x", &[2, 6, 3]), input(g, "scale", &[6, 1]), input(g, "bias", &[3]));
+            let norm = Normalize { scale: Some(scale), bias: Some(bias), ..Normalize::new(spec(&[1, 2], false), x) };
+            Ok((vec![g.normalize("norm", norm)?.y], vec![x, scale, bias]))
+        });
+        hold("normalize of a sum, with everything that it writes", |g| {
+            let (x, residual, scale) = (input(g, "x", &[6, 5]), input(g, "residual", &[6, 5]), input(g, "scale", &[6, 5]));
+            let norm = Normalize { residual: Some(residual), scale: Some(scale), ..Normalize::new(spec(&[0], true), x) };
+            let made = g.normalize("norm", norm)?;
+            let results = [Some(made.y), made.sum, made.mean, Some(made.inv)];
+            Ok((results.into_iter().flatten().collect(), vec![x, residual, scale]))
+        });
+        hold("normalize, of the vectors alone", |g| {
+            let (x, scale, bias) = (input(g, "x", &[4, 6]), input(g, "scale", &[1, 6]), input(g, "bias", &[1, 1]));
+            let norm = Normalize { scale: Some(scale), bias: Some(bias), ..Normalize::new(spec(&[1], false), x) };
+            Ok((vec![g.normalize("norm", norm)?.y], vec![scale, bias]))
+        });
+        hold("statistics alone", |g| {
+            let x = input(g, "x", &[6, 5]);
+            let made = g.normalize("norm", Normalize::new(spec(&[0, 1], false), x))?;
+            g.store(made.y, "y", F64)?;
+            Ok(([made.mean, Some(made.inv)].into_iter().flatten().collect(), vec![x]))
+        });
+    }
+    hold("norms of channels", |g| {
+        let (x, scale, bias) = (input(g, "x", &[2, 4, 3, 2]), input(g, "scale", &[4]), input(g, "bias", &[4]));
+        let group = g.group_norm("group", x, 2, 0.5, Some(scale), Some(bias))?;
+        let instance = g.instance_norm("instance", group, 0.5, Some(scale), None)?;
+        let layer = g.layer_norm("layer", instance, &[1, 2, 3], 0.5, None, None)?;
+        Ok((vec![g.rms_norm("rms", layer, &[3], 0.5, None)?], vec![x, scale, bias]))
+    });
 }
 
 #[test]

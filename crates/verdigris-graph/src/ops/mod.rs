@@ -5,6 +5,7 @@
 pub mod conv;
 pub mod matmul;
 pub mod movement;
+pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
@@ -15,6 +16,7 @@ pub(crate) mod names {
     pub use super::conv::{Conv, ConvDirection, ConvMode};
     pub use super::matmul::{Matmul, OperandScale, Precision};
     pub use super::movement::Movement;
+    pub use super::norm::{NormGradientUids, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Normalized};
     pub use super::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
@@ -63,6 +65,10 @@ macro_rules! each_op {
             CrossEntropy,
             /// The gradient of cross-entropy.
             CrossEntropyBackward,
+            /// Normalization of rows by their own statistics.
+            Normalize,
+            /// The gradient of normalization.
+            NormalizeBackward,
             /// The same values in other places.
             Movement,
         }

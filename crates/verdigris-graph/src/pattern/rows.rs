@@ -1,13 +1,14 @@
-//! Softmax, cross-entropy and pooling, each by itself.
+//! Softmax, cross-entropy, pooling and normalization, each by itself.
 
 use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::Op;
+use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
 use crate::ops::softmax::CrossEntropySpec;
-use crate::problem::{Loss, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View, Windows};
+use crate::problem::{Loss, NormPass, NormProblem, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View, Windows};
 use crate::tensor::Uid;
 
 use super::Subgraph;
@@ -49,6 +50,37 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
             pool(cut, op.mode, &op.windows, op.dx, op.dy, &read, |view| {
                 let (dy, x) = (view(op.dy)?, op.x.map(&mut *view).transpose()?);
                 Ok(PoolPass::Backward { dy, x, index: op.index.map(&mut *view).transpose()?, dx: view(op.dx)? })
+            })
+        }
+        Op::Normalize(op) => {
+            let read: Vec<Uid> = [Some(op.x), op.residual, op.scale, op.bias].into_iter().flatten().collect();
+            norm(cut, &op.spec, op.x, &read, |view| {
+                Ok(NormPass::Forward {
+                    x: view(op.x)?,
+                    residual: op.residual.map(&mut *view).transpose()?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    y: view(op.y)?,
+                    sum: op.sum.map(&mut *view).transpose()?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::NormalizeBackward(op) => {
+            let read: Vec<Uid> = [Some(op.x), Some(op.dy), op.scale, op.mean, op.inv, op.dsum].into_iter().flatten().collect();
+            norm(cut, &op.spec, op.x, &read, |view| {
+                Ok(NormPass::Backward {
+                    x: view(op.x)?,
+                    dy: view(op.dy)?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                    dsum: op.dsum.map(&mut *view).transpose()?,
+                    dx: op.dx.map(&mut *view).transpose()?,
+                    dscale: op.dscale.map(&mut *view).transpose()?,
+                    dbias: op.dbias.map(&mut *view).transpose()?,
+                })
             })
         }
         other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
@@ -131,4 +163,58 @@ fn pool(
     .canonical()?;
     let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Pool(problem), bindings })
+}
+
+/// Statistics have the groups where others have the channels that are cut into them, so that a dim of a tensor is that of the groups, that of what
+/// lies in one, or both.
+fn norm(
+    cut: &Cut<'_>,
+    spec: &NormSpec,
+    whole: Uid,
+    read: &[Uid],
+    pass: impl FnOnce(Viewer<'_>) -> Result<NormPass, Error>,
+) -> Result<Subgraph, Error> {
+    let x_dims = cut.tensor(whole)?.layout.dims();
+    let first = spec.axes[0] as usize;
+    let inside = x_dims[first] / spec.groups;
+    let axes: Vec<usize> = spec.axes.iter().map(|&axis| axis as usize).collect();
+    // The dims of rows, the groups in the place of the axis that they cut, then those of a row's elements.
+    let is_row = |axis: &usize| *axis == first || !axes.contains(axis);
+    let row_axes: Vec<usize> = (0..x_dims.len()).filter(is_row).collect();
+    let mut slots = Slots::default();
+    let pass = pass(&mut |uid| {
+        let seen = cut.see(uid)?;
+        let slot = slots.slot(seen.uid);
+        // Broadcast from the right; a dim of 1 is repeated.
+        let lead = x_dims.len() - seen.dims.len();
+        let of = |axis: usize| axis.checked_sub(lead).map_or((1, 0), |own| (seen.dims[own], seen.strides[own]));
+        let stride = |axis: usize| match of(axis) {
+            (1, _) if x_dims[axis] != 1 => 0,
+            (_, stride) => stride,
+        };
+        let (extent, along) = of(first);
+        let (of_group, of_element) = match extent {
+            // A dim of the statistics has the groups alone.
+            _ if extent == spec.groups && extent != x_dims[first] => (along, 0),
+            _ if extent == x_dims[first] => (along.saturating_mul(inside), along),
+            _ => (0, 0),
+        };
+        let rows = row_axes.iter().map(|&axis| if axis == first { of_group } else { stride(axis) });
+        let elements = axes.iter().map(|&axis| if axis == first { of_element } else { stride(axis) });
+        Ok(View { slot, dtype: seen.dtype, offset: seen.offset, strides: rows.chain(elements).collect() })
+    })?;
+    let rows = row_axes.iter().map(|&axis| if axis == first { spec.groups } else { x_dims[axis] }).collect();
+    let elements = axes.iter().map(|&axis| if axis == first { inside } else { x_dims[axis] }).collect();
+    let mut problem = NormProblem {
+        kind: spec.kind,
+        eps: spec.eps,
+        zero_centred: spec.zero_centred,
+        rows,
+        elements,
+        compute: computed(cut, read)?,
+        pass,
+    }
+    .canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::Norm(problem), bindings })
 }

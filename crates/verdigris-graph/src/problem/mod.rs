@@ -8,6 +8,7 @@ mod conv;
 mod gemm;
 mod map;
 mod matrix;
+mod norm;
 mod pool;
 mod reduce;
 mod softmax;
@@ -29,6 +30,7 @@ pub(crate) use gemm::blocks;
 pub use gemm::{GemmProblem, Scale};
 pub use map::MapProblem;
 pub use matrix::{Matrix, Order};
+pub use norm::{NormPass, NormProblem};
 pub use pool::{PoolPass, PoolProblem, Windows};
 pub use reduce::ReduceProblem;
 pub use softmax::{Loss, RowFunction, SoftmaxProblem};
@@ -61,6 +63,8 @@ pub enum Problem {
     Softmax(SoftmaxProblem),
     /// Pooling and its gradient.
     Pool(PoolProblem),
+    /// Normalization and its gradient.
+    Norm(NormProblem),
 }
 
 /// How a problem uses a buffer.
@@ -117,6 +121,7 @@ impl Problem {
             Problem::Reduce(_) => "reduce",
             Problem::Softmax(_) => "softmax",
             Problem::Pool(_) => "pool",
+            Problem::Norm(_) => "norm",
         }
     }
 
@@ -132,6 +137,7 @@ impl Problem {
             Problem::Reduce(problem) => problem.canonical().map(Problem::Reduce),
             Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
             Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
+            Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
         }
     }
 
@@ -141,7 +147,7 @@ impl Problem {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
             // Their engines repeat bit for bit whether asked to or not.
-            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) => Determinism::Repeatable,
+            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) => Determinism::Repeatable,
         }
     }
 
@@ -154,6 +160,7 @@ impl Problem {
             Problem::Reduce(problem) => problem.slots(),
             Problem::Softmax(problem) => problem.slots(),
             Problem::Pool(problem) => problem.slots(),
+            Problem::Norm(problem) => problem.slots(),
         }
     }
 
@@ -166,6 +173,7 @@ impl Problem {
             Problem::Reduce(problem) => problem.flops(),
             Problem::Softmax(problem) => problem.flops(),
             Problem::Pool(problem) => problem.flops(),
+            Problem::Norm(problem) => problem.flops(),
         }
     }
 
@@ -178,6 +186,7 @@ impl Problem {
             Problem::Reduce(problem) => problem.is_empty(),
             Problem::Softmax(problem) => problem.is_empty(),
             Problem::Pool(problem) => problem.is_empty(),
+            Problem::Norm(problem) => problem.is_empty(),
         }
     }
 
@@ -193,6 +202,7 @@ impl Problem {
             Problem::Reduce(problem) => problem.buffers(),
             Problem::Softmax(problem) => problem.buffers(),
             Problem::Pool(problem) => problem.buffers(),
+            Problem::Norm(problem) => problem.buffers(),
         }
     }
 
@@ -203,7 +213,7 @@ impl Problem {
             Problem::Conv(problem) => problem.scalars(),
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) => Vec::new(),
+            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) => Vec::new(),
         }
     }
 }

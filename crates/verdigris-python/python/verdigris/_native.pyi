@@ -209,6 +209,37 @@ class Graph:
         reduction: Literal["none", "sum", "mean"] = "mean",
         name: str = "cross_entropy_backward",
     ) -> Uid: ...
+    def normalize(
+        self,
+        x: Uid,
+        axes: Sequence[int],
+        eps: float,
+        *,
+        kind: Literal["layer", "rms"] = "layer",
+        groups: int = 1,
+        residual: Uid | None = None,
+        scale: Uid | None = None,
+        bias: Uid | None = None,
+        zero_centred: bool = False,
+        name: str = "normalize",
+    ) -> tuple[Uid, Uid | None, Uid | None, Uid]: ...
+    def normalize_backward(
+        self,
+        x: Uid,
+        dy: Uid,
+        axes: Sequence[int],
+        eps: float,
+        *,
+        kind: Literal["layer", "rms"] = "layer",
+        groups: int = 1,
+        scale: Uid | None = None,
+        mean: Uid | None = None,
+        inv: Uid | None = None,
+        dsum: Uid | None = None,
+        bias_dims: Sequence[int] | None = None,
+        zero_centred: bool = False,
+        name: str = "normalize_backward",
+    ) -> tuple[Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...
     def transpose(self, x: Uid, permutation: Sequence[int], *, name: str = "transpose") -> Uid: ...
     def slice(self, x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice") -> Uid: ...

@@ -3,6 +3,7 @@
 pub mod conv;
 pub mod matmul;
 pub mod movement;
+pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
