@@ -15,6 +15,7 @@ mod hopper;
 pub mod interpret;
 pub mod layout;
 pub mod map;
+pub mod norm;
 pub mod pool;
 pub mod reduce;
 pub mod rewrite;
@@ -36,7 +37,7 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, rewrite::ENGINES, conv::ENGINES]
+    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, norm::ENGINES, rewrite::ENGINES, conv::ENGINES]
         .into_iter()
         .flatten()
         .copied()

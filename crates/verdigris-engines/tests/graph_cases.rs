@@ -163,6 +163,11 @@ fn softmax() {
 }
 
 #[test]
+fn normalizations() {
+    family("norm");
+}
+
+#[test]
 fn movements() {
     family("movement");
 }

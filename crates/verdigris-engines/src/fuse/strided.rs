@@ -1,8 +1,9 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Val};
-use verdigris_kir::inst::CvtRound;
+use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Val, Var};
+use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
@@ -50,6 +51,13 @@ pub(crate) fn neighbours_of(view: &View, dims: &[u64]) -> u32 {
     let strides = view.strides.iter().zip(outer).filter(|(_, extent)| **extent > 1);
     let bits = strides.fold(view.offset | extent | 16, |bits, (stride, _)| bits | stride);
     1 << bits.trailing_zeros()
+}
+
+/// The argument for an operand with the strides of a view that begins elsewhere than its buffer does: in scratch. Of a line, the view has the strides of the
+/// dims in front of it.
+pub(crate) fn argument_at(view: &View, first: Address) -> OperandArgs {
+    let strides = Strides::from(view).at(first);
+    strides.arguments(strides.spec())
 }
 
 /// The argument for an operand from an index on.
@@ -154,7 +162,16 @@ impl<'k> Line<'k> {
     #[track_caller]
     pub(crate) fn load(&self, number: Val<'k, u32>) -> Packed<'k> {
         let bytes = self.vector * self.dtype.bytes() as u32;
-        Packed { dtype: self.dtype, vector: self.vector, words: load_words(self.address.kernel(), self.place(number), bytes) }
+        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::Default);
+        Packed { dtype: self.dtype, vector: self.vector, words }
+    }
+
+    /// The same of what nobody reads again: L1 keeps what is read often.
+    #[track_caller]
+    pub(crate) fn load_once(&self, number: Val<'k, u32>) -> Packed<'k> {
+        let bytes = self.vector * self.dtype.bytes() as u32;
+        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::NoAllocate);
+        Packed { dtype: self.dtype, vector: self.vector, words }
     }
 
     /// Loads the element of that number.
@@ -175,6 +192,39 @@ impl<'k> Line<'k> {
     pub(crate) fn store_values(&self, number: Val<'k, u32>, values: &[AnyVal<'k>]) {
         store_values(self.address.kernel(), self.dtype, self.place(number), values);
     }
+}
+
+/// A vector of neighbours in variables, for one that comes in place of another.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept<'k> {
+    dtype: DType,
+    vector: u32,
+    words: Vec<Var<'k, u32>>,
+}
+
+impl<'k> Kept<'k> {
+    /// Of zeros.
+    #[track_caller]
+    pub(crate) fn new(k: Kernel<'k>, dtype: DType, vector: u32) -> Self {
+        Kept { dtype, vector, words: (0..words_of(dtype, vector)).map(|_| k.var(0u32)).collect() }
+    }
+
+    /// Keeps another.
+    #[track_caller]
+    pub(crate) fn set(&self, packed: &Packed<'k>) {
+        self.words.iter().zip(&packed.words).for_each(|(word, new)| word.set(*new));
+    }
+
+    /// What is kept now.
+    #[track_caller]
+    pub(crate) fn get(&self) -> Packed<'k> {
+        Packed { dtype: self.dtype, vector: self.vector, words: self.words.iter().map(|word| word.get()).collect() }
+    }
+}
+
+/// Registers that a vector of neighbours takes as it is stored.
+pub(crate) fn words_of(dtype: DType, vector: u32) -> u32 {
+    (vector * dtype.bytes() as u32).div_ceil(4)
 }
 
 impl<'k> Packed<'k> {

@@ -3,7 +3,7 @@
 //! A loaded element stays as the bits that it was stored as until a function wants its value, so that what is only moved keeps all of them.
 
 use verdigris_kir::face::{Bf16, F16, Kernel, Val};
-use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::inst::{Cache, CvtRound, Order};
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
@@ -113,20 +113,20 @@ pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, m
             _ => Raw::B64(k.ld_global::<u64>(address, 0)),
         }];
     }
-    elements_of(k, dtype, &load_words(k, address, many * bytes), many)
+    elements_of(k, dtype, &load_words(k, address, many * bytes, Cache::Default), many)
 }
 
 /// Loads neighbouring bytes, a power of two of them: 16 at a time, or all at once if they are fewer. Fewer than four stand in one word, low.
 #[track_caller]
-pub(crate) fn load_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, bytes: u32) -> Vec<Val<'k, u32>> {
+pub(crate) fn load_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, bytes: u32, cache: Cache) -> Vec<Val<'k, u32>> {
     let mut words = Vec::new();
     for at in (0..bytes).step_by(16) {
         let offset = i64::from(at);
         match (bytes - at).min(16) {
             1 => words.push(k.ld_global_byte(address, offset, false)),
-            2 => words.push(k.ld_global::<u16>(address, offset).convert(CvtRound::None)),
-            4 => words.push(k.ld_global::<u32>(address, offset)),
-            size => words.extend(k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, Cache::Default)),
+            2 => words.push(k.ld_global_with::<u16>(address, offset, Order::Weak, cache).convert(CvtRound::None)),
+            4 => words.push(k.ld_global_with::<u32>(address, offset, Order::Weak, cache)),
+            size => words.extend(k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, cache)),
         }
     }
     words

@@ -256,7 +256,7 @@ impl Operation for Normalize {
         self.spec.check_statistics(op, graph, &statistics, self.mean, self.inv)
     }
 
-    /// One backward op for `x`, `scale` and `bias` together, from the sum and the statistics where the forward op keeps them; those are differentiated by
+    /// One backward op for `x`, `scale` and `bias` together, from the sum and the statistics where the forward op stores them; those are differentiated by
     /// their formulas.
     fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
         let &Normalize { ref spec, x, residual, scale, bias, y, sum, mean, inv } = self;
@@ -268,9 +268,9 @@ impl Operation for Normalize {
             (Some(_), Some(sum)) if at.is_exact(sum, x)? => Ok(sum),
             (Some(residual), _) => at.binary(BinaryOp::Add, x, residual),
         };
-        // Statistics are kept as arithmetic had them, or made again by who needs them.
+        // Statistics that are stored as arithmetic had them are read; others are made again, out of what the backward op holds anyway.
         let kept = |at: &Backward<'_>, statistic: Option<Uid>| match statistic {
-            Some(uid) if at.is_exact(uid, x)? => Ok::<_, Error>(Some(uid)),
+            Some(uid) if !at.tensor(uid)?.is_virtual && at.is_exact(uid, x)? => Ok::<_, Error>(Some(uid)),
             _ => Ok(None),
         };
         if let Some(dy) = at.of(y) {
