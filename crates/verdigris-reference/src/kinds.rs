@@ -132,6 +132,7 @@ mod tests {
     fn something_matters_to_every_family() {
         for (family, text) in [
             ("softmax", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"softmax\"]\naxis = [1]\ndims = [[2, 3]]"),
+            ("norm", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\npasses = [\"forward\"]\naxes = [[1]]\ndims = [[2, 3]]"),
             ("pool", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nmodes = [\"max\"]\nshapes = [\"n1 c1 i4 w2\"]"),
             ("reduction", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nf = [\"max\"]\naxes = [[1]]\ndims = [[2, 3]]"),
             ("conv", "[[group]]\nid = \"x\"\ntypes = [\"bf16\"]\nshapes = [\"n1 c4 i4x4 k4 f2x2\"]"),

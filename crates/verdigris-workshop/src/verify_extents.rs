@@ -28,13 +28,14 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 6] = [
+const PROBLEMS: [(&str, &str); 7] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
     ("reduction", include_str!("../../../cases/extents/reduction.toml")),
     ("pool", include_str!("../../../cases/extents/pool.toml")),
     ("softmax", include_str!("../../../cases/extents/softmax.toml")),
+    ("norm", include_str!("../../../cases/extents/norm.toml")),
 ];
 /// Bytes wherever no element lies: NaN in every floating-point type.
 const BETWEEN: u8 = 0xff;

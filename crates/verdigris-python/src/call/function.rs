@@ -5,7 +5,7 @@
 
 use pyo3::PyResult;
 use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets};
-use verdigris_graph::{CrossEntropySpec, LossReduction, PoolWindows, Precision, Real, UnaryOp};
+use verdigris_graph::{CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
 use super::MAX_OUTPUTS;
@@ -34,6 +34,8 @@ pub(crate) enum Function {
     Activation,
     /// `x` → softmax along `axis=`, its logarithm with `log=1`.
     Softmax,
+    /// `x, scale?, bias?` → x normalized. `kind=layer|rms axes= groups= eps=`; `channel=1`: scale and bias have an element for each channel.
+    Norm,
     /// `logits, labels` → loss, and each row's log-sum-exp in f32 or f64. `axis= smoothing= ignore= reduction=`.
     CrossEntropy,
     /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
@@ -45,7 +47,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 11] = [
+    pub(crate) const ALL: [Function; 12] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -54,6 +56,7 @@ impl Function {
         Function::AveragePool,
         Function::Activation,
         Function::Softmax,
+        Function::Norm,
         Function::CrossEntropy,
         Function::ClassLoss,
         Function::Gradient,
@@ -68,7 +71,7 @@ impl Function {
         match self {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
             Function::CrossEntropy => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss => (3, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm => (8, false),
             Function::ConvDgrad => (3, true),
             // What comes in, and five tensors that were saved.
@@ -81,7 +84,7 @@ impl Function {
         match self {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
             Function::ConvNorm => Some(Autocast::LowerOperands),
-            Function::Softmax | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
+            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
         }
     }
@@ -90,7 +93,9 @@ impl Function {
     pub(crate) const fn saves(self) -> &'static [Saved] {
         use Saved::{Result, Tensor};
         match self {
-            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss => &[Tensor(0), Tensor(1), Tensor(2)],
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss | Function::Norm => {
+                &[Tensor(0), Tensor(1), Tensor(2)]
+            }
             Function::MaxPool => &[Result(1)],
             Function::AveragePool | Function::ConvNorm => &[],
             Function::Activation => &[Tensor(0)],
@@ -112,6 +117,7 @@ impl Function {
             Function::AveragePool => "avg_pool",
             Function::Activation => "activation",
             Function::Softmax => "softmax",
+            Function::Norm => "norm",
             Function::CrossEntropy => "cross_entropy",
             Function::ClassLoss => "class_loss",
             Function::Gradient => "gradient",
@@ -220,6 +226,17 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
+fn norm(attributes: &Attributes<'_>) -> PyResult<NormSpec> {
+    let kind = match attributes.get("kind") {
+        None | Some("layer") => NormKind::Layer,
+        Some("rms") => NormKind::Rms,
+        Some(other) => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
+    };
+    let axes = attributes.list("axes")?.unwrap_or_default();
+    let axes: Vec<u32> = axes.into_iter().map(|axis| u32::try_from(axis).unwrap_or(u32::MAX)).collect();
+    Ok(NormSpec { groups: attributes.one("groups", 1)?, ..NormSpec::new(kind, &axes, attributes.one("eps", 1e-5)?) })
+}
+
 /// Dims behind the attributes.
 fn dims(extra: &[i64]) -> PyResult<Vec<u64>> {
     let dim = |&dim: &i64| u64::try_from(dim).map_err(|_| unfit(format_args!("dims {extra:?}"), "dims are not negative"));
@@ -289,6 +306,7 @@ impl Function {
                 None => F::Activation(unary(attributes)?),
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
+            Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {
                 let probable = attributes.get("targets") == Some("probabilities");

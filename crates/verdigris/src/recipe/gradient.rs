@@ -9,7 +9,33 @@ use crate::error::Error;
 
 /// Draws the function, takes its gradient, and keeps the part that computes it from what is given.
 pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
-    let Gradient { of, with_respect_to: wanted, saved, .. } = gradient;
+    draw_several(&[gradient], given)
+}
+
+/// The gradients of one call of a normalization as one graph, whose op computes them together; `None` of other functions.
+pub(super) fn draw_as_one(functions: &[Function], given: &[Option<Input>]) -> Result<Option<Drawing>, Error> {
+    let gradients: Vec<&Gradient> = functions
+        .iter()
+        .filter_map(|function| if let Function::Gradient(gradient) = function { Some(&**gradient) } else { None })
+        .collect();
+    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
+    let is_one = !others.is_empty()
+        && gradients.len() == functions.len()
+        && matches!(first.of, Function::Norm { .. })
+        && others.iter().all(|other| (&other.of, &other.saved) == (&first.of, &first.saved));
+    let mut room = [None; MAX_INPUTS];
+    match room.get_mut(..given.len()) {
+        Some(places) if is_one => {
+            places.copy_from_slice(given);
+            draw_several(&gradients, room).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The gradients of one call with respect to several of its tensors.
+fn draw_several(gradients: &[&Gradient], given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
+    let Some(&Gradient { of, saved, .. }) = gradients.first() else { return Err(Error::NoResult) };
     let dy = given[0].ok_or_else(|| unfit("the gradient of the result is missing", "it is the first tensor of the call"))?;
     let behind = |at: usize| given.get(at + 1).copied().flatten();
     let mut read = [None; MAX_INPUTS];
@@ -20,15 +46,24 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
             *read = behind(at);
         }
     }
-    let Some(slot) = read.get_mut(*wanted) else {
-        return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
-    };
-    let tensor = match *slot {
-        Some(tensor) => tensor,
-        None => *slot.insert(unsaved(gradient, dy, &given)?),
-    };
+    let mut tensors = Vec::new();
+    for gradient in gradients {
+        let wanted = gradient.with_respect_to;
+        let Some(slot) = read.get_mut(wanted) else {
+            return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
+        };
+        tensors.push((
+            wanted,
+            match *slot {
+                Some(tensor) => tensor,
+                None => *slot.insert(unsaved(gradient, dy, &given)?),
+            },
+        ));
+    }
+    let names = || tensors.iter().map(|(wanted, _)| wanted.to_string()).collect::<Vec<_>>().join(", ");
 
-    let mut forward = Drawing::of(of, &read, Some(*wanted))?;
+    let alone = if let [(wanted, _)] = tensors[..] { Some(wanted) } else { None };
+    let mut forward = Drawing::of(of, &read, alone)?;
     let mut inputs: [Option<Seen>; MAX_INPUTS] = [None; MAX_INPUTS];
     for (at, saved) in saved.iter().enumerate() {
         let Some((place, tensor)) = inputs.get_mut(at + 1).zip(behind(at)) else { continue };
@@ -44,19 +79,22 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
     }
     let (seen, dy) = forward.tensor_as(dy, "dy", view)?;
     inputs[0] = Some(seen);
-    let x = forward.inputs[*wanted].ok_or_else(|| constant(of, *wanted))?;
-    let Some(&dx) = forward.g.gradient_from(&[(y, dy)], &[x.uid])?.first() else { return Err(Error::NoResult) };
-    let seen = as_tensor(of, &tensor.layout)?;
+    let seen: Vec<Seen> =
+        tensors.iter().map(|&(wanted, _)| forward.inputs[wanted].ok_or_else(|| constant(of, wanted))).collect::<Result<_, Error>>()?;
+    let uids: Vec<Uid> = seen.iter().map(|seen| seen.uid).collect();
+    let made = forward.g.gradient_from(&[(y, dy)], &uids)?;
     forward.results.clear();
-    forward.store_as(dx, "gradient", tensor.dtype, seen, x.view)?;
+    for ((&dx, x), (_, tensor)) in made.iter().zip(&seen).zip(&tensors) {
+        forward.store_as(dx, "gradient", tensor.dtype, as_tensor(of, &tensor.layout)?, x.view)?;
+    }
 
     let given_uids: Vec<Uid> = inputs.iter().flatten().map(|seen| seen.uid).collect();
-    let graph = forward.g.finish()?.part(&[dx], &given_uids)?;
+    let graph = forward.g.finish()?.part(&made, &given_uids)?;
     let is_read = |uid: Uid| graph.nodes.iter().any(|node| node.op.inputs().contains(&uid));
     if let Some(place) =
         (0..MAX_INPUTS).find(|&place| forward.inputs[place].is_some_and(|input| is_read(input.uid) && !given_uids.contains(&input.uid)))
     {
-        let what = format!("the gradient of `{}` with respect to tensor {wanted}, which reads tensor {place}", of.name());
+        let what = format!("the gradient of `{}` with respect to tensor {}, which reads tensor {place}", of.name(), names());
         return Err(unfit(what, "what a gradient reads is saved"));
     }
     // Tensors that the gradient does not read are not bound.

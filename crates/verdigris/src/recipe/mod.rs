@@ -54,7 +54,8 @@ mod view;
 use std::collections::HashMap;
 
 use verdigris_graph::{
-    BinaryOp, CrossEntropySpec, Graph, GraphBuilder, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    BinaryOp, CrossEntropySpec, Graph, GraphBuilder, NormSpec, Normalize, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid,
+    UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -110,6 +111,14 @@ pub enum Function {
     Reduce(ReductionOp, Vec<u32>),
     /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
     Softmax(u32, bool),
+    /// `x, scale?, bias?` → x normalized by the statistics of its rows. With `per_channel` scale and bias are vectors over dim 1; else they broadcast
+    /// to x. The gradients of several of its tensors, drawn together, are one op.
+    Norm {
+        /// Statistics, axes, eps.
+        spec: NormSpec,
+        /// Whether scale and bias have an element for each channel.
+        per_channel: bool,
+    },
     /// `logits, labels` → the loss. Labels have the dims of the logits with 1 at the class axis, or without it.
     CrossEntropy(CrossEntropySpec, LossForm),
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
@@ -232,6 +241,7 @@ impl Function {
             Function::Cast(_) => "cast",
             Function::Reduce(..) => "reduce",
             Function::Softmax(..) => "softmax",
+            Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
             Function::Reshape(_) => "reshape",
@@ -279,10 +289,7 @@ pub struct Recipe {
 /// # Errors
 /// [`Error::Graph`] where an op refuses, [`Error::Operand`] for a tensor that the function cannot take.
 pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Error> {
-    let drawing = Drawing::of(function, given, None)?;
-    let inputs = drawing.inputs.iter().enumerate().filter_map(|(place, input)| Some((input.as_ref()?.uid, place))).collect();
-    let results = drawing.results.into_iter().map(|result| result.outcome).collect();
-    Ok(Recipe { graph: drawing.g.finish()?, inputs, results })
+    Drawing::of(function, given, None)?.finish()
 }
 
 /// Several functions of the same tensors as one graph, whose results stand one behind the other: one plan, one execution, one workspace. A layer's
@@ -308,6 +315,9 @@ pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Erro
 /// Those of [`draw`], of the first function that has one; no function at all.
 pub fn draw_together(functions: &[Function], given: &[Option<Input>]) -> Result<Recipe, Error> {
     let Some((first, others)) = functions.split_first() else { return Err(Error::NoResult) };
+    if let Some(drawing) = gradient::draw_as_one(functions, given)? {
+        return drawing.finish();
+    }
     others.iter().try_fold(draw(first, given)?, |together, function| {
         let Recipe { graph, inputs, results } = draw(function, given)?;
         let (graph, renamed) = together.graph.beside(graph);
@@ -351,7 +361,26 @@ struct Drawing {
     wanted: Option<usize>,
 }
 
+/// A vector over the channels of a tensor.
+fn channels(vector: Input, of: Input, name: &str) -> Result<View, Error> {
+    let (dims, rank) = (vector.layout.dims(), of.layout.rank());
+    if of.layout.dims().get(1).is_none_or(|channels| dims != [*channels]) {
+        return Err(unfit(
+            format_args!("a {name} of dims {dims:?} for {:?}", of.layout.dims()),
+            "it has one dim, with an element for each channel",
+        ));
+    }
+    Ok(View::Channel { rank, axis: 1 })
+}
+
 impl Drawing {
+    /// The graph, what is bound and what it writes.
+    fn finish(self) -> Result<Recipe, Error> {
+        let inputs = self.inputs.iter().enumerate().filter_map(|(place, input)| Some((input.as_ref()?.uid, place))).collect();
+        let results = self.results.into_iter().map(|result| result.outcome).collect();
+        Ok(Recipe { graph: self.g.finish()?, inputs, results })
+    }
+
     /// The drawing of a function; `wanted` is the tensor whose gradient is taken through it.
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
@@ -496,6 +525,19 @@ impl Drawing {
                 let x = self.input_as(0, "x", view)?;
                 let y = self.g.softmax("softmax", x, axis, log)?;
                 self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
+            }
+            Function::Norm { ref spec, per_channel } => {
+                let x = self.input(0, "x")?;
+                let mut vectors = [None; 2];
+                for (place, (vector, name)) in vectors.iter_mut().zip(["scale", "bias"]).enumerate() {
+                    if let Some(given_vector) = self.given[place + 1] {
+                        let view = if per_channel { channels(given_vector, given, name)? } else { View::Same };
+                        *vector = Some(self.input_as(place + 1, name, view)?);
+                    }
+                }
+                let [scale, bias] = vectors;
+                let y = self.g.normalize("norm", Normalize { scale, bias, ..Normalize::new(spec.clone(), x) })?.y;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
             }
             Function::Reshape(ref dims) => {
                 let x = self.input(0, "x")?;

@@ -33,6 +33,8 @@ def _why_not(module):
         return "its forward is not PyTorch's"
     if getattr(module, "parametrizations", None) is not None:
         return "it is parametrized"
+    if getattr(module, "track_running_stats", False):
+        return "it keeps running statistics"
     return None
 
 
@@ -41,8 +43,8 @@ def _stock(kind):
 
 
 def convert(model, *, inplace=False, only=None, skip=()):
-    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, softmax and
-    cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
+    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, layer, RMS, group
+    and instance norm, softmax and cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
     copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.

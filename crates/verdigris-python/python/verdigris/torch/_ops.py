@@ -311,6 +311,10 @@ def _elements_fake(x, attributes):
     return torch.empty_like(x)
 
 
+def _norm_fake(x, scale, bias, attributes):
+    return torch.empty_like(x)
+
+
 def _cross_entropy_fake(logits, labels, attributes):
     rows = labels.shape if parse(attributes).get("reduction", "mean") == "none" else ()
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -392,6 +396,7 @@ max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_p
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
+norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)
 cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from .._errors import GraphError, OutOfRangeError
+from .._errors import GraphError, OutOfRangeError, UnsupportedError
 from . import _ops
 
 
@@ -370,6 +370,74 @@ def elu(input, alpha=1.0, inplace=False):
 def softplus(input, beta=1.0, threshold=20.0):
     """`ln(1 + e^(beta * x)) / beta`, and `x` where `beta * x > threshold`."""
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
+
+
+# Normalization.
+
+
+@_ops.cached
+def norm_attributes(kind, first, rank, groups, eps, channel):
+    """The attributes of a normalization of the dims from `first` on."""
+    words = f"kind={kind} axes={','.join(map(str, range(first, rank)))} eps={float(eps)!r}"
+    return words + (f" groups={groups}" if groups != 1 else "") + (" channel=1" if channel else "")
+
+
+def _over_last(kind, input, normalized_shape, weight, bias, eps):
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(input.shape[-len(shape) :]) != shape or input.dim() < len(shape):
+        raise GraphError(f"normalized_shape is {shape} for an input of {tuple(input.shape)}; it is the input's last dims, at least one")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != shape:
+            raise GraphError(f"{name} has the dims {tuple(vector.shape)}; it has those of normalized_shape, {shape}")
+    return _ops.norm(input, weight, bias, norm_attributes(kind, input.dim() - len(shape), input.dim(), 1, eps, False))
+
+
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dims; see `torch.nn.functional.layer_norm`."""
+    return _over_last("layer", input, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dims. Without an `eps` it is that of the input's type."""
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return _over_last("rms", input, normalized_shape, weight, None, eps)
+
+
+def _of_channels(x, groups, first, weight, bias, eps):
+    channels = x.shape[1]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != (channels,):
+            raise GraphError(f"{name} has the dims {tuple(vector.shape)} for {channels} channels; it has an element for each")
+    return _ops.norm(x, weight, bias, norm_attributes("layer", first, x.dim(), groups, eps, True))
+
+
+def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
+    """Layer norm of each of `num_groups` equal parts of the channels of `[n, c, ...]`; see `torch.nn.functional.group_norm`."""
+    if input.dim() < 2:
+        raise GraphError(f"group_norm of an input of {tuple(input.shape)}; it is [n, c, ...]")
+    if num_groups < 1 or input.shape[1] % num_groups:
+        raise GraphError(f"num_groups is {num_groups} for {input.shape[1]} channels; it divides them")
+    return _of_channels(input, num_groups, 1, weight, bias, eps)
+
+
+def instance_norm(
+    input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
+):
+    """Layer norm of each channel of each image of `[n, c, ...]`; see `torch.nn.functional.instance_norm`.
+
+    Running statistics are not kept: with them, and without the input's own, it is refused.
+    """
+    if not use_input_stats or running_mean is not None or running_var is not None:
+        raise UnsupportedError("instance_norm with running statistics is not computed by this package; it normalizes by the input's own")
+    if input.dim() < 3:
+        raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; it is [n, c, ...] with spatial dims")
+    if input[0, 0].numel() < 2:
+        raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; a channel has more than one element")
+    # Autocast leaves the input's type alone.
+    if torch.is_autocast_enabled(input.device.type):
+        with torch.autocast(input.device.type, enabled=False):
+            return _of_channels(input, 1, 2, weight, bias, eps)
+    return _of_channels(input, 1, 2, weight, bias, eps)
 
 
 # Softmax and losses.
