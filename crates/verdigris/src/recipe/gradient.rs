@@ -156,7 +156,7 @@ impl Drawing {
 #[cfg(test)]
 mod tests {
     use verdigris_graph::pattern::partition;
-    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction};
+    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction, NormKind, NormSpec};
     use verdigris_graph::{Conv, ConvDirection, Graph, Matmul, PoolBackward, PoolMode, PoolWindows, Precision, ReductionOp, UnaryOp};
     use verdigris_tensor::DType;
 
@@ -299,6 +299,34 @@ mod tests {
         let told = draw_together(&[gradient(0), gradient(7)], &given).unwrap_err().to_string();
         assert!(told.contains("tensor 7"), "{told}");
         assert!(draw_together(&[], &given).is_err());
+    }
+
+    /// The gradients of a normalization are one problem, with vectors over the last dim and over channels; each by itself is one too.
+    #[test]
+    fn gradients_of_a_norm_are_one_problem() {
+        let of = |per_channel: bool, axes: &[u32]| Function::Norm { spec: NormSpec::new(NormKind::Layer, axes, 1e-5), per_channel };
+        for (of, x, vector) in [(of(false, &[1]), half(&[6, 8]), half(&[8])), (of(true, &[2, 3]), half(&[2, 4, 3, 5]), half(&[4]))] {
+            let gradient = |with_respect_to| {
+                Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to, saved: ALL.to_vec(), dims: None }))
+            };
+            let given = [x, x, vector, vector];
+            for wanted in [&[0][..], &[1], &[2], &[0, 1], &[1, 2], &[0, 1, 2]] {
+                let functions: Vec<Function> = wanted.iter().map(|&wanted| gradient(wanted)).collect();
+                let recipe = draw_together(&functions, &given).unwrap();
+                let parts = partition(&recipe.graph).unwrap().parts;
+                assert_eq!(parts.iter().map(|part| part.problem.kind()).collect::<Vec<_>>(), ["norm"], "{wanted:?}");
+                let dims: Vec<Vec<u64>> = recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect();
+                let expected = |place: &usize| given[place + 1].unwrap().layout.dims().to_vec();
+                assert_eq!(dims, wanted.iter().map(expected).collect::<Vec<_>>());
+            }
+        }
+        // Those of several calls are several.
+        let other = Function::Norm { spec: NormSpec::new(NormKind::Rms, &[1], 1e-5), per_channel: false };
+        let gradient =
+            |of: &Function| Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to: 0, saved: ALL.to_vec(), dims: None }));
+        let (x, vector) = (half(&[6, 8]), half(&[8]));
+        let both = draw_together(&[gradient(&of(false, &[1])), gradient(&other)], &[x, x, vector]).unwrap();
+        assert_eq!(both.graph.nodes.len(), 2);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //! unless the function says otherwise. A gradient lies as its tensor does.
 //!
 //! ```
-//! use verdigris::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Recipe, Saved, Targets, draw};
-//! use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, Precision, UnaryOp};
+//! use verdigris::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Recipe, Saved, Targets, draw, draw_together};
+//! use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, NormKind, NormSpec, Precision, UnaryOp};
 //!
 //! let x = Input { dtype: DType::F16, layout: Layout::row_major(&[2, 3])?, alignment_bytes: None };
 //! let recipe = draw(&Function::Activation(UnaryOp::Relu), &[Some(x)])?;
@@ -29,6 +29,17 @@
 //! // Against a probability for each class.
 //! let loss = Function::ClassLoss(spec, Targets::Probabilities);
 //! assert_eq!(draw(&loss, &[input(DType::F32, &[8, 10])?, input(DType::F32, &[8, 10])?])?.results[0].layout.dims(), [0; 0]);
+//!
+//! // Layer norm over the last dim, and the gradients of its input and its scale: one op.
+//! let spec = NormSpec::new(NormKind::Layer, &[1], 1e-5);
+//! let norm = Function::Norm { spec, per_channel: false };
+//! let (x, scale) = (input(DType::F16, &[8, 10])?, input(DType::F16, &[10])?);
+//! assert_eq!(draw(&norm, &[x, scale, scale])?.results[0].layout.dims(), [8, 10]);
+//! let gradients = [0, 1].map(|with_respect_to| {
+//!     let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+//!     Function::Gradient(Box::new(Gradient { of: norm.clone(), with_respect_to, saved, dims: None }))
+//! });
+//! assert_eq!(draw_together(&gradients, &[x, x, scale, scale])?.graph.nodes.len(), 1);
 //!
 //! // The gradient of ReLU: dy, and what was saved of the call.
 //! let gradient = Gradient { of: Function::Activation(UnaryOp::Relu), with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };
