@@ -21,11 +21,13 @@ pub enum Engine {
     Movement,
     /// Normalization and its gradient.
     Norm,
+    /// Batch normalization, its gradient, and statistics of channels.
+    BatchNorm,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 8] = [
+    pub const ALL: [Engine; 9] = [
         Engine::Gemm,
         Engine::ConvGemm,
         Engine::Pointwise,
@@ -34,6 +36,7 @@ impl Engine {
         Engine::Softmax,
         Engine::Movement,
         Engine::Norm,
+        Engine::BatchNorm,
     ];
 
     /// The stable id.
@@ -47,6 +50,7 @@ impl Engine {
             Engine::Softmax => "cpu.softmax",
             Engine::Movement => "cpu.movement",
             Engine::Norm => "cpu.norm",
+            Engine::BatchNorm => "cpu.batch_norm",
         }
     }
 
@@ -61,6 +65,7 @@ impl Engine {
             Engine::Softmax => 6,
             Engine::Movement => 7,
             Engine::Norm => 8,
+            Engine::BatchNorm => 9,
         }
     }
 }

@@ -23,6 +23,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod batch_norm;
 mod bindings;
 mod contraction;
 mod conv;

@@ -576,6 +576,9 @@ impl GraphBuilder {
                 Op::Pool(pool) => vec![&mut pool.index],
                 Op::Normalize(norm) => vec![&mut norm.sum, &mut norm.mean, &mut norm.inv],
                 Op::NormalizeBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias],
+                Op::BatchNorm(norm) => vec![&mut norm.mean, &mut norm.inv],
+                Op::BatchNormBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias, &mut back.dadd],
+                Op::BatchNormStatistics(statistics) => vec![&mut statistics.m2],
                 _ => continue,
             };
             for output in optional {

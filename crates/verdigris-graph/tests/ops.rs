@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key,
-    LossReduction, Matmul, Movement, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode,
-    PoolWindows, Precision, Real, ReductionOp, Role, TensorDesc, TernaryOp, Uid, UnaryOp, json,
+    BatchNorm, BatchNormBackward, BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph,
+    GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Op,
+    PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -185,6 +185,27 @@ fn everything() -> Result<Graph, Error> {
             }
         }
     }
+    let vector = |g: &mut GraphBuilder, name: &str| g.tensor(name, DType::F32, rows(&[1, 4, 1, 1]));
+    let [scale, bias, running_mean, running_var] = ["scale", "bias", "running mean", "running var"].map(|name| vector(&mut g, name));
+    let norm = BatchNorm { relu: true, scale: Some(scale), bias: Some(bias), add: Some(x), ..BatchNorm::new(x, 1e-5) };
+    let norm = BatchNorm { running_mean: Some(running_mean), running_var: Some(running_var), ..norm };
+    let normed = g.batch_norm("norm", norm)?;
+    g.store(normed.y, "normed", DType::F16)?;
+    for (i, uid) in [Some(normed.mean), Some(normed.inv), normed.next_mean, normed.next_var].into_iter().flatten().enumerate() {
+        g.store(uid, &format!("statistic {i}"), DType::F32)?;
+    }
+    for (i, (y, bias)) in [(Some(normed.y), None), (None, Some(bias))].into_iter().enumerate() {
+        let back = BatchNormBackward { relu: true, scale: Some(scale), y, bias, ..BatchNormBackward::new(x, x, normed.mean, normed.inv) };
+        let (dx, dscale, dbias, dadd) = g.batch_norm_backward(&format!("norm back {i}"), back)?;
+        for (what, uid) in [("dx", Some(dx)), ("dscale", Some(dscale)), ("dbias", Some(dbias)), ("dadd", dadd)] {
+            if let Some(uid) = uid {
+                g.store(uid, &format!("{what} of norm {i}"), DType::F32)?;
+            }
+        }
+    }
+    let (mean, m2) = g.batch_norm_statistics("moments", x)?;
+    g.store(mean, "mean of moments", DType::F32)?;
+    g.store(m2, "m2", DType::F32)?;
 
     let turned = g.transpose("transpose", logits, &[1, 0])?;
     let part = g.slice("slice", turned, &[1, 0], &[10, 5], &[3, 2])?;
@@ -351,9 +372,43 @@ fn uids_are_visited_in_one_order() -> TestResult {
 }
 
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
-    const FIELDS: [&str; 29] = [
-        "a", "b", "c", "d", "x", "y", "z", "t", "w", "index", "dy", "dx", "logits", "labels", "loss", "dloss", "lse", "dlogits", "bound",
-        "xs", "residual", "scale", "bias", "sum", "mean", "inv", "dsum", "dscale", "dbias",
+    const FIELDS: [&str; 36] = [
+        "a",
+        "b",
+        "c",
+        "d",
+        "x",
+        "y",
+        "z",
+        "t",
+        "w",
+        "index",
+        "dy",
+        "dx",
+        "logits",
+        "labels",
+        "loss",
+        "dloss",
+        "lse",
+        "dlogits",
+        "bound",
+        "xs",
+        "residual",
+        "scale",
+        "bias",
+        "sum",
+        "mean",
+        "inv",
+        "dsum",
+        "dscale",
+        "dbias",
+        "add",
+        "running_mean",
+        "running_var",
+        "next_mean",
+        "next_var",
+        "dadd",
+        "m2",
     ];
     match value {
         serde_json::Value::Object(map) => {

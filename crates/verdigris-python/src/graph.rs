@@ -3,8 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients,
-    NormKind, NormSpec, Normalize, NormalizeBackward, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Real, TernaryOp,
+    BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder,
+    HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, OperandScale, PoolBackward,
+    PoolMode, PoolWindows, Precision, Real, TernaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -498,6 +499,67 @@ impl Graph {
     #[pyo3(signature = (y, dy, axis, log = false, *, name = "softmax_backward"))]
     fn softmax_backward(&mut self, y: Uid, dy: Uid, axis: u32, log: bool, name: &str) -> PyResult<Uid> {
         self.builder()?.softmax_backward(name, y.0, dy.0, axis, log).map(Uid).map_err(refuse)
+    }
+
+    /// Batch normalization of `x`, `[n, c, spatial...]`, in training: `(y, mean, inv, next_mean, next_var)`. All but `x`, `y` and `add` are
+    /// `[1, c, 1...]`; without running statistics there are no next ones, with them these have to be stored.
+    #[pyo3(signature = (x, scale = None, bias = None, *, add = None, running_mean = None, running_var = None, momentum = 0.1, eps = 1e-5,
+        relu = false, name = "batch_norm"))]
+    fn batch_norm(
+        &mut self,
+        x: Uid,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        add: Option<Uid>,
+        running_mean: Option<Uid>,
+        running_var: Option<Uid>,
+        momentum: f64,
+        eps: f64,
+        relu: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
+        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
+        let norm = BatchNorm {
+            momentum: Real(momentum),
+            relu,
+            scale: of(scale),
+            bias: of(bias),
+            add: of(add),
+            running_mean: of(running_mean),
+            running_var: of(running_var),
+            ..BatchNorm::new(x.0, eps)
+        };
+        let BatchNormed { y, mean, inv, next_mean, next_var } = self.builder()?.batch_norm(name, norm).map_err(refuse)?;
+        Ok((Uid(y), Uid(mean), Uid(inv), next_mean.map(Uid), next_var.map(Uid)))
+    }
+
+    /// The gradients of batch normalization: `(dx, dscale, dbias, dadd)`, the last with `relu` alone. With `relu`, `y` (needed where something was
+    /// added) or `bias` tells what passed.
+    #[pyo3(signature = (dy, x, mean, inv, *, scale = None, bias = None, y = None, relu = false, name = "batch_norm_backward"))]
+    fn batch_norm_backward(
+        &mut self,
+        dy: Uid,
+        x: Uid,
+        mean: Uid,
+        inv: Uid,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        y: Option<Uid>,
+        relu: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>)> {
+        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
+        let back =
+            BatchNormBackward { relu, y: of(y), scale: of(scale), bias: of(bias), ..BatchNormBackward::new(dy.0, x.0, mean.0, inv.0) };
+        let (dx, dscale, dbias, dadd) = self.builder()?.batch_norm_backward(name, back).map_err(refuse)?;
+        Ok((Uid(dx), Uid(dscale), Uid(dbias), dadd.map(Uid)))
+    }
+
+    /// The mean of each channel of `x`, `[n, c, spatial...]`, and the sum of squared deviations from it: `(mean, m2)`, `[1, c, 1...]`.
+    #[pyo3(signature = (x, *, name = "batch_norm_statistics"))]
+    fn batch_norm_statistics(&mut self, x: Uid, name: &str) -> PyResult<(Uid, Uid)> {
+        let (mean, m2) = self.builder()?.batch_norm_statistics(name, x.0).map_err(refuse)?;
+        Ok((Uid(mean), Uid(m2)))
     }
 
     /// The cross-entropy of `logits` and integer `labels` (the dims of the logits with 1 at the class axis) and each row's log-sum-exp:

@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormKind,
-    NormSpec, Normalize, Op, OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    BatchNorm, BatchNormBackward, BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar,
+    LossReduction, Matmul, NormKind, NormSpec, Normalize, Op, OperandScale, Pointwise, PoolMode, PoolWindows, Precision, Real, ReductionOp,
+    TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::data::{Distribution, Random, graph_inputs};
 use verdigris_reference::fuzz;
@@ -376,6 +377,55 @@ fn pooling() {
         let pool = verdigris_graph::PoolBackward { mode: average(true), windows, dy, x: None, index: None, dx: Uid(0) };
         Ok((vec![g.pool_backward("back", pool, &[2, 2, 6, 7])?], vec![dy]))
     });
+}
+
+#[test]
+fn batch_norm() {
+    let vectors = |g: &mut GraphBuilder| ["scale", "bias"].map(|name| input(g, name, &[1, 3, 1, 1]));
+    for relu in [false, true] {
+        for add in [false, true] {
+            hold("batch norm", |g| {
+                let (x, z, [scale, bias]) = (input(g, "x", &[4, 3, 2, 3]), input(g, "z", &[4, 3, 2, 3]), vectors(g));
+                let add = add.then_some(z);
+                let norm = BatchNorm { relu, scale: Some(scale), bias: Some(bias), add, ..BatchNorm::new(x, 1e-3) };
+                let y = g.batch_norm("norm", norm)?.y;
+                Ok((vec![y], [x, scale, bias].into_iter().chain(add).collect()))
+            });
+        }
+    }
+    hold("batch norm without a scale", |g| {
+        let x = input(g, "x", &[7, 3]);
+        Ok((vec![g.batch_norm("norm", BatchNorm::new(x, 1e-3))?.y], vec![x]))
+    });
+    // What is stored narrow is formed again.
+    hold("batch norm with statistics of bf16", |g| {
+        let x = input(g, "x", &[7, 3]);
+        let normed = g.batch_norm("norm", BatchNorm::new(x, 1e-3))?;
+        g.store(normed.mean, "mean", DType::Bf16)?;
+        g.store(normed.inv, "inv", DType::Bf16)?;
+        Ok((vec![normed.y], vec![x]))
+    });
+    hold("statistics", |g| {
+        let x = input(g, "x", &[5, 3, 4]);
+        let (mean, m2) = g.batch_norm_statistics("moments", x)?;
+        Ok((vec![mean, m2], vec![x]))
+    });
+    hold("batch norm with statistics that are given", |g| {
+        let (x, [scale, bias]) = (input(g, "x", &[2, 3, 2, 2]), vectors(g));
+        let (mean, var) = (g.tensor("mean", F64, rows(&[1, 3, 1, 1])), g.tensor("var", F64, rows(&[1, 3, 1, 1])));
+        Ok((vec![g.batch_norm_inference("norm", x, [mean, var], Some(scale), Some(bias), 4.0)?], vec![x, scale, bias]))
+    });
+    let (op, _) = refusal(|g| {
+        let (x, dy) = (input(g, "x", &[4, 3]), input(g, "dy", &[4, 3]));
+        let (mean, inv) = (input(g, "mean", &[1, 3]), input(g, "inv", &[1, 3]));
+        Ok((g.batch_norm_backward("back", BatchNormBackward::new(dy, x, mean, inv))?.0, x))
+    });
+    assert_eq!(op, "back");
+    let (op, _) = refusal(|g| {
+        let x = input(g, "x", &[4, 3]);
+        Ok((g.batch_norm("norm", BatchNorm::new(x, 1e-3))?.inv, x))
+    });
+    assert_eq!(op, "norm");
 }
 
 #[test]

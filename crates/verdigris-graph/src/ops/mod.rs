@@ -2,6 +2,7 @@
 //!
 //! [`each_op`](crate::each_op) is the list of them, from which [`Op`](crate::Op) is made and what each crate must have for an op.
 
+pub mod batch_norm;
 pub mod conv;
 pub mod matmul;
 pub mod movement;
@@ -13,6 +14,7 @@ pub mod softmax;
 
 /// What the crate shows of each op at its root.
 pub(crate) mod names {
+    pub use super::batch_norm::{BatchNorm, BatchNormBackward, BatchNormStatistics, BatchNormed, Moments};
     pub use super::conv::{Conv, ConvDirection, ConvMode};
     pub use super::matmul::{Matmul, OperandScale, Precision};
     pub use super::movement::Movement;
@@ -69,6 +71,12 @@ macro_rules! each_op {
             Normalize,
             /// The gradient of normalization.
             NormalizeBackward,
+            /// Batch normalization in training.
+            BatchNorm,
+            /// The gradient of batch normalization.
+            BatchNormBackward,
+            /// Mean and squared deviations of channels.
+            BatchNormStatistics,
             /// The same values in other places.
             Movement,
         }

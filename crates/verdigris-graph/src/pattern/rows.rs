@@ -8,7 +8,10 @@ use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
 use crate::ops::softmax::CrossEntropySpec;
-use crate::problem::{Loss, NormPass, NormProblem, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View, Windows};
+use crate::problem::{
+    BatchNormProblem, ChannelFunction, Loss, NormPass, NormProblem, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View,
+    Windows,
+};
 use crate::tensor::Uid;
 
 use super::Subgraph;
@@ -83,6 +86,49 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 })
             })
         }
+        Op::BatchNorm(op) => {
+            let read: Vec<Uid> = [op.scale, op.bias, op.add, op.running_mean, op.running_var].into_iter().flatten().chain([op.x]).collect();
+            channels(cut, op.x, &read, |view| {
+                Ok(ChannelFunction::Forward {
+                    eps: op.eps,
+                    momentum: op.momentum,
+                    relu: op.relu,
+                    x: view(op.x)?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    add: op.add.map(&mut *view).transpose()?,
+                    running_mean: op.running_mean.map(&mut *view).transpose()?,
+                    running_var: op.running_var.map(&mut *view).transpose()?,
+                    y: view(op.y)?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                    next_mean: op.next_mean.map(&mut *view).transpose()?,
+                    next_var: op.next_var.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::BatchNormBackward(op) => {
+            let read: Vec<Uid> = [op.y, op.scale, op.bias].into_iter().flatten().chain([op.dy, op.x, op.mean, op.inv]).collect();
+            channels(cut, op.x, &read, |view| {
+                Ok(ChannelFunction::Backward {
+                    relu: op.relu,
+                    dy: view(op.dy)?,
+                    x: view(op.x)?,
+                    y: op.y.map(&mut *view).transpose()?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    mean: view(op.mean)?,
+                    inv: view(op.inv)?,
+                    dx: op.dx.map(&mut *view).transpose()?,
+                    dscale: op.dscale.map(&mut *view).transpose()?,
+                    dbias: op.dbias.map(&mut *view).transpose()?,
+                    dadd: op.dadd.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::BatchNormStatistics(op) => channels(cut, op.x, &[op.x], |view| {
+            Ok(ChannelFunction::Statistics { x: view(op.x)?, mean: view(op.mean)?, m2: op.m2.map(view).transpose()? })
+        }),
         other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
     }
 }
@@ -97,6 +143,33 @@ fn computed(cut: &Cut<'_>, read: &[Uid]) -> Result<DType, Error> {
 
 type Viewer<'v> = &'v mut dyn FnMut(Uid) -> Result<View, Error>;
 
+/// The problem of a function of channels, which the second dim of `whole` numbers.
+fn channels(
+    cut: &Cut<'_>,
+    whole: Uid,
+    read: &[Uid],
+    function: impl FnOnce(Viewer<'_>) -> Result<ChannelFunction, Error>,
+) -> Result<Subgraph, Error> {
+    let dims = cut.tensor(whole)?.layout.dims().to_vec();
+    let mut slots = Slots::default();
+    let function = function(&mut |uid| over_with_last(cut, uid, &dims, 1, &mut slots))?;
+    let mut rows = dims;
+    let channels = rows.remove(1);
+    let mut problem = BatchNormProblem { rows, channels, compute: computed(cut, read)?, function }.canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::BatchNorm(problem), bindings })
+}
+
+/// A tensor over these dims, of which `last` comes to stand last.
+fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mut Slots) -> Result<View, Error> {
+    let seen = cut.see(uid)?;
+    let slot = slots.slot(seen.uid);
+    let mut view = seen.over(dims, slot);
+    let along = view.strides.remove(last);
+    view.strides.push(along);
+    Ok(view)
+}
+
 fn rows(
     cut: &Cut<'_>,
     axis: u32,
@@ -107,14 +180,7 @@ fn rows(
     let dims = cut.tensor(whole)?.layout.dims().to_vec();
     let axis = axis as usize;
     let mut slots = Slots::default();
-    let function = function(&mut |uid| {
-        let seen = cut.see(uid)?;
-        let slot = slots.slot(seen.uid);
-        let mut view = seen.over(&dims, slot);
-        let along = view.strides.remove(axis);
-        view.strides.push(along);
-        Ok(view)
-    })?;
+    let function = function(&mut |uid| over_with_last(cut, uid, &dims, axis, &mut slots))?;
     let mut rows = dims;
     let extent = rows.remove(axis);
     let mut problem = SoftmaxProblem { rows, extent, compute: computed(cut, read)?, function }.canonical()?;

@@ -3,6 +3,7 @@
 //! One file a kind, with its formula. What a problem reads and writes is known by slots, numbered from 0 in the order that the kind's page
 //! gives; an operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
 
+mod batch_norm;
 mod chain;
 mod conv;
 mod gemm;
@@ -24,6 +25,7 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
+pub use batch_norm::{BatchNormProblem, ChannelFunction};
 pub use chain::{Chain, ChainStep, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub(crate) use gemm::blocks;
@@ -65,6 +67,8 @@ pub enum Problem {
     Pool(PoolProblem),
     /// Normalization and its gradient.
     Norm(NormProblem),
+    /// Batch normalization, its gradient, and statistics of channels.
+    BatchNorm(BatchNormProblem),
 }
 
 /// How a problem uses a buffer.
@@ -122,6 +126,7 @@ impl Problem {
             Problem::Softmax(_) => "softmax",
             Problem::Pool(_) => "pool",
             Problem::Norm(_) => "norm",
+            Problem::BatchNorm(_) => "batch_norm",
         }
     }
 
@@ -138,6 +143,7 @@ impl Problem {
             Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
             Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
             Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
+            Problem::BatchNorm(problem) => problem.canonical().map(Problem::BatchNorm),
         }
     }
 
@@ -147,7 +153,9 @@ impl Problem {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
             // Their engines repeat bit for bit whether asked to or not.
-            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) => Determinism::Repeatable,
+            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => {
+                Determinism::Repeatable
+            }
         }
     }
 
@@ -161,6 +169,7 @@ impl Problem {
             Problem::Softmax(problem) => problem.slots(),
             Problem::Pool(problem) => problem.slots(),
             Problem::Norm(problem) => problem.slots(),
+            Problem::BatchNorm(problem) => problem.slots(),
         }
     }
 
@@ -174,6 +183,7 @@ impl Problem {
             Problem::Softmax(problem) => problem.flops(),
             Problem::Pool(problem) => problem.flops(),
             Problem::Norm(problem) => problem.flops(),
+            Problem::BatchNorm(problem) => problem.flops(),
         }
     }
 
@@ -187,6 +197,7 @@ impl Problem {
             Problem::Softmax(problem) => problem.is_empty(),
             Problem::Pool(problem) => problem.is_empty(),
             Problem::Norm(problem) => problem.is_empty(),
+            Problem::BatchNorm(problem) => problem.is_empty(),
         }
     }
 
@@ -203,6 +214,7 @@ impl Problem {
             Problem::Softmax(problem) => problem.buffers(),
             Problem::Pool(problem) => problem.buffers(),
             Problem::Norm(problem) => problem.buffers(),
+            Problem::BatchNorm(problem) => problem.buffers(),
         }
     }
 
@@ -213,7 +225,7 @@ impl Problem {
             Problem::Conv(problem) => problem.scalars(),
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) => Vec::new(),
+            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => Vec::new(),
         }
     }
 }

@@ -45,7 +45,10 @@
 //! `none`; a bias with `layer` alone), `vector` (their type), `eps`, `zero_centred`, `residual` (with its sum; of a gradient `dsum`), `statistics`
 //! (written; of a gradient given). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
 //! `{ pad = { before, after, value } }`, `{ concat = { axis, count } }`, `{ reshape = [6] }`, `{ broadcast = [2, 3] }`; and `dims`.
+//! **`batch_norm.toml`**: `ops` (`statistics`, `forward`, `backward`, with `_relu`, `_add` and `_add_relu` behind them, `_plain` without what may be left
+//! out, `backward_sums` without dx), `dims`, `of_channels` (the type of what belongs to channels, default f32), `eps`.
 
+mod batch_norm;
 mod conv;
 mod movement;
 mod norm;
@@ -82,7 +85,7 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 7] = ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement"];
+pub const FAMILIES: [&str; 8] = ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -106,11 +109,12 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "softmax" => read::<softmax::Group>(family, text),
         "norm" => read::<norm::Group>(family, text),
         "movement" => read::<movement::Group>(family, text),
+        "batch_norm" => read::<batch_norm::Group>(family, text),
         _ => Err(CaseError::Field {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm or movement",
+            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement or batch_norm",
         }),
     }
 }
