@@ -158,6 +158,11 @@ fn pooling() {
 }
 
 #[test]
+fn batch_norm() {
+    family("batch_norm");
+}
+
+#[test]
 fn softmax() {
     family("softmax");
 }

@@ -32,6 +32,7 @@ pub(crate) const EMBEDDED: &[(&str, &str)] = &[
     ("softmax", include_str!("../../../cases/softmax.toml")),
     ("norm", include_str!("../../../cases/norm.toml")),
     ("movement", include_str!("../../../cases/movement.toml")),
+    ("batch_norm", include_str!("../../../cases/batch_norm.toml")),
 ];
 
 /// Options of `check graphs`.

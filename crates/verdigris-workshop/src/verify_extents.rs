@@ -28,7 +28,7 @@ use crate::classes::class;
 use crate::verify::{Fault, panic_text, schedule_of};
 
 /// The problems, by family.
-const PROBLEMS: [(&str, &str); 7] = [
+const PROBLEMS: [(&str, &str); 8] = [
     ("conv", include_str!("../../../cases/extents/conv.toml")),
     ("pointwise", include_str!("../../../cases/extents/pointwise.toml")),
     ("movement", include_str!("../../../cases/extents/movement.toml")),
@@ -36,6 +36,7 @@ const PROBLEMS: [(&str, &str); 7] = [
     ("pool", include_str!("../../../cases/extents/pool.toml")),
     ("softmax", include_str!("../../../cases/extents/softmax.toml")),
     ("norm", include_str!("../../../cases/extents/norm.toml")),
+    ("batch_norm", include_str!("../../../cases/extents/batch_norm.toml")),
 ];
 /// Bytes wherever no element lies: NaN in every floating-point type.
 const BETWEEN: u8 = 0xff;
