@@ -264,6 +264,7 @@ mod tests {
     /// Each engine with the stretched problems that it takes, and those that it refuses by reason: whoever takes fewer says why here.
     #[rustfmt::skip]
     const EXPECTED: &[Share] = &[
+        ("batch_norm.channels", 116, &[]),
         ("conv.depthwise", 30, &[("extent", 167)]),
         ("conv.direct", 197, &[]),
         ("conv.grouped", 96, &[("alignment", 22), ("dtype", 15), ("extent", 19), ("layout", 45)]),

@@ -4,11 +4,13 @@
 //! how its results lie is told by [`verdigris::recipe`].
 
 use pyo3::PyResult;
-use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets};
+use verdigris::recipe::{
+    self, BatchNormGradient, BatchNormSpec, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets,
+};
 use verdigris_graph::{CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
-use super::MAX_OUTPUTS;
+use super::MAX_GRADIENTS;
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
 use crate::policy::Policy;
@@ -44,10 +46,18 @@ pub(crate) enum Function {
     /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function. With several places behind `wrt=` as many gradients,
     /// computed together; each of those tensors is saved.
     Gradient,
+    /// `x, scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)`; the running statistics are
+    /// replaced. `eps= momentum= relu=0|1`.
+    BatchNorm,
+    /// `dy, x, scale?, mean, inv, y or bias` → the gradients of `x`, the scale, the bias and what was added, each with a 1 in `wanted=1110`. `relu=0|1`,
+    /// `result=1` where the last tensor is y.
+    BatchNormBackward,
+    /// `x, mean, var, scale?, bias?, add?` → y. `eps= relu=0|1`.
+    BatchNormInference,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 12] = [
+    pub(crate) const ALL: [Function; 15] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -60,6 +70,9 @@ impl Function {
         Function::CrossEntropy,
         Function::ClassLoss,
         Function::Gradient,
+        Function::BatchNorm,
+        Function::BatchNormBackward,
+        Function::BatchNormInference,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -74,6 +87,7 @@ impl Function {
             Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
             Function::ConvNorm => (8, false),
             Function::ConvDgrad => (3, true),
+            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
         }
@@ -86,6 +100,8 @@ impl Function {
             Function::ConvNorm => Some(Autocast::LowerOperands),
             Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
+            // Statistics are f32 whatever the input is.
+            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
         }
     }
 
@@ -98,6 +114,9 @@ impl Function {
             }
             Function::MaxPool => &[Result(1)],
             Function::AveragePool | Function::ConvNorm => &[],
+            // Their gradients are functions of their own, or none.
+            Function::BatchNorm | Function::BatchNormBackward => &[],
+            Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
@@ -121,6 +140,9 @@ impl Function {
             Function::CrossEntropy => "cross_entropy",
             Function::ClassLoss => "class_loss",
             Function::Gradient => "gradient",
+            Function::BatchNorm => "batch_norm",
+            Function::BatchNormBackward => "batch_norm_backward",
+            Function::BatchNormInference => "batch_norm_inference",
         }
     }
 }
@@ -261,7 +283,7 @@ impl Function {
             return Ok(vec![self.plainly_told(attributes, given, Extents::Spatial(extents), policy)?]);
         }
         let places = Attributes(attributes.split_once('|').map_or("", |(head, _)| head)).list("wrt")?.unwrap_or_else(|| vec![0]);
-        if !(1..=MAX_OUTPUTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
+        if !(1..=MAX_GRADIENTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
             let what = format!("{} gradients of tensors of dims {extents:?}", places.len());
             return Err(unfit(what, "a call computes up to three; of several, every tensor is saved and tells its dims"));
         }
@@ -311,6 +333,22 @@ impl Function {
             Function::ClassLoss => {
                 let probable = attributes.get("targets") == Some("probabilities");
                 F::ClassLoss(loss(attributes)?, if probable { Targets::Probabilities } else { Targets::Labels })
+            }
+            Function::BatchNorm => F::BatchNorm(BatchNormSpec {
+                eps: Real(attributes.one("eps", 1e-5)?),
+                momentum: Real(attributes.one("momentum", 0.1)?),
+                relu: attributes.one("relu", 0_u8)? != 0,
+            }),
+            Function::BatchNormBackward => {
+                let wanted = attributes.get("wanted").unwrap_or("1110").as_bytes();
+                F::BatchNormBackward(BatchNormGradient {
+                    relu: attributes.one("relu", 0_u8)? != 0,
+                    reads_result: attributes.one("result", 0_u8)? != 0,
+                    wanted: std::array::from_fn(|i| wanted.get(i) == Some(&b'1')),
+                })
+            }
+            Function::BatchNormInference => {
+                F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), relu: attributes.one("relu", 0_u8)? != 0 }
             }
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })

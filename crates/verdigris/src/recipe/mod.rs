@@ -56,6 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod batch_norm;
 mod gradient;
 mod loss;
 mod pool;
@@ -71,6 +72,7 @@ use verdigris_graph::{
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
+pub use batch_norm::{BatchNormGradient, BatchNormSpec};
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
@@ -135,6 +137,18 @@ pub enum Function {
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
+    /// `x [n, c, …], scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)` in f32 or f64. The
+    /// running statistics are replaced where they lie ([`Outcome::in_place_of`]). What belongs to channels has the dims `[c]`.
+    BatchNorm(BatchNormSpec),
+    /// `dy, x, scale?, mean, inv, y or bias` → the gradients that are wanted.
+    BatchNormBackward(BatchNormGradient),
+    /// `x, mean, var, scale?, bias?, add?` → `(x − mean) / √(var + eps) · scale + bias + add`, at least 0 with `relu`. Composed of other ops.
+    BatchNormInference {
+        /// Added to the variance before its root.
+        eps: Real,
+        /// Whether the result is at least 0.
+        relu: bool,
+    },
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),
     /// `dy, …` → the gradient of a function.
@@ -255,6 +269,9 @@ impl Function {
             Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
+            Function::BatchNorm(_) => "batch_norm",
+            Function::BatchNormBackward(_) => "batch_norm_backward",
+            Function::BatchNormInference { .. } => "batch_norm_inference",
             Function::Reshape(_) => "reshape",
             Function::Gradient(_) => "gradient",
         }
@@ -281,6 +298,8 @@ pub struct Outcome {
     pub dtype: DType,
     /// Its dims and strides.
     pub layout: Layout,
+    /// The place of the tensor read in whose memory it is to lie, on a device that allows it; elsewhere it is copied there.
+    pub in_place_of: Option<usize>,
 }
 
 /// A function's graph, and which of its tensors is which.
@@ -407,6 +426,7 @@ impl Drawing {
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
+            Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             _ => d.elements(function)?,
         }
@@ -482,7 +502,20 @@ impl Drawing {
     fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout, view: View) -> Result<(), Error> {
         let stored = view.of(&layout)?.ok_or_else(|| unfit(format_args!("`{name}` of {layout}"), "a result is packed"))?;
         self.g.store_as(uid, name, dtype, stored)?;
-        self.results.push(Stored { outcome: Outcome { uid, dtype, layout }, view });
+        self.results.push(Stored { outcome: Outcome { uid, dtype, layout, in_place_of: None }, view });
+        Ok(())
+    }
+
+    /// Stores a result in the place of a tensor that is read under a view.
+    fn store_in_place_of(&mut self, uid: Uid, place: usize, name: &str, view: View) -> Result<(), Error> {
+        let Input { dtype, layout, alignment_bytes } = self.given(place)?;
+        self.store_as(uid, name, dtype, layout, view)?;
+        if let Some(bytes) = alignment_bytes {
+            self.g.align(uid, bytes.max(dtype.bytes() as u64))?;
+        }
+        if let Some(stored) = self.results.last_mut() {
+            stored.outcome.in_place_of = Some(place);
+        }
         Ok(())
     }
 

@@ -440,6 +440,80 @@ def instance_norm(
     return _of_channels(input, 1, 2, weight, bias, eps)
 
 
+# Batch normalization.
+
+
+@_ops.cached
+def _norm_words(eps, momentum, relu):
+    return f"eps={float(eps)!r} momentum={float(momentum)!r} relu={int(relu)}"
+
+
+def _check_norm(x, statistics, training):
+    if x.dim() < 2:
+        raise GraphError(f"batch normalization of {tuple(x.shape)}; it has the dims [n, c, ...]")
+    if training:
+        # As PyTorch: a channel of one value has no deviation.
+        if x.numel() == x.shape[1] != 0:
+            raise GraphError(f"training on {tuple(x.shape)}, which has one value per channel; there have to be more")
+    elif any(statistic is None for statistic in statistics):
+        raise GraphError("running_mean and running_var are missing; without training they are what is normalized with")
+
+
+def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """`(x - mean) / sqrt(var + eps) * weight + bias` of each channel of `x [n, c, ...]`; see `torch.nn.functional.batch_norm`.
+
+    With `training` by the batch's own statistics, of which `running_mean` and `running_var` take the part `momentum`, in place and without a wait; else by
+    the running ones.
+    """
+    return batch_norm_act(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
+
+
+def batch_norm_act(
+    input, running_mean, running_var, weight=None, bias=None, *, training=False, momentum=0.1, eps=1e-5, add=None, activation=None
+):
+    """Batch normalization with what often stands behind it, in the same pass over memory: `activation(batch_norm(x) + add)`.
+
+    `add`: a tensor of the dims of `x`. `activation`: `"relu"` or `None`. The gradient is one call too, and reads the result only where something
+    was added.
+    """
+    _check_norm(input, (running_mean, running_var), training)
+    if activation not in (None, "relu"):
+        raise GraphError(f"activation is '{activation}'; it is 'relu' or None")
+    words = _norm_words(eps, momentum, activation is not None)
+    if training:
+        return _ops.batch_norm(input, weight, bias, add, running_mean, running_var, words)[0]
+    tensors = (input, running_mean, running_var, weight, bias, add)
+    if activation is None or add is None or not _wants_gradient(tensors):
+        return _ops.batch_norm_inference(*tensors, words)
+    # Of what was added the gradient needs the result, which that of ReLU by itself keeps.
+    return relu(_ops.batch_norm_inference(*tensors, _norm_words(eps, momentum, False)))
+
+
+def _wants_gradient(tensors):
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def batch_norm_module(module, x, add=None, activation=None):
+    """The forward of `torch.nn.BatchNorm1d` to `BatchNorm3d`, with what `batch_norm_act` puts behind it."""
+    module._check_input_dim(x)
+    training = module.training or module.running_mean is None and module.running_var is None
+    statistics = (module.running_mean, module.running_var) if not module.training or module.track_running_stats else (None, None)
+    momentum, count = module.momentum, module.num_batches_tracked
+    is_counted = module.training and module.track_running_stats and count is not None
+    if is_counted:
+        count.add_(1)
+    if momentum is None and is_counted:
+        # The mean of all batches so far: the new one's part is one in their number, which stays where it is.
+        batch = [torch.zeros_like(statistic) for statistic in statistics]
+        run = dict(training=True, momentum=1.0, eps=module.eps, add=add, activation=activation)
+        y = batch_norm_act(x, *batch, module.weight, module.bias, **run)
+        for statistic, value in zip(statistics, batch):
+            statistic.lerp_(value, count.reciprocal().to(statistic.dtype))
+        return y
+    run = dict(training=training, momentum=momentum or 0.0, eps=module.eps, add=add, activation=activation)
+    return batch_norm_act(x, *statistics, module.weight, module.bias, **run)
+
+
 # Softmax and losses.
 
 

@@ -132,6 +132,9 @@ def _instance(m, x):
 InstanceNorm1d, InstanceNorm2d, InstanceNorm3d = (
     _module(base, _instance) for base in (_nn.InstanceNorm1d, _nn.InstanceNorm2d, _nn.InstanceNorm3d)
 )
+BatchNorm1d, BatchNorm2d, BatchNorm3d = (
+    _module(base, F.batch_norm_module) for base in (_nn.BatchNorm1d, _nn.BatchNorm2d, _nn.BatchNorm3d)
+)
 Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
 LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
 CrossEntropyLoss = _module(
