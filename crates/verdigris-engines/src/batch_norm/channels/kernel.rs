@@ -140,12 +140,11 @@ impl Spec {
         build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
     }
 
-    /// CTAs that an SM holds at once, by which registers are cut: the gradient holds more values of each channel.
+    /// CTAs that an SM holds at once, by which registers are cut: a gradient holds more values of each channel, and an addend more elements on their
+    /// way.
     pub(super) fn ctas_per_sm(&self) -> u32 {
-        match (self.double, self.pass) {
-            (true, _) | (_, Pass::Backward) => 2,
-            _ => 3,
-        }
+        let is_large = self.double || self.pass == Pass::Backward || self.operands.iter().any(|(name, _)| *name == Name::Add);
+        if is_large { 2 } else { 3 }
     }
 
     /// Threads along channels.
