@@ -389,6 +389,10 @@ def _over_last(kind, input, normalized_shape, weight, bias, eps):
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None and tuple(vector.shape) != shape:
             raise GraphError(f"{name} has the dims {tuple(vector.shape)}; it has those of normalized_shape, {shape}")
+    if torch.compiler.is_compiling():
+        # In the compiler's own words, so that it fuses what stands around.
+        plain = torch.nn.functional
+        return plain.rms_norm(input, shape, weight, eps) if kind == "rms" else plain.layer_norm(input, shape, weight, bias, eps)
     return _ops.norm(input, weight, bias, norm_attributes(kind, input.dim() - len(shape), input.dim(), 1, eps, False))
 
 
@@ -408,7 +412,16 @@ def _of_channels(x, groups, first, weight, bias, eps):
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None and tuple(vector.shape) != (channels,):
             raise GraphError(f"{name} has the dims {tuple(vector.shape)} for {channels} channels; it has an element for each")
-    return _ops.norm(x, weight, bias, norm_attributes("layer", first, x.dim(), groups, eps, True))
+    attributes = norm_attributes("layer", first, x.dim(), groups, eps, True)
+    if torch.compiler.is_compiling():
+        if first == 1:
+            return torch.nn.functional.group_norm(x, groups, weight, bias, eps)
+        return torch.nn.functional.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    if x.dim() in (4, 5) and x.is_cuda and _ops._is_channels_last(x):
+        # The engine of strided rows goes element by element: two more passes over memory cost far less.
+        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        return _ops.norm(x.contiguous(), weight, bias, attributes).contiguous(memory_format=last)
+    return _ops.norm(x, weight, bias, attributes)
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
@@ -479,6 +492,10 @@ def batch_norm_act(
     _check_norm(input, (running_mean, running_var), training)
     if activation not in (None, "relu"):
         raise GraphError(f"activation is '{activation}'; it is 'relu' or None")
+    if torch.compiler.is_compiling():
+        y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        y = y if add is None else y + add
+        return y if activation is None else torch.nn.functional.relu(y)
     words = _norm_words(eps, momentum, activation is not None)
     if training:
         return _ops.batch_norm(input, weight, bias, add, running_mean, running_var, words)[0]
