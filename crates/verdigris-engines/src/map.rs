@@ -145,7 +145,7 @@ impl Algorithm for MapSimt {
             for to in floats {
                 chains.push(vec![load(from), store(to, 0)]);
             }
-            for f in [UnaryOp::Relu, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
+            for f in [UnaryOp::Relu, UnaryOp::GeluErf, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
                 chains.push(vec![load(from), Step::Unary(f, 0), store(from, 1)]);
             }
             for f in [BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub] {

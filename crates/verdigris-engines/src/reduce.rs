@@ -146,8 +146,9 @@ impl Algorithm for ReduceSimt {
         if p.is_empty() {
             return Ok(program);
         }
-        let kept_regions = Region::all(&p.kept, if self.columns { config.vector } else { 1 });
-        let mut reduced_regions = Region::all(&p.reduced, if self.columns { 1 } else { config.vector });
+        // At most 2^30 elements each, so that their numbers fit; the innermost dim is cut between vectors.
+        let kept_regions = Region::all(&p.kept, 1);
+        let mut reduced_regions = Region::all(&p.reduced, 1);
         if reduced_regions.is_empty() {
             // Of nothing there is one result all the same.
             reduced_regions = vec![Region { first: vec![0; p.reduced.len()], extents: vec![0; p.reduced.len()] }];

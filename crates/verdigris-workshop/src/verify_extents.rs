@@ -277,7 +277,8 @@ mod tests {
         ("gemm.simt", 107, &[]),
         ("gemm.wgmma", 72, &[("batch", 2), ("precision", 33)]),
         ("map.simt", 35, &[]),
-        ("pool.direct", 60, &[]),
+        ("pool.direct", 84, &[]),
+        ("pool.reduction", 24, &[("direction", 36), ("extent", 12)]),
         ("reduce.simt", 126, &[]),
         ("softmax.rows", 88, &[]),
     ];

@@ -277,3 +277,29 @@ impl<'k> Packed<'k> {
         elements_of(k, self.dtype, &self.words, self.vector).into_iter().map(is).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::Slot;
+
+    #[test]
+    fn an_access_takes_what_strides_offset_and_extent_allow() {
+        let view = |offset, strides: &[u64]| View { slot: Slot(0), dtype: DType::Bf16, offset, strides: strides.to_vec() };
+        for (offset, strides, dims, want) in [
+            (0, [64, 1], [5, 64], 16),
+            (0, [64, 1], [5, 24], 8),
+            (4, [64, 1], [5, 64], 4),
+            (0, [66, 1], [5, 64], 2),
+            // One row has no next one.
+            (0, [67, 1], [1, 64], 16),
+            (0, [64, 1], [5, 63], 1),
+            (0, [64, 2], [5, 32], 1),
+            (0, [1, 0], [64, 32], 1),
+        ] {
+            assert_eq!(neighbours_of(&view(offset, &strides), &dims), want, "{offset} {strides:?} {dims:?}");
+        }
+        let wide = View { dtype: DType::F32, ..view(0, &[64, 1]) };
+        assert_eq!(vector_of([&view(0, &[64, 1]), &wide], &[5, 64]), 4, "16 bytes of the widest");
+    }
+}

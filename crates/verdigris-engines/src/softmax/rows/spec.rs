@@ -58,7 +58,7 @@ pub(super) enum Kind {
 /// How threads stand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Form {
+pub(in crate::softmax) enum Form {
     /// Element by element, of any strides: `team` threads (1, 32 or 256) to a row, each of which holds `held` of its elements; 0 reads them again at each
     /// step.
     Elements { team: u32, held: u32 },
