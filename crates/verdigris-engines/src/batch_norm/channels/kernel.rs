@@ -462,12 +462,11 @@ impl<'s, 'k> Run<'s, 'k> {
         let whole = elements(length);
         match spec.form {
             Form::Planes => {
-                let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, spec.bytes()), 16);
                 let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
                 let own = of_line(tile.line);
-                let mean = T::quotient(lanes::over_cta(k, scratch, WARPS, own * means[0], &add), whole);
+                let mean = T::quotient(lanes::over_team(k, THREADS, own * means[0], &add), whole);
                 let apart = means[0] - mean;
-                let m2 = lanes::over_cta(k, scratch, WARPS, k.fma(own * apart, apart, m2s[0]), &add);
+                let m2 = lanes::over_team(k, THREADS, k.fma(own * apart, apart, m2s[0]), &add);
                 k.when(k.thread().eq(0), || self.store_part(tile, tile.block, [moments.shift[0] + mean, m2]));
             }
             Form::Lines { .. } => self.over_lines(tile, [&means, &m2s], |columns, each| {
@@ -535,9 +534,8 @@ impl<'s, 'k> Run<'s, 'k> {
         let weighted: Vec<Val<'k, T>> = weighted.iter().map(|sum| sum.get()).collect();
         match spec.form {
             Form::Planes => {
-                let scratch = k.shared("warps", lanes::scratch_bytes(WARPS, spec.bytes()), 16);
                 let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
-                let sums = [plain[0], weighted[0]].map(|sum| lanes::over_cta(k, scratch, WARPS, sum, &add));
+                let sums = [plain[0], weighted[0]].map(|sum| lanes::over_team(k, THREADS, sum, &add));
                 k.when(k.thread().eq(0), || self.store_part(tile, tile.block, sums));
             }
             Form::Lines { .. } => self.over_lines(tile, [&plain, &weighted], |columns, each| {
@@ -627,7 +625,7 @@ impl<'s, 'k> Run<'s, 'k> {
             let over = |f: &dyn Fn(Val<'k, u32>) -> Val<'k, T>| {
                 let sum = k.var(self.number::<T>(0.0));
                 k.range_unrolled((values.parts + 31 - k.lane()) >> 5, 4, |turn| sum.set(sum.get() + f(k.lane() + turn * 32)));
-                lanes::over_warp(k, sum.get(), &add)
+                lanes::over_lanes(k, 32, sum.get(), &add)
             };
             if spec.pass == Pass::Backward {
                 let sums = [over(&|part| load(0, part)), over(&|part| load(1, part))];
