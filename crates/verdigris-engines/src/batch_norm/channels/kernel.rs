@@ -535,7 +535,8 @@ impl<'s, 'k> Run<'s, 'k> {
         match spec.form {
             Form::Planes => {
                 let add = |x: Val<'k, T>, y: Val<'k, T>| x + y;
-                let sums = [plain[0], weighted[0]].map(|sum| lanes::over_team(k, THREADS, sum, &add));
+                let of_warps = [plain[0], weighted[0]].map(|sum| lanes::over_lanes(k, 32, sum, &add));
+                let sums = lanes::over_warps(k, THREADS, of_warps, &|[a, b], [c, d]| [a + c, b + d]);
                 k.when(k.thread().eq(0), || self.store_part(tile, tile.block, sums));
             }
             Form::Lines { .. } => self.over_lines(tile, [&plain, &weighted], |columns, each| {
