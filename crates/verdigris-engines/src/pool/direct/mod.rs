@@ -157,7 +157,9 @@ impl Algorithm for Direct {
                     let vector = if found_again { 1 } else { vector };
                     let spec = |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block };
                     specs.extend(blocks.map(|block| spec([false; 3], block)));
-                    specs.push(spec([false, true, true], blocks[0]));
+                    let [high, wide] = blocks[0];
+                    let high = if kind.is_ordered() { 1 } else { high };
+                    specs.push(spec([false, true, true], [high, wide]));
                 }
             }
         }
@@ -218,6 +220,11 @@ enum Kind {
 }
 
 impl Kind {
+    /// Whether the order in which a window's elements are visited tells which of equal ones counts.
+    fn is_ordered(self) -> bool {
+        matches!(self, Kind::Max { index: true } | Kind::MaxBackward { index: false })
+    }
+
     fn is_backward(self) -> bool {
         matches!(self, Kind::MaxBackward { .. } | Kind::AverageBackward { .. })
     }
@@ -298,8 +305,7 @@ fn block_of(p: &PoolProblem, kind: Kind) -> [u32; 2] {
         Windows::Sliding { taps, .. } => taps,
         Windows::Adaptive => p.extents[2].div_ceil(p.out[2].max(1)) + 1,
     };
-    let is_ordered = matches!(kind, Kind::Max { index: true } | Kind::MaxBackward { index: false });
-    if is_ordered && columns > u64::from(wide) { [1, wide] } else { [high, wide] }
+    if kind.is_ordered() && columns > u64::from(wide) { [1, wide] } else { [high, wide] }
 }
 
 /// How many places along a spatial dim are visited together: as many as a window has, or as windows have an element, up to three or two.

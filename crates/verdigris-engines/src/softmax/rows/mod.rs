@@ -42,9 +42,7 @@ use spec::{CountArgs, Form, JoinArgs, Kind, LossArgs, OfRowsArgs, Spec, THREADS,
 
 /// Losses that one CTA adds up where there are more.
 const PART_ROWS: u64 = 1 << 13;
-/// Vectors that a thread holds at most.
-const MOST_HELD: u32 = 8;
-/// Vectors that a thread holds if there is a choice: loads of so many overlap.
+/// Vectors that a thread holds at most: loads of so many overlap.
 const HELD: u32 = 4;
 
 /// An accepted problem.
@@ -194,7 +192,7 @@ impl Algorithm for Rows {
 /// Threads that may take a row.
 const TEAMS: [u32; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
 /// Vectors that each may hold; 0 reads a row again.
-const HOLDS: [u32; 4] = [1, HELD, MOST_HELD, 0];
+const HOLDS: [u32; 3] = [1, HELD, 0];
 /// Warps that may share rows out that lie side by side.
 const COLUMN_TEAMS: [u32; 2] = [1, 8];
 /// Threads that take a row which is too long to be held: few where rows are many, for their sums come together sooner.
@@ -206,8 +204,7 @@ fn is_row(team: u32, held: u32, reads: u32) -> bool {
     match held {
         0 => LONG_TEAMS.contains(&team),
         1 => team <= 32,
-        HELD => team >= 32 && (team < 1024 || reads == 1),
-        _ => (32..=256).contains(&team),
+        _ => team >= 32 && (team < 1024 || reads == 1),
     }
 }
 
@@ -216,12 +213,11 @@ fn elements_of(p: &SoftmaxProblem) -> Form {
     if rows_lie_side_by_side(p) {
         return Form::Elements { team: 1, held: 0 };
     }
-    let double = p.compute == DType::F64;
     let (team, held) = match p.extent {
-        ..=128 => (32, 4),
+        0..=128 => (32, 4),
         // Two rows of f64 take four registers an element.
-        ..=1024 if !double => (32, 32),
-        ..=4096 => (THREADS, 16),
+        129..=1024 if p.compute != DType::F64 => (32, 32),
+        129..=4096 => (THREADS, 16),
         _ => (THREADS, 0),
     };
     Form::Elements { team, held }
@@ -272,17 +268,15 @@ fn vectors_of(p: &SoftmaxProblem, arch: &Arch) -> Vec<Form> {
     };
     // Of each number of vectors that a thread holds, the smallest team that is large enough.
     let mut forms = Vec::new();
-    for held in [HELD, 1, MOST_HELD] {
+    for held in [1, HELD] {
         let fits = |team: &&u32| is_row(**team, held, reads) && u64::from(**team * held) >= vectors;
         if let Some(&team) = TEAMS.iter().find(fits) {
             // A team that is mostly idle is worth nothing.
-            if u64::from(team) < 2 * vectors.max(4) {
+            if u64::from(team) <= (2 * vectors).max(8) {
                 forms.push(Form::Rows { vector, team, held });
             }
         }
     }
-    // Rows that one vector of each lane of a part of a warp covers leave no lane idle.
-    forms.sort_by_key(|form| !matches!(form, Form::Rows { held: 1, .. }));
     if vectors >= u64::from(LONG_TEAMS[1]) {
         let [few, many] = LONG_TEAMS;
         let teams = if p.row_count() < 2 * u64::from(arch.sm_count) { [many, few] } else { [few, many] };

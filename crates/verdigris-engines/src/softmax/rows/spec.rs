@@ -223,9 +223,9 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        // Rows of 64 bytes a thread leave registers for twice the threads that would hold twice as much.
+        // Threads that hold 64 bytes of each row have enough of 64 registers, so that an SM has room for twice the CTAs that it would have.
         let threads = match self.form {
-            Form::Rows { held: ..=4, .. } if !self.double => 1024,
+            Form::Rows { .. } if !self.double => 1024,
             _ => self.threads(),
         };
         let min_ctas = threads / self.threads();
