@@ -159,7 +159,12 @@ fn statistics(spec: &NormSpec, values: &[Bounded], compute: DType) -> Statistics
         // What arithmetic makes of squares beyond its range is nothing that one could rely on.
         error = f64::INFINITY;
     }
-    let inv = inverse_root(variance, error, spec.eps.0, compute);
+    let mut inv = inverse_root(variance, error, spec.eps.0, compute);
+    // An element beyond the range of what computed it may be anything, and so may squares that no number holds.
+    let are_finite = values.iter().all(|value| value.value.is_finite());
+    if values.iter().any(|value| value.value.is_finite() && !value.error.is_finite()) || are_finite && !squares.is_finite() {
+        inv.error = f64::INFINITY;
+    }
     Statistics { mean, inv }
 }
 
