@@ -33,13 +33,13 @@
 //! // Layer norm over the last dim, and the gradients of its input and its scale: one op.
 //! let spec = NormSpec::new(NormKind::Layer, &[1], 1e-5);
 //! let norm = Function::Norm { spec, per_channel: false };
-//! let (x, scale) = (input(DType::F16, &[8, 10])?, input(DType::F16, &[10])?);
-//! assert_eq!(draw(&norm, &[x, scale, scale])?.results[0].layout.dims(), [8, 10]);
+//! let (rows, scale) = (input(DType::F16, &[8, 10])?, input(DType::F16, &[10])?);
+//! assert_eq!(draw(&norm, &[rows, scale, scale])?.results[0].layout.dims(), [8, 10]);
 //! let gradients = [0, 1].map(|with_respect_to| {
 //!     let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
 //!     Function::Gradient(Box::new(Gradient { of: norm.clone(), with_respect_to, saved, dims: None }))
 //! });
-//! assert_eq!(draw_together(&gradients, &[x, x, scale, scale])?.graph.nodes.len(), 1);
+//! assert_eq!(draw_together(&gradients, &[rows, rows, scale, scale])?.graph.nodes.len(), 1);
 //!
 //! // The gradient of ReLU: dy, and what was saved of the call.
 //! let gradient = Gradient { of: Function::Activation(UnaryOp::Relu), with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };

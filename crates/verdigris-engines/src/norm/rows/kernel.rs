@@ -7,7 +7,7 @@ use verdigris_kir::params::Write;
 use verdigris_kir::program::KernelRef;
 use verdigris_tensor::DType;
 
-use super::{Along, MOST_HELD, NARROW_CTA, OperandSpec, Role, Spec, class};
+use super::{Along, Holds, NARROW_CTA, OperandSpec, Role, Spec, WIDEST, class};
 use crate::fuse::compute::{self, Compute};
 use crate::fuse::lanes;
 use crate::fuse::operand::{OperandArgs, OperandDecl};
@@ -648,9 +648,9 @@ pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
         let vector = 16 / dtype.bytes() as u32;
         for kind in [NormKind::Layer, NormKind::Rms] {
             for backward in [false, true] {
-                let most = MOST_HELD[usize::from(backward)] / vector;
-                let mut classes: Vec<(u32, u32)> =
-                    (1..=u64::from(512 * most)).filter_map(|accesses| class(accesses, vector, false, backward)).collect();
+                let holds = if backward { Holds::Sums } else { Holds::Values };
+                let accesses = 1..=WIDEST * 64 / u64::from(vector);
+                let mut classes: Vec<(u32, u32)> = accesses.filter_map(|accesses| class(accesses, vector, false, holds)).collect();
                 classes.dedup();
                 for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
                     specs.push(plain(kind, backward, dtype, [team, held, vector]));

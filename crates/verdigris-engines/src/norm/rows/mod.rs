@@ -8,7 +8,8 @@
 //! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
 //! too long for a CTA are read again for each step, from L2 where they fit.
 //! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
-//! over CTAs by a second launch, always in the same order. Those of other vectors are sums of their own over `x`, `dy` and the statistics.
+//! over CTAs by a second launch, always in the same order. Those of other vectors, and of
+//! rows beyond 8192 elements, for which there are no registers, are sums of their own over `x`, `dy` and the statistics.
 //!
 //! **When it wins.** Wherever it takes the rows.
 //!
@@ -164,17 +165,36 @@ pub(super) struct Spec {
 const MOST_HELD: [u32; 2] = [64, 32];
 /// Threads of the CTAs of narrow teams.
 const NARROW_CTA: u32 = 128;
+/// Threads of the widest team. Each has half of the registers that one of the next smaller team may have.
+const WIDEST: u64 = 512;
+
+/// What a thread holds of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holds {
+    /// What is normalized.
+    Values,
+    /// `x` and `dy`.
+    Gradients,
+    /// `x` and `dy`, and the sums that are the gradients of scale and bias.
+    Sums,
+}
 
 /// Threads of a row and accesses that each holds, for rows of so many accesses; none where a CTA does not hold them.
-fn class(accesses: u64, vector: u32, double: bool, backward: bool) -> Option<(u32, u32)> {
-    let most = MOST_HELD[usize::from(backward)] / if double { 2 } else { 1 } / vector;
-    let most = u64::from(most.max(1));
+fn class(accesses: u64, vector: u32, double: bool, holds: Holds) -> Option<(u32, u32)> {
+    let most_elements = MOST_HELD[usize::from(holds != Holds::Values)] / if double { 2 } else { 1 };
+    let most = u64::from((most_elements / vector).max(1));
     // Few accesses a thread as long as the team is part of a CTA: more rows are then on their way at a time.
     let easy = most.min(4);
-    let teams = [(8, 1), (16, 1), (32, easy), (64, easy), (128, easy), (256, most), (512, most)];
+    let of_widest = match holds {
+        // Of values that are stored in 16 bits, as many as elsewhere.
+        Holds::Values if vector >= 8 => most,
+        Holds::Values => most * 3 / 4,
+        Holds::Gradients => easy,
+        Holds::Sums => 0,
+    };
+    let teams = [(8, 1), (16, 1), (32, easy), (64, easy), (128, easy), (256, most), (WIDEST, of_widest)];
     let (team, _) = teams.into_iter().find(|&(team, held)| accesses <= team * held)?;
     let held = accesses.div_ceil(team).max(1);
-    // 1, 2, 3, 4, 6, 8, 12, 16, …
     let held = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64].into_iter().find(|&class| class >= held)?;
     Some((team as u32, held as u32))
 }
@@ -368,7 +388,7 @@ impl Rows {
                 let is_beside =
                     |to: &View| to.strides[..rows].iter().all(|&stride| stride == 0) && to.strides[rows..].iter().all(|&stride| stride > 0);
                 let vectors: Vec<&View> = [dscale, dbias].into_iter().flatten().collect();
-                let is_held = class(problem.row_elements(), 1, problem.compute == DType::F64, true).is_some();
+                let is_held = class(problem.row_elements(), 1, problem.compute == DType::F64, Holds::Sums).is_some();
                 summed = match vectors.is_empty() {
                     true => Summed::None,
                     false if is_held && vectors.iter().all(|to| is_beside(to)) => Summed::Beside,
@@ -434,7 +454,12 @@ impl Rows {
         let backward = matches!(p.pass, NormPass::Backward { .. });
         let double = p.compute == DType::F64;
         let accesses = p.row_elements().div_ceil(u64::from(config.vector));
-        let (team, held) = class(accesses, config.vector, double, backward).unwrap_or((256, 0));
+        let holds = match (backward, self.summed) {
+            (false, _) => Holds::Values,
+            (true, Summed::Beside) => Holds::Sums,
+            (true, _) => Holds::Gradients,
+        };
+        let (team, held) = class(accesses, config.vector, double, holds).unwrap_or((256, 0));
         let has = |role: Role| self.operands.iter().any(|operand| operand.spec.role == role);
         let beside = |to: &Option<View>| self.summed == Summed::Beside && to.is_some();
         let sums = match &p.pass {
@@ -463,24 +488,28 @@ mod tests {
 
     #[test]
     fn classes_hold_their_rows() {
-        for backward in [false, true] {
+        for holds in [Holds::Values, Holds::Gradients, Holds::Sums] {
             for double in [false, true] {
                 for vector in [1, 2, 4, 8] {
-                    for accesses in (1..3000).chain([4096, 8192, 8193, 16384, 16385, 40000]) {
-                        let Some((team, held)) = class(accesses, vector, double, backward) else {
+                    for accesses in (1..3000).chain([4096, 6144, 6145, 8192, 8193, 16384, 16385, 40000]) {
+                        let Some((team, held)) = class(accesses, vector, double, holds) else {
                             assert!(accesses * u64::from(vector) > 8192 / if double { 2 } else { 1 }, "{accesses} of {vector}");
                             continue;
                         };
                         assert!(u64::from(team * held) >= accesses, "{accesses}: {team} x {held}");
-                        assert!(held * vector <= MOST_HELD[usize::from(backward)], "{accesses}: {held} x {vector}");
+                        assert!(held * vector <= MOST_HELD[usize::from(holds != Holds::Values)], "{accesses}: {held} x {vector}");
                     }
                 }
             }
         }
-        assert_eq!(class(16, 8, false, false), Some((16, 1)));
-        assert_eq!(class(512, 8, false, false), Some((128, 4)));
-        assert_eq!(class(1536, 8, false, false), Some((256, 6)));
-        assert_eq!(class(512, 8, false, true), Some((128, 4)));
-        assert_eq!(class(2049, 8, false, true), None);
+        assert_eq!(class(16, 8, false, Holds::Values), Some((16, 1)));
+        assert_eq!(class(512, 8, false, Holds::Values), Some((128, 4)));
+        assert_eq!(class(1536, 8, false, Holds::Values), Some((256, 6)));
+        assert_eq!(class(4096, 8, false, Holds::Values), Some((512, 8)));
+        assert_eq!(class(6144, 4, false, Holds::Values), Some((512, 12)));
+        assert_eq!(class(6145, 4, false, Holds::Values), None);
+        assert_eq!(class(1024, 8, false, Holds::Sums), Some((256, 4)));
+        assert_eq!(class(1025, 8, false, Holds::Sums), None);
+        assert_eq!(class(2048, 8, false, Holds::Gradients), Some((512, 4)));
     }
 }
