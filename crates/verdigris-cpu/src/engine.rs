@@ -19,25 +19,12 @@ pub enum Engine {
     Softmax,
     /// Movements.
     Movement,
-    /// Normalization and its gradient.
-    Norm,
-    /// Batch normalization, its gradient, and statistics of channels.
-    BatchNorm,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 9] = [
-        Engine::Gemm,
-        Engine::ConvGemm,
-        Engine::Pointwise,
-        Engine::Reduction,
-        Engine::Pool,
-        Engine::Softmax,
-        Engine::Movement,
-        Engine::Norm,
-        Engine::BatchNorm,
-    ];
+    pub const ALL: [Engine; 7] =
+        [Engine::Gemm, Engine::ConvGemm, Engine::Pointwise, Engine::Reduction, Engine::Pool, Engine::Softmax, Engine::Movement];
 
     /// The stable id.
     pub const fn id(self) -> &'static str {
@@ -49,8 +36,6 @@ impl Engine {
             Engine::Pool => "cpu.pool",
             Engine::Softmax => "cpu.softmax",
             Engine::Movement => "cpu.movement",
-            Engine::Norm => "cpu.norm",
-            Engine::BatchNorm => "cpu.batch_norm",
         }
     }
 
@@ -64,8 +49,6 @@ impl Engine {
             Engine::Pool => 5,
             Engine::Softmax => 6,
             Engine::Movement => 7,
-            Engine::Norm => 8,
-            Engine::BatchNorm => 9,
         }
     }
 }

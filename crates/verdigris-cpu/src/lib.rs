@@ -23,7 +23,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod batch_norm;
 mod bindings;
 mod contraction;
 mod conv;
@@ -34,7 +33,6 @@ mod functions;
 mod gemm;
 mod graph_plan;
 mod movement;
-mod norm;
 mod operation;
 mod pointwise;
 mod pool;

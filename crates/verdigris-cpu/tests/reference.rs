@@ -3,8 +3,7 @@
 use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
     BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction,
-    Matmul, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, PoolBackward, PoolMode, PoolWindows, Precision, Real,
-    ReductionOp, TernaryOp, Uid, UnaryOp,
+    Matmul, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::compare::compare;
 use verdigris_reference::data::{Distribution, Random, graph_inputs, output_buffer};
@@ -384,64 +383,6 @@ impl Draw {
         self.store(g, dx, dtype, &dims)
     }
 
-    /// Dims that broadcast to these, from the right.
-    fn vector(&mut self, g: &mut GraphBuilder, name: &str, dims: &[u64]) -> Option<Uid> {
-        if self.chance(3) {
-            return None;
-        }
-        let drop = self.below(dims.len() as u64) as usize;
-        let own: Vec<u64> = dims[drop..].iter().map(|&dim| if self.chance(2) { 1 } else { dim }).collect();
-        let dtype = self.float();
-        Some(self.tensor(g, name, dtype, &own))
-    }
-
-    fn norm(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
-        let rank = 1 + self.below(4);
-        let dims = self.dims(rank, 12);
-        let mut axes: Vec<u32> = (0..rank as u32).filter(|_| self.chance(2)).collect();
-        if axes.is_empty() {
-            axes.push(rank as u32 - 1);
-        }
-        let kind = self.pick(&[NormKind::Layer, NormKind::Rms]);
-        let groups = self.pick(&[1, 2, 3]);
-        let groups = if dims[axes[0] as usize].is_multiple_of(groups) { groups } else { 1 };
-        let spec = NormSpec { groups, zero_centred: self.chance(3), ..NormSpec::new(kind, &axes, 1e-3) };
-        let (dtype, out) = (self.float(), self.float());
-        let x = self.tensor(g, "x", dtype, &dims);
-        let residual = if self.chance(3) { Some(self.tensor(g, "residual", out, &dims)) } else { None };
-        let (scale, bias) = (self.vector(g, "scale", &dims), self.vector(g, "bias", &dims));
-        let made = g.normalize("norm", Normalize { residual, scale, bias, ..Normalize::new(spec.clone(), x) })?;
-        self.store(g, made.y, out, &dims)?;
-        let narrow = g.dims(made.inv).unwrap_or_default();
-        let statistics: Vec<Uid> = made.mean.into_iter().chain([made.inv]).collect();
-        let keeps = self.chance(2);
-        for &uid in statistics.iter().filter(|_| keeps) {
-            self.store(g, uid, DType::F32, &narrow)?;
-        }
-        if let Some(sum) = made.sum.filter(|_| self.chance(2)) {
-            self.store(g, sum, out, &dims)?;
-        }
-        let dy = self.tensor(g, "dy", out, &dims);
-        let dsum = if self.chance(3) { Some(self.tensor(g, "dsum", out, &dims)) } else { None };
-        let back = NormalizeBackward {
-            scale,
-            mean: made.mean.filter(|_| keeps),
-            inv: keeps.then_some(made.inv),
-            dsum,
-            ..NormalizeBackward::new(spec, x, dy)
-        };
-        let bias_dims = bias.and_then(|bias| g.dims(bias));
-        let wanted = NormGradients { dx: true, dscale: scale.is_some(), dbias: bias_dims.as_deref() };
-        let back = g.normalize_backward("backward", back, wanted)?;
-        let of_scale = scale.and_then(|scale| g.dims(scale)).unwrap_or_default();
-        for (uid, dims) in [(back.dx, &dims), (back.dscale, &of_scale), (back.dbias, &bias_dims.clone().unwrap_or_default())] {
-            if let Some(uid) = uid {
-                self.store(g, uid, out, dims)?;
-            }
-        }
-        Ok(())
-    }
-
     fn softmax(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let rank = 1 + self.below(4);
         let dims = self.dims(rank, 14);
@@ -598,11 +539,6 @@ fn softmax_and_loss() {
 }
 
 #[test]
-fn normalizations() {
-    check("norm", 300, Draw::norm);
-}
-
-#[test]
 fn movements() {
     check("movement", 200, Draw::movement);
 }
@@ -610,7 +546,7 @@ fn movements() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let pools = [1, 2, 3, 7].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
-    let families: [Build; 6] = [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax, Draw::norm];
+    let families: [Build; 5] = [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax];
     for (i, family) in families.into_iter().enumerate() {
         for seed in 0..30 {
             let mut draw = Draw { random: Random::new(seed * 31 + i as u64) };

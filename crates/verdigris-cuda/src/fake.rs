@@ -443,7 +443,7 @@ extern "C" fn function_set(_: sys::CUfunction, _: sys::CUfunction_attribute, _: 
 }
 
 extern "C" fn occupancy(blocks: *mut c_int, _: sys::CUfunction, _: c_int, _: usize) -> u32 {
-    give(blocks, 3)
+    give(blocks, 2)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]

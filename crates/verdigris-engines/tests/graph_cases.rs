@@ -158,18 +158,8 @@ fn pooling() {
 }
 
 #[test]
-fn batch_norm() {
-    family("batch_norm");
-}
-
-#[test]
 fn softmax() {
     family("softmax");
-}
-
-#[test]
-fn normalizations() {
-    family("norm");
 }
 
 #[test]

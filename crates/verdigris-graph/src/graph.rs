@@ -557,7 +557,7 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// The graph, checked. A log-sum-exp, an index, a statistic or whatever else an op may leave out is left out if it was neither stored nor read.
+    /// The graph, checked. A log-sum-exp or an index that was neither stored nor read is left out: its op has no need to write it.
     ///
     /// # Errors
     /// All that [`crate::validate::validate`] finds.
@@ -571,24 +571,17 @@ impl GraphBuilder {
         let Graph { tensors, nodes, .. } = &mut self.graph;
         let read: HashSet<Uid> = nodes.iter().flat_map(|node| node.op.inputs()).collect();
         for node in nodes {
-            let optional = match &mut node.op {
-                Op::CrossEntropy(loss) => vec![&mut loss.lse],
-                Op::Pool(pool) => vec![&mut pool.index],
-                Op::Normalize(norm) => vec![&mut norm.sum, &mut norm.mean, &mut norm.inv],
-                Op::NormalizeBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias],
-                Op::BatchNorm(norm) => vec![&mut norm.mean, &mut norm.inv],
-                Op::BatchNormBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias, &mut back.dadd],
-                Op::BatchNormStatistics(statistics) => vec![&mut statistics.m2],
+            let second = match &mut node.op {
+                Op::CrossEntropy(loss) => &mut loss.lse,
+                Op::Pool(pool) => &mut pool.index,
                 _ => continue,
             };
-            for output in optional {
-                if let Some(uid) = *output
-                    && !read.contains(&uid)
-                    && let Some(place) = tensors.iter().position(|tensor| tensor.uid == uid && tensor.is_virtual)
-                {
-                    tensors.remove(place);
-                    *output = None;
-                }
+            if let Some(uid) = *second
+                && !read.contains(&uid)
+                && let Some(place) = tensors.iter().position(|tensor| tensor.uid == uid && tensor.is_virtual)
+            {
+                tensors.remove(place);
+                *second = None;
             }
         }
     }

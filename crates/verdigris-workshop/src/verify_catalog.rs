@@ -39,9 +39,6 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
-    ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),
-    ("norm.strided", "norm", include_str!("../../../cases/catalog/norm.strided.toml")),
-    ("batch_norm.channels", "batch_norm", include_str!("../../../cases/catalog/batch_norm.channels.toml")),
 ];
 
 /// SMs of the devices on which problems are tried after those of the seed: some settings are offered where many SMs would stand idle.

@@ -46,10 +46,10 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
 const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse", "sums", "store", "split_k", "hopper"];
 
 /// Rooms of a family, which its engines share: in their order, as above.
-const FAMILY_ROOMS: &[(&str, &[&str])] = &[("conv", &["geometry"]), ("gemm", &["factors"]), ("norm", &["walk"])];
+const FAMILY_ROOMS: &[(&str, &[&str])] = &[("conv", &["geometry"]), ("gemm", &["factors"])];
 
 /// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.
-const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm", "reduce"])];
+const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm"])];
 
 /// The rule `arrows`.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -1,6 +1,5 @@
-//! Convolutions that are rewritten as products, and pooling as reductions: the room stands above `gemm`, `conv` and `reduce`, and uses them.
+//! Convolutions that are rewritten as products: the room stands above `gemm` and `conv`, and uses both.
 
-mod global_pool;
 mod im2col;
 mod pointwise;
 
@@ -8,5 +7,4 @@ use crate::algorithm::Listed;
 use crate::engine::Engine;
 
 /// The engines of this room.
-pub static ENGINES: &[&dyn Engine] =
-    &[&pointwise::Pointwise, &Listed::<im2col::Im2colProduct>::new(), &Listed::<global_pool::GlobalPool>::new()];
+pub static ENGINES: &[&dyn Engine] = &[&pointwise::Pointwise, &Listed::<im2col::Im2colProduct>::new()];

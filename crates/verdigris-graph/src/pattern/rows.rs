@@ -1,17 +1,13 @@
-//! Softmax, cross-entropy, pooling and normalization, each by itself.
+//! Softmax, cross-entropy and pooling, each by itself.
 
 use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::Op;
-use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
 use crate::ops::softmax::CrossEntropySpec;
-use crate::problem::{
-    BatchNormProblem, ChannelFunction, Loss, NormPass, NormProblem, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View,
-    Windows,
-};
+use crate::problem::{Loss, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View, Windows};
 use crate::tensor::Uid;
 
 use super::Subgraph;
@@ -55,80 +51,6 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 Ok(PoolPass::Backward { dy, x, index: op.index.map(&mut *view).transpose()?, dx: view(op.dx)? })
             })
         }
-        Op::Normalize(op) => {
-            let read: Vec<Uid> = [Some(op.x), op.residual, op.scale, op.bias].into_iter().flatten().collect();
-            norm(cut, &op.spec, op.x, &read, |view| {
-                Ok(NormPass::Forward {
-                    x: view(op.x)?,
-                    residual: op.residual.map(&mut *view).transpose()?,
-                    scale: op.scale.map(&mut *view).transpose()?,
-                    bias: op.bias.map(&mut *view).transpose()?,
-                    y: view(op.y)?,
-                    sum: op.sum.map(&mut *view).transpose()?,
-                    mean: op.mean.map(&mut *view).transpose()?,
-                    inv: op.inv.map(&mut *view).transpose()?,
-                })
-            })
-        }
-        Op::NormalizeBackward(op) => {
-            let read: Vec<Uid> = [Some(op.x), Some(op.dy), op.scale, op.mean, op.inv, op.dsum].into_iter().flatten().collect();
-            norm(cut, &op.spec, op.x, &read, |view| {
-                Ok(NormPass::Backward {
-                    x: view(op.x)?,
-                    dy: view(op.dy)?,
-                    scale: op.scale.map(&mut *view).transpose()?,
-                    mean: op.mean.map(&mut *view).transpose()?,
-                    inv: op.inv.map(&mut *view).transpose()?,
-                    dsum: op.dsum.map(&mut *view).transpose()?,
-                    dx: op.dx.map(&mut *view).transpose()?,
-                    dscale: op.dscale.map(&mut *view).transpose()?,
-                    dbias: op.dbias.map(&mut *view).transpose()?,
-                })
-            })
-        }
-        Op::BatchNorm(op) => {
-            let read: Vec<Uid> = [op.scale, op.bias, op.add, op.running_mean, op.running_var].into_iter().flatten().chain([op.x]).collect();
-            channels(cut, op.x, &read, |view| {
-                Ok(ChannelFunction::Forward {
-                    eps: op.eps,
-                    momentum: op.momentum,
-                    relu: op.relu,
-                    x: view(op.x)?,
-                    scale: op.scale.map(&mut *view).transpose()?,
-                    bias: op.bias.map(&mut *view).transpose()?,
-                    add: op.add.map(&mut *view).transpose()?,
-                    running_mean: op.running_mean.map(&mut *view).transpose()?,
-                    running_var: op.running_var.map(&mut *view).transpose()?,
-                    y: view(op.y)?,
-                    mean: op.mean.map(&mut *view).transpose()?,
-                    inv: op.inv.map(&mut *view).transpose()?,
-                    next_mean: op.next_mean.map(&mut *view).transpose()?,
-                    next_var: op.next_var.map(&mut *view).transpose()?,
-                })
-            })
-        }
-        Op::BatchNormBackward(op) => {
-            let read: Vec<Uid> = [op.y, op.scale, op.bias].into_iter().flatten().chain([op.dy, op.x, op.mean, op.inv]).collect();
-            channels(cut, op.x, &read, |view| {
-                Ok(ChannelFunction::Backward {
-                    relu: op.relu,
-                    dy: view(op.dy)?,
-                    x: view(op.x)?,
-                    y: op.y.map(&mut *view).transpose()?,
-                    scale: op.scale.map(&mut *view).transpose()?,
-                    bias: op.bias.map(&mut *view).transpose()?,
-                    mean: view(op.mean)?,
-                    inv: view(op.inv)?,
-                    dx: op.dx.map(&mut *view).transpose()?,
-                    dscale: op.dscale.map(&mut *view).transpose()?,
-                    dbias: op.dbias.map(&mut *view).transpose()?,
-                    dadd: op.dadd.map(&mut *view).transpose()?,
-                })
-            })
-        }
-        Op::BatchNormStatistics(op) => channels(cut, op.x, &[op.x], |view| {
-            Ok(ChannelFunction::Statistics { x: view(op.x)?, mean: view(op.mean)?, m2: op.m2.map(view).transpose()? })
-        }),
         other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
     }
 }
@@ -143,33 +65,6 @@ fn computed(cut: &Cut<'_>, read: &[Uid]) -> Result<DType, Error> {
 
 type Viewer<'v> = &'v mut dyn FnMut(Uid) -> Result<View, Error>;
 
-/// The problem of a function of channels, which the second dim of `whole` numbers.
-fn channels(
-    cut: &Cut<'_>,
-    whole: Uid,
-    read: &[Uid],
-    function: impl FnOnce(Viewer<'_>) -> Result<ChannelFunction, Error>,
-) -> Result<Subgraph, Error> {
-    let dims = cut.tensor(whole)?.layout.dims().to_vec();
-    let mut slots = Slots::default();
-    let function = function(&mut |uid| over_with_last(cut, uid, &dims, 1, &mut slots))?;
-    let mut rows = dims;
-    let channels = rows.remove(1);
-    let mut problem = BatchNormProblem { rows, channels, compute: computed(cut, read)?, function }.canonical()?;
-    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
-    Ok(Subgraph { problem: Problem::BatchNorm(problem), bindings })
-}
-
-/// A tensor over these dims, of which `last` comes to stand last.
-fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mut Slots) -> Result<View, Error> {
-    let seen = cut.see(uid)?;
-    let slot = slots.slot(seen.uid);
-    let mut view = seen.over(dims, slot);
-    let along = view.strides.remove(last);
-    view.strides.push(along);
-    Ok(view)
-}
-
 fn rows(
     cut: &Cut<'_>,
     axis: u32,
@@ -180,7 +75,14 @@ fn rows(
     let dims = cut.tensor(whole)?.layout.dims().to_vec();
     let axis = axis as usize;
     let mut slots = Slots::default();
-    let function = function(&mut |uid| over_with_last(cut, uid, &dims, axis, &mut slots))?;
+    let function = function(&mut |uid| {
+        let seen = cut.see(uid)?;
+        let slot = slots.slot(seen.uid);
+        let mut view = seen.over(&dims, slot);
+        let along = view.strides.remove(axis);
+        view.strides.push(along);
+        Ok(view)
+    })?;
     let mut rows = dims;
     let extent = rows.remove(axis);
     let mut problem = SoftmaxProblem { rows, extent, compute: computed(cut, read)?, function }.canonical()?;
@@ -229,58 +131,4 @@ fn pool(
     .canonical()?;
     let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Pool(problem), bindings })
-}
-
-/// Statistics have the groups where others have the channels that are cut into them, so that a dim of a tensor is that of the groups, that of what
-/// lies in one, or both.
-fn norm(
-    cut: &Cut<'_>,
-    spec: &NormSpec,
-    whole: Uid,
-    read: &[Uid],
-    pass: impl FnOnce(Viewer<'_>) -> Result<NormPass, Error>,
-) -> Result<Subgraph, Error> {
-    let x_dims = cut.tensor(whole)?.layout.dims();
-    let first = spec.axes[0] as usize;
-    let inside = x_dims[first] / spec.groups;
-    let axes: Vec<usize> = spec.axes.iter().map(|&axis| axis as usize).collect();
-    // The dims of rows, the groups in the place of the axis that they cut, then those of a row's elements.
-    let is_row = |axis: &usize| *axis == first || !axes.contains(axis);
-    let row_axes: Vec<usize> = (0..x_dims.len()).filter(is_row).collect();
-    let mut slots = Slots::default();
-    let pass = pass(&mut |uid| {
-        let seen = cut.see(uid)?;
-        let slot = slots.slot(seen.uid);
-        // Broadcast from the right; a dim of 1 is repeated.
-        let lead = x_dims.len() - seen.dims.len();
-        let of = |axis: usize| axis.checked_sub(lead).map_or((1, 0), |own| (seen.dims[own], seen.strides[own]));
-        let stride = |axis: usize| match of(axis) {
-            (1, _) if x_dims[axis] != 1 => 0,
-            (_, stride) => stride,
-        };
-        let (extent, along) = of(first);
-        let (of_group, of_element) = match extent {
-            // A dim of the statistics has the groups alone.
-            _ if extent == spec.groups && extent != x_dims[first] => (along, 0),
-            _ if extent == x_dims[first] => (along.saturating_mul(inside), along),
-            _ => (0, 0),
-        };
-        let rows = row_axes.iter().map(|&axis| if axis == first { of_group } else { stride(axis) });
-        let elements = axes.iter().map(|&axis| if axis == first { of_element } else { stride(axis) });
-        Ok(View { slot, dtype: seen.dtype, offset: seen.offset, strides: rows.chain(elements).collect() })
-    })?;
-    let rows = row_axes.iter().map(|&axis| if axis == first { spec.groups } else { x_dims[axis] }).collect();
-    let elements = axes.iter().map(|&axis| if axis == first { inside } else { x_dims[axis] }).collect();
-    let mut problem = NormProblem {
-        kind: spec.kind,
-        eps: spec.eps,
-        zero_centred: spec.zero_centred,
-        rows,
-        elements,
-        compute: computed(cut, read)?,
-        pass,
-    }
-    .canonical()?;
-    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
-    Ok(Subgraph { problem: Problem::Norm(problem), bindings })
 }

@@ -3,13 +3,11 @@
 //! One file a kind, with its formula. What a problem reads and writes is known by slots, numbered from 0 in the order that the kind's page
 //! gives; an operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
 
-mod batch_norm;
 mod chain;
 mod conv;
 mod gemm;
 mod map;
 mod matrix;
-mod norm;
 mod pool;
 mod reduce;
 mod softmax;
@@ -25,14 +23,12 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
-pub use batch_norm::{BatchNormProblem, ChannelFunction};
 pub use chain::{Chain, ChainStep, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub(crate) use gemm::blocks;
 pub use gemm::{GemmProblem, Scale};
 pub use map::MapProblem;
 pub use matrix::{Matrix, Order};
-pub use norm::{NormPass, NormProblem};
 pub use pool::{PoolPass, PoolProblem, Windows};
 pub use reduce::ReduceProblem;
 pub use softmax::{Loss, RowFunction, SoftmaxProblem};
@@ -65,10 +61,6 @@ pub enum Problem {
     Softmax(SoftmaxProblem),
     /// Pooling and its gradient.
     Pool(PoolProblem),
-    /// Normalization and its gradient.
-    Norm(NormProblem),
-    /// Batch normalization, its gradient, and statistics of channels.
-    BatchNorm(BatchNormProblem),
 }
 
 /// How a problem uses a buffer.
@@ -125,8 +117,6 @@ impl Problem {
             Problem::Reduce(_) => "reduce",
             Problem::Softmax(_) => "softmax",
             Problem::Pool(_) => "pool",
-            Problem::Norm(_) => "norm",
-            Problem::BatchNorm(_) => "batch_norm",
         }
     }
 
@@ -142,8 +132,6 @@ impl Problem {
             Problem::Reduce(problem) => problem.canonical().map(Problem::Reduce),
             Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
             Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
-            Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
-            Problem::BatchNorm(problem) => problem.canonical().map(Problem::BatchNorm),
         }
     }
 
@@ -153,9 +141,7 @@ impl Problem {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
             // Their engines repeat bit for bit whether asked to or not.
-            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => {
-                Determinism::Repeatable
-            }
+            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) => Determinism::Repeatable,
         }
     }
 
@@ -168,8 +154,6 @@ impl Problem {
             Problem::Reduce(problem) => problem.slots(),
             Problem::Softmax(problem) => problem.slots(),
             Problem::Pool(problem) => problem.slots(),
-            Problem::Norm(problem) => problem.slots(),
-            Problem::BatchNorm(problem) => problem.slots(),
         }
     }
 
@@ -182,8 +166,6 @@ impl Problem {
             Problem::Reduce(problem) => problem.flops(),
             Problem::Softmax(problem) => problem.flops(),
             Problem::Pool(problem) => problem.flops(),
-            Problem::Norm(problem) => problem.flops(),
-            Problem::BatchNorm(problem) => problem.flops(),
         }
     }
 
@@ -196,8 +178,6 @@ impl Problem {
             Problem::Reduce(problem) => problem.is_empty(),
             Problem::Softmax(problem) => problem.is_empty(),
             Problem::Pool(problem) => problem.is_empty(),
-            Problem::Norm(problem) => problem.is_empty(),
-            Problem::BatchNorm(problem) => problem.is_empty(),
         }
     }
 
@@ -213,8 +193,6 @@ impl Problem {
             Problem::Reduce(problem) => problem.buffers(),
             Problem::Softmax(problem) => problem.buffers(),
             Problem::Pool(problem) => problem.buffers(),
-            Problem::Norm(problem) => problem.buffers(),
-            Problem::BatchNorm(problem) => problem.buffers(),
         }
     }
 
@@ -225,7 +203,7 @@ impl Problem {
             Problem::Conv(problem) => problem.scalars(),
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => Vec::new(),
+            Problem::Softmax(_) | Problem::Pool(_) => Vec::new(),
         }
     }
 }

@@ -10,8 +10,7 @@ use crate::ops::pool::PoolMode;
 use crate::ops::softmax::LossReduction;
 use crate::problem::{Loss, PoolPass, PoolProblem, RowFunction, Slot, SoftmaxProblem, View, Windows};
 
-/// A view that reading fills in.
-pub(super) fn nowhere() -> View {
+fn nowhere() -> View {
     View { slot: Slot(0), dtype: DType::F32, offset: 0, strides: Vec::new() }
 }
 
@@ -39,8 +38,8 @@ pub(super) fn blank_pool() -> PoolProblem {
     }
 }
 
-pub(super) const FORWARD: &str = "forward";
-pub(super) const BACKWARD: &str = "backward";
+const FORWARD: &str = "forward";
+const BACKWARD: &str = "backward";
 const LOSS: &str = "cross_entropy";
 const LOSS_BACKWARD: &str = "cross_entropy_backward";
 

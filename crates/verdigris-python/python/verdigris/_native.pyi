@@ -209,65 +209,6 @@ class Graph:
         reduction: Literal["none", "sum", "mean"] = "mean",
         name: str = "cross_entropy_backward",
     ) -> Uid: ...
-    def normalize(
-        self,
-        x: Uid,
-        axes: Sequence[int],
-        eps: float,
-        *,
-        kind: Literal["layer", "rms"] = "layer",
-        groups: int = 1,
-        residual: Uid | None = None,
-        scale: Uid | None = None,
-        bias: Uid | None = None,
-        zero_centred: bool = False,
-        name: str = "normalize",
-    ) -> tuple[Uid, Uid | None, Uid | None, Uid]: ...
-    def normalize_backward(
-        self,
-        x: Uid,
-        dy: Uid,
-        axes: Sequence[int],
-        eps: float,
-        *,
-        kind: Literal["layer", "rms"] = "layer",
-        groups: int = 1,
-        scale: Uid | None = None,
-        mean: Uid | None = None,
-        inv: Uid | None = None,
-        dsum: Uid | None = None,
-        bias_dims: Sequence[int] | None = None,
-        zero_centred: bool = False,
-        name: str = "normalize_backward",
-    ) -> tuple[Uid, Uid | None, Uid | None]: ...
-    def batch_norm(
-        self,
-        x: Uid,
-        scale: Uid | None = None,
-        bias: Uid | None = None,
-        *,
-        add: Uid | None = None,
-        running_mean: Uid | None = None,
-        running_var: Uid | None = None,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        relu: bool = False,
-        name: str = "batch_norm",
-    ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
-    def batch_norm_backward(
-        self,
-        dy: Uid,
-        x: Uid,
-        mean: Uid,
-        inv: Uid,
-        *,
-        scale: Uid | None = None,
-        bias: Uid | None = None,
-        y: Uid | None = None,
-        relu: bool = False,
-        name: str = "batch_norm_backward",
-    ) -> tuple[Uid, Uid, Uid, Uid | None]: ...
-    def batch_norm_statistics(self, x: Uid, *, name: str = "batch_norm_statistics") -> tuple[Uid, Uid]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...
     def transpose(self, x: Uid, permutation: Sequence[int], *, name: str = "transpose") -> Uid: ...
     def slice(self, x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice") -> Uid: ...

@@ -4,13 +4,11 @@
 //! how its results lie is told by [`verdigris::recipe`].
 
 use pyo3::PyResult;
-use verdigris::recipe::{
-    self, BatchNormGradient, BatchNormSpec, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets,
-};
-use verdigris_graph::{CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
+use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets};
+use verdigris_graph::{CrossEntropySpec, LossReduction, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
-use super::MAX_GRADIENTS;
+use super::MAX_OUTPUTS;
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
 use crate::policy::Policy;
@@ -36,8 +34,6 @@ pub(crate) enum Function {
     Activation,
     /// `x` → softmax along `axis=`, its logarithm with `log=1`.
     Softmax,
-    /// `x, scale?, bias?` → x normalized. `kind=layer|rms axes= groups= eps=`; `channel=1`: scale and bias have an element for each channel.
-    Norm,
     /// `logits, labels` → loss, and each row's log-sum-exp in f32 or f64. `axis= smoothing= ignore= reduction=`.
     CrossEntropy,
     /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
@@ -46,18 +42,10 @@ pub(crate) enum Function {
     /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function. With several places behind `wrt=` as many gradients,
     /// computed together; each of those tensors is saved.
     Gradient,
-    /// `x, scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)`; the running statistics are
-    /// replaced. `eps= momentum= relu=0|1`.
-    BatchNorm,
-    /// `dy, x, scale?, mean, inv, y or bias` → the gradients of `x`, the scale, the bias and what was added, each with a 1 in `wanted=1110`. `relu=0|1`,
-    /// `result=1` where the last tensor is y.
-    BatchNormBackward,
-    /// `x, mean, var, scale?, bias?, add?` → y. `eps= relu=0|1`.
-    BatchNormInference,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 15] = [
+    pub(crate) const ALL: [Function; 11] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -66,13 +54,9 @@ impl Function {
         Function::AveragePool,
         Function::Activation,
         Function::Softmax,
-        Function::Norm,
         Function::CrossEntropy,
         Function::ClassLoss,
         Function::Gradient,
-        Function::BatchNorm,
-        Function::BatchNormBackward,
-        Function::BatchNormInference,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -84,10 +68,9 @@ impl Function {
         match self {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
             Function::CrossEntropy => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss => (3, false),
             Function::ConvNorm => (8, false),
             Function::ConvDgrad => (3, true),
-            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
         }
@@ -98,10 +81,8 @@ impl Function {
         match self {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
             Function::ConvNorm => Some(Autocast::LowerOperands),
-            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
+            Function::Softmax | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
-            // Statistics are f32 whatever the input is.
-            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
         }
     }
 
@@ -109,14 +90,9 @@ impl Function {
     pub(crate) const fn saves(self) -> &'static [Saved] {
         use Saved::{Result, Tensor};
         match self {
-            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss | Function::Norm => {
-                &[Tensor(0), Tensor(1), Tensor(2)]
-            }
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss => &[Tensor(0), Tensor(1), Tensor(2)],
             Function::MaxPool => &[Result(1)],
             Function::AveragePool | Function::ConvNorm => &[],
-            // Their gradients are functions of their own, or none.
-            Function::BatchNorm | Function::BatchNormBackward => &[],
-            Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
@@ -136,13 +112,9 @@ impl Function {
             Function::AveragePool => "avg_pool",
             Function::Activation => "activation",
             Function::Softmax => "softmax",
-            Function::Norm => "norm",
             Function::CrossEntropy => "cross_entropy",
             Function::ClassLoss => "class_loss",
             Function::Gradient => "gradient",
-            Function::BatchNorm => "batch_norm",
-            Function::BatchNormBackward => "batch_norm_backward",
-            Function::BatchNormInference => "batch_norm_inference",
         }
     }
 }
@@ -248,17 +220,6 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
-fn norm(attributes: &Attributes<'_>) -> PyResult<NormSpec> {
-    let kind = match attributes.get("kind") {
-        None | Some("layer") => NormKind::Layer,
-        Some("rms") => NormKind::Rms,
-        Some(other) => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
-    };
-    let axes = attributes.list("axes")?.unwrap_or_default();
-    let axes: Vec<u32> = axes.into_iter().map(|axis| u32::try_from(axis).unwrap_or(u32::MAX)).collect();
-    Ok(NormSpec { groups: attributes.one("groups", 1)?, ..NormSpec::new(kind, &axes, attributes.one("eps", 1e-5)?) })
-}
-
 /// Dims behind the attributes.
 fn dims(extra: &[i64]) -> PyResult<Vec<u64>> {
     let dim = |&dim: &i64| u64::try_from(dim).map_err(|_| unfit(format_args!("dims {extra:?}"), "dims are not negative"));
@@ -283,7 +244,7 @@ impl Function {
             return Ok(vec![self.plainly_told(attributes, given, Extents::Spatial(extents), policy)?]);
         }
         let places = Attributes(attributes.split_once('|').map_or("", |(head, _)| head)).list("wrt")?.unwrap_or_else(|| vec![0]);
-        if !(1..=MAX_GRADIENTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
+        if !(1..=MAX_OUTPUTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
             let what = format!("{} gradients of tensors of dims {extents:?}", places.len());
             return Err(unfit(what, "a call computes up to three; of several, every tensor is saved and tells its dims"));
         }
@@ -328,27 +289,10 @@ impl Function {
                 None => F::Activation(unary(attributes)?),
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
-            Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {
                 let probable = attributes.get("targets") == Some("probabilities");
                 F::ClassLoss(loss(attributes)?, if probable { Targets::Probabilities } else { Targets::Labels })
-            }
-            Function::BatchNorm => F::BatchNorm(BatchNormSpec {
-                eps: Real(attributes.one("eps", 1e-5)?),
-                momentum: Real(attributes.one("momentum", 0.1)?),
-                relu: attributes.one("relu", 0_u8)? != 0,
-            }),
-            Function::BatchNormBackward => {
-                let wanted = attributes.get("wanted").unwrap_or("1110").as_bytes();
-                F::BatchNormBackward(BatchNormGradient {
-                    relu: attributes.one("relu", 0_u8)? != 0,
-                    reads_result: attributes.one("result", 0_u8)? != 0,
-                    wanted: std::array::from_fn(|i| wanted.get(i) == Some(&b'1')),
-                })
-            }
-            Function::BatchNormInference => {
-                F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), relu: attributes.one("relu", 0_u8)? != 0 }
             }
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })

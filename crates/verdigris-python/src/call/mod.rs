@@ -39,12 +39,10 @@ use torch::{Hooks, hooks};
 
 /// Most integers beside the attributes.
 const MAX_EXTRA: usize = 8;
-/// Most gradients that are computed together: those of a layer's input, filter and bias.
-const MAX_GRADIENTS: usize = 3;
-/// Most tensors that a call writes: a normalization's result, two statistics, and two running ones.
-const MAX_OUTPUTS: usize = 5;
+/// Most tensors that a call writes: the gradients of a layer's input, filter and bias.
+const MAX_OUTPUTS: usize = 3;
 /// Most tensors that are bound: where several gradients are computed together, each reads tensors of its own, some of them in the same memory.
-const MAX_BINDINGS: usize = MAX_GRADIENTS * (MAX_INPUTS + 1);
+const MAX_BINDINGS: usize = MAX_OUTPUTS * (MAX_INPUTS + 1);
 
 /// Where a plan's tensor comes from.
 #[derive(Clone, Copy, Debug)]
@@ -56,22 +54,15 @@ struct Source {
     place: usize,
 }
 
-/// A result of a call.
-struct Output {
-    /// The arguments of PyTorch's allocation.
-    allocation: Py<PyTuple>,
-    /// The tensor that is read whose place it takes: it is written there, and on the CPU, whose plans share no memory, copied there.
-    in_place_of: Option<usize>,
-}
-
 /// A call's plan.
 struct Entry {
     state: Arc<State>,
     plan: verdigris::Plan,
     /// For each of the plan's tensors, in its order.
     sources: Vec<Source>,
-    outputs: Vec<Output>,
-    /// The arguments of PyTorch's allocation of the workspace.
+    /// For each result, the arguments of PyTorch's allocation.
+    outputs: Vec<Py<PyTuple>>,
+    /// The same for the workspace.
     workspace: Option<Py<PyTuple>>,
     /// Labels to be looked at, on the CPU.
     labels: Option<Labels>,
@@ -244,16 +235,13 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         if sources.len() > MAX_BINDINGS || results.len() > MAX_OUTPUTS {
             let what = format!("a call of {} tensors, {} of them results", sources.len(), results.len());
-            return Err(unfit(what, "a call binds at most 27 tensors and has at most 5 results"));
+            return Err(unfit(what, "a call binds at most 27 tensors and has at most 3 results"));
         }
         let workspace_bytes = plan.workspace_bytes();
         let entry = Arc::new(Entry {
             outputs: results
                 .iter()
-                .map(|result| {
-                    let allocation = hooks.allocation(py, result.layout.dims(), result.layout.strides(), result.dtype)?;
-                    Ok(Output { allocation, in_place_of: result.in_place_of })
-                })
+                .map(|result| hooks.allocation(py, result.layout.dims(), result.layout.strides(), result.dtype))
                 .collect::<PyResult<_>>()?,
             workspace: (workspace_bytes > 0)
                 .then(|| hooks.allocation(py, &[workspace_bytes], &[1], verdigris_tensor::DType::U8))
@@ -281,12 +269,8 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [const { None }; MAX_OUTPUTS];
         let mut addresses = [0_u64; MAX_OUTPUTS];
-        for ((result, address), output) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
-            if let (Some(input), Place::Cuda(_)) = (output.in_place_of, place) {
-                *address = seen[input].address();
-                continue;
-            }
-            let tensor = hooks.allocate(py, place, &output.allocation)?;
+        for ((result, address), arguments) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
+            let tensor = hooks.allocate(py, place, arguments)?;
             *address = hooks.see(&tensor)?.address();
             *result = Some(tensor);
         }
@@ -294,9 +278,8 @@ impl<'a, 'py> Call<'a, 'py> {
         for (slot, &Source { uid, bytes, is_written, place: number }) in bindings.iter_mut().zip(&entry.sources) {
             let address = if is_written { addresses[number] } else { seen[number].address() };
             // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
-            // `results`; the results are new, so that nobody shares them, or of a GPU and in the place of a tensor of the same elements, which the plan
-            // allows or refuses. PyTorch's allocator hands memory out in the order of its current stream, so that what is freed here is used
-            // again after this work.
+            // `results`; the results are new, so that nobody shares them. PyTorch's allocator hands memory out in the order of its
+            // current stream, so that what is freed here is used again after this work.
             *slot = (uid, unsafe { binding(place, address, bytes, is_written) });
         }
         let bindings = &mut bindings[..entry.sources.len()];
@@ -311,20 +294,11 @@ impl<'a, 'py> Call<'a, 'py> {
         // SAFETY: as above.
         let workspace = unsafe { DeviceSlice::from_raw(address, entry.plan.workspace_bytes()) };
         py.detach(|| entry.plan.run(bindings, stream.as_ref(), Workspace::Lent(workspace))).map_err(library)?;
-        for (result, output) in results.iter_mut().zip(&entry.outputs) {
-            let Some(input) = output.in_place_of else { continue };
-            if let (Some(next), Some(held)) = (result.take(), &self.inputs[input]) {
-                held.call_method1("copy_", (next,))?;
-            }
-        }
-        let [first, second, others @ ..] = results;
-        match (first, second) {
-            (Some(only), None) => Ok(only.unbind()),
-            (Some(first), Some(second)) => {
-                let all: Vec<_> = [first, second].into_iter().chain(others.into_iter().flatten()).collect();
-                Ok(PyTuple::new(py, all)?.into_any().unbind())
-            }
-            (None, _) => Ok(py.None()),
+        match results {
+            [Some(only), None, None] => Ok(only.unbind()),
+            [Some(first), Some(second), None] => Ok(PyTuple::new(py, [first, second])?.into_any().unbind()),
+            [Some(first), Some(second), Some(third)] => Ok(PyTuple::new(py, [first, second, third])?.into_any().unbind()),
+            [..] => Ok(py.None()),
         }
     }
 }

@@ -40,18 +40,11 @@
 //! `max_backward`, `index_backward`, `average_backward`, `average_pad_backward`), `shapes = ["n2 c3 i9x9 w3x3 s2 p1 d1"]` or, adaptive,
 //! `"n2 c3 i9x9 o4x4"`. **`softmax.toml`**: `ops` (`softmax`, `log_softmax`, `softmax_backward`, `log_softmax_backward`,
 //! `cross_entropy`, `cross_entropy_backward`), `dims`, `axis`, and for the latter two `reductions`, `smoothing`, `ignore_index`, `lse`,
-//! `labels` (their type). **`norm.toml`**: `passes` (`forward`, `backward`, `backward_vectors`: the gradients of scale and bias alone), `kinds` (`layer`,
-//! `rms`, default both), `dims`, `axes`, `groups`, `vectors` (the dims that scale and bias have: `axes`, `channel`, `adaptive`, `mixed`, `whole`, `one`, or
-//! `none`; a bias with `layer` alone), `vector` (their type), `eps`, `zero_centred`, `residual` (with its sum; of a gradient `dsum`), `statistics`
-//! (written; of a gradient given). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
+//! `labels` (their type). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
 //! `{ pad = { before, after, value } }`, `{ concat = { axis, count } }`, `{ reshape = [6] }`, `{ broadcast = [2, 3] }`; and `dims`.
-//! **`batch_norm.toml`**: `ops` (`statistics`, `forward`, `backward`, with `_relu`, `_add` and `_add_relu` behind them, `_plain` without what may be left
-//! out, `backward_sums` without dx), `dims`, `of_channels` (the type of what belongs to channels, default f32), `eps`.
 
-mod batch_norm;
 mod conv;
 mod movement;
-mod norm;
 mod pointwise;
 mod pool;
 mod reduction;
@@ -85,7 +78,7 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 8] = ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm"];
+pub const FAMILIES: [&str; 6] = ["conv", "pointwise", "reduction", "pool", "softmax", "movement"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -107,14 +100,12 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "reduction" => read::<reduction::Group>(family, text),
         "pool" => read::<pool::Group>(family, text),
         "softmax" => read::<softmax::Group>(family, text),
-        "norm" => read::<norm::Group>(family, text),
         "movement" => read::<movement::Group>(family, text),
-        "batch_norm" => read::<batch_norm::Group>(family, text),
         _ => Err(CaseError::Field {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement or batch_norm",
+            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax or movement",
         }),
     }
 }

@@ -105,18 +105,6 @@ impl<'a> Rows<'a> {
 }
 
 impl Row {
-    /// `Σ e^(x − M)` of all elements but one, each as low (side −1) or as high (side 1) as it may be; `own` is that one's part of the whole sum.
-    fn others(&self, place: usize, side: f64, own: f64) -> f64 {
-        let whole = if side < 0.0 { self.low_sum } else { self.high_sum };
-        let rest = whole - own;
-        if rest > 1e-6 * whole && rest.is_finite() {
-            return rest;
-        }
-        // A part that is nearly the whole leaves nothing of the others in their difference.
-        let others = self.elements.iter().enumerate().filter(|&(i, _)| i != place);
-        others.map(|(_, x)| (x.value + side * x.error - self.greatest).exp()).sum()
-    }
-
     fn is_exact(&self) -> bool {
         self.elements.iter().all(|x| x.error == 0.0)
     }
@@ -165,9 +153,8 @@ impl Formula for Softmaxed<'_> {
         let carried = if row.is_exact() {
             0.0
         } else {
-            let place = index[self.rows.axis] as usize;
-            let least = low / (low + row.others(place, 1.0, high));
-            let most = high / (high + row.others(place, -1.0, low));
+            let least = low / (low + (row.high_sum - high).max(0.0));
+            let most = high / (high + (row.low_sum - low).max(0.0));
             (most - value).max(value - least)
         };
         let relative = row.rounding + unit * (1.0 + if distance.is_finite() { -distance } else { 0.0 });

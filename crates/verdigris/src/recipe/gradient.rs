@@ -9,33 +9,7 @@ use crate::error::Error;
 
 /// Draws the function, takes its gradient, and keeps the part that computes it from what is given.
 pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
-    draw_several(&[gradient], given)
-}
-
-/// The gradients of one call of a normalization as one graph, whose op computes them together; `None` of other functions.
-pub(super) fn draw_as_one(functions: &[Function], given: &[Option<Input>]) -> Result<Option<Drawing>, Error> {
-    let gradients: Vec<&Gradient> = functions
-        .iter()
-        .filter_map(|function| if let Function::Gradient(gradient) = function { Some(&**gradient) } else { None })
-        .collect();
-    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
-    let is_one = !others.is_empty()
-        && gradients.len() == functions.len()
-        && matches!(first.of, Function::Norm { .. })
-        && others.iter().all(|other| (&other.of, &other.saved) == (&first.of, &first.saved));
-    let mut room = [None; MAX_INPUTS];
-    match room.get_mut(..given.len()) {
-        Some(places) if is_one => {
-            places.copy_from_slice(given);
-            draw_several(&gradients, room).map(Some)
-        }
-        _ => Ok(None),
-    }
-}
-
-/// The gradients of one call with respect to several of its tensors.
-fn draw_several(gradients: &[&Gradient], given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
-    let Some(&Gradient { of, saved, .. }) = gradients.first() else { return Err(Error::NoResult) };
+    let Gradient { of, with_respect_to: wanted, saved, .. } = gradient;
     let dy = given[0].ok_or_else(|| unfit("the gradient of the result is missing", "it is the first tensor of the call"))?;
     let behind = |at: usize| given.get(at + 1).copied().flatten();
     let mut read = [None; MAX_INPUTS];
@@ -46,24 +20,15 @@ fn draw_several(gradients: &[&Gradient], given: [Option<Input>; MAX_INPUTS]) -> 
             *read = behind(at);
         }
     }
-    let mut tensors = Vec::new();
-    for gradient in gradients {
-        let wanted = gradient.with_respect_to;
-        let Some(slot) = read.get_mut(wanted) else {
-            return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
-        };
-        tensors.push((
-            wanted,
-            match *slot {
-                Some(tensor) => tensor,
-                None => *slot.insert(unsaved(gradient, dy, &given)?),
-            },
-        ));
-    }
-    let names = || tensors.iter().map(|(wanted, _)| wanted.to_string()).collect::<Vec<_>>().join(", ");
+    let Some(slot) = read.get_mut(*wanted) else {
+        return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
+    };
+    let tensor = match *slot {
+        Some(tensor) => tensor,
+        None => *slot.insert(unsaved(gradient, dy, &given)?),
+    };
 
-    let alone = if let [(wanted, _)] = tensors[..] { Some(wanted) } else { None };
-    let mut forward = Drawing::of(of, &read, alone)?;
+    let mut forward = Drawing::of(of, &read, Some(*wanted))?;
     let mut inputs: [Option<Seen>; MAX_INPUTS] = [None; MAX_INPUTS];
     for (at, saved) in saved.iter().enumerate() {
         let Some((place, tensor)) = inputs.get_mut(at + 1).zip(behind(at)) else { continue };
@@ -79,22 +44,19 @@ fn draw_several(gradients: &[&Gradient], given: [Option<Input>; MAX_INPUTS]) -> 
     }
     let (seen, dy) = forward.tensor_as(dy, "dy", view)?;
     inputs[0] = Some(seen);
-    let seen: Vec<Seen> =
-        tensors.iter().map(|&(wanted, _)| forward.inputs[wanted].ok_or_else(|| constant(of, wanted))).collect::<Result<_, Error>>()?;
-    let uids: Vec<Uid> = seen.iter().map(|seen| seen.uid).collect();
-    let made = forward.g.gradient_from(&[(y, dy)], &uids)?;
+    let x = forward.inputs[*wanted].ok_or_else(|| constant(of, *wanted))?;
+    let Some(&dx) = forward.g.gradient_from(&[(y, dy)], &[x.uid])?.first() else { return Err(Error::NoResult) };
+    let seen = as_tensor(of, &tensor.layout)?;
     forward.results.clear();
-    for ((&dx, x), (_, tensor)) in made.iter().zip(&seen).zip(&tensors) {
-        forward.store_as(dx, "gradient", tensor.dtype, as_tensor(of, &tensor.layout)?, x.view)?;
-    }
+    forward.store_as(dx, "gradient", tensor.dtype, seen, x.view)?;
 
     let given_uids: Vec<Uid> = inputs.iter().flatten().map(|seen| seen.uid).collect();
-    let graph = forward.g.finish()?.part(&made, &given_uids)?;
+    let graph = forward.g.finish()?.part(&[dx], &given_uids)?;
     let is_read = |uid: Uid| graph.nodes.iter().any(|node| node.op.inputs().contains(&uid));
     if let Some(place) =
         (0..MAX_INPUTS).find(|&place| forward.inputs[place].is_some_and(|input| is_read(input.uid) && !given_uids.contains(&input.uid)))
     {
-        let what = format!("the gradient of `{}` with respect to tensor {}, which reads tensor {place}", of.name(), names());
+        let what = format!("the gradient of `{}` with respect to tensor {wanted}, which reads tensor {place}", of.name());
         return Err(unfit(what, "what a gradient reads is saved"));
     }
     // Tensors that the gradient does not read are not bound.
@@ -156,7 +118,7 @@ impl Drawing {
 #[cfg(test)]
 mod tests {
     use verdigris_graph::pattern::partition;
-    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction, NormKind, NormSpec};
+    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction};
     use verdigris_graph::{Conv, ConvDirection, Graph, Matmul, PoolBackward, PoolMode, PoolWindows, Precision, ReductionOp, UnaryOp};
     use verdigris_tensor::DType;
 
@@ -299,34 +261,6 @@ mod tests {
         let told = draw_together(&[gradient(0), gradient(7)], &given).unwrap_err().to_string();
         assert!(told.contains("tensor 7"), "{told}");
         assert!(draw_together(&[], &given).is_err());
-    }
-
-    /// The gradients of a normalization are one problem, with vectors over the last dim and over channels; each by itself is one too.
-    #[test]
-    fn gradients_of_a_norm_are_one_problem() {
-        let of = |per_channel: bool, axes: &[u32]| Function::Norm { spec: NormSpec::new(NormKind::Layer, axes, 1e-5), per_channel };
-        for (of, x, vector) in [(of(false, &[1]), half(&[6, 8]), half(&[8])), (of(true, &[2, 3]), half(&[2, 4, 3, 5]), half(&[4]))] {
-            let gradient = |with_respect_to| {
-                Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to, saved: ALL.to_vec(), dims: None }))
-            };
-            let given = [x, x, vector, vector];
-            for wanted in [&[0][..], &[1], &[2], &[0, 1], &[1, 2], &[0, 1, 2]] {
-                let functions: Vec<Function> = wanted.iter().map(|&wanted| gradient(wanted)).collect();
-                let recipe = draw_together(&functions, &given).unwrap();
-                let parts = partition(&recipe.graph).unwrap().parts;
-                assert_eq!(parts.iter().map(|part| part.problem.kind()).collect::<Vec<_>>(), ["norm"], "{wanted:?}");
-                let dims: Vec<Vec<u64>> = recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect();
-                let expected = |place: &usize| given[place + 1].unwrap().layout.dims().to_vec();
-                assert_eq!(dims, wanted.iter().map(expected).collect::<Vec<_>>());
-            }
-        }
-        // Those of several calls are several.
-        let other = Function::Norm { spec: NormSpec::new(NormKind::Rms, &[1], 1e-5), per_channel: false };
-        let gradient =
-            |of: &Function| Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to: 0, saved: ALL.to_vec(), dims: None }));
-        let (x, vector) = (half(&[6, 8]), half(&[8]));
-        let both = draw_together(&[gradient(&of(false, &[1])), gradient(&other)], &[x, x, vector]).unwrap();
-        assert_eq!(both.graph.nodes.len(), 2);
     }
 
     #[test]

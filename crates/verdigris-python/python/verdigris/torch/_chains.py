@@ -2,8 +2,7 @@
 
 A chain is a convolution, the batch normalization behind it, and where they follow, the addition of a residual and an activation. In inference it is one
 call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum in the convolution's epilogue. Where the normalization trains, or a
-gradient is recorded, the convolution is a call, and the normalization with what is behind it another, if it is ours and what is behind it is a sum of
-like tensors or ReLU; else the modules are called as they stand.
+gradient is recorded, the modules are called as they stand.
 
 A chain is found in the `forward` of the module that holds its parts, which is traced with all modules below it opaque. Only what a trace shows
 exactly is traced: a `forward` whose decisions are about attributes of the module other than `training`. Module tree, parameters and `state_dict` stay
@@ -57,9 +56,8 @@ def _is_watched(module):
     )
 
 
-_OWN_NORMS = tuple(nn.CLASSES[kind] for kind in _PLAIN_NORMS)
 #: Normalizations that compute what PyTorch's do, PyTorch's own and ours.
-_NORMS = (*_PLAIN_NORMS, *_OWN_NORMS)
+_NORMS = (*_PLAIN_NORMS, *(nn.CLASSES[kind] for kind in _PLAIN_NORMS if kind in nn.CLASSES))
 
 
 def _is_alike(conv, x, addend):
@@ -82,11 +80,7 @@ def conv_norm(conv, norm, activation, x, addend=None):
     if is_one_call and (addend is None or _is_alike(conv, x, addend)):
         attributes = _attributes(conv._attributes, norm.eps, activation)
         return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
-    y = conv(x)
-    is_two_calls = norm.__class__ in _OWN_NORMS and activation in ("", "f=relu") and (_ops._is_compiling() or not _is_watched(norm))
-    if is_two_calls and (addend is None or addend.dtype == y.dtype and addend.shape == y.shape):
-        return functional.batch_norm_module(norm, y, addend, "relu" if activation else None)
-    y = norm(y)
+    y = norm(conv(x))
     if addend is not None:
         y = y + addend
     return _ops.activation(y, activation) if activation else y

@@ -16,7 +16,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from .. import _native
-from .._errors import ConstantError, UnsupportedError
+from .._errors import ConstantError
 from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
@@ -128,10 +128,8 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None):
+def _operator(name, tensors, results, has_dims, fake, decomposed=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
-
-    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
@@ -140,7 +138,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
     code, places, saves, autocast = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
-    setup, backward = gradients or _gradients(name, places, saves, results == "Tensor")
+    setup, backward = _gradients(name, places, saves, results == "Tensor")
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
@@ -200,8 +198,6 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
                 output = NotImplemented
             if output is not NotImplemented:
                 return output
-        if not has_dims:
-            return op(*inputs)
         # The dispatcher wants a place for each tensor.
         return op(*inputs[:-2], *[None] * (places + 2 - len(inputs)), *inputs[-2:])
 
@@ -228,12 +224,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients
             # A gradient does not depend on every tensor that it is given; with respect to the others its own gradient is 0.
             return fake(*inputs).zero_()
 
-    def listed(*inputs):
-        return list(_each_result(_run(code, *inputs)))
-
-    own = kernel if name == "gradient" else listed if results == "Tensor[]" else functools.partial(_run, code)
     for key in ("CPU", "CUDA"):
-        _library.impl(name, own, key)
+        _library.impl(name, kernel if name == "gradient" else functools.partial(_run, code), key)
         if autocast is not None:
             _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
     _library.impl(name, autograd, "Autograd")
@@ -319,10 +311,6 @@ def _elements_fake(x, attributes):
     return torch.empty_like(x)
 
 
-def _norm_fake(x, scale, bias, attributes):
-    return torch.empty_like(x)
-
-
 def _cross_entropy_fake(logits, labels, attributes):
     rows = labels.shape if parse(attributes).get("reduction", "mean") == "none" else ()
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -404,93 +392,7 @@ max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_p
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
-norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)
 cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
-
-
-# Batch normalization. Its gradients come of one pass, so they are an operator of their own.
-
-
-def _channels_fake(x):
-    return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
-def _batch_norm_fake(x, scale, bias, add, running_mean, running_var, attributes):
-    return torch.empty_like(x), _channels_fake(x), _channels_fake(x)
-
-
-def _batch_norm_inference_fake(x, mean, var, scale, bias, add, attributes):
-    return torch.empty_like(x)
-
-
-def _batch_norm_backward_fake(dy, x, scale, mean, inv, last, attributes):
-    of_bias = last if last is not None and last.dim() == 1 else scale
-    likes = (x, x if scale is None else scale, x if of_bias is None else of_bias, x)
-    vector = x.shape[1:2]
-    made = [torch.empty_like(x), likes[1].new_empty(vector), likes[2].new_empty(vector), torch.empty_like(x, dtype=dy.dtype)]
-    return [result for result, wanted in zip(made, parse(attributes)["wanted"]) if wanted == "1"]
-
-
-def _keep_of_batch_norm(ctx, inputs, output):
-    x, scale, bias, add, _, _, attributes = inputs
-    y, mean, inv = output
-    relu, ctx.adds = "relu=1" in attributes.split(), add is not None
-    # What passed ReLU is told by the result where something was added, and else by the bias, which takes no reading of the result.
-    last = None if not relu else y if ctx.adds else bias
-    ctx.save_for_backward(x, scale, mean, inv, last)
-    ctx.relu, ctx.policy = relu, _current_policy()
-    ctx.mark_non_differentiable(mean, inv)
-
-
-def _batch_norm_gradients(ctx, dy, *_):
-    needs = ctx.needs_input_grad
-    of_add = ctx.relu and ctx.adds and needs[3]
-    wanted = (needs[0], needs[1], needs[2], of_add)
-    gradients = [None] * len(needs)
-    if any(wanted):
-        words = f"relu={int(ctx.relu)} result={int(ctx.adds)} wanted={''.join('01'[want] for want in wanted)}"
-        found = iter(_each_result(batch_norm_backward.again(ctx.policy, dy, *ctx.saved_tensors, words)))
-        gradients[:4] = [next(found) if want else None for want in wanted]
-    if needs[3] and not of_add:
-        gradients[3] = dy
-    return tuple(gradients)
-
-
-def _each_result(output):
-    return output if isinstance(output, (tuple, list)) else (output,)
-
-
-def _keep_nothing(ctx, inputs, output):
-    pass
-
-
-def _refuse_gradients(ctx, *_):
-    raise UnsupportedError("the gradient of batch normalization has no gradient; compose the normalization from means to have one")
-
-
-batch_norm = _operator(
-    "batch_norm",
-    ["Tensor x", "Tensor? scale", "Tensor? bias", "Tensor? add", "Tensor(a!)? running_mean", "Tensor(b!)? running_var"],
-    "(Tensor, Tensor, Tensor)",
-    False,
-    _batch_norm_fake,
-    gradients=(_keep_of_batch_norm, _batch_norm_gradients),
-)
-batch_norm_backward = _operator(
-    "batch_norm_backward",
-    ["Tensor dy", "Tensor x", "Tensor? scale", "Tensor mean", "Tensor inv", "Tensor? last"],
-    "Tensor[]",
-    False,
-    _batch_norm_backward_fake,
-    gradients=(_keep_nothing, _refuse_gradients),
-)
-batch_norm_inference = _operator(
-    "batch_norm_inference",
-    ["Tensor x", "Tensor mean", "Tensor var", "Tensor? scale", "Tensor? bias", "Tensor? add"],
-    "Tensor",
-    False,
-    _batch_norm_inference_fake,
-)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
 )
