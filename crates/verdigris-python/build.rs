@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The crates that are linked into the module, as folders beside this one.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "verdigris",
     "verdigris-cpu",
     "verdigris-cuda",
@@ -16,6 +16,7 @@ const CRATES: [&str; 8] = [
     "verdigris-graph",
     "verdigris-kir",
     "verdigris-python",
+    "verdigris-telemetry",
     "verdigris-tensor",
 ];
 

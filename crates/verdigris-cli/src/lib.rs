@@ -20,6 +20,8 @@ pub mod problem;
 pub mod record;
 pub mod selection;
 pub mod table;
+pub mod telemetry;
+pub mod tensor_files;
 
 /// What a command found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,8 +7,8 @@ use verdigris::{Config, Device, HostValue, Policy, Tensor};
 use verdigris_graph::{TensorDesc, json};
 use verdigris_tensor::{DType, Layout, num};
 
-use crate::tensor_files::{self, Stored};
 use verdigris_cli::table::{self, Align};
+use verdigris_cli::tensor_files::{self, Stored};
 use verdigris_cli::{Verdict, say};
 
 #[derive(clap::Args, Clone, Debug)]

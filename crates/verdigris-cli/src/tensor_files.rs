@@ -16,30 +16,65 @@ const LONGEST_HEAD: u64 = 100_000_000;
 
 /// A file that holds no tensor that can be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FileError {
+pub enum FileError {
+    /// It cannot be read or written.
     #[error("{file}: {source}")]
-    Io { file: String, source: std::io::Error },
+    Io {
+        /// The file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not of its format.
     #[error("{file}: {what}")]
-    Damaged { file: String, what: String },
+    Damaged {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Its dims make no tensor.
     #[error("{file}: {source}")]
-    Layout { file: String, source: LayoutError },
+    Layout {
+        /// The file.
+        file: String,
+        /// Why.
+        source: LayoutError,
+    },
+    /// The tensor that was named is not in it.
     #[error("{file}: no tensor `{name}`; it holds {known}")]
-    NoTensor { file: String, name: String, known: String },
+    NoTensor {
+        /// The file.
+        file: String,
+        /// The name.
+        name: String,
+        /// The names that it has.
+        known: String,
+    },
+    /// Another kind of file.
     #[error("{file}: tensors are read and written as .npy and .safetensors")]
-    Extension { file: String },
+    Extension {
+        /// The file.
+        file: String,
+    },
 }
 
 /// Elements with their type and dims.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Stored {
-    pub(crate) dtype: DType,
+pub struct Stored {
+    /// Their type.
+    pub dtype: DType,
     /// Packed.
-    pub(crate) layout: Layout,
-    pub(crate) bytes: Vec<u8>,
+    pub layout: Layout,
+    /// Little-endian.
+    pub bytes: Vec<u8>,
 }
 
 /// Reads `FILE.npy`, `FILE.safetensors#NAME`, or a `.safetensors` file with one tensor.
-pub(crate) fn read(place: &str) -> Result<Stored, FileError> {
+///
+/// # Errors
+/// [`FileError`].
+pub fn read(place: &str) -> Result<Stored, FileError> {
     let (file, name) = place.split_once('#').map_or((place, None), |(file, name)| (file, Some(name)));
     let bytes = std::fs::read(file).map_err(|source| FileError::Io { file: file.to_owned(), source })?;
     match Path::new(file).extension().and_then(|extension| extension.to_str()) {
@@ -50,7 +85,10 @@ pub(crate) fn read(place: &str) -> Result<Stored, FileError> {
 }
 
 /// Writes one tensor whose elements are packed row-major. In `.npy`, which lacks bf16 and fp8, those become f32.
-pub(crate) fn write(file: &str, name: &str, stored: &Stored) -> Result<(), FileError> {
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::Extension`].
+pub fn write(file: &str, name: &str, stored: &Stored) -> Result<(), FileError> {
     let bytes = match Path::new(file).extension().and_then(|extension| extension.to_str()) {
         Some("npy") => npy(stored),
         Some("safetensors") => safetensors(name, stored),

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use verdigris::explain::{ChosenBy, PartExplanation};
+use verdigris::explain::{ChosenBy, PartExplanation, describe};
+use verdigris::observe::{Entry, read_workload};
 use verdigris::plan_cache::{Answer, TunedChoice, with_choices};
 use verdigris::{Config, Error, Handle, Limits, Stage, Tuning};
 use verdigris_engines::engine::Knobs;
@@ -38,6 +39,8 @@ enum What {
     Conv(Box<Conv>),
     /// The problems that graphs are cut into.
     Graph(Graphs),
+    /// The problems that an application ran, the most executed first: what VERDIGRIS_RECORD wrote.
+    Workload(Workload),
 }
 
 #[derive(clap::Args)]
@@ -61,6 +64,14 @@ struct Graphs {
     /// Graphs, as JSON.
     #[arg(required = true)]
     files: Vec<PathBuf>,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(clap::Args)]
+struct Workload {
+    /// The file.
+    file: PathBuf,
     #[command(flatten)]
     how: How,
 }
@@ -140,6 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
         What::Gemm(gemm) => (gemm.tasks()?, &gemm.how),
         What::Conv(conv) => (conv.tasks()?, &conv.how),
         What::Graph(graphs) => (graphs.tasks()?, &graphs.how),
+        What::Workload(workload) => (workload.tasks()?, &workload.how),
     };
     how.check()?;
     let config = Config::from_environment()?;
@@ -205,6 +217,17 @@ impl Graphs {
             }
         }
         Ok(tasks)
+    }
+}
+
+impl Workload {
+    fn tasks(&self) -> Result<Vec<Task>> {
+        let task = |entry: Entry| {
+            let dtype = entry.problem.buffers()?.first().map_or_else(|| "-".to_owned(), |operand| operand.dtype.to_string());
+            let name = describe(&entry.problem);
+            Ok(Task { class: "workload".to_owned(), dtype, name, problem: entry.problem, limits: Limits::default() })
+        };
+        read_workload(&self.file)?.into_iter().map(task).collect()
     }
 }
 
@@ -501,7 +524,23 @@ mod tests {
             What::Gemm(gemm) => (gemm.tasks().expect("problems"), gemm.how),
             What::Conv(conv) => (conv.tasks().expect("problems"), conv.how),
             What::Graph(graphs) => (graphs.tasks().expect("problems"), graphs.how),
+            What::Workload(workload) => (workload.tasks().expect("problems"), workload.how),
         }
+    }
+
+    #[test]
+    fn what_an_application_ran_is_tuned() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("workload.txt");
+        let problem: Problem = "conv fprop bf16 nhwc n=2 c=32 h=9 w=9 k=32 r=3 s=3 pad=1".parse().expect("reads");
+        let recording = Config { record: Some(path.clone()), ..Config::default() };
+        handle(&recording).plan(&problem, &Limits::default()).expect("plans");
+        let (tasks, how) = asked(&format!("workload {} --seconds 20 --candidates 2 --record none", path.display()));
+        assert_eq!(tasks.iter().map(|task| (task.class.as_str(), task.dtype.as_str())).collect::<Vec<_>>(), [("workload", "bf16")]);
+        let config = Config { plans: Some(folder.path().join("plans.txt")), ..Config::default() };
+        assert_eq!(tune(&handle(&config), &tasks, &how).expect("tunes"), Verdict::Good);
+        let chosen = handle(&config).choose(&problem, &Limits::default()).expect("chooses");
+        assert_eq!(chosen.explanation.chosen_by, ChosenBy::PlanCache, "{}", chosen.explanation);
     }
 
     fn handle(config: &Config) -> Handle {

@@ -61,7 +61,9 @@ fn help_shows_what_users_need() {
     let named: Vec<&str> = (help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty()))
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    assert_eq!(named, ["doctor", "demo", "inspect", "tune", "run", "help"], "{help}");
+    let serve = if cfg!(feature = "serve") { &["serve"][..] } else { &[] };
+    let all = [&["doctor", "demo", "inspect", "tune", "run", "canary", "matrix", "gate", "serve-metrics"][..], serve, &["help"]].concat();
+    assert_eq!(named, all, "{help}");
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn a_graph_is_run_by_the_program_and_mistakes_in_it_are_told() {
     assert!(told(&|graph| graph["tensors"][2]["layout"]["dims"][0] = 2.into()).contains("dim 0 is 2, expected 3"));
     assert!(told(&|graph| graph["tensors"][0]["dtype"] = "f12".into()).contains("unknown variant `f12`"));
     assert!(told(&|graph| graph["tensors"][0]["dtype"] = "tf32".into()).contains("element type tf32"));
-    assert!(told(&|graph| graph["nodes"][0]["op"] = serde_json::json!({ "attention": {} })).contains("unknown variant `attention`"));
+    assert!(told(&|graph| graph["nodes"][0]["op"] = serde_json::json!({ "recurrence": {} })).contains("unknown variant `recurrence`"));
     assert!(told(&|graph| graph["nodes"][1]["op"]["pointwise"]["unary"]["x"] = 9.into()).contains("names tensor #9"));
     assert!(told(&|graph| graph["tensors"][0]["layout"]["dims"][0] = (-1).into()).contains("`-1`"));
     let whole = sum(|_| {});
@@ -239,6 +241,60 @@ fn doctor_always_has_an_answer() {
     let wide: Vec<&str> = text.lines().filter(|line| line.chars().count() > 100 && line.split_whitespace().count() > 1).collect();
     assert!(wide.is_empty(), "{wide:#?}");
     assert!(stdout(&run(&["doctor", "--refusals"])).contains("gemm.wgmma: precision: "));
+}
+
+/// F2: what is required and missing ends an init container, with the reason and what mends it.
+#[test]
+fn doctor_ends_with_1_where_what_is_required_is_missing() {
+    let report: serde_json::Value = serde_json::from_str(&stdout(&run(&["doctor", "--json"]))).expect("one JSON object");
+    let has_driver = report["driver"]["error"].is_null();
+    let required = run(&["doctor", "--json", "--require", "gpu"]);
+    assert_eq!(required.status.code(), Some(if has_driver { 0 } else { 1 }));
+    let findings = report["findings"].as_array().expect("a list");
+    let of_gpu: Vec<_> = findings.iter().filter(|finding| finding["need"] == "gpu" && finding["is_missing"] == true).collect();
+    assert_eq!(of_gpu.is_empty(), has_driver, "{findings:?}");
+    assert!(of_gpu.iter().all(|finding| finding["mend"].as_str().is_some_and(|mend| !mend.is_empty())), "{findings:?}");
+    // A cache that cannot be written, for there is a file in its place.
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let command = |needs: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_verdigris"));
+        command.args(["doctor", "--require", needs]).env("VERDIGRIS_CACHE", file.path()).output().expect("runs")
+    };
+    let broken = command("cache");
+    let (said, told) = (String::from_utf8_lossy(&broken.stdout).into_owned(), String::from_utf8_lossy(&broken.stderr).into_owned());
+    assert_eq!(broken.status.code(), Some(1), "{said}");
+    assert!(told.contains("required and not as it should be: cache") && said.contains("export VERDIGRIS_CACHE="), "{said}{told}");
+    assert_eq!(command("plans").status.code(), Some(0));
+    assert_eq!(command("gpu,everything").status.code(), Some(2), "what cannot be required is told");
+}
+
+/// Files that others can write are shown with the command that mends them, which it does.
+#[cfg(unix)]
+#[test]
+fn doctor_shows_files_that_others_can_write() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (plans, pack) = (folder.path().join("plans.txt"), folder.path().join("sm_90a.pack"));
+    for path in [&plans, &pack] {
+        std::fs::write(path, "").expect("writes");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).expect("ours");
+    }
+    let doctor = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_verdigris"));
+        command.args(["doctor", "--json", "--require", "plans"]).env("VERDIGRIS_PLANS", &plans).env("VERDIGRIS_PACK", &pack);
+        command.env("VERDIGRIS_CACHE", "off").output().expect("runs")
+    };
+    let output = doctor();
+    let report: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+    assert_eq!(output.status.code(), Some(1));
+    for (name, path) in [("plans", &plans), ("pack", &pack)] {
+        let error = report[name]["error"].as_str().expect("refused");
+        assert!(error.contains("mode 0666 and belongs to user") && error.contains(&path.display().to_string()), "{error}");
+        let findings = report["findings"].as_array().expect("a list");
+        let mend = findings.iter().find(|finding| finding["need"] == name).expect("told")["mend"].as_str().expect("a command");
+        assert!(std::process::Command::new("sh").args(["-c", mend]).status().expect("runs").success(), "{mend}");
+    }
+    assert_eq!(doctor().status.code(), Some(0));
 }
 
 #[test]

@@ -19,12 +19,28 @@ pub enum Engine {
     Softmax,
     /// Movements.
     Movement,
+    /// Normalization and its gradient.
+    Norm,
+    /// Batch normalization, its gradient, and statistics of channels.
+    BatchNorm,
+    /// Attention and its gradient.
+    Attention,
 }
 
 impl Engine {
     /// Every engine.
-    pub const ALL: [Engine; 7] =
-        [Engine::Gemm, Engine::ConvGemm, Engine::Pointwise, Engine::Reduction, Engine::Pool, Engine::Softmax, Engine::Movement];
+    pub const ALL: [Engine; 10] = [
+        Engine::Gemm,
+        Engine::ConvGemm,
+        Engine::Pointwise,
+        Engine::Reduction,
+        Engine::Pool,
+        Engine::Softmax,
+        Engine::Movement,
+        Engine::Norm,
+        Engine::BatchNorm,
+        Engine::Attention,
+    ];
 
     /// The stable id.
     pub const fn id(self) -> &'static str {
@@ -36,6 +52,9 @@ impl Engine {
             Engine::Pool => "cpu.pool",
             Engine::Softmax => "cpu.softmax",
             Engine::Movement => "cpu.movement",
+            Engine::Norm => "cpu.norm",
+            Engine::BatchNorm => "cpu.batch_norm",
+            Engine::Attention => "cpu.attention",
         }
     }
 
@@ -49,6 +68,9 @@ impl Engine {
             Engine::Pool => 5,
             Engine::Softmax => 6,
             Engine::Movement => 7,
+            Engine::Norm => 8,
+            Engine::BatchNorm => 9,
+            Engine::Attention => 10,
         }
     }
 }

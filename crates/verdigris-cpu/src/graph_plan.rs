@@ -120,6 +120,16 @@ impl GraphPlan {
         self.steps.iter().map(|step| (step.engine, self.name_of(step)))
     }
 
+    /// The engine that writes a tensor; `None` where none does, and for those that a fused chain has within.
+    pub fn writer_of(&self, uid: Uid) -> Option<Engine> {
+        self.steps.iter().find(|step| step.outputs.contains(&uid)).map(|step| step.engine)
+    }
+
+    /// Multiplications and additions of all contractions.
+    pub fn flops(&self) -> u64 {
+        self.steps.iter().map(|step| step.flops).sum()
+    }
+
     /// Memory for tensors between steps. Each engine call needs scratch besides, which its [`StepReport`] tells.
     pub fn temporary_bytes(&self) -> u64 {
         self.buffers.iter().map(|&words| words as u64 * 8).sum()

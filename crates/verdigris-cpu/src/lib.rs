@@ -23,6 +23,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod attention;
+mod batch_norm;
 mod bindings;
 mod contraction;
 mod conv;
@@ -33,6 +35,7 @@ mod functions;
 mod gemm;
 mod graph_plan;
 mod movement;
+mod norm;
 mod operation;
 mod pointwise;
 mod pool;

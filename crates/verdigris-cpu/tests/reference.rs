@@ -2,8 +2,9 @@
 
 use verdigris_cpu::{Bindings, GraphPlan};
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, LossReduction,
-    Matmul, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    Attention, AttentionBackward, AttentionSpec, BinaryOp, Causal, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec,
+    Error, Graph, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward,
+    PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
 };
 use verdigris_reference::compare::compare;
 use verdigris_reference::data::{Distribution, Random, graph_inputs, output_buffer};
@@ -48,6 +49,9 @@ fn run(graph: &Graph, distribution: Distribution, seed: u64) -> Result<(Outputs,
 }
 
 /// Adds ops to a graph until nothing virtual is left unread.
+/// The types that attention takes.
+const ATTENDED: [DType; 5] = [DType::F32, DType::F32, DType::F16, DType::Bf16, DType::F64];
+
 type Build = fn(&mut Draw, &mut GraphBuilder) -> Result<(), Error>;
 
 /// A draw of sizes, types and layouts.
@@ -383,6 +387,111 @@ impl Draw {
         self.store(g, dx, dtype, &dims)
     }
 
+    /// Dims that broadcast to these, from the right.
+    fn vector(&mut self, g: &mut GraphBuilder, name: &str, dims: &[u64]) -> Option<Uid> {
+        if self.chance(3) {
+            return None;
+        }
+        let drop = self.below(dims.len() as u64) as usize;
+        let own: Vec<u64> = dims[drop..].iter().map(|&dim| if self.chance(2) { 1 } else { dim }).collect();
+        let dtype = self.float();
+        Some(self.tensor(g, name, dtype, &own))
+    }
+
+    fn norm(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let rank = 1 + self.below(4);
+        let dims = self.dims(rank, 12);
+        let mut axes: Vec<u32> = (0..rank as u32).filter(|_| self.chance(2)).collect();
+        if axes.is_empty() {
+            axes.push(rank as u32 - 1);
+        }
+        let kind = self.pick(&[NormKind::Layer, NormKind::Rms]);
+        let groups = self.pick(&[1, 2, 3]);
+        let groups = if dims[axes[0] as usize].is_multiple_of(groups) { groups } else { 1 };
+        let spec = NormSpec { groups, zero_centred: self.chance(3), ..NormSpec::new(kind, &axes, 1e-3) };
+        let (dtype, out) = (self.float(), self.float());
+        let x = self.tensor(g, "x", dtype, &dims);
+        let residual = if self.chance(3) { Some(self.tensor(g, "residual", out, &dims)) } else { None };
+        let (scale, bias) = (self.vector(g, "scale", &dims), self.vector(g, "bias", &dims));
+        let made = g.normalize("norm", Normalize { residual, scale, bias, ..Normalize::new(spec.clone(), x) })?;
+        self.store(g, made.y, out, &dims)?;
+        let narrow = g.dims(made.inv).unwrap_or_default();
+        let statistics: Vec<Uid> = made.mean.into_iter().chain([made.inv]).collect();
+        let keeps = self.chance(2);
+        for &uid in statistics.iter().filter(|_| keeps) {
+            self.store(g, uid, DType::F32, &narrow)?;
+        }
+        if let Some(sum) = made.sum.filter(|_| self.chance(2)) {
+            self.store(g, sum, out, &dims)?;
+        }
+        let dy = self.tensor(g, "dy", out, &dims);
+        let dsum = if self.chance(3) { Some(self.tensor(g, "dsum", out, &dims)) } else { None };
+        let back = NormalizeBackward {
+            scale,
+            mean: made.mean.filter(|_| keeps),
+            inv: keeps.then_some(made.inv),
+            dsum,
+            ..NormalizeBackward::new(spec, x, dy)
+        };
+        let bias_dims = bias.and_then(|bias| g.dims(bias));
+        let wanted = NormGradients { dx: true, dscale: scale.is_some(), dbias: bias_dims.as_deref() };
+        let back = g.normalize_backward("backward", back, wanted)?;
+        let of_scale = scale.and_then(|scale| g.dims(scale)).unwrap_or_default();
+        for (uid, dims) in [(back.dx, &dims), (back.dscale, &of_scale), (back.dbias, &bias_dims.clone().unwrap_or_default())] {
+            if let Some(uid) = uid {
+                self.store(g, uid, out, dims)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
+        let (dtype, out) = (self.pick(&ATTENDED), self.pick(&ATTENDED));
+        let (b, h_kv) = (1 + self.below(3), 1 + self.below(3));
+        let h = h_kv * (1 + self.below(3));
+        let (s_q, s_kv, d, d_v) = (self.below(20), self.below(40), 1 + self.below(40), 1 + self.below(40));
+        let q = self.tensor(g, "q", dtype, &[b, h, s_q, d]);
+        let (k, v) = (self.tensor(g, "k", dtype, &[b, h_kv, s_kv, d]), self.tensor(g, "v", dtype, &[b, h_kv, s_kv, d_v]));
+        let bound = |draw: &mut Draw| draw.chance(3).then(|| draw.below(9) as u32);
+        let spec = AttentionSpec {
+            causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
+            left: bound(self),
+            right: bound(self),
+            soft_cap: self.chance(4).then_some(Real(3.0)),
+            scale: if self.chance(4) { HostScalar::Bound(g.host_scalar("scale", DType::F32)) } else { HostScalar::Fixed(Real(0.25)) },
+        };
+        let mut option = |draw: &mut Draw, dtype: DType, dims: [u64; 4]| {
+            let dims: Vec<u64> = dims.iter().map(|&dim| if draw.chance(3) { 1 } else { dim }).collect();
+            draw.chance(4).then(|| draw.tensor(g, "option", dtype, &dims))
+        };
+        let of_options = self.pick(&ATTENDED);
+        let mut attention = Attention::new(spec, q, k, v);
+        attention.bias = option(self, of_options, [b, h, s_q, s_kv]);
+        attention.mask = option(self, DType::U8, [b, h, s_q, s_kv]);
+        attention.slopes = option(self, DType::F32, [b, h, 1, 1]);
+        let mut whole = |draw: &mut Draw, dtype: DType, dims: [u64; 4]| draw.chance(4).then(|| draw.tensor(g, "option", dtype, &dims));
+        attention.sinks = whole(self, of_options, [1, h, 1, 1]);
+        attention.q_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
+        attention.kv_lengths = whole(self, DType::I32, [b, 1, 1, 1]);
+        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = attention;
+        let made = g.attention("attention", attention)?;
+        self.store(g, made.o, out, &[b, h, s_q, d_v])?;
+        self.store(g, made.log_sum_exp, DType::F32, &[b, h, s_q, 1])?;
+        let d_o = self.tensor(g, "d_o", dtype, &[b, h, s_q, d_v]);
+        let plain = AttentionBackward::new(spec, [q, k, v], made.o, made.log_sum_exp, d_o);
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let made = g.attention_backward("backward", back)?;
+        for (gradient, of) in
+            [(Some(made.dq), Some(q)), (Some(made.dk), Some(k)), (Some(made.dv), Some(v)), (made.dbias, bias), (made.dsinks, sinks)]
+        {
+            let dims = of.and_then(|of| g.dims(of)).unwrap_or_default();
+            if let Some(gradient) = gradient {
+                self.store(g, gradient, out, &dims)?;
+            }
+        }
+        Ok(())
+    }
+
     fn softmax(&mut self, g: &mut GraphBuilder) -> Result<(), Error> {
         let rank = 1 + self.below(4);
         let dims = self.dims(rank, 14);
@@ -539,6 +648,16 @@ fn softmax_and_loss() {
 }
 
 #[test]
+fn normalizations() {
+    check("norm", 300, Draw::norm);
+}
+
+#[test]
+fn attention() {
+    check("attention", 300, Draw::attention);
+}
+
+#[test]
 fn movements() {
     check("movement", 200, Draw::movement);
 }
@@ -546,7 +665,7 @@ fn movements() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let pools = [1, 2, 3, 7].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
-    let families: [Build; 5] = [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax];
+    let families: [Build; 7] = [Draw::conv, Draw::matmul, Draw::reduction, Draw::pool, Draw::softmax, Draw::norm, Draw::attention];
     for (i, family) in families.into_iter().enumerate() {
         for seed in 0..30 {
             let mut draw = Draw { random: Random::new(seed * 31 + i as u64) };

@@ -221,6 +221,21 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the context is gone, and with it all that was on the device: a kernel faulted, the device was reset, or its memory failed.
+    /// A new process has to begin anew.
+    ///
+    /// ```
+    /// use verdigris_cuda::Error;
+    ///
+    /// let failed = |code: u32| Error::Driver { call: "cuStreamSynchronize", code, name: String::new(), text: String::new(), doing: String::new() };
+    /// assert!(failed(719).is_loss_of_context() && !failed(600).is_loss_of_context());
+    /// ```
+    pub fn is_loss_of_context(&self) -> bool {
+        matches!(self, Error::Driver { code: 201 | 214 | 220 | 700 | 702 | 709 | 714..=719 | 999, .. })
+    }
+}
+
 /// What helps against a status code, as the tail of a sentence; empty where there is nothing general to say.
 fn advice(code: u32) -> &'static str {
     match code {

@@ -40,6 +40,10 @@ thread_local! {
     pub(crate) static WHOLE_TEXTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     /// Whether the stream counts as capturing on this thread.
     pub(crate) static CAPTURING: Cell<bool> = const { Cell::new(false) };
+    /// How many of the events that this thread records are still reached; `None` reaches all.
+    static REACHED: Cell<Option<u32>> = const { Cell::new(None) };
+    /// Requests of this thread for device memory that are still served, and how many behind them are refused; `None` serves all.
+    static REFUSED: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
     /// What this thread asked of [`CountingAllocator`] and of the fake's memory.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { host: 0, device: 0 }) };
 }
@@ -120,6 +124,23 @@ pub(crate) fn launches() -> Vec<Recorded> {
 /// How many launches there were on this thread since the last call.
 pub fn launch_count() -> usize {
     launches().len()
+}
+
+/// A kernel that does not end: of the events that this thread records from now on, the first so many are reached, and the others are not until the
+/// thread calls this with `None`.
+pub fn hang_behind(events: Option<u32>) {
+    REACHED.set(events);
+}
+
+/// A device that is full: of the requests for device memory that this thread makes from now on, so many are served and so many behind them find
+/// none; `None` serves all. A pool asks twice before it gives up.
+pub fn refuse_memory(served_then_refused: Option<(u32, u32)>) {
+    REFUSED.set(served_then_refused);
+}
+
+/// How many pieces of device memory the process holds on all devices of the fake.
+pub fn live_allocations() -> usize {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, HashMap::len)
 }
 
 /// Whether streams count as capturing on this thread from now on.
@@ -230,6 +251,10 @@ extern "C" fn stream_done(_: sys::CUstream) -> u32 {
     if in_context() { 0 } else { INVALID_CONTEXT }
 }
 
+extern "C" fn stream_wait(_: sys::CUstream, _: sys::CUevent, _: c_uint) -> u32 {
+    if in_context() { 0 } else { INVALID_CONTEXT }
+}
+
 extern "C" fn stream_capturing(_: sys::CUstream, status: *mut sys::CUstreamCaptureStatus) -> u32 {
     give(status.cast::<u32>(), u32::from(CAPTURING.get()))
 }
@@ -250,6 +275,12 @@ extern "C" fn pool_set(_: sys::CUmemoryPool, _: sys::CUmemPool_attribute, _: *mu
     0
 }
 
+/// All memory of the fake, as held and as in use.
+extern "C" fn pool_get(_: sys::CUmemoryPool, _: sys::CUmemPool_attribute, value: *mut c_void) -> u32 {
+    let bytes: usize = MEMORY.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().map(|(_, bytes)| *bytes).sum();
+    give(value.cast::<u64>(), bytes as u64)
+}
+
 extern "C" fn pool_trim(_: sys::CUmemoryPool, _: usize) -> u32 {
     0
 }
@@ -263,12 +294,23 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, 256).expect("a size that the fake gives out")
 }
 
+/// Whether this request is one of those that [`refuse_memory`] named.
+fn is_refused() -> bool {
+    let (served, refused) = REFUSED.get().unwrap_or((u32::MAX, 0));
+    if served > 0 {
+        REFUSED.set(REFUSED.get().map(|_| (served - 1, refused)));
+        return false;
+    }
+    REFUSED.set(Some((0, refused.saturating_sub(1))).filter(|_| refused > 0));
+    refused > 0
+}
+
 extern "C" fn alloc(address: *mut u64, bytes: usize, _: sys::CUmemoryPool, _: sys::CUstream) -> u32 {
     if bytes == 0 {
         return 1;
     }
     ALLOCATIONS.with(|count| count.set(Allocations { device: count.get().device + 1, ..count.get() }));
-    if bytes >= TOO_MUCH {
+    if bytes >= TOO_MUCH || is_refused() {
         return 2;
     }
     // SAFETY: the size is not 0.
@@ -443,7 +485,7 @@ extern "C" fn function_set(_: sys::CUfunction, _: sys::CUfunction_attribute, _: 
 }
 
 extern "C" fn occupancy(blocks: *mut c_int, _: sys::CUfunction, _: c_int, _: usize) -> u32 {
-    give(blocks, 2)
+    give(blocks, 3)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
@@ -540,10 +582,30 @@ extern "C" fn event_destroy(event: sys::CUevent) -> u32 {
     0
 }
 
+/// The time of an event behind a kernel that does not end.
+const NEVER: u64 = u64::MAX;
+
 extern "C" fn event_record(event: sys::CUevent, _: sys::CUstream) -> u32 {
+    let time = match REACHED.get() {
+        Some(0) => NEVER,
+        left => {
+            REACHED.set(left.map(|left| left - 1));
+            CLOCK.load(Ordering::Relaxed)
+        }
+    };
     // SAFETY: made by `event_create` and alive.
-    unsafe { &*event.cast::<AtomicU64>() }.store(CLOCK.load(Ordering::Relaxed), Ordering::Relaxed);
+    unsafe { &*event.cast::<AtomicU64>() }.store(time, Ordering::Relaxed);
     0
+}
+
+extern "C" fn event_query(event: sys::CUevent) -> u32 {
+    const NOT_READY: u32 = 600;
+    if !in_context() {
+        return INVALID_CONTEXT;
+    }
+    // SAFETY: made by `event_create` and alive.
+    let time = unsafe { &*event.cast::<AtomicU64>() }.load(Ordering::Relaxed);
+    if time == NEVER && REACHED.get().is_some() { NOT_READY } else { 0 }
 }
 
 extern "C" fn event_done(_: sys::CUevent) -> u32 {
@@ -574,11 +636,13 @@ fn driver_of(version: u32) -> Driver {
         cuStreamCreateWithPriority: Some(stream_create),
         cuStreamDestroy_v2: Some(stream_done),
         cuStreamSynchronize: Some(stream_done),
+        cuStreamWaitEvent: Some(stream_wait),
         cuStreamIsCapturing: Some(stream_capturing),
         cuThreadExchangeStreamCaptureMode: Some(exchange_capture_mode),
         cuMemPoolCreate: Some(pool_create),
         cuMemPoolDestroy: Some(pool_destroy),
         cuMemPoolSetAttribute: Some(pool_set),
+        cuMemPoolGetAttribute: Some(pool_get),
         cuMemPoolTrimTo: Some(pool_trim),
         cuMemGetInfo_v2: Some(memory_info),
         cuMemAllocFromPoolAsync: Some(alloc),
@@ -605,6 +669,7 @@ fn driver_of(version: u32) -> Driver {
         cuEventDestroy_v2: Some(event_destroy),
         cuEventRecord: Some(event_record),
         cuEventSynchronize: Some(event_done),
+        cuEventQuery: Some(event_query),
         cuEventElapsedTime: Some(event_elapsed),
         ..Api::default()
     })

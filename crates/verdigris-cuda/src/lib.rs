@@ -29,12 +29,14 @@ mod kernels;
 pub mod launch;
 mod memory;
 mod module;
+pub mod nvtx;
 mod pack;
 pub mod peers;
 mod stream;
 pub mod tensor_map;
 #[cfg(test)]
 mod tests;
+pub mod trust;
 
 pub use cache::{CacheError, CacheKey, DamagedEntry, DiskCache, Lookup};
 pub use device::{Clocks, Context, ContextGuard, Device, DeviceProperties};

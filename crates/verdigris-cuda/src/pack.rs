@@ -23,6 +23,7 @@ use crate::cache::CacheKey;
 use crate::device::DeviceProperties;
 use crate::entry::Entry;
 use crate::jit::CompileOptions;
+use crate::trust::{self, Distrust};
 
 const MAGIC: &[u8; 8] = b"VDGRPACK";
 /// Changes with the layout.
@@ -65,6 +66,9 @@ pub enum PackError {
         /// Why.
         source: io::Error,
     },
+    /// Others can write the file, and with it what runs on the GPU.
+    #[error("the kernel pack {0}")]
+    Distrusted(Distrust),
     /// The file is no pack, or not as it was written.
     #[error("the kernel pack {} is damaged: {why}; make it anew with `cargo xtask pack`", path.display())]
     Damaged {
@@ -157,7 +161,7 @@ impl Pack {
     /// Opens a pack and checks its head and index.
     ///
     /// # Errors
-    /// [`PackError::Io`], [`PackError::Damaged`].
+    /// [`PackError::Io`], [`PackError::Distrusted`], [`PackError::Damaged`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, PackError> {
         let path = path.into();
         let (head, rows, file) = match read_index(&path) {
@@ -165,7 +169,12 @@ impl Pack {
             Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return Err(PackError::Damaged { path, why: "it ends within its index".to_owned() });
             }
-            Err(Trouble::Io(source)) => return Err(PackError::Io { path, source }),
+            Err(Trouble::Io(source)) => {
+                return Err(match Distrust::of(&source) {
+                    Some(distrust) => PackError::Distrusted(distrust.clone()),
+                    None => PackError::Io { path, source },
+                });
+            }
             Err(Trouble::Damage(why)) => return Err(PackError::Damaged { path, why }),
         };
         Ok(Self { path, head, rows, file: Mutex::new(file) })
@@ -337,7 +346,7 @@ impl From<io::Error> for Trouble {
 
 fn read_index(path: &Path) -> Result<(PackHead, Index, File), Trouble> {
     let damage = |why: &str| Trouble::Damage(why.to_owned());
-    let mut file = File::open(path)?;
+    let mut file = trust::open(path)?;
     let file_bytes = file.metadata()?.len();
     let mut head = [0; HEAD_BYTES];
     file.read_exact(&mut head)?;

@@ -91,12 +91,12 @@ fn out_of_memory_is_typed_also_while_capturing() {
 
 #[test]
 fn a_missing_function_is_an_error_of_its_call_alone() {
-    let (context, ..) = fake::gpu();
-    let error = Event::timing(&context).expect("an event").is_reached().expect_err("the fake cannot be asked");
-    assert!(matches!(error, Error::MissingSymbol { symbol: "cuEventQuery", driver_version: 13_000 }), "{error:?}");
+    let (context, stream, _) = fake::gpu();
+    let error = stream.is_idle().expect_err("the fake cannot be asked");
+    assert!(matches!(error, Error::MissingSymbol { symbol: "cuStreamQuery", driver_version: 13_000 }), "{error:?}");
     context.memory_info().expect("everything else works");
     let missing = context.driver().missing_functions();
-    assert!(missing.contains(&"cuEventQuery") && !missing.contains(&"cuMemGetInfo_v2"), "{missing:?}");
+    assert!(missing.contains(&"cuStreamQuery") && !missing.contains(&"cuMemGetInfo_v2"), "{missing:?}");
 }
 
 #[test]
@@ -547,9 +547,9 @@ fn programs_that_do_not_hold_together_are_refused_while_loading() {
         map.offset_bytes = 8;
     });
     assert!(matches!(odd_map, Error::Map(MapError::Address { address: 8 })), "{odd_map:?}");
-    // Four multiprocessors hold two CTAs each.
-    let many = launch(&|launch| launch.grid = [9, 1, 1]);
-    assert!(matches!(many, Error::Launch(LaunchError::Residency { ctas: 9, resident: 8, .. })), "{many:?}");
+    // Four multiprocessors hold three CTAs each.
+    let many = launch(&|launch| launch.grid = [13, 1, 1]);
+    assert!(matches!(many, Error::Launch(LaunchError::Residency { ctas: 13, resident: 12, .. })), "{many:?}");
     let none = launch(&|launch| launch.grid = [0, 1, 1]);
     assert!(matches!(none, Error::Launch(LaunchError::Grid { extent: 0, .. })), "{none:?}");
 }

@@ -6,6 +6,8 @@
 
 pub mod algorithm;
 pub mod arch;
+pub mod attention;
+pub mod batch_norm;
 pub mod conv;
 pub mod cost;
 pub mod engine;
@@ -15,6 +17,7 @@ mod hopper;
 pub mod interpret;
 pub mod layout;
 pub mod map;
+pub mod norm;
 pub mod pool;
 pub mod reduce;
 pub mod rewrite;
@@ -36,10 +39,21 @@ pub const SOURCE_HASH: &str = env!("VERDIGRIS_SOURCE_HASH");
 
 /// Every engine of every family.
 pub fn engines() -> impl Iterator<Item = &'static dyn Engine> {
-    [gemm::ENGINES, map::ENGINES, reduce::ENGINES, softmax::ENGINES, pool::ENGINES, rewrite::ENGINES, conv::ENGINES]
-        .into_iter()
-        .flatten()
-        .copied()
+    [
+        gemm::ENGINES,
+        map::ENGINES,
+        reduce::ENGINES,
+        softmax::ENGINES,
+        pool::ENGINES,
+        norm::ENGINES,
+        batch_norm::ENGINES,
+        attention::ENGINES,
+        rewrite::ENGINES,
+        conv::ENGINES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
 }
 
 /// Names of earlier versions' engines, which plan caches, records and pins speak for ever; each stands for what it was within an engine of

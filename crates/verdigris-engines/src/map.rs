@@ -32,6 +32,9 @@ use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<MapSimt>::new()];
 
+/// The version of the engine, which is also that of what is rewritten as maps.
+pub(crate) const VERSION: u32 = 2;
+
 const THREADS: u32 = 256;
 /// Side of a tile.
 const SIDE: u32 = 32;
@@ -46,12 +49,19 @@ struct MapSimt {
     transposed: Option<(Vec<usize>, usize)>,
 }
 
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Config {
+    /// Neighbours that one access takes; 0 goes through tiles.
+    vector: u32,
+    /// Points of a thread, whose loads all come before the first computation.
+    points: u32,
+}
+
 impl Algorithm for MapSimt {
     const ID: EngineId = EngineId { name: "map.simt", number: 300 };
-    const VERSION: u32 = 1;
-
-    /// Neighbours that one access takes; 0 goes through tiles.
-    type Config = u32;
+    const VERSION: u32 = VERSION;
+    type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
         let Problem::Map(problem) = problem else {
@@ -64,21 +74,27 @@ impl Algorithm for MapSimt {
         Ok(MapSimt { problem: problem.clone(), transposed: transposed(problem) })
     }
 
-    fn configs(&self) -> Vec<u32> {
+    fn configs(&self) -> Vec<Config> {
         let most = vectors_fit(&self.problem.chain, &self.problem.dims);
-        self.transposed.iter().map(|_| 0).chain([8, 4, 2, 1].into_iter().filter(|&vector| vector <= most)).collect()
+        let flat = [8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).flat_map(|vector| {
+            let many = points_of(&ChainSpec::of(&self.problem.chain, &self.problem.dims, vector));
+            // Fewer points for each thread are more CTAs, which fill the chip's last wave better.
+            let counts = if many > 1 { vec![many, 1] } else { vec![1] };
+            counts.into_iter().map(move |points| Config { vector, points })
+        });
+        self.transposed.iter().map(|_| Config { vector: 0, points: 1 }).chain(flat).collect()
     }
 
-    fn knobs(&vector: &u32) -> Knobs {
-        Knobs::new([("vector", vector)])
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("vector", config.vector), ("points", config.points)])
     }
 
-    fn notes(&self, _: &u32) -> Notes {
+    fn notes(&self, _: &Config) -> Notes {
         let double = self.problem.chain.dtypes(DType::F32).contains(&DType::F64);
         Notes::of(if double { DType::F64 } else { DType::F32 })
     }
 
-    fn work(&self, &vector: &u32) -> Work {
+    fn work(&self, &Config { vector, .. }: &Config) -> Work {
         let traffic = if vector == 0 { Traffic::Transposed } else { Traffic::Lines };
         let tiled = |step: usize| vector == 0 && self.transposed.as_ref().is_some_and(|(transposed, _)| transposed.contains(&step));
         let views = self.problem.chain.steps.iter().enumerate().filter_map(|(i, step)| Some((i, step.view()?)));
@@ -90,14 +106,14 @@ impl Algorithm for MapSimt {
         Work::default().beside([Stream::new(traffic, bytes).issuing(issued)])
     }
 
-    fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
+    fn lower(&self, &Config { vector, points }: &Config) -> Result<Program, Refusal> {
         let mut program = Program { buffer_alignment_bytes: vec![1; self.problem.slots().len()], ..Program::default() };
         if self.problem.is_empty() {
             return Ok(program);
         }
         let (dims, chain) = (&self.problem.dims, &self.problem.chain);
         let rank = dims.len();
-        let mut spec = Spec { chain: ChainSpec::of(chain, dims, vector.max(1)), transposed: Vec::new(), along: 0 };
+        let mut spec = Spec { chain: ChainSpec::of(chain, dims, vector.max(1)), transposed: Vec::new(), along: 0, points };
         if let (0, Some((transposed, along))) = (vector, &self.transposed) {
             (spec.transposed, spec.along) = (transposed.clone(), *along);
             let extents: Vec<u32> = dims.iter().map(|&dim| dim as u32).collect();
@@ -118,7 +134,7 @@ impl Algorithm for MapSimt {
                 *inner /= vector;
             }
             let args = FlatArgs { points, extents, chain: spec.chain.args(chain, &region) }.bound(&spec);
-            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS * spec.points_per_thread()), 1, 1], args));
+            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS * spec.points), 1, 1], args));
         }
         Ok(program)
     }
@@ -132,7 +148,7 @@ impl Algorithm for MapSimt {
             for to in floats {
                 chains.push(vec![load(from), store(to, 0)]);
             }
-            for f in [UnaryOp::Relu, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
+            for f in [UnaryOp::Relu, UnaryOp::GeluErf, UnaryOp::GeluTanh, UnaryOp::Silu, UnaryOp::Sigmoid, UnaryOp::Tanh, UnaryOp::Exp] {
                 chains.push(vec![load(from), Step::Unary(f, 0), store(from, 1)]);
             }
             for f in [BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub] {
@@ -142,10 +158,11 @@ impl Algorithm for MapSimt {
         for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
             chains.push(vec![load(dtype), store(dtype, 0)]);
         }
-        let specs = chains.into_iter().map(|steps| {
+        let specs = chains.into_iter().flat_map(|steps| {
             let narrowest = steps.iter().filter_map(Step::operand).map(|(view, _)| view.dtype.bytes() as u32);
             let vector = (16 / narrowest.min().unwrap_or(1)).min(8);
-            Spec { chain: ChainSpec::plain(1, vector, steps), transposed: Vec::new(), along: 0 }
+            let chain = ChainSpec::plain(1, vector, steps);
+            [points_of(&chain), 1].map(|points| Spec { chain: chain.clone(), transposed: Vec::new(), along: 0, points })
         });
         specs.filter(|spec| spec.chain.target() <= target).map(Spec::kernel).collect()
     }
@@ -159,13 +176,29 @@ struct Spec {
     transposed: Vec<usize>,
     /// The dim along which they run.
     along: usize,
+    /// Points that a thread of the flat kernel takes.
+    points: u32,
+}
+
+fn loads_of(chain: &ChainSpec) -> usize {
+    chain.steps.iter().filter(|step| matches!(step, Step::Load(_))).count()
+}
+
+/// Points that a thread takes if there is a choice: more where there is little to do for each.
+fn points_of(chain: &ChainSpec) -> u32 {
+    match (chain.functions(), loads_of(chain)) {
+        (0..=4, 0..=2) => 4,
+        (0..=8, 0..=4) => 2,
+        _ => 1,
+    }
 }
 
 impl Spec {
     fn name(&self) -> String {
         let transposed: String = self.transposed.iter().map(|step| format!("t{step}")).collect();
         let tile = if self.transposed.is_empty() { String::new() } else { format!("_along{}{transposed}", self.along) };
-        format!("map_simt{tile}_{}", self.chain.name())
+        let points = if self.transposed.is_empty() { format!("_p{}", self.points) } else { String::new() };
+        format!("map_simt{tile}{points}_{}", self.chain.name())
     }
 
     fn kernel(self) -> KernelRef {
@@ -173,23 +206,16 @@ impl Spec {
     }
 
     fn build(&self) -> KernelBody {
-        let header = Header { name: self.name(), target: self.chain.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        // What computes little has few registers to begin with; so that the assembler does not take more of them to overlap the points of a thread.
+        let is_light = loads_of(&self.chain) <= 2 && self.chain.functions() <= 2 && !self.chain.is_double();
+        let header =
+            Header { name: self.name(), target: self.chain.target(), threads: THREADS, min_ctas: if is_light { 4 } else { 1 }, cluster: 1 };
         build(header, |k| if self.transposed.is_empty() { self.flat(k) } else { self.tiled(k) })
-    }
-
-    /// Points that a thread of the flat kernel takes: more where there is little to do for each.
-    fn points_per_thread(&self) -> u32 {
-        let loads = self.chain.steps.iter().filter(|step| matches!(step, Step::Load(_))).count();
-        match (self.chain.functions(), loads) {
-            (0..=4, 0..=2) => 4,
-            (0..=8, 0..=4) => 2,
-            _ => 1,
-        }
     }
 
     fn flat<'k>(&self, k: Kernel<'k>) {
         let Flat { points, extents, chain } = Flat::declare(k, self);
-        let many = self.points_per_thread();
+        let many = self.points;
         let first = k.cta() * (THREADS * many);
         let thread = k.thread();
         let index = |point: Val<'k, u32>| {

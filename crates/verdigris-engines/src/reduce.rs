@@ -2,10 +2,10 @@
 //!
 //! It takes every valid reduction: all functions, element types, axes, strides and extents.
 //!
-//! **Method.** Where the elements of one result lie side by side, a warp or a CTA takes a result and its threads stand along the elements
-//! (*rows*); where results lie side by side, threads stand along the results and the rows of a CTA share the elements out (*columns*). Both read
-//! up to 16 bytes at a time. Few long reductions are cut into parts, whose sums a second kernel joins in order. What is computed before the
-//! reduction may be stored on the way; each element is visited once.
+//! **Method.** Where the elements of one result lie side by side, a team of 4 to 256 threads takes a result and stands along its elements
+//! (*rows*); where results lie side by side, 8 or 32 threads stand along the results and the rows of a CTA share the elements out (*columns*). Both
+//! read up to 16 bytes at a time, and have four such accesses on their way before they compute with the first. Few long reductions are cut into
+//! parts, whose sums a second kernel joins in order. What is computed before the reduction may be stored on the way; each element is visited once.
 //!
 //! **When it wins.** There is no other engine for reductions.
 //!
@@ -27,7 +27,7 @@ use crate::algorithm::{Algorithm, Listed};
 use crate::arch::Arch;
 use crate::cost::{Stream, Traffic, Work};
 use crate::engine::{Engine, EngineId, Knobs, Notes, Reason, Refusal};
-use crate::fuse::chain::{ChainArgs, ChainSpec, ViewSpec, vectors_fit};
+use crate::fuse::chain::{ChainArgs, ChainSpec, Fetched, ViewSpec, vectors_fit};
 use crate::fuse::compute::Compute;
 use crate::fuse::lanes;
 use crate::fuse::steps::Step;
@@ -37,15 +37,19 @@ use crate::layout::space::{Extents, Region, is_apart, traffic_bytes};
 /// The engines of this family.
 pub static ENGINES: &[&dyn Engine] = &[&Listed::<ReduceSimt>::new()];
 
+/// The version of the engine, which is also that of what is rewritten as reductions.
+pub(crate) const VERSION: u32 = 2;
+
 const THREADS: u32 = 256;
-const WARPS: u32 = THREADS / 32;
-/// The longest row that a warp takes.
-const WARP_ROW: u64 = 1024;
-/// The fewest turns of a team in a part of a reduction.
-const TURNS_OF_A_PART: u32 = 4;
+/// Threads that may take a row: the smallest team of which each has at most [`UNROLL`] accesses, or the largest.
+const TEAMS: [u32; 4] = [4, 16, 64, THREADS];
+/// Threads that may stand along results.
+const LANES: [u32; 2] = [8, 32];
+/// The fewest turns of a team in a part of a reduction, if the chip is to have four CTAs for each SM or sixteen, whose ends weigh less.
+const PARTS: [(u64, u64); 2] = [(16, 16), (4, 4)];
 /// The most parts that a reduction is cut into.
 const MOST_PARTS: u64 = 512;
-/// Turns of the loop over the elements that are on their way at a time.
+/// Accesses of a thread that are on their way at a time.
 const UNROLL: u32 = 4;
 
 /// An accepted problem.
@@ -66,13 +70,15 @@ struct ReduceSimt {
 struct Config {
     /// Elements that one access takes.
     vector: u32,
+    /// How threads stand.
+    form: Form,
     /// Into how many each reduction is cut.
     parts: u64,
 }
 
 impl Algorithm for ReduceSimt {
     const ID: EngineId = EngineId { name: "reduce.simt", number: 400 };
-    const VERSION: u32 = 1;
+    const VERSION: u32 = VERSION;
     type Config = Config;
 
     fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
@@ -82,7 +88,7 @@ impl Algorithm for ReduceSimt {
         let accepted = ReduceSimt::new(problem.clone(), arch.clone());
         let rank = problem.kept.len() + problem.reduced.len();
         Self::ID.require(rank <= verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims, taken are 8"))?;
-        let target = accepted.spec(1).target();
+        let target = accepted.spec(1, accepted.form(1)).target();
         Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
         Ok(accepted)
     }
@@ -92,12 +98,16 @@ impl Algorithm for ReduceSimt {
         let most = if self.columns || !self.problem.reduced.is_empty() { vectors_fit(&self.before, &self.dims) } else { 1 };
         let mut configs = Vec::new();
         for vector in [most, 1] {
-            let [turn, results] = self.reach(vector);
+            let form = self.form(vector);
+            let [turn, results] = form.reach(vector);
             let ctas = self.problem.results().div_ceil(results).max(1);
-            let wanted = (4 * u64::from(self.arch.sm_count)).div_ceil(ctas);
-            let possible = self.problem.depth() / (turn * u64::from(TURNS_OF_A_PART));
-            for parts in [wanted.min(possible).clamp(1, MOST_PARTS), 1] {
-                let config = Config { vector, parts };
+            // Short rows are not cut: there is nothing to gain from a second launch.
+            let cuts = PARTS.map(|(ctas_of_sm, turns)| {
+                let wanted = (ctas_of_sm * u64::from(self.arch.sm_count)).div_ceil(ctas);
+                wanted.min(self.problem.depth() / (turn * turns)).clamp(1, MOST_PARTS)
+            });
+            for parts in cuts.into_iter().filter(|_| form.takes_parts()).chain([1]) {
+                let config = Config { vector, form, parts };
                 if !configs.contains(&config) {
                     configs.push(config);
                 }
@@ -107,7 +117,12 @@ impl Algorithm for ReduceSimt {
     }
 
     fn knobs(config: &Config) -> Knobs {
-        Knobs::new([("vector", config.vector), ("parts", config.parts as u32)])
+        let stand = match config.form {
+            Form::Row { team } => ("team", team),
+            Form::Columns { lanes } => ("lanes", lanes),
+            Form::Join => ("team", 1),
+        };
+        Knobs::new([("vector", config.vector), stand, ("parts", config.parts as u32)])
     }
 
     fn notes(&self, _: &Config) -> Notes {
@@ -118,7 +133,7 @@ impl Algorithm for ReduceSimt {
         let views = self.before.loads().map(|(view, _)| view).chain(self.before.stores());
         let views = views.map(|view| traffic_bytes(view, &self.dims, is_apart(view)));
         let bytes: f64 = views.sum::<f64>() + self.problem.results() as f64 * 4.0;
-        let [_, results] = self.reach(config.vector);
+        let [_, results] = config.form.reach(config.vector);
         let ctas = self.problem.results().div_ceil(results).max(1) * config.parts;
         let traffic = if config.vector == 1 { Traffic::Transposed } else { Traffic::Lines };
         let joins = if config.parts > 1 { 2.0 } else { 1.0 };
@@ -131,14 +146,15 @@ impl Algorithm for ReduceSimt {
         if p.is_empty() {
             return Ok(program);
         }
-        let kept_regions = Region::all(&p.kept, if self.columns { config.vector } else { 1 });
-        let mut reduced_regions = Region::all(&p.reduced, if self.columns { 1 } else { config.vector });
+        // At most 2^30 elements each, so that their numbers fit; the innermost dim is cut between vectors.
+        let kept_regions = Region::all(&p.kept, 1);
+        let mut reduced_regions = Region::all(&p.reduced, 1);
         if reduced_regions.is_empty() {
             // Of nothing there is one result all the same.
             reduced_regions = vec![Region { first: vec![0; p.reduced.len()], extents: vec![0; p.reduced.len()] }];
         }
         let depth_of = |region: &Region| region.extents.iter().product::<u32>();
-        let [turn, results_of_cta] = self.reach(config.vector);
+        let [turn, results_of_cta] = config.form.reach(config.vector);
         // Parts of each region, in elements, and how many there are in all.
         let cuts: Vec<(u32, u32)> = (reduced_regions.iter())
             .map(|region| {
@@ -151,7 +167,7 @@ impl Algorithm for ReduceSimt {
         let bytes = p.accumulator.bytes() as u64;
         let most_results = kept_regions.iter().map(|region| u64::from(region.points(1))).max().unwrap_or(0);
         let scratch = (parts > 1).then(|| program.add_scratch("partial", u64::from(parts) * most_results * bytes));
-        let mut spec = self.spec(config.vector);
+        let mut spec = self.spec(config.vector, config.form);
         let join = Spec { form: Form::Join, ..spec.clone() }.reduced_to_form();
         spec.after = spec.after.filter(|_| scratch.is_none());
         let kernel = spec.clone().kernel();
@@ -197,13 +213,10 @@ impl Algorithm for ReduceSimt {
                     outputs.push(accumulator);
                 }
                 for to in outputs {
-                    for form in [Form::Row { team: 32 }, Form::Row { team: THREADS }, Form::Columns] {
-                        let whole = Spec::plain(f, from, to, form, false);
-                        // Rows of a warp are too short for parts where an access takes eight elements.
-                        let parts =
-                            form != (Form::Row { team: 32 }) || WARP_ROW >= 2 * u64::from(32 * whole.before.vector * TURNS_OF_A_PART);
-                        kernels.push(whole);
-                        kernels.extend(parts.then(|| Spec::plain(f, from, to, form, true)));
+                    let rows = TEAMS.map(|team| Form::Row { team });
+                    for form in rows.into_iter().chain(LANES.map(|lanes| Form::Columns { lanes })) {
+                        kernels.push(Spec::plain(f, from, to, form, false));
+                        kernels.extend(form.takes_parts().then(|| Spec::plain(f, from, to, form, true)));
                     }
                     kernels.push(Spec::plain(f, from, to, Form::Join, true));
                 }
@@ -219,12 +232,28 @@ impl Algorithm for ReduceSimt {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Form {
-    /// `team` threads (32 or 256) along the elements of one result.
+    /// `team` threads along the elements of one result.
     Row { team: u32 },
-    /// 32 threads along results, 8 rows of them along the elements.
-    Columns,
+    /// `lanes` threads along results, and as many rows of them along the elements as a CTA has room for.
+    Columns { lanes: u32 },
     /// A thread a result, over the parts of it.
     Join,
+}
+
+impl Form {
+    /// Elements that one turn of a CTA's threads takes along a reduction, and results that a CTA has.
+    fn reach(self, vector: u32) -> [u64; 2] {
+        match self {
+            Form::Row { team } => [u64::from(team * vector), u64::from(THREADS / team)],
+            Form::Columns { lanes } => [u64::from(THREADS / lanes), u64::from(lanes * vector)],
+            Form::Join => [1, u64::from(THREADS)],
+        }
+    }
+
+    /// Whether reductions may be cut into parts: the elements of a result are enough for a CTA.
+    fn takes_parts(self) -> bool {
+        matches!(self, Form::Row { team: THREADS } | Form::Columns { .. })
+    }
 }
 
 /// Everything that shapes a kernel.
@@ -265,7 +294,7 @@ impl Spec {
     fn name(&self) -> String {
         let form = match self.form {
             Form::Row { team } => format!("row{team}"),
-            Form::Columns => "columns".to_owned(),
+            Form::Columns { lanes } => format!("columns{lanes}"),
             Form::Join => "join".to_owned(),
         };
         let double = if self.double { "_f64" } else { "" };
@@ -347,6 +376,31 @@ impl Spec {
         }
     }
 
+    /// Goes through the elements from `first` on in steps of `stride`, a power of two, up to `last`: fetches several, then takes them.
+    fn turns<'k, F>(
+        &self,
+        k: Kernel<'k>,
+        [first, last]: [Val<'k, u32>; 2],
+        stride: u32,
+        fetch: impl Fn(Val<'k, u32>) -> F,
+        take: impl Fn(&F),
+    ) {
+        let count = k.select(first.lt(last), (last - first + (stride - 1)) >> stride.ilog2(), 0u32);
+        let whole = count & !(UNROLL - 1);
+        k.range_step(0, whole, UNROLL, |turn| {
+            let all: Vec<F> = (0..UNROLL).map(|i| fetch(first + (turn + i) * stride)).collect();
+            all.iter().for_each(&take);
+        });
+        k.when(whole.lt(count), || {
+            // In the place of those that are not there, the last one is fetched and not taken.
+            let turns: Vec<Val<'k, u32>> = (0..UNROLL - 1).map(|i| whole + i).collect();
+            let all: Vec<F> = turns.iter().map(|turn| fetch(first + turn.min(count - 1) * stride)).collect();
+            for (turn, fetched) in turns.iter().zip(&all) {
+                k.when(turn.lt(count), || take(fetched));
+            }
+        });
+    }
+
     /// A thread adds up the parts of a result.
     fn join<'k, T: Compute>(&self, k: Kernel<'k>) {
         let Parts { results, count, kept, parts, partial, after } = Parts::declare(k, self);
@@ -386,12 +440,13 @@ impl Spec {
                 after.run(&index, &fetched, &[AnyVal::of(self.finish(whole, count))]);
             }
         };
-        let values = |index: &[Val<'k, u32>]| -> Vec<AnyVal<'k>> {
-            let fetched = before.fetch(index);
-            let mut all = before.run(index, &fetched, &[]);
-            all.swap_remove(self.value as usize)
+        let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
+        let take = |(index, fetched): &(Vec<Val<'k, u32>>, Fetched<'k>)| {
+            let values = before.run(index, fetched, &[]).swap_remove(self.value as usize);
+            for (lane, sum) in sums.iter().enumerate() {
+                sum.set(self.take(sum.get(), values[lane.min(values.len() - 1)].get(k)));
+            }
         };
-        let lane_of = |values: &[AnyVal<'k>], lane: usize| -> Val<'k, T> { values[lane.min(values.len() - 1)].get(k) };
         match self.form {
             Form::Row { team } => {
                 let (thread, teams) = (k.thread(), THREADS / team);
@@ -400,68 +455,54 @@ impl Spec {
                 // All threads of the CTA stay together; those without a result take the last one's elements and deliver nothing.
                 let mine = result.min(results - 1);
                 let kept = kept_extents.index(mine);
-                let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
-                let take = |point: Val<'k, u32>| {
+                let fetch = |point: Val<'k, u32>| {
                     let mut index = kept.clone();
                     index.extend(reduced.index(point));
-                    let values = values(&index);
-                    for (lane, sum) in sums.iter().enumerate() {
-                        sum.set(self.take(sum.get(), lane_of(&values, lane)));
-                    }
+                    let fetched = before.fetch(&index);
+                    (index, fetched)
                 };
-                let stride = team * vector;
-                let turns = (last - first) >> stride.ilog2();
-                let begin = first + member * vector;
-                let rest = begin + turns * stride;
                 self.walk(k, (team < THREADS).then(|| result.lt(results)), || {
-                    k.range_unrolled(turns, UNROLL, |turn| take(begin + turn * stride));
-                    k.when(rest.lt(last), || take(rest));
+                    self.turns(k, [first + member * vector, last], team * vector, fetch, take);
                 });
                 let mut own = sums.iter().map(|sum| sum.get()).collect::<Vec<_>>();
                 while own.len() > 1 {
                     own = own.chunks(2).map(|pair| self.combine(pair[0], pair[1])).collect();
                 }
                 let combine = |x, y| self.combine(x, y);
-                let whole = lanes::over_team(k, team, lanes::team_scratch::<T>(k, team), own[0], &combine);
+                let whole = lanes::over_team(k, team, own[0], &combine);
                 k.when(member.eq(0) & result.lt(results), || deliver(result, whole));
             }
-            Form::Columns | Form::Join => {
-                let (lane, row) = (k.lane(), k.thread() >> 5);
-                let result = (k.cta() * 32 + lane) * vector;
+            Form::Columns { lanes } => {
+                let rows = THREADS / lanes;
+                let (lane, row) = (k.thread() & (lanes - 1), k.thread() >> lanes.ilog2());
+                let result = (k.cta() * lanes + lane) * vector;
                 let inside = result.lt(results);
                 let mine = k.select(inside, result, 0u32);
                 let kept = kept_extents.index(mine);
-                let sums: Vec<Var<'k, T>> = (0..vector).map(|_| k.var(self.identity::<T>(k))).collect();
-                let take = |point: Val<'k, u32>| {
+                let fetch = |point: Val<'k, u32>| {
                     let mut index = reduced.index(point);
                     index.extend(kept.iter().copied());
-                    let values = values(&index);
-                    for (lane, sum) in sums.iter().enumerate() {
-                        sum.set(self.take(sum.get(), lane_of(&values, lane)));
-                    }
+                    let fetched = before.fetch(&index);
+                    (index, fetched)
                 };
-                let turns = (last - first) >> WARPS.ilog2();
-                let rest = first + row + turns * WARPS;
-                self.walk(k, Some(inside), || {
-                    k.range_unrolled(turns, UNROLL, |turn| take(first + row + turn * WARPS));
-                    k.when(rest.lt(last), || take(rest));
-                });
-                // One line of results for each row; the first rows add them up, a row for each place of the vector.
-                let line = 32 * vector * bytes;
-                let scratch = k.shared("rows", WARPS * line, 16).address();
+                self.walk(k, Some(inside), || self.turns(k, [first + row, last], rows, fetch, take));
+                // One line of results for each row; the first threads add them up, a thread for each result.
+                let line = lanes * vector * bytes;
+                let scratch = k.shared("rows", rows * line, 16).address();
                 for (i, sum) in sums.iter().enumerate() {
                     k.st_shared(scratch + row * line + (lane * vector + i as u32) * bytes, 0, sum.get());
                 }
                 k.bar_sync();
                 let place = k.thread();
-                let result = k.cta() * (32 * vector) + place;
-                k.when(place.lt(32 * vector) & result.lt(results), || {
+                let result = k.cta() * (lanes * vector) + place;
+                k.when(place.lt(lanes * vector) & result.lt(results), || {
                     let from = scratch + place * bytes;
                     let first = k.ld_shared::<T>(from, 0);
-                    let whole = (1..WARPS).fold(first, |sum, row| self.combine(sum, k.ld_shared::<T>(from, i64::from(row * line))));
+                    let whole = (1..rows).fold(first, |sum, row| self.combine(sum, k.ld_shared::<T>(from, i64::from(row * line))));
                     deliver(result, whole);
                 });
             }
+            Form::Join => {}
         }
     }
 }
@@ -516,31 +557,34 @@ impl ReduceSimt {
         ReduceSimt { problem, columns, before, dims, after, arch }
     }
 
-    fn form(&self) -> Form {
-        match (self.columns, self.problem.depth()) {
-            (true, _) => Form::Columns,
-            (false, 0..=WARP_ROW) => Form::Row { team: 32 },
-            _ => Form::Row { team: THREADS },
+    /// How threads stand for accesses of `vector` elements.
+    fn form(&self, vector: u32) -> Form {
+        let vector = u64::from(vector);
+        if self.columns {
+            // As few idle threads as can be; of equals the wider, which has longer lines.
+            let idle = |lanes: u32| {
+                let vectors = self.problem.results().div_ceil(vector);
+                vectors.next_multiple_of(u64::from(lanes)) - vectors
+            };
+            let [narrow, wide] = LANES;
+            return Form::Columns {
+                lanes: if idle(wide) > idle(narrow) && idle(wide) * 8 > self.problem.results() / vector { narrow } else { wide },
+            };
         }
+        let accesses = self.problem.depth().div_ceil(vector);
+        let team = TEAMS.into_iter().find(|team| accesses <= u64::from(team * UNROLL)).unwrap_or(THREADS);
+        Form::Row { team }
     }
 
-    fn spec(&self, vector: u32) -> Spec {
+    fn spec(&self, vector: u32, form: Form) -> Spec {
         Spec {
             f: self.problem.f,
             double: self.problem.accumulator == DType::F64,
-            form: self.form(),
+            form,
             ranks: [self.problem.kept.len(), self.problem.reduced.len()],
             before: ChainSpec::of(&self.before, &self.dims, vector),
             value: self.problem.value,
             after: Some(self.after.clone()),
-        }
-    }
-
-    /// Elements that one turn of a CTA's threads takes along a reduction, and results that a CTA has.
-    fn reach(&self, vector: u32) -> [u64; 2] {
-        match self.form() {
-            Form::Row { team } => [u64::from(team * vector), u64::from(THREADS / team)],
-            Form::Columns | Form::Join => [u64::from(WARPS), u64::from(32 * vector)],
         }
     }
 }

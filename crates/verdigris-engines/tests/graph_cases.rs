@@ -158,8 +158,23 @@ fn pooling() {
 }
 
 #[test]
+fn batch_norm() {
+    family("batch_norm");
+}
+
+#[test]
+fn attention() {
+    family("attention");
+}
+
+#[test]
 fn softmax() {
     family("softmax");
+}
+
+#[test]
+fn normalizations() {
+    family("norm");
 }
 
 #[test]

@@ -19,7 +19,8 @@
 //!   no gradient goes through them. A tensor that the loss depends on through such ops alone is told ([`Error::Constant`]), and so is one
 //!   on which the loss does not depend.
 //! - **What cannot be said** with the ops that there are is refused ([`Error::Gradient`]): gradients of dequantization factors and of
-//!   fp8 operands that have them, of host scalars, and second derivatives of max pooling, of cross-entropy and of curved activations.
+//!   fp8 operands that have them, of host scalars, and second derivatives of max pooling, of cross-entropy, of normalization, of attention
+//!   and of curved activations; gradients of the slopes of attention, and through its log-sum-exp.
 
 use std::collections::{HashMap, HashSet};
 

@@ -526,6 +526,17 @@ impl GraphBuilder {
         Ok(())
     }
 
+    /// Gives a virtual tensor another layout, which it has in the workspace where one launch writes and another reads it.
+    ///
+    /// # Errors
+    /// An unknown uid. That the dims fit is checked by [`GraphBuilder::finish`].
+    pub fn set_layout(&mut self, uid: Uid, layout: Layout) -> Result<(), Error> {
+        let op = self.graph.name.clone();
+        let tensor = self.graph.tensor_mut(uid).ok_or(Error::UnknownTensor { op, uid })?;
+        tensor.layout = layout;
+        Ok(())
+    }
+
     /// Makes a virtual tensor real: named, of type `dtype`, packed row-major.
     ///
     /// # Errors
@@ -557,7 +568,7 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// The graph, checked. A log-sum-exp or an index that was neither stored nor read is left out: its op has no need to write it.
+    /// The graph, checked. A log-sum-exp, an index, a statistic or whatever else an op may leave out is left out if it was neither stored nor read.
     ///
     /// # Errors
     /// All that [`crate::validate::validate`] finds.
@@ -571,17 +582,26 @@ impl GraphBuilder {
         let Graph { tensors, nodes, .. } = &mut self.graph;
         let read: HashSet<Uid> = nodes.iter().flat_map(|node| node.op.inputs()).collect();
         for node in nodes {
-            let second = match &mut node.op {
-                Op::CrossEntropy(loss) => &mut loss.lse,
-                Op::Pool(pool) => &mut pool.index,
+            let optional = match &mut node.op {
+                Op::CrossEntropy(loss) => vec![&mut loss.lse],
+                Op::Pool(pool) => vec![&mut pool.index],
+                Op::Normalize(norm) => vec![&mut norm.sum, &mut norm.mean, &mut norm.inv],
+                Op::NormalizeBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias],
+                Op::BatchNorm(norm) => vec![&mut norm.mean, &mut norm.inv],
+                Op::BatchNormBackward(back) => vec![&mut back.dx, &mut back.dscale, &mut back.dbias, &mut back.dadd],
+                Op::BatchNormStatistics(statistics) => vec![&mut statistics.m2],
+                Op::Attention(attention) => vec![&mut attention.log_sum_exp],
+                Op::AttentionBackward(back) => vec![&mut back.dq, &mut back.dk, &mut back.dv, &mut back.dbias, &mut back.dsinks],
                 _ => continue,
             };
-            if let Some(uid) = *second
-                && !read.contains(&uid)
-                && let Some(place) = tensors.iter().position(|tensor| tensor.uid == uid && tensor.is_virtual)
-            {
-                tensors.remove(place);
-                *second = None;
+            for output in optional {
+                if let Some(uid) = *output
+                    && !read.contains(&uid)
+                    && let Some(place) = tensors.iter().position(|tensor| tensor.uid == uid && tensor.is_virtual)
+                {
+                    tensors.remove(place);
+                    *output = None;
+                }
             }
         }
     }

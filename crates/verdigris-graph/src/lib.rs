@@ -27,8 +27,8 @@ pub use key::Key;
 pub use op::{HostScalar, Op, Real, Role};
 pub use ops::names::*;
 pub use problem::{
-    Access, Chain, ChainStep, Channels, ConvExtents, ConvProblem, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem,
-    Matrix, Operand, Order, PoolPass, PoolProblem, Problem, ReduceProblem, RowFunction, Scale, Slot, SoftmaxProblem, Statistics, Tensor,
-    View, Window, Windows,
+    Access, AttentionPass, AttentionProblem, BatchNormProblem, Chain, ChainStep, ChannelFunction, Channels, ConvExtents, ConvProblem,
+    Corner, Determinism, Direction, EpilogueStep, GemmProblem, Loss, MapProblem, Matrix, NormPass, NormProblem, Operand, Order, PoolPass,
+    PoolProblem, Problem, ReduceProblem, RowFunction, Scale, Slot, SoftmaxProblem, Statistics, Tensor, View, Window, Windows,
 };
 pub use tensor::{TensorDesc, Uid};

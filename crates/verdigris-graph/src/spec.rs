@@ -138,7 +138,12 @@ impl Method {
 
     /// The same, which gives two.
     pub const fn two(self) -> Method {
-        Method { returns: "tuple[Uid, Uid]", ..self }
+        self.giving("tuple[Uid, Uid]")
+    }
+
+    /// The same with a result of this type.
+    pub const fn giving(self, returns: &'static str) -> Method {
+        Method { returns, ..self }
     }
 
     /// The parameters one by one, `*` among them.

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use verdigris_graph::spec::{Presence, SPECS};
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key,
-    LossReduction, Matmul, Movement, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role, TensorDesc, TernaryOp,
-    Uid, UnaryOp, json,
+    Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BinaryOp, Causal, Conv, ConvDirection, ConvMode,
+    CrossEntropyBackward, CrossEntropySpec, Error, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Movement, NormGradients,
+    NormKind, NormSpec, Normalize, NormalizeBackward, Op, PoolBackward, PoolMode, PoolWindows, Precision, Real, ReductionOp, Role,
+    TensorDesc, TernaryOp, Uid, UnaryOp, json,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -157,6 +158,83 @@ fn everything() -> Result<Graph, Error> {
         let back = CrossEntropyBackward { spec, logits, labels, dloss: loss, lse: Some(lse), dlogits: Uid(0) };
         let back = g.cross_entropy_backward(&format!("loss back {reduction:?}"), back)?;
         g.store(back, &format!("dl {reduction:?}"), DType::F32)?;
+    }
+
+    let (wide, vector) = (g.tensor("wide x", DType::F32, rows(&[2, 6, 5])), g.tensor("vector", DType::F32, rows(&[6, 1])));
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        let spec = NormSpec { groups: 3, zero_centred: true, ..NormSpec::new(kind, &[1, 2], 1e-5) };
+        let norm = Normalize { residual: Some(wide), scale: Some(vector), bias: Some(vector), ..Normalize::new(spec.clone(), wide) };
+        let made = g.normalize(&format!("norm {kind:?}"), norm)?;
+        let sum = made.sum.ok_or(Error::UnknownTensor { op: "norm".to_owned(), uid: wide })?;
+        for (uid, name) in [(Some(made.y), "normed"), (made.mean, "mean"), (Some(made.inv), "inv"), (Some(sum), "summed")] {
+            if let Some(uid) = uid {
+                g.store(uid, &format!("{name} {kind:?}"), DType::F32)?;
+            }
+        }
+        let back = NormalizeBackward {
+            scale: Some(vector),
+            mean: made.mean,
+            inv: Some(made.inv),
+            dsum: Some(wide),
+            ..NormalizeBackward::new(spec, sum, made.y)
+        };
+        let wanted = NormGradients { dx: true, dscale: true, dbias: Some(&[6, 1]) };
+        let back = g.normalize_backward(&format!("norm back {kind:?}"), back, wanted)?;
+        for (uid, name) in [(back.dx, "dx"), (back.dscale, "dscale"), (back.dbias, "dbias")] {
+            if let Some(uid) = uid {
+                g.store(uid, &format!("{name} {kind:?}"), DType::F32)?;
+            }
+        }
+    }
+    let vector = |g: &mut GraphBuilder, name: &str| g.tensor(name, DType::F32, rows(&[1, 4, 1, 1]));
+    let [scale, bias, running_mean, running_var] = ["scale", "bias", "running mean", "running var"].map(|name| vector(&mut g, name));
+    let norm = BatchNorm { relu: true, scale: Some(scale), bias: Some(bias), add: Some(x), ..BatchNorm::new(x, 1e-5) };
+    let norm = BatchNorm { running_mean: Some(running_mean), running_var: Some(running_var), ..norm };
+    let normed = g.batch_norm("norm", norm)?;
+    g.store(normed.y, "normed", DType::F16)?;
+    for (i, uid) in [Some(normed.mean), Some(normed.inv), normed.next_mean, normed.next_var].into_iter().flatten().enumerate() {
+        g.store(uid, &format!("statistic {i}"), DType::F32)?;
+    }
+    for (i, (y, bias)) in [(Some(normed.y), None), (None, Some(bias))].into_iter().enumerate() {
+        let back = BatchNormBackward { relu: true, scale: Some(scale), y, bias, ..BatchNormBackward::new(x, x, normed.mean, normed.inv) };
+        let (dx, dscale, dbias, dadd) = g.batch_norm_backward(&format!("norm back {i}"), back)?;
+        for (what, uid) in [("dx", Some(dx)), ("dscale", Some(dscale)), ("dbias", Some(dbias)), ("dadd", dadd)] {
+            if let Some(uid) = uid {
+                g.store(uid, &format!("{what} of norm {i}"), DType::F32)?;
+            }
+        }
+    }
+    let (mean, m2) = g.batch_norm_statistics("moments", x)?;
+    g.store(mean, "mean of moments", DType::F32)?;
+    g.store(m2, "m2", DType::F32)?;
+
+    let heads = |g: &mut GraphBuilder, name: &str, dims: &[u64]| g.tensor(name, DType::Bf16, rows(dims));
+    let q = heads(&mut g, "q", &[2, 4, 5, 8]);
+    let [k, v] = ["k", "v"].map(|name| heads(&mut g, name, &[2, 2, 7, 8]));
+    let (scores, sinks) = (heads(&mut g, "scores", &[4, 1, 7]), heads(&mut g, "sinks", &[1, 4, 1, 1]));
+    let mask = g.tensor("mask", DType::U8, rows(&[2, 1, 5, 7]));
+    let slopes = g.tensor("slopes", DType::F32, rows(&[2, 4, 1, 1]));
+    let [q_lengths, kv_lengths] = ["q lengths", "kv lengths"].map(|name| g.tensor(name, DType::I32, rows(&[2, 1, 1, 1])));
+    let spec = AttentionSpec {
+        scale: HostScalar::Bound(factor),
+        causal: Causal::BottomRight,
+        left: Some(3),
+        right: Some(1),
+        soft_cap: Some(Real(30.0)),
+    };
+    let [bias, mask, slopes, sinks, q_lengths, kv_lengths] = [scores, mask, slopes, sinks, q_lengths, kv_lengths].map(Some);
+    let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) };
+    let attended = g.attention("attention", attention)?;
+    g.store(attended.o, "attended", DType::Bf16)?;
+    g.store(attended.log_sum_exp, "log sum exp", DType::F32)?;
+    let plain = AttentionBackward::new(spec, [q, k, v], attended.o, attended.log_sum_exp, attended.o);
+    let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+    let back = g.attention_backward("attention back", back)?;
+    for (what, uid) in [("dq", Some(back.dq)), ("dk", Some(back.dk)), ("dv", Some(back.dv)), ("dbias", back.dbias), ("dsinks", back.dsinks)]
+    {
+        if let Some(uid) = uid {
+            g.store(uid, &format!("{what} of attention"), DType::F32)?;
+        }
     }
 
     let turned = g.transpose("transpose", logits, &[1, 0])?;
@@ -324,15 +402,15 @@ fn uids_are_visited_in_one_order() -> TestResult {
 }
 
 fn collect_uids(value: &serde_json::Value, uids: &mut BTreeSet<i64>) {
-    const FIELDS: [&str; 20] = [
-        "a", "b", "c", "d", "x", "y", "z", "t", "w", "index", "dy", "dx", "logits", "labels", "loss", "dloss", "lse", "dlogits", "bound",
-        "xs",
-    ];
+    const FIELDS: &str = "a b c d x y z t w index dy dx logits labels loss dloss lse dlogits bound xs residual scale bias sum mean inv dsum \
+                          dscale dbias add running_mean running_var next_mean next_var dadd m2 q k v mask slopes sinks q_lengths \
+                          kv_lengths o log_sum_exp d_o dq dk dv dsinks";
     match value {
         serde_json::Value::Object(map) => {
             for (key, entry) in map {
                 match entry {
-                    serde_json::Value::Number(number) if FIELDS.contains(&key.as_str()) => {
+                    // The scale of an affine function is a number with a point.
+                    serde_json::Value::Number(number) if FIELDS.split(' ').any(|field| field == key) && !number.is_f64() => {
                         uids.insert(number.as_i64().unwrap());
                     }
                     serde_json::Value::Array(list) if key == "xs" => uids.extend(list.iter().map(|uid| uid.as_i64().unwrap())),
@@ -677,6 +755,33 @@ fn softmaxes_and_losses_that_break_a_rule() {
     has(fault(&|g| tensor(g, "dp true").layout = rows(&[5, 11])), "dx has the dims of y");
     has(with!("softmax back true", SoftmaxBackward, s => s.y = Uid(1)), "dy has the dims of y");
     has(fault(&|g| tensor(g, "dl Sum").layout = rows(&[5, 11])), "dlogits has the dims of the logits");
+}
+
+#[test]
+fn norms_that_break_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("norm Layer", Normalize, n => n.spec.axes = vec![]), "a row lies along at least one axis");
+    has(with!("norm Layer", Normalize, n => n.spec.axes = vec![1, 1]), "a row lies along at least one axis");
+    has(with!("norm Layer", Normalize, n => n.spec.axes = vec![1, 3]), "expected 4; an axis");
+    has(with!("norm Layer", Normalize, n => n.spec.groups = 4), "groups = \"4 of an axis of 6\"");
+    has(with!("norm Layer", Normalize, n => n.spec.groups = 2), "tensor `mean Layer`: dim 1 is 3, expected 2");
+    has(with!("norm Layer", Normalize, n => n.spec.eps = Real(f64::INFINITY)), "eps = inf");
+    has(with!("norm Layer", Normalize, n => n.spec.kind = NormKind::Rms), "root-mean-square norm has no mean");
+    has(with!("norm Rms", Normalize, n => n.residual = None), "there is a sum where there is a residual");
+    has(with!("norm back Layer", NormalizeBackward, n => n.inv = None), "the statistics are given all or not at all");
+    has(with!("norm back Layer", NormalizeBackward, n => n.mean = None), "the statistics are given all or not at all");
+    has(with!("norm back Rms", NormalizeBackward, n => n.dx = None), "the gradient of the sum is added to dx");
+    has(with!("norm back Rms", NormalizeBackward, n => n.scale = None), "there is a gradient of the scale where there is a scale");
+    let none = |n: &mut NormalizeBackward| (n.dx, n.dsum, n.dscale, n.dbias) = (None, None, None, None);
+    has(with!("norm back Rms", NormalizeBackward, n => none(n)), "at least one of dx, dscale and dbias is written");
+    has(fault(&|g| tensor(g, "vector").layout = rows(&[3, 2, 6, 1])), "scale and bias broadcast to x");
+    has(fault(&|g| tensor(g, "dbias Rms").layout = rows(&[3, 2, 6, 1])), "scale and bias broadcast to x");
+    has(fault(&|g| tensor(g, "vector").layout = rows(&[6, 2])), "dim 1 is 2, expected 5");
+    has(fault(&|g| tensor(g, "dscale Rms").layout = rows(&[1, 6, 1])), "dscale has the dims of scale");
+    has(fault(&|g| tensor(g, "inv Rms").dtype = DType::I32), "normalization is of floating-point data");
+    has(fault(&|g| tensor(g, "normed Rms").layout = rows(&[2, 6, 4])), "y has the dims of x");
+    has(fault(&|g| tensor(g, "dx Layer").layout = rows(&[2, 6, 4])), "dx has the dims of x");
+    has(fault(&|g| tensor(g, "summed Layer").layout = rows(&[2, 6, 4])), "the sum has the dims of x");
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, OperandScale,
-    PoolBackward, PoolMode, PoolWindows, Precision, Real, TernaryOp,
+    Attended, Attention, AttentionBackward, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Conv, ConvDirection,
+    CrossEntropyBackward, CrossEntropySpec, GraphBuilder, HostScalar, LossReduction, Matmul, NormGradients, NormKind, NormSpec, Normalize,
+    NormalizeBackward, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Real, TensorDesc, TernaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
@@ -72,12 +73,15 @@ impl Graph {
         }
     }
 
-    fn dtype_of(&self, uid: verdigris_graph::Uid) -> Option<DType> {
-        let desc = match &self.source {
+    fn described(&self, uid: verdigris_graph::Uid) -> Option<&TensorDesc> {
+        match &self.source {
             Source::Builder(builder) => builder.described(uid),
             Source::Finished(graph) => graph.tensor(uid),
-        };
-        desc.map(|desc| desc.dtype)
+        }
+    }
+
+    fn dtype_of(&self, uid: verdigris_graph::Uid) -> Option<DType> {
+        self.described(uid).map(|desc| desc.dtype)
     }
 
     fn precision(&self, name: Option<&str>, a: Uid, b: Uid) -> PyResult<Precision> {
@@ -93,6 +97,26 @@ impl Graph {
                 format!("no usual precision for products of {a_type} and {b_type}; products are of one type, or of two 8-bit ones"),
             )
         })
+    }
+
+    /// What an attention is told; the scale is that of the elements of `q` where it is left out.
+    fn attention_spec(
+        &self,
+        q: Uid,
+        scale: Option<&Bound<'_, PyAny>>,
+        causal: &str,
+        [left, right]: [Option<u32>; 2],
+        soft_cap: Option<f64>,
+    ) -> PyResult<AttentionSpec> {
+        let scale = match scale {
+            Some(scale) => factor(scale)?,
+            None => {
+                let described = self.described(q.0).and_then(|desc| desc.layout.dims().last().copied());
+                let Some(elements) = described else { return Err(raise(Kind::Graph, format!("{q:?} is no tensor of this graph"))) };
+                HostScalar::Fixed(Real(1.0 / (elements.max(1) as f64).sqrt()))
+            }
+        };
+        Ok(AttentionSpec { scale, causal: by_name("causal", causal)?, left, right, soft_cap: soft_cap.map(Real) })
     }
 }
 
@@ -194,6 +218,15 @@ fn pool_mode(name: &str, count_include_pad: bool) -> PyResult<PoolMode> {
         "average" => Ok(PoolMode::Average { count_include_pad }),
         other => Err(raise(Kind::Graph, format!("the pooling mode is `{other}`; it is `max` or `average`"))),
     }
+}
+
+fn norm_spec(kind: &str, axes: Vec<u32>, eps: f64, groups: u64, zero_centred: bool) -> PyResult<NormSpec> {
+    let kind = match kind {
+        "layer" => NormKind::Layer,
+        "rms" => NormKind::Rms,
+        other => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
+    };
+    Ok(NormSpec { kind, axes, groups, eps: Real(eps), zero_centred })
 }
 
 fn loss_spec(axis: u32, label_smoothing: f64, ignore_index: Option<i64>, reduction: &str) -> PyResult<CrossEntropySpec> {
@@ -491,6 +524,68 @@ impl Graph {
         self.builder()?.softmax_backward(name, y.0, dy.0, axis, log).map(Uid).map_err(refuse)
     }
 
+    /// Batch normalization of `x`, `[n, c, spatial...]`, in training: `(y, mean, inv, next_mean, next_var)`. All but `x`, `y` and `add` are
+    /// `[1, c, 1...]`; without running statistics there are no next ones, with them these have to be stored.
+    #[pyo3(signature = (x, scale = None, bias = None, *, add = None, running_mean = None, running_var = None, momentum = 0.1, eps = 1e-5,
+        relu = false, name = "batch_norm"))]
+    #[expect(clippy::type_complexity, reason = "what Python sees")]
+    fn batch_norm(
+        &mut self,
+        x: Uid,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        add: Option<Uid>,
+        running_mean: Option<Uid>,
+        running_var: Option<Uid>,
+        momentum: f64,
+        eps: f64,
+        relu: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
+        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
+        let norm = BatchNorm {
+            momentum: Real(momentum),
+            relu,
+            scale: of(scale),
+            bias: of(bias),
+            add: of(add),
+            running_mean: of(running_mean),
+            running_var: of(running_var),
+            ..BatchNorm::new(x.0, eps)
+        };
+        let BatchNormed { y, mean, inv, next_mean, next_var } = self.builder()?.batch_norm(name, norm).map_err(refuse)?;
+        Ok((Uid(y), Uid(mean), Uid(inv), next_mean.map(Uid), next_var.map(Uid)))
+    }
+
+    /// The gradients of batch normalization: `(dx, dscale, dbias, dadd)`, the last with `relu` alone. With `relu`, `y` (needed where something was
+    /// added) or `bias` tells what passed.
+    #[pyo3(signature = (dy, x, mean, inv, *, scale = None, bias = None, y = None, relu = false, name = "batch_norm_backward"))]
+    fn batch_norm_backward(
+        &mut self,
+        dy: Uid,
+        x: Uid,
+        mean: Uid,
+        inv: Uid,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        y: Option<Uid>,
+        relu: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>)> {
+        let of = |uid: Option<Uid>| uid.map(|uid| uid.0);
+        let back =
+            BatchNormBackward { relu, y: of(y), scale: of(scale), bias: of(bias), ..BatchNormBackward::new(dy.0, x.0, mean.0, inv.0) };
+        let (dx, dscale, dbias, dadd) = self.builder()?.batch_norm_backward(name, back).map_err(refuse)?;
+        Ok((Uid(dx), Uid(dscale), Uid(dbias), dadd.map(Uid)))
+    }
+
+    /// The mean of each channel of `x`, `[n, c, spatial...]`, and the sum of squared deviations from it: `(mean, m2)`, `[1, c, 1...]`.
+    #[pyo3(signature = (x, *, name = "batch_norm_statistics"))]
+    fn batch_norm_statistics(&mut self, x: Uid, name: &str) -> PyResult<(Uid, Uid)> {
+        let (mean, m2) = self.builder()?.batch_norm_statistics(name, x.0).map_err(refuse)?;
+        Ok((Uid(mean), Uid(m2)))
+    }
+
     /// The cross-entropy of `logits` and integer `labels` (the dims of the logits with 1 at the class axis) and each row's log-sum-exp:
     /// `(loss, lse)`. `reduction` is `none`, `sum` or `mean`.
     #[pyo3(signature = (logits, labels, axis, *, label_smoothing = 0.0, ignore_index = None, reduction = "mean", name = "cross_entropy"))]
@@ -529,6 +624,121 @@ impl Graph {
         let (logits, labels, dloss) = (logits.0, labels.0, dloss.0);
         let loss = CrossEntropyBackward { spec, logits, labels, dloss, lse, dlogits: verdigris_graph::Uid(0) };
         self.builder()?.cross_entropy_backward(name, loss).map(Uid).map_err(refuse)
+    }
+
+    /// Rows of `x` normalized by their own statistics: `(y, x + residual, mean, 1 / √(variance + eps))`, the second with a residual, the third of `layer`.
+    #[pyo3(signature = (x, axes, eps, *, kind = "layer", groups = 1, residual = None, scale = None, bias = None, zero_centred = false,
+        name = "normalize"))]
+    fn normalize(
+        &mut self,
+        x: Uid,
+        axes: Vec<u32>,
+        eps: f64,
+        kind: &str,
+        groups: u64,
+        residual: Option<Uid>,
+        scale: Option<Uid>,
+        bias: Option<Uid>,
+        zero_centred: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Option<Uid>, Option<Uid>, Uid)> {
+        let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
+        let [residual, scale, bias] = [residual, scale, bias].map(|uid| uid.map(|uid| uid.0));
+        let made = self.builder()?.normalize(name, Normalize { residual, scale, bias, ..Normalize::new(spec, x.0) }).map_err(refuse)?;
+        Ok((Uid(made.y), made.sum.map(Uid), made.mean.map(Uid), Uid(made.inv)))
+    }
+
+    /// The gradients of `normalize`: `(dx, dscale, dbias)`, the second with a scale, the third with `bias_dims`. `x` is what was normalized.
+    #[pyo3(signature = (x, dy, axes, eps, *, kind = "layer", groups = 1, scale = None, mean = None, inv = None, dsum = None,
+        bias_dims = None, zero_centred = false, name = "normalize_backward"))]
+    fn normalize_backward(
+        &mut self,
+        x: Uid,
+        dy: Uid,
+        axes: Vec<u32>,
+        eps: f64,
+        kind: &str,
+        groups: u64,
+        scale: Option<Uid>,
+        mean: Option<Uid>,
+        inv: Option<Uid>,
+        dsum: Option<Uid>,
+        bias_dims: Option<Vec<u64>>,
+        zero_centred: bool,
+        name: &str,
+    ) -> PyResult<(Uid, Option<Uid>, Option<Uid>)> {
+        let spec = norm_spec(kind, axes, eps, groups, zero_centred)?;
+        let [scale, mean, inv, dsum] = [scale, mean, inv, dsum].map(|uid| uid.map(|uid| uid.0));
+        let back = NormalizeBackward { scale, mean, inv, dsum, ..NormalizeBackward::new(spec, x.0, dy.0) };
+        let wanted = NormGradients { dx: true, dscale: scale.is_some(), dbias: bias_dims.as_deref() };
+        let made = self.builder()?.normalize_backward(name, back, wanted).map_err(refuse)?;
+        let dx = made.dx.ok_or_else(|| raise(Kind::Graph, "the gradient with respect to x is missing"))?;
+        Ok((Uid(dx), made.dscale.map(Uid), made.dbias.map(Uid)))
+    }
+
+    /// Attention: `softmax(scale * q @ k.T) @ v` of `q` `[b, h, s_q, d]`, `k` `[b, h_kv, s_kv, d]` and `v` `[b, h_kv, s_kv, d_v]`, and the log-sum-exp of
+    /// each query: `(o, log_sum_exp)`. `scale` is a number or a host scalar, `1 / sqrt(d)` where it is left out. `left` and `right` count the keys that are
+    /// attended on either side of the diagonal.
+    #[pyo3(signature = (q, k, v, *, scale = None, causal = "none", left = None, right = None, soft_cap = None, bias = None, mask = None,
+        slopes = None, sinks = None, q_lengths = None, kv_lengths = None, name = "attention"))]
+    fn attention(
+        &mut self,
+        q: Uid,
+        k: Uid,
+        v: Uid,
+        scale: Option<&Bound<'_, PyAny>>,
+        causal: &str,
+        left: Option<u32>,
+        right: Option<u32>,
+        soft_cap: Option<f64>,
+        bias: Option<Uid>,
+        mask: Option<Uid>,
+        slopes: Option<Uid>,
+        sinks: Option<Uid>,
+        q_lengths: Option<Uid>,
+        kv_lengths: Option<Uid>,
+        name: &str,
+    ) -> PyResult<(Uid, Uid)> {
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap)?;
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths].map(|uid| uid.map(|uid| uid.0));
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q.0, k.0, v.0) };
+        let Attended { o, log_sum_exp } = self.builder()?.attention(name, attention).map_err(refuse)?;
+        Ok((Uid(o), Uid(log_sum_exp)))
+    }
+
+    /// The gradients of `attention`: `(dq, dk, dv, dbias, dsinks)`, the last two with what they are of. `d_o` is the gradient of `o`.
+    #[pyo3(signature = (q, k, v, o, log_sum_exp, d_o, *, scale = None, causal = "none", left = None, right = None, soft_cap = None,
+        bias = None, mask = None, slopes = None, sinks = None, q_lengths = None, kv_lengths = None, name = "attention_backward"))]
+    #[expect(clippy::type_complexity, reason = "what Python sees")]
+    fn attention_backward(
+        &mut self,
+        q: Uid,
+        k: Uid,
+        v: Uid,
+        o: Uid,
+        log_sum_exp: Uid,
+        d_o: Uid,
+        scale: Option<&Bound<'_, PyAny>>,
+        causal: &str,
+        left: Option<u32>,
+        right: Option<u32>,
+        soft_cap: Option<f64>,
+        bias: Option<Uid>,
+        mask: Option<Uid>,
+        slopes: Option<Uid>,
+        sinks: Option<Uid>,
+        q_lengths: Option<Uid>,
+        kv_lengths: Option<Uid>,
+        name: &str,
+    ) -> PyResult<(Uid, Uid, Uid, Option<Uid>, Option<Uid>)> {
+        let spec = self.attention_spec(q, scale, causal, [left, right], soft_cap)?;
+        let [bias, mask, slopes, sinks, q_lengths, kv_lengths] =
+            [bias, mask, slopes, sinks, q_lengths, kv_lengths].map(|uid| uid.map(|uid| uid.0));
+        let plain = AttentionBackward::new(spec, [q.0, k.0, v.0], o.0, log_sum_exp.0, d_o.0);
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let made = self.builder()?.attention_backward(name, back).map_err(refuse)?;
+        Ok((Uid(made.dq), Uid(made.dk), Uid(made.dv), made.dbias.map(Uid), made.dsinks.map(Uid)))
     }
 
     /// The elements of `x` in row-major order under other dims.

@@ -2,7 +2,7 @@
 //!
 //! It translates and does not think. Graphs are built by [`graph`], planned on a [`device`] under a [`policy`], and run as [`plan`]s on
 //! memory that others own ([`memory`]: DLPack, `__cuda_array_interface__`). [`call`] is the way of PyTorch's operators: a function of tensors
-//! whose plan is found by the integers that describe them. The Python half, `python/verdigris`, is thin and holds what Python says better.
+//! whose plan is found by the integers that describe them. [`telemetry`] starts exporters. The Python half, `python/verdigris`, is thin and holds what Python says better.
 
 mod call;
 mod device;
@@ -12,6 +12,7 @@ mod graph;
 mod memory;
 mod plan;
 mod policy;
+mod telemetry;
 
 use pyo3::prelude::*;
 
@@ -28,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<policy::Policy>()?;
     module.add_function(wrap_pyfunction!(device::device_count, module)?)?;
     module.add_function(wrap_pyfunction!(device::set_pack_folder, module)?)?;
+    telemetry::register(module)?;
     call::register(module)
 }

@@ -174,6 +174,11 @@ impl Policy {
         Ok(Policy { products, reduced_accumulation, inner: verdigris::Policy { limits, deterministic, mode, remember } })
     }
 
+    /// The same policy with results that are the same bits each time.
+    fn made_deterministic(&self) -> Policy {
+        Policy { inner: verdigris::Policy { deterministic: true, ..self.inner.clone() }, ..self.clone() }
+    }
+
     fn __repr__(&self) -> String {
         format!("{self:?}")
     }

@@ -49,11 +49,23 @@ const OF_ELEMENTS: [Distribution; 10] = [
     Distribution::Constant,
 ];
 
+/// Sums over channels: one element that is not finite would be their only result.
+const OF_CHANNELS: [Distribution; 7] = [
+    Distribution::Normal,
+    Distribution::LargeMean,
+    Distribution::Hundreds,
+    Distribution::Gaps,
+    Distribution::SmallIntegers,
+    Distribution::Denormals,
+    Distribution::Constant,
+];
+
 /// The kinds that tell something of a problem.
 pub fn of_problem(problem: &Problem) -> &'static [Distribution] {
     match problem {
         Problem::Gemm(gemm) if gemm.precision == Precision::F16 => &OF_NARROW_SUMS,
-        Problem::Gemm(_) | Problem::Conv(_) => &OF_PRODUCTS,
+        Problem::Gemm(_) | Problem::Conv(_) | Problem::Attention(_) => &OF_PRODUCTS,
+        Problem::BatchNorm(_) => &OF_CHANNELS,
         _ => &OF_ELEMENTS,
     }
 }
@@ -65,7 +77,8 @@ pub fn of_graph(graph: &Graph) -> &'static [Distribution] {
             Op::Matmul(matmul) if matmul.precision == Precision::F16 => &OF_NARROW_SUMS,
             Op::Conv(conv) if conv.precision == Precision::F16 => &OF_NARROW_SUMS,
             Op::Conv(conv) if spreads(conv) => &OF_SPREADING,
-            Op::Matmul(_) | Op::Conv(_) => &OF_PRODUCTS,
+            Op::Matmul(_) | Op::Conv(_) | Op::Attention(_) | Op::AttentionBackward(_) => &OF_PRODUCTS,
+            Op::BatchNorm(_) | Op::BatchNormBackward(_) | Op::BatchNormStatistics(_) => &OF_CHANNELS,
             _ => &OF_ELEMENTS,
         }
     };
@@ -84,8 +97,14 @@ pub fn that_matter(graph: &Graph) -> BTreeSet<Distribution> {
             Op::Pool(_) | Op::PoolBackward(_) | Op::Reduction(_) => {
                 &[Distribution::Masked, Distribution::Special, Distribution::SmallIntegers]
             }
+            // A variance by the difference of large numbers, rows without a deviation.
+            Op::Normalize(_) | Op::NormalizeBackward(_) => &[Distribution::LargeMean, Distribution::Special, Distribution::Constant],
             // What lies beside a tile must not be multiplied, by 0 either.
             Op::Matmul(_) | Op::Conv(_) => &[Distribution::Edges, Distribution::Gaps, Distribution::LargeMean],
+            // Exponentials that overflow if no maximum is taken off; what lies beside a tile; rows of equal scores.
+            Op::Attention(_) | Op::AttentionBackward(_) => &[Distribution::Hundreds, Distribution::Gaps, Distribution::Constant],
+            // A variance as a difference of sums; channels that are not there.
+            Op::BatchNorm(_) | Op::BatchNormBackward(_) | Op::BatchNormStatistics(_) => &[Distribution::LargeMean, Distribution::Gaps],
             _ => &[Distribution::Special, Distribution::Limits],
         }
     };
@@ -117,7 +136,7 @@ mod tests {
 
     #[test]
     fn two_runs_of_a_case_differ_and_seeds_take_all_kinds() {
-        for kinds in [&OF_PRODUCTS[..], &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS] {
+        for kinds in [&OF_PRODUCTS[..], &OF_NARROW_SUMS, &OF_SPREADING, &OF_ELEMENTS, &OF_CHANNELS] {
             let drawn = |turn, nth| draw(Distribution::Normal, kinds, turn, nth);
             assert!((0..20).all(|turn| drawn(turn, 0) != drawn(turn, 1) && drawn(turn, 0) == drawn(turn, 2)));
             let all: BTreeSet<Distribution> = (0..kinds.len() as u64).map(|turn| drawn(turn, 0)).collect();
@@ -130,9 +149,12 @@ mod tests {
     fn something_matters_to_every_family() {
         for (family, text) in [
             ("softmax", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"softmax\"]\naxis = [1]\ndims = [[2, 3]]"),
+            ("norm", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\npasses = [\"forward\"]\naxes = [[1]]\ndims = [[2, 3]]"),
             ("pool", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nmodes = [\"max\"]\nshapes = [\"n1 c1 i4 w2\"]"),
             ("reduction", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nf = [\"max\"]\naxes = [[1]]\ndims = [[2, 3]]"),
             ("conv", "[[group]]\nid = \"x\"\ntypes = [\"bf16\"]\nshapes = [\"n1 c4 i4x4 k4 f2x2\"]"),
+            ("batch_norm", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"forward\"]\ndims = [[2, 3]]"),
+            ("attention", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nops = [\"forward\"]\nshapes = [\"q2 k3 d4\"]"),
             ("pointwise", "[[group]]\nid = \"x\"\ntypes = [\"f32\"]\nunary = [\"relu\"]\ndims = [[2, 3]]"),
         ] {
             for case in graph_cases::load(family, text).expect("a case") {

@@ -30,7 +30,10 @@ pub(crate) const EMBEDDED: &[(&str, &str)] = &[
     ("reduction", include_str!("../../../cases/reduction.toml")),
     ("pool", include_str!("../../../cases/pool.toml")),
     ("softmax", include_str!("../../../cases/softmax.toml")),
+    ("norm", include_str!("../../../cases/norm.toml")),
     ("movement", include_str!("../../../cases/movement.toml")),
+    ("batch_norm", include_str!("../../../cases/batch_norm.toml")),
+    ("attention", include_str!("../../../cases/attention.toml")),
 ];
 
 /// Options of `check graphs`.

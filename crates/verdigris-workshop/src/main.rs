@@ -1,4 +1,4 @@
-//! The developers' tools: verify, check, bench, inspect.
+//! The developers' tools: verify, check, bench, fuzz, inspect.
 //!
 //! They judge and measure what the library does; nothing of them is part of it. Exit codes are those of `verdigris` ([`verdigris_cli`]).
 #![forbid(unsafe_code)]
@@ -9,6 +9,7 @@ mod check;
 mod check_graphs;
 mod classes;
 mod conformance;
+mod fuzz;
 mod inspect;
 mod journal;
 mod planted;
@@ -44,6 +45,8 @@ enum Command {
     Check(check::Arguments),
     /// Measure against peers on the GPU, correctness first.
     Bench(bench::Arguments),
+    /// Have the readers of files and requests read what nobody would write.
+    Fuzz(fuzz::Arguments),
     /// Show what `verdigris inspect` shows, and what the kernels are made of.
     Inspect(inspect::Arguments),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
     };
     exit_code("workshop", done)

@@ -39,6 +39,13 @@ const PROBLEMS: &[(&str, &str, &str)] = &[
     ("reduce.simt", "reduction", include_str!("../../../cases/catalog/reduce.simt.toml")),
     ("softmax.rows", "softmax", include_str!("../../../cases/catalog/softmax.rows.toml")),
     ("pool.direct", "pool", include_str!("../../../cases/catalog/pool.direct.toml")),
+    ("norm.rows", "norm", include_str!("../../../cases/catalog/norm.rows.toml")),
+    ("norm.strided", "norm", include_str!("../../../cases/catalog/norm.strided.toml")),
+    ("batch_norm.channels", "batch_norm", include_str!("../../../cases/catalog/batch_norm.channels.toml")),
+    ("attention.forward", "attention", include_str!("../../../cases/catalog/attention.forward.toml")),
+    ("attention.decode", "attention", include_str!("../../../cases/catalog/attention.decode.toml")),
+    ("attention.backward", "attention", include_str!("../../../cases/catalog/attention.backward.toml")),
+    ("attention.simt", "attention", include_str!("../../../cases/catalog/attention.simt.toml")),
 ];
 
 /// SMs of the devices on which problems are tried after those of the seed: some settings are offered where many SMs would stand idle.

@@ -82,6 +82,16 @@ impl Choice {
     }
 }
 
+/// What is known of a choice that was measured before.
+enum Recalled {
+    /// It can still be had.
+    Way(Box<Way>, ChosenBy),
+    /// It cannot, and why.
+    PassedOver(String),
+    /// There is none.
+    Nothing,
+}
+
 /// Who chooses for one problem, and within what.
 pub(crate) struct Chooser<'a> {
     pub(crate) handle: &'a Handle,
@@ -107,7 +117,15 @@ impl Chooser<'_> {
         let mut remarks = Vec::new();
         let again = self.tuning.is_some_and(|tuning| tuning.again);
         let whose = if self.tuning.is_none_or(|tuning| tuning.shipped) { Whose::UsersThenShipped } else { Whose::Users };
-        let remembered = if self.remember && !again { self.remembered(problem, &question, whose, &mut remarks)? } else { None };
+        let recalled = if self.remember && !again { self.recalled(problem, &question, whose, &mut remarks)? } else { Recalled::Nothing };
+        let (remembered, passed_over) = match recalled {
+            Recalled::Way(way, by) => (Some((*way, by)), None),
+            Recalled::PassedOver(why) => {
+                remarks.push(why.clone());
+                (None, Some(why))
+            }
+            Recalled::Nothing => (None, None),
+        };
         let choice = match (remembered, &self.tuning) {
             (Some((known, by)), _) => {
                 let others = survey.ranked.into_iter().filter(|way| !is_same(way, &known.ranked)).map(Way::of).collect::<Vec<_>>();
@@ -121,6 +139,7 @@ impl Chooser<'_> {
         if self.tuning.is_none() {
             self.rather_what_is_ready(problem, &mut choice)?;
         }
+        self.handle.watch().chose(problem, || question.policy.clone(), choice.way(), choice.by, passed_over.as_deref());
         Ok(choice)
     }
 
@@ -159,35 +178,26 @@ impl Chooser<'_> {
     }
 
     /// The choice that was measured before, if there is one and it can still be had.
-    fn remembered(
-        &self,
-        problem: &Problem,
-        question: &Question,
-        whose: Whose,
-        remarks: &mut Vec<String>,
-    ) -> Result<Option<(Way, ChosenBy)>, Error> {
+    fn recalled(&self, problem: &Problem, question: &Question, whose: Whose, remarks: &mut Vec<String>) -> Result<Recalled, Error> {
         // A cache that cannot be read has no answers; that it cannot is told by the handle.
         let Ok(Some((answer, found))) = self.handle.plan_cache().find_of(question, whose) else {
             remarks.extend(self.handle.plan_cache().remark());
-            return Ok(None);
+            return Ok(Recalled::Nothing);
         };
         let named = format!("{} names {} {}", found.words(), answer.engine, answer.knobs);
         let Some(engine) = verdigris_engines::engine(&answer.engine) else {
-            remarks.push(format!("{named}, an engine that this build does not have; passed over"));
-            return Ok(None);
+            return Ok(Recalled::PassedOver(format!("{named}, an engine that this build does not have; passed over")));
         };
         if engine.version() != answer.version {
             let (then, now) = (answer.version, engine.version());
-            remarks.push(format!(
+            return Ok(Recalled::PassedOver(format!(
                 "{named}, which was measured with version {then} of the engine, and this build has version {now}; passed over"
-            ));
-            return Ok(None);
+            )));
         }
         let asked = self.survey(problem, Some(&answer.engine), Settings::Named(answer.knobs.clone()))?;
         let Some(ranked) = asked.ranked.into_iter().next() else {
             let why = asked.refusals.first().map_or_else(|| "the engine no longer has this setting".to_owned(), ToString::to_string);
-            remarks.push(format!("{named}; passed over: {why}"));
-            return Ok(None);
+            return Ok(Recalled::PassedOver(format!("{named}; passed over: {why}")));
         };
         let by = match &found {
             Found::User => ChosenBy::PlanCache,
@@ -199,7 +209,7 @@ impl Chooser<'_> {
             }
         };
         let measured = Some(Measured { us: answer.us, least_us: answer.us, samples: 0 });
-        Ok(Some((Way { measured, ..Way::of(ranked) }, by)))
+        Ok(Recalled::Way(Box::new(Way { measured, ..Way::of(ranked) }), by))
     }
 
     /// The fastest of the candidates, kept for later. The way that would be chosen at once is one of them.
@@ -331,7 +341,7 @@ pub(crate) fn make_ready(
             loop {
                 let place = next.fetch_add(1, Ordering::Relaxed);
                 let Some(kernel) = list.get(place).filter(|_| place < must_count || !is_late(until)) else { break };
-                let made = loader.kernel(kernel).map(|(_, report)| report.origin).map_err(|error| error.to_string());
+                let made = loader.kernel(kernel).map(|(_, report)| report).map_err(|error| error.to_string());
                 // Nobody listens any more once the time is up.
                 let _ = tell.send((kernel.name().to_owned(), made));
             }
@@ -349,8 +359,8 @@ pub(crate) fn make_ready(
             Some(wait) => told.recv_timeout(wait).ok(),
         };
         let Some((name, outcome)) = heard else { break };
-        if let Ok(origin) = outcome {
-            handle.count(origin);
+        if let Ok(report) = &outcome {
+            handle.count(&name, report);
         }
         made.insert(name, outcome.map(|_| ()));
         watch(made.len(), list.len());

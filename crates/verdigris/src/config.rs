@@ -15,6 +15,7 @@
 use std::path::PathBuf;
 
 use crate::error::Error;
+use crate::observe::{Guards, Sampling};
 
 /// A variable of the environment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,12 +38,12 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "VERDIGRIS_PACK",
-        meaning: "file of kernels made beforehand (`cargo xtask pack`); `off` uses none, and one that is not there is passed over",
+        meaning: "file of kernels made beforehand (`cargo xtask pack`); `off` uses none, one that is not there is passed over, and one that others can write is refused",
         default: "verdigris/verdigris-sm_90a.pack in the user's cache folder",
     },
     Variable {
         name: "VERDIGRIS_PLANS",
-        meaning: "file of measured choices; `off` remembers them while the process lives",
+        meaning: "file of measured choices; `off` remembers them while the process lives, and one that others can write is refused",
         default: "verdigris/plans.txt in the user's cache folder",
     },
     Variable {
@@ -50,6 +51,34 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "`off` leaves out the choices that ship with the library: every plan is by estimate or measured here",
         default: "on",
     },
+    Variable {
+        name: "VERDIGRIS_RECORD",
+        meaning: "file to which the problems that a GPU is asked for are appended, with how often they are executed",
+        default: "none is written",
+    },
+    Variable {
+        name: "VERDIGRIS_METRICS",
+        meaning: "where the program serves its metrics: a port, on this machine alone, or an address with one",
+        default: "nowhere",
+    },
+    Variable {
+        name: "VERDIGRIS_SAMPLE",
+        meaning: "whose time on the device is taken, as N/SECOND: every Nth execution of a plan, at most so many a second; `off` takes none",
+        default: "256/50, where somebody listens",
+    },
+    Variable {
+        name: "VERDIGRIS_CHECK_NUMBERS",
+        meaning: "whose results are looked through for NaN and infinity, as N/SECOND, where somebody listens",
+        default: "nobody's",
+    },
+    Variable {
+        name: "VERDIGRIS_CHECK_DRIFT",
+        meaning: "whose results are held against a shadow execution by the reference, as N/SECOND, where somebody listens",
+        default: "nobody's",
+    },
+    Variable { name: "VERDIGRIS_TRACE", meaning: "file of a trace for Perfetto; `%p` is the number of the process", default: "none" },
+    Variable { name: "VERDIGRIS_EVENTS", meaning: "file of events as JSON lines; `%p` is the number of the process", default: "none" },
+    Variable { name: "NVTX_INJECTION64_PATH", meaning: "library of a profiler, which the profiler sets", default: "none" },
     Variable {
         name: "VERDIGRIS_CUBLASLT",
         meaning: "path of libcublasLt.so, which benches compare with",
@@ -71,6 +100,20 @@ pub struct Config {
     pub plans: Option<PathBuf>,
     /// Whether the choices that ship with the library are asked where the user's file has none.
     pub shipped: bool,
+    /// File to which problems and their executions are appended ([`crate::observe::read_workload`] reads it); `None` records none.
+    pub record: Option<PathBuf>,
+    /// Where metrics are served.
+    pub metrics: Option<String>,
+    /// Which executions have their time taken, where somebody listens.
+    pub sampling: Sampling,
+    /// Whose results are looked at, where somebody listens.
+    pub guards: Guards,
+    /// File of the trace.
+    pub trace: Option<PathBuf>,
+    /// File of events.
+    pub events: Option<PathBuf>,
+    /// Library of a profiler.
+    pub nvtx_injection: Option<PathBuf>,
     /// Path of cuBLASLt, where the system's loader would not find it.
     pub cublas_lt: Option<PathBuf>,
     /// Path of the offline assembler; `None` where there is none.
@@ -80,7 +123,22 @@ pub struct Config {
 impl Default for Config {
     /// The first device, no files, and the choices that ship.
     fn default() -> Config {
-        Config { device: 0, cache: None, pack: None, plans: None, shipped: true, cublas_lt: None, ptxas: None }
+        Config {
+            device: 0,
+            cache: None,
+            pack: None,
+            plans: None,
+            shipped: true,
+            record: None,
+            metrics: None,
+            sampling: Sampling::default(),
+            guards: Guards::default(),
+            trace: None,
+            events: None,
+            nvtx_injection: None,
+            cublas_lt: None,
+            ptxas: None,
+        }
     }
 }
 
@@ -133,13 +191,76 @@ impl Config {
                 });
             }
         };
-        Ok(Config { device, cache, pack, plans, shipped, cublas_lt: read("VERDIGRIS_CUBLASLT").map(PathBuf::from), ptxas })
+        let file = |variable: &str| read(variable).map(PathBuf::from);
+        let metrics = read("VERDIGRIS_METRICS").map(|text| text.to_string_lossy().into_owned());
+        let sampled = |variable: &'static str, usual: Sampling| match read(variable) {
+            None => Ok(usual),
+            Some(text) => sampling_of(&text.to_string_lossy()).ok_or_else(|| Error::Config {
+                variable,
+                value: text.to_string_lossy().into_owned(),
+                rule: "samples are two whole numbers as `256/50`, one execution of so many and at most so many a second, or `off`",
+            }),
+        };
+        let sampling = sampled("VERDIGRIS_SAMPLE", Sampling::default())?;
+        let off = Guards::default();
+        let guards = Guards {
+            numbers: sampled("VERDIGRIS_CHECK_NUMBERS", off.numbers)?,
+            drift: sampled("VERDIGRIS_CHECK_DRIFT", off.drift)?,
+            ..off
+        };
+        Ok(Config {
+            device,
+            cache,
+            pack,
+            plans,
+            shipped,
+            record: file("VERDIGRIS_RECORD"),
+            metrics,
+            sampling,
+            guards,
+            trace: file("VERDIGRIS_TRACE"),
+            events: file("VERDIGRIS_EVENTS"),
+            nvtx_injection: file("NVTX_INJECTION64_PATH"),
+            cublas_lt: file("VERDIGRIS_CUBLASLT"),
+            ptxas,
+        })
     }
+}
+
+fn sampling_of(text: &str) -> Option<Sampling> {
+    if text == "off" {
+        return Some(Sampling { every: 0, per_second: 0 });
+    }
+    let (every, per_second) = text.split_once('/')?;
+    Some(Sampling { every: every.trim().parse().ok().filter(|every| *every > 0)?, per_second: per_second.trim().parse().ok()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn samples_are_named_by_two_numbers() {
+        let sampling = |value| from(&[("VERDIGRIS_SAMPLE", value)]).map(|config| config.sampling);
+        assert_eq!(from(&[]).expect("no value is wrong").sampling, Sampling::default());
+        assert_eq!(sampling("64/10").ok(), Some(Sampling { every: 64, per_second: 10 }));
+        assert_eq!(sampling("off").ok().map(|sampling| sampling.every), Some(0));
+        for wrong in ["64", "0/10", "64/x", "-1/10", "/"] {
+            let error = sampling(wrong).expect_err("no samples").to_string();
+            assert!(error.contains(&format!("VERDIGRIS_SAMPLE is `{wrong}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn guards_are_off_until_they_are_named() {
+        let guards = |values: &[(&str, &str)]| from(values).expect("reads").guards;
+        assert!(guards(&[]).are_off());
+        let both = guards(&[("VERDIGRIS_CHECK_NUMBERS", "100/5"), ("VERDIGRIS_CHECK_DRIFT", "1000/1")]);
+        assert_eq!((both.numbers, both.drift), (Sampling { every: 100, per_second: 5 }, Sampling { every: 1000, per_second: 1 }));
+        assert!(guards(&[("VERDIGRIS_CHECK_NUMBERS", "off")]).are_off());
+        let error = from(&[("VERDIGRIS_CHECK_DRIFT", "often")]).expect_err("no samples").to_string();
+        assert!(error.contains("VERDIGRIS_CHECK_DRIFT is `often`"), "{error}");
+    }
 
     fn from(values: &[(&str, &str)]) -> Result<Config, Error> {
         Config::from(|name| values.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))

@@ -113,7 +113,8 @@ impl Device {
             Some(("cuda", number)) => number.parse().map_err(|_| unknown())?,
             _ => return Err(unknown()),
         };
-        Ok(Device::gpu(Handle::open(&Config { device: number, ..config.clone() })?, policy))
+        let handle = Handle::open(&Config { device: number, ..config.clone() });
+        Ok(Device::gpu(handle.inspect_err(|error| crate::observe::failed(error, &format!("cuda:{number}")))?, policy))
     }
 
     fn new(kind: Kind, policy: Policy) -> Device {

@@ -115,6 +115,34 @@ impl Error {
         Error::UnknownEngine { name: name.to_owned(), known }
     }
 
+    /// By whose fault it is, as the label `kind` of `verdigris_errors_total` has it: one of a closed list.
+    ///
+    /// ```
+    /// # use verdigris::Error;
+    /// assert_eq!(Error::NoWorkspace { needed_bytes: 512, lent_bytes: 256 }.kind(), "out_of_memory");
+    /// ```
+    pub fn kind(&self) -> &'static str {
+        use verdigris_cuda::Error as Device;
+        match self {
+            error if error.is_lack_of_memory() => "out_of_memory",
+            Error::Graph(_) => "graph",
+            Error::NoEngine(_) => "no_engine",
+            Error::UnknownEngine { .. } | Error::Pin { .. } => "pin",
+            Error::Binding(_) | Error::Device(Device::Binding(_)) => "binding",
+            Error::Device(Device::NoDriver { .. } | Device::NoDevice | Device::NoSuchDevice { .. }) => "driver_missing",
+            Error::Device(
+                Device::DriverTooOld { .. } | Device::MissingSymbol { .. } | Device::UnsupportedChip { .. } | Device::PtxVersion { .. },
+            ) => "driver_old",
+            Error::Device(error) if error.is_loss_of_context() => "device_lost",
+            Error::Device(_) => "device",
+            Error::Cpu(_) => "cpu",
+            Error::Config { .. } => "config",
+            Error::DeviceName { .. } | Error::Operand { .. } | Error::TensorBytes { .. } | Error::NoResult | Error::NoWorkspace { .. } => {
+                "request"
+            }
+        }
+    }
+
     /// Whether this says that memory is lacking, so that less may help.
     pub fn is_lack_of_memory(&self) -> bool {
         use verdigris_cuda::Error as Device;

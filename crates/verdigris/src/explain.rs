@@ -85,6 +85,18 @@ pub enum ChosenBy {
 }
 
 impl ChosenBy {
+    /// In one word, as labels and records have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ChosenBy::Estimate => "estimate",
+            ChosenBy::Ready => "ready",
+            ChosenBy::Clock => "clock",
+            ChosenBy::PlanCache => "plan_cache",
+            ChosenBy::Shipped => "shipped",
+            ChosenBy::Pin => "pin",
+        }
+    }
+
     /// In words.
     pub const fn words(self) -> &'static str {
         match self {

@@ -519,7 +519,7 @@ impl Calls {
 
 /// The gradient of a function with respect to one of its tensors, which has these dims where it is not saved.
 fn gradient(of: Function, with_respect_to: usize, saved: &[Saved], dims: Option<&[u64]>) -> Function {
-    Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec) }))
+    Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec), dtype: None }))
 }
 
 /// A function of one result.

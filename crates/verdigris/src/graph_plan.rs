@@ -14,6 +14,7 @@ use verdigris_tensor::{BindingError, BindingRule};
 use crate::binding::{Binding, Bound, Loose, Pair};
 use crate::error::Error;
 use crate::explain::Explanation;
+use crate::observe::Watch;
 use crate::problem_plan::{MAX_SLOTS, ProblemPlan};
 use crate::workspace::{self, Piece, WorkspaceSource, place};
 
@@ -41,6 +42,13 @@ pub struct GraphPlan {
     pub(crate) downgrades: AtomicU64,
     pub(crate) explanation: Explanation,
     pub(crate) nothing: Arc<DeviceBuffer>,
+    pub(crate) watch: Arc<Watch>,
+    /// Executions while somebody listened.
+    pub(crate) turns: AtomicU64,
+    /// The kind of the problem that writes each stored tensor.
+    pub(crate) writers: HashMap<Uid, &'static str>,
+    /// Arithmetic work of one execution.
+    pub(crate) flops: f64,
 }
 
 /// What [`GraphPlan::execute_timed_from`] did.
@@ -323,10 +331,11 @@ impl GraphPlan {
             Some(loose) => {
                 let rung = self.loose_for(stream, loose)?;
                 workspace::check(rung.workspace_bytes, workspace)?;
-                self.downgrades.fetch_add(1, Ordering::Relaxed);
+                self.downgraded("alignment");
                 rung
             }
         };
+        self.watch.asked_workspace(rung.workspace_bytes);
         self.submit(rung, stream, bindings, places, workspace)
     }
 
@@ -350,8 +359,8 @@ impl GraphPlan {
     ) -> Result<Timed<'_>, Error> {
         let mut events = Vec::new();
         let rung = self.lent(stream, bindings, source, &mut |rung, places, workspace| {
-            events = self.submit_timed(rung, stream, bindings, places, workspace)?;
-            Ok(())
+            events = self.timing_events(rung, stream)?;
+            self.submit_timed(rung, stream, bindings, places, workspace, &events)
         })?;
         stream.synchronize()?;
         let parts = rung.parts.iter().zip(times(&events)?).map(|(part, us)| (&*part.plan, us)).collect();
@@ -376,18 +385,27 @@ impl GraphPlan {
         };
         for (number, rung) in rungs.iter().enumerate() {
             let mut is_lent = false;
+            self.watch.asked_workspace(rung.workspace_bytes);
             let lent = source.lend(stream, rung.workspace_bytes, &mut |workspace| {
                 is_lent = true;
                 workspace::check(rung.workspace_bytes, workspace)?;
                 work(rung, places, workspace)
             });
             let is_last = number + 1 == rungs.len();
+            if let Err(error) = &lent
+                && !is_lent
+                && error.is_lack_of_memory()
+            {
+                self.watch.lacked_workspace(&self.explanation.graph, rung.workspace_bytes, self.least_workspace_bytes());
+            }
             match lent {
                 Err(error) if !is_lent && !is_last && error.is_lack_of_memory() && stream.capture_status()? == CaptureStatus::None => {}
                 Err(error) => return Err(error),
                 Ok(()) => {
-                    if number > 0 || loose.is_some() {
-                        self.downgrades.fetch_add(1, Ordering::Relaxed);
+                    if loose.is_some() {
+                        self.downgraded("alignment");
+                    } else if number > 0 {
+                        self.downgraded("workspace");
                     }
                     return Ok(rung);
                 }
@@ -409,7 +427,8 @@ impl GraphPlan {
             Some(loose) => self.loose_for(stream, loose)?,
         };
         workspace::check(rung.workspace_bytes, workspace)?;
-        let events = self.submit_timed(rung, stream, bindings, places, workspace)?;
+        let events = self.timing_events(rung, stream)?;
+        self.submit_timed(rung, stream, bindings, places, workspace, &events)?;
         stream.synchronize()?;
         times(&events)
     }
@@ -441,9 +460,15 @@ impl GraphPlan {
         };
         workspace::check(rung.workspace_bytes, workspace)?;
         if number > 0 {
-            self.downgrades.fetch_add(1, Ordering::Relaxed);
+            self.downgraded("workspace");
         }
         Ok(rung)
+    }
+
+    /// Counts an execution by other ways than the chosen ones.
+    fn downgraded(&self, reason: &'static str) {
+        self.downgrades.fetch_add(1, Ordering::Relaxed);
+        self.watch.fell_back(&self.explanation.graph, reason);
     }
 
     fn submit(
@@ -454,10 +479,20 @@ impl GraphPlan {
         places: &[u16],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
-        rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace))
+        let Some(events) = self.watch.wants(&self.turns, rung.parts.len(), stream) else {
+            return rung.parts.iter().try_for_each(|part| self.submit_part(part, stream, bindings, places, workspace));
+        };
+        self.submit_timed(rung, stream, bindings, places, workspace, &events)?;
+        self.watch.keep(events, rung.parts.iter().map(|part| Arc::clone(part.plan.meter())).collect(), stream);
+        Ok(())
     }
 
-    /// As [`GraphPlan::submit`], with an event before the first part and one behind each.
+    /// An event before the first part, and one behind each.
+    fn timing_events(&self, rung: &Rung, stream: &Stream) -> Result<Vec<Event>, Error> {
+        Ok((0..=rung.parts.len()).map(|_| Event::timing(stream.context())).collect::<Result<_, _>>()?)
+    }
+
+    /// As [`GraphPlan::submit`], with the first of the events before the first part, and one behind each.
     fn submit_timed(
         &self,
         rung: &Rung,
@@ -465,16 +500,14 @@ impl GraphPlan {
         bindings: &[(Uid, Binding<'_>)],
         places: &[u16],
         workspace: DeviceSlice<'_>,
-    ) -> Result<Vec<Event>, Error> {
-        let mut events = vec![Event::timing(stream.context())?];
+        events: &[Event],
+    ) -> Result<(), Error> {
         events[0].record(stream)?;
-        for part in &rung.parts {
+        for (part, event) in rung.parts.iter().zip(&events[1..]) {
             self.submit_part(part, stream, bindings, places, workspace)?;
-            let event = Event::timing(stream.context())?;
             event.record(stream)?;
-            events.push(event);
         }
-        Ok(events)
+        Ok(())
     }
 
     fn submit_part(

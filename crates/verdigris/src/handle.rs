@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use verdigris_cuda::{
-    Clocks, CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, Loader, ModuleCache, Origin, Pack, PackError, Pool,
-    PoolOptions, Stream,
+    Clocks, CompileOptions, Context, DeviceBuffer, DeviceProperties, DiskCache, Driver, LoadReport, Loader, ModuleCache, Origin, Pack,
+    PackError, Pool, PoolOptions, Stream,
 };
 use verdigris_engines::arch::Arch;
 use verdigris_graph::{Graph, Problem};
@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::explain::PartExplanation;
 use crate::graph_plan::GraphPlan;
+use crate::observe::{MemoryAccount, Watch, Workload};
 use crate::plan_cache::{Answer, PlanCache, PlanCacheError, Question};
 use crate::planning::{self, Progress, Stage};
 use crate::policy::{Policy, Tuning};
@@ -37,6 +38,7 @@ pub struct Handle {
     /// What last went wrong with the file of measured choices.
     plans_trouble: Mutex<Option<PlanCacheError>>,
     kernels: Mutex<KernelCounts>,
+    watch: Arc<Watch>,
     /// Threads that compile what nobody waits for.
     behind: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -107,6 +109,7 @@ impl Handle {
         }
         let stale_pack = cache.pack().and_then(Result::ok).and_then(|pack| check_sources(pack, source_hash).err());
         let cache = Arc::new(cache);
+        let watch = Watch::new(context, &pool, config.record.clone().map(Workload::new));
         let loader = Loader { cache, pool, source_hash, options: CompileOptions::default() };
         let open = if config.shipped { PlanCache::open } else { PlanCache::without_shipped };
         let (plans, plans_trouble) = match open(config.plans.clone()) {
@@ -116,7 +119,7 @@ impl Handle {
         let plans_trouble = Mutex::new(plans_trouble);
         let clocks = || context.device().clocks();
         let (arch, kernels, behind) = (arch_of(context.properties(), clocks)?, Mutex::default(), Mutex::default());
-        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, behind })
+        Ok(Handle { arch, stream, loader, nothing, cache_trouble, stale_pack, plans, plans_trouble, kernels, watch, behind })
     }
 
     /// The device as engines see it.
@@ -186,14 +189,32 @@ impl Handle {
     }
 
     /// Counts a kernel that was made ready.
-    pub(crate) fn count(&self, origin: Origin) {
+    pub(crate) fn count(&self, kernel: &str, report: &LoadReport) {
+        self.watch.loaded(kernel, report);
         let mut counts = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        match origin {
+        match report.origin {
             Origin::Memory => {}
             Origin::Pack => counts.from_pack += 1,
             Origin::Disk => counts.from_disk += 1,
             Origin::Compiled => counts.compiled += 1,
         }
+    }
+
+    /// Who holds the device's memory now: for those who ran out of it.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn memory(&self) -> Result<MemoryAccount, Error> {
+        self.watch.memory()
+    }
+
+    /// Why the workload is not recorded although [`Config::record`] names a file; planning and executing go on without it.
+    pub fn record_trouble(&self) -> Option<String> {
+        self.watch.workload_trouble()
+    }
+
+    pub(crate) fn watch(&self) -> &Arc<Watch> {
+        &self.watch
     }
 
     /// What a choice for this problem depends on, here and under these limits.
@@ -315,7 +336,10 @@ impl Handle {
     /// [`Error::Device`].
     pub fn load(&self, problem: &Problem, way: &Ranked) -> Result<ProblemPlan, Error> {
         let program = self.loader.load(&way.program, &self.stream)?;
-        ProblemPlan::new(problem, way, program, Arc::clone(&self.nothing))
+        for (kernel, report) in program.reports() {
+            self.watch.loaded(kernel, report);
+        }
+        ProblemPlan::new(problem, way, program, Arc::clone(&self.nothing), &self.watch)
     }
 }
 

@@ -83,6 +83,7 @@ pub mod functional;
 pub mod graph_plan;
 pub mod handle;
 pub mod loss_scale;
+pub mod observe;
 pub mod plan;
 pub mod plan_cache;
 mod planning;
@@ -122,9 +123,11 @@ pub use verdigris_engines::arch::Arch;
 pub use verdigris_engines::engine::{EngineId, Knobs, Notes, Reason, Refusal};
 pub use verdigris_graph::binding::BoundTensor;
 pub use verdigris_graph::{
-    BinaryOp, Conv, ConvDirection, ConvMode, ConvProblem, CrossEntropyBackward, CrossEntropySpec, Determinism, Direction,
-    Error as GraphError, GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Node, Op, OperandScale, PoolBackward,
-    PoolMode, PoolWindows, Precision, Problem, Real, ReductionOp, TensorDesc, TernaryOp, Uid, UnaryOp,
+    Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, BatchNorm, BatchNormBackward, BatchNormed, BinaryOp, Causal,
+    Conv, ConvDirection, ConvMode, ConvProblem, CrossEntropyBackward, CrossEntropySpec, Determinism, Direction, Error as GraphError,
+    GemmProblem, Graph, GraphBuilder, HostScalar, Key, LossReduction, Matmul, Moments, Node, NormGradients, NormKind, NormSpec, Normalize,
+    NormalizeBackward, Op, OperandScale, PoolBackward, PoolMode, PoolWindows, Precision, Problem, Real, ReductionOp, TensorDesc, TernaryOp,
+    Uid, UnaryOp,
 };
 pub use verdigris_kir::execution::HostValue;
 pub use verdigris_tensor::{BindingError, BindingRule, DType, Layout, LayoutError};

@@ -36,11 +36,13 @@
 //! ```
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use serde::Serialize;
 use verdigris_cuda::host::{HostBytes, HostConflict, borrow};
-use verdigris_cuda::{DeviceSlice, Pool, Stream};
+use verdigris_cuda::{DeviceSlice, HostSlice, Pool, Stream};
 use verdigris_graph::binding::BoundTensor;
 use verdigris_graph::{Graph, TensorDesc, Uid};
 use verdigris_tensor::{BindingError, BindingRule};
@@ -50,6 +52,7 @@ use crate::error::Error;
 use crate::explain::Explanation;
 use crate::graph_plan::GraphPlan;
 use crate::handle::Handle;
+use crate::observe::{self, Check, Subject};
 use crate::planning::Progress;
 use crate::policy::Policy;
 use crate::workspace::WorkspaceSource;
@@ -60,6 +63,13 @@ pub struct Plan {
     on: On,
     /// What each of the bound tensors is, in their order.
     tensors: Vec<TensorDesc>,
+    /// The element type of the first of them, as labels have it.
+    dtype: String,
+    graph: Arc<Graph>,
+    /// What guards know of it, once one has looked.
+    subject: OnceLock<Arc<Subject>>,
+    /// Runs while guards were on.
+    turns: AtomicU64,
 }
 
 /// Where a plan runs.
@@ -121,14 +131,22 @@ pub struct PartEngine {
 impl Plan {
     /// The CPU has one way for each op, whose results are the same each time.
     pub(crate) fn on_cpu(graph: &Graph) -> Result<Plan, Error> {
-        let plan = verdigris_cpu::GraphPlan::new(graph)?;
-        Ok(Plan { name: graph.name.clone(), tensors: described(graph, plan.tensors()), on: On::Cpu(Box::new(plan)) })
+        let begun = Instant::now();
+        let plan = verdigris_cpu::GraphPlan::new(graph).map_err(Error::from).inspect_err(|error| observe::failed(error, "cpu"))?;
+        observe::planned_on_cpu(plan.engines().map(|(engine, _)| engine.id()), begun.elapsed());
+        Ok(Plan::of(graph, described(graph, plan.tensors()), On::Cpu(Box::new(plan))))
     }
 
     pub(crate) fn on_gpu(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<Plan, Error> {
         let plan = handle.plan_graph_watched(graph, policy, watch)?;
         let tensors = described(graph, plan.tensors());
-        Ok(Plan { name: graph.name.clone(), tensors, on: On::Gpu(Box::new(plan), handle.pool().clone()) })
+        Ok(Plan::of(graph, tensors, On::Gpu(Box::new(plan), handle.pool().clone())))
+    }
+
+    fn of(graph: &Graph, tensors: Vec<TensorDesc>, on: On) -> Plan {
+        let dtype = tensors.first().map_or_else(String::new, |tensor| tensor.dtype.to_string());
+        let (graph, subject, turns) = (Arc::new(graph.clone()), OnceLock::new(), AtomicU64::new(0));
+        Plan { name: graph.name.clone(), on, tensors, dtype, graph, subject, turns }
     }
 
     /// The graph's name.
@@ -218,16 +236,56 @@ impl Plan {
     /// # Errors
     /// [`Error::Binding`], [`Error::Cpu`], [`Error::Device`]; as [`GraphPlan::execute`] and [`GraphPlan::execute_from`].
     pub fn run(&self, bindings: &mut [(Uid, Binding<'_>)], stream: Option<&Stream>, workspace: Workspace<'_>) -> Result<(), Error> {
-        match &self.on {
+        let mut run = || match &self.on {
             On::Cpu(plan) => self.on_host(plan, bindings).map(drop),
             On::Gpu(plan, pool) => {
                 let stream = stream.ok_or_else(no_stream)?;
+                let check = self.check_on_device(stream, pool, bindings);
                 match workspace {
                     Workspace::Own => plan.execute_from(stream, bindings, pool),
                     Workspace::Lent(slice) => plan.execute(stream, bindings, slice),
                     Workspace::From(source) => plan.execute_from(stream, bindings, source),
+                }?;
+                if let Some(check) = check {
+                    check.done_on_device(stream, |uid| slice_of(bindings, uid));
                 }
+                Ok(())
             }
+        };
+        run().inspect_err(|error| observe::failed(error, self.device()))
+    }
+
+    /// Copies aside what is read, where this run is looked at ([`observe::Guards`]).
+    #[inline]
+    fn check_on_device(&self, stream: &Stream, pool: &Pool, bindings: &[(Uid, Binding<'_>)]) -> Option<Check> {
+        let wanted = observe::wanted(&self.turns)?;
+        Check::on_device(self.subject(), wanted, scalars_of(bindings), (pool, stream), |uid| slice_of(bindings, uid))
+    }
+
+    fn subject(&self) -> &Arc<Subject> {
+        self.subject.get_or_init(|| {
+            let writer_of = |uid: Uid| match &self.on {
+                On::Cpu(plan) => plan.writer_of(uid).map(|engine| observe::cpu_op(engine.id())),
+                On::Gpu(plan, _) => plan.writers.get(&uid).copied(),
+            };
+            let flops = match &self.on {
+                On::Cpu(plan) => plan.flops() as f64,
+                On::Gpu(plan, _) => plan.flops,
+            };
+            let of = |(tensor, bound): (&TensorDesc, &BoundTensor)| {
+                let writer = bound.is_written.then(|| writer_of(tensor.uid).unwrap_or("none"));
+                (!bound.is_scalar).then(|| (tensor.clone(), writer))
+            };
+            let tensors: Vec<_> = self.tensors.iter().zip(self.bound()).filter_map(of).collect();
+            Subject::new(Arc::clone(&self.graph), self.device(), &tensors, flops)
+        })
+    }
+
+    /// The device, as labels have it.
+    fn device(&self) -> &str {
+        match &self.on {
+            On::Cpu(_) => "cpu",
+            On::Gpu(plan, _) => plan.watch.device(),
         }
     }
 
@@ -274,17 +332,25 @@ impl Plan {
                 }
             }
         }
-        let slices = bindings.iter_mut().filter_map(|(uid, binding)| match binding {
-            Binding::Host(slice) => Some((*uid, slice)),
-            Binding::Buffer(_) | Binding::Scalar(_) | Binding::Integer(_) | Binding::Unsigned(_) => None,
-        });
-        for (uid, bytes) in borrow(slices).map_err(|conflict| self.conflict(conflict))? {
+        let wanted = observe::wanted(&self.turns);
+        let scalars = wanted.map_or_else(Vec::new, |_| scalars_of(bindings));
+        let borrowed = borrow(slices_of(bindings)).map_err(|conflict| self.conflict(conflict))?;
+        let check = wanted.and_then(|wanted| Check::on_host(self.subject(), wanted, scalars, |uid| bytes_of(&borrowed, uid)));
+        for (uid, bytes) in borrowed {
             match bytes {
                 HostBytes::Read(bytes) => bound.input(uid, bytes),
                 HostBytes::Write(bytes) => bound.output(uid, bytes),
             };
         }
         let done = plan.run(&mut bound)?;
+        drop(bound);
+        // They lay apart before.
+        if let (Some(check), Ok(borrowed)) = (check, borrow(slices_of(bindings))) {
+            check.done_on_host(|uid| bytes_of(&borrowed, uid));
+        }
+        for step in &done.steps {
+            observe::cpu_step(step.engine.id(), &self.dtype, step.time);
+        }
         let workspace_bytes = done.workspace_bytes();
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let parts = done.steps.into_iter().map(|step| PartReport {
@@ -314,6 +380,41 @@ impl Plan {
     fn name_of(&self, uid: Uid) -> String {
         self.bound().iter().find(|tensor| tensor.uid == uid).map_or_else(|| uid.to_string(), |tensor| tensor.name.clone())
     }
+}
+
+/// The memory of the host among what is bound.
+fn slices_of<'s, 'b>(bindings: &'s mut [(Uid, Binding<'b>)]) -> impl Iterator<Item = (Uid, &'s mut HostSlice<'b>)> {
+    bindings.iter_mut().filter_map(|(uid, binding)| match binding {
+        Binding::Host(slice) => Some((*uid, slice)),
+        Binding::Buffer(_) | Binding::Scalar(_) | Binding::Integer(_) | Binding::Unsigned(_) => None,
+    })
+}
+
+/// The bytes of one tensor.
+fn bytes_of<'s>(borrowed: &'s [(Uid, HostBytes<'_>)], uid: Uid) -> Option<&'s [u8]> {
+    borrowed.iter().find(|(known, _)| *known == uid).map(|(_, bytes)| match bytes {
+        HostBytes::Read(bytes) => *bytes,
+        HostBytes::Write(bytes) => &**bytes,
+    })
+}
+
+/// Where one tensor lies on a GPU.
+fn slice_of<'b>(bindings: &[(Uid, Binding<'b>)], uid: Uid) -> Option<DeviceSlice<'b>> {
+    bindings.iter().find(|(known, _)| *known == uid).and_then(|(_, binding)| match binding {
+        Binding::Buffer(slice) => Some(*slice),
+        Binding::Host(_) | Binding::Scalar(_) | Binding::Integer(_) | Binding::Unsigned(_) => None,
+    })
+}
+
+/// The host scalars, as arithmetic takes them.
+fn scalars_of(bindings: &[(Uid, Binding<'_>)]) -> Vec<(Uid, f64)> {
+    let of = |(uid, binding): &(Uid, Binding<'_>)| match binding {
+        Binding::Scalar(value) => Some((*uid, *value)),
+        Binding::Integer(value) => Some((*uid, *value as f64)),
+        Binding::Unsigned(value) => Some((*uid, *value as f64)),
+        Binding::Buffer(_) | Binding::Host(_) => None,
+    };
+    bindings.iter().filter_map(of).collect()
 }
 
 /// What is bound, as the graph describes it.

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use verdigris_cuda::SlotNeed;
 use verdigris_engines::engine::{Knobs, Refusal};
 use verdigris_graph::pattern::Subgraph;
-use verdigris_graph::{Determinism, Graph, Key, Problem, TensorDesc, Uid};
+use verdigris_graph::{Access, Determinism, Graph, Key, Problem, TensorDesc, Uid};
 
 use crate::binding::Bound;
 use crate::choose::{Choice, Chooser, Queue, Way, make_ready};
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::explain::{ChosenBy, Explanation};
 use crate::graph_plan::{GraphPlan, Memory, Part, Rung, Source};
 use crate::handle::Handle;
+use crate::observe;
 use crate::policy::{Mode, Pin, Policy};
 use crate::problem_plan::ProblemPlan;
 use crate::select::{Limits, Ranked, Settings, Shortlist, Survey};
@@ -48,6 +50,18 @@ pub enum Stage {
 
 /// See [`Handle::plan_graph_watched`].
 pub(crate) fn plan_graph(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<GraphPlan, Error> {
+    let begun = Instant::now();
+    let device = handle.watch().device();
+    let planned =
+        tracing::debug_span!(target: "verdigris", "plan", graph = graph.name, device).in_scope(|| plan(handle, graph, policy, watch));
+    match &planned {
+        Ok(_) => handle.watch().planned(begun.elapsed()),
+        Err(error) => observe::failed(error, device),
+    }
+    planned
+}
+
+fn plan(handle: &Handle, graph: &Graph, policy: &Policy, watch: &mut dyn FnMut(Progress)) -> Result<GraphPlan, Error> {
     let graph = &under_policy(graph, policy);
     let (mut parts, temporaries) = cut(graph)?;
     let bound = Bound::new(graph, &parts, &temporaries)?;
@@ -174,7 +188,9 @@ impl Planner<'_> {
             }
             pins.is_used[i] = true;
             let ways = survey.ranked.into_iter().map(Way::of).collect();
-            return Ok(Choice::new(ways, ChosenBy::Pin, survey.refusals));
+            let choice = Choice::new(ways, ChosenBy::Pin, survey.refusals);
+            self.handle.watch().chose(&part.problem, || "pinned".to_owned(), choice.way(), choice.by, None);
+            return Ok(choice);
         }
         let tuning = if let Mode::Measured(tuning) = self.policy.mode { Some(tuning) } else { None };
         let chooser = Chooser { handle: self.handle, limits: self.limits_of(part), tuning, remember: self.policy.remember };
@@ -336,5 +352,22 @@ fn assemble(
         parts: parts.iter().zip(choices).map(|(part, choice)| choice.explain(&part.problem)).collect(),
         less_aligned: other_settings.map(|(other, _)| format!("{} {}", other.engine, other.knobs)).collect(),
     };
-    Ok(GraphPlan { bound, rungs, loose: loose_rung, downgrades: AtomicU64::new(0), explanation, nothing: handle.nothing() })
+    let mut writers = HashMap::new();
+    for part in parts {
+        let written = part.problem.buffers()?.into_iter().filter(|operand| operand.access == Access::Written);
+        let uids = written.filter_map(|operand| part.bindings.get(operand.slot.0 as usize));
+        writers.extend(uids.map(|uid| (*uid, part.problem.kind())));
+    }
+    Ok(GraphPlan {
+        bound,
+        rungs,
+        loose: loose_rung,
+        downgrades: AtomicU64::new(0),
+        explanation,
+        nothing: handle.nothing(),
+        watch: Arc::clone(handle.watch()),
+        turns: AtomicU64::new(0),
+        writers,
+        flops: parts.iter().map(|part| part.problem.flops()).sum(),
+    })
 }

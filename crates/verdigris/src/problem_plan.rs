@@ -1,6 +1,7 @@
 //! One problem planned on a GPU: the program of the chosen way, loaded.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use verdigris_cuda::{Bindings, DeviceBuffer, DeviceSlice, LoadReport, LoadedProgram, Stream};
 use verdigris_engines::engine::{Cost, EngineId, Knobs, Notes};
@@ -11,6 +12,7 @@ use verdigris_tensor::DType;
 
 use crate::binding::{Binding, Bound, Pair};
 use crate::error::Error;
+use crate::observe::{Meter, Watch};
 use crate::select::Ranked;
 
 /// Most slots of a problem: bindings are laid out on the stack.
@@ -28,16 +30,28 @@ pub struct ProblemPlan {
     /// Slots as tensors, whose uids are their numbers.
     bound: Bound,
     nothing: Arc<DeviceBuffer>,
+    meter: Arc<Meter>,
+    watch: Arc<Watch>,
+    /// Executions while somebody listened.
+    turns: AtomicU64,
 }
 
 impl ProblemPlan {
-    pub(crate) fn new(problem: &Problem, way: &Ranked, program: LoadedProgram, nothing: Arc<DeviceBuffer>) -> Result<ProblemPlan, Error> {
+    pub(crate) fn new(
+        problem: &Problem,
+        way: &Ranked,
+        program: LoadedProgram,
+        nothing: Arc<DeviceBuffer>,
+        watch: &Arc<Watch>,
+    ) -> Result<ProblemPlan, Error> {
         let mut bound = bound(problem)?;
         for (tensor, need) in bound.tensors.iter_mut().zip(program.slots()) {
             tensor.bytes = tensor.bytes.max(need.bytes);
             (tensor.alignment_bytes, tensor.least_alignment_bytes) = (need.alignment_bytes, need.alignment_bytes);
         }
-        Ok(ProblemPlan { engine: way.engine, knobs: way.knobs.clone(), notes: way.notes, cost: way.cost, program, bound, nothing })
+        let (engine, knobs, notes, cost) = (way.engine, way.knobs.clone(), way.notes, way.cost);
+        let (meter, watch, turns) = (watch.meter(problem, way), Arc::clone(watch), AtomicU64::new(0));
+        Ok(ProblemPlan { engine, knobs, notes, cost, program, bound, nothing, meter, watch, turns })
     }
 
     /// Whose algorithm it is.
@@ -91,7 +105,17 @@ impl ProblemPlan {
         for (slot, binding) in bindings.iter().enumerate() {
             binding.lend(&mut buffers[slot], &mut scalars[slot]);
         }
-        self.submit(stream, &buffers[..bindings.len()], &scalars[..bindings.len()], workspace)
+        let submit = || self.submit(stream, &buffers[..bindings.len()], &scalars[..bindings.len()], workspace);
+        let Some(events) = self.watch.wants(&self.turns, 1, stream) else { return submit() };
+        events[0].record(stream)?;
+        submit()?;
+        events[1].record(stream)?;
+        self.watch.keep(events, vec![Arc::clone(&self.meter)], stream);
+        Ok(())
+    }
+
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// Submits with bindings that were checked.
@@ -102,6 +126,7 @@ impl ProblemPlan {
         host_scalars: &[HostValue],
         workspace: DeviceSlice<'_>,
     ) -> Result<(), Error> {
+        self.meter.count();
         Ok(self.program.execute(stream, &Bindings { buffers, workspace, host_scalars, lists: &[] })?)
     }
 }

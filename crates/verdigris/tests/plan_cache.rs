@@ -125,3 +125,54 @@ fn a_killed_process_loses_nothing_that_it_had_kept() {
     assert!(!folder.path().join("plans.txt.new").exists());
     assert_eq!(PlanCache::open(Some(folder.path().join(PLANS))).expect("opens").damaged(), []);
 }
+
+/// Whoever can write the file of choices decides what runs, so that one which others can write is refused, by name, mode, owner and cure; and the handle goes on
+/// without it. The same for a pack.
+#[cfg(unix)]
+#[test]
+fn files_that_others_can_write_are_refused_and_the_handle_goes_on() {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use verdigris::{Config, Handle, Limits};
+    use verdigris_cuda::{PackError, fake};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let home = fs::canonicalize(folder.path()).expect("is there").join("verdigris");
+    let (plans, pack) = (home.join(PLANS), home.join("sm_90a.pack"));
+    let mode = |path: &Path| fs::metadata(path).expect("is there").permissions().mode() & 0o777;
+    let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("ours");
+    // What is made here is ours alone.
+    PlanCache::open(Some(plans.clone())).expect("nothing is there").keep(&question(0, 0), &answer(0)).expect("writes");
+    assert_eq!((mode(&home), mode(&plans)), (0o700, 0o600));
+    assert_eq!(found(&PlanCache::open(Some(plans.clone())).expect("private"), 0, 0), Some(0));
+
+    fs::write(&pack, "no pack").expect("writes");
+    let config = Config { plans: Some(plans.clone()), pack: Some(pack.clone()), ..Config::default() };
+    for (place, wrong, right) in [(&plans, 0o666, 0o600), (&plans, 0o602, 0o600), (&home, 0o777, 0o700), (&home, 0o707, 0o700)] {
+        set(place, wrong);
+        set(&pack, 0o646);
+        let error = PlanCache::open(Some(plans.clone())).expect_err("others can write it");
+        let distrust = error.distrust().expect("that is why");
+        assert_eq!((&distrust.path, &distrust.place, distrust.mode), (&plans, place, wrong));
+        let cure = format!("chmod go-w '{}'", place.display());
+        assert!(error.to_string().ends_with(&cure), "{error}");
+        let handle = Handle::on(&fake::context(), &config).expect("goes on without them");
+        assert!(handle.plan_cache_trouble().is_some_and(|trouble| trouble.ends_with(&cure)), "{:?}", handle.plan_cache_trouble());
+        assert!(matches!(handle.pack(), Some(Err(PackError::Distrusted(distrust))) if distrust.path == pack), "{:?}", handle.pack());
+        let problem = Problem::Gemm(GemmProblem::packed(64, 64, 64, DType::F32, DType::F32).expect("a plain product"));
+        handle.choose(&problem, &Limits::default()).expect("by estimate");
+        // What is distrusted is not written either.
+        assert_eq!(fs::read_to_string(&plans).expect("reads").lines().count(), 1);
+        set(place, right);
+        set(&pack, 0o644);
+    }
+    let handle = Handle::on(&fake::context(), &config).expect("opens");
+    assert_eq!(handle.plan_cache_trouble(), None);
+    assert!(matches!(handle.pack(), Some(Err(PackError::Damaged { .. }))), "it is read now: {:?}", handle.pack());
+    // A file that is opened to others while it is in use is refused when it is next written.
+    let cache = PlanCache::open(Some(plans.clone())).expect("private");
+    set(&plans, 0o666);
+    let error = cache.keep(&question(0, 1), &answer(1)).expect_err("others can write it");
+    assert_eq!(error.distrust().map(|distrust| distrust.mode), Some(0o666));
+}

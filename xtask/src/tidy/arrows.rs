@@ -46,10 +46,16 @@ const KIR_LAWS: &[(&str, Law, &str)] = &[
 const ROOMS: &[&str] = &["arch", "cost", "engine", "algorithm", "layout", "fuse", "sums", "store", "split_k", "hopper"];
 
 /// Rooms of a family, which its engines share: in their order, as above.
-const FAMILY_ROOMS: &[(&str, &[&str])] = &[("conv", &["geometry"]), ("gemm", &["factors"])];
+const FAMILY_ROOMS: &[(&str, &[&str])] = &[
+    ("attention", &["half", "tile", "mapped", "order", "band", "softmax", "score_mod", "testing"]),
+    ("conv", &["geometry"]),
+    ("gemm", &["factors"]),
+    ("norm", &["walk"]),
+    ("rewrite", &["whole_windows"]),
+];
 
 /// Families above others, and those others: rewritings of one family's problems as another's. They may import its root and its rooms.
-const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm"])];
+const ABOVE: &[(&str, &[&str])] = &[("rewrite", &["conv", "gemm", "map", "reduce"])];
 
 /// The rule `arrows`.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -38,15 +38,9 @@ const HOUSE: &[Room] = &[
     Room {
         name: "verdigris",
         floor: 4,
-        may_use: &["verdigris-cpu", "verdigris-cuda", "verdigris-engines", "verdigris-graph", "verdigris-kir", "verdigris-tensor"],
-        tests_may_use: &["verdigris-reference"],
-    },
-    Room {
-        name: "verdigris-cli",
-        floor: 5,
-        // The reference lends the problem lists and seeded numbers; kir prints what a program launches.
+        // The reference is what guards hold results against.
         may_use: &[
-            "verdigris",
+            "verdigris-cpu",
             "verdigris-cuda",
             "verdigris-engines",
             "verdigris-graph",
@@ -56,18 +50,47 @@ const HOUSE: &[Room] = &[
         ],
         tests_may_use: &[],
     },
-    Room { name: "verdigris-capi", floor: 5, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
-    Room { name: "verdigris-cudnn", floor: 5, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
+    // Exporters: what the library tells, brought to those who watch. NVTX stands where libraries are loaded.
+    Room { name: "verdigris-telemetry", floor: 5, may_use: &["verdigris", "verdigris-cuda"], tests_may_use: &[] },
+    // The inference service.
+    Room { name: "verdigris-serve", floor: 6, may_use: &["verdigris"], tests_may_use: &[] },
+    Room {
+        name: "verdigris-cli",
+        floor: 7,
+        // The reference lends the problem lists and seeded numbers; kir prints what a program launches.
+        may_use: &[
+            "verdigris",
+            "verdigris-cuda",
+            "verdigris-engines",
+            "verdigris-graph",
+            "verdigris-kir",
+            "verdigris-reference",
+            "verdigris-serve",
+            "verdigris-telemetry",
+            "verdigris-tensor",
+        ],
+        tests_may_use: &[],
+    },
+    Room { name: "verdigris-capi", floor: 7, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
+    Room { name: "verdigris-cudnn", floor: 7, may_use: &["verdigris", "verdigris-graph", "verdigris-tensor"], tests_may_use: &[] },
     Room {
         name: "verdigris-python",
-        floor: 5,
+        floor: 7,
         // Streams and memory of others come in through it, and the CPU is run on them in place.
-        may_use: &["verdigris", "verdigris-cpu", "verdigris-cuda", "verdigris-engines", "verdigris-graph", "verdigris-tensor"],
+        may_use: &[
+            "verdigris",
+            "verdigris-cpu",
+            "verdigris-cuda",
+            "verdigris-engines",
+            "verdigris-graph",
+            "verdigris-telemetry",
+            "verdigris-tensor",
+        ],
         tests_may_use: &[],
     },
     Room {
         name: "verdigris-workshop",
-        floor: 6,
+        floor: 8,
         // Tools that judge and measure every floor below. The command line lends problems, tables and records, so that both programs
         // read the same arguments.
         may_use: &[
@@ -80,6 +103,7 @@ const HOUSE: &[Room] = &[
             "verdigris-kir",
             "verdigris-probes",
             "verdigris-reference",
+            "verdigris-serve",
             "verdigris-tensor",
         ],
         tests_may_use: &[],
@@ -88,18 +112,26 @@ const HOUSE: &[Room] = &[
     // alone, so that the writer and the reader are one.
     Room {
         name: "xtask",
-        floor: 6,
+        floor: 8,
         may_use: &["verdigris-cuda", "verdigris-engines", "verdigris-kir", "verdigris-probes"],
         tests_may_use: &[],
     },
 ];
 
+/// Who may tell of what happens: the library, and those above it.
+const TELLERS: &[&str] =
+    &["verdigris", "verdigris-telemetry", "verdigris-serve", "verdigris-cli", "verdigris-python", "verdigris-workshop"];
+
+/// Why no one else may.
+const LOWER: &str = "lower floors return what they know; they do not log";
+
 /// Outside crates that only some rooms may use, with the reason.
 const RESERVED: &[(&str, &[&str], &str)] = &[
     ("cudarc", &["verdigris-cuda"], "only verdigris-cuda knows the driver"),
     ("libloading", &["verdigris-cuda", "verdigris-cudnn"], "libraries are loaded in verdigris-cuda, and replaced in the drop-in door"),
-    ("log", &["verdigris", "verdigris-cli"], "lower floors return what they know; they do not log"),
-    ("tracing", &["verdigris", "verdigris-cli"], "lower floors return what they know; they do not log"),
+    ("log", TELLERS, LOWER),
+    ("metrics", TELLERS, LOWER),
+    ("tracing", TELLERS, LOWER),
 ];
 
 /// Crates that may have a build script, with the reason.

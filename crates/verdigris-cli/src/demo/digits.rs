@@ -12,7 +12,7 @@ use verdigris_reference::data::Random;
 use verdigris_tensor::{DType, num};
 
 use super::data::{CLASSES, Digit, moved, shuffle, split};
-use super::model::{Model, Numbers, write_numbers};
+use super::model::{Model, Numbers, Trained, write_numbers};
 use super::report;
 use super::runner::Runner;
 use verdigris::KernelCounts;
@@ -66,6 +66,9 @@ pub(super) struct Outcome {
     pub(super) setup_time: Duration,
     /// On a GPU: where their kernels came from.
     pub(super) kernels: Option<KernelCounts>,
+    /// What was learned, for `serve`.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "the service alone reads it"))]
+    pub(super) weights: Vec<Trained>,
 }
 
 /// The engine calls of one graph, summed over the runs that were timed.
@@ -171,6 +174,7 @@ pub(super) fn train(arguments: &Arguments, setup: &ProgressBar, progress: &mut d
         tallies: BTreeMap::new(),
         setup_time: start.elapsed(),
         kernels: runner.kernel_counts(),
+        weights: Vec::new(),
     };
     setup.finish_and_clear();
 
@@ -204,6 +208,7 @@ pub(super) fn train(arguments: &Arguments, setup: &ProgressBar, progress: &mut d
         progress(epoch + 1, recent.iter().sum::<f32>() / batches as f32);
     }
     outcome.training_time = start.elapsed();
+    outcome.weights = model.trained(&runner)?;
 
     for batch in split.held_out.chunks(BATCH) {
         load(&mut runner, &model, batch, &vec![(0, 0); batch.len()])?;

@@ -6,9 +6,13 @@ mod model;
 mod net;
 mod report;
 mod runner;
+#[cfg(feature = "serve")]
+mod served;
 
 use clap::Subcommand;
 
+#[cfg(feature = "serve")]
+pub(crate) use served::digits_model;
 use verdigris_cli::Verdict;
 
 #[derive(clap::Args)]

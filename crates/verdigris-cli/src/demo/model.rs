@@ -15,7 +15,7 @@ use super::data::{CLASSES, SIDE};
 use super::runner::{Drawn, Runner, Slot, Task};
 use verdigris::plan::PartReport;
 
-const CHANNELS: [u64; 3] = [16, 32, 64];
+pub(super) const CHANNELS: [u64; 3] = [16, 32, 64];
 const BETA_1: f64 = 0.9;
 const BETA_2: f64 = 0.999;
 const EPSILON: f64 = 1e-8;
@@ -61,6 +61,14 @@ pub(super) struct Parameter {
     update: Task,
     /// The factor of the step.
     step: Uid,
+}
+
+/// A trained tensor: its name, extents, and elements as f32 in row-major order.
+#[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "the service alone reads it"))]
+pub(super) struct Trained {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) values: Vec<f32>,
 }
 
 /// Everything between a batch and a better network.
@@ -162,6 +170,21 @@ impl Model {
     pub(super) fn forward(&self, runner: &mut Runner, tally: &mut dyn FnMut(&str, Vec<PartReport>)) -> anyhow::Result<()> {
         tally(&self.forward.name, runner.run(&self.forward, &[])?);
         Ok(())
+    }
+
+    /// What was learned so far.
+    pub(super) fn trained(&self, runner: &Runner) -> anyhow::Result<Vec<Trained>> {
+        let one = |parameter: &Parameter| -> anyhow::Result<Trained> {
+            let slot = &parameter.master[0];
+            let bytes = runner.read(slot)?;
+            let value = |position| {
+                let offset = slot.layout.offset_of_position(position)? as usize * slot.dtype.bytes();
+                num::read_element(slot.dtype, bytes.get(offset..)?).map(|value| value as f32)
+            };
+            let values = (0..slot.layout.elements()).map_while(value).collect();
+            Ok(Trained { name: slot.name.clone(), dims: slot.dims().to_vec(), values })
+        };
+        self.parameters.iter().map(one).collect()
     }
 
     /// One step of training after [`Model::forward`]. `false` if gradients overflowed and nothing was changed.

@@ -37,7 +37,7 @@ struct Asked {
     draw: fn(&mut GraphBuilder, &Type) -> Result<Uid, GraphError>,
 }
 
-const OPS: [Asked; 12] = [
+const OPS: [Asked; 14] = [
     Asked { name: "product", multiplies: true, draw: product },
     Asked { name: "convolution", multiplies: true, draw: |g, ty| conv(g, ty, ConvDirection::Fprop, 1) },
     Asked { name: "its input gradient", multiplies: true, draw: |g, ty| conv(g, ty, ConvDirection::Dgrad, 1) },
@@ -51,6 +51,16 @@ const OPS: [Asked; 12] = [
         draw: |g, ty| rows_of(g, ty).and_then(|x| g.reduction("sum", ReductionOp::Add, x, &[1])),
     },
     Asked { name: "softmax", multiplies: false, draw: |g, ty| rows_of(g, ty).and_then(|x| g.softmax("softmax", x, 1, false)) },
+    Asked {
+        name: "layer norm",
+        multiplies: false,
+        draw: |g, ty| rows_of(g, ty).and_then(|x| g.layer_norm("layer norm", x, &[1], 1e-5, None, None)),
+    },
+    Asked {
+        name: "group norm",
+        multiplies: false,
+        draw: |g, ty| images(g, "x", ty.operands).and_then(|x| g.group_norm("group norm", x, 32, 1e-5, None, None)),
+    },
     Asked { name: "cross-entropy", multiplies: false, draw: cross_entropy },
     Asked { name: "max pooling", multiplies: false, draw: |g, ty| pool(g, ty, PoolMode::Max) },
     Asked { name: "average pooling", multiplies: false, draw: |g, ty| pool(g, ty, PoolMode::Average { count_include_pad: true }) },

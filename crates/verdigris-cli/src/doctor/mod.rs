@@ -1,12 +1,14 @@
 //! `doctor`: what is here, what works here, and why the rest does not.
 
+mod findings;
 mod matrix;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 use verdigris::config::VARIABLES;
-use verdigris::{Arch, Config, Handle};
+use verdigris::{Arch, Config, Handle, PlanCache};
 use verdigris_cuda::peers::CublasLt;
+use verdigris_cuda::trust::Distrust;
 use verdigris_cuda::{Device, DiskCache, Driver};
 
 use verdigris_cli::table::wrapped;
@@ -21,6 +23,22 @@ pub(crate) struct Arguments {
     /// Print every refusal in full: of each op and type, which engines do not take it and why.
     #[arg(long)]
     refusals: bool,
+    /// End with 1 where one of these is not as it should be: for init containers and CI.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    require: Vec<Need>,
+}
+
+/// What a program may need of a machine.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Need {
+    /// A driver that is new enough, and a device that it opens.
+    Gpu,
+    /// A folder of compiled kernels that can be used.
+    Cache,
+    /// A pack of kernels, made of these sources.
+    Pack,
+    /// A file of measured choices that can be read.
+    Plans,
 }
 
 /// Columns of a terminal that everything fits but single words that are longer, such as paths.
@@ -44,7 +62,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
     report["cache"] = cache(&config);
     report["pack"] = match &config.pack {
         None => json!({ "state": "off: kernels come from the cache or the compiler" }),
-        Some(file) if file.exists() => json!({ "file": file, "state": "there; each device tells whether it can use it" }),
+        Some(file) if file.exists() => match verdigris_cuda::trust::open(file) {
+            Ok(_) => json!({ "file": file, "state": "there; each device tells whether it can use it" }),
+            Err(error) => json!({ "file": file, "error": error.to_string(), "mend": mend(&error) }),
+        },
         Some(file) => json!({ "file": file, "state": "not there, so kernels come from the cache or the compiler" }),
     };
     report["assembler"] = match &config.ptxas {
@@ -70,12 +91,47 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
             }
         }
     }
+    report["plans"] = plans(&config);
+    let findings = findings::of(&report);
+    report["findings"] = serde_json::to_value(&findings)?;
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print(&report, arguments.refusals);
+        findings::print(&findings, COLUMNS);
     }
-    Ok(Verdict::Good)
+    let is_missing = |need: &Need| findings.iter().any(|finding| finding.need == need.name() && finding.is_missing);
+    let missing: Vec<&str> = arguments.require.iter().filter(|need| is_missing(need)).map(|need| need.name()).collect();
+    if missing.is_empty() {
+        return Ok(Verdict::Good);
+    }
+    eprintln!("required and not as it should be: {}", missing.join(", "));
+    Ok(Verdict::Bad)
+}
+
+impl Need {
+    const fn name(self) -> &'static str {
+        match self {
+            Need::Gpu => "gpu",
+            Need::Cache => "cache",
+            Need::Pack => "pack",
+            Need::Plans => "plans",
+        }
+    }
+}
+
+/// The command that mends a file which others can write.
+fn mend(error: &std::io::Error) -> Option<String> {
+    Distrust::of(error).map(Distrust::mend)
+}
+
+fn plans(config: &Config) -> Value {
+    let Some(file) = &config.plans else { return json!({ "state": "off: measured choices end with the process" }) };
+    match PlanCache::open(config.plans.clone()) {
+        Err(error) => json!({ "file": file, "error": error.to_string(), "mend": mend(&error.source) }),
+        Ok(_) if file.exists() => json!({ "file": file, "state": "usable" }),
+        Ok(_) => json!({ "file": file, "state": "not there yet: choices are those that ship, else by estimate" }),
+    }
 }
 
 fn cache(config: &Config) -> Value {
@@ -136,6 +192,7 @@ fn print(report: &Value, with_refusals: bool) {
     for (name, value) in [
         ("kernel cache", &report["cache"]),
         ("kernel pack", &report["pack"]),
+        ("measured choices", &report["plans"]),
         ("assembler", &report["assembler"]),
         ("driver", &report["driver"]),
     ] {

@@ -21,7 +21,7 @@ use verdigris_tensor::{DType, num};
 
 use super::operand::Walk;
 use super::steps::{self, Code, Numbers, OperandWord, Operands, Step, Steps};
-use super::value::{AnyVal, HostVal, Raw, load_raw, store_raw};
+use super::value::{AnyVal, HostVal, Raw, load_raw, store_values};
 use crate::layout::space::{Access, Memory, Region, element};
 
 /// What a load gives outside of its window.
@@ -120,6 +120,12 @@ impl ChainSpec {
     /// The least chip that has the conversions.
     pub(crate) fn target(&self) -> Target {
         steps::target(&self.steps)
+    }
+
+    /// Whether it touches f64.
+    pub(crate) fn is_double(&self) -> bool {
+        let rounds = |step: &Step<ViewSpec>| matches!(step, Step::Round(DType::F64, _));
+        self.steps.iter().any(|step| rounds(step) || step.operand().is_some_and(|(view, _)| view.dtype == DType::F64))
     }
 
     /// Steps that compute.
@@ -523,12 +529,11 @@ impl<'k> Operands<'k, ViewSpec> for AtPoint<'_, 'k> {
     fn store(&self, step: usize, to: &ViewSpec, values: &[AnyVal<'k>]) {
         let (k, spec) = (self.chain.k, &self.chain.spec);
         let memory = self.chain.views[step].as_ref().expect("a store has memory").memory;
-        let raws: Vec<Raw<'k>> = values.iter().map(|value| value.encoded(k, to.dtype)).collect();
         let places = self.chain.places(memory, to.path, self.index, to.dtype);
         if spec.paths[to.path as usize] == Walk::Row {
-            store_raw(k, places[0], &raws);
+            store_values(k, to.dtype, places[0], values);
         } else {
-            places.iter().zip(&raws).for_each(|(&place, raw)| store_raw(k, place, &[*raw]));
+            places.iter().zip(values).for_each(|(&place, value)| store_values(k, to.dtype, place, &[*value]));
         }
     }
 }

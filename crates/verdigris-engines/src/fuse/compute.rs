@@ -41,6 +41,13 @@ pub trait Compute: FloatScalar + Comparable {
     /// `eˣ`: absolute error within a few units in the last place of the larger of the result and 1. Far below the type's range it gives 0.
     fn exp(x: Val<'_, Self>) -> Val<'_, Self>;
 
+    /// `eˣ` in as few instructions as there are: relative error of a few units in the last place for each unit of `|x|`, and one. What exponentials of
+    /// negative numbers are added up for, or multiplied with an argument of the same size, loses nothing to it. Below the normal range it gives 0.
+    fn fast_exp(x: Val<'_, Self>) -> Val<'_, Self>;
+
+    /// `1 / x` of a positive number, to a unit in the last place. Below the normal range it gives 0.
+    fn reciprocal(x: Val<'_, Self>) -> Val<'_, Self>;
+
     /// Coefficients of `P` in `erfc(z) = t · P(t) · e^(−z²)`, `t = 1 / (1 + 0.3·z)`, `z ≥ 0`, highest power first.
     const ERFC: &'static [f64];
 
@@ -130,6 +137,14 @@ impl Compute for f32 {
         let correction = k.fma(lost * std::f32::consts::LN_2, power, power);
         // Where the power is 0 or infinite, what was lost may be NaN or of the other sign.
         k.select(scaled.abs().lt(126.0), correction, power)
+    }
+
+    fn fast_exp(x: Val<'_, f32>) -> Val<'_, f32> {
+        (x * std::f32::consts::LOG2_E).exp2()
+    }
+
+    fn reciprocal(x: Val<'_, f32>) -> Val<'_, f32> {
+        x.rcp_flushed()
     }
 
     // Chebyshev fit over z ≤ 10, error 5·10⁻⁸.
@@ -247,6 +262,14 @@ impl Compute for f64 {
         let result = power * scale;
         let result = k.select(x.gt(709.0), k.constant(f64::INFINITY), result);
         k.select(x.lt(-708.0), k.constant(0.0), result)
+    }
+
+    fn fast_exp(x: Val<'_, f64>) -> Val<'_, f64> {
+        <f64 as Compute>::exp(x)
+    }
+
+    fn reciprocal(x: Val<'_, f64>) -> Val<'_, f64> {
+        x.kernel().constant(1.0f64).div(x)
     }
 
     // Chebyshev fit over z ≤ 6.5, error 10⁻¹⁷; beyond, the exponential is all that counts.

@@ -43,10 +43,11 @@ pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>])
         UnaryOp::LeakyRelu { .. } => k.select(x.gt(zero), x, x * a[0]),
         UnaryOp::Clamp { .. } => T::min_nan(T::max_nan(x, a[0]), a[1]),
         UnaryOp::GeluErf => {
-            // Both halves of the bell from erfc of a positive number, so that the thin one loses nothing to 1 − erf.
-            let z = x.abs() * number(std::f64::consts::FRAC_1_SQRT_2);
-            let tail = math::erfc_positive(z) * number(0.5);
-            x * k.select(x.lt(zero), tail, one - tail)
+            // Both halves of the bell from erfc of a positive number, so that the thin one loses nothing to 1 − erf: what x has above 0, less |x| of the tail.
+            // Where the tail is 0 to all digits, |x| ends, so that infinity does not multiply it.
+            let size = x.abs().min(number(1e18));
+            let tail = math::erfc_positive(size * number(std::f64::consts::FRAC_1_SQRT_2)) * number(0.5);
+            k.fma(-size, tail, T::max_nan(x, zero))
         }
         UnaryOp::GeluTanh => {
             // (1 + tanh u) / 2 = sigmoid(2u).
@@ -56,8 +57,8 @@ pub(super) fn unary<'k, T: Compute>(f: UnaryOp, x: Val<'k, T>, a: &[Val<'k, T>])
         UnaryOp::Silu => x * sigmoid(x),
         UnaryOp::Sigmoid => sigmoid(x),
         UnaryOp::Tanh => {
-            let e = T::exp(x.abs() * number(-2.0));
-            let size = T::divide(one - e, one + e);
+            let e = T::fast_exp(x.abs() * number(-2.0));
+            let size = (one - e) * T::reciprocal(one + e);
             k.select(x.lt(zero), -size, size)
         }
         UnaryOp::ClippedRelu { .. } => {
@@ -128,14 +129,14 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
             let x = within(60.0);
             let tail = math::erfc_positive(x.abs() * number(std::f64::consts::FRAC_1_SQRT_2)) * number(0.5);
             let below = k.select(x.lt(zero), tail, one - tail);
-            let density = T::exp(x * x * number(-0.5)) * number(1.0 / (2.0 * std::f64::consts::PI).sqrt());
+            let density = T::fast_exp(x * x * number(-0.5)) * number(1.0 / (2.0 * std::f64::consts::PI).sqrt());
             k.fma(x, density, below)
         }
         UnaryOp::GeluTanh => {
             let x = within(8.0);
             let root = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
-            let e = T::exp(k.fma(x * x, x * number(0.044715), x) * number(-root));
-            let s = T::divide(one, one + e);
+            let e = T::fast_exp(k.fma(x * x, x * number(0.044715), x) * number(-root));
+            let s = T::reciprocal(one + e);
             let inner = k.fma(x * x, number(3.0 * 0.044715 * root), number(root));
             // 1 − s as e · s: a difference would keep the quotient's error, by which x³ is multiplied.
             k.fma(x * inner * s, e * s, s)
@@ -143,12 +144,14 @@ fn derivative<'k, T: Compute>(k: Kernel<'k>, f: UnaryOp, x: Val<'k, T>, a: &[Val
         UnaryOp::Silu => gated(within(1e4)),
         UnaryOp::Swish { .. } => gated(T::min_nan(T::max_nan(x * a[0], number(-1e4)), number(1e4))),
         UnaryOp::Sigmoid => {
-            let e = T::exp(-x.abs());
-            T::quotient(e, (one + e) * (one + e))
+            let e = T::fast_exp(-x.abs());
+            let share = T::reciprocal(one + e);
+            e * share * share
         }
         UnaryOp::Tanh => {
-            let e = T::exp(x.abs() * number(-2.0));
-            T::quotient(e * number(4.0), (one + e) * (one + e))
+            let e = T::fast_exp(x.abs() * number(-2.0));
+            let share = T::reciprocal(one + e);
+            e * number(4.0) * share * share
         }
         UnaryOp::Elu { .. } => k.select(x.gt(zero), one, a[0] * T::exp(x)),
         UnaryOp::Softplus { .. } => sigmoid(x * a[0]),

@@ -1,6 +1,6 @@
 //! Values combined over lanes, warps and the CTA, in f32 and f64, always in the same order.
 
-use verdigris_kir::face::{Kernel, Scalar, SharedPiece, Val};
+use verdigris_kir::face::{Kernel, Scalar, Val};
 
 /// The value of the lane whose index differs by `mask`.
 #[track_caller]
@@ -12,61 +12,59 @@ pub(crate) fn exchange<'k, T: Scalar>(k: Kernel<'k>, value: Val<'k, T>, mask: u3
     k.join32(k.shfl_bfly::<u32>(low, mask), k.shfl_bfly::<u32>(high, mask)).bitcast()
 }
 
-/// Over the 32 lanes of a warp; every lane gets the result.
+/// Over groups of `lanes` neighbouring lanes of a warp, a power of two; every lane gets the result of its group.
 #[track_caller]
-pub(crate) fn over_warp<'k, T: Scalar>(
+pub(crate) fn over_lanes<'k, T: Scalar>(
     k: Kernel<'k>,
+    lanes: u32,
     value: Val<'k, T>,
     combine: &impl Fn(Val<'k, T>, Val<'k, T>) -> Val<'k, T>,
 ) -> Val<'k, T> {
-    [16, 8, 4, 2, 1].into_iter().fold(value, |so_far, mask| combine(so_far, exchange(k, so_far, mask)))
+    let masks = [16, 8, 4, 2, 1].into_iter().filter(|mask| *mask < lanes);
+    masks.fold(value, |so_far, mask| combine(so_far, exchange(k, so_far, mask)))
 }
 
-/// Over a CTA of `warps` warps through `scratch` ([`scratch_bytes`]); every thread gets the result. All threads call it; it may be called again
-/// with the same scratch.
+/// Values that the warps of a team have, a set of `N` of them that is the same in all lanes of a warp, combined over the warps of each team of `team`
+/// threads, a power of two of whole warps up to 32; every thread gets the result. All threads of the CTA call it, each call in shared memory of its
+/// own, so that there is one barrier alone.
 #[track_caller]
-pub(crate) fn over_cta<'k, T: Scalar>(
+pub(crate) fn over_warps<'k, T: Scalar, const N: usize>(
     k: Kernel<'k>,
-    scratch: SharedPiece<'k>,
-    warps: u32,
-    value: Val<'k, T>,
-    combine: &impl Fn(Val<'k, T>, Val<'k, T>) -> Val<'k, T>,
-) -> Val<'k, T> {
-    let own = over_warp(k, value, combine);
-    let base = scratch.address();
-    let bytes = T::TY.bytes();
-    k.when(k.lane().eq(0), || k.st_shared(base + (k.thread() >> 5) * bytes, 0, own));
+    team: u32,
+    values: [Val<'k, T>; N],
+    combine: &impl Fn([Val<'k, T>; N], [Val<'k, T>; N]) -> [Val<'k, T>; N],
+) -> [Val<'k, T>; N] {
+    let warps = team / 32;
+    if warps <= 1 {
+        return values;
+    }
+    let (bytes, set) = (T::TY.bytes(), N as u32 * T::TY.bytes());
+    let base = k.shared("sets", k.threads() / 32 * set, 16).address();
+    let warp = k.thread() >> 5;
+    k.when(k.lane().eq(0), || {
+        let place = base + warp * set;
+        values.iter().enumerate().for_each(|(i, &value)| k.st_shared(place, i64::from(i as u32 * bytes), value));
+    });
     k.bar_sync();
-    let first = k.ld_shared::<T>(base, 0);
-    let whole = (1..warps).fold(first, |so_far, warp| combine(so_far, k.ld_shared::<T>(base, i64::from(warp * bytes))));
-    // What follows may write the scratch again.
-    k.bar_sync();
-    whole
+    // Each lane takes the set of one warp of its team, and lanes combine them.
+    let place = base + ((warp & !(warps - 1)) + (k.lane() & (warps - 1))) * set;
+    let mut sets: [Val<'k, T>; N] = std::array::from_fn(|i| k.ld_shared::<T>(place, i64::from(i as u32 * bytes)));
+    for mask in [16, 8, 4, 2, 1].into_iter().filter(|mask| *mask < warps) {
+        sets = combine(sets, sets.map(|value| exchange(k, value, mask)));
+    }
+    sets
 }
 
-/// Over the threads that have one row: one thread, a warp, or with `scratch` the CTA; every thread of the team gets the result.
+/// Over the threads that have one row, a team of a power of two; every thread of the team gets the result. All threads of the CTA call it. Teams of more
+/// than a warp use shared memory, each call its own.
 #[track_caller]
 pub(crate) fn over_team<'k, T: Scalar>(
     k: Kernel<'k>,
     team: u32,
-    scratch: Option<SharedPiece<'k>>,
     value: Val<'k, T>,
     combine: &impl Fn(Val<'k, T>, Val<'k, T>) -> Val<'k, T>,
 ) -> Val<'k, T> {
-    match (team, scratch) {
-        (1, _) => value,
-        (_, Some(scratch)) => over_cta(k, scratch, team / 32, value, combine),
-        (_, None) => over_warp(k, value, combine),
-    }
-}
-
-/// The shared memory that [`over_cta`] needs, if the team is more than a warp.
-#[track_caller]
-pub(crate) fn team_scratch<'k, T: Scalar>(k: Kernel<'k>, team: u32) -> Option<SharedPiece<'k>> {
-    (team > 32).then(|| k.shared("warps", scratch_bytes(team / 32, T::TY.bytes()), 16))
-}
-
-/// The shared memory that [`over_cta`] needs.
-pub(crate) const fn scratch_bytes(warps: u32, bytes: u32) -> u32 {
-    warps * bytes
+    let own = over_lanes(k, team.min(32), value, combine);
+    let [whole] = over_warps(k, team, [own], &|[x], [y]| [combine(x, y)]);
+    whole
 }

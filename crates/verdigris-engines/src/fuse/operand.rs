@@ -110,6 +110,12 @@ impl Strides {
         Strides { launch_batch, ..Strides::from(matrix).at(chunk.address(matrix, row, column)) }
     }
 
+    /// The same without the strides of the last dim of a space, along which neighbours are taken together.
+    pub(super) fn of_lines(mut self) -> Strides {
+        self.columns = self.rows.pop().unwrap_or(1);
+        self
+    }
+
     /// Whether two neighbouring columns, of which the first is even, are one access, provided that the buffer is aligned to two elements.
     pub(super) fn takes_pairs(&self) -> bool {
         match self.spec().walk {
@@ -168,7 +174,8 @@ impl From<&View> for Strides {
 pub(crate) struct OperandDecl {
     pub(super) spec: OperandSpec,
     pub(super) layout: Layout,
-    pub(super) pairs: bool,
+    /// Elements that one access takes where neighbours are neighbouring elements.
+    pub(super) together: u32,
     pub(super) written: bool,
 }
 
@@ -186,8 +193,9 @@ verdigris_kir::parameters! {
 impl OperandDecl {
     /// What one access takes.
     fn alignment_bytes(&self) -> u32 {
-        let many = if self.pairs && self.spec.walk == Walk::Row { 2 } else { 1 };
-        many * self.spec.dtype.bytes() as u32
+        let many = if self.spec.walk == Walk::Row { self.together } else { 1 };
+        // Beyond 16 bytes, several accesses.
+        (many * self.spec.dtype.bytes() as u32).min(16)
     }
 
     fn row_strides(&self) -> usize {

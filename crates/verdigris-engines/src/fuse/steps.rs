@@ -220,7 +220,7 @@ fn binary(f: BinaryOp) -> (BinaryOp, Vec<HostNumber>) {
 }
 
 /// A number of the host as an argument.
-pub(super) fn host_number(scalar: HostScalar<Slot>) -> HostNumber {
+pub(crate) fn host_number(scalar: HostScalar<Slot>) -> HostNumber {
     match scalar {
         HostScalar::Bound(slot) => HostNumber::Bound(slot.0 as usize),
         HostScalar::Fixed(value) => HostNumber::Fixed(value.0),
@@ -231,7 +231,7 @@ pub(super) fn host_number(scalar: HostScalar<Slot>) -> HostNumber {
 
 /// A number from the host. The spec is whether the kernel takes it in f64.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Number {}
+pub(crate) enum Number {}
 
 impl Parameter for Number {
     type Spec = bool;

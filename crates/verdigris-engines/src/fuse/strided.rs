@@ -1,23 +1,63 @@
 //! Operands that lie over a space by strides, read and written as values of the pointwise language.
 
 use verdigris_graph::View;
-use verdigris_kir::face::Val;
-use verdigris_kir::inst::CvtRound;
+use verdigris_kir::face::{Bf16x2, F16x2, FloatScalar, Kernel, Val, Var};
+use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::program::Address;
 use verdigris_tensor::DType;
 
-use super::compute::Compute;
+use super::compute::{self, Compute};
 use super::operand::{Layout, Operand, OperandArgs, OperandDecl, OperandSpec, Strides, Walk};
-use super::value::{AnyVal, Raw, load_raw, store_raw};
+use super::value::{AnyVal, Raw, elements_of, load_raw, load_words, store_raw, store_values};
 use crate::layout::space::element;
 
 /// The declaration of an operand over `rank` dims.
 pub(crate) fn declaration(dtype: DType, rank: usize, written: bool) -> OperandDecl {
-    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), pairs: false, written }
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::PerRow }, layout: Layout::Space(rank), together: 1, written }
 }
 
 /// Those of operands of these types, of which the last `outputs` are written.
 pub(crate) fn declarations(types: &[DType], rank: usize, outputs: usize) -> Vec<OperandDecl> {
     types.iter().enumerate().map(|(i, &dtype)| declaration(dtype, rank, i + outputs >= types.len())).collect()
+}
+
+/// The declaration of an operand whose last dim lies side by side and is taken `vector` elements at a time; `rank` counts the dims in front of it.
+pub(crate) fn lines_declaration(dtype: DType, rank: usize, vector: u32, written: bool) -> OperandDecl {
+    OperandDecl { spec: OperandSpec { dtype, walk: Walk::Row }, layout: Layout::Space(rank), together: vector, written }
+}
+
+/// The argument for such an operand from an index on.
+pub(crate) fn lines_argument(view: &View, first: &[u64]) -> OperandArgs {
+    let strides = Strides::from(view).at(element(view, first.iter().copied())).of_lines();
+    // One element for the whole line has no neighbours; a dim of one element may have any stride.
+    let spec = OperandSpec { walk: Walk::Row, ..strides.spec() };
+    strides.arguments(spec)
+}
+
+/// How many neighbours along the last dim an access of all these views over `dims` may take: as [`neighbours_of`] each of them, at most 16 bytes of the
+/// widest.
+pub(crate) fn vector_of<'v>(views: impl IntoIterator<Item = &'v View>, dims: &[u64]) -> u32 {
+    let limit = |view: &View| neighbours_of(view, dims).min(16 / view.dtype.bytes() as u32);
+    views.into_iter().map(limit).min().unwrap_or(1)
+}
+
+/// How many neighbours along the last dim an access of a view over `dims` may take: the largest power of two up to 16 that strides, offset and the extent
+/// allow; 1 where neighbours do not lie side by side.
+pub(crate) fn neighbours_of(view: &View, dims: &[u64]) -> u32 {
+    let (Some((&extent, outer)), Some(&stride)) = (dims.split_last(), view.strides.last()) else { return 1 };
+    if stride != 1 {
+        return 1;
+    }
+    let strides = view.strides.iter().zip(outer).filter(|(_, extent)| **extent > 1);
+    let bits = strides.fold(view.offset | extent | 16, |bits, (stride, _)| bits | stride);
+    1 << bits.trailing_zeros()
+}
+
+/// The argument for an operand with the strides of a view that begins elsewhere than its buffer does: in scratch. Of a line, the view has the strides of the
+/// dims in front of it.
+pub(crate) fn argument_at(view: &View, first: Address) -> OperandArgs {
+    let strides = Strides::from(view).at(first);
+    strides.arguments(strides.spec())
 }
 
 /// The argument for an operand from an index on.
@@ -59,6 +99,12 @@ impl<'k> Strided<'k> {
         Strided { dtype: self.dtype, address: self.address(index), strides_bytes }
     }
 
+    /// The line at an index of all dims but the last, which was declared to be taken `vector` elements at a time.
+    #[track_caller]
+    pub(crate) fn line(&self, index: &[Val<'k, u32>], vector: u32) -> Line<'k> {
+        Line { dtype: self.dtype, address: self.address(index), vector }
+    }
+
     /// The bits at an index; dims that it leaves out are at 0.
     #[track_caller]
     fn raw(&self, index: &[Val<'k, u32>]) -> Raw<'k> {
@@ -88,5 +134,172 @@ impl<'k> Strided<'k> {
     pub(crate) fn store(&self, index: &[Val<'k, u32>], value: AnyVal<'k>) {
         let (k, address) = (self.address.kernel(), self.address(index));
         store_raw(k, address, &[value.encoded(k, self.dtype)]);
+    }
+}
+
+/// Elements side by side in memory, a vector of them to an access.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line<'k> {
+    dtype: DType,
+    address: Val<'k, u64>,
+    vector: u32,
+}
+
+/// A vector of neighbours as it is stored: few registers for many elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed<'k> {
+    dtype: DType,
+    vector: u32,
+    words: Vec<Val<'k, u32>>,
+}
+
+impl<'k> Line<'k> {
+    fn place(&self, number: Val<'k, u32>) -> Val<'k, u64> {
+        self.address + number.mul_wide(self.vector * self.dtype.bytes() as u32)
+    }
+
+    /// Loads the vector of that number.
+    #[track_caller]
+    pub(crate) fn load(&self, number: Val<'k, u32>) -> Packed<'k> {
+        let bytes = self.vector * self.dtype.bytes() as u32;
+        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::Default);
+        Packed { dtype: self.dtype, vector: self.vector, words }
+    }
+
+    /// The same of what nobody reads again: L1 keeps what is read often.
+    #[track_caller]
+    pub(crate) fn load_once(&self, number: Val<'k, u32>) -> Packed<'k> {
+        let bytes = self.vector * self.dtype.bytes() as u32;
+        let words = load_words(self.address.kernel(), self.place(number), bytes, Cache::NoAllocate);
+        Packed { dtype: self.dtype, vector: self.vector, words }
+    }
+
+    /// Loads the element of that number.
+    #[track_caller]
+    pub(crate) fn element<T: Compute>(&self, number: Val<'k, u32>) -> Val<'k, T> {
+        let (k, bytes) = (self.address.kernel(), self.dtype.bytes() as u32);
+        AnyVal::Stored(self.dtype, load_raw(k, self.dtype, self.address + number.mul_wide(bytes), 1)[0]).get(k)
+    }
+
+    /// Rounds and stores the vector of that number.
+    #[track_caller]
+    pub(crate) fn store<T: Compute>(&self, number: Val<'k, u32>, values: &[Val<'k, T>]) {
+        self.store_values(number, &values.iter().map(|&value| AnyVal::of(value)).collect::<Vec<_>>());
+    }
+
+    /// The same of values of any types.
+    #[track_caller]
+    pub(crate) fn store_values(&self, number: Val<'k, u32>, values: &[AnyVal<'k>]) {
+        store_values(self.address.kernel(), self.dtype, self.place(number), values);
+    }
+}
+
+/// A vector of neighbours in variables, for one that comes in place of another.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept<'k> {
+    dtype: DType,
+    vector: u32,
+    words: Vec<Var<'k, u32>>,
+}
+
+impl<'k> Kept<'k> {
+    /// Of zeros.
+    #[track_caller]
+    pub(crate) fn new(k: Kernel<'k>, dtype: DType, vector: u32) -> Self {
+        Kept { dtype, vector, words: (0..words_of(dtype, vector)).map(|_| k.var(0u32)).collect() }
+    }
+
+    /// Keeps another.
+    #[track_caller]
+    pub(crate) fn set(&self, packed: &Packed<'k>) {
+        self.words.iter().zip(&packed.words).for_each(|(word, new)| word.set(*new));
+    }
+
+    /// What is kept now.
+    #[track_caller]
+    pub(crate) fn get(&self) -> Packed<'k> {
+        Packed { dtype: self.dtype, vector: self.vector, words: self.words.iter().map(|word| word.get()).collect() }
+    }
+}
+
+/// Registers that a vector of neighbours takes as it is stored.
+pub(crate) fn words_of(dtype: DType, vector: u32) -> u32 {
+    (vector * dtype.bytes() as u32).div_ceil(4)
+}
+
+impl<'k> Packed<'k> {
+    /// Whether it is pairs of 16-bit floats.
+    fn is_pairs(&self) -> bool {
+        matches!(self.dtype, DType::F16 | DType::Bf16) && self.vector >= 2
+    }
+
+    /// Its elements.
+    #[track_caller]
+    pub(crate) fn values<T: Compute>(&self, k: Kernel<'k>) -> Vec<Val<'k, T>> {
+        if self.is_pairs() {
+            let pairs = self.words.iter().map(|&word| compute::widen_pair(k, self.dtype, word));
+            return pairs.flatten().map(T::from_f32).collect();
+        }
+        let raws = elements_of(k, self.dtype, &self.words, self.vector);
+        raws.into_iter().map(|raw| AnyVal::Stored(self.dtype, raw).get(k)).collect()
+    }
+
+    /// The greatest of its elements, NaN if one is: of 16-bit floats without widening them.
+    #[track_caller]
+    pub(crate) fn greatest<T: Compute>(&self, k: Kernel<'k>) -> Val<'k, T> {
+        fn of_pairs<'k, P: FloatScalar>(words: &[Val<'k, u32>]) -> Option<Val<'k, u32>> {
+            let greatest = words.iter().map(|word| word.bitcast::<P>()).reduce(|x, y| x.max_nan(y));
+            greatest.map(|pair| pair.bitcast())
+        }
+        let pair = if self.dtype == DType::Bf16 { of_pairs::<Bf16x2> } else { of_pairs::<F16x2> };
+        let values = match pair(&self.words).filter(|_| self.is_pairs()) {
+            Some(pair) => compute::widen_pair(k, self.dtype, pair).map(T::from_f32).to_vec(),
+            None => self.values(k),
+        };
+        values.into_iter().reduce(|x, y| T::max_nan(x, y)).expect("a vector has elements")
+    }
+
+    /// The same elements in words that the assembler does not know to be the same; `zero` is a number that it does not know to be 0. What is widened
+    /// again is then not kept wide from one time to the next, for which there would be no registers.
+    #[track_caller]
+    pub(crate) fn again(&self, zero: Val<'k, u32>) -> Packed<'k> {
+        Packed { words: self.words.iter().map(|&word| word ^ zero).collect(), ..*self }
+    }
+
+    /// Which of its elements, integers of 32 or 64 bits, are a number below 2³¹.
+    #[track_caller]
+    pub(crate) fn are(&self, k: Kernel<'k>, number: Val<'k, u32>) -> Vec<Val<'k, bool>> {
+        let is = |raw| match raw {
+            Raw::B8(bits) | Raw::B32(bits) => bits.eq(number),
+            Raw::B16(bits) => bits.convert::<u32>(CvtRound::None).eq(number),
+            Raw::B64(bits) => bits.eq(number.widen()),
+        };
+        elements_of(k, self.dtype, &self.words, self.vector).into_iter().map(is).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verdigris_graph::Slot;
+
+    #[test]
+    fn an_access_takes_what_strides_offset_and_extent_allow() {
+        let view = |offset, strides: &[u64]| View { slot: Slot(0), dtype: DType::Bf16, offset, strides: strides.to_vec() };
+        for (offset, strides, dims, want) in [
+            (0, [64, 1], [5, 64], 16),
+            (0, [64, 1], [5, 24], 8),
+            (4, [64, 1], [5, 64], 4),
+            (0, [66, 1], [5, 64], 2),
+            // One row has no next one.
+            (0, [67, 1], [1, 64], 16),
+            (0, [64, 1], [5, 63], 1),
+            (0, [64, 2], [5, 32], 1),
+            (0, [1, 0], [64, 32], 1),
+        ] {
+            assert_eq!(neighbours_of(&view(offset, &strides), &dims), want, "{offset} {strides:?} {dims:?}");
+        }
+        let wide = View { dtype: DType::F32, ..view(0, &[64, 1]) };
+        assert_eq!(vector_of([&view(0, &[64, 1]), &wide], &[5, 64]), 4, "16 bytes of the widest");
     }
 }

@@ -3,7 +3,7 @@
 //! A loaded element stays as the bits that it was stored as until a function wants its value, so that what is only moved keeps all of them.
 
 use verdigris_kir::face::{Bf16, F16, Kernel, Val};
-use verdigris_kir::inst::{Cache, CvtRound};
+use verdigris_kir::inst::{Cache, CvtRound, Order};
 use verdigris_tensor::DType;
 
 use super::compute::{self, Compute};
@@ -113,28 +113,58 @@ pub(crate) fn load_raw<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, m
             _ => Raw::B64(k.ld_global::<u64>(address, 0)),
         }];
     }
-    let total = many * bytes;
-    let mut raws = Vec::new();
-    for at in (0..total).step_by(16) {
+    elements_of(k, dtype, &load_words(k, address, many * bytes, Cache::Default), many)
+}
+
+/// Loads neighbouring bytes, a power of two of them: 16 at a time, or all at once if they are fewer. Fewer than four stand in one word, low.
+#[track_caller]
+pub(crate) fn load_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, bytes: u32, cache: Cache) -> Vec<Val<'k, u32>> {
+    let mut words = Vec::new();
+    for at in (0..bytes).step_by(16) {
         let offset = i64::from(at);
-        let words: Vec<Val<'k, u32>> = match (total - at).min(16) {
-            2 => vec![k.ld_global::<u16>(address, offset).convert(CvtRound::None)],
-            4 => vec![k.ld_global::<u32>(address, offset)],
-            size => k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, Cache::Default),
-        };
-        let size = (total - at).min(16);
-        for element in 0..size / bytes {
-            let begin = element * bytes;
-            let word = words[(begin / 4) as usize];
-            raws.push(match bytes {
-                1 => Raw::B8((word >> (8 * (begin % 4))) & 0xffu32),
-                2 => Raw::B16((word >> (8 * (begin % 4))).low16()),
-                4 => Raw::B32(word),
-                _ => Raw::B64(k.join32(word, words[(begin / 4) as usize + 1])),
-            });
+        match (bytes - at).min(16) {
+            1 => words.push(k.ld_global_byte(address, offset, false)),
+            2 => words.push(k.ld_global_with::<u16>(address, offset, Order::Weak, cache).convert(CvtRound::None)),
+            4 => words.push(k.ld_global_with::<u32>(address, offset, Order::Weak, cache)),
+            size => words.extend(k.ld_global_vector::<u32>(address, offset, (size / 4) as u8, cache)),
         }
     }
+    words
+}
+
+/// The elements that stand in words, the first in the low bits of the first.
+#[track_caller]
+pub(crate) fn elements_of<'k>(k: Kernel<'k>, dtype: DType, words: &[Val<'k, u32>], many: u32) -> Vec<Raw<'k>> {
+    let bytes = dtype.bytes() as u32;
+    if bytes == 2 && many > 1 {
+        let halves = words.iter().map(|&word| k.split16(word));
+        return halves.flat_map(|(low, high)| [Raw::B16(low), Raw::B16(high)]).collect();
+    }
+    let mut raws = Vec::new();
+    for begin in (0..many * bytes).step_by(bytes as usize) {
+        let word = words[(begin / 4) as usize];
+        raws.push(match bytes {
+            1 => Raw::B8((word >> (8 * (begin % 4))) & 0xffu32),
+            2 => Raw::B16(word.low16()),
+            4 => Raw::B32(word),
+            _ => Raw::B64(k.join32(word, words[(begin / 4) as usize + 1])),
+        });
+    }
     raws
+}
+
+/// Rounds and stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer. Pairs of computed 16-bit floats are rounded by one
+/// instruction.
+#[track_caller]
+pub(crate) fn store_values<'k>(k: Kernel<'k>, dtype: DType, address: Val<'k, u64>, values: &[AnyVal<'k>]) {
+    let computed: Vec<Val<'k, f32>> =
+        values.iter().filter_map(|value| if let AnyVal::F32(value) = *value { Some(value) } else { None }).collect();
+    if matches!(dtype, DType::F16 | DType::Bf16) && computed.len() == values.len() && values.len().is_multiple_of(2) {
+        let words: Vec<Val<'k, u32>> = computed.chunks(2).map(|pair| compute::pack_16(k, dtype, [pair[0], pair[1]])).collect();
+        return store_words(k, address, &words);
+    }
+    let raws: Vec<Raw<'k>> = values.iter().map(|value| value.encoded(k, dtype)).collect();
+    store_raw(k, address, &raws);
 }
 
 /// Stores neighbouring elements: 16 bytes at a time, or all at once if they are fewer.
@@ -175,6 +205,12 @@ pub(crate) fn store_raw<'k>(k: Kernel<'k>, address: Val<'k, u64>, raws: &[Raw<'k
         k.st_global(address, 0, word.low16());
         return;
     }
+    store_words(k, address, &words);
+}
+
+/// Stores neighbouring words, 16 bytes at a time.
+#[track_caller]
+fn store_words<'k>(k: Kernel<'k>, address: Val<'k, u64>, words: &[Val<'k, u32>]) {
     for (i, group) in words.chunks(4).enumerate() {
         match group {
             [word] => k.st_global(address, 16 * i as i64, *word),

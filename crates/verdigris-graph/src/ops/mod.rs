@@ -2,9 +2,12 @@
 //!
 //! [`each_op`](crate::each_op) is the list of them, from which [`Op`](crate::Op) is made and what each crate must have for an op.
 
+pub mod attention;
+pub mod batch_norm;
 pub mod conv;
 pub mod matmul;
 pub mod movement;
+pub mod norm;
 pub mod pointwise;
 pub mod pool;
 pub mod reduction;
@@ -12,9 +15,12 @@ pub mod softmax;
 
 /// What the crate shows of each op at its root.
 pub(crate) mod names {
+    pub use super::attention::{Attended, Attention, AttentionBackward, AttentionGradients, AttentionSpec, Causal};
+    pub use super::batch_norm::{BatchNorm, BatchNormBackward, BatchNormStatistics, BatchNormed, Moments};
     pub use super::conv::{Conv, ConvDirection, ConvMode};
     pub use super::matmul::{Matmul, OperandScale, Precision};
     pub use super::movement::Movement;
+    pub use super::norm::{NormGradientUids, NormGradients, NormKind, NormSpec, Normalize, NormalizeBackward, Normalized};
     pub use super::pointwise::{BinaryOp, Pointwise, TernaryOp, UnaryOp};
     pub use super::pool::{Pool, PoolBackward, PoolMode, PoolWindows};
     pub use super::reduction::{Reduction, ReductionOp};
@@ -63,6 +69,20 @@ macro_rules! each_op {
             CrossEntropy,
             /// The gradient of cross-entropy.
             CrossEntropyBackward,
+            /// Normalization of rows by their own statistics.
+            Normalize,
+            /// The gradient of normalization.
+            NormalizeBackward,
+            /// Batch normalization in training.
+            BatchNorm,
+            /// The gradient of batch normalization.
+            BatchNormBackward,
+            /// Mean and squared deviations of channels.
+            BatchNormStatistics,
+            /// Softmax of scaled products of queries and keys, times the values.
+            Attention,
+            /// The gradient of attention.
+            AttentionBackward,
             /// The same values in other places.
             Movement,
         }

@@ -1,13 +1,18 @@
-//! Softmax, cross-entropy and pooling, each by itself.
+//! Softmax, cross-entropy, pooling, normalization and attention, each by itself.
 
 use verdigris_tensor::DType;
 
 use crate::error::Error;
 use crate::op::Op;
+use crate::ops::attention::{AttentionSpec, Causal};
+use crate::ops::norm::NormSpec;
 use crate::ops::pointwise::Pointwise;
 use crate::ops::pool::{PoolMode, PoolWindows};
 use crate::ops::softmax::CrossEntropySpec;
-use crate::problem::{Loss, PoolPass, PoolProblem, Problem, RowFunction, SoftmaxProblem, View, Windows};
+use crate::problem::{
+    AttentionPass, AttentionProblem, BatchNormProblem, ChannelFunction, Corner, Loss, NormPass, NormProblem, PoolPass, PoolProblem,
+    Problem, RowFunction, SoftmaxProblem, View, Windows,
+};
 use crate::tensor::Uid;
 
 use super::Subgraph;
@@ -51,6 +56,110 @@ pub(super) fn lower(cut: &Cut<'_>, node: usize) -> Result<Subgraph, Error> {
                 Ok(PoolPass::Backward { dy, x, index: op.index.map(&mut *view).transpose()?, dx: view(op.dx)? })
             })
         }
+        Op::Normalize(op) => {
+            let read: Vec<Uid> = [Some(op.x), op.residual, op.scale, op.bias].into_iter().flatten().collect();
+            norm(cut, &op.spec, op.x, &read, |view| {
+                Ok(NormPass::Forward {
+                    x: view(op.x)?,
+                    residual: op.residual.map(&mut *view).transpose()?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    y: view(op.y)?,
+                    sum: op.sum.map(&mut *view).transpose()?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::NormalizeBackward(op) => {
+            let read: Vec<Uid> = [Some(op.x), Some(op.dy), op.scale, op.mean, op.inv, op.dsum].into_iter().flatten().collect();
+            norm(cut, &op.spec, op.x, &read, |view| {
+                Ok(NormPass::Backward {
+                    x: view(op.x)?,
+                    dy: view(op.dy)?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                    dsum: op.dsum.map(&mut *view).transpose()?,
+                    dx: op.dx.map(&mut *view).transpose()?,
+                    dscale: op.dscale.map(&mut *view).transpose()?,
+                    dbias: op.dbias.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::BatchNorm(op) => {
+            let read: Vec<Uid> = [op.scale, op.bias, op.add, op.running_mean, op.running_var].into_iter().flatten().chain([op.x]).collect();
+            channels(cut, op.x, &read, |view| {
+                Ok(ChannelFunction::Forward {
+                    eps: op.eps,
+                    momentum: op.momentum,
+                    relu: op.relu,
+                    x: view(op.x)?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    add: op.add.map(&mut *view).transpose()?,
+                    running_mean: op.running_mean.map(&mut *view).transpose()?,
+                    running_var: op.running_var.map(&mut *view).transpose()?,
+                    y: view(op.y)?,
+                    mean: op.mean.map(&mut *view).transpose()?,
+                    inv: op.inv.map(&mut *view).transpose()?,
+                    next_mean: op.next_mean.map(&mut *view).transpose()?,
+                    next_var: op.next_var.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::BatchNormBackward(op) => {
+            let read: Vec<Uid> = [op.y, op.scale, op.bias].into_iter().flatten().chain([op.dy, op.x, op.mean, op.inv]).collect();
+            channels(cut, op.x, &read, |view| {
+                Ok(ChannelFunction::Backward {
+                    relu: op.relu,
+                    dy: view(op.dy)?,
+                    x: view(op.x)?,
+                    y: op.y.map(&mut *view).transpose()?,
+                    scale: op.scale.map(&mut *view).transpose()?,
+                    bias: op.bias.map(&mut *view).transpose()?,
+                    mean: view(op.mean)?,
+                    inv: view(op.inv)?,
+                    dx: op.dx.map(&mut *view).transpose()?,
+                    dscale: op.dscale.map(&mut *view).transpose()?,
+                    dbias: op.dbias.map(&mut *view).transpose()?,
+                    dadd: op.dadd.map(&mut *view).transpose()?,
+                })
+            })
+        }
+        Op::BatchNormStatistics(op) => channels(cut, op.x, &[op.x], |view| {
+            Ok(ChannelFunction::Statistics { x: view(op.x)?, mean: view(op.mean)?, m2: op.m2.map(view).transpose()? })
+        }),
+        Op::Attention(op) => {
+            let read = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten().collect::<Vec<_>>();
+            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths];
+            attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, _, values], _, view| {
+                let [b, h, s_q, _] = queries;
+                Ok(AttentionPass::Forward {
+                    o: view(op.o, [b, h, s_q, values[3]])?,
+                    log_sum_exp: op.log_sum_exp.map(|uid| view(uid, [b, h, s_q, 1])).transpose()?,
+                })
+            })
+        }
+        Op::AttentionBackward(op) => {
+            let floats = [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten();
+            let read = floats.chain([op.o, op.log_sum_exp, op.d_o]).collect::<Vec<_>>();
+            let options = [op.bias, op.mask, op.slopes, op.sinks, op.q_lengths, op.kv_lengths];
+            attention(cut, &op.spec, [op.q, op.k, op.v], options, &read, |[queries, keys, values], scores, view| {
+                let [b, h, s_q, _] = queries;
+                let results = [b, h, s_q, values[3]];
+                Ok(AttentionPass::Backward {
+                    o: view(op.o, results)?,
+                    log_sum_exp: view(op.log_sum_exp, [b, h, s_q, 1])?,
+                    d_o: view(op.d_o, results)?,
+                    dq: op.dq.map(|uid| view(uid, queries)).transpose()?,
+                    dk: op.dk.map(|uid| view(uid, keys)).transpose()?,
+                    dv: op.dv.map(|uid| view(uid, values)).transpose()?,
+                    dbias: op.dbias.map(|uid| view(uid, scores)).transpose()?,
+                    dsinks: op.dsinks.map(|uid| view(uid, [1, h, 1, 1])).transpose()?,
+                })
+            })
+        }
         other => Err(Error::NoProblem { op: node.name.clone(), kind: other.spec().name }),
     }
 }
@@ -65,6 +174,98 @@ fn computed(cut: &Cut<'_>, read: &[Uid]) -> Result<DType, Error> {
 
 type Viewer<'v> = &'v mut dyn FnMut(Uid) -> Result<View, Error>;
 
+/// The problem of a function of channels, which the second dim of `whole` numbers.
+fn channels(
+    cut: &Cut<'_>,
+    whole: Uid,
+    read: &[Uid],
+    function: impl FnOnce(Viewer<'_>) -> Result<ChannelFunction, Error>,
+) -> Result<Subgraph, Error> {
+    let dims = cut.tensor(whole)?.layout.dims().to_vec();
+    let mut slots = Slots::default();
+    let function = function(&mut |uid| over_with_last(cut, uid, &dims, 1, &mut slots))?;
+    let mut rows = dims;
+    let channels = rows.remove(1);
+    let mut problem = BatchNormProblem { rows, channels, compute: computed(cut, read)?, function }.canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::BatchNorm(problem), bindings })
+}
+
+/// A tensor over these dims, of which `last` comes to stand last.
+fn over_with_last(cut: &Cut<'_>, uid: Uid, dims: &[u64], last: usize, slots: &mut Slots) -> Result<View, Error> {
+    let seen = cut.see(uid)?;
+    let slot = slots.slot(seen.uid);
+    let mut view = seen.over(dims, slot);
+    let along = view.strides.remove(last);
+    view.strides.push(along);
+    Ok(view)
+}
+
+/// A tensor of attention over these dims.
+type AttentionViewer<'v> = &'v mut dyn FnMut(Uid, [u64; 4]) -> Result<View, Error>;
+
+/// The problem of attention; `pass` is given the dims of queries, keys and values, and of scores.
+fn attention(
+    cut: &Cut<'_>,
+    spec: &AttentionSpec,
+    operands: [Uid; 3],
+    options: [Option<Uid>; 6],
+    read: &[Uid],
+    pass: impl FnOnce([[u64; 4]; 3], [u64; 4], AttentionViewer<'_>) -> Result<AttentionPass, Error>,
+) -> Result<Subgraph, Error> {
+    let mut dims = [[0; 4]; 3];
+    for (dims, uid) in dims.iter_mut().zip(operands) {
+        dims.copy_from_slice(cut.tensor(uid)?.layout.dims());
+    }
+    let [[b, h, s_q, d], [_, h_kv, s_kv, _], [.., d_v]] = dims;
+    let scores = [b, h, s_q, s_kv];
+    let mut slots = Slots::default();
+    let view = |uid: Uid, dims: [u64; 4], slots: &mut Slots| {
+        let seen = cut.see(uid)?;
+        let slot = slots.slot(seen.uid);
+        Ok::<_, Error>(seen.over(&dims, slot))
+    };
+    let [q, k, v] = [(operands[0], dims[0]), (operands[1], dims[1]), (operands[2], dims[2])].map(|(uid, dims)| view(uid, dims, &mut slots));
+    let over = [scores, scores, [b, h, 1, 1], [1, h, 1, 1], [b, 1, 1, 1], [b, 1, 1, 1]];
+    let mut options = options.into_iter().zip(over).map(|(uid, dims)| uid.map(|uid| view(uid, dims, &mut slots)).transpose());
+    let mut option = || options.next().unwrap_or(Ok(None));
+    let (bias, mask, slopes, sinks, q_lengths, kv_lengths) = (option()?, option()?, option()?, option()?, option()?, option()?);
+    let scale = slots.scalar(spec.scale);
+    let pass = pass(dims, scores, &mut |uid, dims| view(uid, dims, &mut slots))?;
+    // A window by itself lies as a causal one that ends at the last query and the last key.
+    let corner = if spec.causal == Causal::TopLeft { Corner::TopLeft } else { Corner::BottomRight };
+    let right = if spec.causal == Causal::None { spec.right } else { Some(0) };
+    let mut problem = AttentionProblem {
+        b,
+        h,
+        h_kv,
+        s_q,
+        s_kv,
+        d,
+        d_v,
+        compute: computed(cut, read)?,
+        determinism: cut.graph.determinism,
+        corner,
+        left: spec.left,
+        right,
+        soft_cap: spec.soft_cap,
+        q: q?,
+        k: k?,
+        v: v?,
+        bias,
+        mask,
+        slopes,
+        sinks,
+        q_lengths,
+        kv_lengths,
+        scale,
+        pass,
+    }
+    .canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::Attention(problem), bindings })
+}
+
 fn rows(
     cut: &Cut<'_>,
     axis: u32,
@@ -75,14 +276,7 @@ fn rows(
     let dims = cut.tensor(whole)?.layout.dims().to_vec();
     let axis = axis as usize;
     let mut slots = Slots::default();
-    let function = function(&mut |uid| {
-        let seen = cut.see(uid)?;
-        let slot = slots.slot(seen.uid);
-        let mut view = seen.over(&dims, slot);
-        let along = view.strides.remove(axis);
-        view.strides.push(along);
-        Ok(view)
-    })?;
+    let function = function(&mut |uid| over_with_last(cut, uid, &dims, axis, &mut slots))?;
     let mut rows = dims;
     let extent = rows.remove(axis);
     let mut problem = SoftmaxProblem { rows, extent, compute: computed(cut, read)?, function }.canonical()?;
@@ -131,4 +325,58 @@ fn pool(
     .canonical()?;
     let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
     Ok(Subgraph { problem: Problem::Pool(problem), bindings })
+}
+
+/// Statistics have the groups where others have the channels that are cut into them, so that a dim of a tensor is that of the groups, that of what
+/// lies in one, or both.
+fn norm(
+    cut: &Cut<'_>,
+    spec: &NormSpec,
+    whole: Uid,
+    read: &[Uid],
+    pass: impl FnOnce(Viewer<'_>) -> Result<NormPass, Error>,
+) -> Result<Subgraph, Error> {
+    let x_dims = cut.tensor(whole)?.layout.dims();
+    let first = spec.axes[0] as usize;
+    let inside = x_dims[first] / spec.groups;
+    let axes: Vec<usize> = spec.axes.iter().map(|&axis| axis as usize).collect();
+    // The dims of rows, the groups in the place of the axis that they cut, then those of a row's elements.
+    let is_row = |axis: &usize| *axis == first || !axes.contains(axis);
+    let row_axes: Vec<usize> = (0..x_dims.len()).filter(is_row).collect();
+    let mut slots = Slots::default();
+    let pass = pass(&mut |uid| {
+        let seen = cut.see(uid)?;
+        let slot = slots.slot(seen.uid);
+        // Broadcast from the right; a dim of 1 is repeated.
+        let lead = x_dims.len() - seen.dims.len();
+        let of = |axis: usize| axis.checked_sub(lead).map_or((1, 0), |own| (seen.dims[own], seen.strides[own]));
+        let stride = |axis: usize| match of(axis) {
+            (1, _) if x_dims[axis] != 1 => 0,
+            (_, stride) => stride,
+        };
+        let (extent, along) = of(first);
+        let (of_group, of_element) = match extent {
+            // A dim of the statistics has the groups alone.
+            _ if extent == spec.groups && extent != x_dims[first] => (along, 0),
+            _ if extent == x_dims[first] => (along.saturating_mul(inside), along),
+            _ => (0, 0),
+        };
+        let rows = row_axes.iter().map(|&axis| if axis == first { of_group } else { stride(axis) });
+        let elements = axes.iter().map(|&axis| if axis == first { of_element } else { stride(axis) });
+        Ok(View { slot, dtype: seen.dtype, offset: seen.offset, strides: rows.chain(elements).collect() })
+    })?;
+    let rows = row_axes.iter().map(|&axis| if axis == first { spec.groups } else { x_dims[axis] }).collect();
+    let elements = axes.iter().map(|&axis| if axis == first { inside } else { x_dims[axis] }).collect();
+    let mut problem = NormProblem {
+        kind: spec.kind,
+        eps: spec.eps,
+        zero_centred: spec.zero_centred,
+        rows,
+        elements,
+        compute: computed(cut, read)?,
+        pass,
+    }
+    .canonical()?;
+    let bindings = problem.number_slots().into_iter().map(|slot| slots.uids[slot.0 as usize]).collect();
+    Ok(Subgraph { problem: Problem::Norm(problem), bindings })
 }

@@ -3,11 +3,14 @@
 //! One file a kind, with its formula. What a problem reads and writes is known by slots, numbered from 0 in the order that the kind's page
 //! gives; an operand that is used twice has one slot. What a slot is bound to is said beside the problem ([`crate::pattern::Subgraph`]).
 
+mod attention;
+mod batch_norm;
 mod chain;
 mod conv;
 mod gemm;
 mod map;
 mod matrix;
+mod norm;
 mod pool;
 mod reduce;
 mod softmax;
@@ -23,12 +26,15 @@ use crate::op::HostScalar;
 use crate::ops::pointwise::{BinaryOp, UnaryOp};
 
 pub use crate::ops::conv::ConvDirection as Direction;
+pub use attention::{AttentionPass, AttentionProblem, Corner};
+pub use batch_norm::{BatchNormProblem, ChannelFunction};
 pub use chain::{Chain, ChainStep, View, Window};
 pub use conv::{ConvExtents, ConvProblem, GemmExtents, Statistics, output_extent};
 pub(crate) use gemm::blocks;
 pub use gemm::{GemmProblem, Scale};
 pub use map::MapProblem;
 pub use matrix::{Matrix, Order};
+pub use norm::{NormPass, NormProblem};
 pub use pool::{PoolPass, PoolProblem, Windows};
 pub use reduce::ReduceProblem;
 pub use softmax::{Loss, RowFunction, SoftmaxProblem};
@@ -48,6 +54,7 @@ impl fmt::Display for Slot {
 /// One subgraph in canonical form. Engines match on it exhaustively.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a problem is looked at far more often than moved")]
 pub enum Problem {
     /// Matrix multiplication with an epilogue.
     Gemm(GemmProblem),
@@ -61,6 +68,12 @@ pub enum Problem {
     Softmax(SoftmaxProblem),
     /// Pooling and its gradient.
     Pool(PoolProblem),
+    /// Normalization and its gradient.
+    Norm(NormProblem),
+    /// Batch normalization, its gradient, and statistics of channels.
+    BatchNorm(BatchNormProblem),
+    /// Attention and its gradient.
+    Attention(AttentionProblem),
 }
 
 /// How a problem uses a buffer.
@@ -117,6 +130,9 @@ impl Problem {
             Problem::Reduce(_) => "reduce",
             Problem::Softmax(_) => "softmax",
             Problem::Pool(_) => "pool",
+            Problem::Norm(_) => "norm",
+            Problem::BatchNorm(_) => "batch_norm",
+            Problem::Attention(_) => "attention",
         }
     }
 
@@ -132,6 +148,9 @@ impl Problem {
             Problem::Reduce(problem) => problem.canonical().map(Problem::Reduce),
             Problem::Softmax(problem) => problem.canonical().map(Problem::Softmax),
             Problem::Pool(problem) => problem.canonical().map(Problem::Pool),
+            Problem::Norm(problem) => problem.canonical().map(Problem::Norm),
+            Problem::BatchNorm(problem) => problem.canonical().map(Problem::BatchNorm),
+            Problem::Attention(problem) => problem.canonical().map(Problem::Attention),
         }
     }
 
@@ -141,7 +160,10 @@ impl Problem {
             Problem::Gemm(problem) => problem.determinism,
             Problem::Conv(problem) => problem.determinism,
             // Their engines repeat bit for bit whether asked to or not.
-            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) => Determinism::Repeatable,
+            Problem::Map(_) | Problem::Reduce(_) | Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => {
+                Determinism::Repeatable
+            }
+            Problem::Attention(problem) => problem.determinism,
         }
     }
 
@@ -154,6 +176,9 @@ impl Problem {
             Problem::Reduce(problem) => problem.slots(),
             Problem::Softmax(problem) => problem.slots(),
             Problem::Pool(problem) => problem.slots(),
+            Problem::Norm(problem) => problem.slots(),
+            Problem::BatchNorm(problem) => problem.slots(),
+            Problem::Attention(problem) => problem.slots(),
         }
     }
 
@@ -166,6 +191,9 @@ impl Problem {
             Problem::Reduce(problem) => problem.flops(),
             Problem::Softmax(problem) => problem.flops(),
             Problem::Pool(problem) => problem.flops(),
+            Problem::Norm(problem) => problem.flops(),
+            Problem::BatchNorm(problem) => problem.flops(),
+            Problem::Attention(problem) => problem.flops(),
         }
     }
 
@@ -178,6 +206,9 @@ impl Problem {
             Problem::Reduce(problem) => problem.is_empty(),
             Problem::Softmax(problem) => problem.is_empty(),
             Problem::Pool(problem) => problem.is_empty(),
+            Problem::Norm(problem) => problem.is_empty(),
+            Problem::BatchNorm(problem) => problem.is_empty(),
+            Problem::Attention(problem) => problem.is_empty(),
         }
     }
 
@@ -193,6 +224,9 @@ impl Problem {
             Problem::Reduce(problem) => problem.buffers(),
             Problem::Softmax(problem) => problem.buffers(),
             Problem::Pool(problem) => problem.buffers(),
+            Problem::Norm(problem) => problem.buffers(),
+            Problem::BatchNorm(problem) => problem.buffers(),
+            Problem::Attention(problem) => problem.buffers(),
         }
     }
 
@@ -203,7 +237,8 @@ impl Problem {
             Problem::Conv(problem) => problem.scalars(),
             Problem::Map(problem) => problem.chain.scalars().collect(),
             Problem::Reduce(problem) => problem.scalars(),
-            Problem::Softmax(_) | Problem::Pool(_) => Vec::new(),
+            Problem::Attention(problem) => problem.scalars(),
+            Problem::Softmax(_) | Problem::Pool(_) | Problem::Norm(_) | Problem::BatchNorm(_) => Vec::new(),
         }
     }
 }

@@ -17,10 +17,13 @@
 //! **Steps** of an epilogue or a chain stand behind a `+` each, those of a prologue behind a `<`. Steps of a chain name values by their position in
 //! it. Factors are numbers, or `bound` to a host scalar.
 
+mod attention;
+mod batch_norm;
 mod chain;
 mod codec;
 mod conv;
 mod gemm;
+mod norm;
 mod rows;
 
 use std::fmt;
@@ -72,7 +75,15 @@ impl FromStr for Problem {
             "reduce" => Problem::Reduce(chain::blank_reduce()),
             "softmax" => Problem::Softmax(rows::blank_softmax()),
             "pool" => Problem::Pool(rows::blank_pool()),
-            _ => return Err(codec::error("`gemm`, `conv`, `map`, `reduce`, `softmax` or `pool` stands first", kind)),
+            "norm" => Problem::Norm(norm::blank()),
+            "batch_norm" => Problem::BatchNorm(batch_norm::blank()),
+            "attention" => Problem::Attention(attention::blank()),
+            _ => {
+                return Err(codec::error(
+                    "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm` or `attention` stands first",
+                    kind,
+                ));
+            }
         };
         describe(&mut text, &mut problem)?;
         text.end()?;
@@ -91,6 +102,9 @@ fn describe(text: &mut Text<'_>, problem: &mut Problem) -> Result<(), Error> {
         Problem::Reduce(problem) => chain::describe_reduce(text, problem),
         Problem::Softmax(problem) => rows::describe_softmax(text, problem),
         Problem::Pool(problem) => rows::describe_pool(text, problem),
+        Problem::Norm(problem) => norm::describe(text, problem),
+        Problem::BatchNorm(problem) => batch_norm::describe(text, problem),
+        Problem::Attention(problem) => attention::describe(text, problem),
     }
 }
 
@@ -136,7 +150,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         let wrong = |text: &str| text.parse::<Problem>().expect_err(text).to_string();
         for (text, told) in [
-            ("", "`gemm`, `conv`, `map`, `reduce`, `softmax` or `pool` stands first; found ``"),
+            ("", "`gemm`, `conv`, `map`, `reduce`, `softmax`, `pool`, `norm`, `batch_norm` or `attention` stands first; found ``"),
             ("gemv bf16 m=1", "found `gemv`"),
             ("gemm bf17 m=1 n=1 k=1", "an element type; found `bf17`"),
             ("gemm bf16 m=1 n=x k=1", "`n=` is a number; found `x`"),

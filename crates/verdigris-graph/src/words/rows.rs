@@ -10,7 +10,8 @@ use crate::ops::pool::PoolMode;
 use crate::ops::softmax::LossReduction;
 use crate::problem::{Loss, PoolPass, PoolProblem, RowFunction, Slot, SoftmaxProblem, View, Windows};
 
-fn nowhere() -> View {
+/// A view that reading fills in.
+pub(super) fn nowhere() -> View {
     View { slot: Slot(0), dtype: DType::F32, offset: 0, strides: Vec::new() }
 }
 
@@ -38,8 +39,8 @@ pub(super) fn blank_pool() -> PoolProblem {
     }
 }
 
-const FORWARD: &str = "forward";
-const BACKWARD: &str = "backward";
+pub(super) const FORWARD: &str = "forward";
+pub(super) const BACKWARD: &str = "backward";
 const LOSS: &str = "cross_entropy";
 const LOSS_BACKWARD: &str = "cross_entropy_backward";
 

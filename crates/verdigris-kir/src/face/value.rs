@@ -555,6 +555,9 @@ macro_rules! operators {
             /// `1 / x` by the special function unit: within 1 ulp.
             #[track_caller]
             pub fn rcp(self) -> Val<'k, f32> { self.kernel.compute(Op::Rcp { ty: Ty::F32, approx: true, ftz: false }, &[AsVal::operand(&self)]) }
+            /// `1 / x` by the special function unit, denormals flushed: within 1 ulp.
+            #[track_caller]
+            pub fn rcp_flushed(self) -> Val<'k, f32> { self.kernel.compute(Op::Rcp { ty: Ty::F32, approx: true, ftz: true }, &[AsVal::operand(&self)]) }
             /// `1 / √x` by the special function unit.
             #[track_caller]
             pub fn rsqrt(self) -> Val<'k, f32> { self.kernel.compute(Op::Rsqrt { ty: Ty::F32, ftz: false }, &[AsVal::operand(&self)]) }

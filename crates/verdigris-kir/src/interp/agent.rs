@@ -304,7 +304,7 @@ impl Machine<'_> {
                     }
                 };
                 *done += count;
-                self.complete_bytes(at, barrier.0, barrier.1, i64::from(count))?;
+                self.complete_sent_bytes(at, barrier.0, barrier.1, i64::from(count))?;
                 *done == *bytes
             }
             Work::Store { moves, buffer, reduce, epoch, lane, writing } => {

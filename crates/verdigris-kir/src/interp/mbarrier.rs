@@ -1,7 +1,9 @@
 //! Mbarriers: phases, arrivals and bytes.
 //!
 //! A phase ends when no arrival is pending and the count of bytes stands at zero; the count may be negative in between, since an async
-//! unit may report bytes before a thread expects them. What arrivals released before a phase ended, waiters of that phase acquire.
+//! unit may report bytes before a thread expects them. What arrivals released before a phase ended, waiters of that phase acquire: all of it those
+//! that acquire from the cluster, those that acquire from their CTA what its own threads released. Bytes that a load brings are loaded for the
+//! CTA in whose memory they land, whoever asked for it; bytes that another CTA sends out of its memory or registers are that CTA's.
 
 use super::clock::{Clock, Of};
 use super::decode::Instruction;
@@ -10,7 +12,7 @@ use super::shadow::UNIT;
 use super::state::{Culprit, Fault, Machine, Unit, Wait, Warp};
 use super::threads::Place;
 use super::warp::{Flow, culprit, each};
-use crate::inst::{Op, Space};
+use crate::inst::{Op, Scope, Space};
 
 /// Bits of the pending count in a phase token.
 const TOKEN_BITS: u32 = 20;
@@ -33,11 +35,38 @@ pub(crate) struct Mbarrier {
     visible: bool,
     /// The turn of the cluster's barrier at which a fenced init was handed on without further order.
     handed_on: Option<u32>,
+    /// What all who arrived released.
+    released: Released,
+    /// What threads of the barrier's own CTA released, where a cluster has others.
+    released_by_own: Option<Released>,
+    /// Another CTA sent some of this phase's bytes.
+    has_bytes_of_peers: bool,
+}
+
+/// What arrivals hand on to those who wait.
+#[derive(Debug)]
+struct Released {
+    /// So far.
     clock: Clock,
+    /// Up to the end of the last phase.
     done: Clock,
 }
 
+impl Released {
+    fn nothing(like: &Clock) -> Self {
+        Released { clock: like.fresh(), done: like.fresh() }
+    }
+}
+
 impl Mbarrier {
+    /// What a wait for the last phase acquires from this scope.
+    fn acquired(&self, scope: Scope) -> &Clock {
+        match &self.released_by_own {
+            Some(own) if scope == Scope::Cta => &own.done,
+            _ => &self.released.done,
+        }
+    }
+
     pub(crate) fn epoch(&self) -> u32 {
         self.first_epoch + self.phase as u32 + 1
     }
@@ -191,8 +220,9 @@ impl Machine<'_> {
                 init: (warp.actor, warp.epoch, lane as u8, inst.loc),
                 visible: false,
                 handed_on: None,
-                clock: warp.clock.fresh(),
-                done: warp.clock.fresh(),
+                released: Released::nothing(&warp.clock),
+                released_by_own: (owner.peers.len() > 1).then(|| Released::nothing(&warp.clock)),
+                has_bytes_of_peers: false,
             };
             owner.mbarriers.insert(offset, barrier);
         }
@@ -223,8 +253,15 @@ impl Machine<'_> {
         }
         let epoch = barrier.epoch();
         let actor = barrier.actor;
-        barrier.clock.raise(actor, Of::Seen, epoch);
-        barrier.done = barrier.clock.clone();
+        barrier.released.clock.raise(actor, Of::Seen, epoch);
+        barrier.released.done = barrier.released.clock.clone();
+        if let Some(own) = &mut barrier.released_by_own {
+            // The bytes of a phase count together.
+            if !std::mem::take(&mut barrier.has_bytes_of_peers) {
+                own.clock.raise(actor, Of::Seen, epoch);
+            }
+            own.done = own.clock.clone();
+        }
         barrier.phase += 1;
         barrier.pending = barrier.count;
         self.wake(cta);
@@ -251,7 +288,10 @@ impl Machine<'_> {
             );
             return Err(self.finding(FindingKind::MbarrierMisuse, at, None, message));
         }
-        barrier.clock.join(view);
+        barrier.released.clock.join(view);
+        if let Some(own) = barrier.released_by_own.as_mut().filter(|_| at.cta == cta) {
+            own.clock.join(view);
+        }
         barrier.bytes += bytes;
         barrier.pending -= arrivals;
         if drop {
@@ -269,6 +309,14 @@ impl Machine<'_> {
             return Err(self.finding(FindingKind::MbarrierMisuse, at, None, message));
         }
         Ok(())
+    }
+
+    /// Reports bytes as arrived that another CTA may have sent.
+    pub(crate) fn complete_sent_bytes(&mut self, at: Culprit, cta: usize, offset: u32, bytes: i64) -> Result<(), Fault> {
+        if let Some(barrier) = self.ctas[cta].mbarriers.get_mut(&offset) {
+            barrier.has_bytes_of_peers |= at.cta != cta;
+        }
+        self.complete_bytes(at, cta, offset, bytes)
     }
 
     /// Reports bytes as arrived.
@@ -372,7 +420,7 @@ impl Machine<'_> {
         Ok(Flow::Next)
     }
 
-    pub(crate) fn mbarrier_wait(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32) -> Result<Flow, Fault> {
+    pub(crate) fn mbarrier_wait(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, scope: Scope) -> Result<Flow, Fault> {
         let parity = self.need(warp, inst.ins[2], exec, inst.loc, "is the parity that is waited for")?;
         let groups = self.by_barrier(warp, inst, exec, false)?;
         for &(cta, offset, lanes) in &groups {
@@ -409,14 +457,21 @@ impl Machine<'_> {
             }
         }
         for (cta, offset, lanes) in groups {
-            let done = self.ctas[cta].mbarriers[&offset].done.clone();
-            warp.acquire(lanes, &done);
+            let acquired = self.ctas[cta].mbarriers[&offset].acquired(scope).clone();
+            warp.acquire(lanes, &acquired);
         }
         warp.wait = Wait::Nothing;
         Ok(Flow::Next)
     }
 
-    pub(crate) fn mbarrier_test(&mut self, warp: &mut Warp, inst: &Instruction, exec: u32, token: bool) -> Result<Flow, Fault> {
+    pub(crate) fn mbarrier_test(
+        &mut self,
+        warp: &mut Warp,
+        inst: &Instruction,
+        exec: u32,
+        scope: Scope,
+        token: bool,
+    ) -> Result<Flow, Fault> {
         let operand = *self.need(warp, inst.ins[2], exec, inst.loc, "is the phase that is asked for")?;
         let mut out = [0; 32];
         for (cta, offset, lanes) in self.by_barrier(warp, inst, exec, false)? {
@@ -430,8 +485,8 @@ impl Machine<'_> {
                 }
             }
             if yes != 0 {
-                let done = barrier.done.clone();
-                warp.acquire(yes, &done);
+                let acquired = barrier.acquired(scope).clone();
+                warp.acquire(yes, &acquired);
             }
             warp.polling |= yes != lanes;
         }

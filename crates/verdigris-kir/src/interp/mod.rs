@@ -26,7 +26,8 @@
 //! **Async units.** `cp.async`, bulk and tensor copies, `st.async` and wgmma are agents of their own. They read and write in pieces at any
 //! time between issue and completion: at once ([`AsyncPolicy::Earliest`]), only when all warps wait ([`AsyncPolicy::Latest`]), or at random.
 //! An mbarrier's count of bytes may be negative; a phase ends when no arrival is pending and no byte is missing. A waiter that two phases
-//! went past is a finding. Copies of one thread are not ordered with each other until they are waited for. A copy into shared memory must be waited for before its CTA exits, and so must the reading of a copy out of it.
+//! went past is a finding. A wait that acquires from its CTA learns what threads of that CTA released and that loads have landed; what other CTAs of the cluster
+//! released, and that what they sent is there, only one that acquires from the cluster. Copies of one thread are not ordered with each other until they are waited for. A copy into shared memory must be waited for before its CTA exits, and so must the reading of a copy out of it.
 //!
 //! **Proxies.** A write by a thread is seen by an async unit after a `fence.proxy.async` by the writer and then synchronization. A write by
 //! an async unit is seen by threads after the wait that belongs to it. An async write over bytes that threads have read needs no fence,

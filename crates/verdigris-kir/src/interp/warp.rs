@@ -4,7 +4,7 @@ use super::alu::{self, Lanes};
 use super::decode::{Decoded, Flat, Instruction, Source};
 use super::finding::FindingKind;
 use super::state::{Culprit, Fault, Frame, Machine, Unit, Wait, Warp};
-use crate::inst::{Convergence, Op, Shuffle, Special};
+use crate::inst::{Convergence, Op, Scope, Shuffle, Special};
 use crate::ir::Ty;
 
 /// Marks an origin of poison that is a register which nothing wrote; others are one more than the line of a load.
@@ -559,9 +559,9 @@ impl Machine<'_> {
             Op::MbarrierArriveDrop {} => self.mbarrier_arrive(warp, inst, exec, super::mbarrier::Arrival::Drop),
             Op::MbarrierExpect { .. } => self.mbarrier_bytes(warp, inst, exec, 1),
             Op::MbarrierComplete { .. } => self.mbarrier_bytes(warp, inst, exec, -1),
-            Op::MbarrierWait { .. } => self.mbarrier_wait(warp, inst, exec),
-            Op::MbarrierTest { .. } => self.mbarrier_test(warp, inst, exec, false),
-            Op::MbarrierTestToken { .. } => self.mbarrier_test(warp, inst, exec, true),
+            Op::MbarrierWait { scope } => self.mbarrier_wait(warp, inst, exec, *scope),
+            Op::MbarrierTest { scope, .. } => self.mbarrier_test(warp, inst, exec, *scope, false),
+            Op::MbarrierTestToken { .. } => self.mbarrier_test(warp, inst, exec, Scope::Cta, true),
             Op::MbarrierPending {} => {
                 let token = self.need(warp, inst.ins[0], exec, inst.loc, "is a phase token")?;
                 Ok(self.put(warp, inst, exec, &token.map(|token| token & 0xF_FFFF)))

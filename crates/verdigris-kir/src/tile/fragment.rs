@@ -1,5 +1,7 @@
 //! Register tiles with their layout.
 
+use std::panic::Location;
+
 use crate::face::{AsVal, Kernel, Scalar, Val, Var};
 use crate::inst::{MatrixType, Packed, WgmmaShape};
 
@@ -74,10 +76,13 @@ impl<'k> Fragment<'k, f32> {
     /// share the row. `combine` must be commutative.
     #[track_caller]
     pub fn reduce_rows(&self, combine: impl Fn(Val<'k, f32>, Val<'k, f32>) -> Val<'k, f32>) -> [Val<'k, f32>; 2] {
-        [0, 1].map(|half| {
-            let own = self.reduce_own(half, &combine);
-            let pair = combine(own, self.kernel.shfl_bfly(own, 1));
-            combine(pair, self.kernel.shfl_bfly(pair, 2))
+        self.kernel.scope_around(Location::caller(), |caller| {
+            let combine = |a, b| caller.run(|| combine(a, b));
+            [0, 1].map(|half| {
+                let own = self.reduce_own(half, combine);
+                let pair = combine(own, self.kernel.shfl_bfly(own, 1));
+                combine(pair, self.kernel.shfl_bfly(pair, 2))
+            })
         })
     }
 
@@ -101,10 +106,12 @@ impl<'k> Fragment<'k, f32> {
     /// layout is the operand layout, so nothing moves between lanes.
     #[track_caller]
     pub fn pack_a(&self, step: u32, to: Packed) -> [Val<'k, u32>; 4] {
-        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(block, half)| {
-            let low = self.element(2 * step + block, half, 0);
-            let high = self.element(2 * step + block, half, 1);
-            self.kernel.pack(to, low, high)
+        self.kernel.scope(Location::caller(), || {
+            [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(block, half)| {
+                let low = self.element(2 * step + block, half, 0);
+                let high = self.element(2 * step + block, half, 1);
+                self.kernel.pack(to, low, high)
+            })
         })
     }
 }

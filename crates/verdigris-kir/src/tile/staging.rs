@@ -49,6 +49,12 @@ impl<'k> Staging<'k> {
         Staging { kernel: k, piece, stages, barrier, row_bytes }
     }
 
+    /// Stages in a piece of shared memory that is there already: `stages` for each warpgroup, with rows of 128 bytes. Whoever shares the piece says when it
+    /// may be written.
+    pub fn within(k: Kernel<'k>, piece: SharedPiece<'k>, stages: u32, barrier: u32) -> Self {
+        Staging { kernel: k, piece, stages, barrier, row_bytes: 128 }
+    }
+
     /// The address of 16-byte chunk `chunk` of row `row`, both as the swizzle has them.
     fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
         let pattern = if self.row_bytes == 64 { (row >> 1) & 3 } else { row & 7 };

@@ -1,8 +1,8 @@
-//! Shared memory of other CTAs: their exit, copies that nobody waits for, multicast, `st.async`, `red.async`.
+//! Shared memory of other CTAs: their exit, copies that nobody waits for, multicast, `st.async`, `red.async`, and waits whose scope is too small.
 
 use crate::{Planted, Shows, caught, caught_sometimes, cluster, cta, plant, words};
-use verdigris_kir::face::{AsVal, LoadOptions, RemoteMbarrier, TensorMap, Val};
-use verdigris_kir::inst::{Atomic, Fence, Op, Scope};
+use verdigris_kir::face::{AsVal, LoadOptions, Mbarrier, RemoteMbarrier, TensorMap, Val};
+use verdigris_kir::inst::{Atomic, Fence, Op, Scope, TestWait};
 use verdigris_kir::interp::FindingKind;
 use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle, Ty};
 use verdigris_kir::program::{Address, Arg, Fill, L2Promotion, MapSpec};
@@ -394,5 +394,167 @@ fn one_load_for_a_cluster() {
     }
     caught_sometimes(&[FindingKind::MbarrierMisuse, FindingKind::Race], &["mbarrier full[0]"], setup(), |p, lines| {
         multicast(p, lines, Multicast::BeforeInit);
+    });
+}
+
+// ---- the scope of a wait -------------------------------------------------------------------------------------------
+
+/// Waits for the first phase of a barrier: where the fault happens, acquiring from the own CTA alone.
+fn waits<'k>(p: Planted<'k>, barrier: Mbarrier<'k>) {
+    p.unless(|| barrier.wait_cluster(0u32));
+    p.when(|| barrier.wait(0u32));
+}
+
+#[test]
+fn a_word_of_a_peer_behind_a_wait_for_the_own_cta() {
+    caught(FindingKind::Race, &["of shared tile", "nothing orders the two"], cluster(2, 32), |p, lines| {
+        let k = p.k;
+        let tile = k.shared("tile", 128, 128);
+        let told = p.barriers("told", 1, 32);
+        k.when(leads(p), || told.init());
+        publish_barriers(k);
+        let peer = k.cluster_rank() ^ 1u32;
+        let to = k.mapa(tile.address() + k.thread() * 4u32, peer);
+        lines.also(line!() + 1);
+        k.st_cluster_vector(to, 0, &[k.thread()]);
+        told.at(0u32).peer(peer).arrive();
+        waits(p, told.at(0u32));
+        lines.here(line!() + 1);
+        let value = k.ld_shared::<u32>(tile.address() + k.thread() * 4u32, 0);
+        k.st_global(p.y.at(k.cta() * 32u32 + k.thread(), 4), 0, value);
+        k.cluster_sync();
+    });
+}
+
+#[test]
+fn a_poll_acquires_from_the_own_cta() {
+    caught(FindingKind::Race, &["of shared tile", "nothing orders the two"], cluster(2, 32), |p, lines| {
+        let k = p.k;
+        let tile = k.shared("tile", 128, 128);
+        let told = p.barriers("told", 1, 32);
+        k.when(leads(p), || told.init());
+        publish_barriers(k);
+        let peer = k.cluster_rank() ^ 1u32;
+        let to = k.mapa(tile.address() + k.thread() * 4u32, peer);
+        lines.also(line!() + 1);
+        k.st_cluster_vector(to, 0, &[k.thread()]);
+        told.at(0u32).peer(peer).arrive();
+        let barrier = told.at(0u32);
+        k.while_(|| !barrier.test(TestWait::Try, 0u32), || {});
+        p.unless(|| barrier.wait_cluster(0u32));
+        lines.here(line!() + 1);
+        let value = k.ld_shared::<u32>(tile.address() + k.thread() * 4u32, 0);
+        k.st_global(p.y.at(k.cta() * 32u32 + k.thread(), 4), 0, value);
+        k.cluster_sync();
+    });
+}
+
+/// The filler of a stage that a cluster shares goes on when its peers have left it, and loads into their memory.
+#[test]
+fn a_stage_that_peers_read_behind_a_wait_for_the_own_cta() {
+    caught(FindingKind::Race, &["of shared tile", "nothing orders the two"], cluster(2, 32).with(map()), |p, lines| {
+        let k = p.k;
+        let map: TensorMap<'_> = k.tensor_map("map", decl());
+        let tile = k.shared("tile", 512, 128);
+        let (full, left) = (p.barriers("full", 1, 1), p.barriers("left", 1, 2));
+        k.when(leads(p), || {
+            full.init();
+            left.init();
+        });
+        publish_barriers(k);
+        let load = || {
+            k.when(leads(p), || full.at(0u32).arrive_expect_tx(512u32));
+            k.when(leads(p) & k.cluster_rank().eq(0u32), || {
+                let options = LoadOptions { multicast: Some((p.fault * 0u32 + 3u32).low16()), policy: None };
+                // What the peer holds of the first turn is overwritten by the second.
+                lines.here(line!() + 2);
+                lines.also(line!() + 1);
+                k.tma_load(tile.address(), &map, &[k.constant(32i32), k.constant(2i32)], full.at(0u32), options);
+            });
+        };
+        load();
+        // What a load brings to the own CTA is there for whoever waits in it, whichever CTA asked for it.
+        full.at(0u32).wait(0u32);
+        let value = k.ld_shared::<u32>(tile.address() + k.thread() * 4u32, 0);
+        k.st_global(p.y.at(k.cta() * 32u32 + k.thread(), 4), 0, value);
+        k.warp_sync();
+        k.when(k.thread().lt(2u32), || left.at(0u32).peer(k.thread()).arrive_read());
+        k.when(leads(p), || waits(p, left.at(0u32)));
+        // Of the second CTA's own turn nothing is left to wait for; the first may be at its own load already.
+        load();
+        full.at(0u32).wait(1u32);
+        k.cluster_sync();
+    });
+}
+
+#[test]
+fn a_message_behind_a_wait_for_the_own_cta() {
+    caught(FindingKind::Race, &["of shared tile", "nothing orders the two"], cluster(2, 32), |p, lines| {
+        let k = p.k;
+        let tile = k.shared("tile", 128, 128);
+        let full = p.barriers("full", 1, 1);
+        k.when(leads(p), || full.init());
+        publish_barriers(k);
+        k.when(leads(p), || full.at(0u32).arrive_expect_tx(128u32));
+        k.warp_sync();
+        let peer = k.cluster_rank() ^ 1u32;
+        let to = k.mapa(tile.address() + k.thread() * 4u32, peer);
+        lines.also(line!() + 1);
+        k.st_async(to, full.at(0u32).peer(peer), &[k.thread()]);
+        waits(p, full.at(0u32));
+        lines.here(line!() + 1);
+        let value = k.ld_shared::<u32>(tile.address() + k.thread() * 4u32, 0);
+        k.st_global(p.y.at(k.cta() * 32u32 + k.thread(), 4), 0, value);
+        p.when(|| full.at(0u32).wait_cluster(0u32));
+        k.cluster_sync();
+    });
+}
+
+/// Waiting for the cluster is handed on within the CTA: others wait for the one that did in the scope of the CTA.
+#[test]
+fn what_one_thread_acquired_from_the_cluster_its_cta_acquires_of_it() {
+    caught(FindingKind::Race, &["of shared tile"], cluster(2, 64), |p, lines| {
+        let k = p.k;
+        let tile = k.shared("tile", 256, 128);
+        let (told, own) = (p.barriers("told", 1, 64), p.barriers("own", 1, 32));
+        k.when(leads(p), || {
+            told.init();
+            own.init();
+        });
+        publish_barriers(k);
+        let peer = k.cluster_rank() ^ 1u32;
+        let to = k.mapa(tile.address() + k.thread() * 4u32, peer);
+        lines.also(line!() + 1);
+        k.st_cluster_vector(to, 0, &[k.thread()]);
+        told.at(0u32).peer(peer).arrive();
+        let first = || {
+            waits(p, told.at(0u32));
+            own.at(0u32).arrive();
+        };
+        let second = || {
+            own.at(0u32).wait(0u32);
+            lines.here(line!() + 1);
+            let value = k.ld_shared::<u32>(tile.address() + k.thread() * 4u32, 0);
+            k.st_global(p.y.at(k.cta() * 64u32 + k.thread(), 4), 0, value);
+        };
+        k.when_else(k.thread().lt(32u32), first, second);
+        k.cluster_sync();
+    });
+}
+
+/// An arrival that was acquired from the own CTA alone is not ordered before the exit of that CTA.
+#[test]
+fn an_exit_behind_a_wait_for_the_own_cta() {
+    caught(FindingKind::RemoteAfterExit, &["CTA"], cluster(2, 32), |p, lines| {
+        let k = p.k;
+        let done = p.barriers("done", 1, 1);
+        k.when(leads(p), || done.init());
+        publish_barriers(k);
+        k.when(leads(p), || {
+            let peer = done.at(0u32).peer(k.cluster_rank() ^ 1u32);
+            lines.here(line!() + 1);
+            peer.arrive();
+        });
+        waits(p, done.at(0u32));
     });
 }

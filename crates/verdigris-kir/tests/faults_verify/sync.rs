@@ -1,5 +1,5 @@
-use crate::{caught, clean, header, tile_map};
-use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var};
+use crate::{Lines, caught, caught_in, clean, header, tile_map};
+use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var, build};
 use verdigris_kir::ir::Target;
 
 #[test]
@@ -18,6 +18,20 @@ fn written_then_read_without_a_barrier() {
 #[test]
 fn one_thread_writes_for_all_without_a_barrier() {
     caught("race", &["written at", "by thread 0"], header(Target::Sm80, 64), |k, lines| {
+        let total = k.shared("total", 4, 4);
+        k.when(k.thread().eq(0u32), || {
+            lines.also(line!() + 1);
+            k.st_shared(total.address(), 0, k.thread());
+        });
+        lines.here(line!() + 1);
+        let _ = k.ld_shared::<u32>(total.address(), 0);
+    });
+}
+
+/// Lanes of one warp do not wait for each other either.
+#[test]
+fn one_lane_writes_for_its_warp_without_a_barrier() {
+    caught("race", &["shared buffer total", "is read here by thread", "by thread 0"], header(Target::Sm80, 32), |k, lines| {
         let total = k.shared("total", 4, 4);
         k.when(k.thread().eq(0u32), || {
             lines.also(line!() + 1);
@@ -119,18 +133,42 @@ fn nobody_arrives() {
 
 #[test]
 fn too_few_arrive() {
-    caught("arrivals", &["waits for 4 arrivals a phase, but 1 reach it"], header(Target::Sm90, 128), |k, lines| {
-        let full = k.mbarrier_array("full", 1);
-        full.arrivals().set(4);
-        k.when(k.thread().eq(0u32), || full.init());
-        k.bar_sync();
-        k.when(k.thread().eq(0u32), || {
-            lines.also(line!() + 1);
-            full.at(0u32).arrive();
+    for wanted in [2, 4] {
+        let said = format!("waits for {wanted} arrivals a phase, but 1 reach it");
+        caught("arrivals", &[said.as_str()], header(Target::Sm90, 128), |k, lines| {
+            let full = k.mbarrier_array("full", 1);
+            full.arrivals().set(wanted);
+            k.when(k.thread().eq(0u32), || full.init());
+            k.bar_sync();
+            k.when(k.thread().eq(0u32), || {
+                lines.also(line!() + 1);
+                full.at(0u32).arrive();
+            });
+            lines.here(line!() + 1);
+            full.at(0u32).wait(0u32);
         });
-        lines.here(line!() + 1);
-        full.at(0u32).wait(0u32);
-    });
+    }
+}
+
+/// An initialization has the declared count wherever kernels are built here; one that is written down may have another.
+#[test]
+fn an_initialization_for_another_number_of_arrivals() {
+    for declared in [1, 3] {
+        let lines = Lines::default();
+        let mut body = build(header(Target::Sm90, 128), |k| {
+            let full = k.mbarrier_array("full", 1);
+            full.arrivals().set(2);
+            lines.here(line!() + 1);
+            k.when(k.thread().eq(0u32), || full.init());
+            k.bar_sync();
+            k.when(k.thread().lt(declared), || full.at(0u32).arrive());
+            full.at(0u32).wait(0u32);
+        });
+        body.barriers[0].arrivals = body.late.len() as u32;
+        body.late.push(u64::from(declared));
+        let said = format!("barrier full is initialised for 2 arrivals, but declared for {declared}");
+        caught_in("init", &[said.as_str()], body, &lines);
+    }
 }
 
 /// The bug of the design's own first draft: one lane of each warp arrives where one of the warpgroup is counted.

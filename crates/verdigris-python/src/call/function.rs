@@ -4,11 +4,14 @@
 //! how its results lie is told by [`verdigris::recipe`].
 
 use pyo3::PyResult;
-use verdigris::recipe::{self, Convolution, Divisor, Extents, Gradient, Input, LossForm, MAX_INPUTS, Saved, Targets};
-use verdigris_graph::{CrossEntropySpec, LossReduction, PoolWindows, Precision, Real, UnaryOp};
+use verdigris::recipe::{
+    self, AttentionGradient, BatchNormGradient, BatchNormSpec, ConvBatchNormGradient, Convolution, Divisor, Extents, Gradient, Input,
+    LossForm, MAX_INPUTS, Saved, Targets,
+};
+use verdigris_graph::{AttentionSpec, Causal, CrossEntropySpec, LossReduction, NormKind, NormSpec, PoolWindows, Precision, Real, UnaryOp};
 use verdigris_tensor::DType;
 
-use super::MAX_OUTPUTS;
+use super::MAX_GRADIENTS;
 use crate::errors::{Kind, raise};
 use crate::memory::unfit;
 use crate::policy::Policy;
@@ -34,18 +37,40 @@ pub(crate) enum Function {
     Activation,
     /// `x` → softmax along `axis=`, its logarithm with `log=1`.
     Softmax,
+    /// `x, scale?, bias?` → x normalized. `kind=layer|rms axes= groups= eps=`; `channel=1`: scale and bias have an element for each channel.
+    Norm,
     /// `logits, labels` → loss, and each row's log-sum-exp in f32 or f64. `axis= smoothing= ignore= reduction=`.
     CrossEntropy,
     /// `logits, targets, weights?` → loss. As `CrossEntropy`, and `targets=labels|probabilities`.
     ClassLoss,
     /// `dy, …` → the gradient of a function with respect to one of its tensors, from what [`Function::saves`] says; extra: the dims of that
     /// tensor where it is not saved. `of= wrt=`, then `|` and the attributes of the function. With several places behind `wrt=` as many gradients,
-    /// computed together; each of those tensors is saved.
+    /// computed together; each of those tensors is saved. `as1=` names the element type of the gradient of tensor 1 where it is not the tensor's.
     Gradient,
+    /// `x, scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)`; the running statistics are
+    /// replaced. `eps= momentum= relu=0|1`.
+    BatchNorm,
+    /// `dy, x, scale?, mean, inv, y or bias` → the gradients of `x`, the scale, the bias and what was added, each with a 1 in `wanted=1110`. `relu=0|1`,
+    /// `result=1` where the last tensor is y.
+    BatchNormBackward,
+    /// `x, mean, var, scale?, bias?, add?` → y. `eps= relu=0|1`.
+    BatchNormInference,
+    /// `x, w, scale?, bias?, add?, running_mean?, running_var?` → y, of each channel its mean and `1 / √(variance + eps)`, and the convolution's result; the
+    /// running statistics are replaced. As `ConvFprop`, and `eps= momentum= relu=0|1`.
+    ConvBatchNorm,
+    /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients of `x`, the filter, the scale, the bias and what was added, each with
+    /// a 1 in `wanted=11110`. As `ConvBatchNorm`, `result=1` where the last tensor is y, and `filter=` with the element type of the filter's gradient where it is
+    /// not the filter's.
+    ConvBatchNormBackward,
+    /// `q [b, h, s_q, d], k [b, h_kv, s_kv, d], v [b, h_kv, s_kv, d_v], bias or mask?, slopes?` → o, and each query's log-sum-exp. `scale=`,
+    /// `causal=none|top_left|bottom_right left= right= cap=`, each left out where there is none.
+    Attention,
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients of `q`, `k`, `v` and the bias, each with a 1 in `wanted=1110`. As `Attention`.
+    AttentionBackward,
 }
 
 impl Function {
-    pub(crate) const ALL: [Function; 11] = [
+    pub(crate) const ALL: [Function; 19] = [
         Function::ConvFprop,
         Function::ConvNorm,
         Function::ConvDgrad,
@@ -54,9 +79,17 @@ impl Function {
         Function::AveragePool,
         Function::Activation,
         Function::Softmax,
+        Function::Norm,
         Function::CrossEntropy,
         Function::ClassLoss,
         Function::Gradient,
+        Function::BatchNorm,
+        Function::BatchNormBackward,
+        Function::BatchNormInference,
+        Function::ConvBatchNorm,
+        Function::ConvBatchNormBackward,
+        Function::Attention,
+        Function::AttentionBackward,
     ];
 
     pub(crate) fn numbered(number: u8) -> Option<Function> {
@@ -68,9 +101,12 @@ impl Function {
         match self {
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Softmax => (1, false),
             Function::CrossEntropy => (2, false),
-            Function::ConvFprop | Function::Linear | Function::ClassLoss => (3, false),
-            Function::ConvNorm => (8, false),
+            Function::ConvFprop | Function::Linear | Function::ClassLoss | Function::Norm => (3, false),
+            Function::ConvNorm | Function::ConvBatchNormBackward | Function::AttentionBackward => (8, false),
+            Function::ConvBatchNorm => (7, false),
+            Function::Attention => (5, false),
             Function::ConvDgrad => (3, true),
+            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => (6, false),
             // What comes in, and five tensors that were saved.
             Function::Gradient => (6, true),
         }
@@ -80,19 +116,35 @@ impl Function {
     pub(crate) const fn autocast(self) -> Option<Autocast> {
         match self {
             Function::ConvFprop | Function::ConvDgrad | Function::Linear => Some(Autocast::Lower),
-            Function::ConvNorm => Some(Autocast::LowerOperands),
-            Function::Softmax | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
+            Function::ConvNorm | Function::ConvBatchNorm => Some(Autocast::LowerOperands),
+            Function::Attention => Some(Autocast::LowerAttended),
+            Function::Softmax | Function::Norm | Function::CrossEntropy | Function::ClassLoss => Some(Autocast::F32),
             Function::MaxPool | Function::AveragePool | Function::Activation | Function::Gradient => None,
+            // Statistics are f32 whatever the input is.
+            Function::BatchNorm | Function::BatchNormBackward | Function::BatchNormInference => None,
+            // Its tensors are what the forward call kept, cast already.
+            Function::ConvBatchNormBackward | Function::AttentionBackward => None,
         }
+    }
+
+    /// Whether its differentiable call casts parameters itself, so that their gradients come in their own types without a node for each cast.
+    pub(crate) const fn casts_parameters(self) -> bool {
+        matches!(self, Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::Norm | Function::ConvBatchNorm)
     }
 
     /// What the gradients of its first result are computed from, beside the gradient of that.
     pub(crate) const fn saves(self) -> &'static [Saved] {
         use Saved::{Result, Tensor};
         match self {
-            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss => &[Tensor(0), Tensor(1), Tensor(2)],
+            Function::ConvFprop | Function::ConvDgrad | Function::Linear | Function::ClassLoss | Function::Norm => {
+                &[Tensor(0), Tensor(1), Tensor(2)]
+            }
             Function::MaxPool => &[Result(1)],
             Function::AveragePool | Function::ConvNorm => &[],
+            // Their gradients are functions of their own, or none.
+            Function::BatchNorm | Function::BatchNormBackward | Function::ConvBatchNorm | Function::ConvBatchNormBackward => &[],
+            Function::Attention | Function::AttentionBackward => &[],
+            Function::BatchNormInference => &[Tensor(0), Tensor(1), Tensor(2), Tensor(3), Tensor(4)],
             Function::Activation => &[Tensor(0)],
             Function::Softmax => &[Result(0)],
             Function::CrossEntropy => &[Tensor(0), Tensor(1), Result(1)],
@@ -112,9 +164,17 @@ impl Function {
             Function::AveragePool => "avg_pool",
             Function::Activation => "activation",
             Function::Softmax => "softmax",
+            Function::Norm => "norm",
             Function::CrossEntropy => "cross_entropy",
             Function::ClassLoss => "class_loss",
             Function::Gradient => "gradient",
+            Function::BatchNorm => "batch_norm",
+            Function::BatchNormBackward => "batch_norm_backward",
+            Function::BatchNormInference => "batch_norm_inference",
+            Function::ConvBatchNorm => "conv_batch_norm",
+            Function::ConvBatchNormBackward => "conv_batch_norm_backward",
+            Function::Attention => "attention",
+            Function::AttentionBackward => "attention_backward",
         }
     }
 }
@@ -126,6 +186,8 @@ pub(crate) enum Autocast {
     Lower,
     /// The same for the first two tensors, which are multiplied; statistics and what is beside them stay.
     LowerOperands,
+    /// The same for queries, keys, values and the bias; slopes stay.
+    LowerAttended,
     /// f32.
     F32,
 }
@@ -135,6 +197,7 @@ impl Autocast {
     pub(crate) const fn tensors(self) -> usize {
         match self {
             Autocast::LowerOperands => 2,
+            Autocast::LowerAttended => 4,
             Autocast::Lower | Autocast::F32 => MAX_INPUTS,
         }
     }
@@ -144,6 +207,7 @@ impl Autocast {
         match self {
             Autocast::Lower => "lower",
             Autocast::LowerOperands => "lower operands",
+            Autocast::LowerAttended => "lower attended",
             Autocast::F32 => "float32",
         }
     }
@@ -164,6 +228,12 @@ impl<'a> Attributes<'a> {
 
     fn one<T: std::str::FromStr>(&self, name: &'static str, default: T) -> PyResult<T> {
         self.get(name).map_or(Ok(default), |text| self.parse(name, text))
+    }
+
+    /// One of `0` and `1` for each; those that are not said are not set.
+    fn flags<const N: usize>(&self, name: &str) -> [bool; N] {
+        let said = self.get(name).unwrap_or_default().as_bytes();
+        std::array::from_fn(|i| said.get(i) == Some(&b'1'))
     }
 
     fn list(&self, name: &'static str) -> PyResult<Option<Vec<u64>>> {
@@ -220,6 +290,38 @@ fn loss(attributes: &Attributes<'_>) -> PyResult<CrossEntropySpec> {
     })
 }
 
+fn batch_norm(attributes: &Attributes<'_>) -> PyResult<BatchNormSpec> {
+    Ok(BatchNormSpec {
+        eps: Real(attributes.one("eps", 1e-5)?),
+        momentum: Real(attributes.one("momentum", 0.1)?),
+        relu: attributes.one("relu", 0_u8)? != 0,
+    })
+}
+
+fn norm(attributes: &Attributes<'_>) -> PyResult<NormSpec> {
+    let kind = match attributes.get("kind") {
+        None | Some("layer") => NormKind::Layer,
+        Some("rms") => NormKind::Rms,
+        Some(other) => return Err(raise(Kind::Graph, format!("the kind of norm is `{other}`; it is `layer` or `rms`"))),
+    };
+    let axes = attributes.list("axes")?.unwrap_or_default();
+    let axes: Vec<u32> = axes.into_iter().map(|axis| u32::try_from(axis).unwrap_or(u32::MAX)).collect();
+    Ok(NormSpec { groups: attributes.one("groups", 1)?, ..NormSpec::new(kind, &axes, attributes.one("eps", 1e-5)?) })
+}
+
+fn attention(attributes: &Attributes<'_>) -> PyResult<AttentionSpec> {
+    let causal = match attributes.get("causal") {
+        None | Some("none") => Causal::None,
+        Some("top_left") => Causal::TopLeft,
+        Some("bottom_right") => Causal::BottomRight,
+        Some(other) => return Err(raise(Kind::Graph, format!("causal is `{other}`; it is `none`, `top_left` or `bottom_right`"))),
+    };
+    let bound = |name| attributes.get(name).map(|text| attributes.parse::<u32>(name, text)).transpose();
+    let soft_cap = attributes.get("cap").map(|text| attributes.parse("cap", text).map(Real)).transpose()?;
+    let plain = AttentionSpec::new(attributes.one("scale", 1.0)?);
+    Ok(AttentionSpec { causal, left: bound("left")?, right: bound("right")?, soft_cap, ..plain })
+}
+
 /// Dims behind the attributes.
 fn dims(extra: &[i64]) -> PyResult<Vec<u64>> {
     let dim = |&dim: &i64| u64::try_from(dim).map_err(|_| unfit(format_args!("dims {extra:?}"), "dims are not negative"));
@@ -244,7 +346,7 @@ impl Function {
             return Ok(vec![self.plainly_told(attributes, given, Extents::Spatial(extents), policy)?]);
         }
         let places = Attributes(attributes.split_once('|').map_or("", |(head, _)| head)).list("wrt")?.unwrap_or_else(|| vec![0]);
-        if !(1..=MAX_OUTPUTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
+        if !(1..=MAX_GRADIENTS).contains(&places.len()) || places.len() > 1 && !extents.is_empty() {
             let what = format!("{} gradients of tensors of dims {extents:?}", places.len());
             return Err(unfit(what, "a call computes up to three; of several, every tensor is saved and tells its dims"));
         }
@@ -257,13 +359,11 @@ impl Function {
         let (own, behind) = attributes.split_once('|').map_or((attributes, None), |(own, behind)| (own, Some(behind)));
         let activation = behind.map(|text| unary(&Attributes(text)));
         let attributes = &Attributes(own);
-        let precision = || {
-            let given = |place: usize| {
-                let tensor = given.get(place).copied().flatten();
-                tensor.ok_or_else(|| unfit(format_args!("tensor {place} of the call is missing"), "only a bias may be"))
-            };
-            precision(policy, given(0)?, given(1)?)
+        let tensor = |place: usize| {
+            let tensor = given.get(place).copied().flatten();
+            tensor.ok_or_else(|| unfit(format_args!("tensor {place} of the call is missing"), "only a bias may be"))
         };
+        let precision = || precision(policy, tensor(0)?, tensor(1)?);
         self.check(attributes, given)?;
         Ok(match self {
             Function::ConvFprop => F::ConvFprop(convolution(attributes, precision()?)?, UnaryOp::Identity),
@@ -289,10 +389,33 @@ impl Function {
                 None => F::Activation(unary(attributes)?),
             },
             Function::Softmax => F::Softmax(attributes.one("axis", 0)?, attributes.one("log", 0_u8)? != 0),
+            Function::Norm => F::Norm { spec: norm(attributes)?, per_channel: attributes.one("channel", 0_u8)? != 0 },
             Function::CrossEntropy => F::CrossEntropy(loss(attributes)?, LossForm::WithLse),
             Function::ClassLoss => {
                 let probable = attributes.get("targets") == Some("probabilities");
                 F::ClassLoss(loss(attributes)?, if probable { Targets::Probabilities } else { Targets::Labels })
+            }
+            Function::BatchNorm => F::BatchNorm(batch_norm(attributes)?),
+            Function::BatchNormBackward => F::BatchNormBackward(BatchNormGradient {
+                relu: attributes.one("relu", 0_u8)? != 0,
+                reads_result: attributes.one("result", 0_u8)? != 0,
+                wanted: attributes.flags("wanted"),
+            }),
+            Function::ConvBatchNorm => F::ConvBatchNorm { conv: convolution(attributes, precision()?)?, norm: batch_norm(attributes)? },
+            Function::ConvBatchNormBackward => F::ConvBatchNormBackward(ConvBatchNormGradient {
+                // The operands of the forward product stand behind the gradient of the result.
+                conv: convolution(attributes, self::precision(policy, tensor(1)?, tensor(2)?)?)?,
+                relu: attributes.one("relu", 0_u8)? != 0,
+                reads_result: attributes.one("result", 0_u8)? != 0,
+                wanted: attributes.flags("wanted"),
+                filter_dtype: attributes.get("filter").map(|text| attributes.parse("filter", text)).transpose()?,
+            }),
+            Function::BatchNormInference => {
+                F::BatchNormInference { eps: Real(attributes.one("eps", 1e-5)?), relu: attributes.one("relu", 0_u8)? != 0 }
+            }
+            Function::Attention => F::Attention(attention(attributes)?),
+            Function::AttentionBackward => {
+                F::AttentionBackward(AttentionGradient { spec: attention(attributes)?, wanted: attributes.flags("wanted") })
             }
             Function::Gradient => return Err(raise(Kind::Graph, "a gradient has its function's attributes behind its own")),
         })
@@ -368,7 +491,9 @@ fn gradient(attributes: &str, place: u64, given: &[Option<Input>], extents: Vec<
         of.plainly_told(rest, &read, Extents::Whole(result_dims), policy)?
     };
     let dims = (!extents.is_empty()).then_some(extents);
-    Ok(recipe::Function::Gradient(Box::new(Gradient { of: function, with_respect_to, saved, dims })))
+    let dtype = head.get(["as0", "as1", "as2"].get(with_respect_to).copied().unwrap_or_default());
+    let dtype = dtype.map(|text| head.parse("as", text)).transpose()?;
+    Ok(recipe::Function::Gradient(Box::new(Gradient { of: function, with_respect_to, saved, dims, dtype })))
 }
 
 fn convolution(attributes: &Attributes<'_>, precision: Precision) -> PyResult<Convolution> {

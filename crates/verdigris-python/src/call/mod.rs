@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
@@ -39,10 +40,12 @@ use torch::{Hooks, hooks};
 
 /// Most integers beside the attributes.
 const MAX_EXTRA: usize = 8;
-/// Most tensors that a call writes: the gradients of a layer's input, filter and bias.
-const MAX_OUTPUTS: usize = 3;
+/// Most gradients that are computed together: those of a layer's input, filter and bias.
+const MAX_GRADIENTS: usize = 3;
+/// Most tensors that a call writes: those of a convolution with normalization, which are two results, two statistics, and two running ones.
+const MAX_OUTPUTS: usize = 6;
 /// Most tensors that are bound: where several gradients are computed together, each reads tensors of its own, some of them in the same memory.
-const MAX_BINDINGS: usize = MAX_OUTPUTS * (MAX_INPUTS + 1);
+const MAX_BINDINGS: usize = MAX_GRADIENTS * (MAX_INPUTS + 1);
 
 /// Where a plan's tensor comes from.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +57,22 @@ struct Source {
     place: usize,
 }
 
+/// A result of a call.
+struct Output {
+    /// The arguments of PyTorch's allocation.
+    allocation: Py<PyTuple>,
+    /// The tensor that is read whose place it takes: it is written there, and on the CPU, whose plans share no memory, copied there.
+    in_place_of: Option<usize>,
+}
+
 /// A call's plan.
 struct Entry {
     state: Arc<State>,
     plan: verdigris::Plan,
     /// For each of the plan's tensors, in its order.
     sources: Vec<Source>,
-    /// For each result, the arguments of PyTorch's allocation.
-    outputs: Vec<Py<PyTuple>>,
-    /// The same for the workspace.
+    outputs: Vec<Output>,
+    /// The arguments of PyTorch's allocation of the workspace.
     workspace: Option<Py<PyTuple>>,
     /// Labels to be looked at, on the CPU.
     labels: Option<Labels>,
@@ -137,6 +147,17 @@ impl<'a, 'py> Call<'a, 'py> {
 
     fn extra(&self) -> &[i64] {
         &self.extra[..self.extra_count]
+    }
+
+    /// The arguments of the call, with its tensors in the places of those that came.
+    fn with_inputs(&self, arguments: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyList>> {
+        let list = arguments.to_list();
+        for (place, input) in self.inputs.iter().enumerate().take(self.places) {
+            if let Some(input) = input {
+                list.set_item(place, input)?;
+            }
+        }
+        Ok(list)
     }
 
     /// What the tensors are.
@@ -235,13 +256,16 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         if sources.len() > MAX_BINDINGS || results.len() > MAX_OUTPUTS {
             let what = format!("a call of {} tensors, {} of them results", sources.len(), results.len());
-            return Err(unfit(what, "a call binds at most 27 tensors and has at most 3 results"));
+            return Err(unfit(what, "a call binds at most 27 tensors and has at most 5 results"));
         }
         let workspace_bytes = plan.workspace_bytes();
         let entry = Arc::new(Entry {
             outputs: results
                 .iter()
-                .map(|result| hooks.allocation(py, result.layout.dims(), result.layout.strides(), result.dtype))
+                .map(|result| {
+                    let allocation = hooks.allocation(py, result.layout.dims(), result.layout.strides(), result.dtype)?;
+                    Ok(Output { allocation, in_place_of: result.in_place_of })
+                })
                 .collect::<PyResult<_>>()?,
             workspace: (workspace_bytes > 0)
                 .then(|| hooks.allocation(py, &[workspace_bytes], &[1], verdigris_tensor::DType::U8))
@@ -269,8 +293,12 @@ impl<'a, 'py> Call<'a, 'py> {
         }
         let mut results: [Option<Bound<'py, PyAny>>; MAX_OUTPUTS] = [const { None }; MAX_OUTPUTS];
         let mut addresses = [0_u64; MAX_OUTPUTS];
-        for ((result, address), arguments) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
-            let tensor = hooks.allocate(py, place, arguments)?;
+        for ((result, address), output) in results.iter_mut().zip(&mut addresses).zip(&entry.outputs) {
+            if let (Some(input), Place::Cuda(_)) = (output.in_place_of, place) {
+                *address = seen[input].address();
+                continue;
+            }
+            let tensor = hooks.allocate(py, place, &output.allocation)?;
             *address = hooks.see(&tensor)?.address();
             *result = Some(tensor);
         }
@@ -278,8 +306,9 @@ impl<'a, 'py> Call<'a, 'py> {
         for (slot, &Source { uid, bytes, is_written, place: number }) in bindings.iter_mut().zip(&entry.sources) {
             let address = if is_written { addresses[number] } else { seen[number].address() };
             // SAFETY: the tensors are PyTorch's, of the types, dims and strides that the plan was made for, and held by the caller and
-            // `results`; the results are new, so that nobody shares them. PyTorch's allocator hands memory out in the order of its
-            // current stream, so that what is freed here is used again after this work.
+            // `results`; the results are new, so that nobody shares them, or of a GPU and in the place of a tensor of the same elements, which the plan
+            // allows or refuses. PyTorch's allocator hands memory out in the order of its current stream, so that what is freed here is used
+            // again after this work.
             *slot = (uid, unsafe { binding(place, address, bytes, is_written) });
         }
         let bindings = &mut bindings[..entry.sources.len()];
@@ -294,18 +323,27 @@ impl<'a, 'py> Call<'a, 'py> {
         // SAFETY: as above.
         let workspace = unsafe { DeviceSlice::from_raw(address, entry.plan.workspace_bytes()) };
         py.detach(|| entry.plan.run(bindings, stream.as_ref(), Workspace::Lent(workspace))).map_err(library)?;
-        match results {
-            [Some(only), None, None] => Ok(only.unbind()),
-            [Some(first), Some(second), None] => Ok(PyTuple::new(py, [first, second])?.into_any().unbind()),
-            [Some(first), Some(second), Some(third)] => Ok(PyTuple::new(py, [first, second, third])?.into_any().unbind()),
-            [..] => Ok(py.None()),
+        for (result, output) in results.iter_mut().zip(&entry.outputs) {
+            let Some(input) = output.in_place_of else { continue };
+            if let (Some(next), Some(held)) = (result.take(), &self.inputs[input]) {
+                held.call_method1("copy_", (next,))?;
+            }
+        }
+        let [first, second, others @ ..] = results;
+        match (first, second) {
+            (Some(only), None) => Ok(only.unbind()),
+            (Some(first), Some(second)) => {
+                let all: Vec<_> = [first, second].into_iter().chain(others.into_iter().flatten()).collect();
+                Ok(PyTuple::new(py, all)?.into_any().unbind())
+            }
+            (None, _) => Ok(py.None()),
         }
     }
 }
 
 /// The function's result where all tensors are plain ones and no mode or transform is on: else `NotImplemented`, and the dispatcher has to be
 /// asked. The arguments are the operator's. Where a gradient is wanted, `None`; a list of them where autocast has cast some: what the differentiable
-/// call takes.
+/// call takes, which casts parameters itself where the function says so ([`differentiated`]).
 #[pyfunction]
 #[pyo3(signature = (function, *arguments))]
 fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
@@ -315,23 +353,43 @@ fn eager<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) ->
     if !hooks.is_plain(py, &call.inputs)? {
         return Ok(py.NotImplemented());
     }
-    let has_cast = match function.autocast() {
-        Some(kind) => hooks.cast(py, &mut call.inputs, kind)?,
-        None => false,
+    let wants_gradient = hooks.wants_gradient(py, &call.inputs)?;
+    let cast = match function.autocast() {
+        Some(kind) => hooks.cast(py, &mut call.inputs, kind, wants_gradient && function.casts_parameters())?,
+        None => 0,
     };
-    if !hooks.wants_gradient(py, &call.inputs)? {
+    if !wants_gradient {
         return call.run(py, hooks);
     }
-    if !has_cast {
+    if cast == 0 {
         return Ok(py.None());
     }
-    let cast = arguments.to_list();
-    for (place, input) in call.inputs.iter().enumerate().take(call.places) {
-        if let Some(input) = input {
-            cast.set_item(place, input)?;
-        }
+    Ok(call.with_inputs(arguments)?.into_any().unbind())
+}
+
+/// A differentiable call's forward half, where gradients are not recorded: the result, the arguments that it was computed from, and of those that autocast
+/// has cast, which are parameters, the types that they had, as attributes of their gradients (` as1=f32`; empty where nothing was cast).
+#[pyfunction]
+#[pyo3(signature = (function, *arguments))]
+fn differentiated<'py>(py: Python<'py>, function: u8, arguments: &Bound<'py, PyTuple>) -> PyResult<Py<PyAny>> {
+    let hooks = hooks(py)?;
+    let (function, text) = attributes(function, arguments)?;
+    let mut call = Call::new(function, text.to_str()?, arguments, None)?;
+    let cast = match function.autocast() {
+        Some(kind) if function.casts_parameters() => hooks.cast(py, &mut call.inputs, kind, false)?,
+        _ => 0,
+    };
+    let output = call.run(py, hooks)?;
+    if cast == 0 {
+        return Ok((output, arguments, intern!(py, "")).into_pyobject(py)?.into_any().unbind());
     }
-    Ok(cast.into_any().unbind())
+    let mut types = String::new();
+    for place in (0..call.places).filter(|place| cast & (1 << place) != 0) {
+        let given = hooks.see(&arguments.get_item(place)?)?.dtype.dtype();
+        // What is cast is a floating-point tensor of PyTorch.
+        types += &given.map(|given| format!(" as{place}={given}")).unwrap_or_default();
+    }
+    Ok((output, call.with_inputs(arguments)?, types).into_pyobject(py)?.into_any().unbind())
 }
 
 /// As `eager` where autocast has had its word: nothing is cast, and `None` wherever a gradient is wanted.
@@ -449,6 +507,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CUDA_DEVICE_TYPE", dlpack::CUDA)?;
     module.add_function(wrap_pyfunction!(eager, module)?)?;
     module.add_function(wrap_pyfunction!(eager_past_autocast, module)?)?;
+    module.add_function(wrap_pyfunction!(differentiated, module)?)?;
     module.add_function(wrap_pyfunction!(plain, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(explain_call, module)?)?;

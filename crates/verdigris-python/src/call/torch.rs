@@ -127,46 +127,53 @@ impl Hooks {
         Ok(true)
     }
 
-    /// Casts the floating-point tensors of the first one's device as PyTorch's autocast does: f64 stays, and so does what has the type. Returns whether
-    /// there was something to cast. The casts are PyTorch's, with gradients of their own.
+    /// Casts the floating-point tensors of the first one's device as PyTorch's autocast does: f64 stays, and so does what has the type. Gives the places
+    /// of those that were cast, as bits. The casts are PyTorch's, with gradients of their own where gradients are recorded. With `leaves_stay`, tensors
+    /// that no op wrote are left alone.
     #[inline]
     pub(crate) fn cast<'py>(
         &self,
         py: Python<'py>,
         inputs: &mut [Option<Bound<'py, PyAny>>; MAX_INPUTS],
         kind: Autocast,
-    ) -> PyResult<bool> {
+        leaves_stay: bool,
+    ) -> PyResult<u8> {
         if !says(py, &self.is_autocast)? {
-            return Ok(false);
+            return Ok(0);
         }
-        let Some(first) = inputs.iter().flatten().next() else { return Ok(false) };
+        let Some(first) = inputs.iter().flatten().next() else { return Ok(0) };
         let home = Place::of(self.see(first)?.device);
         let of = match home {
             Some(Place::Cpu) => intern!(py, "cpu"),
             Some(Place::Cuda(_)) => intern!(py, "cuda"),
-            None => return Ok(false),
+            None => return Ok(0),
         };
         if !self.is_autocast_of.bind(py).call1((of,))?.is_truthy()? {
-            return Ok(false);
+            return Ok(0);
         }
         let wanted = match kind {
             Autocast::F32 => self.dtype(DType::F32)?.clone_ref(py).into_bound(py),
-            Autocast::Lower | Autocast::LowerOperands => self.autocast_dtype.bind(py).call1((of,))?,
+            Autocast::Lower | Autocast::LowerOperands | Autocast::LowerAttended => self.autocast_dtype.bind(py).call1((of,))?,
         };
-        let mut has_cast = false;
-        for input in inputs.iter_mut().take(kind.tensors()).flatten() {
+        let mut cast = 0;
+        for (place, input) in inputs.iter_mut().enumerate().take(kind.tensors()) {
+            let Some(input) = input else { continue };
             let seen = self.see(input)?;
             let is_narrow = seen.dtype.dtype().is_some_and(|dtype| dtype.is_float() && dtype != DType::F64);
             let is_there = matches!(
                 (Place::of(seen.device), home),
                 (Some(Place::Cpu), Some(Place::Cpu)) | (Some(Place::Cuda(_)), Some(Place::Cuda(_)))
             );
-            if is_narrow && is_there && !input.getattr(intern!(py, "dtype"))?.is(&wanted) {
-                *input = input.call_method1(intern!(py, "to"), (&wanted,))?;
-                has_cast = true;
+            if !(is_narrow && is_there) || input.getattr(intern!(py, "dtype"))?.is(&wanted) {
+                continue;
             }
+            if leaves_stay && input.getattr(intern!(py, "is_leaf"))?.is_truthy()? {
+                continue;
+            }
+            *input = input.call_method1(intern!(py, "to"), (&wanted,))?;
+            cast |= 1 << place;
         }
-        Ok(has_cast)
+        Ok(cast)
     }
 
     /// PyTorch's word for an element type.

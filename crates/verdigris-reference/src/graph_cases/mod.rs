@@ -40,11 +40,24 @@
 //! `max_backward`, `index_backward`, `average_backward`, `average_pad_backward`), `shapes = ["n2 c3 i9x9 w3x3 s2 p1 d1"]` or, adaptive,
 //! `"n2 c3 i9x9 o4x4"`. **`softmax.toml`**: `ops` (`softmax`, `log_softmax`, `softmax_backward`, `log_softmax_backward`,
 //! `cross_entropy`, `cross_entropy_backward`), `dims`, `axis`, and for the latter two `reductions`, `smoothing`, `ignore_index`, `lse`,
-//! `labels` (their type). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
+//! `labels` (their type). **`norm.toml`**: `passes` (`forward`, `backward`, `backward_vectors`: the gradients of scale and bias alone), `kinds` (`layer`,
+//! `rms`, default both), `dims`, `axes`, `groups`, `vectors` (the dims that scale and bias have: `axes`, `channel`, `adaptive`, `mixed`, `whole`, `one`, or
+//! `none`; a bias with `layer` alone), `vector` (their type), `eps`, `zero_centred`, `residual` (with its sum; of a gradient `dsum`), `statistics`
+//! (written; of a gradient given). **`movement.toml`**: `moves`, such as `{ transpose = [1, 0] }`, `{ slice = { starts, stops, steps } }`,
 //! `{ pad = { before, after, value } }`, `{ concat = { axis, count } }`, `{ reshape = [6] }`, `{ broadcast = [2, 3] }`; and `dims`.
+//! **`batch_norm.toml`**: `ops` (`statistics`, `forward`, `backward`, with `_relu`, `_add` and `_add_relu` behind them, `_plain` without what may be left
+//! out, `backward_sums` without dx), `dims`, `of_channels` (the type of what belongs to channels, default f32), `eps`.
+//! **`attention.toml`**: `ops` (`forward`, `forward_rows` with the log-sum-exp, `backward`, `backward_queries`, `backward_keys`, `both`),
+//! `shapes = ["b2 h4 g2 q64 k129 d64 v64"]`: batch, heads of queries, how many of them share one of keys, queries, keys, elements, elements of a value;
+//! `options`, each a list of words in one string: `top_left`, `bottom_right`, `left=3`, `right=0`, `cap=30`, `scale=0.5` or `bound`, `bias` and `mask` (by
+//! themselves or `=head`, `batch`, `pair`, `key`, `query`, `one`), `slopes` (`=batch`), `sinks`, `q_lengths`, `kv_lengths`; `of_rows` (the type of the
+//! log-sum-exp and of the gradients of bias and sinks), `of_options` (of bias and sinks). Layouts are `bhsd`, `bshd`, `packed`, `strided` and `reversed`.
 
+mod attention;
+mod batch_norm;
 mod conv;
 mod movement;
+mod norm;
 mod pointwise;
 mod pool;
 mod reduction;
@@ -78,7 +91,7 @@ pub struct GraphCase {
 }
 
 /// The families, by the stem of their files.
-pub const FAMILIES: [&str; 6] = ["conv", "pointwise", "reduction", "pool", "softmax", "movement"];
+pub const FAMILIES: [&str; 9] = ["conv", "pointwise", "reduction", "pool", "softmax", "norm", "movement", "batch_norm", "attention"];
 
 /// Reads a case file; its stem is the family.
 ///
@@ -100,12 +113,15 @@ pub fn load(family: &str, text: &str) -> Result<Vec<GraphCase>, CaseError> {
         "reduction" => read::<reduction::Group>(family, text),
         "pool" => read::<pool::Group>(family, text),
         "softmax" => read::<softmax::Group>(family, text),
+        "norm" => read::<norm::Group>(family, text),
         "movement" => read::<movement::Group>(family, text),
+        "batch_norm" => read::<batch_norm::Group>(family, text),
+        "attention" => read::<attention::Group>(family, text),
         _ => Err(CaseError::Field {
             group: String::new(),
             field: "family",
             value: family.to_owned(),
-            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax or movement",
+            rule: "the stem of the file is conv, pointwise, reduction, pool, softmax, norm, movement, batch_norm or attention",
         }),
     }
 }

@@ -44,6 +44,12 @@ struct Row {
     high_sum: f64,
     /// What the sum may be off by, relative to it.
     rounding: f64,
+    /// Whether no element may be other than it is.
+    is_exact: bool,
+    /// Whether something is known of each element, and there is one.
+    is_known: bool,
+    /// Whether an element is NaN.
+    has_nan: bool,
 }
 
 /// The rows of one tensor along an axis, computed once each.
@@ -85,7 +91,17 @@ impl<'a> Rows<'a> {
         let spread: f64 =
             elements.iter().map(|x| (x.value - greatest) * (x.value - greatest).exp() / sum).filter(|part| !part.is_nan()).sum();
         let rounding = (elements.len() as f64 + 2.0) * roundoff(self.compute) + self.unit * (1.0 - spread);
-        let row = Rc::new(Row { elements, greatest, sum, low_sum, high_sum, rounding });
+        let row = Rc::new(Row {
+            is_exact: elements.iter().all(|x| x.error == 0.0),
+            is_known: !elements.is_empty() && elements.iter().all(|x| x.error != f64::INFINITY),
+            has_nan: elements.iter().any(|x| x.value.is_nan()),
+            elements,
+            greatest,
+            sum,
+            low_sum,
+            high_sum,
+            rounding,
+        });
         self.known.borrow_mut().insert(base, Rc::clone(&row));
         row
     }
@@ -94,7 +110,7 @@ impl<'a> Rows<'a> {
     fn log_sum_exp(&self, row: &Row) -> Bounded {
         let value = row.greatest + row.sum.ln();
         let carried = (row.high_sum / row.sum).ln().max((row.sum / row.low_sum).ln());
-        let error = if row.is_exact() { 0.0 } else { carried };
+        let error = if row.is_exact { 0.0 } else { carried };
         let size = row.greatest.abs() + row.sum.ln().abs() + value.abs();
         row.unless_special(Bounded::new(
             value,
@@ -105,16 +121,24 @@ impl<'a> Rows<'a> {
 }
 
 impl Row {
-    fn is_exact(&self) -> bool {
-        self.elements.iter().all(|x| x.error == 0.0)
+    /// `Σ e^(x − M)` of all elements but one, each as low (side −1) or as high (side 1) as it may be; `own` is that one's part of the whole sum.
+    fn others(&self, place: usize, side: f64, own: f64) -> f64 {
+        let whole = if side < 0.0 { self.low_sum } else { self.high_sum };
+        let rest = whole - own;
+        if rest > 1e-6 * whole && rest.is_finite() {
+            return rest;
+        }
+        // A part that is nearly the whole leaves nothing of the others in their difference.
+        let others = self.elements.iter().enumerate().filter(|&(i, _)| i != place);
+        others.map(|(_, x)| (x.value + side * x.error - self.greatest).exp()).sum()
     }
 
     /// NaN for a row that holds NaN or ∞ or nothing but −∞; nothing is said of a row that is not known.
     fn unless_special(&self, value: Bounded) -> Bounded {
         // Of a row without elements nothing is said either.
-        if self.elements.is_empty() || self.elements.iter().any(|x| x.error == f64::INFINITY) {
+        if !self.is_known {
             Bounded { value: value.value, error: f64::INFINITY }
-        } else if self.greatest.is_infinite() || self.elements.iter().any(|x| x.value.is_nan()) {
+        } else if self.greatest.is_infinite() || self.has_nan {
             Bounded::exact(f64::NAN)
         } else {
             value
@@ -150,11 +174,12 @@ impl Formula for Softmaxed<'_> {
         }
         let value = distance.exp() / row.sum;
         let (low, high) = ((distance - x.error).exp(), (distance + x.error).exp());
-        let carried = if row.is_exact() {
+        let carried = if row.is_exact {
             0.0
         } else {
-            let least = low / (low + (row.high_sum - high).max(0.0));
-            let most = high / (high + (row.low_sum - low).max(0.0));
+            let place = index[self.rows.axis] as usize;
+            let least = low / (low + row.others(place, 1.0, high));
+            let most = high / (high + row.others(place, -1.0, low));
             (most - value).max(value - least)
         };
         let relative = row.rounding + unit * (1.0 + if distance.is_finite() { -distance } else { 0.0 });

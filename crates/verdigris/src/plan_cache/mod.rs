@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
+use verdigris_cuda::trust::{self, Distrust};
 use verdigris_engines::engine::{Engine, Knobs};
 
 use crate::select::Ranked;
@@ -138,8 +139,15 @@ pub struct PlanCacheError {
     pub path: PathBuf,
     /// What was being done.
     pub doing: &'static str,
-    /// What the system says.
+    /// What the system says, or the [`Distrust`] of a file that others can write.
     pub source: std::io::Error,
+}
+
+impl PlanCacheError {
+    /// Who else can write the file, if it was refused for that.
+    pub fn distrust(&self) -> Option<&Distrust> {
+        Distrust::of(&self.source)
+    }
 }
 
 /// Choices in memory, and their file.
@@ -186,7 +194,7 @@ impl PlanCache {
     /// A cache in that file, which need not exist; `None` remembers while the process lives.
     ///
     /// # Errors
-    /// A file that is there and cannot be read.
+    /// A file that is there and cannot be read, or that others can write ([`PlanCacheError::distrust`]).
     pub fn open(path: Option<PathBuf>) -> Result<PlanCache, PlanCacheError> {
         PlanCache::with_shipped(path, shipped::SET)
     }
@@ -275,12 +283,13 @@ impl PlanCache {
         let Some(path) = &self.path else { return Ok(()) };
         let at = |doing| move |source| PlanCacheError { path: path.clone(), doing, source };
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(at("making its folder"))?;
+            create_folder(folder).map_err(at("making its folder"))?;
         }
         let lock = lock(path).map_err(at("locking it"))?;
         // What others have written meanwhile is not read for the sake of a line.
         let is_ours = self.stamp() == state.seen;
-        let mut file = OpenOptions::new().create(true).append(true).read(true).open(path).map_err(at("opening it"))?;
+        let mut file = private(OpenOptions::new().create(true).append(true).read(true)).open(path).map_err(at("opening it"))?;
+        trust::judge(path, &file).map_err(at("trusting it"))?;
         // One who was killed while writing may have left a line without its end.
         let mut text = Vec::new();
         if file.seek(SeekFrom::End(0)).map_err(at("reading it"))? > 0 {
@@ -359,7 +368,7 @@ impl PlanCache {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".new");
         let beside = PathBuf::from(beside);
-        let mut file = File::create(&beside).map_err(at("writing it anew"))?;
+        let mut file = private(OpenOptions::new().create(true).truncate(true).write(true)).open(&beside).map_err(at("writing it anew"))?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at("writing it anew"))?;
         drop(file);
         fs::rename(&beside, path).map_err(at("putting the new one in its place"))?;
@@ -380,11 +389,15 @@ impl PlanCache {
         let Some(path) = &self.path else { return Ok(()) };
         // Asked before it is read: what is added in between is read the next time.
         state.seen = self.stamp();
-        let bytes = match fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        let mut bytes = Vec::new();
+        match trust::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) if Distrust::of(&source).is_some() => {
+                return Err(PlanCacheError { path: path.clone(), doing: "trusting it", source });
+            }
             Err(source) => return Err(PlanCacheError { path: path.clone(), doing: "reading it", source }),
-        };
+        }
         state.damaged.clear();
         (state.lines, state.earlier) = (0, 0);
         for (number, line) in String::from_utf8_lossy(&bytes).lines().enumerate() {
@@ -415,11 +428,35 @@ fn lines_by_problem(text: &str) -> HashMap<String, Vec<Range<usize>>> {
     lines
 }
 
+/// A file that is made is this user's alone.
+#[cfg(unix)]
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt;
+    options.mode(0o600)
+}
+
+#[cfg(not(unix))]
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options
+}
+
+/// Folders that are not there are made, for this user alone.
+#[cfg(unix)]
+fn create_folder(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+#[cfg(not(unix))]
+fn create_folder(path: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(path)
+}
+
 /// A lock beside the file, held until it is dropped. A file system without locks goes without: a line is one write.
 fn lock(path: &Path) -> std::io::Result<Option<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
-    let file = OpenOptions::new().create(true).append(true).open(PathBuf::from(name))?;
+    let file = private(OpenOptions::new().create(true).append(true)).open(PathBuf::from(name))?;
     match file.lock() {
         Ok(()) => Ok(Some(file)),
         Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),

@@ -9,7 +9,33 @@ use crate::error::Error;
 
 /// Draws the function, takes its gradient, and keeps the part that computes it from what is given.
 pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
-    let Gradient { of, with_respect_to: wanted, saved, .. } = gradient;
+    draw_several(&[gradient], given)
+}
+
+/// The gradients of one call of a normalization as one graph, whose op computes them together; `None` of other functions.
+pub(super) fn draw_as_one(functions: &[Function], given: &[Option<Input>]) -> Result<Option<Drawing>, Error> {
+    let gradients: Vec<&Gradient> = functions
+        .iter()
+        .filter_map(|function| if let Function::Gradient(gradient) = function { Some(&**gradient) } else { None })
+        .collect();
+    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
+    let is_one = !others.is_empty()
+        && gradients.len() == functions.len()
+        && matches!(first.of, Function::Norm { .. })
+        && others.iter().all(|other| (&other.of, &other.saved) == (&first.of, &first.saved));
+    let mut room = [None; MAX_INPUTS];
+    match room.get_mut(..given.len()) {
+        Some(places) if is_one => {
+            places.copy_from_slice(given);
+            draw_several(&gradients, room).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The gradients of one call with respect to several of its tensors.
+fn draw_several(gradients: &[&Gradient], given: [Option<Input>; MAX_INPUTS]) -> Result<Drawing, Error> {
+    let Some(&Gradient { of, saved, .. }) = gradients.first() else { return Err(Error::NoResult) };
     let dy = given[0].ok_or_else(|| unfit("the gradient of the result is missing", "it is the first tensor of the call"))?;
     let behind = |at: usize| given.get(at + 1).copied().flatten();
     let mut read = [None; MAX_INPUTS];
@@ -20,15 +46,24 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
             *read = behind(at);
         }
     }
-    let Some(slot) = read.get_mut(*wanted) else {
-        return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
-    };
-    let tensor = match *slot {
-        Some(tensor) => tensor,
-        None => *slot.insert(unsaved(gradient, dy, &given)?),
-    };
+    let mut tensors = Vec::new();
+    for gradient in gradients {
+        let wanted = gradient.with_respect_to;
+        let Some(slot) = read.get_mut(wanted) else {
+            return Err(unfit(format_args!("the gradient with respect to tensor {wanted}"), "a function reads at most 6"));
+        };
+        tensors.push((
+            wanted,
+            match *slot {
+                Some(tensor) => tensor,
+                None => *slot.insert(unsaved(gradient, dy, &given)?),
+            },
+        ));
+    }
+    let names = || tensors.iter().map(|(wanted, _)| wanted.to_string()).collect::<Vec<_>>().join(", ");
 
-    let mut forward = Drawing::of(of, &read, Some(*wanted))?;
+    let alone = if let [(wanted, _)] = tensors[..] { Some(wanted) } else { None };
+    let mut forward = Drawing::of(of, &read, alone)?;
     let mut inputs: [Option<Seen>; MAX_INPUTS] = [None; MAX_INPUTS];
     for (at, saved) in saved.iter().enumerate() {
         let Some((place, tensor)) = inputs.get_mut(at + 1).zip(behind(at)) else { continue };
@@ -44,19 +79,22 @@ pub(super) fn draw(gradient: &Gradient, given: [Option<Input>; MAX_INPUTS]) -> R
     }
     let (seen, dy) = forward.tensor_as(dy, "dy", view)?;
     inputs[0] = Some(seen);
-    let x = forward.inputs[*wanted].ok_or_else(|| constant(of, *wanted))?;
-    let Some(&dx) = forward.g.gradient_from(&[(y, dy)], &[x.uid])?.first() else { return Err(Error::NoResult) };
-    let seen = as_tensor(of, &tensor.layout)?;
+    let seen: Vec<Seen> =
+        tensors.iter().map(|&(wanted, _)| forward.inputs[wanted].ok_or_else(|| constant(of, wanted))).collect::<Result<_, Error>>()?;
+    let uids: Vec<Uid> = seen.iter().map(|seen| seen.uid).collect();
+    let made = forward.g.gradient_from(&[(y, dy)], &uids)?;
     forward.results.clear();
-    forward.store_as(dx, "gradient", tensor.dtype, seen, x.view)?;
+    for (((&dx, x), (_, tensor)), gradient) in made.iter().zip(&seen).zip(&tensors).zip(gradients) {
+        forward.store_as(dx, "gradient", gradient.dtype.unwrap_or(tensor.dtype), as_tensor(of, &tensor.layout)?, x.view)?;
+    }
 
     let given_uids: Vec<Uid> = inputs.iter().flatten().map(|seen| seen.uid).collect();
-    let graph = forward.g.finish()?.part(&[dx], &given_uids)?;
+    let graph = forward.g.finish()?.part(&made, &given_uids)?;
     let is_read = |uid: Uid| graph.nodes.iter().any(|node| node.op.inputs().contains(&uid));
     if let Some(place) =
         (0..MAX_INPUTS).find(|&place| forward.inputs[place].is_some_and(|input| is_read(input.uid) && !given_uids.contains(&input.uid)))
     {
-        let what = format!("the gradient of `{}` with respect to tensor {wanted}, which reads tensor {place}", of.name());
+        let what = format!("the gradient of `{}` with respect to tensor {}, which reads tensor {place}", of.name(), names());
         return Err(unfit(what, "what a gradient reads is saved"));
     }
     // Tensors that the gradient does not read are not bound.
@@ -118,7 +156,7 @@ impl Drawing {
 #[cfg(test)]
 mod tests {
     use verdigris_graph::pattern::partition;
-    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction};
+    use verdigris_graph::{BinaryOp, CrossEntropyBackward, CrossEntropySpec, LossReduction, NormKind, NormSpec};
     use verdigris_graph::{Conv, ConvDirection, Graph, Matmul, PoolBackward, PoolMode, PoolWindows, Precision, ReductionOp, UnaryOp};
     use verdigris_tensor::DType;
 
@@ -147,7 +185,7 @@ mod tests {
     }
 
     fn drawn(of: Function, with_respect_to: usize, saved: &[Saved], dims: Option<&[u64]>, given: &[Option<Input>]) -> Vec<String> {
-        let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec) };
+        let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: dims.map(<[u64]>::to_vec), dtype: None };
         problems(&draw(&Function::Gradient(Box::new(gradient)), given).unwrap().graph)
     }
 
@@ -236,12 +274,36 @@ mod tests {
         assert_eq!(drawn(Function::CrossEntropy(spec, LossForm::WithLse), 0, &saved, None, &given), want);
     }
 
+    /// A parameter that was rounded for the call has a gradient in its own type, and no launch for that.
+    #[test]
+    fn a_gradient_may_have_a_wider_type_than_its_tensor() {
+        let conv = Convolution {
+            strides: vec![],
+            pads_before: vec![1, 1],
+            pads_after: vec![1, 1],
+            dilations: vec![],
+            groups: 1,
+            precision: Precision::Fp32,
+        };
+        let (linear, conv) = (Function::Linear(Precision::Fp32, UnaryOp::Identity), Function::ConvFprop(conv, UnaryOp::Identity));
+        let images = [half(&[2, 64, 8, 8]), half(&[2, 32, 8, 8]), half(&[64, 32, 3, 3]), half(&[64])];
+        for (of, given) in [(linear, [half(&[6, 16]), half(&[6, 8]), half(&[16, 8]), half(&[16])]), (conv, images)] {
+            for with_respect_to in 0..3 {
+                let of = of.clone();
+                let gradient = Gradient { of, with_respect_to, saved: ALL.to_vec(), dims: None, dtype: Some(DType::F32) };
+                let recipe = draw(&Function::Gradient(Box::new(gradient)), &given).unwrap();
+                assert_eq!(recipe.results[0].dtype, DType::F32);
+                assert_eq!(problems(&recipe.graph).len(), 1);
+            }
+        }
+    }
+
     /// A layer's gradients in one graph: the problems of each, one behind the other, and every tensor of a uid of its own.
     #[test]
     fn gradients_together_are_the_problems_of_each() {
         let gradient = |with_respect_to| {
             let of = Function::Linear(Precision::Fp32, UnaryOp::Identity);
-            Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: ALL.to_vec(), dims: None }))
+            Function::Gradient(Box::new(Gradient { of, with_respect_to, saved: ALL.to_vec(), dims: None, dtype: None }))
         };
         let given = [half(&[6, 5, 16]), half(&[6, 5, 8]), half(&[16, 8]), half(&[16])];
         let each: Vec<Function> = [0, 1, 2].map(gradient).into();
@@ -263,10 +325,39 @@ mod tests {
         assert!(draw_together(&[], &given).is_err());
     }
 
+    /// The gradients of a normalization are one problem, with vectors over the last dim and over channels; each by itself is one too.
+    #[test]
+    fn gradients_of_a_norm_are_one_problem() {
+        let of = |per_channel: bool, axes: &[u32]| Function::Norm { spec: NormSpec::new(NormKind::Layer, axes, 1e-5), per_channel };
+        for (of, x, vector) in [(of(false, &[1]), half(&[6, 8]), half(&[8])), (of(true, &[2, 3]), half(&[2, 4, 3, 5]), half(&[4]))] {
+            let gradient = |with_respect_to| {
+                Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to, saved: ALL.to_vec(), dims: None, dtype: None }))
+            };
+            let given = [x, x, vector, vector];
+            for wanted in [&[0][..], &[1], &[2], &[0, 1], &[1, 2], &[0, 1, 2]] {
+                let functions: Vec<Function> = wanted.iter().map(|&wanted| gradient(wanted)).collect();
+                let recipe = draw_together(&functions, &given).unwrap();
+                let parts = partition(&recipe.graph).unwrap().parts;
+                assert_eq!(parts.iter().map(|part| part.problem.kind()).collect::<Vec<_>>(), ["norm"], "{wanted:?}");
+                let dims: Vec<Vec<u64>> = recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect();
+                let expected = |place: &usize| given[place + 1].unwrap().layout.dims().to_vec();
+                assert_eq!(dims, wanted.iter().map(expected).collect::<Vec<_>>());
+            }
+        }
+        // Those of several calls are several.
+        let other = Function::Norm { spec: NormSpec::new(NormKind::Rms, &[1], 1e-5), per_channel: false };
+        let gradient = |of: &Function| {
+            Function::Gradient(Box::new(Gradient { of: of.clone(), with_respect_to: 0, saved: ALL.to_vec(), dims: None, dtype: None }))
+        };
+        let (x, vector) = (half(&[6, 8]), half(&[8]));
+        let both = draw_together(&[gradient(&of(false, &[1])), gradient(&other)], &[x, x, vector]).unwrap();
+        assert_eq!(both.graph.nodes.len(), 2);
+    }
+
     #[test]
     fn what_a_gradient_lacks_is_told() {
         let told = |of: Function, with_respect_to: usize, saved: &[Saved], given: &[Option<Input>]| {
-            let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: None };
+            let gradient = Gradient { of, with_respect_to, saved: saved.to_vec(), dims: None, dtype: None };
             draw(&Function::Gradient(Box::new(gradient)), given).unwrap_err().to_string()
         };
         let x = half(&[4, 9]);
@@ -281,7 +372,7 @@ mod tests {
         assert!(error.contains("constant wherever it has a derivative"), "{error}");
         // The gradient of ReLU's gradient: of dy it is one, of x it is none.
         let inner = |of| {
-            let inner = Gradient { of: Function::Activation(of), with_respect_to: 0, saved: ALL[..1].to_vec(), dims: None };
+            let inner = Gradient { of: Function::Activation(of), with_respect_to: 0, saved: ALL[..1].to_vec(), dims: None, dtype: None };
             Function::Gradient(Box::new(inner))
         };
         assert_eq!(drawn(inner(UnaryOp::Relu), 0, &ALL[..2], None, &[x, x, x]).len(), 1);

@@ -235,7 +235,7 @@ mod tests {
                     let of = Function::ClassLoss(spec, targets);
                     is_taken(&of, &[logits, given, weights]);
                     let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
-                    let gradient = Gradient { of, with_respect_to: 0, saved, dims: None };
+                    let gradient = Gradient { of, with_respect_to: 0, saved, dims: None, dtype: None };
                     is_taken(&Function::Gradient(Box::new(gradient)), &[dy, logits, given, weights]);
                 }
             }
@@ -250,12 +250,12 @@ mod tests {
             for divisor in [Divisor::Within(vec![1, 0]), Divisor::Fixed(-5)] {
                 let of = Function::AveragePool(windows.clone(), divisor);
                 is_taken(&of, &[x]);
-                let gradient = Gradient { of, with_respect_to: 0, saved: Vec::new(), dims: Some(vec![2, 3, 7, 6]) };
+                let gradient = Gradient { of, with_respect_to: 0, saved: Vec::new(), dims: Some(vec![2, 3, 7, 6]), dtype: None };
                 is_taken(&Function::Gradient(Box::new(gradient)), &[input(dtype, &[2, 3, 3, 2])]);
             }
             let of = Function::Softplus { beta: Real(-1.5), threshold: Real(2.0) };
             is_taken(&of, &[x]);
-            let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };
+            let gradient = Gradient { of, with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
             is_taken(&Function::Gradient(Box::new(gradient)), &[x, x]);
         }
         let conv = Convolution { strides: vec![1], pads_before: vec![1], pads_after: vec![1], dilations: vec![5], groups: 1, precision };
@@ -266,7 +266,7 @@ mod tests {
         }
         for with_respect_to in 0..3 {
             let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
-            let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None };
+            let gradient = Gradient { of: of.clone(), with_respect_to, saved, dims: None, dtype: None };
             is_taken(&Function::Gradient(Box::new(gradient)), &[input(DType::F16, &[2, 3, 13]), y, w, bias]);
         }
     }

@@ -11,8 +11,8 @@
 //! unless the function says otherwise. A gradient lies as its tensor does.
 //!
 //! ```
-//! use verdigris::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Recipe, Saved, Targets, draw};
-//! use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, Precision, UnaryOp};
+//! use verdigris::recipe::{Convolution, Divisor, Extents, Function, Gradient, Input, LossForm, Outcome, Recipe, Saved, Targets, draw, draw_together};
+//! use verdigris::{CrossEntropySpec, DType, Layout, LossReduction, NormKind, NormSpec, Precision, UnaryOp};
 //!
 //! let x = Input { dtype: DType::F16, layout: Layout::row_major(&[2, 3])?, alignment_bytes: None };
 //! let recipe = draw(&Function::Activation(UnaryOp::Relu), &[Some(x)])?;
@@ -30,8 +30,19 @@
 //! let loss = Function::ClassLoss(spec, Targets::Probabilities);
 //! assert_eq!(draw(&loss, &[input(DType::F32, &[8, 10])?, input(DType::F32, &[8, 10])?])?.results[0].layout.dims(), [0; 0]);
 //!
+//! // Layer norm over the last dim, and the gradients of its input and its scale: one op.
+//! let spec = NormSpec::new(NormKind::Layer, &[1], 1e-5);
+//! let norm = Function::Norm { spec, per_channel: false };
+//! let (rows, scale) = (input(DType::F16, &[8, 10])?, input(DType::F16, &[10])?);
+//! assert_eq!(draw(&norm, &[rows, scale, scale])?.results[0].layout.dims(), [8, 10]);
+//! let gradients = [0, 1].map(|with_respect_to| {
+//!     let saved = vec![Saved::Tensor(0), Saved::Tensor(1), Saved::Tensor(2)];
+//!     Function::Gradient(Box::new(Gradient { of: norm.clone(), with_respect_to, saved, dims: None, dtype: None }))
+//! });
+//! assert_eq!(draw_together(&gradients, &[rows, rows, scale, scale])?.graph.nodes.len(), 1);
+//!
 //! // The gradient of ReLU: dy, and what was saved of the call.
-//! let gradient = Gradient { of: Function::Activation(UnaryOp::Relu), with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None };
+//! let gradient = Gradient { of: Function::Activation(UnaryOp::Relu), with_respect_to: 0, saved: vec![Saved::Tensor(0)], dims: None, dtype: None };
 //! let recipe = draw(&Function::Gradient(Box::new(gradient)), &[Some(x), Some(x)])?;
 //! assert_eq!(recipe.results[0].layout.dims(), [2, 3]);
 //!
@@ -45,6 +56,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attention;
+mod batch_norm;
+mod conv_batch_norm;
 mod gradient;
 mod loss;
 mod pool;
@@ -54,11 +68,15 @@ mod view;
 use std::collections::HashMap;
 
 use verdigris_graph::{
-    BinaryOp, CrossEntropySpec, Graph, GraphBuilder, PoolWindows, Precision, Real, ReductionOp, TernaryOp, Uid, UnaryOp,
+    AttentionSpec, BinaryOp, CrossEntropySpec, Graph, GraphBuilder, NormSpec, Normalize, PoolWindows, Precision, Real, ReductionOp,
+    TernaryOp, Uid, UnaryOp,
 };
 use verdigris_tensor::{DType, Layout};
 
 use crate::error::Error;
+pub use attention::AttentionGradient;
+pub use batch_norm::{BatchNormGradient, BatchNormSpec};
+pub use conv_batch_norm::ConvBatchNormGradient;
 pub(crate) use view::layout_error;
 use view::{View, in_format, in_order_of, like};
 
@@ -110,11 +128,45 @@ pub enum Function {
     Reduce(ReductionOp, Vec<u32>),
     /// `x` → softmax along the axis; its logarithm, where that is said. A tensor without dims is a row of one element.
     Softmax(u32, bool),
+    /// `x, scale?, bias?` → x normalized by the statistics of its rows. With `per_channel` scale and bias are vectors over dim 1; else they broadcast
+    /// to x. The gradients of several of its tensors, drawn together, are one op.
+    Norm {
+        /// Statistics, axes, eps.
+        spec: NormSpec,
+        /// Whether scale and bias have an element for each channel.
+        per_channel: bool,
+    },
     /// `logits, labels` → the loss. Labels have the dims of the logits with 1 at the class axis, or without it.
     CrossEntropy(CrossEntropySpec, LossForm),
     /// `logits, targets, weights?` → the loss in the type of the logits, without the class axis; a mean or sum without dims. Weights are one a
     /// class. Composed of other ops.
     ClassLoss(CrossEntropySpec, Targets),
+    /// `x [n, c, …], scale?, bias?, add?, running_mean?, running_var?` → y, and of each channel its mean and `1 / √(variance + eps)` in f32 or f64. The
+    /// running statistics are replaced where they lie ([`Outcome::in_place_of`]). What belongs to channels has the dims `[c]`.
+    BatchNorm(BatchNormSpec),
+    /// `dy, x, scale?, mean, inv, y or bias` → the gradients that are wanted.
+    BatchNormBackward(BatchNormGradient),
+    /// `x, mean, var, scale?, bias?, add?` → `(x − mean) / √(var + eps) · scale + bias + add`, at least 0 with `relu`. Composed of other ops.
+    BatchNormInference {
+        /// Added to the variance before its root.
+        eps: Real,
+        /// Whether the result is at least 0.
+        relu: bool,
+    },
+    /// `x, w, scale?, bias?, add?, running_mean?, running_var?` → y, mean, inv and the convolution's result, as `ConvFprop` without a bias and `BatchNorm`
+    /// behind it compute them.
+    ConvBatchNorm {
+        /// The convolution.
+        conv: Convolution,
+        /// The normalization.
+        norm: BatchNormSpec,
+    },
+    /// `dy, x, w, the convolution's result, scale?, mean, inv, y or bias` → the gradients that are wanted.
+    ConvBatchNormBackward(ConvBatchNormGradient),
+    /// `q, k, v, bias or mask?, slopes?` → o, laid out as q, and the log-sum-exp of each query in f32 or f64. A mask is of u8; dims are those of the op.
+    Attention(AttentionSpec),
+    /// `d_o, q, k, v, o, log_sum_exp, bias or mask?, slopes?` → the gradients that are wanted.
+    AttentionBackward(AttentionGradient),
     /// `x` → its elements in row-major order under other dims.
     Reshape(Vec<u64>),
     /// `dy, …` → the gradient of a function.
@@ -136,6 +188,9 @@ pub struct Gradient {
     pub saved: Vec<Saved>,
     /// The dims of the tensor if it is not saved; `None` stands for the dims of the result. A tensor that is not saved has the type of `dy`.
     pub dims: Option<Vec<u64>>,
+    /// The element type of the gradient; `None` stands for the tensor's. Where the tensor was rounded for the call, the type that it had before: its
+    /// gradient is then rounded once.
+    pub dtype: Option<DType>,
 }
 
 /// A tensor of a function's call.
@@ -232,8 +287,16 @@ impl Function {
             Function::Cast(_) => "cast",
             Function::Reduce(..) => "reduce",
             Function::Softmax(..) => "softmax",
+            Function::Norm { .. } => "norm",
             Function::CrossEntropy(..) => "cross_entropy",
             Function::ClassLoss(..) => "class_loss",
+            Function::BatchNorm(_) => "batch_norm",
+            Function::BatchNormBackward(_) => "batch_norm_backward",
+            Function::BatchNormInference { .. } => "batch_norm_inference",
+            Function::ConvBatchNorm { .. } => "conv_batch_norm",
+            Function::ConvBatchNormBackward(_) => "conv_batch_norm_backward",
+            Function::Attention(_) => "attention",
+            Function::AttentionBackward(_) => "attention_backward",
             Function::Reshape(_) => "reshape",
             Function::Gradient(_) => "gradient",
         }
@@ -260,6 +323,8 @@ pub struct Outcome {
     pub dtype: DType,
     /// Its dims and strides.
     pub layout: Layout,
+    /// The place of the tensor read in whose memory it is to lie, on a device that allows it; elsewhere it is copied there.
+    pub in_place_of: Option<usize>,
 }
 
 /// A function's graph, and which of its tensors is which.
@@ -279,10 +344,7 @@ pub struct Recipe {
 /// # Errors
 /// [`Error::Graph`] where an op refuses, [`Error::Operand`] for a tensor that the function cannot take.
 pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Error> {
-    let drawing = Drawing::of(function, given, None)?;
-    let inputs = drawing.inputs.iter().enumerate().filter_map(|(place, input)| Some((input.as_ref()?.uid, place))).collect();
-    let results = drawing.results.into_iter().map(|result| result.outcome).collect();
-    Ok(Recipe { graph: drawing.g.finish()?, inputs, results })
+    Drawing::of(function, given, None)?.finish()
 }
 
 /// Several functions of the same tensors as one graph, whose results stand one behind the other: one plan, one execution, one workspace. A layer's
@@ -297,7 +359,7 @@ pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Erro
 /// let gradients = [0, 1].map(|with_respect_to| {
 ///     let saved = vec![Saved::Tensor(0), Saved::Tensor(1)];
 ///     let of = Function::Linear(Precision::Fp32, UnaryOp::Identity);
-///     Function::Gradient(Box::new(Gradient { of, with_respect_to, saved, dims: None }))
+///     Function::Gradient(Box::new(Gradient { of, with_respect_to, saved, dims: None, dtype: None }))
 /// });
 /// let recipe = draw_together(&gradients, &[dy, x, w])?;
 /// assert_eq!(recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect::<Vec<_>>(), [[8, 3], [4, 3]]);
@@ -308,6 +370,9 @@ pub fn draw(function: &Function, given: &[Option<Input>]) -> Result<Recipe, Erro
 /// Those of [`draw`], of the first function that has one; no function at all.
 pub fn draw_together(functions: &[Function], given: &[Option<Input>]) -> Result<Recipe, Error> {
     let Some((first, others)) = functions.split_first() else { return Err(Error::NoResult) };
+    if let Some(drawing) = gradient::draw_as_one(functions, given)? {
+        return drawing.finish();
+    }
     others.iter().try_fold(draw(first, given)?, |together, function| {
         let Recipe { graph, inputs, results } = draw(function, given)?;
         let (graph, renamed) = together.graph.beside(graph);
@@ -351,7 +416,26 @@ struct Drawing {
     wanted: Option<usize>,
 }
 
+/// A vector over the channels of a tensor.
+fn channels(vector: Input, of: Input, name: &str) -> Result<View, Error> {
+    let (dims, rank) = (vector.layout.dims(), of.layout.rank());
+    if of.layout.dims().get(1).is_none_or(|channels| dims != [*channels]) {
+        return Err(unfit(
+            format_args!("a {name} of dims {dims:?} for {:?}", of.layout.dims()),
+            "it has one dim, with an element for each channel",
+        ));
+    }
+    Ok(View::Channel { rank, axis: 1 })
+}
+
 impl Drawing {
+    /// The graph, what is bound and what it writes.
+    fn finish(self) -> Result<Recipe, Error> {
+        let inputs = self.inputs.iter().enumerate().filter_map(|(place, input)| Some((input.as_ref()?.uid, place))).collect();
+        let results = self.results.into_iter().map(|result| result.outcome).collect();
+        Ok(Recipe { graph: self.g.finish()?, inputs, results })
+    }
+
     /// The drawing of a function; `wanted` is the tensor whose gradient is taken through it.
     fn of(function: &Function, given: &[Option<Input>], wanted: Option<usize>) -> Result<Drawing, Error> {
         let mut room = [None; MAX_INPUTS];
@@ -367,6 +451,9 @@ impl Drawing {
             Function::MaxPool(..) | Function::AveragePool(..) => d.pools(function)?,
             Function::CrossEntropy(spec, form) => d.loss(*spec, *form)?,
             Function::ClassLoss(spec, targets) => d.class_loss(*spec, *targets)?,
+            Function::BatchNorm(_) | Function::BatchNormBackward(_) | Function::BatchNormInference { .. } => d.batch_norms(function)?,
+            Function::ConvBatchNorm { .. } | Function::ConvBatchNormBackward(_) => d.conv_batch_norms(function)?,
+            Function::Attention(_) | Function::AttentionBackward(_) => d.attentions(function)?,
             Function::Gradient(gradient) => d = gradient::draw(gradient, d.given)?,
             _ => d.elements(function)?,
         }
@@ -442,7 +529,20 @@ impl Drawing {
     fn store_as(&mut self, uid: Uid, name: &str, dtype: DType, layout: Layout, view: View) -> Result<(), Error> {
         let stored = view.of(&layout)?.ok_or_else(|| unfit(format_args!("`{name}` of {layout}"), "a result is packed"))?;
         self.g.store_as(uid, name, dtype, stored)?;
-        self.results.push(Stored { outcome: Outcome { uid, dtype, layout }, view });
+        self.results.push(Stored { outcome: Outcome { uid, dtype, layout, in_place_of: None }, view });
+        Ok(())
+    }
+
+    /// Stores a result in the place of a tensor that is read under a view.
+    fn store_in_place_of(&mut self, uid: Uid, place: usize, name: &str, view: View) -> Result<(), Error> {
+        let Input { dtype, layout, alignment_bytes } = self.given(place)?;
+        self.store_as(uid, name, dtype, layout, view)?;
+        if let Some(bytes) = alignment_bytes {
+            self.g.align(uid, bytes.max(dtype.bytes() as u64))?;
+        }
+        if let Some(stored) = self.results.last_mut() {
+            stored.outcome.in_place_of = Some(place);
+        }
         Ok(())
     }
 
@@ -496,6 +596,19 @@ impl Drawing {
                 let x = self.input_as(0, "x", view)?;
                 let y = self.g.softmax("softmax", x, axis, log)?;
                 self.store_as(y, "y", given.dtype, like(&given.layout)?, view)
+            }
+            Function::Norm { ref spec, per_channel } => {
+                let x = self.input(0, "x")?;
+                let mut vectors = [None; 2];
+                for (place, (vector, name)) in vectors.iter_mut().zip(["scale", "bias"]).enumerate() {
+                    if let Some(given_vector) = self.given[place + 1] {
+                        let view = if per_channel { channels(given_vector, given, name)? } else { View::Same };
+                        *vector = Some(self.input_as(place + 1, name, view)?);
+                    }
+                }
+                let [scale, bias] = vectors;
+                let y = self.g.normalize("norm", Normalize { scale, bias, ..Normalize::new(spec.clone(), x) })?.y;
+                self.store(y, "y", given.dtype, like(&given.layout)?)
             }
             Function::Reshape(ref dims) => {
                 let x = self.input(0, "x")?;

@@ -3,7 +3,7 @@
 use verdigris_graph::{BinaryOp, Conv, ConvDirection, Matmul, Real, Uid, UnaryOp};
 
 use super::view::{View, in_format, is_channels_last};
-use super::{Drawing, Function, unfit};
+use super::{Convolution, Drawing, Function, unfit};
 use crate::error::Error;
 
 /// The place of a weight or filter among a function's tensors.
@@ -15,6 +15,22 @@ const VARIANCE: usize = 4;
 const SCALE: usize = 5;
 const SHIFT: usize = 6;
 const ADDEND: usize = 7;
+
+impl Convolution {
+    /// The op on tensors of so many dims.
+    pub(super) fn op(&self, direction: ConvDirection, [x, w, y]: [Uid; 3], rank: usize) -> Conv {
+        let spatial = rank.saturating_sub(2);
+        let whole = |list: &[u64], default: u64| if list.is_empty() { vec![default; spatial] } else { list.to_vec() };
+        Conv {
+            pads_before: whole(&self.pads_before, 0),
+            pads_after: whole(&self.pads_after, 0),
+            strides: whole(&self.strides, 1),
+            dilations: whole(&self.dilations, 1),
+            groups: self.groups,
+            ..Conv::new(direction, x, w, y, spatial, self.precision)
+        }
+    }
+}
 
 impl Drawing {
     pub(super) fn products(&mut self, function: &Function) -> Result<(), Error> {
@@ -48,17 +64,8 @@ impl Drawing {
 
     pub(super) fn convolutions(&mut self, function: &Function) -> Result<(), Error> {
         let (a, b) = (self.given(0)?, self.given(1)?);
-        let spatial = a.layout.rank().saturating_sub(2);
-        let whole = |list: &[u64], default: u64| if list.is_empty() { vec![default; spatial] } else { list.to_vec() };
         let (Function::ConvFprop(c, _) | Function::ConvNorm { conv: c, .. } | Function::ConvDgrad(c, _)) = function else { return Ok(()) };
-        let conv = |x, w, y| Conv {
-            pads_before: whole(&c.pads_before, 0),
-            pads_after: whole(&c.pads_after, 0),
-            strides: whole(&c.strides, 1),
-            dilations: whole(&c.dilations, 1),
-            groups: c.groups,
-            ..Conv::new(ConvDirection::Fprop, x, w, y, spatial, c.precision)
-        };
+        let conv = |x, w, y| c.op(ConvDirection::Fprop, [x, w, y], a.layout.rank());
         let last = is_channels_last(&a.layout) || is_channels_last(&b.layout);
         match function {
             Function::ConvFprop(_, activation) => {
@@ -156,7 +163,7 @@ mod tests {
     use verdigris_graph::{Precision, Problem};
     use verdigris_tensor::{DType, Layout};
 
-    use super::super::{Convolution, Input, draw};
+    use super::super::{Input, draw};
     use super::*;
 
     fn conv_norm(groups: u64, activation: UnaryOp) -> Function {

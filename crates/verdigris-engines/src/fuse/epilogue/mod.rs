@@ -249,7 +249,7 @@ impl EpilogueDecl {
     }
 
     fn operand(&self, spec: OperandSpec, written: bool) -> OperandDecl {
-        OperandDecl { spec, layout: self.layout, pairs: self.spec.pairs, written }
+        OperandDecl { spec, layout: self.layout, together: if self.spec.pairs { 2 } else { 1 }, written }
     }
 
     fn operands(&self) -> Vec<OperandDecl> {

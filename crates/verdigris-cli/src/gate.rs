@@ -1,0 +1,198 @@
+//! `verdigris gate OLD NEW`: whether one record is slower than another, row by row and in the mean.
+//!
+//! A record is a file of JSON lines, as `canary --json`, `tune --json` and `tune --record` write them: rows are matched by suite, class, problem and
+//! element type, and of rows that stand in a file several times the last one counts. For a roll-out: the same list on the same machine with the build that
+//! runs and with the one that shall run. The exit code is 1 where the gate is shut.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+
+use verdigris_cli::table::{self, Align, alarm};
+use verdigris_cli::{Verdict, say};
+
+/// Options of `gate`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The record that is held against.
+    old: PathBuf,
+    /// The record that is judged.
+    new: PathBuf,
+    /// The geometric mean of old time over new time must be at least this.
+    #[arg(long, default_value_t = 0.98)]
+    mean: f64,
+    /// No row's old time over its new time may be less than this.
+    #[arg(long, default_value_t = 0.9)]
+    row: f64,
+    /// Rows that differ by no more microseconds than this are as fast as before.
+    #[arg(long, default_value_t = 1.0, value_name = "US")]
+    noise_us: f64,
+    /// Print the rows and the verdict as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a row is about.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+struct Name {
+    suite: String,
+    class: String,
+    problem: String,
+    dtype: String,
+}
+
+/// What a record says of it.
+#[derive(Clone, PartialEq, Debug)]
+struct Timed {
+    us: Option<f64>,
+    /// Who computed it, where the record says so.
+    engines: String,
+    trouble: Option<String>,
+}
+
+/// A row of both records.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct Compared {
+    #[serde(flatten)]
+    name: Name,
+    old_us: Option<f64>,
+    new_us: Option<f64>,
+    /// Old time over new: above 1 the new one is faster.
+    ratio: Option<f64>,
+    /// Whether others compute it now.
+    is_other_engine: bool,
+    /// Why the gate is shut, where it is for this row.
+    trouble: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct Summary {
+    rows: usize,
+    /// `None` where no row has both times.
+    mean: Option<f64>,
+    shut_by: usize,
+    other_engines: usize,
+    /// Rows of the new record that the old one does not have.
+    added: usize,
+    is_open: bool,
+}
+
+/// Carries out `gate`.
+pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
+    for (name, value) in [("--mean", arguments.mean), ("--row", arguments.row)] {
+        if !(value > 0.0 && value.is_finite()) {
+            bail!("{name} {value}: more than 0");
+        }
+    }
+    let (old, new) = (record(&arguments.old)?, record(&arguments.new)?);
+    let (rows, summary) = compare(&old, &new, arguments);
+    if arguments.json {
+        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "rows": rows, "summary": summary }))?);
+    } else {
+        print(&rows, &summary, arguments);
+    }
+    Ok(if summary.is_open { Verdict::Good } else { Verdict::Bad })
+}
+
+/// The rows of a record. Lines without a problem, such as summaries, are no rows.
+fn record(path: &Path) -> Result<BTreeMap<Name, Timed>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let mut rows = BTreeMap::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let value: Value = serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 1))?;
+        let word = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
+        let name = Name { suite: word("suite"), class: word("class"), problem: word("problem"), dtype: word("dtype") };
+        if name.problem.is_empty() {
+            continue;
+        }
+        let us = value["us"].as_f64().filter(|us| *us > 0.0);
+        let engines = match &value["engines"] {
+            Value::Array(engines) => engines.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" + "),
+            _ => {
+                [value["engine"].as_str().unwrap_or_default().to_owned(), value["knobs"].as_str().unwrap_or_default().to_owned()].join(" ")
+            }
+        };
+        // What a canary found wrong, slowness beside its own baseline aside: that is judged here.
+        let trouble = value["trouble"]
+            .as_str()
+            .filter(|_| value["wrong"].as_u64() != Some(0) || value["repeats"].as_bool() == Some(false) || us.is_none());
+        rows.insert(name, Timed { us, engines, trouble: trouble.map(str::to_owned) });
+    }
+    if rows.is_empty() {
+        bail!("{} has no rows: a row is a JSON object a line, with `problem` and `us`", path.display());
+    }
+    Ok(rows)
+}
+
+fn compare(old: &BTreeMap<Name, Timed>, new: &BTreeMap<Name, Timed>, limits: &Arguments) -> (Vec<Compared>, Summary) {
+    let mut rows = Vec::new();
+    for (name, before) in old {
+        let now = new.get(name);
+        let (old_us, new_us) = (before.us, now.and_then(|now| now.us));
+        let ratio = old_us.zip(new_us).map(|(old, new)| old / new);
+        let trouble = match (now, old_us, new_us) {
+            (None, ..) => Some("it is not in the new record".to_owned()),
+            (Some(Timed { trouble: Some(trouble), .. }), ..) => Some(trouble.clone()),
+            (_, Some(_), None) => Some("it has no time in the new record".to_owned()),
+            (_, Some(old_us), Some(new_us)) if new_us - old_us > limits.noise_us && old_us / new_us < limits.row => {
+                Some(format!("{:.3} of its speed, {} asked", old_us / new_us, limits.row))
+            }
+            _ => None,
+        };
+        let is_other_engine = now.is_some_and(|now| now.engines != before.engines);
+        rows.push(Compared { name: name.clone(), old_us, new_us, ratio, is_other_engine, trouble });
+    }
+    let logs: Vec<f64> = rows.iter().filter_map(|row| row.ratio).map(f64::ln).collect();
+    let mean = (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp());
+    let shut_by = rows.iter().filter(|row| row.trouble.is_some()).count();
+    let summary = Summary {
+        rows: rows.len(),
+        mean,
+        shut_by,
+        other_engines: rows.iter().filter(|row| row.is_other_engine).count(),
+        added: new.keys().filter(|name| !old.contains_key(name)).count(),
+        is_open: shut_by == 0 && mean.is_some_and(|mean| mean >= limits.mean),
+    };
+    (rows, summary)
+}
+
+fn print(rows: &[Compared], summary: &Summary, limits: &Arguments) {
+    let mut shown: Vec<&Compared> = rows.iter().collect();
+    shown.sort_by(|a, b| a.ratio.unwrap_or(0.0).total_cmp(&b.ratio.unwrap_or(0.0)));
+    let us = |time: Option<f64>| time.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+    let cells: Vec<Vec<String>> = (shown.iter())
+        .map(|row| {
+            vec![
+                row.name.class.clone(),
+                row.name.dtype.clone(),
+                row.name.problem.clone(),
+                us(row.old_us),
+                us(row.new_us),
+                row.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
+                if row.is_other_engine { "another".to_owned() } else { "same".to_owned() },
+                row.trouble.clone().unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let head = [
+        ("class", Align::Left),
+        ("type", Align::Left),
+        ("problem", Align::Left),
+        ("old µs", Align::Right),
+        ("new µs", Align::Right),
+        ("old / new", Align::Right),
+        ("engine", Align::Left),
+        ("", Align::Left),
+    ];
+    table::print(&head, &cells);
+    let mean = summary.mean.map_or_else(|| "none".to_owned(), |mean| format!("{mean:.4}"));
+    let state = if summary.is_open { "open" } else { "shut" };
+    let text = format!(
+        "gate {state}: mean {mean} ({} asked), {} of {} rows shut it, {} by other engines, {} added",
+        limits.mean, summary.shut_by, summary.rows, summary.other_engines, summary.added
+    );
+    say!("{}", if summary.is_open { text } else { alarm(&text) });
+}

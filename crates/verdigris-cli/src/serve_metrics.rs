@@ -1,0 +1,92 @@
+//! `verdigris serve-metrics`: what the GPUs of this machine say of themselves, for Prometheus to scrape.
+//!
+//! It is a process of its own beside those that compute: it makes no context on any device and takes none of its memory. What a process counts of
+//! its own work is told by that process (`VERDIGRIS_METRICS`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use metrics::{Key, Label, Level, Metadata, Recorder};
+use verdigris_telemetry::nvml::{Collector, DeviceNames};
+use verdigris_telemetry::{Bounds, Exporter, ListenAddress, Registry};
+
+use verdigris_cli::{Verdict, say};
+
+/// Options of `serve-metrics`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Where to listen: a port, or an address with one. Only this machine can connect unless another address is written out.
+    #[arg(long, value_name = "ADDRESS", default_value_t)]
+    listen: ListenAddress,
+    /// Seconds between two readings of the devices.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// Print one reading as JSON, and end.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `serve-metrics`.
+pub(crate) fn run(arguments: &Arguments) -> Result<Verdict> {
+    let seconds = arguments.interval;
+    if !(0.1..=3600.0).contains(&seconds) {
+        bail!("--interval {seconds}: between 0.1 and 3600 seconds");
+    }
+    let registry = Arc::new(Registry::new(Bounds::default()));
+    let labels = vec![Label::new("version", env!("CARGO_PKG_VERSION")), Label::new("source", &verdigris_engines::SOURCE_HASH[..12])];
+    let here = Metadata::new(module_path!(), Level::INFO, None);
+    registry.register_gauge(&Key::from_parts("verdigris_build_info", labels), &here).set(1.0);
+    let collector = Collector::of_library(Arc::clone(&registry), Duration::from_secs_f64(seconds), DeviceNames::ByNumber)?;
+    let missing = collector.missing().map(ToString::to_string);
+    if arguments.json {
+        let mut report = registry.json();
+        report["nvml"] = missing.map_or_else(|| serde_json::json!({ "state": "there" }), |reason| serde_json::json!({ "missing": reason }));
+        say!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(Verdict::Good);
+    }
+    // Signals are taken before anybody is told that we are here.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no thread to wait for signals")?;
+    let end = {
+        let _inside = runtime.enter();
+        end()?
+    };
+    let exporter = Exporter::start(registry, arguments.listen)?;
+    say!("metrics on http://{}/metrics", exporter.address());
+    if !arguments.listen.is_loopback() {
+        say!("  every machine that reaches this address can read them");
+    }
+    if let Some(reason) = missing {
+        say!("  without devices: {reason}; looked for again every ten seconds");
+    }
+    let signal = runtime.block_on(end);
+    drop(exporter);
+    drop(collector);
+    say!("ended by {signal}");
+    Ok(Verdict::Good)
+}
+
+/// Waits for whoever ends this process in good order.
+#[cfg(unix)]
+fn end() -> Result<impl Future<Output = &'static str>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let take = |kind| signal(kind).context("signals cannot be taken");
+    let (mut terminate, mut interrupt) = (take(SignalKind::terminate())?, take(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        }
+    })
+}
+
+/// Waits for whoever ends this process in good order.
+#[cfg(not(unix))]
+fn end() -> Result<impl Future<Output = &'static str>> {
+    Ok(async {
+        // Where ctrl-c cannot be waited for, the process ends by it all the same.
+        let _ = tokio::signal::ctrl_c().await;
+        "ctrl-c"
+    })
+}

@@ -1,0 +1,98 @@
+//! `canary` and `gate` as a user calls them: on the CPU, on planted mistakes, and on records that cannot be read.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn verdigris(arguments: &[&str]) -> Output {
+    let empty = tempfile::tempdir().expect("a folder");
+    let command =
+        Command::new(env!("CARGO_BIN_EXE_verdigris")).args(arguments).env("HOME", empty.path()).env_remove("XDG_CACHE_HOME").output();
+    command.expect("the program runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn write(path: &Path, lines: &[String]) {
+    std::fs::write(path, lines.join("\n")).expect("writes");
+}
+
+#[test]
+fn the_canary_is_well_on_the_cpu_and_its_record_is_its_own_baseline() {
+    let done = verdigris(&["canary", "--device", "cpu", "--json"]);
+    assert!(done.status.success(), "{}\n{}", text(&done.stdout), text(&done.stderr));
+    let lines: Vec<String> = text(&done.stdout).lines().map(str::to_owned).collect();
+    let rows: Vec<serde_json::Value> = lines.iter().map(|line| serde_json::from_str(line).expect("a JSON object a line")).collect();
+    for family in ["gemm", "conv", "pointwise", "reduction", "pool", "softmax", "norm", "batch_norm", "attention", "movement"] {
+        assert!(rows.iter().any(|row| row["class"] == family), "no graph of {family}");
+    }
+    for row in &rows {
+        assert_eq!((row["wrong"].as_u64(), row["repeats"].as_bool()), (Some(0), Some(true)), "{row}");
+        assert!(row["elements"].as_u64() > Some(0) && row["us"].as_f64() > Some(0.0), "{row}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (old, new) = (folder.path().join("old.jsonl"), folder.path().join("new.jsonl"));
+    write(&old, &lines);
+    let same = verdigris(&["gate", old.to_str().expect("a path"), old.to_str().expect("a path")]);
+    assert!(same.status.success() && text(&same.stdout).contains("gate open: mean 1.0000"), "{}", text(&same.stdout));
+    // F6: a build that is slower on one graph.
+    let slower = |factor: f64| {
+        let with = |mut row: serde_json::Value, factor: f64| {
+            row["us"] = (row["us"].as_f64().expect("a time") * factor + 10.0 * (factor - 1.0)).into();
+            row.to_string()
+        };
+        let mut lines: Vec<String> = rows.iter().map(|row| with(row.clone(), 1.0)).collect();
+        lines[0] = with(rows[0].clone(), factor);
+        lines
+    };
+    write(&new, &slower(2.0));
+    let shut = verdigris(&["gate", old.to_str().expect("a path"), new.to_str().expect("a path"), "--json"]);
+    assert_eq!(shut.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&shut.stdout).expect("JSON");
+    assert_eq!((report["summary"]["is_open"].as_bool(), report["summary"]["shut_by"].as_u64()), (Some(false), Some(1)), "{report}");
+    // A graph that is missing, or that is wrong now, shuts it as well.
+    write(&new, &lines[1..]);
+    let missing = verdigris(&["gate", old.to_str().expect("a path"), new.to_str().expect("a path")]);
+    assert!(missing.status.code() == Some(1) && text(&missing.stdout).contains("it is not in the new record"));
+    let mut wrong = rows.clone();
+    (wrong[0]["wrong"], wrong[0]["trouble"]) = (3.into(), "3 of 9 elements wrong".into());
+    write(&new, &wrong.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let wrong = verdigris(&["gate", old.to_str().expect("a path"), new.to_str().expect("a path")]);
+    assert!(wrong.status.code() == Some(1) && text(&wrong.stdout).contains("3 of 9 elements wrong"));
+    // The canary itself sees a machine that has become slower: the baseline has times that nobody reaches.
+    let quick: Vec<String> = rows
+        .iter()
+        .map(|row| {
+            let mut row = row.clone();
+            row["us"] = 0.001.into();
+            row.to_string()
+        })
+        .collect();
+    write(&old, &quick);
+    let slow = verdigris(&["canary", "gemm", "--device", "cpu", "--baseline", old.to_str().expect("a path")]);
+    assert_eq!(slow.status.code(), Some(1), "{}", text(&slow.stdout));
+    assert!(text(&slow.stdout).contains("0.0 before"), "{}", text(&slow.stdout));
+}
+
+#[test]
+fn what_cannot_be_judged_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (good, bad) = (folder.path().join("good.jsonl"), folder.path().join("bad.jsonl"));
+    write(&good, &[r#"{"suite":"tune","class":"a","problem":"p","dtype":"bf16","us":4.0,"engine":"e","knobs":"k"}"#.to_owned()]);
+    for (content, told) in [("", "has no rows"), ("{", "bad.jsonl, line 1"), (r#"{"rows":3}"#, "has no rows")] {
+        std::fs::write(&bad, content).expect("writes");
+        let done = verdigris(&["gate", good.to_str().expect("a path"), bad.to_str().expect("a path")]);
+        assert!(done.status.code() == Some(2) && text(&done.stderr).contains(told), "{content}: {}", text(&done.stderr));
+    }
+    let none = verdigris(&["gate", good.to_str().expect("a path"), folder.path().join("none").to_str().expect("a path")]);
+    assert!(none.status.code() == Some(2) && text(&none.stderr).contains("reading"), "{}", text(&none.stderr));
+    for (arguments, told) in [
+        (&["canary", "--device", "tpu"][..], "there is no device `tpu`"),
+        (&["canary", "--device", "cpu", "nothing-like-it"][..], "no graph of the canary"),
+        (&["canary", "--device", "cpu", "--slower", "0.5"][..], "--slower 0.5: at least 1"),
+    ] {
+        let done = verdigris(arguments);
+        assert!(done.status.code() == Some(2) && text(&done.stderr).contains(told), "{arguments:?}: {}", text(&done.stderr));
+    }
+}

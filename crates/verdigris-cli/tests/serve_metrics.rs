@@ -1,0 +1,71 @@
+//! `verdigris serve-metrics` as a service manager and a scraper meet it.
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use program::{Program, stdout};
+
+const VERDIGRIS: Program = Program(env!("CARGO_BIN_EXE_verdigris"));
+
+/// Ended whatever becomes of the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn it_serves_until_it_is_told_to_end() {
+    for signal in ["TERM", "INT"] {
+        let mut command = Command::new(VERDIGRIS.0);
+        command.args(["serve-metrics", "--listen", "127.0.0.1:0", "--interval", "0.1"]).stdout(Stdio::piped());
+        let mut running = Running(command.spawn().expect("the program starts"));
+        let mut said = BufReader::new(running.0.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        said.read_line(&mut line).expect("a line");
+        let address = line.trim().strip_prefix("metrics on http://").and_then(|rest| rest.strip_suffix("/metrics")).expect("an address");
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").expect("written");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        assert!(text.starts_with("HTTP/1.1 200 OK") && text.contains("verdigris_build_info{source="), "{text}");
+        // The standard library can kill, but not ask.
+        let killed = Command::new("kill").args([&format!("-{signal}"), &running.0.id().to_string()]).status().expect("kill is there");
+        assert!(killed.success());
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).expect("the rest");
+        assert!(rest.ends_with(&format!("ended by SIG{signal}\n")), "{rest}");
+        assert_eq!(running.0.wait().expect("it ends").code(), Some(0));
+    }
+}
+
+#[test]
+fn one_reading_is_json() {
+    let output = VERDIGRIS.run(&["serve-metrics", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let report: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one object");
+    let names: Vec<&str> = report["metrics"].as_array().expect("metrics").iter().filter_map(|metric| metric["name"].as_str()).collect();
+    assert!(names.contains(&"verdigris_build_info"), "{report}");
+    // With a driver there are devices, without one there is the reason.
+    let is_there = report["nvml"]["state"] == "there";
+    assert_eq!(is_there, names.contains(&"verdigris_gpu_up"), "{report}");
+    assert!(is_there || report["nvml"]["missing"].as_str().is_some_and(|reason| reason.contains("NVML is not there")), "{report}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let said = VERDIGRIS.refused(&["serve-metrics", "--listen", &address]);
+    assert!(said.contains(&format!("cannot listen on {address}")), "{said}");
+    assert!(VERDIGRIS.refused(&["serve-metrics", "--listen", "example.org"]).contains("names no address"));
+    assert!(VERDIGRIS.refused(&["serve-metrics", "--interval", "0"]).contains("--interval 0"));
+}

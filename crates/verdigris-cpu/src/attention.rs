@@ -1,0 +1,431 @@
+//! Attention and its gradient, a query at a time: its scores, then what they weigh. Products are summed in the type computed in, exponentials and what is
+//! one a query in f64. Gradients of keys and values are summed by one thread for each batch and head of keys, those of the bias and the sinks by one for each
+//! of their elements, so that no result depends on the number of threads.
+
+use rayon::prelude::*;
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Node, TensorDesc, Uid};
+use verdigris_tensor::{DType, Layout};
+
+use crate::elements::{Loaded, ViewMut, row_major};
+use crate::engine::Engine;
+use crate::graph_plan::Context;
+use crate::operation::Operation;
+use crate::real::Real;
+use crate::scratch::made;
+
+/// What is read, packed row-major, and how it is read.
+struct Scores<'a, 's, T: Real> {
+    spec: AttentionSpec,
+    scale: f64,
+    q: Loaded<'a, 's, T>,
+    k: Loaded<'a, 's, T>,
+    v: Loaded<'a, 's, T>,
+    bias: Option<Spread<T>>,
+    mask: Option<Spread<T>>,
+    slopes: Option<Spread<T>>,
+    sinks: Option<Vec<f64>>,
+    /// Queries and keys of each batch that count.
+    lengths: Vec<[usize; 2]>,
+    h: usize,
+    h_kv: usize,
+    s_q: usize,
+    s_kv: usize,
+    d: usize,
+    d_v: usize,
+}
+
+/// A tensor repeated over the dims of the scores.
+struct Spread<T> {
+    data: Vec<T>,
+    strides: [usize; 4],
+}
+
+impl<T: Real> Spread<T> {
+    fn load(context: &Context<'_>, uid: Uid) -> Spread<T> {
+        let loaded = context.view(uid).load_row_major::<T>(context.scratch);
+        Spread { strides: spread(&loaded.layout), data: loaded.data().to_vec() }
+    }
+
+    fn at(&self, [b, h, i]: [usize; 3], j: usize) -> f64 {
+        let [of_b, of_h, of_i, of_j] = self.strides;
+        self.data[b * of_b + h * of_h + i * of_i + j * of_j].to_f64()
+    }
+}
+
+/// Strides of a packed tensor broadcast from the right to four dims.
+fn spread(layout: &Layout) -> [usize; 4] {
+    let dims = layout.dims();
+    let lead = 4 - dims.len();
+    let mut strides = [0; 4];
+    let mut stride = 1;
+    for (i, &dim) in dims.iter().enumerate().rev() {
+        strides[lead + i] = if dim == 1 { 0 } else { stride };
+        stride *= dim as usize;
+    }
+    strides
+}
+
+/// `Σ a · b`, in several sums at a time.
+fn dot<T: Real>(a: &[T], b: &[T]) -> f64 {
+    const LANES: usize = 16;
+    let mut sums = [T::default(); LANES];
+    let (wide_a, wide_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest: f64 = wide_a.remainder().iter().zip(wide_b.remainder()).map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+    for (a, b) in wide_a.zip(wide_b) {
+        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    rest + sums.iter().map(|sum| sum.to_f64()).sum::<f64>()
+}
+
+/// `to += factor · x`.
+fn add_scaled<T: Real>(to: &mut [T], factor: f64, x: &[T]) {
+    let factor = T::from_f64(factor);
+    for (to, &x) in to.iter_mut().zip(x) {
+        *to += factor * x;
+    }
+}
+
+impl<'a, 's, T: Real> Scores<'a, 's, T> {
+    fn new(op: &Attention, context: &Context<'a>, scratch: &'s crate::scratch::Scratch) -> Scores<'a, 's, T> {
+        let load = |uid: Uid| context.view(uid).load_row_major::<T>(scratch);
+        let (q, k, v) = (load(op.q), load(op.k), load(op.v));
+        let extents = |layout: &Layout| -> [usize; 4] { std::array::from_fn(|i| layout.dims()[i] as usize) };
+        let ([b, h, s_q, d], [_, h_kv, s_kv, _], [.., d_v]) = (extents(&q.layout), extents(&k.layout), extents(&v.layout));
+        let of = |uid: Option<Uid>, extent: usize| -> Vec<usize> {
+            match uid {
+                None => vec![extent; b],
+                Some(uid) => {
+                    let view = context.view(uid);
+                    let length = |b: usize| view.integer(view.layout.offset_of_position(b as u64).unwrap_or(0) as usize);
+                    (0..b).map(|b| length(b).clamp(0, extent as i64) as usize).collect()
+                }
+            }
+        };
+        let spread = |uid: Option<Uid>| uid.map(|uid| Spread::<T>::load(context, uid));
+        let lengths = of(op.q_lengths, s_q).into_iter().zip(of(op.kv_lengths, s_kv)).map(|(q, kv)| [q, kv]).collect();
+        Scores {
+            spec: op.spec,
+            scale: context.scalar(op.spec.scale),
+            bias: spread(op.bias),
+            mask: spread(op.mask),
+            slopes: spread(op.slopes),
+            sinks: op.sinks.map(|uid| load(uid).data().iter().map(|sink| sink.to_f64()).collect()),
+            lengths,
+            h,
+            h_kv,
+            s_q,
+            s_kv,
+            d,
+            d_v,
+            q,
+            k,
+            v,
+        }
+    }
+
+    /// Batch, head and query of a row of the queries.
+    fn place(&self, row: usize) -> [usize; 3] {
+        [row / (self.h * self.s_q), row / self.s_q % self.h, row % self.s_q]
+    }
+
+    /// The row of the first key that a head of queries reads.
+    fn first_key(&self, [b, h, _]: [usize; 3]) -> usize {
+        (b * self.h_kv + h * self.h_kv / self.h) * self.s_kv
+    }
+
+    fn query<'x>(&self, of: &'x [T], [b, h, i]: [usize; 3], width: usize) -> &'x [T] {
+        let row = (b * self.h + h) * self.s_q + i;
+        &of[row * width..(row + 1) * width]
+    }
+
+    /// The keys that may be attended from a query by lengths and window.
+    fn range(&self, [b, _, i]: [usize; 3]) -> std::ops::Range<usize> {
+        let [s_q, s_kv] = self.lengths[b];
+        if i >= s_q {
+            return 0..0;
+        }
+        let diagonal = i as i64 + if self.spec.causal == Causal::TopLeft { 0 } else { s_kv as i64 - s_q as i64 };
+        let right = if self.spec.causal == Causal::None { self.spec.right } else { Some(0) };
+        let clamp = |at: i64| at.clamp(0, s_kv as i64) as usize;
+        let first = self.spec.left.map_or(0, |left| clamp(diagonal - i64::from(left)));
+        first..right.map_or(s_kv, |right| clamp(diagonal + i64::from(right) + 1)).max(first)
+    }
+
+    /// The scores of a query and, where there is a cap, the hyperbolic tangents under it; −∞ for keys in the range that are masked.
+    fn scores(&self, at: [usize; 3], scores: &mut Vec<f64>, tangents: &mut Vec<f64>) -> std::ops::Range<usize> {
+        let range = self.range(at);
+        scores.clear();
+        tangents.clear();
+        let (q, first) = (self.query(self.q.data(), at, self.d), self.first_key(at));
+        let [s_q, s_kv] = self.lengths[at[0]];
+        for j in range.clone() {
+            if self.mask.as_ref().is_some_and(|mask| mask.at(at, j) == 0.0) {
+                scores.push(f64::NEG_INFINITY);
+                tangents.push(0.0);
+                continue;
+            }
+            let key = &self.k.data()[(first + j) * self.d..(first + j + 1) * self.d];
+            let mut s = self.scale * dot(q, key);
+            if let Some(cap) = self.spec.soft_cap {
+                let tangent = (s / cap.0).tanh();
+                tangents.push(tangent);
+                s = cap.0 * tangent;
+            }
+            s += self.bias.as_ref().map_or(0.0, |bias| bias.at(at, j));
+            if let Some(slopes) = &self.slopes {
+                s -= slopes.at(at, 0) * (at[2] as i64 + s_kv as i64 - s_q as i64 - j as i64).abs() as f64;
+            }
+            scores.push(s);
+        }
+        range
+    }
+
+    /// The sink of a query that counts.
+    fn sink(&self, [b, h, i]: [usize; 3]) -> Option<f64> {
+        self.sinks.as_ref().filter(|_| i < self.lengths[b][0]).map(|sinks| sinks[h])
+    }
+}
+
+/// The outputs by uid; those that nobody reads are not there.
+struct Results<'v>(Vec<(Uid, ViewMut<'v>)>);
+
+impl<'v> Results<'v> {
+    fn take(&mut self, uid: impl Into<Option<Uid>>) -> Option<ViewMut<'v>> {
+        let uid = uid.into()?;
+        let place = self.0.iter().position(|(known, _)| *known == uid)?;
+        Some(self.0.swap_remove(place).1)
+    }
+}
+
+fn store<T: Real>(to: Option<ViewMut<'_>>, numbers: &[T]) {
+    if let Some(to) = to {
+        let order = row_major(&to.layout);
+        to.store::<T>(numbers, order);
+    }
+}
+
+fn forward<T: Real>(op: &Attention, context: &Context<'_>, mut results: Results<'_>) {
+    let of = Scores::<T>::new(op, context, context.scratch);
+    let rows = of.lengths.len() * of.h * of.s_q;
+    let (mut o, mut totals) = (made::<T>(rows * of.d_v), made::<T>(rows));
+    o.par_chunks_exact_mut(of.d_v).zip(&mut totals).enumerate().for_each_init(
+        || (Vec::new(), Vec::new()),
+        |(scores, tangents), (row, (o, total))| {
+            let at = of.place(row);
+            let range = of.scores(at, scores, tangents);
+            let all = scores.iter().copied().chain(of.sink(at));
+            let greatest = all.clone().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
+            if greatest == f64::NEG_INFINITY {
+                *total = T::from_f64(f64::NEG_INFINITY);
+                return;
+            }
+            let sum: f64 = all.map(|s| (s - greatest).exp()).sum();
+            *total = T::from_f64(greatest + sum.ln());
+            let first = of.first_key(at);
+            for (j, &s) in range.zip(scores.iter()).filter(|(_, s)| **s != f64::NEG_INFINITY) {
+                let value = &of.v.data()[(first + j) * of.d_v..(first + j + 1) * of.d_v];
+                add_scaled(o, (s - greatest).exp() / sum, value);
+            }
+        },
+    );
+    store(results.take(op.o), &o);
+    store(results.take(op.log_sum_exp), &totals);
+}
+
+/// What a query gives to gradients: of each key in its range, `p`, `ds` and `dt`.
+#[derive(Default)]
+struct Weights {
+    scores: Vec<f64>,
+    tangents: Vec<f64>,
+    p: Vec<f64>,
+    ds: Vec<f64>,
+    dt: Vec<f64>,
+}
+
+/// What the gradients read.
+struct Gradients<'a, 's, T: Real> {
+    of: Scores<'a, 's, T>,
+    d_o: Loaded<'a, 's, T>,
+    totals: Vec<f64>,
+    /// `Σ d_o · o` of each query.
+    sums: Vec<f64>,
+}
+
+impl<T: Real> Gradients<'_, '_, T> {
+    fn row(&self, [b, h, i]: [usize; 3]) -> usize {
+        (b * self.of.h + h) * self.of.s_q + i
+    }
+
+    /// The keys of a query, empty where it gives nothing, with their weights.
+    fn weigh(&self, at: [usize; 3], weights: &mut Weights) -> std::ops::Range<usize> {
+        let of = &self.of;
+        let (total, sum) = (self.totals[self.row(at)], self.sums[self.row(at)]);
+        if total == f64::NEG_INFINITY {
+            return 0..0;
+        }
+        let Weights { scores, tangents, p, ds, dt } = weights;
+        let range = of.scores(at, scores, tangents);
+        [&mut *p, &mut *ds, &mut *dt].into_iter().for_each(Vec::clear);
+        let (d_o, first) = (of.query(self.d_o.data(), at, of.d_v), of.first_key(at));
+        for (j, &s) in range.clone().zip(scores.iter()) {
+            if s == f64::NEG_INFINITY {
+                [&mut *p, &mut *ds, &mut *dt].into_iter().for_each(|list| list.push(0.0));
+                continue;
+            }
+            let value = &of.v.data()[(first + j) * of.d_v..(first + j + 1) * of.d_v];
+            let weight = (s - total).exp();
+            let gradient = weight * (dot(d_o, value) - sum);
+            let slope = tangents.get(j - range.start).map_or(1.0, |tangent| 1.0 - tangent * tangent);
+            p.push(weight);
+            ds.push(gradient);
+            dt.push(if of.spec.soft_cap.is_some() { gradient * slope } else { gradient });
+        }
+        range
+    }
+
+    /// The gradients of queries, keys and values.
+    fn products(&self) -> [Vec<T>; 3] {
+        let of = &self.of;
+        let groups = of.lengths.len() * of.h_kv;
+        let rows = of.h / of.h_kv * of.s_q;
+        let [mut dq, mut dk, mut dv] = [rows * of.d, of.s_kv * of.d, of.s_kv * of.d_v].map(|elements| made::<T>(groups * elements));
+        // Of no queries or no keys nothing is left to cut; zeros are what their partners get.
+        let chunks = |elements: usize| elements.max(1);
+        let mut parts: Vec<[&mut [T]; 3]> = Vec::with_capacity(groups);
+        let (mut of_q, mut of_k, mut of_v) =
+            (dq.chunks_mut(chunks(rows * of.d)), dk.chunks_mut(chunks(of.s_kv * of.d)), dv.chunks_mut(chunks(of.s_kv * of.d_v)));
+        for _ in 0..groups {
+            parts.push([of_q.next().unwrap_or_default(), of_k.next().unwrap_or_default(), of_v.next().unwrap_or_default()]);
+        }
+        parts.into_par_iter().enumerate().for_each_init(Weights::default, |weights, (group, [dq, dk, dv])| {
+            for row in 0..rows {
+                let at = of.place(group * rows + row);
+                let range = self.weigh(at, weights);
+                let first = of.first_key(at);
+                let (q, d_o) = (of.query(of.q.data(), at, of.d), of.query(self.d_o.data(), at, of.d_v));
+                let to_query = &mut dq[row * of.d..(row + 1) * of.d];
+                for (place, j) in range.enumerate().filter(|&(place, _)| weights.scores[place] != f64::NEG_INFINITY) {
+                    let factor = of.scale * weights.dt[place];
+                    add_scaled(to_query, factor, &of.k.data()[(first + j) * of.d..(first + j + 1) * of.d]);
+                    add_scaled(&mut dk[j * of.d..(j + 1) * of.d], factor, q);
+                    add_scaled(&mut dv[j * of.d_v..(j + 1) * of.d_v], weights.p[place], d_o);
+                }
+            }
+        });
+        [dq, dk, dv]
+    }
+
+    /// The gradient of the bias, of these dims: a row of it by one thread.
+    fn dbias(&self, layout: &Layout) -> Vec<T> {
+        let of = &self.of;
+        let dims: [usize; 4] = {
+            let lead = 4 - layout.rank();
+            std::array::from_fn(|i| i.checked_sub(lead).map_or(1, |own| layout.dims()[own] as usize))
+        };
+        let extents = [of.lengths.len(), of.h, of.s_q];
+        let mut dbias = made::<T>(dims.iter().product());
+        dbias.par_chunks_mut(dims[3].max(1)).enumerate().for_each_init(Weights::default, |weights, (row, to)| {
+            let own = [row / (dims[1] * dims[2]), row / dims[2] % dims[1], row % dims[2]];
+            // Where the bias was repeated, all; elsewhere its own.
+            let range = |axis: usize| if dims[axis] == extents[axis] { own[axis]..own[axis] + 1 } else { 0..extents[axis] };
+            let mut sums = vec![0.0; to.len()];
+            for b in range(0) {
+                for h in range(1) {
+                    for i in range(2) {
+                        let keys = self.weigh([b, h, i], weights);
+                        for (j, &ds) in keys.zip(&weights.ds) {
+                            sums[if dims[3] == of.s_kv { j } else { 0 }] += ds;
+                        }
+                    }
+                }
+            }
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::from_f64(sum));
+        });
+        dbias
+    }
+
+    fn dsinks(&self) -> Vec<T> {
+        let of = &self.of;
+        let of_head = |h: usize| -> f64 {
+            let queries = of.lengths.iter().enumerate().flat_map(|(b, &[s_q, _])| (0..s_q).map(move |i| [b, h, i]));
+            queries
+                .filter_map(|at| {
+                    let (row, sink) = (self.row(at), of.sink(at)?);
+                    (self.totals[row] != f64::NEG_INFINITY).then(|| -(sink - self.totals[row]).exp() * self.sums[row])
+                })
+                .sum()
+        };
+        (0..of.h).map(|h| T::from_f64(of_head(h))).collect()
+    }
+}
+
+fn backward<T: Real>(op: &AttentionBackward, context: &Context<'_>, mut results: Results<'_>) {
+    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = op;
+    let forward = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) };
+    let of = Scores::<T>::new(&forward, context, context.scratch);
+    let [o, d_o, totals] = [op.o, op.d_o, op.log_sum_exp].map(|uid| context.view(uid).load_row_major::<T>(context.scratch));
+    let sums = o.data().chunks(of.d_v).zip(d_o.data().chunks(of.d_v)).map(|(o, d_o)| dot(o, d_o)).collect();
+    let gradients = Gradients { of, d_o, totals: totals.data().iter().map(|total| total.to_f64()).collect(), sums };
+    let (dq, dk, dv) = (results.take(op.dq), results.take(op.dk), results.take(op.dv));
+    if dq.is_some() || dk.is_some() || dv.is_some() {
+        let [of_q, of_k, of_v] = gradients.products();
+        store(dq, &of_q);
+        store(dk, &of_k);
+        store(dv, &of_v);
+    }
+    if let Some(dbias) = results.take(op.dbias) {
+        let numbers = gradients.dbias(&dbias.layout);
+        store(Some(dbias), &numbers);
+    }
+    if let Some(dsinks) = results.take(op.dsinks) {
+        store(Some(dsinks), &gradients.dsinks());
+    }
+}
+
+fn is_f64(context: &Context<'_>, read: impl IntoIterator<Item = Option<Uid>>) -> bool {
+    read.into_iter().flatten().any(|uid| context.tensor(uid).dtype == DType::F64)
+}
+
+/// Multiplications and additions of so many products of the extents of queries and keys.
+fn flops<'g>(tensor: &dyn Fn(Uid) -> &'g TensorDesc, [q, k, v]: [Uid; 3], [of_d, of_d_v]: [u64; 2]) -> u64 {
+    let (queries, keys, values) = (tensor(q).layout.dims(), tensor(k).layout.dims(), tensor(v).layout.dims());
+    let pairs: u64 = queries[..3].iter().chain([&keys[2]]).fold(2, |all, &extent| all.saturating_mul(extent));
+    pairs.saturating_mul(of_d * queries[3] + of_d_v * values[3])
+}
+
+impl Operation for Attention {
+    const ENGINE: Engine = Engine::Attention;
+
+    fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
+        flops(tensor, [self.q, self.k, self.v], [1, 1])
+    }
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        let read = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks];
+        if is_f64(context, read) {
+            forward::<f64>(self, context, Results(outputs))
+        } else {
+            forward::<f32>(self, context, Results(outputs))
+        }
+    }
+}
+
+impl Operation for AttentionBackward {
+    const ENGINE: Engine = Engine::Attention;
+
+    fn flops<'g>(&self, tensor: &dyn Fn(Uid) -> &'g TensorDesc) -> u64 {
+        flops(tensor, [self.q, self.k, self.v], [3, 2])
+    }
+
+    fn run(&self, _: &[Node], context: &Context<'_>, outputs: Vec<(Uid, ViewMut<'_>)>) {
+        let results = [Some(self.o), Some(self.log_sum_exp), Some(self.d_o)];
+        let read = [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().chain(results);
+        if is_f64(context, read) {
+            backward::<f64>(self, context, Results(outputs))
+        } else {
+            backward::<f32>(self, context, Results(outputs))
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What stands in front of the main launch and behind it: two numbers of each query, and the gradient of the queries out of its pieces.
+
+use std::f32::consts::LOG2_E;
+
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::params::{AtExecution, Divide, Read, Write};
+use verdigris_kir::tile::fragment::Fragment;
+
+use super::super::half::Half;
+use super::spec::{QUERIES, own_elements, piece_bytes};
+use crate::hopper::WARPGROUP;
+
+/// Threads of a CTA in front.
+pub(super) const THREADS: u32 = 256;
+/// Lanes of a row; each takes 8 elements.
+const TEAM: u32 = 16;
+/// Rows of a CTA.
+pub(super) const ROWS: u32 = THREADS / TEAM;
+/// The most elements of a row.
+pub(super) const MOST_ELEMENTS: u32 = 8 * TEAM;
+
+verdigris_kir::parameters! {
+    /// Bytes from one batch, head and position to the next.
+    pub(super) struct Rows / RowsArgs of u32 as alignment {
+        pub(super) at: Read = *alignment,
+        pub(super) strides_bytes: [u64; 3],
+    }
+}
+
+impl<'k> Rows<'k> {
+    fn row(&self, [batch, head, row]: [Val<'k, u32>; 3]) -> Val<'k, u64> {
+        let [of_batch, of_head, of_row] = self.strides_bytes;
+        self.at.moved(batch.widen() * of_batch + head.widen() * of_head + row.widen() * of_row).address()
+    }
+}
+
+verdigris_kir::parameters! {
+    /// `delta = Σ d_o · o` and `L · log₂ e` of each query, f32, `[batch][head][padded]`.
+    pub(super) struct Before / BeforeArgs of () as _spec {
+        pub(super) o: RowsArgs = 16,
+        pub(super) d_o: RowsArgs = 16,
+        pub(super) log_sum_exp: RowsArgs = 4,
+        pub(super) delta: Write = 4,
+        pub(super) lse_log2: Write = 4,
+        pub(super) queries: u32,
+        /// Vectors of 8 elements in a row.
+        pub(super) vectors: u32,
+        /// Queries rounded up to whole blocks, as CTAs.
+        pub(super) ctas: Divide,
+        pub(super) heads: Divide,
+    }
+}
+
+/// Queries beyond the last, and those that attend to nothing, get `+∞` for the second number: then `2^(s − L)` is 0 for each of their scores.
+pub(super) fn before(k: Kernel<'_>, ty: Half) {
+    let Before { o, d_o, log_sum_exp, delta, lse_log2, queries, vectors, ctas, heads } = Before::declare(k, &());
+    k.griddep_wait();
+    k.griddep_launch();
+    let (outer, cta) = ctas.split(k.cta());
+    let (batch, head) = heads.split(outer);
+    let row = cta * ROWS + (k.thread() >> 4);
+    let lane = k.thread() & (TEAM - 1);
+    let sum = k.var(0.0f32);
+    k.when(row.lt(queries) & lane.lt(vectors), || {
+        let at = [batch, head, row];
+        let [o, d_o] = [o.row(at), d_o.row(at)].map(|row| k.ld_global_vector::<u32>(row + (lane << 4).widen(), 0, 4, Cache::Default));
+        for (o, d_o) in o.into_iter().zip(d_o) {
+            let ((o_low, o_high), (d_low, d_high)) = (k.split16(o), k.split16(d_o));
+            for (o, d_o) in [(o_low, d_low), (o_high, d_high)] {
+                sum.set(k.fma(ty.widen(k, o), ty.widen(k, d_o), sum));
+            }
+        }
+    });
+    for distance in [8, 4, 2, 1] {
+        sum.set(sum + k.shfl_bfly::<f32>(sum, distance));
+    }
+    k.when(lane.eq(0), || {
+        let number = k.var(f32::INFINITY);
+        k.when(row.lt(queries), || {
+            let logarithm = k.ld_global::<f32>(log_sum_exp.row([batch, head, row]), 0);
+            number.set(k.select(logarithm.eq(f32::NEG_INFINITY), f32::INFINITY, logarithm * LOG2_E));
+        });
+        let at = k.cta() * ROWS + (k.thread() >> 4);
+        k.st_global(lse_log2.at(at, 4), 0, number.get());
+        k.st_global(delta.at(at, 4), 0, sum.get());
+    });
+}
+
+verdigris_kir::parameters! {
+    /// Pieces of 64 queries by half a head, as [`super::kernel`] leaves them, into the gradient of the queries.
+    pub(super) struct Behind / BehindArgs of () as _spec {
+        /// `[batch][head][block][2]`.
+        pub(super) pieces: Read = 16,
+        /// As [`Before`] left it.
+        pub(super) lse_log2: Read = 4,
+        pub(super) dq: Write = 4,
+        /// Bytes from one batch, head and query to the next.
+        pub(super) strides_bytes: [u64; 3],
+        pub(super) queries: u32,
+        pub(super) keys: u32,
+        /// Query `i` attends to keys from `i + before` to below `i + behind`.
+        pub(super) before: i32,
+        pub(super) behind: i32,
+        pub(super) elements: u32,
+        pub(super) scale: AtExecution<f32> = (),
+        /// Pieces of a head, and heads.
+        pub(super) pieces_of_head: Divide,
+        pub(super) heads: Divide,
+    }
+}
+
+/// One piece a CTA. A consumer's thread left its registers four at a time: two neighbours in a row, and those 8 rows below.
+pub(super) fn behind(k: Kernel<'_>, ty: Half, head: u32) {
+    let Behind { pieces, lse_log2, dq, strides_bytes, queries, keys, before, behind, elements, scale, pieces_of_head, heads } =
+        Behind::declare(k, &());
+    k.griddep_wait();
+    k.griddep_launch();
+    let (outer, piece) = pieces_of_head.split(k.cta());
+    let (batch, query_head) = heads.split(outer);
+    let (row, column) = ((piece >> 1) * QUERIES, (piece & 1) * own_elements(head));
+    let thread = k.thread();
+    let (row, column) = (row + Fragment::<f32>::row(thread), column + Fragment::<f32>::column(thread));
+    let [of_batch, of_head, of_query] = strides_bytes;
+    // Queries without a key have no gradient, whatever the products gave. Pieces of a head are two for each block of queries.
+    let numbers = lse_log2.at(outer * (pieces_of_head.value() >> 1) * QUERIES + row, 4);
+    let attends = [0u32, 8].map(|below| {
+        let query = (row + below).signed();
+        let has_keys = (query + before).max(0).lt((query + behind).min(keys.signed()));
+        k.ld_global::<f32>(numbers, i64::from(4 * below)).ne(f32::INFINITY) & has_keys
+    });
+    let from = pieces.at(k.cta(), piece_bytes(head)) + (thread << 4).widen();
+    let to = dq.moved(batch.widen() * of_batch + query_head.widen() * of_head);
+    for part in 0..own_elements(head) / 8 {
+        let values = k.ld_global_vector::<f32>(from, i64::from(part * WARPGROUP * 16), 4, Cache::Default);
+        let column = column + 8 * part;
+        for ((pair, below), attends) in values.chunks(2).zip([0, 8]).zip(attends) {
+            let row = row + below;
+            let packed = k.select(attends, k.pack::<u32>(ty.packed(), pair[0] * scale, pair[1] * scale), 0u32);
+            k.when(row.lt(queries) & column.lt(elements), || {
+                k.st_global(to.moved(row.widen() * of_query + (column << 1).widen()).address(), 0, packed);
+            });
+        }
+    }
+}

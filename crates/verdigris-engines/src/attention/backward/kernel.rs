@@ -1,0 +1,490 @@
+//! The main kernel: the gradients of one block of keys and of its values a CTA, and its share of the gradient of the queries.
+//!
+//! The products stand transposed, keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ`, so that `Pᵀ` and `dSᵀ` are A operands in registers for `dV += Pᵀ·dO` and
+//! `dK += dSᵀ·Q`. dS alone goes through shared memory, transposed on the way, for `dQ = dS·K`, which a warp of its own adds to memory in f32. One copy of
+//! K, Q and dO serves two products each, read once along the head and once across. All heads of queries that share the keys are gone through by one CTA, so
+//! that `dK` and `dV` are whole in registers.
+
+use std::f32::consts::LOG2_E;
+
+use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var, WgmmaA};
+use verdigris_kir::inst::{Atomic, BulkReduce, Cache, Fence, Order as MemoryOrder, Scope};
+use verdigris_kir::ir::{Access, Ty};
+use verdigris_kir::params::{AtExecution, Map, Read, ReadWrite};
+use verdigris_kir::tile::fragment::Fragment;
+use verdigris_kir::tile::ring::{Ring, RingScope};
+use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
+
+use super::super::order::{OrderArgs, Place};
+use super::super::score_mod::{HeadMods, KeyRows, ScoreModArgs, elements};
+use super::super::tile::{HeadTile, PANEL, descriptor};
+use super::spec::{BOTH, CONSUMERS, KEYS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
+use crate::hopper::{WARPGROUP, roles};
+
+/// A consumer and the warp that sends its piece.
+const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
+/// A number of a query from which no key is attended.
+const NEVER: i32 = 1 << 30;
+
+/// In the place of a probability: of a key that the mask leaves out, whose product with the gradient may be no number.
+const HIDDEN: f32 = -1.0;
+
+verdigris_kir::parameters! {
+    /// Maps are `{elements, rows, heads, batch}`.
+    pub(super) struct Params / ParamsArgs of Spec as spec {
+        pub(super) q: Map = spec.query_tile().map(Access::Read),
+        pub(super) k: Map = spec.key_tile().map(Access::Read),
+        pub(super) v: Map = spec.key_tile().map(Access::Read),
+        pub(super) d_o: Map = spec.query_tile().map(Access::Read),
+        pub(super) dk: Map = spec.gradient_map(),
+        pub(super) dv: Map = spec.gradient_map(),
+        /// Whether the two are written.
+        pub(super) has_dk: u32,
+        pub(super) has_dv: u32,
+        /// Two numbers of each query, f32, `[batch][head][block of queries]`.
+        pub(super) lse_log2: Read = 16,
+        pub(super) delta: Read = 16,
+        /// The gradient of the queries, f32, added to: two pieces for each block.
+        pub(super) dq: ReadWrite = 16,
+        pub(super) keys: u32,
+        pub(super) query_blocks: u32,
+        pub(super) scale: AtExecution<f32> = (),
+        /// Where scores are products.
+        pub(super) scale_log2: f32,
+        /// Heads of keys, and blocks of them.
+        pub(super) order: OrderArgs = (),
+        /// Heads of queries that share one of keys.
+        pub(super) group: u32,
+        pub(super) heads: u32,
+        pub(super) band: Option<BandArgs> = (spec.mask == Mask::Band).then_some(()),
+        pub(super) turns: Option<TurnsArgs> = spec.in_order.then_some(()),
+        pub(super) score_mod: Option<ModArgs> = spec.score_mod.then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Query `i` attends to keys from `i + before` to below `i + behind`.
+    pub(super) struct Band / #[derive(Clone, Copy, Debug)] BandArgs of () as _spec {
+        pub(super) before: i32,
+        pub(super) behind: i32,
+        /// Those of the last block beyond these attend to nothing: the diagonal would lead them to keys that no query attends to, which may be no numbers.
+        pub(super) queries: i32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What stands between the products, with the numbers that it needs.
+    pub(super) struct Mod / ModArgs of () as _spec {
+        pub(super) of: ScoreModArgs = (),
+        pub(super) last_query: u32,
+        pub(super) last_key: u32,
+        /// From a query to its diagonal's key.
+        pub(super) shift: i32,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// The order in which CTAs add to a block of queries: the last keys first. Zeroed before the launch.
+    pub(super) struct Turns / TurnsArgs of () as _spec {
+        /// The next CTA's number. Those with smaller numbers have begun, and none waits for a larger one.
+        pub(super) next: ReadWrite = 4,
+        /// CTAs that have added, for each block of queries of each head.
+        pub(super) added: ReadWrite = 4,
+        /// Blocks of keys.
+        pub(super) key_blocks: u32,
+    }
+}
+
+/// The part of the work that all roles know.
+struct Tile<'k> {
+    first_key: Val<'k, u32>,
+    /// Blocks of queries, from `first` on and below `end`, at least one; between `first_whole` and `end_whole`, nothing is masked.
+    first: Val<'k, u32>,
+    end: Val<'k, u32>,
+    first_whole: Val<'k, u32>,
+    end_whole: Val<'k, u32>,
+    /// Blocks below this one attend to none of the keys.
+    first_attending: Val<'k, u32>,
+    end_attending: Val<'k, u32>,
+}
+
+pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
+    let params = Params::declare(k, spec);
+    let (scale, scale_log2, query_blocks) = (params.scale, params.scale_log2, params.query_blocks);
+    let (key_tile, query_tile) = (spec.key_tile(), spec.query_tile());
+    let block_log2 = QUERIES.trailing_zeros();
+    let piece_bytes = piece_bytes(spec.head);
+
+    let k_slot = k.shared("keys", key_tile.bytes(), 1024);
+    let v_slot = k.shared("values", key_tile.bytes(), 1024);
+    let q_slots = k.shared("queries", spec.stages * query_tile.bytes(), 1024);
+    let d_o_slots = k.shared("gradients of results", spec.stages * query_tile.bytes(), 1024);
+    // dS, two turns deep; at the end the same stages carry dK and dV out.
+    let ds = Staging::new(k, CONSUMERS, 2, STAGING);
+    let dq_slots = k.shared("gradients of queries", CONSUMERS * piece_bytes, 128);
+    let lse_slots = k.shared("log-sum-exp", spec.stages * NUMBERS_BYTES, 128);
+    let delta_slots = k.shared("delta", spec.stages * NUMBERS_BYTES, 128);
+    let tile_slot = k.shared("tile", 4, 4);
+    let keys_full = k.mbarrier_array("keys full", 1);
+    keys_full.arrivals().set(1);
+    let q_ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
+    let d_o_ring = Ring::new(k, spec.stages, CONSUMERS, RingScope::Cta);
+    let init = || {
+        keys_full.init();
+        [q_ring, d_o_ring].iter().for_each(|ring| ring.init());
+        [&params.q, &params.k, &params.v, &params.d_o].into_iter().for_each(|map| k.prefetch_tensormap(map));
+    };
+    roles::start(k, init, || {});
+
+    let number = match &params.turns {
+        None => k.cta(),
+        Some(turns) => {
+            k.when(k.thread().eq(0), || {
+                let number = k.atom_global(Atomic::Add, turns.next.address(), 0, 1u32, MemoryOrder::Relaxed(Scope::Gpu));
+                k.st_shared(tile_slot.address(), 0, number);
+            });
+            k.bar_sync();
+            k.uniform(k.ld_shared::<u32>(tile_slot.address(), 0))
+        }
+    };
+    let place = params.order.place(k, number);
+    // The first keys have the most queries where there is a diagonal, and are first; but in order, whoever is first has nobody to wait for.
+    let place = if spec.in_order { place } else { Place { row: params.order.rows - 1 - place.row, ..place } };
+    let first_key = place.row * KEYS;
+    // Blocks of queries by the first and the last key of this block.
+    let tile = {
+        let zero = k.constant(0u32);
+        // Rows of keys beyond the last are masked in each block.
+        let is_ragged = (first_key + KEYS).gt(params.keys);
+        match &params.band {
+            None => {
+                let first_whole = k.select(is_ragged, query_blocks, 0u32);
+                let end = query_blocks;
+                Tile { first_key, first: zero, end, first_whole, end_whole: end, first_attending: zero, end_attending: end }
+            }
+            Some(band) => {
+                // The first query that attends to a key, and the one behind the last.
+                let from = |key: Val<'k, u32>| (key.signed() - band.behind + 1).max(0).unsigned();
+                let until = |key: Val<'k, u32>| (key.signed() - band.before + 1).max(0).unsigned();
+                let (first, last) = (first_key, first_key + (KEYS - 1));
+                let up = |query: Val<'k, u32>| (query + (QUERIES - 1)) >> block_log2;
+                let first_attending = from(first) >> block_log2;
+                let end_attending = up(until(last)).min(query_blocks);
+                let first_turn = first_attending.min(query_blocks - 1);
+                let end = end_attending.max(first_turn + 1);
+                let first_whole = k.select(is_ragged, end, up(from(last)).max(first_turn).min(end));
+                let end_whole = (until(first) >> block_log2).min(end);
+                Tile { first_key, first: first_turn, end, first_whole, end_whole, first_attending, end_attending }
+            }
+        }
+    };
+    let batch_heads = place.batch * params.heads;
+    let first_head = place.head * params.group;
+    let block_number = |head: Val<'k, u32>, block: Val<'k, u32>| (batch_heads + head) * query_blocks + block;
+
+    let load = || {
+        let (q_cursor, d_o_cursor) = (q_ring.cursor(), d_o_ring.cursor());
+        let options = LoadOptions::default();
+        k.when(k.elect(), || {
+            let full = keys_full.at(0u32);
+            full.arrive_expect_tx(2 * key_tile.bytes());
+            let at = [tile.first_key, place.head, place.batch];
+            key_tile.load(k_slot.address(), &params.k, at, full, options);
+            key_tile.load(v_slot.address(), &params.v, at, full, options);
+            k.range(params.group, |member| {
+                let head = first_head + member;
+                k.range_step(tile.first, tile.end, 1, |block| {
+                    let numbers = block_number(head, block);
+                    let at = [block * QUERIES, head, place.batch];
+                    let full = q_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
+                    let stage = q_cursor.stage();
+                    query_tile.load(q_slots.address() + stage * query_tile.bytes(), &params.q, at, full, options);
+                    let to = lse_slots.address() + stage * NUMBERS_BYTES;
+                    k.bulk_load(to, params.lse_log2.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
+                    q_cursor.advance();
+                    let full = d_o_cursor.acquire(query_tile.bytes() + NUMBERS_BYTES);
+                    let stage = d_o_cursor.stage();
+                    query_tile.load(d_o_slots.address() + stage * query_tile.bytes(), &params.d_o, at, full, options);
+                    let to = delta_slots.address() + stage * NUMBERS_BYTES;
+                    k.bulk_load(to, params.delta.at(numbers, NUMBERS_BYTES), NUMBERS_BYTES, full);
+                    d_o_cursor.advance();
+                });
+            });
+        });
+    };
+
+    let send = || {
+        let leader = k.lane().eq(0);
+        k.range(params.group, |member| {
+            let head = first_head + member;
+            k.range_step(tile.first, tile.end, 1, |block| {
+                for warpgroup in 0..CONSUMERS {
+                    // Of the reductions on their way, the other consumer's may go on reading.
+                    k.when(leader, || k.bulk_wait_read(if spec.in_order { 0 } else { CONSUMERS - 1 - warpgroup }));
+                    k.warp_sync();
+                    k.barrier_arrive(ROOM + warpgroup, SENDER_AND_CONSUMER);
+                }
+                let adds = block.ge(tile.first_attending) & block.lt(tile.end_attending);
+                if let Some(turns) = &params.turns {
+                    // Those with later keys have added before.
+                    k.when(leader & adds, || {
+                        let last = match &params.band {
+                            None => turns.key_blocks - 1,
+                            Some(band) => {
+                                let last_query = (block * QUERIES + (QUERIES - 1)).signed();
+                                let until = (last_query + band.behind).max(1).min(params.keys.signed());
+                                ((until - 1).unsigned() >> KEYS.trailing_zeros()).min(turns.key_blocks - 1)
+                            }
+                        };
+                        let at = turns.added.at(block_number(head, block), 4);
+                        let before = last - place.row;
+                        k.repeat_until(|| {
+                            let added = k.ld_global_with::<u32>(at, 0, MemoryOrder::Acquire(Scope::Gpu), Cache::Default);
+                            added.ge(before)
+                        });
+                        k.fence(Fence::ProxyAsync);
+                    });
+                }
+                for warpgroup in 0..CONSUMERS {
+                    k.barrier_sync(WRITTEN + warpgroup, SENDER_AND_CONSUMER);
+                    k.when(leader & adds, || {
+                        let to = params.dq.at(block_number(head, block) * CONSUMERS + warpgroup, piece_bytes);
+                        k.bulk_reduce(BulkReduce::Add, Ty::F32, to, dq_slots.address() + warpgroup * piece_bytes, piece_bytes);
+                        k.bulk_commit();
+                    });
+                }
+                if let Some(turns) = &params.turns {
+                    k.when(leader & adds, || {
+                        k.bulk_wait(0);
+                        k.fence(Fence::ProxyAsync);
+                        let at = turns.added.at(block_number(head, block), 4);
+                        k.red_global(Atomic::Add, at, 0, &[k.constant(1u32)], MemoryOrder::Release(Scope::Gpu));
+                    });
+                }
+            });
+        });
+        k.when(leader, || k.bulk_wait(0));
+    };
+
+    let differentiate = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let s = Fragment::<f32>::unset(k, QUERIES);
+        let dp = Fragment::<f32>::unset(k, QUERIES);
+        let dk = Fragment::<f32>::unset(k, spec.head);
+        let dv = Fragment::<f32>::unset(k, spec.head);
+        let dq = Fragment::<f32>::unset(k, own_elements(spec.head));
+        // dS of one consumer's keys: 64 queries, whose depth is the keys.
+        let ds_tile = HeadTile { rows: QUERIES, elements: PANEL, ty: spec.ty.map() };
+        let zero = k.constant(0u32);
+        let k_low = key_tile.along(k_slot.address(), warpgroup * OWN_KEYS);
+        let v_low = key_tile.along(v_slot.address(), warpgroup * OWN_KEYS);
+        // This consumer's elements: a panel, or half of one.
+        let k_across_low = key_tile.across(k_slot.address()) + warpgroup * key_tile.across_elements(own_elements(spec.head));
+        let (q_low, d_o_low) = (query_tile.along(q_slots.address(), zero), query_tile.along(d_o_slots.address(), zero));
+        let (q_across_low, d_o_across_low) = (query_tile.across(q_slots.address()), query_tile.across(d_o_slots.address()));
+        let ds_low = ds_tile.along(ds.stage(zero, 0), zero);
+        let (q_cursor, d_o_cursor) = (q_ring.cursor(), d_o_ring.cursor());
+        let column = Fragment::<f32>::column(thread);
+        // Whether dK and dV have been begun.
+        let begun = k.var_named("begun", 0u32);
+        let turn_parity = k.var_named("turn parity", 0u32);
+
+        // Of a row's key: the first query that attends to it, and the one behind the last.
+        let limits = [0, 8].map(|below| {
+            let key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread) + below;
+            let (from, until) = match &params.band {
+                None => (k.constant(0i32), k.constant(NEVER)),
+                Some(band) => (key.signed() - band.behind + 1, (key.signed() - band.before + 1).min(band.queries)),
+            };
+            (k.select(key.lt(params.keys), from, NEVER) - column.signed(), until - column.signed())
+        });
+
+        // Keys by queries, both along the head.
+        let multiply_transposed = |d: &Fragment<'k, f32>, keys: Val<'k, u32>, queries: Val<'k, u32>| {
+            k.wgmma_fence();
+            for step in 0..spec.head / 16 {
+                let a = descriptor(keys + key_tile.along_steps(step));
+                let b = descriptor(queries + query_tile.along_steps(step));
+                k.wgmma(spec.transposed_shape(), d.registers(), WgmmaA::Shared(a), b, step > 0);
+            }
+            k.wgmma_commit();
+        };
+        // Registers by queries across.
+        let add_keys = |d: &Fragment<'k, f32>, a: &[[Val<'k, u32>; 4]], queries: Val<'k, u32>| {
+            k.wgmma_fence();
+            let adds = begun.ne(0);
+            for (step, a) in (0..).zip(a) {
+                let b = descriptor(queries + query_tile.across_steps(step));
+                let adds = if step == 0 { adds } else { k.constant(true) };
+                k.wgmma(spec.key_shape(), d.registers(), WgmmaA::Registers(a), b, adds);
+            }
+            k.wgmma_commit();
+        };
+        let packed = |fragment: &Fragment<'k, f32>| -> Vec<[Val<'k, u32>; 4]> {
+            (0..QUERIES / 16).map(|step| fragment.pack_a(step, spec.ty.packed())).collect()
+        };
+        // One number for each query: a column of the transposed products.
+        let queries_numbers = |slot: Val<'k, u32>, part: u32| k.ld_shared_vector::<f32>(slot + (column << 2), i64::from(32 * part), 2);
+
+        let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
+
+        let turn = |block: Val<'k, u32>, masked: bool, mods: Option<&(&Mod<'k>, HeadMods<'k>)>| {
+            q_cursor.wait();
+            let q_stage = q_cursor.stage();
+            multiply_transposed(&s, k_low, q_low + query_tile.slots(q_stage));
+            d_o_cursor.wait();
+            let d_o_stage = d_o_cursor.stage();
+            multiply_transposed(&dp, v_low, d_o_low + query_tile.slots(d_o_stage));
+
+            let first_query = (block << block_log2).signed();
+            let own = limits.map(|(from, until)| (from - first_query, until - first_query));
+            let is_outside = |part: u32, half: u32, odd: u32| {
+                let (from, until) = own[half as usize];
+                let query = (8 * part + odd) as i32;
+                let outside = from.gt(query);
+                if spec.mask == Mask::Band { outside | until.le(query) } else { outside }
+            };
+            k.wgmma_wait(1);
+            // Probabilities of one block of 8 queries, of scores with this factor.
+            let exponentiate = |part: u32, factor: Val<'k, f32>| {
+                let lse = queries_numbers(lse_slots.address() + q_stage * NUMBERS_BYTES, part);
+                for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let element = s.element(part, half, odd);
+                    let p = k.fma(element, factor, -lse[odd as usize]).exp2();
+                    element.set(if masked { k.select(is_outside(part, half, odd), 0.0, p) } else { p });
+                }
+            };
+            let p = match mods {
+                None => {
+                    (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
+                    packed(&s)
+                }
+                Some((score_mod, of_head)) => {
+                    let own_key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
+                    let places = KeyRows {
+                        keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
+                        first_query: first_query.unsigned() + column,
+                        last_query: score_mod.last_query,
+                        shift: score_mod.shift,
+                    };
+                    // A few at a time, for registers are short: the probabilities of a part are packed before they get the slope of the cap.
+                    let of_part = |part: u32| {
+                        let own = elements(&s, part..part + 1);
+                        score_mod.of.apply(k, spec.ty, of_head, &own, &places, &bends);
+                        let is_hidden: Vec<Val<'k, bool>> = own.iter().map(|(score, ..)| score.eq(f32::NEG_INFINITY)).collect();
+                        exponentiate(part, k.constant(LOG2_E));
+                        let packed = [0, 2].map(|pair: usize| k.pack::<u32>(spec.ty.packed(), own[pair].0.get(), own[pair + 1].0.get()));
+                        for (((element, ..), bend), is_hidden) in own.iter().zip(&bends).zip(is_hidden) {
+                            element.set(k.select(is_hidden, HIDDEN, *element * *bend));
+                        }
+                        packed
+                    };
+                    let of_step = |step: u32| {
+                        let ([a, b], [c, d]) = (of_part(2 * step), of_part(2 * step + 1));
+                        [a, b, c, d]
+                    };
+                    (0..QUERIES / 16).map(of_step).collect()
+                }
+            };
+            k.wgmma_wait(0);
+            for part in 0..QUERIES / 8 {
+                let delta = queries_numbers(delta_slots.address() + d_o_stage * NUMBERS_BYTES, part);
+                for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let element = dp.element(part, half, odd);
+                    let factor = s.element(part, half, odd);
+                    let ds = (element - delta[odd as usize]) * factor;
+                    let ds = if mods.is_some() { k.select(factor.lt(0.0), 0.0, ds) } else { ds };
+                    // What is not attended to may be no number.
+                    element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
+                }
+            }
+            add_keys(&dv, &p, d_o_across_low + query_tile.slots(d_o_stage));
+
+            let ds_values = packed(&dp);
+            let stage = ds.stage(warpgroup, 0) + turn_parity * STAGE_BYTES;
+            for (step, values) in (0..).zip(&ds_values) {
+                ds.write_halves_transposed(stage, thread, step, values);
+            }
+            k.fence_proxy_async();
+            k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
+            k.wgmma_fence();
+            for step in 0..KEYS / 16 {
+                let consumer = (step / 4 * ds.stages() * STAGE_BYTES) >> 4;
+                let a = descriptor(ds_low + turn_parity * (STAGE_BYTES >> 4) + (consumer + ds_tile.along_steps(step % 4)));
+                let b = descriptor(k_across_low + key_tile.across_steps(step));
+                k.wgmma(spec.query_shape(), dq.registers(), WgmmaA::Shared(a), b, step > 0);
+            }
+            k.wgmma_commit();
+
+            k.wgmma_wait(1);
+            d_o_cursor.release(d_o_stage, thread);
+            d_o_cursor.advance();
+            add_keys(&dk, &ds_values, q_across_low + query_tile.slots(q_stage));
+            k.wgmma_wait(1);
+            k.barrier_sync(warpgroup + ROOM, SENDER_AND_CONSUMER);
+            let room = dq_slots.address() + warpgroup * piece_bytes + (thread << 4);
+            for (i, four) in dq.registers().chunks(4).enumerate() {
+                let values: Vec<Val<'k, f32>> = four.iter().map(|register| register.get()).collect();
+                k.st_shared_vector(room, i as i64 * i64::from(WARPGROUP) * 16, &values);
+            }
+            k.fence_proxy_async();
+            k.barrier_arrive(warpgroup + WRITTEN, SENDER_AND_CONSUMER);
+            k.wgmma_wait(0);
+            q_cursor.release(q_stage, thread);
+            q_cursor.advance();
+            begun.set(1u32);
+            turn_parity.set(turn_parity ^ 1);
+        };
+
+        keys_full.at(0u32).wait(0u32);
+        k.range(params.group, |member| {
+            if let Some(score_mod) = &params.score_mod {
+                // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
+                let mods = (score_mod, score_mod.of.of_head(k, place.batch, first_head + member));
+                k.range_step(tile.first, tile.end, 1, |block| turn(block, true, Some(&mods)));
+                return;
+            }
+            k.range_step(tile.first, tile.first_whole, 1, |block| turn(block, true, None));
+            k.range_step(tile.first_whole, tile.end_whole, 1, |block| turn(block, false, None));
+            if spec.mask == Mask::Band {
+                k.range_step(tile.end_whole.max(tile.first_whole), tile.end, 1, |block| turn(block, true, None));
+            }
+        });
+
+        // The other consumer's last product may still read this one's stages.
+        k.barrier_sync(BOTH, CONSUMERS * WARPGROUP);
+        let row = tile.first_key + warpgroup * OWN_KEYS;
+        dk.map_in_place(|value, _, _| value * scale);
+        let results = [(&dv, &params.dv, params.has_dv), (&dk, &params.dk, params.has_dk)];
+        let panels = results.into_iter().flat_map(|result| (0..spec.head / PANEL).map(move |panel| (result, panel)));
+        for (turn, ((result, map, is_written), panel)) in (0..).zip(panels) {
+            let stage = ds.stage(warpgroup, turn % ds.stages());
+            ds.acquire(warpgroup, thread, ds.stages() - 1);
+            for pair in 0..4 {
+                ds.write_halves(stage, thread, pair, &result.pack_a(4 * panel + pair, spec.ty.packed()));
+            }
+            k.fence_proxy_async();
+            k.barrier_sync(warpgroup + STAGING, WARPGROUP);
+            k.when(thread.eq(0), || {
+                k.when(is_written.ne(0), || {
+                    let at = [k.constant(panel * PANEL), row, place.head, place.batch].map(|at| at.signed());
+                    k.tma_store(map, &at, stage);
+                });
+                k.bulk_commit();
+            });
+        }
+        ds.finish(thread);
+    };
+
+    let serve = || {
+        k.warp_roles(&[
+            Role { name: "load", warps: 1, registers: None, body: &load },
+            Role { name: "send", warps: 1, registers: None, body: &send },
+        ]);
+    };
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(24), body: &serve },
+        Role { name: "consumer", warps: 4 * CONSUMERS, registers: Some(240), body: &differentiate },
+    ]);
+}

@@ -1,0 +1,334 @@
+//! `attention.backward`: the gradient of attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
+//!
+//! **What.** bf16 and f16, heads of up to 128 elements (multiples of 8), grouped heads, windows around either diagonal, sinks and biases without their gradients;
+//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
+//! any strides that TMA takes. Workspace is of the size of the queries, in f32.
+//!
+//! **Method.** Three launches: two numbers of each query; the products, a CTA for each 128 keys, which goes through all queries that attend to them and
+//! through all heads that share them; the gradient of the queries, which the CTAs have added up in f32, rounded. Shares of it are added as they come, or in
+//! one order: then the CTA of the last keys is first, and each waits for the one behind it.
+//!
+//! **When it wins.** On compute capability 9.0, wherever it takes the problem.
+//!
+//! **Numbers.** Scores and sums are in f32; the probabilities and the gradients of the scores are rounded to the type of the queries before they are
+//! multiplied; one beyond the range of f16 is infinite there. Results repeat bit for bit where shares are added in order; elsewhere the gradients of keys and values do.
+//!
+//! **Source.** Shah et al., "FlashAttention-3", 2024, appendix B; Dao, "FlashAttention-2", 2023, algorithm 2.
+
+mod around;
+mod kernel;
+mod spec;
+
+#[cfg(test)]
+mod tests;
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
+use verdigris_kir::ir::{Access, Target};
+use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
+use verdigris_tensor::DType;
+
+use super::half::Half;
+use super::mapped::{self, UNBOUNDED};
+use super::order::OrderArgs;
+use super::score_mod::{self, ScoreModArgs};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Loop, Stream, Traffic, Work, wgmma_cycles};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::fuse::steps::host_number;
+use crate::layout::space::element;
+
+use around::{BeforeArgs, BehindArgs, MOST_ELEMENTS, ROWS, RowsArgs};
+use kernel::{BandArgs, ModArgs, ParamsArgs, TurnsArgs};
+use spec::{Around, CONSUMERS, KEYS, Mask, QUERIES, Spec, piece_bytes};
+
+/// Elements of a head for which there are kernels.
+const HEADS: [u32; 2] = [64, 128];
+/// Blocks of queries in shared memory at a time.
+const STAGES: u32 = 2;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Backward {
+    problem: AttentionProblem,
+    o: View,
+    log_sum_exp: View,
+    d_o: View,
+    /// Of queries, keys, values.
+    gradients: [Option<View>; 3],
+    ty: Half,
+    scale: f32,
+    head: u32,
+    mask: Mask,
+    score_mod: bool,
+    arch: Arch,
+}
+
+impl Algorithm for Backward {
+    const ID: EngineId = EngineId { name: "attention.backward", number: 902 };
+    const VERSION: u32 = 1;
+    type Config = Spec;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Attention(p) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
+        };
+        let AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } = &p.pass else {
+            return Err(Self::ID.refusal(Reason::Direction, "attention itself, taken is the gradient"));
+        };
+        Self::ID.require(
+            arch.runs(Target::Sm90a),
+            Reason::Target,
+            format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
+        )?;
+        let optional = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().filter_map(|(name, view)| Some((name, view.as_ref()?)));
+        let mapped: Vec<(&str, &View)> =
+            [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o), ("d_o", d_o)].into_iter().chain(optional).collect();
+        let ty = mapped::require(Self::ID, p, &mapped)?;
+        let score_mod = score_mod::is_needed(p);
+        score_mod::require(Self::ID, p)?;
+        let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
+        let of_eight = [p.d, p.d_v].iter().all(|extent| extent.is_multiple_of(8) && *extent <= u64::from(MOST_ELEMENTS));
+        Self::ID.require(
+            of_eight,
+            Reason::Extent,
+            format_args!("heads of {} and {} elements, taken are multiples of 8 up to {MOST_ELEMENTS}", p.d, p.d_v),
+        )?;
+        // Rows beyond a length hold anything, and are multiplied by 0 here.
+        let has_lengths = p.q_lengths.is_some() || p.kv_lengths.is_some();
+        Self::ID.require(!has_lengths, Reason::Epilogue, "lengths, taken without")?;
+        Self::ID.require(dbias.is_none() && dsinks.is_none(), Reason::Epilogue, "a gradient of bias or sinks, taken without")?;
+        Self::ID.require(
+            log_sum_exp.dtype == DType::F32,
+            Reason::DType,
+            format_args!("log_sum_exp of {}, taken is f32", log_sum_exp.dtype),
+        )?;
+        let rows = u128::from(p.b) * u128::from(p.h) * u128::from(p.s_q.max(p.s_kv) + 256);
+        Self::ID.require(rows < 1 << 31, Reason::Extent, format_args!("{rows} rows of all heads, taken are fewer than 2^31"))?;
+        let mask = if score_mod || p.left.is_some() || p.right.is_some() { Mask::Band } else { Mask::End };
+        let head = if p.d.max(p.d_v) <= u64::from(HEADS[0]) { HEADS[0] } else { HEADS[1] };
+        Ok(Backward {
+            problem: p.clone(),
+            o: o.clone(),
+            log_sum_exp: log_sum_exp.clone(),
+            d_o: d_o.clone(),
+            gradients: [dq, dk, dv].map(Clone::clone),
+            ty,
+            scale,
+            head,
+            mask,
+            score_mod,
+            arch: arch.clone(),
+        })
+    }
+
+    fn configs(&self) -> Vec<Spec> {
+        let Backward { ty, head, mask, score_mod, .. } = *self;
+        [false, true].map(|in_order| Spec { ty, head, stages: STAGES, mask, in_order, score_mod }).to_vec()
+    }
+
+    fn knobs(spec: &Spec) -> Knobs {
+        Knobs::new([("ordered", u32::from(spec.in_order))])
+    }
+
+    fn notes(&self, spec: &Spec) -> Notes {
+        // The gradient of the queries alone is a sum of shares.
+        let deterministic = spec.in_order || self.gradients[0].is_none() || self.problem.s_kv <= u64::from(KEYS);
+        Notes { tensor_core: true, deterministic, ..Notes::of(DType::F32) }
+    }
+
+    fn work(&self, spec: &Spec) -> Work {
+        let p = &self.problem;
+        let [queries, keys, head] = [QUERIES, KEYS, spec.head].map(f64::from);
+        let matrices = (p.b * p.h_kv) as f64;
+        let key_blocks = p.s_kv.div_ceil(u64::from(KEYS));
+        let (mut turns, mut most) = (0.0, 0u64);
+        for block in 0..key_blocks {
+            let of_block = self.turns(block) * p.group();
+            turns += of_block as f64;
+            most = most.max(of_block);
+        }
+        let (tiles, resident) = (key_blocks as f64 * matrices, f64::from(self.arch.sm_count));
+        let all = turns * matrices;
+        let loaded_bytes = 2.0 * queries * head * 2.0;
+        // Whoever adds in order starts later: as many turns as others are in front of it and run beside it.
+        let waits = if spec.in_order { (resident / matrices).min(key_blocks as f64) } else { 0.0 };
+        let rows = (p.b * p.h * p.s_q) as f64;
+        let padded = (p.b * p.h) as f64 * (self.query_blocks() * u64::from(QUERIES)) as f64;
+        let of = |elements: f64| rows * elements * 2.0;
+        let main = Loop {
+            kernel: Self::ID.name,
+            product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
+            matrices: (p.b * p.h) as f64,
+            window: [1.0; 3],
+            tile: [keys, 2.0 * head],
+            tiles,
+            grid: tiles.min(resident),
+            resident,
+            steps: all / tiles,
+            longest_steps: (all / resident).max(most as f64) + waits,
+            longest_tiles: (tiles / resident).ceil(),
+            parts: 1.0,
+            tensor_cycles: 2.0 * wgmma_cycles(keys, queries) * head / 64.0
+                + 2.0 * wgmma_cycles(keys, head) * queries / 64.0
+                + wgmma_cycles(queries, head) * keys / 64.0,
+            fma_cycles: keys * queries / 16.0,
+            shared_bytes: (2.0 * keys * head + 4.0 * queries * head * keys / 64.0 + 2.0 * keys * queries + queries * head * 4.0) * 2.0,
+            loaded_bytes: loaded_bytes + queries * head * 4.0,
+            issued: (10.0 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }) * keys * queries / 32.0,
+            tile_issued: 4.0 * keys * head / 32.0,
+            tile_loaded_bytes: 2.0 * keys * head * 2.0,
+            traffic_bytes: 3.0 * of((p.d + p.d_v) as f64) + padded * head * 8.0,
+            operand_bytes: 2.0,
+            result_bytes: 2.0,
+            threads: 384.0,
+            cluster: 1.0,
+            stages: f64::from(spec.stages),
+            copy_bytes: 16.0,
+            across_depth: [false, true],
+            store_bytes: 16.0,
+            ..Loop::default()
+        };
+        let before = Stream::new(Traffic::Lines, of(2.0 * p.d_v as f64) + rows * 12.0);
+        let zeros = Stream::new(Traffic::Lines, padded * head * 4.0);
+        let behind = Stream::new(Traffic::Lines, padded * head * 4.0 + of(p.d as f64));
+        Work::of(main).beside([before, zeros].into_iter().chain(self.gradients[0].is_some().then_some(behind)))
+    }
+
+    fn lower(&self, spec: &Spec) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = empty_program(&p.slots());
+        let (query_blocks, key_blocks) = (self.query_blocks(), p.s_kv.div_ceil(u64::from(KEYS)) as u32);
+        let heads = p.b * p.h;
+        let blocks = heads * query_blocks;
+        let padded = blocks * u64::from(QUERIES);
+        let [delta, lse_log2] = ["delta", "log-sum-exp"].map(|name| program.add_scratch(name, padded * 4));
+        let pieces_bytes = blocks * u64::from(CONSUMERS * piece_bytes(spec.head));
+        let pieces = program.add_scratch("gradient of the queries", pieces_bytes);
+        program.steps.push(Step::Fill { at: pieces, bytes: pieces_bytes, value: 0 });
+        let turns = spec.in_order.then(|| {
+            let bytes = (blocks + 1) * 4;
+            let counts = program.add_scratch("shares added", bytes);
+            program.steps.push(Step::Fill { at: counts, bytes, value: 0 });
+            TurnsArgs { next: counts, added: Address { offset_bytes: counts.offset_bytes + 4, ..counts }, key_blocks }
+        });
+
+        let rows =
+            |view: &View| RowsArgs { at: element(view, []), strides_bytes: [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64) };
+        let before = BeforeArgs {
+            o: rows(&self.o),
+            d_o: rows(&self.d_o),
+            log_sum_exp: rows(&self.log_sum_exp),
+            delta,
+            lse_log2,
+            queries: p.s_q as u32,
+            vectors: (p.d_v / 8) as u32,
+            ctas: (query_blocks * u64::from(QUERIES / ROWS)) as u32,
+            heads: p.h as u32,
+        };
+        let grid = [(padded / u64::from(ROWS)) as u32, 1, 1];
+        program.launch(Launch::new(Around::Before(self.ty).kernel(), grid, before.bound(&())));
+
+        let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
+        let corner = if p.corner == Corner::BottomRight { p.s_kv as i32 - p.s_q as i32 } else { 0 };
+        let band = BandArgs {
+            before: p.left.map_or(-UNBOUNDED, |left| corner - left as i32),
+            behind: p.right.map_or(UNBOUNDED, |right| corner + right as i32 + 1),
+            queries: p.s_q as i32,
+        };
+        let order = OrderArgs::new(key_blocks, p.h_kv as u32, p.b as u32, if spec.in_order { self.section() } else { 1 });
+        let [dq, dk, dv] = &self.gradients;
+        let args = ParamsArgs {
+            q: map("q", &p.q, spec.query_tile().map(Access::Read)),
+            k: map("k", &p.k, spec.key_tile().map(Access::Read)),
+            v: map("v", &p.v, spec.key_tile().map(Access::Read)),
+            d_o: map("d_o", &self.d_o, spec.query_tile().map(Access::Read)),
+            // Of one that is not written, a map that is not used.
+            dk: map("dk", dk.as_ref().unwrap_or(&p.k), spec.gradient_map()),
+            dv: map("dv", dv.as_ref().unwrap_or(&p.v), spec.gradient_map()),
+            has_dk: u32::from(dk.is_some()),
+            has_dv: u32::from(dv.is_some()),
+            lse_log2,
+            delta,
+            dq: pieces,
+            keys: p.s_kv as u32,
+            query_blocks: query_blocks as u32,
+            scale: host_number(p.scale),
+            scale_log2: self.scale * std::f32::consts::LOG2_E,
+            order,
+            group: p.group() as u32,
+            heads: p.h as u32,
+            band: (spec.mask == Mask::Band).then_some(band),
+            turns,
+            score_mod: spec.score_mod.then(|| ModArgs {
+                of: ScoreModArgs::of(p),
+                last_query: p.s_q as u32 - 1,
+                last_key: p.s_kv as u32 - 1,
+                shift: p.s_kv as i32 - p.s_q as i32,
+            }),
+        };
+        program.launch(Launch::new(spec.kernel(), [order.tiles, 1, 1], args.bound(spec)).overlapping());
+
+        if let Some(dq) = dq {
+            let args = BehindArgs {
+                pieces,
+                lse_log2,
+                dq: element(dq, []),
+                strides_bytes: [0, 1, 2].map(|i| dq.strides[i] * 2),
+                queries: p.s_q as u32,
+                keys: p.s_kv as u32,
+                before: band.before,
+                behind: band.behind,
+                elements: p.d as u32,
+                scale: host_number(p.scale),
+                pieces_of_head: (query_blocks * u64::from(CONSUMERS)) as u32,
+                heads: p.h as u32,
+            };
+            let grid = [(blocks * u64::from(CONSUMERS)) as u32, 1, 1];
+            let behind = Around::Behind(self.ty, spec.head);
+            program.launch(Launch::new(behind.kernel(), grid, args.bound(&())).overlapping());
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let mut kernels = Vec::new();
+        for ty in Half::ALL {
+            for head in HEADS {
+                for (mask, score_mod) in [(Mask::End, false), (Mask::Band, false), (Mask::Band, true)] {
+                    kernels.extend([false, true].map(|in_order| Spec { ty, head, stages: STAGES, mask, in_order, score_mod }.kernel()));
+                }
+                kernels.push(Around::Behind(ty, head).kernel());
+            }
+            kernels.push(Around::Before(ty).kernel());
+        }
+        kernels
+    }
+}
+
+impl Backward {
+    fn query_blocks(&self) -> u64 {
+        self.problem.s_q.div_ceil(u64::from(QUERIES))
+    }
+
+    /// Blocks of queries that a block of keys goes through.
+    fn turns(&self, block: u64) -> u64 {
+        let p = &self.problem;
+        let (queries, rows) = (p.s_q as i64, i64::from(QUERIES));
+        let corner = if p.corner == Corner::BottomRight { p.s_kv as i64 - queries } else { 0 };
+        let (first, last) = ((block * u64::from(KEYS)) as i64, ((block + 1) * u64::from(KEYS)).min(p.s_kv) as i64 - 1);
+        let from = p.right.map_or(0, |right| (first - corner - i64::from(right)).clamp(0, queries));
+        let until = p.left.map_or(queries, |left| (last - corner + i64::from(left) + 1).clamp(0, queries));
+        ((until + rows - 1) / rows - from / rows).max(1) as u64
+    }
+
+    /// Heads of keys whose queries and gradients stay in half of the L2 together.
+    fn section(&self) -> u32 {
+        let p = &self.problem;
+        let head_bytes = (p.s_q * (p.d + p.d_v) * 4 * p.group()).max(1);
+        (self.arch.l2_bytes / 2 / head_bytes).clamp(1, 1 << 16) as u32
+    }
+}

@@ -1,0 +1,275 @@
+//! The launches on the interpreter against plain loops.
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Determinism, HostScalar, Problem, Real, Slot, View};
+use verdigris_kir::execution::HostValue;
+use verdigris_kir::interp::{self, Kernels, Memory};
+use verdigris_tensor::DType;
+
+use super::super::half::Half;
+use super::super::testing::{Numbers, cut_off, from_half, halves, schedules};
+use super::{Backward, Spec};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+
+/// A small problem; tensors lie as `[b, s, h, d]`.
+#[derive(Clone, Copy)]
+struct Case {
+    ty: Half,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: usize,
+    head: usize,
+    value: usize,
+    left: Option<u32>,
+    right: Option<u32>,
+    bottom_right: bool,
+    score_mod: Mods,
+}
+
+/// What stands between the products.
+#[derive(Clone, Copy)]
+struct Mods {
+    soft_cap: Option<f64>,
+    /// A bias of each head, query and key, and its type.
+    bias: Option<DType>,
+    mask: bool,
+    slopes: bool,
+    /// The scale is given at execution.
+    is_bound: bool,
+}
+
+const PLAIN: Mods = Mods { soft_cap: None, bias: None, mask: false, slopes: false, is_bound: false };
+
+const SMALL: Case = Case {
+    ty: Half::Bf16,
+    batch: 1,
+    heads: 1,
+    kv_heads: 1,
+    queries: 64,
+    keys: 128,
+    head: 64,
+    value: 64,
+    left: None,
+    right: None,
+    bottom_right: false,
+    score_mod: PLAIN,
+};
+
+const SCALE: f64 = 0.25;
+
+/// What f64 says of a tensor, each number with its bound.
+type Wanted = Vec<(f64, f64)>;
+
+/// Sums of products and what they may be off: halves are rounded to on the way, and at the end.
+#[derive(Default, Clone, Copy)]
+struct Sum {
+    sum: f64,
+    size: f64,
+}
+
+impl Sum {
+    fn add(&mut self, term: f64, size: f64) {
+        self.sum += term;
+        self.size += size;
+    }
+}
+
+fn run(case: Case) {
+    let Case { ty, batch, heads, kv_heads, queries, keys, head, value, .. } = case;
+    let mut numbers = Numbers::new((queries * 1000 + keys + head) as u64);
+    let (q, d_o) = (numbers.take(batch * queries * heads * head), numbers.take(batch * queries * heads * value));
+    let (k, v) = (numbers.take(batch * keys * kv_heads * head), numbers.take(batch * keys * kv_heads * value));
+    let mods = case.score_mod;
+    let bias = numbers.take(heads * queries * keys);
+    // A query in five attends to nothing.
+    let may_attend = |i: usize, j: usize| !i.is_multiple_of(5) && !(i + j).is_multiple_of(3);
+    let slope = |n: usize| 0.25 / (n + 1) as f32;
+    let shift = keys as i64 - queries as i64;
+    let corner = if case.bottom_right { keys as i64 - queries as i64 } else { 0 };
+    let row = |matrix: &[f32], row: usize, elements: usize| -> Vec<f64> {
+        matrix[row * elements..][..elements].iter().map(|x| f64::from(*x)).collect()
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+
+    let (mut o, mut lse) = (vec![0.0f32; d_o.len()], vec![f32::NEG_INFINITY; batch * heads * queries]);
+    let mut sums = [vec![Sum::default(); q.len()], vec![Sum::default(); k.len()], vec![Sum::default(); v.len()]];
+    for b in 0..batch {
+        for n in 0..heads {
+            let own = n / (heads / kv_heads);
+            for i in 0..queries {
+                let q_row = (b * queries + i) * heads + n;
+                let kv_row = |j: usize| (b * keys + j) * kv_heads + own;
+                let at = i as i64 + corner;
+                let is_attended = |j: i64| {
+                    case.left.is_none_or(|left| j >= at - i64::from(left)) && case.right.is_none_or(|right| j <= at + i64::from(right))
+                };
+                let attended: Vec<usize> = (0..keys).filter(|&j| is_attended(j as i64) && (!mods.mask || may_attend(i, j))).collect();
+                let query = row(&q, q_row, head);
+                // Each score, and the slope of its cap.
+                let score = |j: usize| {
+                    let product = dot(&query, &row(&k, kv_row(j), head)) * SCALE;
+                    let tanh = mods.soft_cap.map_or(0.0, |cap| (product / cap).tanh());
+                    let bias = if mods.bias.is_some() { f64::from(bias[(n * queries + i) * keys + j]) } else { 0.0 };
+                    let distance = (i as i64 + shift - j as i64).abs() as f64;
+                    let beside = bias - if mods.slopes { f64::from(slope(n)) * distance } else { 0.0 };
+                    (mods.soft_cap.map_or(product, |cap| cap * tanh) + beside, 1.0 - tanh * tanh)
+                };
+                let (scores, bends): (Vec<f64>, Vec<f64>) = attended.iter().map(|&j| score(j)).unzip();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                if attended.is_empty() {
+                    continue;
+                }
+                let logarithm = most + scores.iter().map(|s| (s - most).exp()).sum::<f64>().ln();
+                lse[(b * heads + n) * queries + i] = logarithm as f32;
+                let p: Vec<f64> = scores.iter().map(|s| (s - logarithm).exp()).collect();
+                for e in 0..value {
+                    let sum: f64 = attended.iter().zip(&p).map(|(&j, p)| p * f64::from(v[kv_row(j) * value + e])).sum();
+                    // As the forward kernel leaves it: rounded.
+                    o[q_row * value + e] = cut_off(ty, sum);
+                }
+                let gradient = row(&d_o, q_row, value);
+                let delta: f64 = dot(&gradient, &row(&o, q_row, value));
+                for ((&j, p), bend) in attended.iter().zip(&p).zip(bends) {
+                    let dp = dot(&gradient, &row(&v, kv_row(j), value));
+                    let ds = p * bend * (dp - delta);
+                    // What the difference may be off beside its rounding: sums of f32, and exponentials of it.
+                    let ds_size = ds.abs() + p * (dp.abs() + delta.abs()) * 0.02;
+                    for e in 0..head {
+                        let (x, y) = (f64::from(k[kv_row(j) * head + e]), query[e]);
+                        sums[0][q_row * head + e].add(ds * x * SCALE, ds_size * x.abs() * SCALE);
+                        sums[1][kv_row(j) * head + e].add(ds * y * SCALE, ds_size * y.abs() * SCALE);
+                    }
+                    for e in 0..value {
+                        sums[2][kv_row(j) * value + e].add(p * gradient[e], (p * gradient[e]).abs());
+                    }
+                }
+            }
+        }
+    }
+    let unit = if ty == Half::Bf16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
+    let wanted: [Wanted; 3] = sums.map(|sums| sums.into_iter().map(|Sum { sum, size }| (sum, size * 2.0 * unit + 1e-5)).collect());
+
+    let mut in_order: Option<Vec<u8>> = None;
+    for options in schedules() {
+        let mut memory = Memory::new();
+        let [q_slot, k_slot, v_slot, o_slot, d_o_slot] = [&q, &k, &v, &o, &d_o].map(|values| memory.add(&halves(ty, values)));
+        let lse_slot = memory.add(&lse.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let wide = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let bias_slot = memory.add(&if mods.bias == Some(DType::F32) { wide(&bias) } else { halves(ty, &bias) });
+        let mask: Vec<u8> = (0..queries).flat_map(|i| (0..keys).map(move |j| u8::from(may_attend(i, j)))).collect();
+        let (mask_slot, slope_slot) = (memory.add(&mask), memory.add(&wide(&(0..heads).map(slope).collect::<Vec<f32>>())));
+        let options = interp::Options { host_scalars: vec![HostValue::Real(SCALE)], ..options };
+        let line = |slot: usize, dtype: DType, strides: [usize; 4]| View {
+            slot: Slot(slot as u32),
+            dtype,
+            offset: 0,
+            strides: strides.map(|n| n as u64).to_vec(),
+        };
+        let outputs = wanted.each_ref().map(|wanted| memory.add_filled((wanted.len() * 2) as u64, 0xff));
+        let view = |slot: usize, elements: usize, rows: usize, heads: usize| View {
+            slot: Slot(slot as u32),
+            dtype: ty.dtype(),
+            offset: 0,
+            strides: [rows * heads * elements, elements, heads * elements, 1].map(|n| n as u64).to_vec(),
+        };
+        let problem = AttentionProblem {
+            b: batch as u64,
+            h: heads as u64,
+            h_kv: kv_heads as u64,
+            s_q: queries as u64,
+            s_kv: keys as u64,
+            d: head as u64,
+            d_v: value as u64,
+            compute: DType::F32,
+            determinism: Determinism::Any,
+            corner: if case.bottom_right { Corner::BottomRight } else { Corner::TopLeft },
+            left: case.left,
+            right: case.right,
+            soft_cap: mods.soft_cap.map(Real),
+            q: view(q_slot, head, queries, heads),
+            k: view(k_slot, head, keys, kv_heads),
+            v: view(v_slot, value, keys, kv_heads),
+            bias: mods.bias.map(|dtype| line(bias_slot, dtype, [0, queries * keys, keys, 1])),
+            mask: mods.mask.then(|| line(mask_slot, DType::U8, [0, 0, keys, 1])),
+            slopes: mods.slopes.then(|| line(slope_slot, DType::F32, [0, 1, 0, 0])),
+            sinks: None,
+            q_lengths: None,
+            kv_lengths: None,
+            scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(SCALE)) },
+            pass: AttentionPass::Backward {
+                o: view(o_slot, value, queries, heads),
+                log_sum_exp: line(lse_slot, DType::F32, [heads * queries, queries, 1, 0]),
+                d_o: view(d_o_slot, value, queries, heads),
+                dq: Some(view(outputs[0], head, queries, heads)),
+                dk: Some(view(outputs[1], head, keys, kv_heads)),
+                dv: Some(view(outputs[2], value, keys, kv_heads)),
+                dbias: None,
+                dsinks: None,
+            },
+        };
+        let accepted = Backward::accept(&Problem::Attention(problem), &Arch::virtual_device(2)).expect("accepted");
+        let spec: Spec = accepted.configs()[(options.seed % 2) as usize];
+        let program = accepted.lower(&spec).expect("lowered");
+        if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &options) {
+            panic!("{spec} seed {}: {findings}", options.seed);
+        }
+        for ((name, slot), wanted) in ["dq", "dk", "dv"].into_iter().zip(outputs).zip(&wanted) {
+            for (i, (bytes, &(wanted, bound))) in memory.to_vec(slot).chunks_exact(2).zip(wanted).enumerate() {
+                let got = from_half(ty, u16::from_le_bytes([bytes[0], bytes[1]]));
+                assert!((got - wanted).abs() <= bound, "{spec} seed {}: {name}[{i}] is {got}, wanted {wanted} ± {bound}", options.seed);
+            }
+        }
+        if spec.in_order {
+            let dq = memory.to_vec(outputs[0]);
+            assert!(*in_order.get_or_insert_with(|| dq.clone()) == dq, "{spec} seed {}: dq is of another order", options.seed);
+        }
+    }
+}
+
+#[test]
+fn whole_blocks_of_both_sizes() {
+    run(SMALL);
+    run(Case { head: 128, value: 128, ..SMALL });
+    run(Case { heads: 2, queries: 192, keys: 256, ..SMALL });
+    run(Case { head: 128, value: 128, queries: 128, keys: 384, ..SMALL });
+}
+
+#[test]
+fn ragged_blocks_and_heads_that_fill_no_tile() {
+    run(Case { queries: 1, keys: 1, ..SMALL });
+    run(Case { queries: 65, keys: 129, ..SMALL });
+    run(Case { head: 40, value: 64, queries: 130, keys: 64, ..SMALL });
+    run(Case { head: 72, value: 104, queries: 63, keys: 192, ..SMALL });
+    run(Case { queries: 70, keys: 150, ..SMALL });
+}
+
+#[test]
+fn grouped_heads_are_summed_in_one_cta() {
+    run(Case { batch: 2, heads: 4, kv_heads: 2, queries: 100, keys: 140, ..SMALL });
+    run(Case { heads: 3, kv_heads: 1, queries: 100, keys: 140, right: Some(0), ..SMALL });
+}
+
+#[test]
+fn windows_around_either_diagonal() {
+    for (queries, keys) in [(1, 200), (200, 100), (130, 260), (257, 257)] {
+        for bottom_right in [false, true] {
+            for (left, right) in [(None, Some(0)), (Some(3), Some(0)), (Some(70), Some(20)), (Some(0), None)] {
+                run(Case { queries, keys, left, right, bottom_right, ..SMALL });
+            }
+        }
+    }
+}
+
+#[test]
+fn what_stands_between_the_products() {
+    let with = |score_mod: Mods| Case { heads: 2, queries: 70, keys: 150, score_mod, ..SMALL };
+    run(with(Mods { soft_cap: Some(1.5), ..PLAIN }));
+    run(Case { head: 128, value: 128, ..with(Mods { soft_cap: Some(3.0), bias: Some(DType::F32), ..PLAIN }) });
+    run(Case { queries: 49, keys: 49, batch: 2, right: Some(0), ..with(Mods { bias: Some(DType::Bf16), mask: true, ..PLAIN }) });
+    run(Case { ty: Half::F16, kv_heads: 1, ..with(Mods { bias: Some(DType::F16), is_bound: true, ..PLAIN }) });
+    run(Case { bottom_right: true, left: Some(40), ..with(Mods { slopes: true, mask: true, ..PLAIN }) });
+    let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), mask: true, slopes: true, is_bound: true };
+    run(Case { head: 72, value: 104, heads: 4, kv_heads: 2, right: Some(5), left: Some(90), ..with(all) });
+}

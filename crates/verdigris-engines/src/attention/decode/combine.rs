@@ -1,0 +1,127 @@
+//! The launch behind: parts of a row, each with its log-sum-exp, into the row.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use verdigris_kir::face::{Header, Kernel, Val, build};
+use verdigris_kir::inst::Cache;
+use verdigris_kir::ir::Target;
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::tile::reduce;
+
+use super::super::half::Half;
+
+/// Warps of a CTA, which share the parts of a row.
+const WARPS: u32 = 4;
+/// Parts that a warp has on their way at a time.
+const UNROLL: u32 = 4;
+/// Columns of a warp: four a lane.
+const COLUMNS: u32 = 128;
+
+verdigris_kir::parameters! {
+    /// `L = ln Σ e^L[part]` and `o = Σ e^(L[part] − L) · o[part]` of each row.
+    pub(super) struct Combine / CombineArgs of () as _spec {
+        /// f32, `[batch][head][query][part]`: rows of `elements` elements, and their log-sum-exp.
+        pub(super) partial: Read = 16,
+        pub(super) partial_log_sum_exp: Read = 4,
+        pub(super) o: Write = 4,
+        pub(super) log_sum_exp: Write = 4,
+        pub(super) has_log_sum_exp: u32,
+        /// Bytes from one batch, head and query to the next.
+        pub(super) o_strides: [u64; 3],
+        pub(super) log_sum_exp_strides: [u64; 3],
+        pub(super) parts: u32,
+        /// A multiple of 4.
+        pub(super) elements: u32,
+        pub(super) queries: Divide,
+        pub(super) heads: Divide,
+    }
+}
+
+/// The kernel for results of up to `value` elements; a CTA has one row.
+pub(super) fn kernel(ty: Half, value: u32) -> KernelRef {
+    let blocks = value.div_ceil(COLUMNS);
+    let name = format!("attention_decode_combine_{}_v{}", ty.name(), blocks * COLUMNS);
+    let header = Header { name: name.clone(), target: Target::Sm90, threads: 32 * WARPS, ..Header::default() };
+    KernelRef::new(name, move || build(header.clone(), |k| combine(k, ty, blocks)))
+}
+
+fn combine<'k>(k: Kernel<'k>, ty: Half, blocks: u32) {
+    let params = Combine::declare(k, &());
+    let (parts, elements) = (params.parts, params.elements);
+    let shared = k.shared("sums of warps", 4 * WARPS * blocks * COLUMNS, 16);
+    k.griddep_wait();
+    k.griddep_launch();
+
+    let row = k.cta();
+    let (outer, query) = params.queries.split(row);
+    let (batch, head) = params.heads.split(outer);
+    let first = row.mul_wide(parts);
+    let logarithms = params.partial_log_sum_exp.moved(first * 4u64);
+    let (warp, lane) = (k.thread() >> 5, k.lane());
+
+    // Each warp works out the whole row's log-sum-exp, 32 parts at a time; the last part stands in for those that are not there.
+    let last = parts - 1;
+    let for_each_logarithm = |body: &dyn Fn(Val<'k, bool>, Val<'k, f32>)| {
+        k.range_step(0, parts, 32, |from| {
+            let part = from + lane;
+            body(part.le(last), k.ld_global::<f32>(logarithms.at(part.min(last), 4), 0));
+        });
+    };
+    let most = k.var_named("maximum", f32::NEG_INFINITY);
+    for_each_logarithm(&|_, logarithm| most.set(most.max(logarithm)));
+    let most = reduce::warp(k, most, |a, b| a.max(b));
+    let has_keys = most.ne(f32::NEG_INFINITY);
+    let shift = k.select(has_keys, most, 0.0);
+    let weight = |logarithm: Val<'k, f32>| ((logarithm - shift) * LOG2_E).exp2();
+    let total = k.var_named("total", 0.0f32);
+    for_each_logarithm(&|is_there, logarithm| total.set(total + k.select(is_there, weight(logarithm), 0.0)));
+    let total = reduce::warp(k, total, |a, b| a + b);
+    // A maximum passes by what is no number, the sum does not.
+    let gives = has_keys | !total.eq(total);
+
+    // Warps take parts in turn, each in the same order whatever the schedule.
+    let sums: Vec<_> = (0..4 * blocks).map(|_| k.var(0.0f32)).collect();
+    let row_bytes = (elements << 2).widen();
+    let column = |block: u32| (lane << 2) + block * COLUMNS;
+    k.range_step(warp, parts, WARPS * UNROLL, |from| {
+        // All on their way before the first is added.
+        let loads: Vec<_> = (0..UNROLL)
+            .map(|ahead| {
+                let part = from + ahead * WARPS;
+                let near = part.min(last);
+                let logarithm = k.ld_global::<f32>(logarithms.at(near, 4), 0);
+                let values = params.partial.moved((first + near.widen()) * row_bytes);
+                let vectors: Vec<_> = (0..blocks)
+                    .map(|block| k.ld_global_vector::<f32>(values.at(column(block).min(elements - 4), 4), 0, 4, Cache::Default))
+                    .collect();
+                (part.le(last), logarithm, vectors.concat())
+            })
+            .collect();
+        for (is_there, logarithm, values) in loads {
+            let weight = k.select(is_there, weight(logarithm), 0.0);
+            sums.iter().zip(values).for_each(|(sum, value)| sum.set(k.fma(weight, value, *sum)));
+        }
+    });
+    let own = shared.address() + warp * (4 * blocks * COLUMNS);
+    for block in 0..blocks {
+        let four: Vec<_> = sums[4 * block as usize..][..4].iter().map(|sum| sum.get()).collect();
+        k.st_shared_vector(own + (column(block) << 2), 0, &four);
+    }
+    k.bar_sync();
+
+    let at =
+        |[of_batch, of_head, of_query]: [Val<'k, u64>; 3]| batch.widen() * of_batch + head.widen() * of_head + query.widen() * of_query;
+    let inverse = total.rcp();
+    let pair = k.thread() << 1;
+    k.when(pair.lt(elements), || {
+        let of_warps =
+            (0..WARPS).map(|warp| k.ld_shared_vector::<f32>(shared.address() + (pair << 2), i64::from(4 * warp * blocks * COLUMNS), 2));
+        let whole = of_warps.reduce(|so_far, of_warp| so_far.into_iter().zip(of_warp).map(|(a, b)| a + b).collect()).unwrap_or_default();
+        let [low, high] = [0, 1].map(|i: usize| k.select(gives, whole[i] * inverse, 0.0));
+        k.st_global(params.o.moved(at(params.o_strides)).at(pair, 2), 0, k.pack::<u32>(ty.packed(), low, high));
+    });
+    k.when(k.thread().eq(0) & params.has_log_sum_exp.ne(0), || {
+        k.st_global(params.log_sum_exp.moved(at(params.log_sum_exp_strides)).address(), 0, shift + total.log2() * LN_2);
+    });
+}

@@ -1,0 +1,345 @@
+//! The kernel: a warp brings queries, keys and values; each consumer computes 64 rows of outputs.
+//!
+//! Within a consumer the scores of the next block of keys are multiplied while the values of the last are added, and the softmax runs under the second
+//! product. P never leaves registers: the accumulator of the first product, rounded and packed, is the A operand of the second. Consumers take turns at
+//! the tensor cores, so that one's softmax runs under the others' products. Blocks that need no mask have a loop of their own.
+
+use verdigris_kir::face::{Kernel, LoadOptions, Role, Val, Var, WgmmaA};
+use verdigris_kir::ir::Access;
+use verdigris_kir::params::{Divide, Map, ReadWrite, Write};
+use verdigris_kir::tile::dynamic::Handout;
+use verdigris_kir::tile::fragment::Fragment;
+use verdigris_kir::tile::ring::{Ring, RingScope};
+use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
+
+use super::super::band::{BandArgs, SinkArgs};
+use super::super::order::OrderArgs;
+use super::super::score_mod::{QueryRows, ScoreModArgs, elements};
+use super::super::softmax::Softmax;
+use super::super::tile::{PANEL, descriptor};
+use super::spec::{Mask, OWN_QUERIES, Spec};
+use super::tiles::{Bounds, DiagonalArgs, Tiles, limits};
+use crate::hopper::{WARPGROUP, roles};
+
+verdigris_kir::parameters! {
+    /// Maps are `{elements, rows, heads, batch}`.
+    pub(super) struct Params / ParamsArgs of Spec as spec {
+        pub(super) q: Map = spec.q_tile().map(Access::Read),
+        pub(super) k: Map = spec.k_tile().map(Access::Read),
+        pub(super) v: Map = spec.v_tile().map(Access::Read),
+        pub(super) o: Map = spec.o_map(),
+        /// f32, natural logarithms; with the bytes from one batch, head and query to the next, and whether it is written at all.
+        pub(super) log_sum_exp: Write = 4,
+        pub(super) log_sum_exp_strides: [u64; 3],
+        pub(super) has_log_sum_exp: u32,
+        pub(super) queries: u32,
+        pub(super) keys: u32,
+        /// Blocks of keys.
+        pub(super) key_blocks: u32,
+        pub(super) scale: f32,
+        pub(super) order: OrderArgs = (),
+        /// Heads of queries that share one of keys.
+        pub(super) group: Divide,
+        pub(super) diagonal: Option<DiagonalArgs> = (spec.mask == Mask::Causal).then_some(()),
+        pub(super) band: Option<BandArgs> = (spec.mask == Mask::Band).then_some(()),
+        pub(super) sinks: Option<SinkArgs> = (spec.mask == Mask::Band).then_some(()),
+        pub(super) score_mod: Option<ScoreModArgs> = spec.score_mod.then_some(()),
+        /// u32, zero before the launch.
+        pub(super) next_tile: Option<ReadWrite> = spec.dynamic.then_some(4),
+    }
+}
+
+/// Numbers of tiles that wait for consumers at a time.
+const TILES_AHEAD: u32 = 2;
+
+pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
+    let params = Params::declare(k, spec);
+    let (queries, keys, key_blocks, scale) = (params.queries, params.keys, params.key_blocks, params.scale);
+    let (q_map, k_map, v_map, o_map) = (params.q, params.k, params.v, params.o);
+    let bounds = match (params.diagonal, params.band) {
+        (Some(diagonal), _) => Bounds::Diagonal(diagonal),
+        (_, Some(band)) => Bounds::Band(band),
+        _ => Bounds::End,
+    };
+    let (q_tile, k_tile, v_tile) = (spec.q_tile(), spec.k_tile(), spec.v_tile());
+    let [turn_barrier, own_barrier, all_barrier] = spec.barriers();
+
+    let q_slots = k.shared("queries", spec.consumers * q_tile.bytes(), 1024);
+    let k_slots = k.shared("keys", spec.stages * k_tile.bytes(), 1024);
+    let v_slots = k.shared("values", spec.stages * v_tile.bytes(), 1024);
+    // Outputs leave through the room of the queries that they belong to.
+    let staging = Staging::within(k, q_slots, q_tile.panels(), own_barrier);
+    // Where tiles follow each other without a pause, each consumer has its own stage, and does not wait until others have ended the tile in front.
+    let q_stages = if spec.dynamic { spec.consumers } else { 1 };
+    let q_ring = Ring::new(k, q_stages, spec.consumers / q_stages, RingScope::Cta);
+    let k_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
+    let v_ring = Ring::new(k, spec.stages, spec.consumers, RingScope::Cta);
+    let handout = params.next_tile.map(|next| Handout::new(k, params.order.tiles, next, TILES_AHEAD, 4 * spec.consumers));
+    let tiles = Tiles { kernel: k, spec: *spec, order: params.order, group: params.group, bounds, queries, keys, key_blocks, handout };
+    let init = || {
+        [q_ring, k_ring, v_ring].iter().for_each(|ring| ring.init());
+        tiles.handout.iter().for_each(|handout| handout.init());
+        [&q_map, &k_map, &v_map, &o_map].into_iter().for_each(|map| k.prefetch_tensormap(map));
+    };
+    roles::start(k, init, || {});
+
+    let load = || {
+        let (q_cursor, k_cursor, v_cursor) = (q_ring.cursor(), k_ring.cursor(), v_ring.cursor());
+        let options = LoadOptions::default();
+        k.when(k.elect(), || {
+            tiles.bring_each(|tile| {
+                let bring_queries = || {
+                    let of_stage = spec.consumers / q_stages;
+                    for stage in 0..q_stages {
+                        let full = q_cursor.acquire(of_stage * q_tile.bytes());
+                        for consumer in stage * of_stage..(stage + 1) * of_stage {
+                            let at = [tile.first_query + consumer * OWN_QUERIES, tile.head, tile.batch];
+                            q_tile.load(q_slots.address() + consumer * q_tile.bytes(), &q_map, at, full, options);
+                        }
+                        q_cursor.advance();
+                    }
+                };
+                let bring_block = |turn: Val<'k, u32>| {
+                    let at = [(tile.end_block - 1 - turn) * spec.block, tile.kv_head, tile.batch];
+                    let full = k_cursor.acquire(k_tile.bytes());
+                    k_tile.load(k_slots.address() + k_cursor.stage() * k_tile.bytes(), &k_map, at, full, options);
+                    k_cursor.advance();
+                    let full = v_cursor.acquire(v_tile.bytes());
+                    v_tile.load(v_slots.address() + v_cursor.stage() * v_tile.bytes(), &v_map, at, full, options);
+                    v_cursor.advance();
+                };
+                if spec.dynamic {
+                    // Keys and values have free slots before the outputs of the tile in front have left those of the queries.
+                    bring_block(k.constant(0));
+                    bring_queries();
+                    k.range(tile.end_block - tile.first_block - 1, |turn| bring_block(turn + 1));
+                } else {
+                    bring_queries();
+                    k.range(tile.end_block - tile.first_block, bring_block);
+                }
+            });
+        });
+    };
+
+    let attend = || {
+        let thread = k.thread() & (WARPGROUP - 1);
+        let warpgroup = k.uniform(k.thread() >> 7) - 1;
+        let (row, column) = (Fragment::<f32>::row(thread), Fragment::<f32>::column(thread));
+        let next = warpgroup + 1;
+        let next = k.select(next.eq(spec.consumers), 0u32, next);
+        let scores = Fragment::<f32>::unset(k, spec.block);
+        let sums = Fragment::<f32>::unset(k, spec.value);
+        let packed: Vec<Var<'k, u32>> = (0..spec.block / 4).map(|_| k.var_unset(Some("p"))).collect();
+        // Scores that are made of the products have their factor.
+        let softmax = Softmax::new(k, if spec.score_mod { k.constant(1.0) } else { scale });
+        let q_low = q_tile.along(q_slots.address() + warpgroup * q_tile.bytes(), k.constant(0));
+        let k_low = k_tile.along(k_slots.address(), k.constant(0));
+        let v_low = v_tile.across(v_slots.address());
+        let (q_cursor, k_cursor, v_cursor) = (q_ring.cursor(), k_ring.cursor(), v_ring.cursor());
+
+        if q_stages > 1 {
+            q_cursor.skip(warpgroup);
+        }
+
+        let multiply_keys = |stage: Val<'k, u32>| {
+            let k_stage = k_low + k_tile.slots(stage);
+            for step in 0..spec.head / 16 {
+                let a = descriptor(q_low + q_tile.along_steps(step));
+                let b = descriptor(k_stage + k_tile.along_steps(step));
+                k.wgmma(spec.score_shape(), scores.registers(), WgmmaA::Shared(a), b, step > 0);
+            }
+            k.wgmma_commit();
+        };
+        let multiply_values = |stage: Val<'k, u32>, adds: Val<'k, bool>| {
+            let v_stage = v_low + v_tile.slots(stage);
+            for (step, a) in (0..).zip(packed.chunks(4)) {
+                let b = descriptor(v_stage + v_tile.across_steps(step));
+                let adds = if step == 0 { adds } else { k.constant(true) };
+                k.wgmma(spec.value_shape(), sums.registers(), WgmmaA::Fragment(a), b, adds);
+            }
+            k.wgmma_commit();
+        };
+        let pack = || {
+            for (step, four) in (0..).zip(packed.chunks(4)) {
+                for (register, value) in four.iter().zip(scores.pack_a(step, spec.ty.packed())) {
+                    register.set(value);
+                }
+            }
+        };
+        let begin_turn = || {
+            if spec.ping_pong {
+                k.barrier_sync(warpgroup + turn_barrier, 2 * WARPGROUP);
+            }
+        };
+        let hand_on = || {
+            if spec.ping_pong {
+                k.barrier_arrive(next + turn_barrier, 2 * WARPGROUP);
+            }
+        };
+
+        if spec.ping_pong {
+            // The first consumer's first turn.
+            k.when(warpgroup.eq(spec.consumers - 1), || k.barrier_arrive(turn_barrier, 2 * WARPGROUP));
+        }
+        tiles.for_each(|tile| {
+            let own_row = tile.first_query + warpgroup * OWN_QUERIES;
+            let limits = limits(k, spec.mask, &tile, own_row + row, column);
+            let mask = |block: Val<'k, u32>| {
+                let is_outside = limits.of_block(block * spec.block);
+                for part in 0..spec.block / 8 {
+                    for (half, odd) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                        let score = scores.element(part, half, odd);
+                        score.set(k.select(is_outside(half, 8 * part + odd), f32::NEG_INFINITY, score));
+                    }
+                }
+            };
+            let mods = params.score_mod.as_ref().map(|score_mod| (score_mod, score_mod.of_head(k, tile.batch, tile.head)));
+            // Makes scores of the products of a block, of which the last may reach beyond the last key.
+            let make_scores = |block: Val<'k, u32>, is_last: bool| {
+                if let Some((score_mod, of_head)) = &mods {
+                    let places = QueryRows {
+                        queries: [0, 8].map(|below| (own_row + row + below).min(queries - 1)),
+                        first_key: block * spec.block + column,
+                        last_key: is_last.then(|| keys - 1),
+                        shift: (tile.keys - tile.queries).signed(),
+                    };
+                    score_mod.apply(k, spec.ty, of_head, &elements(&scores, 0..spec.block / 8), &places, &[]);
+                }
+            };
+            let block = k.var_named("block", tile.end_block - 1);
+            // Whether the sums have been begun.
+            let adds = k.var_named("adds", 0u32);
+
+            q_cursor.wait();
+            k_cursor.wait();
+            k.wgmma_fence();
+            multiply_keys(k_cursor.stage());
+            k.wgmma_wait(0);
+            k_cursor.release(k_cursor.stage(), thread);
+            k_cursor.advance();
+            make_scores(block.get(), true);
+            mask(block.get());
+            softmax.first(&scores);
+            pack();
+            if let Bounds::Band(band) = &tiles.bounds {
+                // Beyond a length anything may stand, and 0 · NaN is NaN.
+                k.when(band.has_lengths[1].ne(0), || {
+                    v_cursor.wait();
+                    let first = (tile.keys.signed() - (block * spec.block).signed()).max(0).unsigned().min(spec.block);
+                    let slot = v_slots.address() + v_cursor.stage() * v_tile.bytes();
+                    let zeros = [k.constant(0u32); 4];
+                    for panel in 0..v_tile.panels() {
+                        let panel_bytes = spec.block * 128;
+                        k.range_step((first << 3) + (k.thread() - WARPGROUP), spec.block * 8, spec.consumers * WARPGROUP, |chunk| {
+                            k.st_shared_vector(slot + (chunk << 4), i64::from(panel * panel_bytes), &zeros);
+                        });
+                    }
+                    k.fence_proxy_async();
+                    k.barrier_sync(all_barrier, spec.consumers * WARPGROUP);
+                });
+            }
+
+            let turn = |masked: bool| {
+                block.set(block - 1);
+                k_cursor.wait();
+                let (k_stage, v_stage) = (k_cursor.stage(), v_cursor.stage());
+                begin_turn();
+                k.wgmma_fence();
+                multiply_keys(k_stage);
+                v_cursor.wait();
+                // The wait branched: registers written before it are handed over anew.
+                k.wgmma_fence();
+                multiply_values(v_stage, adds.ne(0));
+                hand_on();
+                k.wgmma_wait(1);
+                k_cursor.release(k_stage, thread);
+                k_cursor.advance();
+                make_scores(block.get(), false);
+                if masked {
+                    mask(block.get());
+                }
+                let correction = softmax.next(&scores);
+                k.wgmma_wait(0);
+                v_cursor.release(v_stage, thread);
+                v_cursor.advance();
+                pack();
+                sums.map_in_place(|value, half, _| value * correction[half as usize]);
+                adds.set(1u32);
+            };
+            if spec.mask != Mask::End && !spec.score_mod {
+                let end = tile.end_whole.max(tile.first_block);
+                k.while_(|| block.gt(end), || turn(true));
+            }
+            if !spec.score_mod {
+                let first = tile.first_whole.max(tile.first_block);
+                k.while_(|| block.gt(first), || turn(false));
+            }
+            // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
+            if spec.mask == Mask::Band {
+                k.while_(|| block.gt(tile.first_block), || turn(true));
+            }
+
+            v_cursor.wait();
+            k.wgmma_fence();
+            multiply_values(v_cursor.stage(), adds.ne(0));
+            let sink = params.sinks.as_ref().map(|sinks| sinks.of_head(k, spec.ty, tile.head));
+            let rows = softmax.finish(sink.map(|sink| [sink; 2]));
+            k.wgmma_wait(0);
+            v_cursor.release(v_cursor.stage(), thread);
+            v_cursor.advance();
+
+            // Rows beyond a length give nothing, nor do those without a key.
+            let counts = [0, 8].map(|below| (own_row + row + below).lt(tile.queries));
+            let bounded = spec.mask == Mask::Band;
+            let gives: Vec<_> = (rows.has_keys.into_iter().zip(counts))
+                .map(|(has_keys, counts)| if bounded { has_keys & counts } else { has_keys })
+                .collect();
+            sums.map_in_place(|value, half, _| k.select(gives[half as usize], value * rows.factor[half as usize], 0.0));
+            // All of this warpgroup have read their queries.
+            k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+            for panel in 0..v_tile.panels() {
+                let stage = staging.stage(warpgroup, panel);
+                for pair in 0..(spec.value - panel * PANEL).min(PANEL) / 16 {
+                    staging.write_halves(stage, thread, pair, &sums.pack_a(4 * panel + pair, spec.ty.packed()));
+                }
+            }
+            k.fence_proxy_async();
+            k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
+            k.when(thread.eq(0), || {
+                for panel in 0..v_tile.panels() {
+                    let at = [k.constant(panel * PANEL), own_row, tile.head, tile.batch].map(|at| at.signed());
+                    k.tma_store(&o_map, &at, staging.stage(warpgroup, panel));
+                }
+                k.bulk_commit();
+            });
+            k.when((thread & 3).eq(0) & params.has_log_sum_exp.ne(0), || {
+                let [of_batch, of_head, of_query] = params.log_sum_exp_strides;
+                let head = params.log_sum_exp.moved(tile.batch.widen() * of_batch + tile.head.widen() * of_head);
+                for (half, value) in (0..).zip(rows.log_sum_exp) {
+                    let query = own_row + row + 8 * half;
+                    let value = if bounded { k.select(counts[half as usize], value, f32::NEG_INFINITY) } else { value };
+                    k.when(query.lt(queries), || k.st_global(head.moved(query.widen() * of_query).address(), 0, value));
+                }
+            });
+            k.when(thread.eq(0), || k.bulk_wait_read(0));
+            let own_stage = if q_stages > 1 { q_cursor.stage() } else { k.constant(0) };
+            q_cursor.release(own_stage, thread);
+            // To the same stage of the next tile.
+            (0..q_stages).for_each(|_| q_cursor.advance());
+        });
+        if spec.ping_pong {
+            // The turn that the last consumer handed back at its end.
+            k.when(warpgroup.eq(0), || k.barrier_sync(turn_barrier, 2 * WARPGROUP));
+        }
+        k.when(thread.eq(0), || k.bulk_wait(0));
+    };
+
+    let load_warp = || k.warp_roles(&[Role { name: "load", warps: 1, registers: None, body: &load }]);
+    let [few, many] = spec.registers();
+    k.warp_roles(&[
+        Role { name: "producer", warps: 4, registers: Some(few), body: &load_warp },
+        Role { name: "consumer", warps: 4 * spec.consumers, registers: Some(many), body: &attend },
+    ]);
+}
+
+const _: () = assert!(STAGE_BYTES == OWN_QUERIES * 2 * PANEL, "a panel of a consumer's queries is a stage");

@@ -1,0 +1,337 @@
+//! `attention.forward`: attention on Hopper's tensor cores ([`verdigris_graph::AttentionProblem`] has the formulas).
+//!
+//! **What.** bf16 and f16, heads of up to 256 elements, values of another length than keys, grouped heads, windows around either diagonal, lengths, sinks; and
+//! between the products a soft cap, a bias, slopes, a mask and a factor that is given at execution ([`super::score_mod`]), in kernels of their own. Tensors of
+//! any strides that TMA takes, so that the order of dims and packed queries, keys and values cost no copy.
+//!
+//! **Method.** A CTA takes 128 or 192 queries of a head, 64 for each warpgroup that multiplies. A warp brings keys and values in blocks, from the last to the
+//! first. Scores and what is made of them never leave the registers. Heads are padded to the next of 64, 96, 128, 192 and 256 elements by TMA. Blocks of keys
+//! to which no query of a tile attends are not read; blocks in which each key is attended to are not masked. Tiles that a diagonal cuts differ in length: the
+//! longest are first, and CTAs take one each, or stay and take the next when they are free (`persistent` 2), so that a tile's first keys and values are
+//! brought while the one in front ends.
+//!
+//! **When it wins.** On compute capability 9.0, wherever it takes the problem.
+//!
+//! **Numbers.** Scores and sums are in f32; `e^(s − L)` is rounded to the type of the values before it is multiplied, its row's sum is not. Exponentials below
+//! the normal numbers of f32 become 0. Keys that are not attended to have the factor 0: beyond a length anything may stand, but a value that is not finite
+//! and in one block with attended ones reaches the rows of that block. Results repeat bit for bit.
+//!
+//! **Source.** Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024, section 3.
+
+mod kernel;
+mod spec;
+mod tiles;
+
+#[cfg(test)]
+mod tests;
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
+use verdigris_kir::ir::{Access, Target};
+use verdigris_kir::program::{KernelRef, Launch, Program, Step};
+use verdigris_tensor::DType;
+
+use super::band::{self, BandArgs, SinkArgs};
+use super::half::Half;
+use super::mapped::{self, UNBOUNDED};
+use super::order::OrderArgs;
+use super::score_mod::{self, ScoreModArgs};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Loop, Work, wgmma_cycles};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal, empty_program};
+use crate::layout::space::element;
+
+use kernel::ParamsArgs;
+use spec::{Mask, Spec};
+use tiles::DiagonalArgs;
+
+/// One row of the table of tiles.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Elements of keys and of values: the class of problems that it is for.
+    head: u32,
+    value: u32,
+    consumers: u32,
+    block: u32,
+    ping_pong: bool,
+    /// What it is there for.
+    masks: &'static [Mask],
+}
+
+const fn shape(head: u32, value: u32, consumers: u32, block: u32, ping_pong: bool, masks: &'static [Mask]) -> Shape {
+    Shape { head, value, consumers, block, ping_pong, masks }
+}
+
+const ALL: &[Mask] = &[Mask::End, Mask::Causal, Mask::Band];
+
+/// The tiles that the engine offers, by number; numbers are never reused, for plan caches hold them. Blocks are as long as registers allow (two consumers
+/// of 240, three of 160) where all keys are attended to, and short where a diagonal cuts them. Consumers that take turns win where the products of a
+/// block are short against its softmax, and lose where heads of 128 elements and more have many keys.
+const SHAPES: &[Shape] = &[
+    shape(64, 64, 3, 128, true, ALL),
+    shape(64, 64, 2, 128, true, ALL),
+    shape(96, 96, 2, 128, true, ALL),
+    shape(128, 128, 2, 176, true, &[Mask::End]),
+    shape(128, 128, 2, 128, true, ALL),
+    shape(128, 128, 2, 128, false, &[Mask::Causal]),
+    shape(192, 128, 2, 128, true, ALL),
+    shape(192, 192, 2, 112, false, ALL),
+    shape(256, 256, 2, 80, false, ALL),
+];
+
+/// From so many keys on, turns are not taken first.
+const MANY_KEYS: u64 = 8192;
+
+/// Tiles of a head from which on their balance counts for more than the L2.
+const MANY_TILES: u64 = 20;
+
+/// Blocks in shared memory at a time.
+const STAGES: u32 = 2;
+
+impl Shape {
+    fn spec(&self, ty: Half, mask: Mask, dynamic: bool, score_mod: bool) -> Spec {
+        let Shape { head, value, consumers, ping_pong, .. } = *self;
+        let block = if score_mod { self.modified_block() } else { self.block };
+        Spec { ty, head, value, consumers, block, stages: STAGES, mask, ping_pong, dynamic, score_mod }
+    }
+
+    /// Keys of a block where scores are made of products: what they are made with takes some registers, which sums of 128 values and more do not leave.
+    const fn modified_block(&self) -> u32 {
+        if self.value >= 128 && self.block > 80 { self.block - 16 } else { self.block }
+    }
+
+    /// Whether a thread has the registers to make scores beside the sums: three consumers leave 160.
+    const fn takes_score_mod(&self) -> bool {
+        self.consumers == 2
+    }
+}
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Forward {
+    problem: AttentionProblem,
+    o: View,
+    log_sum_exp: Option<View>,
+    ty: Half,
+    scale: f32,
+    mask: Mask,
+    score_mod: bool,
+    arch: Arch,
+}
+
+/// A config.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Config {
+    shape: u32,
+    spec: Spec,
+    persistence: Persistence,
+}
+
+/// How CTAs come by tiles; the number is the knob's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Persistence {
+    /// One each, as many CTAs as tiles.
+    None = 0,
+    /// As many CTAs as the chip holds, and each takes every so many.
+    Static = 1,
+    /// As many, and whoever is free takes the next.
+    Dynamic = 2,
+}
+
+impl Algorithm for Forward {
+    const ID: EngineId = EngineId { name: "attention.forward", number: 901 };
+    const VERSION: u32 = 1;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Attention(p) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
+        };
+        let AttentionPass::Forward { o, log_sum_exp } = &p.pass else {
+            return Err(Self::ID.refusal(Reason::Direction, "the gradient, taken is attention itself"));
+        };
+        Self::ID.require(
+            arch.runs(Target::Sm90a),
+            Reason::Target,
+            format_args!("compute capability {:?}, needs (9, 0)", arch.capability),
+        )?;
+        let ty = mapped::require(Self::ID, p, &[("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", o)])?;
+        let score_mod = score_mod::is_needed(p);
+        score_mod::require(Self::ID, p)?;
+        let scale = if score_mod { 1.0 } else { score_mod::plain_scale(Self::ID, p)? };
+        band::require(Self::ID, p, log_sum_exp)?;
+        let tiles = p.s_q.div_ceil(64) as u128 * u128::from(p.b) * u128::from(p.h);
+        Self::ID.require(tiles < 1 << 30, Reason::Extent, format_args!("{tiles} tiles of 64 queries, taken are fewer than 2^30"))?;
+        let is_band = score_mod || p.left.is_some() || p.sinks.is_some() || p.q_lengths.is_some() || p.kv_lengths.is_some();
+        let mask = match p.right {
+            _ if is_band => Mask::Band,
+            Some(_) => Mask::Causal,
+            None => Mask::End,
+        };
+        Ok(Forward { problem: p.clone(), o: o.clone(), log_sum_exp: log_sum_exp.clone(), ty, scale, mask, score_mod, arch: arch.clone() })
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let (d, d_v) = (self.problem.d as u32, self.problem.d_v as u32);
+        let holds = |shape: &Shape| shape.head >= d && shape.value >= d_v && (!self.score_mod || shape.takes_score_mod());
+        let Some(class) = SHAPES.iter().find(|shape| holds(shape)) else { return Vec::new() };
+        let of_class = (0..).zip(SHAPES).filter(|(_, shape)| [shape.head, shape.value] == [class.head, class.value]);
+        let suits = of_class.filter(|(_, shape)| shape.masks.contains(&self.mask) && (!self.score_mod || shape.takes_score_mod()));
+        // Tiles differ in length where one side of the diagonal is open: then they are handed out, the longest first.
+        let is_even = self.problem.left.is_some() == self.problem.right.is_some();
+        let order = match is_even {
+            true => [Persistence::Static, Persistence::None, Persistence::Dynamic],
+            false => [Persistence::Dynamic, Persistence::None, Persistence::Static],
+        };
+        let config = |(number, shape): (u32, &Shape), persistence| {
+            let spec = shape.spec(self.ty, self.mask, persistence == Persistence::Dynamic, self.score_mod);
+            Config { shape: number, spec, persistence }
+        };
+        let mut configs: Vec<Config> = suits.flat_map(|row| order.map(|persistence| config(row, persistence))).collect();
+        // The first of equals is preferred.
+        if self.problem.s_kv >= MANY_KEYS && self.mask == Mask::Causal && class.head == 128 {
+            configs.sort_by_key(|config| config.spec.ping_pong);
+        }
+        configs
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("shape", config.shape), ("persistent", config.persistence as u32)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes { tensor_core: true, ..Notes::of(DType::F32) }
+    }
+
+    fn work(&self, config: &Config) -> Work {
+        let (p, spec) = (&self.problem, &config.spec);
+        let [rows, block, head, value] = [spec.queries(), spec.block, spec.head, spec.value].map(f64::from);
+        let heads = (p.b * p.h) as f64;
+        let row_tiles = p.s_q.div_ceil(u64::from(spec.queries()));
+        let (mut blocks, mut most) = (0.0, 0u64);
+        for tile in 0..row_tiles {
+            let of_tile = self.blocks(spec, tile);
+            blocks += of_tile as f64;
+            most = most.max(of_tile);
+        }
+        let (tiles, resident) = (row_tiles as f64 * heads, f64::from(self.arch.sm_count));
+        let all = blocks * heads;
+        let loaded_bytes = block * (head + value) * 2.0;
+        Work::of(Loop {
+            kernel: Self::ID.name,
+            product: [p.s_q, p.s_kv, p.d].map(|extent| extent as f64),
+            matrices: heads,
+            window: [1.0; 3],
+            tile: [rows, value],
+            tiles,
+            grid: tiles.min(resident),
+            resident,
+            steps: all / tiles,
+            longest_steps: (all / resident).max(most as f64),
+            longest_tiles: (tiles / resident).ceil(),
+            parts: 1.0,
+            tensor_cycles: wgmma_cycles(rows, block) * head / 64.0 + wgmma_cycles(rows, value) * block / 64.0,
+            // Sixteen exponentials a cycle.
+            fma_cycles: rows * block / 16.0,
+            shared_bytes: (rows * head + block * (head + value) * rows / 64.0) * 2.0 + loaded_bytes,
+            loaded_bytes,
+            // Maximum, sum, scale, rounding, for each score, and what makes it of a product; each output is rescaled.
+            issued: ((5.0 + if self.score_mod { score_mod::instructions(p) } else { 0.0 }) * rows * block + rows * value) / 32.0,
+            tile_issued: 3.0 * rows * value / 32.0,
+            tile_loaded_bytes: rows * head * 2.0,
+            traffic_bytes: [("q", &p.q), ("k", &p.k), ("v", &p.v), ("o", &self.o)]
+                .iter()
+                .map(|(name, view)| p.dims(name, view).iter().map(|&n| n as f64).product::<f64>() * 2.0)
+                .sum(),
+            operand_bytes: 2.0,
+            result_bytes: 2.0,
+            threads: f64::from(128 * (1 + spec.consumers)),
+            cluster: 1.0,
+            stages: f64::from(spec.stages),
+            copy_bytes: 16.0,
+            across_depth: [false, true],
+            store_bytes: 16.0,
+            ..Loop::default()
+        })
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, &config.spec);
+        let mut program = empty_program(&p.slots());
+        let map = |name: &str, view: &View, decl| mapped::map(decl, view, p.dims(name, view));
+        let rows = p.s_q.div_ceil(u64::from(spec.queries())) as u32;
+        let order = OrderArgs::new(rows, p.h as u32, p.b as u32, self.section(config));
+        let behind = p.right.map_or(UNBOUNDED, |right| right as i32 + 1);
+        let bottom_right = p.corner == Corner::BottomRight;
+        let strides_bytes = |view: &View| [0, 1, 2].map(|i| view.strides[i] * view.dtype.bytes() as u64);
+        let args = ParamsArgs {
+            q: map("q", &p.q, spec.q_tile().map(Access::Read)),
+            k: map("k", &p.k, spec.k_tile().map(Access::Read)),
+            v: map("v", &p.v, spec.v_tile().map(Access::Read)),
+            o: map("o", &self.o, spec.o_map()),
+            log_sum_exp: self.log_sum_exp.as_ref().map_or(element(&self.o, []), |view| element(view, [])),
+            log_sum_exp_strides: self.log_sum_exp.as_ref().map_or([0; 3], strides_bytes),
+            has_log_sum_exp: u32::from(self.log_sum_exp.is_some()),
+            queries: p.s_q as u32,
+            keys: p.s_kv as u32,
+            key_blocks: p.s_kv.div_ceil(u64::from(spec.block)) as u32,
+            scale: self.scale,
+            order,
+            group: p.group() as u32,
+            diagonal: (spec.mask == Mask::Causal)
+                .then(|| DiagonalArgs { behind: behind + if bottom_right { p.s_kv as i32 - p.s_q as i32 } else { 0 }, block: spec.block }),
+            band: (spec.mask == Mask::Band).then(|| BandArgs::new(p, spec.block)),
+            sinks: (spec.mask == Mask::Band).then(|| SinkArgs::new(p)),
+            score_mod: spec.score_mod.then(|| ScoreModArgs::of(p)),
+            next_tile: spec.dynamic.then(|| {
+                let counter = program.add_scratch("next tile", 4);
+                program.steps.push(Step::Fill { at: counter, bytes: 4, value: 0 });
+                counter
+            }),
+        };
+        let grid = if config.persistence == Persistence::None { order.tiles } else { order.tiles.min(self.arch.sm_count) };
+        program.launch(Launch::new(spec.kernel(), [grid, 1, 1], args.bound(spec)).overlapping());
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        if target != Target::Sm90a {
+            return Vec::new();
+        }
+        let of = |ty, dynamic| {
+            let plain = SHAPES.iter().flat_map(move |shape| shape.masks.iter().map(move |&mask| shape.spec(ty, mask, dynamic, false)));
+            let modified = SHAPES.iter().filter(|shape| shape.takes_score_mod() && shape.masks.contains(&Mask::Band));
+            plain.chain(modified.map(move |shape| shape.spec(ty, Mask::Band, dynamic, true)))
+        };
+        let orders = Half::ALL.into_iter().flat_map(|ty| [(ty, false), (ty, true)]);
+        orders.flat_map(|(ty, dynamic)| of(ty, dynamic)).map(Spec::kernel).collect()
+    }
+}
+
+impl Forward {
+    /// Blocks of keys that a tile of queries goes through, lengths aside.
+    fn blocks(&self, spec: &Spec, tile: u64) -> u64 {
+        let p = &self.problem;
+        let (rows, block, keys) = (u64::from(spec.queries()), i64::from(spec.block), p.s_kv as i64);
+        let corner = if p.corner == Corner::BottomRight { keys - p.s_q as i64 } else { 0 };
+        let (first, last) = ((tile * rows) as i64, ((tile + 1) * rows).min(p.s_q) as i64 - 1);
+        let until = p.right.map_or(keys, |right| (last + corner + i64::from(right) + 1).clamp(0, keys));
+        let from = p.left.map_or(0, |left| (first + corner - i64::from(left)).clamp(0, keys));
+        ((until + block - 1) / block - from / block).max(1) as u64
+    }
+
+    /// Heads whose keys and values stay in half of the L2 together; where tiles are alike one after the other, for then neighbours run together.
+    fn section(&self, config: &Config) -> u32 {
+        let p = &self.problem;
+        if self.mask == Mask::End {
+            return 1;
+        }
+        // Where a head has many tiles and whoever is free takes the next, balance among all heads is worth more than what stays in L2.
+        if config.persistence == Persistence::Dynamic && p.s_q.div_ceil(u64::from(config.spec.queries())) >= MANY_TILES {
+            return u32::MAX;
+        }
+        let head_bytes = (p.s_kv * (p.d + p.d_v) * 2).max(1);
+        let kv_heads = (self.arch.l2_bytes / 2 / head_bytes).clamp(1, 1 << 16);
+        u32::try_from(kv_heads * p.group()).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,124 @@
+//! What shapes the kernel.
+
+use std::fmt;
+
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::inst::{MatrixType, WgmmaShape};
+use verdigris_kir::ir::{Access, KernelBody, MapDecl, Target};
+use verdigris_kir::program::KernelRef;
+use verdigris_kir::tile::fragment::wgmma_shape;
+
+use super::super::half::Half;
+use super::super::tile::HeadTile;
+use super::kernel;
+use crate::hopper::{FIRST_BARRIER, WARPGROUP};
+
+/// Queries of a warpgroup.
+pub(super) const OWN_QUERIES: u32 = 64;
+
+/// Which scores a kernel may mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Mask {
+    /// Keys beyond the last.
+    End,
+    /// And those right of a diagonal.
+    Causal,
+    /// Those on either side of a band, and beyond lengths; with sinks.
+    Band,
+}
+
+impl Mask {
+    const fn name(self) -> &'static str {
+        match self {
+            Mask::End => "end",
+            Mask::Causal => "causal",
+            Mask::Band => "band",
+        }
+    }
+}
+
+/// Everything that shapes the kernel; extents are arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Spec {
+    pub(super) ty: Half,
+    /// Elements of a query and a key that are multiplied.
+    pub(super) head: u32,
+    /// Elements of a value: at most those of a query.
+    pub(super) value: u32,
+    /// Warpgroups that multiply, each 64 queries.
+    pub(super) consumers: u32,
+    /// Keys of one block.
+    pub(super) block: u32,
+    /// Blocks of keys, and of values, in shared memory at a time.
+    pub(super) stages: u32,
+    pub(super) mask: Mask,
+    /// Consumers take turns at the tensor cores.
+    pub(super) ping_pong: bool,
+    /// Tiles are handed out on demand.
+    pub(super) dynamic: bool,
+    /// Something stands between the products and the softmax; with a mask of bands.
+    pub(super) score_mod: bool,
+}
+
+impl fmt::Display for Spec {
+    /// `attention_forward_bf16_d192_v128_m128_n112_s2_causal_dynamic`: the entry's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spec { head, value, block, stages, .. } = self;
+        write!(f, "attention_forward_{}_d{head}_v{value}_m{}_n{block}_s{stages}_{}", self.ty.name(), self.queries(), self.mask.name())?;
+        let marks = [(self.ping_pong, "_pingpong"), (self.dynamic, "_dynamic"), (self.score_mod, "_scoremod")];
+        marks.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| f.write_str(name))
+    }
+}
+
+impl Spec {
+    /// Queries of a CTA.
+    pub(super) const fn queries(&self) -> u32 {
+        self.consumers * OWN_QUERIES
+    }
+
+    /// The queries of one consumer; later its outputs.
+    pub(super) const fn q_tile(&self) -> HeadTile {
+        HeadTile { rows: OWN_QUERIES, elements: self.head, ty: self.ty.map() }
+    }
+
+    pub(super) const fn k_tile(&self) -> HeadTile {
+        HeadTile { rows: self.block, elements: self.head, ty: self.ty.map() }
+    }
+
+    pub(super) const fn v_tile(&self) -> HeadTile {
+        HeadTile { rows: self.block, elements: self.value, ty: self.ty.map() }
+    }
+
+    pub(super) fn o_map(&self) -> MapDecl {
+        HeadTile { elements: self.value, ..self.q_tile() }.map(Access::Write)
+    }
+
+    pub(super) fn score_shape(&self) -> WgmmaShape {
+        wgmma_shape(self.block, self.ty.matrix(), self.ty.matrix(), MatrixType::F32)
+    }
+
+    pub(super) fn value_shape(&self) -> WgmmaShape {
+        let shape = wgmma_shape(self.value, self.ty.matrix(), self.ty.matrix(), MatrixType::F32);
+        WgmmaShape { a_in_registers: true, transpose_b: true, ..shape }
+    }
+
+    /// The named barrier of the first consumer's turn, and of the first consumer's own; that of all consumers.
+    pub(super) const fn barriers(&self) -> [u32; 3] {
+        [FIRST_BARRIER, FIRST_BARRIER + self.consumers, FIRST_BARRIER + 2 * self.consumers]
+    }
+
+    /// Registers of a thread that loads, and of one that multiplies.
+    pub(super) const fn registers(&self) -> [u32; 2] {
+        if self.consumers == 3 { [32, 160] } else { [24, 240] }
+    }
+
+    pub(super) fn build(&self) -> KernelBody {
+        let threads = WARPGROUP * (1 + self.consumers);
+        let header = Header { name: self.to_string(), target: Target::Sm90a, threads, min_ctas: 1, cluster: 1 };
+        build(header, |k| kernel::forward(k, self))
+    }
+
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.to_string(), move || self.build())
+    }
+}

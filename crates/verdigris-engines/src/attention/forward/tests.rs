@@ -1,0 +1,342 @@
+//! The kernel on the interpreter against three loops.
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Determinism, HostScalar, Problem, Real, Slot, View};
+use verdigris_kir::execution::HostValue;
+use verdigris_kir::interp::{self, Kernels, Memory};
+use verdigris_tensor::DType;
+
+use super::super::half::Half;
+use super::super::testing::{Numbers, from_half, halves, schedules};
+use super::spec::{Mask, Spec};
+use super::{Config, Forward, Persistence};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+
+/// A small problem; tensors lie as `[b, s, h, d]`.
+#[derive(Clone, Copy)]
+struct Case {
+    spec: Spec,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: usize,
+    head: usize,
+    value: usize,
+    /// Of the device; a section is of so many heads as fit half of its L2.
+    sms: u32,
+    l2_bytes: u64,
+    behind: i32,
+    before: i32,
+    bottom_right: bool,
+    lengths: Option<[[i32; 2]; 2]>,
+    sink: Option<f32>,
+    scale: f32,
+    score_mod: Mods,
+}
+
+/// What stands between the products.
+#[derive(Clone, Copy, Default)]
+struct Mods {
+    soft_cap: Option<f32>,
+    /// A bias of every batch, head and query, and its type.
+    bias: Option<DType>,
+    /// A bias is one for all batches and queries.
+    is_repeated: bool,
+    mask: bool,
+    slopes: bool,
+    /// The scale is given at execution.
+    is_bound: bool,
+}
+
+const SMALL: Spec = Spec {
+    ty: Half::Bf16,
+    head: 64,
+    value: 64,
+    consumers: 2,
+    block: 64,
+    stages: 2,
+    mask: Mask::End,
+    ping_pong: true,
+    dynamic: false,
+    score_mod: false,
+};
+
+fn case(spec: Spec, queries: usize, keys: usize) -> Case {
+    Case {
+        spec,
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        queries,
+        keys,
+        head: spec.head as usize,
+        value: spec.value as usize,
+        sms: 2,
+        l2_bytes: 1,
+        behind: 1 << 20,
+        before: -(1 << 20),
+        bottom_right: false,
+        lengths: None,
+        sink: None,
+        scale: 0.25,
+        score_mod: Mods::default(),
+    }
+}
+
+impl Case {
+    fn having(self, score_mod: Mods) -> Case {
+        Case { score_mod, ..self }
+    }
+}
+
+fn run(case: Case) {
+    let Case { spec, batch, heads, kv_heads, queries, keys, head, value, .. } = case;
+    let mut numbers = Numbers::new((queries * 1000 + keys) as u64);
+    let (q, mut k, mut v) = (
+        numbers.take(batch * queries * heads * head),
+        numbers.take(batch * keys * kv_heads * head),
+        numbers.take(batch * keys * kv_heads * value),
+    );
+    let length = |which: usize, b: usize, extent: usize| {
+        case.lengths.map_or(extent, |lengths| usize::try_from(lengths[which][b].max(0)).expect("not negative").min(extent))
+    };
+    // What is beyond a length is never read.
+    for b in 0..batch {
+        for key in length(1, b, keys)..keys {
+            for n in 0..kv_heads {
+                k[((b * keys + key) * kv_heads + n) * head..][..head].fill(f32::NAN);
+                v[((b * keys + key) * kv_heads + n) * value..][..value].fill(f32::NAN);
+            }
+        }
+    }
+
+    let mods = case.score_mod;
+    let [bias_batches, bias_queries] = if mods.is_repeated { [1, 1] } else { [batch, queries] };
+    let bias = numbers.take(bias_batches * heads * bias_queries * keys);
+    let bias_at = |[b, n, query, key]: [usize; 4]| {
+        let [b, query] = if mods.is_repeated { [0, 0] } else { [b, query] };
+        ((b * heads + n) * bias_queries + query) * keys + key
+    };
+    // A query in five has no key but the first.
+    let may_attend = |query: usize, key: usize| !(query.is_multiple_of(5) || (query + key).is_multiple_of(3)) || key == 0;
+    let slopes: Vec<f32> = (0..batch * heads).map(|n| 0.5 / (n + 1) as f32).collect();
+
+    let mut o_wanted = Vec::new();
+    let mut lse_wanted = vec![f64::NAN; batch * heads * queries];
+    for b in 0..batch {
+        let (q_length, kv_length) = (length(0, b, queries), length(1, b, keys));
+        let corner = if case.bottom_right { kv_length as i64 - q_length as i64 } else { 0 };
+        for query in 0..queries {
+            for n in 0..heads {
+                let own = n / (heads / kv_heads);
+                let row = &q[((b * queries + query) * heads + n) * head..][..head];
+                let is_attended = |key: usize| {
+                    let (from, until) = (query as i64 + corner + i64::from(case.before), query as i64 + corner + i64::from(case.behind));
+                    (spec.mask != Mask::Band || key as i64 >= from) && (spec.mask == Mask::End || (key as i64) < until)
+                };
+                let is_attended = |key: usize| is_attended(key) && (!mods.mask || may_attend(query, key));
+                let attended: Vec<usize> = if query < q_length { (0..kv_length).filter(|&key| is_attended(key)).collect() } else { vec![] };
+                let modified = |key: usize, score: f64| {
+                    let capped = mods.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                    let bias = if mods.bias.is_some() { f64::from(bias[bias_at([b, n, query, key])]) } else { 0.0 };
+                    let distance = (query as i64 + kv_length as i64 - q_length as i64 - key as i64).abs() as f64;
+                    capped + bias - if mods.slopes { f64::from(slopes[b * heads + n]) * distance } else { 0.0 }
+                };
+                let scores: Vec<f64> = (attended.iter())
+                    .map(|key| {
+                        let of_key = &k[((b * keys + key) * kv_heads + own) * head..][..head];
+                        let product = row.iter().zip(of_key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+                        modified(*key, product * f64::from(case.scale))
+                    })
+                    .collect();
+                let sink = case.sink.filter(|_| query < q_length).map_or(f64::NEG_INFINITY, f64::from);
+                let most = scores.iter().copied().fold(sink, f64::max);
+                let lse = match most {
+                    f64::NEG_INFINITY => most,
+                    most => most + (scores.iter().map(|s| (s - most).exp()).sum::<f64>() + (sink - most).exp()).ln(),
+                };
+                lse_wanted[(b * heads + n) * queries + query] = lse;
+                for column in 0..value {
+                    let terms: Vec<f64> = (attended.iter().zip(&scores))
+                        .map(|(key, s)| (s - lse).exp() * f64::from(v[((b * keys + key) * kv_heads + own) * value + column]))
+                        .collect();
+                    let unit = if spec.ty == Half::Bf16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
+                    o_wanted.push((terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>() * (2.0 * unit + 1e-4) + 1e-6));
+                }
+            }
+        }
+    }
+
+    // Static orders under half of the schedules each, and the dynamic one under all.
+    let fixed = |seed: u64| if seed.is_multiple_of(2) { Persistence::None } else { Persistence::Static };
+    let runs =
+        schedules().into_iter().flat_map(|options| [fixed(options.seed), Persistence::Dynamic].map(|order| (options.clone(), order)));
+    for (options, persistence) in runs {
+        let seed = options.seed;
+        let options = interp::Options { host_scalars: vec![HostValue::Real(f64::from(case.scale))], ..options };
+        let spec = Spec { dynamic: persistence == Persistence::Dynamic, ..spec };
+        let mut memory = Memory::new();
+        let [q_slot, k_slot, v_slot] = [&q, &k, &v].map(|values| memory.add(&halves(spec.ty, values)));
+        let o_slot = memory.add_filled((o_wanted.len() * 2) as u64, 0xff);
+        let lse_slot = memory.add_filled((lse_wanted.len() * 4) as u64, 0xff);
+        let numbers = case.lengths.unwrap_or_default();
+        let [q_lengths, kv_lengths] = numbers.map(|of| memory.add(&of.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>()));
+        let sinks = memory.add(&case.sink.unwrap_or(0.0).to_le_bytes().repeat(heads));
+        let wide = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let bias_slot = memory.add(&if mods.bias == Some(DType::F32) { wide(&bias) } else { halves(spec.ty, &bias) });
+        let mask: Vec<u8> = (0..queries).flat_map(|query| (0..keys).map(move |key| u8::from(may_attend(query, key)))).collect();
+        let (mask_slot, slope_slot) = (memory.add(&mask), memory.add(&wide(&slopes)));
+        let view = |slot: usize, elements: usize, rows: usize, heads: usize| {
+            let strides = [rows * heads * elements, elements, heads * elements, 1].map(|n| n as u64).to_vec();
+            View { slot: Slot(slot as u32), dtype: spec.ty.dtype(), offset: 0, strides }
+        };
+        let line = |slot: usize, dtype: DType, strides: [usize; 4]| View {
+            slot: Slot(slot as u32),
+            dtype,
+            offset: 0,
+            strides: strides.map(|n| n as u64).to_vec(),
+        };
+        let lengths = |slot: usize| case.lengths.map(|_| line(slot, DType::I32, [1, 0, 0, 0]));
+        let bound = |keys: i32| u32::try_from(keys).ok().filter(|&keys| keys < (1 << 20) - 1);
+        let problem = AttentionProblem {
+            b: batch as u64,
+            h: heads as u64,
+            h_kv: kv_heads as u64,
+            s_q: queries as u64,
+            s_kv: keys as u64,
+            d: head as u64,
+            d_v: value as u64,
+            compute: DType::F32,
+            determinism: Determinism::Any,
+            corner: if case.bottom_right { Corner::BottomRight } else { Corner::TopLeft },
+            left: bound(-case.before),
+            right: bound(case.behind - 1),
+            soft_cap: mods.soft_cap.map(|cap| Real(f64::from(cap))),
+            q: view(q_slot, head, queries, heads),
+            k: view(k_slot, head, keys, kv_heads),
+            v: view(v_slot, value, keys, kv_heads),
+            bias: mods.bias.map(|dtype| {
+                let strides = if mods.is_repeated { [0, keys, 0, 1] } else { [heads * queries * keys, queries * keys, keys, 1] };
+                line(bias_slot, dtype, strides)
+            }),
+            mask: mods.mask.then(|| line(mask_slot, DType::U8, [0, 0, keys, 1])),
+            slopes: mods.slopes.then(|| line(slope_slot, DType::F32, [heads, 1, 0, 0])),
+            sinks: case.sink.map(|_| line(sinks, DType::F32, [0, 1, 0, 0])),
+            q_lengths: lengths(q_lengths),
+            kv_lengths: lengths(kv_lengths),
+            scale: if mods.is_bound { HostScalar::Bound(Slot(0)) } else { HostScalar::Fixed(Real(f64::from(case.scale))) },
+            pass: AttentionPass::Forward {
+                o: view(o_slot, value, queries, heads),
+                log_sum_exp: Some(line(lse_slot, DType::F32, [heads * queries, queries, 1, 0])),
+            },
+        };
+        let arch = Arch { l2_bytes: case.l2_bytes, ..Arch::virtual_device(case.sms) };
+        let forward = Forward::accept(&Problem::Attention(problem), &arch).expect("accepted");
+        assert_eq!(forward.mask, spec.mask);
+        let program = forward.lower(&Config { shape: 0, spec, persistence }).expect("lowered");
+        if let Err(findings) = interp::run(&program, &Kernels::new(), &mut memory, &options) {
+            panic!("{spec} seed {seed}: {findings}");
+        }
+        for (i, (bytes, &(wanted, bound))) in memory.to_vec(o_slot).chunks_exact(2).zip(&o_wanted).enumerate() {
+            let got = from_half(spec.ty, u16::from_le_bytes([bytes[0], bytes[1]]));
+            assert!((got - wanted).abs() <= bound, "{spec} seed {seed}: o[{i}] is {got}, wanted {wanted} ± {bound}");
+        }
+        for (i, (bytes, &wanted)) in memory.to_vec(lse_slot).chunks_exact(4).zip(&lse_wanted).enumerate() {
+            let got = f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+            let near = got == wanted || (got - wanted).abs() <= 2e-4 * (1.0 + wanted.abs());
+            assert!(near, "{spec} seed {seed}: lse[{i}] is {got}, wanted {wanted}");
+        }
+    }
+}
+
+#[test]
+fn whole_rows_of_several_heads_and_tiles() {
+    run(case(SMALL, 5, 9));
+    run(Case { batch: 2, heads: 4, kv_heads: 2, l2_bytes: 250_000, ..case(SMALL, 150, 170) });
+    // Few CTAs, which take tile after tile.
+    run(Case { heads: 3, l2_bytes: 70_000, ..case(SMALL, 150, 130) });
+    run(Case { heads: 2, ..case(Spec { ty: Half::F16, ping_pong: false, ..SMALL }, 70, 70) });
+}
+
+#[test]
+fn heads_that_fill_no_tile() {
+    run(Case { head: 8, value: 40, heads: 2, ..case(SMALL, 64, 65) });
+    run(Case { head: 72, value: 80, ..case(Spec { head: 96, value: 96, block: 80, ..SMALL }, 100, 150) });
+    run(Case { head: 160, value: 104, ..case(Spec { head: 192, value: 128, block: 112, ..SMALL }, 129, 130) });
+}
+
+#[test]
+fn three_consumers() {
+    run(case(Spec { consumers: 3, block: 128, ..SMALL }, 200, 300));
+    run(Case { behind: 1, ..case(Spec { consumers: 3, block: 128, mask: Mask::Causal, ..SMALL }, 400, 400) });
+}
+
+#[test]
+fn scores_far_apart() {
+    run(Case { scale: 32.0, ..case(SMALL, 70, 250) });
+}
+
+#[test]
+fn at_full_size() {
+    let full = Spec { head: 128, value: 128, block: 176, ..SMALL };
+    run(case(full, 128, 400));
+    run(Case { behind: 1, ..case(Spec { block: 128, mask: Mask::Causal, ..full }, 256, 256) });
+    run(case(Spec { head: 256, value: 256, block: 80, ping_pong: false, ..SMALL }, 64, 200));
+}
+
+#[test]
+fn causal_from_either_corner() {
+    let causal = Spec { mask: Mask::Causal, ..SMALL };
+    for (queries, keys) in [(1, 129), (127, 64), (129, 200), (200, 100), (260, 260)] {
+        for bottom_right in [false, true] {
+            run(Case { behind: 1, bottom_right, heads: 2, l2_bytes: 1 << 20, ..case(causal, queries, keys) });
+        }
+    }
+}
+
+#[test]
+fn bands_lengths_and_sinks() {
+    let band = Spec { mask: Mask::Band, ..SMALL };
+    for (before, behind) in [(-70, 1), (-3, 4), (-200, 131), (0, 1), (0, 40)] {
+        run(Case { before, behind, bottom_right: true, heads: 2, l2_bytes: 1 << 20, ..case(band, 200, 330) });
+    }
+    let lengths = Some([[150, 0], [100, 70]]);
+    run(Case { lengths, batch: 2, ..case(band, 150, 170) });
+    run(Case { lengths: Some([[150, 64], [0, 1]]), batch: 2, sink: Some(0.5), behind: 1, bottom_right: true, ..case(band, 150, 170) });
+    run(Case {
+        lengths: Some([[70, 400], [400, 65]]),
+        batch: 2,
+        heads: 2,
+        sink: Some(3.0),
+        before: -10,
+        behind: 1,
+        bottom_right: true,
+        ..case(band, 150, 170)
+    });
+}
+
+#[test]
+fn what_stands_between_the_products() {
+    let spec = Spec { mask: Mask::Band, score_mod: true, ..SMALL };
+    let plain = Mods::default();
+    let with = |score_mod: Mods| Case { heads: 2, score_mod, ..case(spec, 70, 150) };
+    run(with(Mods { soft_cap: Some(1.5), ..plain }));
+    run(with(Mods { bias: Some(DType::F32), is_repeated: true, ..plain }));
+    // An odd number of keys: rows of halves begin anywhere.
+    run(Case { behind: 1, bottom_right: true, batch: 2, ..case(spec, 49, 49) }.having(Mods {
+        bias: Some(DType::Bf16),
+        mask: true,
+        ..plain
+    }));
+    run(Case { heads: 2, kv_heads: 1, ..case(Spec { ty: Half::F16, ..spec }, 65, 131) }.having(Mods {
+        bias: Some(DType::F16),
+        is_bound: true,
+        ..plain
+    }));
+    run(Case { scale: -0.25, ..with(Mods { slopes: true, is_bound: true, ..plain }) });
+    let lengths = Some([[60, 40], [100, 131]]);
+    let all = Mods { soft_cap: Some(2.0), bias: Some(DType::F32), is_repeated: false, mask: true, slopes: true, is_bound: true };
+    run(Case { lengths, batch: 2, sink: Some(0.5), before: -40, behind: 20, bottom_right: true, ..with(all) });
+    run(Case { scale: 0.0, ..with(Mods { mask: true, ..plain }) });
+}

@@ -1,0 +1,26 @@
+//! Attention and its gradient ([`verdigris_graph::AttentionProblem`] and [`verdigris_graph::ops::attention`] have the formulas).
+
+mod backward;
+mod band;
+mod decode;
+mod forward;
+mod half;
+mod mapped;
+mod order;
+mod score_mod;
+mod simt;
+mod softmax;
+#[cfg(test)]
+mod testing;
+mod tile;
+
+use crate::algorithm::Listed;
+use crate::engine::Engine;
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[
+    &Listed::<forward::Forward>::new(),
+    &Listed::<decode::Decode>::new(),
+    &Listed::<backward::Backward>::new(),
+    &Listed::<simt::Simt>::new(),
+];

@@ -1,0 +1,774 @@
+//! The kernels: rows that gather their partners' elements by weights, sums of rows, and the gradients of bias and sinks.
+
+use serde::{Deserialize, Serialize};
+use verdigris_kir::face::{Header, Kernel, Val, Var, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::{Divide, Read, Write};
+use verdigris_kir::program::KernelRef;
+use verdigris_tensor::DType;
+
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::lanes;
+use crate::fuse::math;
+use crate::fuse::operand::{OperandArgs, OperandDecl};
+use crate::fuse::steps::Number;
+use crate::fuse::strided::{self, Strided};
+use crate::fuse::value::AnyVal;
+use crate::layout::space::Extents;
+
+/// Warps of a CTA.
+pub(super) const WARPS: u32 = 4;
+const THREADS: u32 = 32 * WARPS;
+
+/// An operand of the problem.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Name {
+    Q,
+    K,
+    V,
+    Bias,
+    Mask,
+    Slopes,
+    Sinks,
+    QLengths,
+    KvLengths,
+    O,
+    LogSumExp,
+    Do,
+    Dq,
+    Dk,
+    Dv,
+    Dbias,
+    Dsinks,
+}
+
+impl Name {
+    const ALL: [Name; 17] = [
+        Name::Q,
+        Name::K,
+        Name::V,
+        Name::Bias,
+        Name::Mask,
+        Name::Slopes,
+        Name::Sinks,
+        Name::QLengths,
+        Name::KvLengths,
+        Name::O,
+        Name::LogSumExp,
+        Name::Do,
+        Name::Dq,
+        Name::Dk,
+        Name::Dv,
+        Name::Dbias,
+        Name::Dsinks,
+    ];
+
+    /// As the problem has it.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Name::Q => "q",
+            Name::K => "k",
+            Name::V => "v",
+            Name::Bias => "bias",
+            Name::Mask => "mask",
+            Name::Slopes => "slopes",
+            Name::Sinks => "sinks",
+            Name::QLengths => "q_lengths",
+            Name::KvLengths => "kv_lengths",
+            Name::O => "o",
+            Name::LogSumExp => "log_sum_exp",
+            Name::Do => "d_o",
+            Name::Dq => "dq",
+            Name::Dk => "dk",
+            Name::Dv => "dv",
+            Name::Dbias => "dbias",
+            Name::Dsinks => "dsinks",
+        }
+    }
+
+    pub(super) fn of(word: &str) -> Option<Name> {
+        Name::ALL.into_iter().find(|name| name.word() == word)
+    }
+}
+
+/// What a launch computes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Pass {
+    Forward,
+    RowSums,
+    Queries,
+    Keys,
+    Values,
+    Bias,
+    Sinks,
+}
+
+impl Pass {
+    const fn word(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::RowSums => "row_sums",
+            Pass::Queries => "queries",
+            Pass::Keys => "keys",
+            Pass::Values => "values",
+            Pass::Bias => "bias",
+            Pass::Sinks => "sinks",
+        }
+    }
+
+    /// Whether it works out scores.
+    pub(super) const fn has_scores(self) -> bool {
+        !matches!(self, Pass::RowSums | Pass::Sinks)
+    }
+
+    /// Whether rows gather elements.
+    pub(super) const fn has_columns(self) -> bool {
+        matches!(self, Pass::Forward | Pass::Queries | Pass::Keys | Pass::Values)
+    }
+
+    /// Whether rows are keys.
+    const fn has_keys(self) -> bool {
+        matches!(self, Pass::Keys | Pass::Values)
+    }
+
+    /// Whether it needs `ds`.
+    const fn has_gradient(self) -> bool {
+        matches!(self, Pass::Queries | Pass::Keys | Pass::Bias)
+    }
+
+    pub(super) const fn reads_sums(self) -> bool {
+        self.has_gradient() || matches!(self, Pass::Sinks)
+    }
+
+    /// Whether it reads or writes this operand.
+    pub(super) const fn has(self, name: Name) -> bool {
+        match name {
+            Name::Q | Name::K | Name::Bias | Name::Mask | Name::Slopes | Name::KvLengths => self.has_scores(),
+            Name::V => self.has_gradient() || matches!(self, Pass::Forward),
+            Name::QLengths => self.has_scores() || matches!(self, Pass::Sinks),
+            Name::Sinks => matches!(self, Pass::Forward | Pass::Sinks),
+            Name::O => matches!(self, Pass::Forward | Pass::RowSums),
+            Name::LogSumExp => !matches!(self, Pass::RowSums),
+            Name::Do => self.has_gradient() || matches!(self, Pass::Values | Pass::RowSums),
+            Name::Dq => matches!(self, Pass::Queries),
+            Name::Dk => matches!(self, Pass::Keys),
+            Name::Dv => matches!(self, Pass::Values),
+            Name::Dbias => matches!(self, Pass::Bias),
+            Name::Dsinks => matches!(self, Pass::Sinks),
+        }
+    }
+
+    const fn writes(self, name: Name) -> bool {
+        match name {
+            Name::O | Name::LogSumExp => matches!(self, Pass::Forward),
+            Name::Dq | Name::Dk | Name::Dv | Name::Dbias | Name::Dsinks => true,
+            _ => false,
+        }
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    pub pass: Pass,
+    pub double: bool,
+    /// Whether the window has a bound before the diagonal, and behind it.
+    pub left: bool,
+    pub right: bool,
+    pub bottom_right: bool,
+    pub soft_cap: bool,
+    /// Elements of a row that a lane has, 32 apart.
+    pub columns: u32,
+    /// Lanes that share an element of the gradient of the bias: 1 or a warp.
+    pub team: u32,
+    /// What is read and written, in the order of the problem's operands.
+    pub operands: Vec<(Name, DType)>,
+}
+
+impl Spec {
+    /// Without options and operands.
+    pub(super) fn plain(pass: Pass) -> Spec {
+        Spec {
+            pass,
+            double: false,
+            left: false,
+            right: false,
+            bottom_right: false,
+            soft_cap: false,
+            columns: 1,
+            team: 1,
+            operands: Vec::new(),
+        }
+    }
+
+    /// Rows of a warp.
+    pub(super) fn rows(&self) -> u32 {
+        match self.pass {
+            pass if !pass.has_columns() => 1,
+            _ if self.double => 2,
+            _ => 4,
+        }
+    }
+
+    fn name(&self) -> String {
+        let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
+        let flags = [
+            flag(self.double, "f64"),
+            flag(self.left, "left"),
+            flag(self.right, "right"),
+            flag(self.bottom_right, "bottomright"),
+            flag(self.soft_cap, "cap"),
+            flag(self.team > 1, "warps"),
+        ];
+        let operands: String = self.operands.iter().map(|(name, dtype)| format!("_{}{dtype}", name.word())).collect();
+        format!("attention_simt_{}{}_x{}{operands}", self.pass.word(), flags.concat(), self.columns)
+    }
+
+    pub(super) fn target(&self) -> Target {
+        compute::target_of_all(self.operands.iter().map(|(_, dtype)| *dtype))
+    }
+
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 2, cluster: 1 };
+        build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
+    }
+
+    fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
+        let run = Run::<T>::new(k, self);
+        match self.pass {
+            Pass::Forward | Pass::Queries | Pass::Keys | Pass::Values => run.gather(),
+            Pass::RowSums => run.row_sums(),
+            Pass::Bias => run.bias(),
+            Pass::Sinks => run.sinks(),
+        }
+    }
+
+    fn declarations(&self) -> Vec<OperandDecl> {
+        self.operands.iter().map(|&(name, dtype)| strided::declaration(dtype, 4, self.pass.writes(name))).collect()
+    }
+
+    fn bytes(&self) -> u32 {
+        if self.double { 8 } else { 4 }
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Of every pass.
+    pub(super) struct Values / KernelArgs of Spec as spec {
+        /// Tiles of the rows of a head; of the gradient of the bias, of its columns.
+        pub row_tiles: Divide,
+        pub column_blocks: Divide,
+        /// Heads that have rows.
+        pub heads: Divide,
+        /// Heads of queries for one of keys.
+        pub group: Divide,
+        pub b: u32,
+        pub h: u32,
+        pub s_q: u32,
+        pub s_kv: u32,
+        pub d: u32,
+        pub d_v: u32,
+        pub left: i32,
+        pub right: i32,
+        pub soft_cap: f64,
+        pub scale: Option<Number> = spec.pass.has_scores().then_some(spec.double),
+        /// Batch, head and query of the gradient of the bias, its columns, and how often the bias was repeated along each dim and in all.
+        pub own: Extents = 3,
+        pub columns_of_bias: u32,
+        pub repeats: Extents = 4,
+        pub repeated: u32,
+        pub operands: Vec<OperandArgs> = spec.declarations(),
+        /// `Σ d_o · o` of each query.
+        pub sums: Option<Read> = spec.pass.reads_sums().then_some(spec.bytes()),
+        pub sums_to: Option<Write> = (spec.pass == Pass::RowSums).then_some(spec.bytes()),
+    }
+}
+
+/// A query or a key by its place.
+#[derive(Clone, Copy)]
+struct Place<'k> {
+    b: Val<'k, u32>,
+    /// The head of queries, of a query; of keys, of a key.
+    head: Val<'k, u32>,
+    s: Val<'k, u32>,
+}
+
+/// What a batch has of queries and keys, and the diagonal.
+#[derive(Clone, Copy)]
+struct Lengths<'k> {
+    q: Val<'k, i32>,
+    kv: Val<'k, i32>,
+    /// Where the diagonal is for query 0.
+    corner: Val<'k, i32>,
+}
+
+/// A score, and what gradients need of it.
+struct Score<'k, T> {
+    is_attended: Val<'k, bool>,
+    s: Val<'k, T>,
+    /// Under the cap.
+    tanh: Option<Val<'k, T>>,
+}
+
+/// Whether a pair counts, and its `p`.
+type Probability<'k, T> = (Val<'k, bool>, Val<'k, T>);
+
+/// What a row knows of its scores so far.
+struct Online<'k, T> {
+    greatest: Var<'k, T>,
+    /// The lane's part of the sum.
+    sum: Var<'k, T>,
+}
+
+/// A kernel being built.
+struct Run<'s, 'k, T> {
+    k: Kernel<'k>,
+    spec: &'s Spec,
+    values: Values<'k>,
+    operands: Vec<(Name, Strided<'k>)>,
+    scale: Option<Val<'k, T>>,
+}
+
+/// The value of lane `lane`.
+fn of_lane<'k, T: Compute>(k: Kernel<'k>, value: Val<'k, T>, lane: Val<'k, u32>) -> Val<'k, T> {
+    if T::TY.bits() == 32 {
+        return k.shfl_idx::<u32>(value.bitcast::<u32>(), lane).bitcast();
+    }
+    let (low, high) = k.split32(value.bitcast::<u64>());
+    k.join32(k.shfl_idx::<u32>(low, lane), k.shfl_idx::<u32>(high, lane)).bitcast()
+}
+
+impl<'s, 'k, T: Compute> Run<'s, 'k, T> {
+    fn new(k: Kernel<'k>, spec: &'s Spec) -> Self {
+        let mut values = Values::declare(k, spec);
+        let declared = std::mem::take(&mut values.operands);
+        let operands = spec.operands.iter().zip(declared).map(|(&(name, dtype), value)| (name, Strided::new(dtype, value))).collect();
+        let scale = values.scale.map(|scale| AnyVal::Number(scale).get(k));
+        Run { k, spec, values, operands, scale }
+    }
+
+    fn operand(&self, name: Name) -> Option<&Strided<'k>> {
+        self.operands.iter().find(|(known, _)| *known == name).map(|(_, operand)| operand)
+    }
+
+    /// An operand that every such kernel has.
+    fn must(&self, name: Name) -> &Strided<'k> {
+        self.operand(name).expect("an operand that the pass always has")
+    }
+
+    fn number(&self, value: f64) -> Val<'k, T> {
+        T::constant(self.k, value)
+    }
+
+    fn least(&self) -> Val<'k, T> {
+        self.number(f64::NEG_INFINITY)
+    }
+
+    fn zero(&self) -> Val<'k, u32> {
+        self.k.constant(0)
+    }
+
+    /// `e^(x − from)`, 0 for an `x` of −∞.
+    fn weight(&self, x: Val<'k, T>, from: Val<'k, T>) -> Val<'k, T> {
+        self.k.select(x.eq(self.least()), self.number(0.0), T::fast_exp(x - from))
+    }
+
+    /// The elements of a place, along its last dim.
+    fn line(&self, name: Name, at: Place<'k>) -> Strided<'k> {
+        self.must(name).at(&[at.b, at.head, at.s])
+    }
+
+    fn key_head(&self, head: Val<'k, u32>) -> Val<'k, u32> {
+        self.values.group.quotient(head)
+    }
+
+    fn lengths(&self, b: Val<'k, u32>) -> Lengths<'k> {
+        let length = |name: Name, extent: Val<'k, u32>| match self.operand(name) {
+            None => extent.signed(),
+            Some(lengths) => {
+                let length = lengths.load_integer(&[b]).unsigned().low32().signed();
+                length.max(0).min(extent.signed())
+            }
+        };
+        let (q, kv) = (length(Name::QLengths, self.values.s_q), length(Name::KvLengths, self.values.s_kv));
+        let corner = if self.spec.bottom_right { kv - q } else { self.k.constant(0) };
+        Lengths { q, kv, corner }
+    }
+
+    /// The score of a pair, from the product of its elements.
+    fn score(&self, [b, head, i, j]: [Val<'k, u32>; 4], lengths: Lengths<'k>, inside: Val<'k, bool>, product: Val<'k, T>) -> Score<'k, T> {
+        let (k, spec) = (self.k, self.spec);
+        let (query, key) = (i.signed(), j.signed());
+        let mut is_attended = inside & query.lt(lengths.q) & key.lt(lengths.kv);
+        let diagonal = query + lengths.corner;
+        if spec.left {
+            is_attended = is_attended & key.ge(diagonal - self.values.left);
+        }
+        if spec.right {
+            is_attended = is_attended & key.le(diagonal + self.values.right);
+        }
+        if let Some(mask) = self.operand(Name::Mask) {
+            is_attended = is_attended & mask.load_integer(&[b, head, i, j]).unsigned().low32().ne(0);
+        }
+        let mut s = product * self.scale.expect("scores have a scale");
+        let tanh = spec.soft_cap.then(|| {
+            let cap = T::from_f64(self.values.soft_cap);
+            let x = T::quotient(s, cap);
+            let e = T::fast_exp(x.abs() * self.number(-2.0));
+            let size = (self.number(1.0) - e) * T::reciprocal(self.number(1.0) + e);
+            k.select(x.lt(self.number(0.0)), -size, size)
+        });
+        if let Some(tanh) = tanh {
+            s = tanh * T::from_f64(self.values.soft_cap);
+        }
+        if let Some(bias) = self.operand(Name::Bias) {
+            s = s + bias.load::<T>(&[b, head, i, j]);
+        }
+        if let Some(slopes) = self.operand(Name::Slopes) {
+            let distance = query + (lengths.kv - lengths.q) - key;
+            let distance = distance.max(k.constant(0) - distance);
+            s = k.fma(-slopes.load::<T>(&[b, head]), T::from_i32(distance), s);
+        }
+        Score { is_attended, s: k.select(is_attended, s, self.least()), tanh }
+    }
+
+    /// Sums of products of the elements of each of the lines with those of another one.
+    fn dots(&self, width: Val<'k, u32>, lines: &[Strided<'k>], other: &Strided<'k>) -> Vec<Val<'k, T>> {
+        let k = self.k;
+        let sums: Vec<Var<'k, T>> = lines.iter().map(|_| k.var(self.number(0.0))).collect();
+        k.range(width, |e| {
+            let theirs = other.load::<T>(&[e]);
+            for (sum, line) in sums.iter().zip(lines) {
+                sum.set(k.fma(line.load::<T>(&[e]), theirs, *sum));
+            }
+        });
+        sums.iter().map(|sum| sum.get()).collect()
+    }
+
+    /// `p` of a score.
+    fn probability(&self, score: &Score<'k, T>, total: Val<'k, T>) -> Probability<'k, T> {
+        let counts = score.is_attended & total.ne(self.least());
+        (counts, self.k.select(counts, self.weight(score.s, total), self.number(0.0)))
+    }
+
+    /// `ds` of a pair, from its product of values and the sum of its row.
+    fn gradient(&self, (counts, p): Probability<'k, T>, product: Val<'k, T>, rest: Val<'k, T>) -> Val<'k, T> {
+        self.k.select(counts, p * (product - rest), self.number(0.0))
+    }
+
+    /// `Σ d_o · o` of a query.
+    fn row_sum(&self, b: Val<'k, u32>, head: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, T> {
+        let sums = self.values.sums.expect("the pass reads sums");
+        let place = (b * self.values.h + head).mul_wide(self.values.s_q) + i.widen();
+        self.k.ld_global::<T>(sums.address() + place * u64::from(self.spec.bytes()), 0)
+    }
+
+    // ---- rows that gather --------------------------------------------------------------------------------------------------
+
+    fn gather(&self) {
+        let (k, spec) = (self.k, self.spec);
+        let (rest, tile) = self.values.row_tiles.split(k.cta());
+        let (rest, block) = self.values.column_blocks.split(rest);
+        let (b, head) = self.values.heads.split(rest);
+        let first = (tile * WARPS + k.warp()) * spec.rows();
+        let extent = if spec.pass.has_keys() { self.values.s_kv } else { self.values.s_q };
+        k.when(first.lt(extent), || self.gather_rows(b, head, first, extent, block));
+    }
+
+    fn gather_rows(&self, b: Val<'k, u32>, head: Val<'k, u32>, first: Val<'k, u32>, extent: Val<'k, u32>, block: Val<'k, u32>) {
+        let (k, spec) = (self.k, self.spec);
+        let lengths = self.lengths(b);
+        let rows: Vec<Val<'k, u32>> = (0..spec.rows()).map(|r| (first + r).min(extent - 1)).collect();
+        let width = if matches!(spec.pass, Pass::Forward | Pass::Values) { self.values.d_v } else { self.values.d };
+        let column = block * (32 * spec.columns) + k.lane();
+        let columns: Vec<Val<'k, u32>> = (0..spec.columns).map(|c| (column + 32 * c).min(width - 1)).collect();
+        let sums: Vec<Vec<Var<'k, T>>> = rows.iter().map(|_| columns.iter().map(|_| k.var(self.number(0.0))).collect()).collect();
+        if spec.pass.has_keys() {
+            k.range(self.values.group.value(), |member| {
+                let query_head = head * self.values.group.value() + member;
+                self.over_queries(b, [query_head, head], lengths, &rows, &columns, &sums);
+            });
+            let scale = if spec.pass == Pass::Keys { self.scale } else { None };
+            let out = if spec.pass == Pass::Keys { Name::Dk } else { Name::Dv };
+            self.store(out, b, head, first, extent, [column, width], &sums, |_, sum| scale.map_or(sum, |scale| sum * scale));
+            return;
+        }
+        let online: Vec<Online<'k, T>> =
+            rows.iter().map(|_| Online { greatest: k.var(self.least()), sum: k.var(self.number(0.0)) }).collect();
+        self.over_keys(b, head, lengths, &rows, &columns, &sums, &online);
+        if spec.pass == Pass::Queries {
+            let scale = self.scale.expect("scores have a scale");
+            self.store(Name::Dq, b, head, first, extent, [column, width], &sums, |_, sum| sum * scale);
+            return;
+        }
+        let mut finished = Vec::new();
+        for (row, online) in rows.iter().zip(&online) {
+            let sum = lanes::over_lanes(k, 32, online.sum.get(), &|x, y| x + y);
+            let greatest = online.greatest.get();
+            let sink = self
+                .operand(Name::Sinks)
+                .map(|sinks| k.select(row.signed().lt(lengths.q), sinks.load::<T>(&[self.zero(), head]), self.least()));
+            let top = sink.map_or(greatest, |sink| T::max_nan(greatest, sink));
+            let from = k.select(top.eq(self.least()), self.number(0.0), top);
+            let kept = self.weight(greatest, from);
+            let all = sink.map_or(sum * kept, |sink| k.fma(sum, kept, self.weight(sink, from)));
+            let is_empty = top.eq(self.least());
+            let factor = T::divide(kept, all);
+            finished.push((is_empty, factor, k.select(is_empty, self.least(), from + math::log(all))));
+        }
+        self.store(Name::O, b, head, first, extent, [column, width], &sums, |row, sum| {
+            let (is_empty, factor, _) = finished[row];
+            k.select(is_empty, self.number(0.0), sum * factor)
+        });
+        if let Some(totals) = self.operand(Name::LogSumExp) {
+            for (r, (_, _, total)) in (0..).zip(&finished) {
+                k.when(block.eq(0) & k.lane().eq(0) & (first + r).lt(extent), || {
+                    totals.store(&[b, head, first + r], AnyVal::of(*total));
+                });
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the tail of one kernel, for each of its results")]
+    fn store(
+        &self,
+        name: Name,
+        b: Val<'k, u32>,
+        head: Val<'k, u32>,
+        first: Val<'k, u32>,
+        extent: Val<'k, u32>,
+        [column, width]: [Val<'k, u32>; 2],
+        sums: &[Vec<Var<'k, T>>],
+        finish: impl Fn(usize, Val<'k, T>) -> Val<'k, T>,
+    ) {
+        let k = self.k;
+        for (row, sums) in sums.iter().enumerate() {
+            let s = first + row as u32;
+            k.when(s.lt(extent), || {
+                let to = self.line(name, Place { b, head, s });
+                for (c, sum) in (0..).zip(sums) {
+                    let e = column + 32 * c;
+                    k.when(e.lt(width), || to.store(&[e], AnyVal::of(finish(row, sum.get()))));
+                }
+            });
+        }
+    }
+
+    /// A range of partners within their extent; empty where its end lies before its begin.
+    fn range(&self, first: Val<'k, i32>, end: Val<'k, i32>, extent: Val<'k, i32>) -> [Val<'k, u32>; 2] {
+        [first.max(0).min(extent).unsigned(), end.max(0).min(extent).unsigned()]
+    }
+
+    /// Goes through the keys of rows that are queries.
+    #[allow(clippy::too_many_arguments, reason = "what the rows of a warp have in common")]
+    fn over_keys(
+        &self,
+        b: Val<'k, u32>,
+        head: Val<'k, u32>,
+        lengths: Lengths<'k>,
+        rows: &[Val<'k, u32>],
+        columns: &[Val<'k, u32>],
+        sums: &[Vec<Var<'k, T>>],
+        online: &[Online<'k, T>],
+    ) {
+        let (k, spec) = (self.k, self.spec);
+        let key_head = self.key_head(head);
+        let lines = |name: Name| rows.iter().map(|&s| self.line(name, Place { b, head, s })).collect::<Vec<_>>();
+        let queries = lines(Name::Q);
+        let back = (spec.pass == Pass::Queries).then(|| {
+            let totals = rows.iter().map(|&s| self.must(Name::LogSumExp).load::<T>(&[b, head, s])).collect::<Vec<_>>();
+            let rests = rows.iter().map(|&s| self.row_sum(b, head, s)).collect::<Vec<_>>();
+            (lines(Name::Do), totals, rests)
+        });
+        let (top, bottom) = (rows[0].signed() + lengths.corner, rows[rows.len() - 1].signed() + lengths.corner);
+        let from = if spec.left { top - self.values.left } else { k.constant(0) };
+        let to = if spec.right { bottom + self.values.right + 1 } else { lengths.kv };
+        let to = k.select(rows[0].signed().lt(lengths.q), to, k.constant(0));
+        let [begin, end] = self.range(from, to, lengths.kv);
+        k.range_step(begin, end, 32, |base| {
+            let own = base + k.lane();
+            let (inside, j) = (own.lt(end), own.min(end - 1));
+            let key = Place { b, head: key_head, s: j };
+            let products = self.dots(self.values.d, &queries, &self.line(Name::K, key));
+            let scores: Vec<Score<'k, T>> =
+                rows.iter().zip(products).map(|(&i, product)| self.score([b, head, i, j], lengths, inside, product)).collect();
+            let mut weights = Vec::new();
+            if let Some((d_o, totals, rests)) = &back {
+                let products = self.dots(self.values.d_v, d_o, &self.line(Name::V, key));
+                for (r, score) in scores.iter().enumerate() {
+                    let ds = self.gradient(self.probability(score, totals[r]), products[r], rests[r]);
+                    weights.push(self.through_cap(score, ds));
+                }
+            } else {
+                for ((score, online), sums) in scores.iter().zip(online).zip(sums) {
+                    let before = online.greatest.get();
+                    let own = lanes::over_lanes(k, 32, score.s, &|x, y| T::max_nan(x, y));
+                    let greatest = T::max_nan(before, own);
+                    let from = k.select(greatest.eq(self.least()), self.number(0.0), greatest);
+                    let kept = self.weight(before, from);
+                    let p = self.weight(score.s, from);
+                    online.greatest.set(greatest);
+                    online.sum.set(k.fma(online.sum, kept, p));
+                    sums.iter().for_each(|sum| sum.set(sum.get() * kept));
+                    weights.push(p);
+                }
+            }
+            let other = if spec.pass == Pass::Queries { Name::K } else { Name::V };
+            self.spread(base, end, &weights, columns, sums, |s| self.line(other, Place { b, head: key_head, s }));
+        });
+    }
+
+    /// Goes through the queries of one head, for rows that are keys.
+    fn over_queries(
+        &self,
+        b: Val<'k, u32>,
+        [head, key_head]: [Val<'k, u32>; 2],
+        lengths: Lengths<'k>,
+        rows: &[Val<'k, u32>],
+        columns: &[Val<'k, u32>],
+        sums: &[Vec<Var<'k, T>>],
+    ) {
+        let (k, spec) = (self.k, self.spec);
+        let lines = |name: Name| rows.iter().map(|&s| self.line(name, Place { b, head: key_head, s })).collect::<Vec<_>>();
+        let keys = lines(Name::K);
+        let values = (spec.pass == Pass::Keys).then(|| lines(Name::V));
+        let (top, bottom) = (rows[0].signed() - lengths.corner, rows[rows.len() - 1].signed() - lengths.corner);
+        let from = if spec.right { top - self.values.right } else { k.constant(0) };
+        let to = if spec.left { bottom + self.values.left + 1 } else { lengths.q };
+        let to = k.select(rows[0].signed().lt(lengths.kv), to, k.constant(0));
+        let [begin, end] = self.range(from, to, lengths.q);
+        k.range_step(begin, end, 32, |base| {
+            let own = base + k.lane();
+            let (inside, i) = (own.lt(end), own.min(end - 1));
+            let query = Place { b, head, s: i };
+            let products = self.dots(self.values.d, &keys, &self.line(Name::Q, query));
+            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
+            let found: Vec<(Score<'k, T>, Probability<'k, T>)> = rows
+                .iter()
+                .zip(products)
+                .map(|(&j, product)| {
+                    let score = self.score([b, head, i, j], lengths, inside, product);
+                    let p = self.probability(&score, total);
+                    (score, p)
+                })
+                .collect();
+            let weights: Vec<Val<'k, T>> = match &values {
+                None => found.iter().map(|(_, (_, p))| *p).collect(),
+                Some(values) => {
+                    let products = self.dots(self.values.d_v, values, &self.line(Name::Do, query));
+                    let rest = self.row_sum(b, head, i);
+                    let ds =
+                        found.iter().zip(products).map(|((score, p), product)| self.through_cap(score, self.gradient(*p, product, rest)));
+                    ds.collect()
+                }
+            };
+            let other = if spec.pass == Pass::Keys { Name::Q } else { Name::Do };
+            self.spread(base, end, &weights, columns, sums, |s| self.line(other, Place { b, head, s }));
+        });
+    }
+
+    /// `dt` of a pair.
+    fn through_cap(&self, score: &Score<'k, T>, ds: Val<'k, T>) -> Val<'k, T> {
+        match score.tanh {
+            // What is not attended has any tangent, NaN for one.
+            Some(tanh) => self.k.select(score.is_attended, ds * self.k.fma(-tanh, tanh, self.number(1.0)), self.number(0.0)),
+            None => ds,
+        }
+    }
+
+    /// Adds up to 32 partners' elements by the weights that the lanes have of them.
+    fn spread(
+        &self,
+        base: Val<'k, u32>,
+        end: Val<'k, u32>,
+        weights: &[Val<'k, T>],
+        columns: &[Val<'k, u32>],
+        sums: &[Vec<Var<'k, T>>],
+        partner: impl Fn(Val<'k, u32>) -> Strided<'k>,
+    ) {
+        let k = self.k;
+        k.range((end - base).min(32), |lane| {
+            let line = partner(base + lane);
+            let elements: Vec<Val<'k, T>> = columns.iter().map(|&e| line.load::<T>(&[e])).collect();
+            for (weight, sums) in weights.iter().zip(sums) {
+                let weight = of_lane(k, *weight, lane);
+                for (sum, &element) in sums.iter().zip(&elements) {
+                    sum.set(k.fma(weight, element, *sum));
+                }
+            }
+        });
+    }
+
+    // ---- one value a query, a head, or an element of the bias ------------------------------------------------------------------
+
+    fn row_sums(&self) {
+        let k = self.k;
+        let (rest, tile) = self.values.row_tiles.split(k.cta());
+        let (b, head) = self.values.heads.split(rest);
+        let s = tile * WARPS + k.warp();
+        k.when(s.lt(self.values.s_q), || {
+            let at = Place { b, head, s };
+            let (o, d_o) = (self.line(Name::O, at), self.line(Name::Do, at));
+            let sum = k.var(self.number(0.0));
+            k.range_step(k.lane(), self.values.d_v, 32, |e| sum.set(k.fma(d_o.load::<T>(&[e]), o.load::<T>(&[e]), sum)));
+            let whole = lanes::over_lanes(k, 32, sum.get(), &|x, y| x + y);
+            let to = self.values.sums_to.expect("the pass writes sums");
+            k.when(k.lane().eq(0), || {
+                let place = rest.mul_wide(self.values.s_q) + s.widen();
+                k.st_global(to.address() + place * u64::from(self.spec.bytes()), 0, whole);
+            });
+        });
+    }
+
+    fn sinks(&self) {
+        let k = self.k;
+        let head = k.cta();
+        let sink = self.must(Name::Sinks).load::<T>(&[self.zero(), head]);
+        let sum = k.var(self.number(0.0));
+        k.range(self.values.b, |b| {
+            let lengths = self.lengths(b);
+            k.range_step(k.thread(), lengths.q.unsigned(), THREADS, |i| {
+                let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
+                let part = self.weight(sink, total) * self.row_sum(b, head, i);
+                sum.set(sum.get() - k.select(total.eq(self.least()), self.number(0.0), part));
+            });
+        });
+        let whole = lanes::over_team(k, THREADS, sum.get(), &|x, y| x + y);
+        k.when(k.thread().eq(0), || self.must(Name::Dsinks).store(&[self.zero(), head], AnyVal::of(whole)));
+    }
+
+    fn bias(&self) {
+        let (k, spec) = (self.k, self.spec);
+        let (row, tile) = self.values.row_tiles.split(k.cta());
+        let own = self.values.own.index(row);
+        let shift = spec.team.ilog2();
+        let column = tile * (THREADS >> shift) + (k.thread() >> shift);
+        let last = self.values.columns_of_bias - 1;
+        let column_here = column.min(last);
+        let sum = k.var(self.number(0.0));
+        let first = k.thread() & (spec.team - 1);
+        k.range_step(first, self.values.repeated, spec.team, |number| {
+            let repeat = self.values.repeats.index(number);
+            let [b, head, i] = [0, 1, 2].map(|dim| own[dim] + repeat[dim]);
+            let j = column_here + repeat[3];
+            let lengths = self.lengths(b);
+            let (query, key) = (Place { b, head, s: i }, Place { b, head: self.key_head(head), s: j });
+            let product = self.dots(self.values.d, &[self.line(Name::Q, query)], &self.line(Name::K, key))[0];
+            let score = self.score([b, head, i, j], lengths, k.constant(true), product);
+            let total = self.must(Name::LogSumExp).load::<T>(&[b, head, i]);
+            let product = self.dots(self.values.d_v, &[self.line(Name::Do, query)], &self.line(Name::V, key))[0];
+            let ds = self.gradient(self.probability(&score, total), product, self.row_sum(b, head, i));
+            sum.set(sum.get() + ds);
+        });
+        let whole = lanes::over_lanes(k, spec.team, sum.get(), &|x, y| x + y);
+        k.when(column.lt(self.values.columns_of_bias) & first.eq(0), || {
+            self.must(Name::Dbias).store(&[own[0], own[1], own[2], column], AnyVal::of(whole));
+        });
+    }
+}

@@ -1,0 +1,295 @@
+//! `attention.simt`: attention and its gradient without tensor cores, for everything.
+//!
+//! It takes every problem whose positions number fewer than 2^28: all element types, any strides, every option, forward and backward.
+//!
+//! **Method.** A warp has a few *rows* (queries, or keys for the gradients of keys and values) and goes through *partners* (keys, or the queries of all
+//! heads that read the key), 32 at a time. Each lane works out the scores of one partner with all rows of the warp; forward, the greatest score so far
+//! and the sum of exponentials follow by the online softmax, and what the warp has summed is scaled where the maximum rises. Then lanes stand along the
+//! elements of the result, and the weights go round by shuffles. The window leaves out partners in front of the first and behind the last one that a row
+//! of the warp attends. Results wider than 256 elements are computed in parts, each with scores of its own.
+//!
+//! The gradient takes a launch for `Σ d_o · o` of each query, one for each of dq, dk and dv, one for the bias, in which a lane or a warp has an element
+//! and goes through what it was repeated over, and one for the sinks. Nothing is added in memory, so that all of it repeats bit for bit.
+//!
+//! **When it wins.** f32 and f64; what no other engine takes.
+//!
+//! **Numbers.** In f32, in f64 where an operand is f64: weights are not rounded. Products are summed in the order of elements, results in that of partners.
+//!
+//! Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Rabe and Staats, "Self-attention does not need O(n²) memory", 2021.
+
+mod kernel;
+
+use verdigris_graph::{AttentionPass, AttentionProblem, Corner, Problem, View};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Loop, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::steps::host_number;
+use crate::fuse::strided;
+use crate::layout::space::divisor;
+use kernel::{KernelArgs, Name, Pass, Spec, WARPS};
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Simt {
+    problem: AttentionProblem,
+    arch: Arch,
+}
+
+impl Algorithm for Simt {
+    const ID: EngineId = EngineId { name: "attention.simt", number: 900 };
+    const VERSION: u32 = 1;
+    type Config = ();
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Attention(problem) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is attention", problem.kind())));
+        };
+        let longest = problem.s_q.max(problem.s_kv);
+        Self::ID.require(longest < 1 << 28, Reason::Extent, format_args!("{longest} positions, taken below 2^28"))?;
+        let widest = problem.d.max(problem.d_v);
+        Self::ID.require(widest < 1 << 24, Reason::Extent, format_args!("heads of {widest} elements, taken below 2^24"))?;
+        let accepted = Simt { problem: problem.clone(), arch: arch.clone() };
+        for pass in accepted.passes() {
+            let (spec, ctas) = (accepted.spec(pass), accepted.ctas(pass));
+            Self::ID.require(ctas < 1 << 31, Reason::Extent, format_args!("{ctas} CTAs, taken below 2^31"))?;
+            let target = spec.target();
+            Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        }
+        let repeats = accepted.bias_repeats().iter().fold(1_u64, |all, &extent| all.saturating_mul(extent));
+        Self::ID.require(repeats < 1 << 31, Reason::Extent, format_args!("a bias that is repeated {repeats} times, taken below 2^31"))?;
+        Ok(accepted)
+    }
+
+    fn configs(&self) -> Vec<()> {
+        vec![()]
+    }
+
+    fn knobs((): &()) -> Knobs {
+        Knobs::new([("warps", WARPS)])
+    }
+
+    fn notes(&self, (): &()) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, (): &()) -> Work {
+        let p = &self.problem;
+        let double = p.compute == DType::F64;
+        // As a product of the pairs of all heads: a lane reads a partner's element for each row, and each row's own.
+        let (pairs, heads) = (p.pairs() / p.s_q.max(1) as f64, (p.b * p.h) as f64);
+        let elements = p.flops() / (2.0 * heads.max(1.0) * p.pairs().max(1.0));
+        let tile = [f64::from(WARPS * 4), 32.0];
+        let tiles = heads * (p.s_q as f64 / tile[0]).ceil();
+        let main = Loop {
+            kernel: Self::ID.name,
+            product: [p.s_q as f64, pairs, elements],
+            matrices: heads,
+            window: [1.0; 3],
+            tile,
+            fma_cycles: tile[0] * tile[1] * elements / if double { 64.0 } else { 128.0 },
+            loaded_bytes: (tile[0] + tile[1]) * elements * p.q.dtype.bytes() as f64,
+            issued: tile[0] * tile[1] * elements / 32.0 * 3.0,
+            exposed: 0.6,
+            threads: f64::from(32 * WARPS),
+            stages: 1.0,
+            copy_bytes: p.q.dtype.bytes() as f64,
+            ..Loop::default()
+        };
+        let resident = f64::from(self.arch.sm_count * if double { 4 } else { 8 });
+        Work::of(main.in_waves(tiles, resident, (pairs / 32.0).ceil().max(1.0)))
+    }
+
+    fn lower(&self, (): &()) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let sums = p.is_backward().then(|| program.add_scratch("row sums", p.b * p.h * p.s_q * p.compute.bytes() as u64));
+        for pass in self.passes() {
+            let spec = self.spec(pass);
+            let ctas = self.ctas(pass);
+            if ctas == 0 {
+                continue;
+            }
+            let args = self.arguments(&spec, sums).bound(&spec);
+            program.launch(Launch::new(spec.kernel(), [ctas as u32, 1, 1], args));
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let mut specs = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            for columns in [2, 4] {
+                for right in [false, true] {
+                    let plain = Spec { right, columns, ..Spec::plain(Pass::Forward) };
+                    let forward = [(Name::Q, dtype), (Name::K, dtype), (Name::V, dtype), (Name::O, dtype), (Name::LogSumExp, DType::F32)];
+                    specs.push(Spec { operands: forward.to_vec(), ..plain.clone() });
+                    for (pass, out) in [(Pass::Queries, Name::Dq), (Pass::Keys, Name::Dk), (Pass::Values, Name::Dv)] {
+                        let read = [(Name::Q, dtype), (Name::K, dtype), (Name::V, dtype), (Name::LogSumExp, DType::F32), (Name::Do, dtype)];
+                        let operands = read.into_iter().chain([(out, dtype)]).filter(|&(name, _)| pass.has(name)).collect();
+                        specs.push(Spec { pass, operands, ..plain.clone() });
+                    }
+                }
+            }
+            let operands = vec![(Name::O, dtype), (Name::Do, dtype)];
+            specs.push(Spec { operands, ..Spec::plain(Pass::RowSums) });
+        }
+        specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+impl Simt {
+    /// The launches, in order.
+    fn passes(&self) -> Vec<Pass> {
+        match &self.problem.pass {
+            AttentionPass::Forward { .. } => vec![Pass::Forward],
+            AttentionPass::Backward { dq, dk, dv, dbias, dsinks, .. } => {
+                let asked = [
+                    (Pass::Queries, dq.is_some()),
+                    (Pass::Keys, dk.is_some()),
+                    (Pass::Values, dv.is_some()),
+                    (Pass::Bias, dbias.is_some()),
+                    (Pass::Sinks, dsinks.is_some()),
+                ];
+                [Pass::RowSums].into_iter().chain(asked.into_iter().filter(|(_, asked)| *asked).map(|(pass, _)| pass)).collect()
+            }
+        }
+    }
+
+    fn spec(&self, pass: Pass) -> Spec {
+        let p = &self.problem;
+        let all = p.operands().into_iter().filter_map(|(name, view, _)| Some((Name::of(name)?, view.dtype)));
+        let operands = all.filter(|&(name, _)| pass.has(name)).collect();
+        let mut spec = Spec { operands, double: p.compute == DType::F64, ..Spec::plain(pass) };
+        if pass.has_scores() {
+            spec.left = p.left.is_some();
+            spec.right = p.right.is_some();
+            spec.bottom_right = p.corner == Corner::BottomRight;
+            spec.soft_cap = p.soft_cap.is_some();
+        }
+        if pass.has_columns() {
+            spec.columns = self.width(pass).div_ceil(32).next_power_of_two().min(8) as u32;
+        }
+        if pass == Pass::Bias && self.bias_repeats().iter().product::<u64>() >= 16 {
+            spec.team = 32;
+        }
+        spec
+    }
+
+    /// Elements of a row of what is written.
+    fn width(&self, pass: Pass) -> u64 {
+        if matches!(pass, Pass::Forward | Pass::Values) { self.problem.d_v } else { self.problem.d }
+    }
+
+    fn column_blocks(&self, pass: Pass) -> u64 {
+        if pass.has_columns() { self.width(pass).div_ceil(32 * u64::from(self.spec(pass).columns)) } else { 1 }
+    }
+
+    /// Heads whose rows a pass has, and rows of one.
+    fn rows(&self, pass: Pass) -> [u64; 2] {
+        let p = &self.problem;
+        match pass {
+            Pass::Keys | Pass::Values => [p.h_kv, p.s_kv],
+            _ => [p.h, p.s_q],
+        }
+    }
+
+    /// Tiles of the rows of one head.
+    fn row_tiles(&self, pass: Pass) -> u64 {
+        self.rows(pass)[1].div_ceil(u64::from(WARPS * self.spec(pass).rows()))
+    }
+
+    /// The dims of the gradient of the bias.
+    fn bias_dims(&self) -> [u64; 4] {
+        self.problem.operand("dbias").map_or([1; 4], |view| self.problem.dims("dbias", view))
+    }
+
+    /// How often the bias was repeated along each dim.
+    fn bias_repeats(&self) -> [u64; 4] {
+        let p = &self.problem;
+        let (own, whole) = (self.bias_dims(), [p.b, p.h, p.s_q, p.s_kv]);
+        if p.operand("dbias").is_none() {
+            return [1; 4];
+        }
+        std::array::from_fn(|i| if own[i] == whole[i] { 1 } else { whole[i] })
+    }
+
+    fn ctas(&self, pass: Pass) -> u64 {
+        let p = &self.problem;
+        match pass {
+            Pass::Sinks => p.h,
+            Pass::Bias => {
+                let [b, h, s_q, s_kv] = self.bias_dims();
+                let columns = u64::from(32 * WARPS / self.spec(pass).team);
+                b.saturating_mul(h).saturating_mul(s_q).saturating_mul(s_kv.div_ceil(columns))
+            }
+            _ => p.b.saturating_mul(self.rows(pass)[0]).saturating_mul(self.row_tiles(pass)).saturating_mul(self.column_blocks(pass)),
+        }
+    }
+
+    fn arguments(&self, spec: &Spec, sums: Option<Address>) -> KernelArgs {
+        let p = &self.problem;
+        let view = |name: Name| -> &View { p.operand(name.word()).unwrap_or(&p.q) };
+        let extents = |dims: [u64; 4]| dims.iter().map(|&extent| divisor(extent)).collect::<Vec<_>>();
+        let (own, repeats) = (self.bias_dims(), self.bias_repeats());
+        let row_tiles =
+            if spec.pass == Pass::Bias { own[3].div_ceil(u64::from(32 * WARPS / spec.team)) } else { self.row_tiles(spec.pass) };
+        KernelArgs {
+            row_tiles: divisor(row_tiles),
+            column_blocks: divisor(self.column_blocks(spec.pass)),
+            heads: divisor(self.rows(spec.pass)[0]),
+            group: divisor(p.group()),
+            b: p.b as u32,
+            h: p.h as u32,
+            s_q: p.s_q as u32,
+            s_kv: p.s_kv as u32,
+            d: p.d as u32,
+            d_v: p.d_v as u32,
+            left: p.left.unwrap_or(0) as i32,
+            right: p.right.unwrap_or(0) as i32,
+            soft_cap: p.soft_cap.map_or(1.0, |cap| cap.0),
+            scale: spec.pass.has_scores().then(|| host_number(p.scale)),
+            own: extents(own)[..3].to_vec(),
+            columns_of_bias: own[3] as u32,
+            repeats: extents(repeats),
+            repeated: repeats.iter().product::<u64>() as u32,
+            operands: spec.operands.iter().map(|&(name, _)| strided::argument(view(name), &[0; 4])).collect(),
+            sums: (spec.pass.reads_sums()).then_some(sums).flatten(),
+            sums_to: (spec.pass == Pass::RowSums).then_some(sums).flatten(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepted(words: &str) -> Result<Simt, Refusal> {
+        let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        Simt::accept(&problem.canonical().expect("legal"), &Arch::h200())
+    }
+
+    #[test]
+    fn a_gradient_has_a_launch_for_what_is_asked_and_one_for_what_they_share() {
+        let words = "attention backward bf16 b=2 h=4 s_q=100 d=64 log_sum_exp=f32 dq=bhsd dv=bhsd";
+        let program = accepted(words).expect("taken").lower(&()).expect("a program");
+        let names: Vec<&str> = program.launches().map(|launch| launch.kernel.name()).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+        assert!(["row_sums", "queries", "values"].iter().zip(&names).all(|(word, name)| name.contains(word)), "{names:?}");
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_by_name() {
+        let long = accepted("attention forward bf16 b=1 h=1 s_q=1 s_kv=268435456 d=64").expect_err("too many keys");
+        assert_eq!(long.reason, Reason::Extent);
+        let other = accepted("gemm bf16 m=4 n=4 k=4").expect_err("a product");
+        assert_eq!(other.reason, Reason::Problem);
+    }
+}

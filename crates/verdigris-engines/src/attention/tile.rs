@@ -1,0 +1,145 @@
+//! Rows of a head in shared memory: filled by TMA, read by `wgmma` along the head or across it.
+
+use std::panic::Location;
+
+use verdigris_kir::face::{Kernel, LoadOptions, Mbarrier, TensorMap, Val};
+use verdigris_kir::ir::{Access, MapDecl, MapType, Swizzle};
+use verdigris_kir::program::{L2Promotion, MapSpec};
+
+/// Bytes of one row of a panel: the span of the swizzle.
+const PANEL_ROW_BYTES: u32 = 128;
+/// Elements of such a row: all types here have two bytes.
+pub(super) const PANEL: u32 = 64;
+/// Depth of one `wgmma`, in elements.
+pub(super) const STEP: u32 = 16;
+
+/// `rows` rows (queries or keys) of `elements` elements each: panels of 64 elements, one behind the other, each with all rows under the 128-byte
+/// swizzle. One copy serves products over the elements (*along*) and products over the rows (*across*).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct HeadTile {
+    pub(super) rows: u32,
+    /// A multiple of 16; the last panel may be half empty.
+    pub(super) elements: u32,
+    pub(super) ty: MapType,
+}
+
+impl HeadTile {
+    pub(super) const fn panels(&self) -> u32 {
+        self.elements.div_ceil(PANEL)
+    }
+
+    const fn panel_bytes(&self) -> u32 {
+        self.rows * PANEL_ROW_BYTES
+    }
+
+    pub(super) const fn bytes(&self) -> u32 {
+        self.panels() * self.panel_bytes()
+    }
+
+    /// The map through which panels are copied: `{elements, rows, heads, batch}`. What lies beyond the tensor is read as zero and not written, so a
+    /// head of fewer elements needs no copy.
+    pub(super) fn map(&self, access: Access) -> MapDecl {
+        MapDecl { ty: self.ty, rank: 4, box_dims: vec![PANEL, self.rows, 1, 1], im2col: false, swizzle: Swizzle::B128, access }
+    }
+
+    /// Loads all panels of the rows from `row` on: by one thread; the bytes complete on `barrier`.
+    #[track_caller]
+    pub(super) fn load<'k>(
+        &self,
+        slot: Val<'k, u32>,
+        map: &TensorMap<'k>,
+        [row, head, batch]: [Val<'k, u32>; 3],
+        barrier: Mbarrier<'k>,
+        options: LoadOptions<'k>,
+    ) {
+        let k = slot.kernel();
+        k.scope(Location::caller(), || {
+            for panel in 0..self.panels() {
+                let at = [k.constant(panel * PANEL), row, head, batch].map(|at| at.signed());
+                k.tma_load(slot + panel * self.panel_bytes(), map, &at, barrier, options);
+            }
+        });
+    }
+
+    /// Where the 16 bytes of chunk `chunk + 2 · pair` of a row stand, of rows that threads fill in themselves; `chunk` is 0 or 1.
+    #[track_caller]
+    pub(super) fn chunk<'k>(&self, slot: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>, pair: u32) -> Val<'k, u32> {
+        slot.kernel().scope(Location::caller(), || {
+            let within = ((chunk + 2 * (pair % 4)) ^ (row & 7)) << 4;
+            slot + (row * PANEL_ROW_BYTES + within) + pair / 4 * self.panel_bytes()
+        })
+    }
+
+    /// The low word of a descriptor that reads along the head, from row `first_row` on.
+    #[track_caller]
+    pub(super) fn along<'k>(&self, slot: Val<'k, u32>, first_row: Val<'k, u32>) -> Val<'k, u32> {
+        slot.kernel().scope(Location::caller(), || low(slot + first_row * PANEL_ROW_BYTES, 1))
+    }
+
+    /// How far it moves for `steps` steps of 16 elements.
+    pub(super) const fn along_steps(&self, steps: u32) -> u32 {
+        let per_panel = PANEL / STEP;
+        (steps / per_panel * self.panel_bytes() + steps % per_panel * 2 * STEP) >> 4
+    }
+
+    /// The low word of a descriptor that reads across the head (transposed), from the first row on.
+    #[track_caller]
+    pub(super) fn across<'k>(&self, slot: Val<'k, u32>) -> Val<'k, u32> {
+        slot.kernel().scope(Location::caller(), || low(slot, self.panel_bytes() >> 4))
+    }
+
+    /// How far it moves for `steps` steps of 16 rows.
+    pub(super) const fn across_steps(&self, steps: u32) -> u32 {
+        (steps * STEP * PANEL_ROW_BYTES) >> 4
+    }
+
+    /// How far it moves for `elements` elements: whole panels, or a part of one.
+    pub(super) const fn across_elements(&self, elements: u32) -> u32 {
+        (elements / PANEL * self.panel_bytes() + elements % PANEL * 2) >> 4
+    }
+
+    /// How far either moves for `slots` tiles that lie one behind the other.
+    pub(super) fn slots<'k>(&self, slots: Val<'k, u32>) -> Val<'k, u32> {
+        slots * (self.bytes() >> 4)
+    }
+}
+
+fn low<'k>(start: Val<'k, u32>, leading: u32) -> Val<'k, u32> {
+    ((start & 0x3ffff) >> 4) | (leading << 16)
+}
+
+/// The whole descriptor for a low word: eight rows are 1024 bytes.
+#[track_caller]
+pub(super) fn descriptor<'k>(low: Val<'k, u32>) -> Val<'k, u64> {
+    let k: Kernel<'k> = low.kernel();
+    k.join32(low, (1024 >> 4) | (1u32 << 30))
+}
+
+/// The map of `{elements, rows, heads, batch}` with the strides of the last three.
+pub(super) fn head_map(decl: MapDecl, dims: [u64; 4], strides_bytes: [u64; 3]) -> MapSpec {
+    MapSpec {
+        decl,
+        dims: dims.to_vec(),
+        strides_bytes: strides_bytes.to_vec(),
+        element_strides: vec![1; 4],
+        lower_corner: vec![],
+        upper_corner: vec![],
+        fill: Default::default(),
+        l2: L2Promotion::B256,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_go_through_a_panel_and_on_to_the_next() {
+        let tile = HeadTile { rows: 176, elements: 96, ty: MapType::Bf16 };
+        assert_eq!((tile.panels(), tile.bytes()), (2, 2 * 176 * 128));
+        assert_eq!(tile.along_steps(3), 3 * 32 / 16);
+        assert_eq!(tile.along_steps(5), (176 * 128 + 32) / 16);
+        assert_eq!(tile.across_steps(11), 176 * 128 / 16);
+        assert_eq!((tile.across_elements(64), tile.across_elements(32)), (176 * 128 / 16, 64 / 16));
+    }
+}

@@ -1,0 +1,423 @@
+//! `batch_norm.channels`: batch normalization in training, its gradient, and the statistics of channels ([`verdigris_graph::BatchNormProblem`] has the
+//! formulas).
+//!
+//! It takes all of them: any element types, any strides, channels of fewer than 2^31 elements.
+//!
+//! **Method.** A first launch goes through the elements and leaves sums of parts, a second one joins the parts of each channel and writes what belongs
+//! to channels (one warp a channel), a third goes through the elements once more, from the parts that were read last, which may still lie in L2. Small
+//! tensors do all three in one launch, with barriers of the grid between them. Threads stand along channels where these are neighbours in memory
+//! (*lines*), along the elements of one channel where those are (*planes*), and take up to 16 bytes at a time; tensors that allow neither are read element
+//! by element.
+//!
+//! The gradient behind ReLU sees what passed by the sign of `(x − mean) · inv · scale + bias`, worked out again by the forward kernel's instructions,
+//! so that the result need not be read; where something was added, it reads the result, and stores the gradient of what was added on the way.
+//! Where that has the type of `dy`, the third launch reads it in place of `dy` and the result.
+//!
+//! **When it wins.** There is no other engine for these.
+//!
+//! **Numbers.** In f32 (f64 where an operand is f64). Sums of statistics are of differences from the mean so far, a few elements at a time, and are
+//! joined by the formula of parallel variances; a mean far from 0 costs nothing. Results repeat bit for bit on a device.
+//!
+//! Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+
+mod kernel;
+mod operands;
+
+use verdigris_graph::{BatchNormProblem, ChannelFunction, Problem, View};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, KernelRef, Launch, Program, Step};
+use verdigris_tensor::DType;
+
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::strided;
+use kernel::{Form, KernelArgs, Pass, Spec, Stage, THREADS, WARPS};
+use operands::{Name, WholeArgs};
+
+/// Threads along channels, where these are neighbours: a line of 128 bytes, or of 512.
+const ACROSS: [u32; 2] = [8, 32];
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Channels {
+    problem: BatchNormProblem,
+    pass: Pass,
+    relu: bool,
+    sm_count: u32,
+    l2_bytes: f64,
+}
+
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Config {
+    form: Form,
+    /// Neighbours that one access takes.
+    vector: u32,
+    /// One launch in place of three.
+    fused: bool,
+}
+
+/// How a problem is laid over the grid.
+#[derive(Clone, Copy, Debug)]
+struct Grid {
+    blocks: u32,
+    points: u32,
+    points_of_part: u32,
+    parts: u32,
+    elements_of_point: u32,
+}
+
+impl Grid {
+    fn ctas(self) -> u32 {
+        self.blocks * self.parts
+    }
+}
+
+impl Algorithm for Channels {
+    const ID: EngineId = EngineId { name: "batch_norm.channels", number: 800 };
+    const VERSION: u32 = 1;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::BatchNorm(problem) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is batch_norm", problem.kind())));
+        };
+        let (count, channels) = (problem.count(), problem.channels);
+        Self::ID.require(count < 1 << 31, Reason::Extent, format_args!("channels of {count} elements, taken below 2^31"))?;
+        Self::ID.require(channels < 1 << 22, Reason::Extent, format_args!("{channels} channels, taken below 2^22"))?;
+        let rank = problem.rows.len();
+        Self::ID.require(rank < verdigris_tensor::MAX_RANK, Reason::Extent, format_args!("{rank} dims of rows, taken are 7"))?;
+        let (pass, relu) = match &problem.function {
+            ChannelFunction::Forward { relu, .. } => (Pass::Forward, *relu),
+            ChannelFunction::Backward { relu, .. } => (Pass::Backward, *relu),
+            ChannelFunction::Statistics { .. } => (Pass::Statistics, false),
+        };
+        let accepted = Channels { problem: problem.clone(), pass, relu, sm_count: arch.sm_count, l2_bytes: arch.l2_bytes as f64 };
+        let any = Config { form: Form::Lines { across: 32 }, vector: 1, fused: false };
+        let target = accepted.stages(any).into_iter().map(|stage| accepted.spec(stage, any).target()).max().unwrap_or(Target::Sm80);
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(accepted)
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let mut forms = Vec::new();
+        let along_channels = self.neighbours(true);
+        for across in ACROSS {
+            // Half of the threads at least have channels.
+            let room = u64::from(across * along_channels);
+            if along_channels > 1 && (across == ACROSS[0] || 2 * self.problem.channels > room) {
+                forms.push((Form::Lines { across }, along_channels));
+            }
+        }
+        let along_rows = self.neighbours(false);
+        forms.push((Form::Planes, along_rows));
+        if along_channels == 1 {
+            forms.push((Form::Lines { across: 32 }, 1));
+        }
+        let mut configs = Vec::new();
+        for (form, vector) in forms {
+            let config = Config { form, vector, fused: false };
+            configs.push(config);
+            let spec = self.spec(Stage::Fused, config);
+            if self.grid(config).ctas() <= self.sm_count * spec.ctas_per_sm() {
+                configs.push(Config { fused: true, ..config });
+            }
+        }
+        configs
+    }
+
+    fn knobs(&Config { form, vector, fused }: &Config) -> Knobs {
+        let across = match form {
+            Form::Lines { across } => across,
+            Form::Planes => 0,
+        };
+        Knobs::new([("across", across), ("vector", vector), ("launches", if fused { 1 } else { 3 })])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, config: &Config) -> Work {
+        let elements = self.problem.count() as f64 * self.problem.channels as f64;
+        let mut first = 0.0;
+        let mut again = 0.0;
+        for &stage in &self.stages(Config { fused: false, ..*config }) {
+            let spec = self.spec(stage, *config);
+            let wholes = spec.operands.iter().filter(|(name, _)| name.is_whole());
+            let bytes: f64 = wholes.map(|&(name, dtype)| elements * self.bytes_of_element(name, dtype, config)).sum();
+            *(if stage == Stage::Sums { &mut first } else { &mut again }) += bytes;
+        }
+        // What the third launch reads first was read last, and may lie in L2; and it is read beside what is written.
+        let kept = (0.5 * self.l2_bytes).min(0.5 * again).min(first);
+        let ctas = self.grid(*config).ctas();
+        let launches = if config.fused { 2.0 } else { 3.0 };
+        // Some eight instructions an element, of which a few serve a vector.
+        let issued = elements / 32.0 * if config.vector == 1 { 24.0 } else { 10.0 };
+        let stream = Stream::new(Traffic::Lines, first + again - kept).of_ctas(f64::from(ctas)).issuing(issued);
+        Work::default().beside([stream.in_launches(launches)])
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let p = &self.problem;
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let stages = self.stages(*config);
+        let specs: Vec<Spec> = stages.iter().map(|&stage| self.spec(stage, *config)).collect();
+        let grid = self.grid(*config);
+        let bytes = p.compute.bytes() as u64;
+        let parts_bytes = p.channels * u64::from(grid.parts) * bytes;
+        let parts = ["sums", "weighted sums"].map(|name| program.add_scratch(name, parts_bytes));
+        let joined = ["mean", "deviation"].map(|name| program.add_scratch(name, p.channels * bytes));
+        let arrivals = config.fused.then(|| program.add_scratch("arrivals", 4));
+        if let Some(at) = arrivals {
+            program.steps.push(Step::Fill { at, bytes: 4, value: 0 });
+        }
+        for spec in specs {
+            let args = self.arguments(&spec, grid, parts, joined, arrivals).bound(&spec);
+            let ctas = if spec.stage == Stage::Join { (p.channels as u32).div_ceil(WARPS) } else { grid.ctas() };
+            let launch = Launch::new(spec.kernel(), [ctas, 1, 1], args);
+            program.launch(if config.fused { launch.resident() } else { launch });
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let mut specs = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let vector = 16 / dtype.bytes() as u32;
+            let forms = [(Form::Lines { across: ACROSS[0] }, vector), (Form::Planes, vector), (Form::Planes, 1)];
+            let wide = [(Form::Lines { across: ACROSS[1] }, vector)];
+            for (form, vector) in forms.into_iter().chain(wide) {
+                for (pass, relu, names) in CATALOG {
+                    let stages = [Stage::Sums, Stage::Join, Stage::Apply, Stage::Fused];
+                    for stage in stages.into_iter().filter(|&stage| stage != Stage::Apply || *pass != Pass::Statistics) {
+                        let all: Vec<(Name, DType)> = (names.iter().filter_map(|name| Name::of(name)))
+                            .map(|name| (name, if name.is_whole() { dtype } else { DType::F32 }))
+                            .collect();
+                        let operands = of_stage(stage, *pass, *relu, &all);
+                        let rank = if form == Form::Planes { 2 } else { 1 };
+                        specs.push(Spec { stage, pass: *pass, relu: *relu, form, vector, rank, double: false, operands });
+                    }
+                }
+            }
+        }
+        let mut names = std::collections::HashSet::new();
+        let kernels = specs.into_iter().filter(|spec| spec.target() <= target).map(|spec| spec.reduced_to_stage().kernel());
+        kernels.filter(|kernel| names.insert(kernel.name().to_owned())).collect()
+    }
+}
+
+/// What a network's layers ask for.
+const CATALOG: &[(Pass, bool, &[&str])] = &[
+    (Pass::Statistics, false, &["x", "mean", "m2"]),
+    (Pass::Forward, false, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, true, &["x", "scale", "bias", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Forward, true, &["x", "scale", "bias", "add", "running_mean", "running_var", "y", "mean", "inv", "next_mean", "next_var"]),
+    (Pass::Backward, false, &["dy", "x", "scale", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, true, &["dy", "x", "scale", "bias", "mean", "inv", "dx", "dscale", "dbias"]),
+    (Pass::Backward, true, &["dy", "x", "y", "scale", "mean", "inv", "dx", "dscale", "dbias", "dadd"]),
+];
+
+/// The operands that a stage reads and writes, of those of the problem.
+fn of_stage(stage: Stage, pass: Pass, relu: bool, all: &[(Name, DType)]) -> Vec<(Name, DType)> {
+    let dtype_of = |name: Name| all.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
+    let works_result_out = relu && dtype_of(Name::Y).is_none();
+    // The third launch reads what the first stored of dy in place of it.
+    let is_left = dtype_of(Name::Dadd).is_some() && dtype_of(Name::Dadd) == dtype_of(Name::Dy);
+    let (sums, join, apply) = (stage == Stage::Sums, stage == Stage::Join, stage == Stage::Apply);
+    let has = |name: Name| match (pass, name) {
+        _ if stage == Stage::Fused => true,
+        (Pass::Statistics, Name::X) => sums,
+        (Pass::Statistics, _) => join,
+        (Pass::Forward, Name::X) => sums || apply,
+        (Pass::Forward, Name::Add | Name::Y | Name::Scale | Name::Bias) => apply,
+        (Pass::Forward, _) => join,
+        (Pass::Backward, Name::X | Name::Mean) => sums || apply,
+        (Pass::Backward, Name::Dy | Name::Y) => sums || (apply && !is_left),
+        (Pass::Backward, Name::Dadd) => sums || (apply && is_left),
+        (Pass::Backward, Name::Inv) => join || apply || works_result_out,
+        (Pass::Backward, Name::Scale) => apply || (sums && works_result_out),
+        (Pass::Backward, Name::Bias) => sums || (apply && !is_left),
+        (Pass::Backward, Name::Dx) => apply,
+        (Pass::Backward, _) => join,
+    };
+    all.iter().copied().filter(|(name, _)| has(*name)).collect()
+}
+
+impl Channels {
+    fn operands(&self) -> Vec<(Name, View)> {
+        self.problem.operands().into_iter().filter_map(|(name, view, _)| Some((Name::of(name)?, view.clone()))).collect()
+    }
+
+    fn spec(&self, stage: Stage, config: Config) -> Spec {
+        let all: Vec<(Name, DType)> = self.operands().into_iter().map(|(name, view)| (name, view.dtype)).collect();
+        let double = self.problem.compute == DType::F64;
+        let Channels { pass, relu, .. } = *self;
+        let rank = self.problem.rows.len();
+        let operands = of_stage(stage, pass, relu, &all);
+        Spec { stage, pass, relu, form: config.form, vector: config.vector, rank, double, operands }.reduced_to_stage()
+    }
+
+    /// The launches.
+    fn stages(&self, config: Config) -> Vec<Stage> {
+        if config.fused {
+            return vec![Stage::Fused];
+        }
+        let writes_elements = match self.pass {
+            Pass::Statistics => false,
+            Pass::Forward => true,
+            Pass::Backward => self.problem.operand("dx").is_some(),
+        };
+        [Stage::Sums, Stage::Join].into_iter().chain(writes_elements.then_some(Stage::Apply)).collect()
+    }
+
+    /// How many neighbours along channels, or along the innermost dim of the rows, one access may take: the largest of 8, 4, 2 and 1 that all strides
+    /// and offsets allow, at most 16 bytes of the narrowest element.
+    fn neighbours(&self, along_channels: bool) -> u32 {
+        let (rows, channels) = (&self.problem.rows, self.problem.channels);
+        let rank = rows.len();
+        let (along, extent) = if along_channels { (rank, channels) } else { (rank.saturating_sub(1), rows.last().copied().unwrap_or(1)) };
+        let mut bits = extent | 8;
+        let mut narrowest = 8;
+        for (_, view) in self.operands().into_iter().filter(|(name, _)| name.is_whole()) {
+            if extent < 2 || view.strides[along] != 1 {
+                return 1;
+            }
+            narrowest = narrowest.min(view.dtype.bytes());
+            bits |= view.offset;
+            let dims = rows.iter().chain([&channels]).zip(&view.strides).enumerate();
+            bits |= dims.filter(|&(dim, (&extent, _))| dim != along && extent > 1).fold(0, |bits, (_, (_, stride))| bits | stride);
+        }
+        (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
+    }
+
+    /// Bytes that cross the memory bus for an element; a sector where its neighbours are not a warp's.
+    fn bytes_of_element(&self, name: Name, dtype: DType, config: &Config) -> f64 {
+        let along = if config.form == Form::Planes { self.problem.rows.len().checked_sub(1) } else { Some(self.problem.rows.len()) };
+        let view = self.problem.operand(name.word());
+        let is_beside = along.zip(view).is_none_or(|(along, view)| view.strides[along] <= 1);
+        if is_beside { dtype.bytes() as f64 } else { 32.0 }
+    }
+
+    /// The same for all stages, each of which the chip holds as a whole.
+    fn grid(&self, config: Config) -> Grid {
+        let spec = &self.spec(Stage::Sums, config);
+        let stages = self.stages(Config { fused: false, ..config });
+        let ctas_per_sm = stages.into_iter().map(|stage| self.spec(stage, config).ctas_per_sm()).min().unwrap_or(1);
+        let points = (self.problem.count() / u64::from(spec.elements_of_point())) as u32;
+        let blocks = (self.problem.channels as u32).div_ceil(spec.width()).max(1);
+        let lines = THREADS / spec.across();
+        // As many CTAs as the chip holds, each with a few turns at least.
+        let wanted = (self.sm_count * ctas_per_sm / blocks).max(1);
+        let least = lines * 2;
+        let points_of_part = points.div_ceil(wanted).next_multiple_of(lines).max(least);
+        Grid { blocks, points, points_of_part, parts: points.div_ceil(points_of_part), elements_of_point: spec.elements_of_point() }
+    }
+
+    fn arguments(&self, spec: &Spec, grid: Grid, parts: [Address; 2], joined: [Address; 2], arrivals: Option<Address>) -> KernelArgs {
+        let p = &self.problem;
+        let (eps, momentum) = match &p.function {
+            ChannelFunction::Forward { eps, momentum, .. } => (eps.0, momentum.0),
+            _ => (0.0, 0.0),
+        };
+        let all = self.operands();
+        let views = |whole: bool| {
+            let names = spec.operands.iter().filter(move |(name, _)| name.is_whole() == whole);
+            names.filter_map(|(name, _)| all.iter().find(|(known, _)| known == name).map(|(_, view)| view)).collect::<Vec<_>>()
+        };
+        let of_channel = |view: &View| {
+            let strides = view.strides.last().copied().into_iter().collect();
+            strided::argument(&View { strides, ..view.clone() }, &[0])
+        };
+        let mut extents: Vec<u32> = p.rows.iter().map(|&extent| extent as u32).collect();
+        if let (Some(inner), Form::Planes) = (extents.last_mut(), spec.form) {
+            *inner /= spec.vector;
+        }
+        extents.truncate(spec.rank);
+        let [parts_to, parts_from, joined_to, joined_from] = spec.scratch();
+        let elements = if spec.stage == Stage::Join { grid.elements_of_point } else { 1 };
+        KernelArgs {
+            channels: p.channels as u32,
+            blocks: grid.blocks,
+            points: grid.points * elements,
+            points_of_part: grid.points_of_part * elements,
+            parts: grid.parts,
+            count: p.count() as f64,
+            eps,
+            kept: 1.0 - momentum,
+            taken: momentum,
+            extents,
+            wholes: views(true).into_iter().map(WholeArgs::of).collect(),
+            vectors: views(false).into_iter().map(of_channel).collect(),
+            parts_to: parts_to.then_some(parts),
+            parts_from: parts_from.then_some(parts),
+            joined_to: joined_to.then_some(joined),
+            joined_from: joined_from.then_some(joined),
+            arrivals,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepted(words: &str) -> Result<Channels, Refusal> {
+        let problem: Problem = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        Channels::accept(&problem, &Arch::h200())
+    }
+
+    fn names(words: &str) -> Vec<String> {
+        let accepted = accepted(words).expect("taken");
+        accepted.configs().iter().map(|config| Channels::knobs(config).to_string()).collect()
+    }
+
+    #[test]
+    fn vectors_run_along_what_is_neighbours_in_memory() {
+        let last = names("batch_norm statistics bf16 rows=802816 channels=64 mean=f32 m2=f32:channel");
+        assert_eq!(last[..2], ["across=8,launches=3,vector=8", "across=8,launches=1,vector=8"]);
+        assert!(last.iter().all(|name| !name.contains("across=32")), "{last:?}: half of the threads would have no channel");
+        let wide = names("batch_norm statistics bf16 rows=50176 channels=256 mean=f32");
+        assert!(wide.iter().any(|name| name == "across=32,launches=3,vector=8"), "{wide:?}");
+        let first = names("batch_norm statistics f32 rows=32x3136 channels=64 x=nchw mean=f32");
+        assert_eq!(first[0], "across=0,launches=3,vector=4");
+        // 49 elements in a plane begin anywhere.
+        let odd = names("batch_norm statistics bf16 rows=32x49 channels=64 x=nchw mean=f32");
+        assert_eq!(odd[0], "across=0,launches=3,vector=1");
+        let ragged = names("batch_norm statistics bf16 rows=3136 channels=63 mean=f32");
+        assert!(ragged.iter().all(|name| name.ends_with("vector=1")), "{ragged:?}");
+    }
+
+    #[test]
+    fn every_config_lays_all_elements_over_the_grid() {
+        for words in [
+            "batch_norm statistics bf16 rows=802816 channels=64 mean=f32",
+            "batch_norm statistics bf16 rows=1 channels=2048 mean=f32",
+            "batch_norm statistics f32 rows=32x3136 channels=63 x=nchw mean=f32",
+            "batch_norm statistics f32 rows=7 channels=100000 mean=f32",
+        ] {
+            let accepted = accepted(words).expect("taken");
+            for config in accepted.configs() {
+                let spec = accepted.spec(Stage::Sums, config);
+                let Grid { blocks, points, points_of_part, parts, elements_of_point } = accepted.grid(config);
+                assert_eq!(u64::from(points * elements_of_point), accepted.problem.count(), "{words}: {config:?}");
+                assert!(points_of_part * (parts - 1) < points && points <= points_of_part * parts, "{words}: {config:?}");
+                assert!(u64::from(blocks * spec.width()) >= accepted.problem.channels, "{words}: {config:?}");
+                assert!(!config.fused || blocks * parts <= 132 * spec.ctas_per_sm(), "{words}: {config:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_by_name() {
+        let refusal = accepted("batch_norm statistics f32 rows=4294967296 channels=1 mean=f32").expect_err("too many elements");
+        assert_eq!(refusal.reason, Reason::Extent);
+        let other = accepted("gemm bf16 m=4 n=4 k=4").expect_err("a product");
+        assert_eq!(other.reason, Reason::Problem);
+    }
+}

@@ -1,0 +1,11 @@
+//! Normalization of rows by their own statistics: layer, root-mean-square, group and instance norm, and their gradients.
+
+mod rows;
+mod strided;
+mod walk;
+
+use crate::algorithm::Listed;
+use crate::engine::Engine;
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new(), &Listed::<strided::Any>::new()];

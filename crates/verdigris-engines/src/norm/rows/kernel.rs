@@ -1,0 +1,687 @@
+//! The kernel of rows, forward and backward, and its catalog.
+
+use verdigris_graph::NormKind;
+use verdigris_kir::face::{Header, Kernel, Pointer, Val, Var, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::params::Write;
+use verdigris_kir::program::KernelRef;
+use verdigris_tensor::DType;
+
+use super::{Along, Holds, NARROW_CTA, OperandSpec, Role, Spec, WIDEST, class};
+use crate::fuse::compute::{self, Compute};
+use crate::fuse::lanes;
+use crate::fuse::operand::{OperandArgs, OperandDecl};
+use crate::fuse::strided::{self, Kept, Packed, Strided};
+use crate::fuse::value::{self, AnyVal};
+use crate::layout::space::{Extents, Space};
+
+/// Words of a vector that all rows share, which a thread keeps from row to row; of longer ones it reads its part again, from L1.
+const KEPT_WORDS: u32 = 16;
+
+verdigris_kir::parameters! {
+    /// Of the kernel of rows.
+    pub(super) struct OfRows / OfRowsArgs of Spec as spec {
+        pub(super) rows: u32,
+        /// Rows from one turn of a CTA to its next.
+        pub(super) step: u32,
+        pub(super) extent: u32,
+        /// Elements of a row, as a number.
+        pub(super) count: f64,
+        pub(super) eps: f64,
+        pub(super) space: Extents = spec.ranks[0],
+        pub(super) elements: Extents = spec.ranks[1],
+        pub(super) operands: Vec<OperandArgs> = spec.declarations(),
+        pub(super) parts: PartsArgs = spec.clone(),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Where the sums of a CTA's rows go, a line for each CTA.
+    pub(super) struct Parts / PartsArgs of Spec as spec {
+        pub(super) scale: Option<Write> = spec.sums[0].then(|| spec.part_alignment_bytes()),
+        pub(super) bias: Option<Write> = spec.sums[1].then(|| spec.part_alignment_bytes()),
+    }
+}
+
+impl Spec {
+    /// Dims that no operand asks for are none of the spec's.
+    pub(super) fn plain_where_it_may_be(mut self) -> Spec {
+        if self.operands.iter().all(|operand| self.strides_along(operand.along) == 0) {
+            self.ranks[1] = 0;
+        }
+        self
+    }
+
+    /// The strides along a row that an operand has.
+    pub(super) fn strides_along(&self, along: Along) -> usize {
+        match along {
+            Along::Line | Along::Shared | Along::Row => 0,
+            Along::Outer => self.ranks[1].saturating_sub(1),
+            Along::Strided => self.ranks[1],
+        }
+    }
+
+    /// The strides that an operand has, those of the rows first.
+    pub(super) fn strides_of(&self, along: Along) -> usize {
+        if along == Along::Shared { 0 } else { self.ranks[0] + self.strides_along(along) }
+    }
+
+    fn declarations(&self) -> Vec<OperandDecl> {
+        (self.operands.iter())
+            .map(|&OperandSpec { role, dtype, along }| match along {
+                Along::Line | Along::Shared => strided::lines_declaration(dtype, self.strides_of(along), self.vector, role.is_written()),
+                _ => strided::declaration(dtype, self.strides_of(along), role.is_written()),
+            })
+            .collect()
+    }
+
+    fn bytes(&self) -> u32 {
+        if self.double { 8 } else { 4 }
+    }
+
+    fn part_alignment_bytes(&self) -> u32 {
+        (self.vector * self.bytes()).min(16)
+    }
+
+    /// Whether the kernel of rows has anything to do.
+    pub(super) fn has_rows(&self) -> bool {
+        self.sums.contains(&true) || self.operands.iter().any(|operand| operand.role.is_written())
+    }
+
+    fn threads(&self) -> u32 {
+        self.team.max(NARROW_CTA)
+    }
+
+    /// Rows that a CTA takes at a time.
+    pub(super) fn rows_of_cta(&self) -> u32 {
+        self.threads() / self.team
+    }
+
+    /// CTAs of one SM that stay: as many as its threads and registers hold, by a count of what a thread keeps.
+    pub(super) fn ctas_of_sm(&self) -> u32 {
+        let words = |dtype: DType| self.held * strided::words_of(dtype, self.vector);
+        // Each row as it is stored, twice; the sums, and the values of a row on their way.
+        let compute = if self.double { DType::F64 } else { DType::F32 };
+        let streamed = self.operands.iter().filter(|operand| is_streamed(operand.role));
+        let rows: u32 = streamed.map(|operand| 2 * words(operand.dtype)).sum();
+        let sums = self.sums.iter().filter(|&&summed| summed).count() as u32;
+        let registers = (48 + rows + (sums + 1) * words(compute)).clamp(32, 255);
+        (65_536 / (registers * self.threads())).min(2048 / self.threads()).max(1)
+    }
+
+    fn name(&self) -> String {
+        let flag = |set: bool, word: &str| if set { format!("_{word}") } else { String::new() };
+        let kind = if self.kind == NormKind::Layer { "layer" } else { "rms" };
+        let pass = if self.backward { "backward" } else { "forward" };
+        let [rows, elements] = self.ranks;
+        let operands: Vec<String> = (self.operands.iter())
+            .map(|operand| {
+                let along = match operand.along {
+                    Along::Line => "",
+                    Along::Shared => "c",
+                    Along::Row => "r",
+                    Along::Outer => "o",
+                    Along::Strided => "s",
+                };
+                format!("{}{}{along}", operand.role.name(), operand.dtype)
+            })
+            .collect();
+        format!(
+            "norm_rows_{kind}_{pass}{}{}{}{}_team{}x{}v{}_d{rows}x{elements}_{}",
+            flag(self.zero_centred, "centred"),
+            flag(self.double, "f64"),
+            flag(self.sums[0], "dscale"),
+            flag(self.sums[1], "dbias"),
+            self.team,
+            self.held,
+            self.vector,
+            operands.join("_")
+        )
+    }
+
+    fn target(&self) -> Target {
+        compute::target_of_all(self.operands.iter().map(|operand| operand.dtype))
+    }
+
+    pub(super) fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: self.threads(), min_ctas: 1, cluster: 1 };
+        build(header, |k| if self.double { self.body::<f64>(k) } else { self.body::<f32>(k) })
+    }
+
+    fn body<'k, T: Compute>(&self, k: Kernel<'k>) {
+        let OfRows { rows, step, extent, count, eps, space, elements, operands, parts } = OfRows::declare(k, self);
+        let thread = k.thread();
+        let (team, member) = (thread >> self.team.ilog2(), thread & (self.team - 1));
+        let operands: Vec<(OperandSpec, Strided<'k>)> =
+            (self.operands.iter().zip(operands)).map(|(&spec, operand)| (spec, Strided::new(spec.dtype, operand))).collect();
+        let share = Share {
+            k,
+            vectors: extent >> self.vector.ilog2(),
+            member,
+            team: self.team,
+            held: self.held,
+            vector: self.vector,
+            // Rows are whole vectors, which the assembler does not know.
+            zero: extent & (self.vector - 1),
+        };
+        let streamed: Vec<&(OperandSpec, Strided<'k>)> = operands.iter().filter(|(spec, _)| is_streamed(spec.role)).collect();
+        let row_of = |first: Val<'k, u32>| {
+            let row = first + team;
+            // All threads stay together; those without a row take the last one and write nothing.
+            (space.index(row.min(rows - 1)), row.lt(rows))
+        };
+        let room = || -> Vec<Vec<Kept<'k>>> {
+            let of = |dtype: DType| (0..self.held).map(|_| Kept::new(k, dtype, self.vector)).collect();
+            streamed.iter().map(|(spec, _)| of(spec.dtype)).collect()
+        };
+        let (now, next) = (room(), room());
+        // All loads before what they are kept in, so that none waits for another.
+        let fetch = |first: Val<'k, u32>, to: &[Vec<Kept<'k>>]| {
+            let (index, _) = row_of(first);
+            let loaded: Vec<Vec<Packed<'k>>> = (streamed.iter())
+                .map(|(_, operand)| {
+                    let line = operand.line(&index, self.vector);
+                    (0..self.held).map(|slot| line.load_once(share.nearest(slot))).collect()
+                })
+                .collect();
+            to.iter().flatten().zip(loaded.iter().flatten()).for_each(|(kept, loaded)| kept.set(loaded));
+        };
+        let vectors: Vec<Vector<'k>> = (operands.iter())
+            .filter(|(spec, _)| matches!(spec.role, Role::Scale | Role::Bias))
+            .map(|(spec, operand)| Vector::new(&share, *spec, operand, &elements))
+            .collect();
+        let row = Row {
+            spec: self,
+            share,
+            operands: &operands,
+            streamed: &streamed,
+            now: &now,
+            vectors: &vectors,
+            count: T::from_f64(count),
+            eps: T::from_f64(eps),
+        };
+        let sums: Vec<Option<Vec<Var<'k, T>>>> = (self.sums.iter())
+            .map(|&summed| summed.then(|| (0..self.held * self.vector).map(|_| k.var(T::constant(k, 0.0))).collect()))
+            .collect();
+        let first = k.cta() * self.rows_of_cta();
+        if self.held > 0 {
+            fetch(first, &now);
+        }
+        k.range_step(first, rows, step, |first| {
+            if self.held > 0 {
+                k.when((first + step).lt(rows), || fetch(first + step, &next));
+            }
+            let (index, inside) = row_of(first);
+            if self.backward {
+                row.backward(&index, inside, &sums)
+            } else {
+                row.forward(&index, inside)
+            }
+            if self.reductions() == 1 && self.team > 32 {
+                // The next row's sum lies where a slower warp still reads this one's. Where a row has several, their barriers lie between.
+                k.bar_sync();
+            }
+            now.iter().flatten().zip(next.iter().flatten()).for_each(|(now, next)| now.set(&next.get()));
+        });
+        for (sums, to) in sums.iter().zip([parts.scale, parts.bias]) {
+            if let (Some(sums), Some(to)) = (sums, to) {
+                self.deliver(&share, team, sums, to);
+            }
+        }
+    }
+
+    /// How many times the threads of a team put something together for a row.
+    fn reductions(&self) -> u32 {
+        let has = |role: Role| self.operands.iter().any(|operand| operand.role == role);
+        let of_statistics = match self.kind {
+            _ if has(Role::Inv) => 0,
+            NormKind::Layer => 2,
+            NormKind::Rms => 1,
+        };
+        of_statistics + u32::from(has(Role::Dx))
+    }
+
+    /// Adds the sums of the CTA's teams up, one after the other, and stores them as the CTA's line.
+    fn deliver<'k, T: Compute>(&self, share: &Share<'k>, team: Val<'k, u32>, sums: &[Var<'k, T>], to: Pointer<'k>) {
+        let (k, bytes) = (share.k, T::TY.bytes());
+        let extent = share.vectors * self.vector;
+        let own = to.address() + k.cta().mul_wide(extent) * u64::from(bytes);
+        let of = |slot: u32| &sums[(slot * self.vector) as usize..][..self.vector as usize];
+        let each = |f: &dyn Fn(Val<'k, u32>, u32)| {
+            for slot in 0..self.held {
+                let number = share.number(slot);
+                k.when(number.lt(share.vectors), || f(number * self.vector, slot));
+            }
+        };
+        if self.rows_of_cta() == 1 {
+            each(&|at, slot| {
+                let values: Vec<AnyVal<'k>> = of(slot).iter().map(|sum| AnyVal::of(sum.get())).collect();
+                value::store_values(k, T::DTYPE, own + at.mul_wide(bytes), &values);
+            });
+            return;
+        }
+        let columns = k.shared("columns", self.team * self.held * self.vector * bytes, 16).address();
+        for round in 0..self.rows_of_cta() {
+            k.when(team.eq(round), || {
+                each(&|at, slot| {
+                    for (i, sum) in of(slot).iter().enumerate() {
+                        let (place, offset) = (columns + at * bytes, i64::from(i as u32 * bytes));
+                        let sum = if round == 0 { sum.get() } else { k.ld_shared::<T>(place, offset) + sum.get() };
+                        k.st_shared(place, offset, sum);
+                    }
+                });
+            });
+            k.bar_sync();
+        }
+        k.range_step(k.thread(), extent, self.threads(), |column| {
+            k.st_global(own + column.mul_wide(bytes), 0, k.ld_shared::<T>(columns + column * bytes, 0));
+        });
+    }
+}
+
+/// What is loaded a row ahead.
+fn is_streamed(role: Role) -> bool {
+    matches!(role, Role::X | Role::Residual | Role::Dy | Role::Dsum)
+}
+
+/// A thread's share of a row: vectors that are as many apart as the team has threads.
+#[derive(Clone, Copy, Debug)]
+struct Share<'k> {
+    k: Kernel<'k>,
+    vectors: Val<'k, u32>,
+    member: Val<'k, u32>,
+    team: u32,
+    held: u32,
+    vector: u32,
+    zero: Val<'k, u32>,
+}
+
+/// One vector of a thread's share.
+#[derive(Clone, Copy, Debug)]
+struct Part<'k> {
+    /// Its number in the row.
+    number: Val<'k, u32>,
+    /// Which of the vectors held it is.
+    slot: Option<u32>,
+}
+
+impl<'k> Share<'k> {
+    #[track_caller]
+    fn number(&self, slot: u32) -> Val<'k, u32> {
+        self.member + slot * self.team
+    }
+
+    /// The number of a vector of the share, the last one where the share has none.
+    #[track_caller]
+    fn nearest(&self, slot: u32) -> Val<'k, u32> {
+        self.number(slot).min(self.vectors - 1)
+    }
+
+    /// Runs `f` for each vector of the share.
+    #[track_caller]
+    fn each(&self, f: impl Fn(Part<'k>)) {
+        if self.held == 0 {
+            self.k.range_step(self.member, self.vectors, self.team, |number| f(Part { number, slot: None }));
+            return;
+        }
+        for slot in 0..self.held {
+            let number = self.number(slot);
+            self.k.when(number.lt(self.vectors), || f(Part { number, slot: Some(slot) }));
+        }
+    }
+
+    /// The sums over the team of what `f` gives for each vector of the share.
+    #[track_caller]
+    fn sums<T: Compute, const N: usize>(&self, f: impl Fn(Part<'k>) -> [Val<'k, T>; N]) -> [Val<'k, T>; N] {
+        let k = self.k;
+        let zero = T::constant(k, 0.0);
+        let own: [Val<'k, T>; N] = if self.held == 0 {
+            let sums: [Var<'k, T>; N] = std::array::from_fn(|_| k.var(zero));
+            self.each(|part| sums.iter().zip(f(part)).for_each(|(sum, value)| sum.set(sum.get() + value)));
+            sums.map(|sum| sum.get())
+        } else {
+            // Without a branch: where the share has no vector, that of another does not count.
+            (0..self.held)
+                .map(|slot| {
+                    let inside = self.number(slot).lt(self.vectors);
+                    f(Part { number: self.nearest(slot), slot: Some(slot) }).map(|value| k.select(inside, value, zero))
+                })
+                .reduce(|sums, values| std::array::from_fn(|i| sums[i] + values[i]))
+                .unwrap_or([zero; N])
+        };
+        let lanes = own.map(|sum| lanes::over_lanes(k, self.team.min(32), sum, &|x, y| x + y));
+        lanes::over_warps(k, self.team, lanes, &|x, y| std::array::from_fn(|i| x[i] + y[i]))
+    }
+}
+
+/// A scale or a bias.
+#[derive(Clone, Debug)]
+struct Vector<'k> {
+    spec: OperandSpec,
+    operand: Strided<'k>,
+    elements: Space<'k>,
+    kept: Vec<Packed<'k>>,
+}
+
+/// A scale or a bias at a row, with the one element that it has for the row.
+type AtRow<'v, 'k, T> = (&'v Vector<'k>, Strided<'k>, Option<Val<'k, T>>);
+
+impl<'k> Vector<'k> {
+    #[track_caller]
+    fn new(share: &Share<'k>, spec: OperandSpec, operand: &Strided<'k>, elements: &Space<'k>) -> Vector<'k> {
+        let words = share.held * strided::words_of(spec.dtype, share.vector);
+        let is_kept = spec.along == Along::Shared && words <= KEPT_WORDS;
+        let line = operand.line(&[], share.vector);
+        let kept = if is_kept { (0..share.held).map(|slot| line.load(share.nearest(slot))).collect() } else { Vec::new() };
+        Vector { spec, operand: operand.clone(), elements: elements.clone(), kept }
+    }
+
+    /// What a row has of it.
+    #[track_caller]
+    fn at_row<T: Compute>(&self, index: &[Val<'k, u32>]) -> AtRow<'_, 'k, T> {
+        let own = if self.spec.along == Along::Shared { self.operand.clone() } else { self.operand.at(index) };
+        let one = (self.spec.along == Along::Row).then(|| own.load::<T>(&[]));
+        (self, own, one)
+    }
+}
+
+/// The elements of a vector of a scale or a bias.
+#[track_caller]
+fn vector_values<'k, T: Compute>(share: &Share<'k>, (vector, own, one): &AtRow<'_, 'k, T>, part: Part<'k>) -> Vec<Val<'k, T>> {
+    let (k, many) = (share.k, share.vector as usize);
+    if let Some(one) = one {
+        return vec![*one; many];
+    }
+    if let Some(kept) = part.slot.and_then(|slot| vector.kept.get(slot as usize)) {
+        return kept.again(share.zero).values(k);
+    }
+    let first = part.number * share.vector;
+    match vector.spec.along {
+        Along::Outer => {
+            // All elements of an access have the same one.
+            let mut index = vector.elements.index(first);
+            index.pop();
+            vec![own.load(&index); many]
+        }
+        Along::Strided => (0..share.vector).map(|i| own.load(&vector.elements.index(first + i))).collect(),
+        Along::Line | Along::Shared | Along::Row => own.line(&[], share.vector).load(part.number).values(k),
+    }
+}
+
+/// What the steps of a row share.
+struct Row<'s, 'k, T: Compute> {
+    spec: &'s Spec,
+    share: Share<'k>,
+    operands: &'s [(OperandSpec, Strided<'k>)],
+    streamed: &'s [&'s (OperandSpec, Strided<'k>)],
+    now: &'s [Vec<Kept<'k>>],
+    vectors: &'s [Vector<'k>],
+    count: Val<'k, T>,
+    eps: Val<'k, T>,
+}
+
+/// Operands by what they are.
+type ByRole<V> = Vec<(Role, V)>;
+
+fn find<V>(list: &[(Role, V)], role: Role) -> Option<&V> {
+    list.iter().find(|(known, _)| *known == role).map(|(_, value)| value)
+}
+
+/// The sum of neighbours, in pairs.
+fn total<'k, T: Compute>(values: &[Val<'k, T>]) -> Val<'k, T> {
+    let mut values = values.to_vec();
+    while values.len() > 1 {
+        values = values.chunks(2).map(|pair| if let [x, y] = *pair { x + y } else { pair[0] }).collect();
+    }
+    values[0]
+}
+
+/// The sum of products of neighbours, in two chains.
+fn dot<'k, T: Compute>(x: &[Val<'k, T>], y: &[Val<'k, T>]) -> Val<'k, T> {
+    let products = |first: usize| {
+        let mut pairs = x.iter().zip(y).skip(first).step_by(2);
+        let (&x, &y) = pairs.next()?;
+        Some(pairs.fold(x * y, |sum, (&x, &y)| x.kernel().fma(x, y, sum)))
+    };
+    match (products(0), products(1)) {
+        (Some(even), Some(odd)) => even + odd,
+        (one, _) => one.unwrap_or(x[0]),
+    }
+}
+
+impl<'k, T: Compute> Row<'_, 'k, T> {
+    fn k(&self) -> Kernel<'k> {
+        self.share.k
+    }
+
+    /// The operands at a row.
+    fn at(&self, index: &[Val<'k, u32>]) -> ByRole<Strided<'k>> {
+        let is_row = |spec: &OperandSpec| !matches!(spec.role, Role::Scale | Role::Bias);
+        self.operands.iter().filter(|(spec, _)| is_row(spec)).map(|(spec, operand)| (spec.role, operand.at(index))).collect()
+    }
+
+    /// The elements of a vector of a streamed operand: held as they are stored and widened again, or read again.
+    fn values(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
+        let place = self.streamed.iter().position(|(spec, _)| spec.role == role)?;
+        let packed = match part.slot {
+            Some(slot) => self.now[place][slot as usize].get().again(self.share.zero),
+            None => find(row, role)?.line(&[], self.share.vector).load(part.number),
+        };
+        Some(packed.values(self.k()))
+    }
+
+    /// What is normalized.
+    fn normalized_values(&self, row: &[(Role, Strided<'k>)], part: Part<'k>) -> Vec<Val<'k, T>> {
+        let x = self.values(row, Role::X, part).unwrap_or_default();
+        match self.values(row, Role::Residual, part) {
+            Some(residual) => x.into_iter().zip(residual).map(|(x, residual)| x + residual).collect(),
+            None => x,
+        }
+    }
+
+    /// `μ` and `r` of what is normalized.
+    fn statistics(&self, row: &[(Role, Strided<'k>)]) -> [Val<'k, T>; 2] {
+        let mean = match self.spec.kind {
+            NormKind::Layer => {
+                let [sum] = self.share.sums(|part| [total(&self.normalized_values(row, part))]);
+                T::quotient(sum, self.count)
+            }
+            NormKind::Rms => T::constant(self.k(), 0.0),
+        };
+        let [squares] = self.share.sums(|part| {
+            let values = self.normalized_values(row, part);
+            let deviations: Vec<Val<'k, T>> = values.into_iter().map(|value| self.deviation(value, mean)).collect();
+            [dot(&deviations, &deviations)]
+        });
+        [mean, T::rsqrt(T::quotient(squares, self.count) + self.eps)]
+    }
+
+    fn deviation(&self, value: Val<'k, T>, mean: Val<'k, T>) -> Val<'k, T> {
+        if self.spec.kind == NormKind::Layer { value - mean } else { value }
+    }
+
+    /// Writes what there is once a row.
+    fn once(&self, row: &[(Role, Strided<'k>)], role: Role, inside: Val<'k, bool>, value: Val<'k, T>) {
+        if let Some(to) = find(row, role) {
+            self.k().when(inside & self.share.member.eq(0), || to.store(&[], AnyVal::of(value)));
+        }
+    }
+
+    fn vectors_at(&self, index: &[Val<'k, u32>]) -> ByRole<AtRow<'_, 'k, T>> {
+        self.vectors.iter().map(|vector| (vector.spec.role, vector.at_row(index))).collect()
+    }
+
+    /// `γ`, where there is a scale.
+    fn gamma(&self, vectors: &[(Role, AtRow<'_, 'k, T>)], part: Part<'k>) -> Option<Vec<Val<'k, T>>> {
+        let values = vector_values(&self.share, find(vectors, Role::Scale)?, part);
+        let one = T::constant(self.k(), 1.0);
+        Some(if self.spec.zero_centred { values.into_iter().map(|value| value + one).collect() } else { values })
+    }
+
+    fn forward(&self, index: &[Val<'k, u32>], inside: Val<'k, bool>) {
+        let k = self.k();
+        let row = self.at(index);
+        let vectors = self.vectors_at(index);
+        let [mean, inv] = self.statistics(&row);
+        self.once(&row, Role::ToMean, inside, mean);
+        self.once(&row, Role::ToInv, inside, inv);
+        k.when(inside, || {
+            self.share.each(|part| {
+                let values = self.normalized_values(&row, part);
+                self.store(&row, Role::Sum, part, &values);
+                let gamma = self.gamma(&vectors, part);
+                let bias = find(&vectors, Role::Bias).map(|bias| vector_values(&self.share, bias, part));
+                let results: Vec<Val<'k, T>> = (values.into_iter().enumerate())
+                    .map(|(i, value)| {
+                        let h = self.deviation(value, mean) * inv;
+                        match (&gamma, &bias) {
+                            (Some(gamma), Some(bias)) => k.fma(h, gamma[i], bias[i]),
+                            (Some(gamma), None) => h * gamma[i],
+                            (None, Some(bias)) => h + bias[i],
+                            (None, None) => h,
+                        }
+                    })
+                    .collect();
+                self.store(&row, Role::Y, part, &results);
+            });
+        });
+    }
+
+    fn store(&self, row: &[(Role, Strided<'k>)], role: Role, part: Part<'k>, values: &[Val<'k, T>]) {
+        if let Some(to) = find(row, role) {
+            to.line(&[], self.share.vector).store(part.number, values);
+        }
+    }
+
+    fn backward(&self, index: &[Val<'k, u32>], inside: Val<'k, bool>, sums: &[Option<Vec<Var<'k, T>>>]) {
+        let k = self.k();
+        let row = self.at(index);
+        let vectors = self.vectors_at(index);
+        let [mean, inv] = match find(&row, Role::Inv) {
+            Some(inv) => {
+                let mean = find(&row, Role::Mean).map_or(T::constant(k, 0.0), |mean| mean.load::<T>(&[]));
+                [mean, inv.load::<T>(&[])]
+            }
+            None => self.statistics(&row),
+        };
+        self.once(&row, Role::ToMean, inside, mean);
+        self.once(&row, Role::ToInv, inside, inv);
+        let h = |part: Part<'k>| -> Vec<Val<'k, T>> {
+            let values = self.normalized_values(&row, part);
+            values.into_iter().map(|value| self.deviation(value, mean) * inv).collect()
+        };
+        let dy = |part: Part<'k>| self.values(&row, Role::Dy, part).unwrap_or_default();
+        // What a vector adds to the gradients of scale and bias. A thread without a row has taken another's along; what one without a vector adds is
+        // delivered nowhere.
+        let add_to_vectors = |part: Part<'k>, dy: &[Val<'k, T>], h: &[Val<'k, T>]| {
+            if sums.iter().all(Option::is_none) {
+                return;
+            }
+            let first = (part.slot.unwrap_or(0) * self.share.vector) as usize;
+            k.when(inside, || {
+                for (i, (&dy, &h)) in dy.iter().zip(h).enumerate() {
+                    if let Some(Some(sums)) = sums.first() {
+                        sums[first + i].set(k.fma(dy, h, sums[first + i].get()));
+                    }
+                    if let Some(Some(sums)) = sums.get(1) {
+                        sums[first + i].set(sums[first + i].get() + dy);
+                    }
+                }
+            });
+        };
+        if find(&row, Role::Dx).is_none() {
+            self.share.each(|part| add_to_vectors(part, &dy(part), &h(part)));
+            return;
+        }
+        let g = |part: Part<'k>, dy: Vec<Val<'k, T>>| -> Vec<Val<'k, T>> {
+            match self.gamma(&vectors, part) {
+                Some(gamma) => dy.into_iter().zip(gamma).map(|(dy, gamma)| dy * gamma).collect(),
+                None => dy,
+            }
+        };
+        // `Σ g·h` of a vector, and its `g`.
+        let product_of = |part: Part<'k>| {
+            let (dy, h) = (dy(part), h(part));
+            add_to_vectors(part, &dy, &h);
+            let g = g(part, dy);
+            (dot(&g, &h), g)
+        };
+        let [of_g, of_product] = match self.spec.kind {
+            NormKind::Layer => self.share.sums(|part| {
+                let (product, g) = product_of(part);
+                [total(&g), product]
+            }),
+            NormKind::Rms => {
+                let [of_product] = self.share.sums(|part| [product_of(part).0]);
+                [T::constant(k, 0.0), of_product]
+            }
+        };
+        let (of_g, of_product) = (T::quotient(of_g, self.count), T::quotient(of_product, self.count));
+        k.when(inside, || {
+            self.share.each(|part| {
+                let dsum = self.values(&row, Role::Dsum, part);
+                let results: Vec<Val<'k, T>> = (g(part, dy(part)).into_iter().zip(h(part)).enumerate())
+                    .map(|(i, (g, h))| {
+                        let rest = if self.spec.kind == NormKind::Layer { g - of_g } else { g };
+                        let rest = k.fma(h, -of_product, rest);
+                        match &dsum {
+                            Some(dsum) => k.fma(rest, inv, dsum[i]),
+                            None => rest * inv,
+                        }
+                    })
+                    .collect();
+                self.store(&row, Role::Dx, part, &results);
+            });
+        });
+    }
+}
+
+/// The kernels of the usual operands: one element type throughout, or vectors in f32; a vector of one element for all rows' columns, layer and
+/// root-mean-square norm, alone or behind a sum.
+pub(super) fn catalog(target: Target) -> Vec<KernelRef> {
+    let mut specs: Vec<Spec> = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        let vector = 16 / dtype.bytes() as u32;
+        for kind in [NormKind::Layer, NormKind::Rms] {
+            for backward in [false, true] {
+                let holds = if backward { Holds::Sums } else { Holds::Values };
+                let accesses = 1..=WIDEST * 64 / u64::from(vector);
+                let mut classes: Vec<(u32, u32)> = accesses.filter_map(|accesses| class(accesses, vector, false, holds)).collect();
+                classes.dedup();
+                for (team, held) in classes.into_iter().chain((!backward).then_some((256, 0))) {
+                    specs.push(plain(kind, backward, dtype, [team, held, vector]));
+                }
+            }
+        }
+    }
+    specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+}
+
+/// A norm with a scale, and a bias where the mean is taken off, or its gradient.
+fn plain(kind: NormKind, backward: bool, dtype: DType, [team, held, vector]: [u32; 3]) -> Spec {
+    let line = |role| OperandSpec { role, dtype, along: Along::Line };
+    let shared = |role| OperandSpec { role, dtype, along: Along::Shared };
+    let has_bias = kind == NormKind::Layer;
+    let operands = if backward {
+        vec![line(Role::X), line(Role::Dy), shared(Role::Scale), line(Role::Dx)]
+    } else {
+        let bias = has_bias.then(|| shared(Role::Bias));
+        [Some(line(Role::X)), Some(shared(Role::Scale)), bias, Some(line(Role::Y))].into_iter().flatten().collect()
+    };
+    Spec {
+        kind,
+        backward,
+        zero_centred: false,
+        double: false,
+        team,
+        held,
+        vector,
+        ranks: [1, 0],
+        operands,
+        sums: [backward, backward && has_bias],
+    }
+}

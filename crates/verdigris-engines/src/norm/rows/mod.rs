@@ -1,0 +1,515 @@
+//! `norm.rows`: normalization and its gradients of rows whose elements lie side by side ([`verdigris_graph::NormProblem`] has the formulas).
+//!
+//! Layer norm, root-mean-square norm and adaptive layer norm over the last dims, group and instance norm of channels-first images: of any element types,
+//! rows anywhere, vectors that broadcast in any way, a residual, statistics given or written, the gradients of scale and bias.
+//!
+//! **Method.** A team of 8 to 512 threads takes a row, by its length, and holds it in registers; several teams are a CTA. CTAs stay and go through rows in
+//! steps of their count, and load the next row while they compute the one before. Accesses are of 16 bytes where rows are aligned to them, of fewer
+//! elements where not. The mean is summed first, then the squares of the deviations, both out of registers; a gradient sums `g` and `g·h` together. Rows
+//! too long for a CTA are read again for each step, from L2 where they fit.
+//! The gradients of a scale and a bias that all rows share are summed in registers over the rows of a team, over the teams of a CTA in shared memory, and
+//! over CTAs by a second launch, always in the same order. Those of other vectors, and of
+//! rows beyond 8192 elements, for which there are no registers, are sums of their own over `x`, `dy` and the statistics.
+//!
+//! **When it wins.** Wherever it takes the rows.
+//!
+//! **Numbers.** In f32 (f64 where an operand is f64). Results repeat bit for bit on a device; the gradients of scale and bias depend on its count of SMs.
+//!
+//! **Source.** The classes of lengths are those of quack's row kernels (github.com/Dao-AILab/quack), with rows in registers instead of shared memory.
+
+mod kernel;
+mod parts;
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{NormKind, NormPass, NormProblem, Problem, View};
+use verdigris_kir::ir::Target;
+use verdigris_kir::program::{Address, KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use super::walk::{self, LIMIT, Statistics, VectorSpec};
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::compute;
+use crate::fuse::strided;
+use crate::layout::space::{Region, element};
+use kernel::{OfRowsArgs, PartsArgs};
+use parts::{JoinArgs, JoinSpec};
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    problem: NormProblem,
+    /// The operands of the kernel of rows, with where each lies.
+    operands: Vec<Operand>,
+    /// Whether the gradients of scale and bias are summed while rows are at hand, with the strides of each along a row.
+    summed: Summed,
+    sm_count: u32,
+}
+
+/// How the gradients of scale and bias are formed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Summed {
+    /// There are none.
+    None,
+    /// In the kernel of rows: every row adds to the same vector.
+    Beside,
+    /// By launches of their own.
+    Behind,
+}
+
+/// What an operand is to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Role {
+    X,
+    Residual,
+    Dy,
+    Scale,
+    Bias,
+    Mean,
+    Inv,
+    Dsum,
+    Y,
+    Sum,
+    Dx,
+    /// Statistics that are computed and written.
+    ToMean,
+    ToInv,
+}
+
+impl Role {
+    fn is_written(self) -> bool {
+        matches!(self, Role::Y | Role::Sum | Role::Dx | Role::ToMean | Role::ToInv)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Role::X => "x",
+            Role::Residual => "residual",
+            Role::Dy => "dy",
+            Role::Scale => "scale",
+            Role::Bias => "bias",
+            Role::Mean => "mean",
+            Role::Inv => "inv",
+            Role::Dsum => "dsum",
+            Role::Y => "y",
+            Role::Sum => "sum",
+            Role::Dx => "dx",
+            Role::ToMean => "tomean",
+            Role::ToInv => "toinv",
+        }
+    }
+}
+
+/// How an operand runs along a row.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Along {
+    /// Elements side by side.
+    Line,
+    /// Elements side by side, the same for all rows.
+    Shared,
+    /// One element a row.
+    Row,
+    /// One element for all along the last of the row's dims.
+    Outer,
+    /// Anyhow.
+    Strided,
+}
+
+/// An operand of the kernel of rows, as far as it shapes code.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct OperandSpec {
+    role: Role,
+    dtype: DType,
+    along: Along,
+}
+
+/// An operand with where it lies.
+#[derive(Clone, Debug)]
+struct Operand {
+    spec: OperandSpec,
+    view: View,
+}
+
+/// One way to do it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Config {
+    /// Elements that one access takes.
+    vector: u32,
+}
+
+/// Everything that shapes a kernel of rows.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    kind: NormKind,
+    backward: bool,
+    zero_centred: bool,
+    double: bool,
+    /// Threads of a row.
+    team: u32,
+    /// Accesses of a row that each thread holds; 0 reads the row again for each step.
+    held: u32,
+    /// Elements that one access takes.
+    vector: u32,
+    /// Dims of the rows, and dims that their elements lie along.
+    ranks: [usize; 2],
+    operands: Vec<OperandSpec>,
+    /// Whether the gradients of a scale and of a bias are summed on the way.
+    sums: [bool; 2],
+}
+
+/// The most elements that a thread holds of a row: of a result, and of a gradient, which holds `x`, `dy` and two sums.
+const MOST_HELD: [u32; 2] = [64, 32];
+/// Threads of the CTAs of narrow teams.
+const NARROW_CTA: u32 = 128;
+/// Threads of the widest team. Each has half of the registers that one of the next smaller team may have.
+const WIDEST: u64 = 512;
+
+/// What a thread holds of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holds {
+    /// What is normalized.
+    Values,
+    /// `x` and `dy`.
+    Gradients,
+    /// `x` and `dy`, and the sums that are the gradients of scale and bias.
+    Sums,
+}
+
+/// Threads of a row and accesses that each holds, for rows of so many accesses; none where a CTA does not hold them.
+fn class(accesses: u64, vector: u32, double: bool, holds: Holds) -> Option<(u32, u32)> {
+    let most_elements = MOST_HELD[usize::from(holds != Holds::Values)] / if double { 2 } else { 1 };
+    let most = u64::from((most_elements / vector).max(1));
+    // Few accesses a thread as long as the team is part of a CTA: more rows are then on their way at a time.
+    let easy = most.min(4);
+    let of_widest = match holds {
+        // Of values that are stored in 16 bits, as many as elsewhere.
+        Holds::Values if vector >= 8 => most,
+        Holds::Values => most * 3 / 4,
+        Holds::Gradients => easy,
+        Holds::Sums => 0,
+    };
+    let teams = [(8, 1), (16, 1), (32, easy), (64, easy), (128, easy), (256, most), (WIDEST, of_widest)];
+    let (team, _) = teams.into_iter().find(|&(team, held)| accesses <= team * held)?;
+    let held = accesses.div_ceil(team).max(1);
+    let held = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64].into_iter().find(|&class| class >= held)?;
+    Some((team as u32, held as u32))
+}
+
+impl Algorithm for Rows {
+    const ID: EngineId = EngineId { name: "norm.rows", number: 700 };
+    const VERSION: u32 = 1;
+    type Config = Config;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Norm(problem) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is norm", problem.kind())));
+        };
+        let extent = problem.row_elements();
+        Self::ID.require(extent < LIMIT, Reason::Extent, format_args!("rows of {extent} elements, taken below 2^31"))?;
+        let rows = problem.row_count();
+        Self::ID.require(extent > 0 && rows > 0, Reason::Extent, format_args!("{rows} rows of {extent} elements, taken are some"))?;
+        let summed_elements = walk::most_summed(problem);
+        let told = format_args!("gradients that are sums of {summed_elements} elements, taken below 2^31");
+        Self::ID.require(summed_elements < LIMIT, Reason::Extent, told)?;
+        for (name, view, _) in problem.operands() {
+            let is_whole = matches!(name, "x" | "residual" | "dy" | "dsum" | "y" | "sum" | "dx");
+            let is_line = !is_whole || along(problem, view) == Along::Line;
+            Self::ID.require(is_line, Reason::Layout, format_args!("elements of {name} that do not lie side by side"))?;
+        }
+        let target = compute::target_of_all(problem.operands().iter().map(|(_, view, _)| view.dtype));
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(Rows::new(problem.clone(), arch))
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let most = self.widest();
+        [8, 4, 2, 1].into_iter().filter(|&vector| vector <= most).map(|vector| Config { vector }).collect()
+    }
+
+    fn knobs(config: &Config) -> Knobs {
+        Knobs::new([("vector", config.vector)])
+    }
+
+    fn notes(&self, _: &Config) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, config: &Config) -> Work {
+        let spec = self.spec(*config);
+        let reads = if spec.held == 0 { 2.0 } else { 1.0 };
+        let elements = self.problem.row_count() as f64 * self.problem.row_elements() as f64;
+        let of = |operand: &Operand| match operand.spec.along {
+            Along::Line if operand.spec.role.is_written() => operand.spec.dtype.bytes() as f64,
+            Along::Line if !matches!(operand.spec.role, Role::Scale | Role::Bias) => reads * operand.spec.dtype.bytes() as f64,
+            _ => 0.0,
+        };
+        let bytes = elements * self.operands.iter().map(of).sum::<f64>();
+        let issued = elements / 32.0 * (10.0 + 20.0 / f64::from(config.vector));
+        let launches = match self.summed {
+            Summed::None => 1.0,
+            Summed::Beside => 2.0,
+            Summed::Behind => 1.0 + walk::launches(&self.problem),
+        };
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).in_launches(launches)])
+    }
+
+    fn lower(&self, config: &Config) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, self.spec(*config));
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        // What a gradient keeps of the statistics has its place in scratch.
+        let is_kept = |role: Role| spec.backward && matches!(role, Role::ToMean | Role::ToInv);
+        let mut operands: Vec<(View, Address)> = (self.operands.iter())
+            .filter(|operand| !is_kept(operand.spec.role))
+            .map(|operand| (operand.view.clone(), element(&operand.view, [])))
+            .collect();
+        let mut statistics = None;
+        if self.summed == Summed::Behind {
+            statistics = Statistics::of(p, &mut program);
+            if let (Some(kept), NormPass::Backward { inv: None, dscale: Some(_), .. }) = (&statistics, &p.pass) {
+                operands.extend(kept.mean.clone());
+                operands.push(kept.inv.clone());
+            }
+        }
+        let extent = p.row_elements();
+        let regions = Region::all(&p.rows, 1);
+        let ctas_of = |rows: u32| rows.div_ceil(spec.rows_of_cta()).min(self.sm_count * spec.ctas_of_sm());
+        // A line of sums for each CTA of each launch.
+        let lines: u32 = regions.iter().map(|region| ctas_of(region.points(1))).sum();
+        let line_bytes = extent * p.compute.bytes() as u64;
+        let mut line = 0u64;
+        let parts: [Option<Address>; 2] = ["scale parts", "bias parts"].map(|name| {
+            let is_there = spec.sums[usize::from(name == "bias parts")];
+            is_there.then(|| program.add_scratch(name, u64::from(lines) * line_bytes))
+        });
+        for region in regions.iter().filter(|_| spec.has_rows()) {
+            let rows = region.points(1);
+            let ctas = ctas_of(rows);
+            let argument = |(view, address): &(View, Address), along: Along| {
+                let elements: u64 = view.strides.iter().zip(&region.first).map(|(stride, first)| stride * first).sum();
+                let view = View { strides: view.strides[..spec.strides_of(along)].to_vec(), ..view.clone() };
+                strided::argument_at(
+                    &view,
+                    Address { offset_bytes: address.offset_bytes + elements * view.dtype.bytes() as u64, ..*address },
+                )
+            };
+            let args = OfRowsArgs {
+                rows,
+                step: ctas * spec.rows_of_cta(),
+                extent: extent as u32,
+                count: extent as f64,
+                eps: p.eps.0,
+                space: region.extents.clone(),
+                elements: p.elements.iter().take(spec.ranks[1]).map(|&extent| extent as u32).collect(),
+                operands: operands.iter().zip(&spec.operands).map(|(operand, spec)| argument(operand, spec.along)).collect(),
+                parts: PartsArgs {
+                    scale: parts[0].map(|at| Address { offset_bytes: at.offset_bytes + line * line_bytes, ..at }),
+                    bias: parts[1].map(|at| Address { offset_bytes: at.offset_bytes + line * line_bytes, ..at }),
+                },
+            };
+            program.launch(Launch::new(spec.clone().kernel(), [ctas, 1, 1], args.bound(&spec)));
+            line += u64::from(ctas);
+        }
+        if let NormPass::Backward { dscale, dbias, .. } = &p.pass {
+            for (to, from) in [(dscale, parts[0]), (dbias, parts[1])] {
+                let (Some(to), Some(from)) = (to, from) else { continue };
+                let join = JoinSpec::new(to.dtype, p.compute, p.elements.len());
+                let strides = to.strides[p.rows.len()..].to_vec();
+                let view = View { strides, ..to.clone() };
+                let args = JoinArgs {
+                    columns: extent as u32,
+                    lines,
+                    space: p.elements.iter().map(|&extent| extent as u32).collect(),
+                    parts: from,
+                    to: strided::argument(&view, &[]),
+                };
+                let ctas = (extent as u32).div_ceil(parts::COLUMNS);
+                program.launch(Launch::new(join.clone().kernel(), [ctas, 1, 1], args.bound(&join)));
+            }
+        }
+        if let Some(statistics) = statistics {
+            walk::sum_vectors(p, &statistics, &mut program);
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let mut kernels = kernel::catalog(target);
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            kernels.push(JoinSpec::new(dtype, DType::F32, 1).kernel());
+        }
+        kernels.extend(VectorSpec::catalog().into_iter().filter(|spec| spec.target() <= target).map(VectorSpec::kernel));
+        kernels
+    }
+}
+
+/// How a view runs along the elements of a row.
+fn along(problem: &NormProblem, view: &View) -> Along {
+    let strides = &view.strides[problem.rows.len()..];
+    let mut packed = 1;
+    let is_line = strides.iter().zip(&problem.elements).rev().all(|(&stride, &extent)| {
+        let fits = stride == packed || extent == 1;
+        packed *= extent;
+        fits
+    });
+    if strides.iter().all(|&stride| stride == 0) {
+        // Of a row of one element either is right; it is read as a line.
+        return if is_line { Along::Line } else { Along::Row };
+    }
+    match strides {
+        _ if is_line => Along::Line,
+        [.., 0] => Along::Outer,
+        _ => Along::Strided,
+    }
+}
+
+impl Rows {
+    fn new(problem: NormProblem, arch: &Arch) -> Rows {
+        let mut summed = Summed::None;
+        let mut list: Vec<(Role, View)> = Vec::new();
+        let mut push = |role: Role, view: &Option<View>| list.extend(view.iter().map(|view| (role, view.clone())));
+        match &problem.pass {
+            NormPass::Forward { x, residual, scale, bias, y, sum, mean, inv } => {
+                push(Role::X, &Some(x.clone()));
+                push(Role::Residual, residual);
+                push(Role::Scale, scale);
+                push(Role::Bias, bias);
+                push(Role::Y, &Some(y.clone()));
+                push(Role::Sum, sum);
+                push(Role::ToMean, mean);
+                push(Role::ToInv, inv);
+            }
+            NormPass::Backward { x, dy, scale, mean, inv, dsum, dx, dscale, dbias } => {
+                let rows = problem.rows.len();
+                // One vector for all rows, an element of it for each of a row's.
+                let is_beside =
+                    |to: &View| to.strides[..rows].iter().all(|&stride| stride == 0) && to.strides[rows..].iter().all(|&stride| stride > 0);
+                let vectors: Vec<&View> = [dscale, dbias].into_iter().flatten().collect();
+                let is_held = class(problem.row_elements(), 1, problem.compute == DType::F64, Holds::Sums).is_some();
+                summed = match vectors.is_empty() {
+                    true => Summed::None,
+                    false if is_held && vectors.iter().all(|to| is_beside(to)) => Summed::Beside,
+                    false => Summed::Behind,
+                };
+                let behind = summed == Summed::Behind;
+                let beside = summed == Summed::Beside;
+                push(Role::X, &Some(x.clone()));
+                push(Role::Dy, &Some(dy.clone()).filter(|_| dx.is_some() || beside));
+                push(Role::Scale, &scale.clone().filter(|_| dx.is_some()));
+                push(Role::Mean, mean);
+                push(Role::Inv, inv);
+                push(Role::Dsum, dsum);
+                push(Role::Dx, dx);
+                if behind && inv.is_none() && dscale.is_some() {
+                    let row = View { strides: vec![0; problem.space().len()], dtype: problem.compute, ..x.clone() };
+                    push(Role::ToMean, &Some(row.clone()).filter(|_| problem.kind == NormKind::Layer));
+                    push(Role::ToInv, &Some(row));
+                }
+            }
+        }
+        let operand = |(role, view): (Role, View)| {
+            let lies = match role {
+                Role::Mean | Role::Inv | Role::ToMean | Role::ToInv => Along::Row,
+                Role::Scale | Role::Bias => match along(&problem, &view) {
+                    Along::Line if view.strides[..problem.rows.len()].iter().all(|&stride| stride == 0) => Along::Shared,
+                    lies => lies,
+                },
+                _ => Along::Line,
+            };
+            Operand { spec: OperandSpec { role, dtype: view.dtype, along: lies }, view }
+        };
+        let operands = list.into_iter().map(operand).collect();
+        Rows { problem, operands, summed, sm_count: arch.sm_count }
+    }
+
+    /// The widest access that strides and offsets allow: the largest of 8, 4, 2 and 1, at most 16 bytes of the narrowest element.
+    fn widest(&self) -> u32 {
+        let p = &self.problem;
+        let mut bits = p.row_elements() | 8;
+        let mut narrowest = 8;
+        for Operand { spec, view } in &self.operands {
+            match spec.along {
+                Along::Line | Along::Shared => {
+                    narrowest = narrowest.min(view.dtype.bytes());
+                    bits |= view.offset;
+                    bits = view.strides[..p.rows.len()]
+                        .iter()
+                        .zip(&p.rows)
+                        .filter(|(_, rows)| **rows > 1)
+                        .fold(bits, |bits, (stride, _)| bits | stride);
+                }
+                // An access lies within what one element serves.
+                Along::Outer => bits |= p.elements.last().copied().unwrap_or(1),
+                Along::Row | Along::Strided => {}
+            }
+        }
+        (1 << bits.trailing_zeros()).min(16 / narrowest as u32)
+    }
+
+    fn spec(&self, config: Config) -> Spec {
+        let p = &self.problem;
+        let backward = matches!(p.pass, NormPass::Backward { .. });
+        let double = p.compute == DType::F64;
+        let accesses = p.row_elements().div_ceil(u64::from(config.vector));
+        let holds = match (backward, self.summed) {
+            (false, _) => Holds::Values,
+            (true, Summed::Beside) => Holds::Sums,
+            (true, _) => Holds::Gradients,
+        };
+        let (team, held) = class(accesses, config.vector, double, holds).unwrap_or((256, 0));
+        let has = |role: Role| self.operands.iter().any(|operand| operand.spec.role == role);
+        let beside = |to: &Option<View>| self.summed == Summed::Beside && to.is_some();
+        let sums = match &p.pass {
+            NormPass::Backward { dscale, dbias, .. } => [beside(dscale), beside(dbias)],
+            NormPass::Forward { .. } => [false; 2],
+        };
+        Spec {
+            kind: p.kind,
+            backward,
+            zero_centred: p.zero_centred && has(Role::Scale),
+            double,
+            team,
+            held,
+            vector: config.vector,
+            ranks: [p.rows.len(), p.elements.len()],
+            operands: self.operands.iter().map(|operand| operand.spec).collect(),
+            sums,
+        }
+        .plain_where_it_may_be()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_their_rows() {
+        for holds in [Holds::Values, Holds::Gradients, Holds::Sums] {
+            for double in [false, true] {
+                for vector in [1, 2, 4, 8] {
+                    for accesses in (1..3000).chain([4096, 6144, 6145, 8192, 8193, 16384, 16385, 40000]) {
+                        let Some((team, held)) = class(accesses, vector, double, holds) else {
+                            assert!(accesses * u64::from(vector) > 8192 / if double { 2 } else { 1 }, "{accesses} of {vector}");
+                            continue;
+                        };
+                        assert!(u64::from(team * held) >= accesses, "{accesses}: {team} x {held}");
+                        assert!(held * vector <= MOST_HELD[usize::from(holds != Holds::Values)], "{accesses}: {held} x {vector}");
+                    }
+                }
+            }
+        }
+        assert_eq!(class(16, 8, false, Holds::Values), Some((16, 1)));
+        assert_eq!(class(512, 8, false, Holds::Values), Some((128, 4)));
+        assert_eq!(class(1536, 8, false, Holds::Values), Some((256, 6)));
+        assert_eq!(class(4096, 8, false, Holds::Values), Some((512, 8)));
+        assert_eq!(class(6144, 4, false, Holds::Values), Some((512, 12)));
+        assert_eq!(class(6145, 4, false, Holds::Values), None);
+        assert_eq!(class(1024, 8, false, Holds::Sums), Some((256, 4)));
+        assert_eq!(class(1025, 8, false, Holds::Sums), None);
+        assert_eq!(class(2048, 8, false, Holds::Gradients), Some((512, 4)));
+    }
+}

@@ -1,0 +1,223 @@
+//! The kernels: a thread for each element of what is written, or for a vector of neighbouring channels.
+
+use verdigris_kir::face::{Kernel, Val, Var};
+use verdigris_tensor::DType;
+
+use crate::fuse::compute::Compute;
+use crate::fuse::operand::{OperandArgs, OperandDecl};
+use crate::fuse::strided::{self, Line, Packed, Strided};
+use crate::fuse::value::AnyVal;
+use crate::layout::space::Extents;
+
+use super::windows::{AxisArgs, Grid, Place};
+use super::{Kind, Spec, THREADS};
+
+verdigris_kir::parameters! {
+    /// Of every kernel here.
+    pub(super) struct Pool / PoolArgs of Spec as spec {
+        pub(super) points: u32,
+        /// In the order that threads run through; the innermost counts in vectors.
+        pub(super) extents: Extents = 5,
+        /// The first window or element along each spatial dim.
+        pub(super) first: [u32; 3],
+        pub(super) axes: Vec<AxisArgs> = spec.adaptive.to_vec(),
+        pub(super) operands: Vec<OperandArgs> = spec.operands(),
+    }
+}
+
+/// An operand for the neighbours of one thread: its lines by their place.
+#[derive(Clone, Debug)]
+struct Tensor<'k> {
+    tensor: Strided<'k>,
+    vector: u32,
+    /// The vector of channels.
+    number: Val<'k, u32>,
+}
+
+impl<'k> Tensor<'k> {
+    fn line(&self, place: &Place<'k>) -> Line<'k> {
+        self.tensor.line(place, self.vector)
+    }
+
+    fn load(&self, place: &Place<'k>) -> Packed<'k> {
+        self.line(place).load(self.number)
+    }
+
+    fn values<T: Compute>(&self, place: &Place<'k>) -> Vec<Val<'k, T>> {
+        self.load(place).values(self.number.kernel())
+    }
+
+    fn store(&self, place: &Place<'k>, values: &[AnyVal<'k>]) {
+        self.line(place).store_values(self.number, values);
+    }
+}
+
+/// The kernel that a spec says.
+pub(super) fn build<'k, T: Compute>(spec: &Spec, k: Kernel<'k>) {
+    let Pool { points, extents, first, axes, operands } = Pool::declare(k, spec);
+    let operands = Strided::all(&spec.types, operands);
+    let point = k.cta() * THREADS + k.thread();
+    // The position of this thread in the dims of what is written.
+    let mut index = [k.constant(0u32); 5];
+    for (&dim, at) in spec.order.iter().zip(extents.index(point)) {
+        index[dim] = at;
+    }
+    let [depth, height, width] = [index[2], index[3], index[4]];
+    let place = [depth + first[0], height + first[1], width + first[2]];
+    let vector = spec.vector;
+    // Channels are the innermost dim of what is taken by vectors, and a dim like any other elsewhere.
+    let tensors: Vec<Tensor<'k>> = operands
+        .iter()
+        .map(|operand| match vector {
+            1 => Tensor { tensor: operand.at(&index[..2]), vector, number: k.constant(0) },
+            _ => Tensor { tensor: operand.at(&index[..1]), vector, number: index[1] },
+        })
+        .collect();
+    let grid = Grid { k, axes: &axes, block: spec.block };
+    k.when(point.lt(points), || match (spec.kind, tensors.as_slice()) {
+        (Kind::Max { .. }, [x, y, places @ ..]) => {
+            let winners = Winners::<T>::find(grid, x, place, places.is_empty());
+            y.store(&place, &winners.values(k, y.tensor.dtype));
+            if let [places] = places {
+                let numbers: Vec<AnyVal<'k>> = winners.rows.iter().map(|winner| AnyVal::I64(winner.place.get().widen())).collect();
+                places.store(&place, &numbers);
+            }
+        }
+        (Kind::Average { padded }, [x, y]) => {
+            let sums = variables(k, vector, 0.0);
+            grid.elements(place, &|visits| {
+                let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| x.load(&visit.place)).collect();
+                for (visit, loaded) in visits.iter().zip(&loaded) {
+                    add(&sums, visit.counts, &loaded.values(k));
+                }
+            });
+            let count = grid.size(place, padded);
+            let share = share_of::<T>(k, count);
+            // A window that meets no element.
+            let mean = |sum: &Var<'k, T>| AnyVal::of(k.select(count.eq(0), T::constant(k, 0.0), sum.get() * share));
+            y.store(&place, &sums.iter().map(mean).collect::<Vec<_>>());
+        }
+        (Kind::MaxBackward { index }, [dy, known, dx]) => {
+            // Where the maximum was, or what it is found in again.
+            let mine = grid.number(place);
+            let sums = variables(k, vector, 0.0);
+            grid.windows(place, &|visits| {
+                if index {
+                    let loaded: Vec<[Packed<'k>; 2]> = visits.iter().map(|visit| [known, dy].map(|from| from.load(&visit.place))).collect();
+                    for (visit, [known, dy]) in visits.iter().zip(&loaded) {
+                        let won = known.are(k, mine);
+                        for ((sum, won), dy) in sums.iter().zip(won).zip(dy.values::<T>(k)) {
+                            sum.set(*sum + k.select(won & visit.counts, dy, T::constant(k, 0.0)));
+                        }
+                    }
+                    return;
+                }
+                for visit in visits {
+                    k.when(visit.counts, || {
+                        let winners = Winners::<T>::find(grid, known, visit.place, false);
+                        let dy = dy.values::<T>(&visit.place);
+                        for ((sum, winner), dy) in sums.iter().zip(&winners.rows).zip(dy) {
+                            k.when(winner.place.eq(mine.signed()), || sum.set(*sum + dy));
+                        }
+                    });
+                }
+            });
+            dx.store(&place, &sums.iter().map(|sum| AnyVal::of(sum.get())).collect::<Vec<_>>());
+        }
+        (Kind::AverageBackward { padded }, [dy, dx]) => {
+            let sums = variables(k, vector, 0.0);
+            grid.windows(place, &|visits| {
+                let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| dy.load(&visit.place)).collect();
+                for (visit, loaded) in visits.iter().zip(&loaded) {
+                    let share = share_of::<T>(k, grid.size(visit.place, padded));
+                    let shares: Vec<Val<'k, T>> = loaded.values::<T>(k).into_iter().map(|dy| dy * share).collect();
+                    add(&sums, visit.counts, &shares);
+                }
+            });
+            dx.store(&place, &sums.iter().map(|sum| AnyVal::of(sum.get())).collect::<Vec<_>>());
+        }
+        (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
+    });
+}
+
+fn variables<'k, T: Compute>(k: Kernel<'k>, vector: u32, first: f64) -> Vec<Var<'k, T>> {
+    (0..vector).map(|_| k.var(T::constant(k, first))).collect()
+}
+
+fn add<'k, T: Compute>(sums: &[Var<'k, T>], counts: Val<'k, bool>, values: &[Val<'k, T>]) {
+    for (sum, &value) in sums.iter().zip(values) {
+        let k = value.kernel();
+        sum.set(*sum + k.select(counts, value, T::constant(k, 0.0)));
+    }
+}
+
+/// The reciprocal of a number of elements.
+fn share_of<'k, T: Compute>(k: Kernel<'k>, count: Val<'k, u32>) -> Val<'k, T> {
+    T::quotient(T::constant(k, 1.0), T::from_i32(count.signed()))
+}
+
+/// The greatest element of a window: the first of equals, the first NaN before all.
+#[derive(Clone, Copy, Debug)]
+struct Winner<'k, T> {
+    peak: Var<'k, T>,
+    place: Var<'k, i32>,
+}
+
+/// Those of neighbouring channels.
+#[derive(Clone, Debug)]
+struct Winners<'k, T> {
+    rows: Vec<Winner<'k, T>>,
+    /// The window has no element.
+    is_empty: Val<'k, bool>,
+}
+
+impl<'k, T: Compute> Winners<'k, T> {
+    /// Of the window at `out`; where nobody asks for their places, the values alone.
+    fn find(grid: Grid<'_, 'k>, x: &Tensor<'k>, out: Place<'k>, values_alone: bool) -> Self {
+        let k = grid.k;
+        let (first, is_empty) = grid.first(out);
+        // Of a window of nothing but −∞ the first wins.
+        let place = k.select(is_empty, -1i32, grid.number(first).signed());
+        let winner = |_| Winner { peak: k.var(T::constant(k, f64::NEG_INFINITY)), place: k.var(place) };
+        let rows: Vec<Winner<'k, T>> = (0..x.vector).map(winner).collect();
+        grid.elements(out, &|visits| {
+            // An element that is seen twice changes nothing: no visit has to count.
+            let loaded: Vec<Packed<'k>> = visits.iter().map(|visit| x.load(&visit.place)).collect();
+            for (visit, loaded) in visits.iter().zip(&loaded) {
+                let number = (!values_alone).then(|| grid.number(visit.place).signed());
+                for (winner, value) in rows.iter().zip(loaded.values::<T>(k)) {
+                    let peak = winner.peak.get();
+                    let Some(number) = number else {
+                        winner.peak.set(T::max_nan(peak, value));
+                        continue;
+                    };
+                    // A greater one or a NaN, unless there is a NaN already.
+                    let wins = !value.le(peak) & peak.eq(peak);
+                    winner.peak.set(k.select(wins, value, peak));
+                    winner.place.set(k.select(wins, number, winner.place));
+                }
+            }
+        });
+        Winners { rows, is_empty }
+    }
+
+    /// The maxima, to be stored as `dtype`: of an empty window the least value of an integer type.
+    fn values(&self, k: Kernel<'k>, dtype: DType) -> Vec<AnyVal<'k>> {
+        let value = |winner: &Winner<'k, T>| match dtype.integer_range() {
+            Some((least, _)) => AnyVal::of(k.select(self.is_empty, T::constant(k, least as f64), winner.peak.get())),
+            None => AnyVal::of(winner.peak.get()),
+        };
+        self.rows.iter().map(value).collect()
+    }
+}
+
+impl Spec {
+    fn operands(&self) -> Vec<OperandDecl> {
+        let outputs = if self.kind == (Kind::Max { index: true }) { 2 } else { 1 };
+        if self.vector == 1 {
+            return strided::declarations(&self.types, 5, outputs);
+        }
+        let written = |i: usize| i + outputs >= self.types.len();
+        self.types.iter().enumerate().map(|(i, &dtype)| strided::lines_declaration(dtype, 4, self.vector, written(i))).collect()
+    }
+}

@@ -1,0 +1,322 @@
+//! `pool.direct`: max and average pooling and their gradients ([`verdigris_graph::PoolProblem`] has the formulas).
+//!
+//! It takes all of them: one to three spatial dims, sliding and adaptive windows, dilation, padding, indices, any element types and strides.
+//!
+//! **Method.** A thread for each element of what is written, threads along its innermost dim: channels of a channels-last tensor, of which a thread takes
+//! 16 bytes, pixels of a channels-first one. It goes through its window (forward), or through the windows that hold its element (backward), so that nothing
+//! is added atomically. Rows and columns are visited in blocks of up to 3×3 (backward 2×2), all of which are on their way before the first is used; places
+//! of a block that its window does not have are others of the window again. Overlapping windows meet in L1.
+//!
+//! **When it wins.** Everywhere but where windows are as large as the image: those are reductions, which `pool.reduction` takes, and their averages' gradients are maps (`pool.map`).
+//!
+//! **Numbers.** Means and gradients are summed in f32 (f64), in the order of the windows; results repeat bit for bit.
+
+mod kernel;
+mod windows;
+
+use serde::{Deserialize, Serialize};
+use verdigris_graph::{PoolMode, PoolPass, PoolProblem, Problem, View, Windows};
+use verdigris_kir::face::{Header, build};
+use verdigris_kir::ir::{KernelBody, Target};
+use verdigris_kir::program::{KernelRef, Launch, Program};
+use verdigris_tensor::DType;
+
+use crate::algorithm::Algorithm;
+use crate::arch::Arch;
+use crate::cost::{Stream, Traffic, Work};
+use crate::engine::{EngineId, Knobs, Notes, Reason, Refusal};
+use crate::fuse::compute;
+use crate::fuse::strided;
+use crate::layout::space::Region;
+
+use kernel::PoolArgs;
+use windows::Axis;
+
+const THREADS: u32 = 256;
+/// Beyond it, positions within windows would not count in 31 bits.
+const LIMIT: u64 = 1 << 30;
+
+/// An accepted problem.
+#[derive(Clone, Debug)]
+pub(super) struct Direct {
+    problem: PoolProblem,
+    /// The most neighbouring channels that a thread may take.
+    vector: u32,
+}
+
+impl Algorithm for Direct {
+    const ID: EngineId = EngineId { name: "pool.direct", number: 600 };
+    const VERSION: u32 = 2;
+
+    /// Neighbouring channels that a thread takes.
+    type Config = u32;
+
+    fn accept(problem: &Problem, arch: &Arch) -> Result<Self, Refusal> {
+        let Problem::Pool(problem) = problem else {
+            return Err(Self::ID.refusal(Reason::Problem, format_args!("{}, taken is pool", problem.kind())));
+        };
+        for i in 0..3 {
+            let (extent, out) = (problem.extents[i], problem.out[i]);
+            let reach = match problem.windows[i] {
+                Windows::Sliding { taps, stride, dilation, pad_before } => {
+                    (taps.saturating_mul(dilation)).saturating_add(out.saturating_mul(stride)).saturating_add(pad_before)
+                }
+                Windows::Adaptive => extent.saturating_mul(out),
+            };
+            let largest = extent.max(out).max(reach);
+            Self::ID.require(
+                largest < LIMIT,
+                Reason::Extent,
+                format_args!("windows that reach {largest} elements far, taken below 2^30"),
+            )?;
+        }
+        let target = Spec::of(problem, 1).target();
+        Self::ID.require(arch.runs(target), Reason::Target, format_args!("element types that need {}", target.ptx()))?;
+        Ok(Direct { problem: problem.clone(), vector: vector_of(problem) })
+    }
+
+    fn configs(&self) -> Vec<u32> {
+        if self.vector > 1 { vec![self.vector, 1] } else { vec![1] }
+    }
+
+    fn knobs(&vector: &u32) -> Knobs {
+        Knobs::new([("vector", vector)])
+    }
+
+    fn notes(&self, _: &u32) -> Notes {
+        Notes::of(self.problem.compute)
+    }
+
+    fn work(&self, &vector: &u32) -> Work {
+        let bytes: f64 = (self.problem.operands().into_iter())
+            .map(|(_, view, dims, _)| dims.iter().map(|&dim| dim as f64).product::<f64>() * view.dtype.bytes() as f64)
+            .sum();
+        // Of each tap some instructions for the element, and some for its address, which a vector has once; some more for each thread.
+        let results: f64 = written(&self.problem).1.iter().map(|&dim| dim as f64).product();
+        let addresses = 10.0 / f64::from(vector);
+        let issued = (self.problem.flops() * (4.0 + addresses) + results * 10.0 * addresses) / 32.0;
+        let ctas = (results / f64::from(vector * THREADS)).ceil();
+        Work::default().beside([Stream::new(Traffic::Lines, bytes).issuing(issued).of_ctas(ctas)])
+    }
+
+    fn lower(&self, &vector: &u32) -> Result<Program, Refusal> {
+        let (p, spec) = (&self.problem, Spec::of(&self.problem, vector));
+        let mut program = Program { buffer_alignment_bytes: vec![1; p.slots().len()], ..Program::default() };
+        if p.is_empty() {
+            return Ok(program);
+        }
+        let (_, dims) = written(p);
+        let kernel = spec.clone().kernel();
+        for region in Region::all(&spec.order.map(|dim| dims[dim]), vector) {
+            let mut first = [0; 5];
+            spec.order.iter().zip(&region.first).for_each(|(&dim, &at)| first[dim] = at);
+            let points = region.points(vector);
+            let mut extents = region.extents;
+            if let Some(inner) = extents.last_mut() {
+                *inner /= vector;
+            }
+            let argument = |view: &View| match vector {
+                1 => strided::argument(view, &first[..2]),
+                _ => strided::lines_argument(&channels_last(view), &[first[0], 0, 0, 0, first[1]]),
+            };
+            let args = PoolArgs {
+                points,
+                extents,
+                first: [first[2], first[3], first[4]].map(|first| first as u32),
+                axes: (0..3).map(|i| Axis::args(p.extents[i] as u32, p.out[i] as u32, &p.windows[i])).collect(),
+                operands: p.operands().into_iter().map(|(_, view, ..)| argument(view)).collect(),
+            };
+            program.launch(Launch::new(kernel.clone(), [points.div_ceil(THREADS), 1, 1], args.bound(&spec)));
+        }
+        Ok(program)
+    }
+
+    fn catalog(target: Target) -> Vec<KernelRef> {
+        let mut specs = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let last = (CHANNELS_LAST, 16 / dtype.bytes() as u32);
+            for (order, vector) in [last, (CHANNELS_FIRST, 1)] {
+                let kinds = [
+                    (Kind::Max { index: false }, vec![dtype; 2]),
+                    (Kind::Max { index: true }, vec![dtype, dtype, DType::I32]),
+                    (Kind::Average { padded: false }, vec![dtype; 2]),
+                    (Kind::Average { padded: true }, vec![dtype; 2]),
+                    (Kind::MaxBackward { index: false }, vec![dtype; 3]),
+                    (Kind::MaxBackward { index: true }, vec![dtype, DType::I32, dtype]),
+                    (Kind::AverageBackward { padded: false }, vec![dtype; 2]),
+                    (Kind::AverageBackward { padded: true }, vec![dtype; 2]),
+                ];
+                for (kind, types) in kinds {
+                    // The usual windows: three taps and two steps, two taps and two steps, and as many as divide the image.
+                    let found_again = kind == (Kind::MaxBackward { index: false });
+                    let blocks = match kind.is_backward() {
+                        true if found_again => [[1, 2], [1, 1]],
+                        true => [[2, 2], [1, 1]],
+                        false => [[3, 3], [2, 2]],
+                    };
+                    let vector = if found_again { 1 } else { vector };
+                    let spec = |adaptive, block| Spec { kind, double: false, types: types.clone(), adaptive, order, vector, block };
+                    specs.extend(blocks.map(|block| spec([false; 3], block)));
+                    let [high, wide] = blocks[0];
+                    let high = if kind.is_ordered() { 1 } else { high };
+                    specs.push(spec([false, true, true], [high, wide]));
+                }
+            }
+        }
+        specs.into_iter().filter(|spec| spec.target() <= target).map(Spec::kernel).collect()
+    }
+}
+
+const CHANNELS_LAST: [usize; 5] = [0, 2, 3, 4, 1];
+const CHANNELS_FIRST: [usize; 5] = [0, 1, 2, 3, 4];
+
+/// A view with the channels innermost.
+fn channels_last(view: &View) -> View {
+    View { strides: CHANNELS_LAST.map(|dim| view.strides[dim]).to_vec(), ..view.clone() }
+}
+
+/// The most neighbouring channels that a thread may take: 16 bytes of the values, if they lie side by side in all operands.
+fn vector_of(p: &PoolProblem) -> u32 {
+    let spec = Spec::of(p, 1);
+    // Where a maximum is found again, each channel goes its own way.
+    if spec.order != CHANNELS_LAST || spec.kind == (Kind::MaxBackward { index: false }) {
+        return 1;
+    }
+    let operands = p.operands();
+    let widest = operands.iter().filter(|(name, ..)| *name != "index").map(|(_, view, ..)| view.dtype.bytes()).max().unwrap_or(16);
+    let fit = |(_, view, dims, _): &(&str, &View, [u64; 5], bool)| {
+        strided::neighbours_of(&channels_last(view), &CHANNELS_LAST.map(|dim| dims[dim])).min(16 / widest as u32)
+    };
+    operands.iter().map(fit).min().unwrap_or(1)
+}
+
+/// What is written, and its dims.
+fn written(problem: &PoolProblem) -> (&View, [u64; 5]) {
+    match &problem.pass {
+        PoolPass::Forward { y, .. } => (y, problem.y_dims()),
+        PoolPass::Backward { dx, .. } => (dx, problem.x_dims()),
+    }
+}
+
+/// What is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    /// `index`: the place of the maximum is stored.
+    Max {
+        index: bool,
+    },
+    /// `padded`: padding counts.
+    Average {
+        padded: bool,
+    },
+    /// `index`: the place of the maximum is read; otherwise it is found again.
+    MaxBackward {
+        index: bool,
+    },
+    AverageBackward {
+        padded: bool,
+    },
+}
+
+impl Kind {
+    /// Whether the order in which a window's elements are visited tells which of equal ones counts.
+    fn is_ordered(self) -> bool {
+        matches!(self, Kind::Max { index: true } | Kind::MaxBackward { index: false })
+    }
+
+    fn is_backward(self) -> bool {
+        matches!(self, Kind::MaxBackward { .. } | Kind::AverageBackward { .. })
+    }
+}
+
+/// Everything that shapes a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+struct Spec {
+    kind: Kind,
+    double: bool,
+    /// Element types of the operands, in the order of slots.
+    types: Vec<DType>,
+    adaptive: [bool; 3],
+    /// The dims `[n, c, depth, height, width]` from the slowest to the fastest that threads run through.
+    order: [usize; 5],
+    /// Neighbouring channels that a thread takes; they are innermost if these are more than one.
+    vector: u32,
+    /// Rows and columns of a window, or windows along rows and columns of an element, that are visited together.
+    block: [u32; 2],
+}
+
+impl Spec {
+    fn of(p: &PoolProblem, vector: u32) -> Spec {
+        let kind = match (&p.pass, p.mode) {
+            (PoolPass::Forward { index, .. }, PoolMode::Max) => Kind::Max { index: index.is_some() },
+            (PoolPass::Forward { .. }, PoolMode::Average { count_include_pad }) => Kind::Average { padded: count_include_pad },
+            (PoolPass::Backward { index, .. }, PoolMode::Max) => Kind::MaxBackward { index: index.is_some() },
+            (PoolPass::Backward { .. }, PoolMode::Average { count_include_pad }) => Kind::AverageBackward { padded: count_include_pad },
+        };
+        let (written, dims) = written(p);
+        // Channels fastest if they are so in what is written.
+        let spatial = (2..5).filter(|&d| dims[d] > 1).map(|d| written.strides[d]).min().unwrap_or(u64::MAX);
+        let last = dims[1] > 1 && written.strides[1] < spatial;
+        Spec {
+            kind,
+            double: p.compute == DType::F64,
+            types: p.operands().into_iter().map(|(_, view, ..)| view.dtype).collect(),
+            adaptive: p.windows.map(|windows| windows == Windows::Adaptive),
+            order: if last { CHANNELS_LAST } else { CHANNELS_FIRST },
+            vector,
+            block: block_of(p, kind),
+        }
+    }
+
+    fn name(&self) -> String {
+        let (kind, flag) = match self.kind {
+            Kind::Max { index } | Kind::MaxBackward { index } => ("max", if index { "_index" } else { "" }),
+            Kind::Average { padded } | Kind::AverageBackward { padded } => ("average", if padded { "_padded" } else { "" }),
+        };
+        let backward = if self.kind.is_backward() { "_backward" } else { "" };
+        let types: Vec<&str> = self.types.iter().map(|dtype| dtype.name()).collect();
+        let adaptive: String = self.adaptive.iter().map(|&adaptive| if adaptive { 'a' } else { 's' }).collect();
+        let order: String = self.order.iter().map(|dim| char::from(b"ncdhw"[*dim])).collect();
+        let ([high, wide], vector) = (self.block, self.vector);
+        let double = if self.double { "_f64" } else { "" };
+        format!("pool_{kind}{flag}{backward}{double}_{adaptive}_{order}_v{vector}_b{high}x{wide}_{}", types.join("_"))
+    }
+
+    fn target(&self) -> Target {
+        compute::target_of_all(self.types.iter().copied())
+    }
+
+    fn kernel(self) -> KernelRef {
+        KernelRef::new(self.name(), move || self.build())
+    }
+
+    fn build(&self) -> KernelBody {
+        let header = Header { name: self.name(), target: self.target(), threads: THREADS, min_ctas: 1, cluster: 1 };
+        build(header, |k| if self.double { kernel::build::<f64>(self, k) } else { kernel::build::<f32>(self, k) })
+    }
+}
+
+/// Rows and columns that are visited together.
+fn block_of(p: &PoolProblem, kind: Kind) -> [u32; 2] {
+    let [high, wide] = [1, 2].map(|axis| block(p, axis, kind.is_backward()));
+    // The first of equal maxima wins: of several rows each has to be one block.
+    let columns = match p.windows[2] {
+        Windows::Sliding { taps, .. } => taps,
+        Windows::Adaptive => p.extents[2].div_ceil(p.out[2].max(1)) + 1,
+    };
+    if kind.is_ordered() && columns > u64::from(wide) { [1, wide] } else { [high, wide] }
+}
+
+/// How many places along a spatial dim are visited together: as many as a window has, or as windows have an element, up to three or two.
+fn block(p: &PoolProblem, axis: usize, backward: bool) -> u32 {
+    let (extent, out) = (p.extents[axis].max(1), p.out[axis].max(1));
+    let places = match (p.windows[axis], backward) {
+        (Windows::Sliding { taps, .. }, false) => taps.min(3),
+        (Windows::Sliding { taps, stride, dilation, .. }, true) => ((taps - 1) * dilation + 1).div_ceil(stride).min(out).min(2),
+        (Windows::Adaptive, false) => (extent.div_ceil(out) + u64::from(!extent.is_multiple_of(out))).min(3),
+        (Windows::Adaptive, true) if extent.is_multiple_of(out) => 1,
+        (Windows::Adaptive, true) => 2,
+    };
+    places.max(1) as u32
+}

@@ -1,0 +1,220 @@
+//! Windows along the spatial dims: which elements a window has, and which windows an element.
+
+use verdigris_graph::Windows;
+use verdigris_kir::face::{Kernel, Val};
+use verdigris_kir::params::Divide;
+
+verdigris_kir::parameters! {
+    /// Windows along a spatial dim, adaptive or sliding.
+    #[derive(Clone, Copy, Debug)]
+    pub(super) struct Axis / AxisArgs of bool as adaptive {
+        pub(super) extent: u32,
+        out: u32,
+        adaptive: Option<AdaptiveArgs> = adaptive.then_some(()),
+        sliding: Option<SlidingArgs> = (!adaptive).then_some(()),
+    }
+}
+
+verdigris_kir::parameters! {
+    /// What adaptive windows divide by.
+    #[derive(Clone, Copy, Debug)]
+    struct Adaptive / AdaptiveArgs of () as _spec {
+        extent: Divide,
+        out: Divide,
+    }
+}
+
+verdigris_kir::parameters! {
+    /// Of windows that slide.
+    #[derive(Clone, Copy, Debug)]
+    struct Sliding / SlidingArgs of () as _spec {
+        taps: u32,
+        stride: Divide,
+        dilation: Divide,
+        pad: u32,
+    }
+}
+
+/// Windows along one spatial dim.
+#[derive(Clone, Copy, Debug)]
+enum Form<'k> {
+    Sliding(Sliding<'k>),
+    Adaptive(Adaptive<'k>),
+}
+
+/// Places along one dim: elements of a window, or windows that may hold an element.
+#[derive(Clone, Copy, Debug)]
+struct Range<'k> {
+    first: Val<'k, u32>,
+    count: Val<'k, u32>,
+    step: Val<'k, u32>,
+}
+
+impl<'k> Axis<'k> {
+    fn form(&self) -> Form<'k> {
+        let sliding = || Form::Sliding(self.sliding.expect("windows that are not adaptive slide"));
+        self.adaptive.map_or_else(sliding, Form::Adaptive)
+    }
+
+    pub(super) fn args(extent: u32, out: u32, windows: &Windows) -> AxisArgs {
+        let (adaptive, sliding) = match *windows {
+            Windows::Adaptive => (Some(AdaptiveArgs { extent: extent.max(1), out: out.max(1) }), None),
+            Windows::Sliding { taps, stride, dilation, pad_before } => {
+                let [taps, stride, dilation, pad] = [taps, stride, dilation, pad_before].map(|count| count as u32);
+                (None, Some(SlidingArgs { taps, stride, dilation, pad }))
+            }
+        };
+        AxisArgs { extent, out, adaptive, sliding }
+    }
+
+    /// The taps of window `o`, padding and all.
+    fn taps(&self, o: Val<'k, u32>) -> Val<'k, u32> {
+        match self.form() {
+            Form::Sliding(sliding) => sliding.taps,
+            Form::Adaptive(_) => self.elements(o).count,
+        }
+    }
+
+    /// The taps of window `o` that are elements.
+    fn elements(&self, o: Val<'k, u32>) -> Range<'k> {
+        let k = o.kernel();
+        match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => {
+                // The first tap at or behind element 0, and the first at or behind the end.
+                let at = o * stride.value();
+                let skipped = k.select(at.lt(*pad), dilation.quotient(*pad - at + dilation.value() - 1), 0u32);
+                let end = self.extent + *pad;
+                let reached = k.select(at.lt(end), dilation.quotient(end - at + dilation.value() - 1), 0u32).min(*taps);
+                let count = k.select(reached.gt(skipped), reached - skipped, 0u32);
+                Range { first: at + skipped * dilation.value() - *pad, count, step: dilation.value() }
+            }
+            Form::Adaptive(Adaptive { out, .. }) => {
+                let begin = out.quotient(o * self.extent);
+                let end = out.quotient((o + 1) * self.extent + self.out - 1);
+                Range { first: begin, count: end - begin, step: k.constant(1) }
+            }
+        }
+    }
+
+    /// The windows that may hold element `i`.
+    fn holders(&self, i: Val<'k, u32>) -> Range<'k> {
+        let k = i.kernel();
+        let (first, end) = match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => {
+                let reach = (*taps - 1) * dilation.value();
+                let behind = i + *pad;
+                // ⌈(behind − reach) / stride⌉, or 0, to ⌊behind / stride⌋.
+                let first = k.select(behind.gt(reach), stride.quotient(behind - reach + stride.value() - 1), 0u32);
+                (first, (stride.quotient(behind) + 1).min(self.out))
+            }
+            // Window o holds i where ⌊o · extent / out⌋ ≤ i < ⌈(o + 1) · extent / out⌉.
+            Form::Adaptive(Adaptive { extent, .. }) => {
+                (extent.quotient(i * self.out), extent.quotient((i + 1) * self.out + self.extent - 1).min(self.out))
+            }
+        };
+        Range { first, count: k.select(end.gt(first), end - first, 0u32), step: k.constant(1) }
+    }
+
+    /// Whether a tap of window `o` is element `i`; windows that [`Axis::holders`] names may step over it.
+    fn holds(&self, o: Val<'k, u32>, i: Val<'k, u32>) -> Val<'k, bool> {
+        match &self.form() {
+            Form::Sliding(Sliding { taps, stride, dilation, pad }) => {
+                let distance = i + *pad - o * stride.value();
+                let (tap, rest) = dilation.split(distance);
+                rest.eq(0) & tap.lt(*taps)
+            }
+            Form::Adaptive(_) => {
+                let Range { first, count, .. } = self.elements(o);
+                (i - first).lt(count)
+            }
+        }
+    }
+}
+
+/// One index for each spatial dim.
+pub(super) type Place<'k> = [Val<'k, u32>; 3];
+
+/// A place that loads may go to, and whether it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Visit<'k> {
+    pub(super) place: Place<'k>,
+    /// Otherwise it is one of those that count, again.
+    pub(super) counts: Val<'k, bool>,
+}
+
+/// Goes through the places of three ranges, row-major, in blocks of rows and columns whose loads overlap.
+fn blocks<'k>(k: Kernel<'k>, ranges: [Range<'k>; 3], [high, wide]: [u32; 2], f: &dyn Fn(&[Visit<'k>])) {
+    let [depth, height, width] = ranges;
+    let all = |at: Val<'k, u32>, range: Range<'k>, many: u32| -> Vec<(Val<'k, u32>, Val<'k, bool>)> {
+        let one = |i: u32| {
+            let number = at + i;
+            (range.first + number.min(range.count - 1) * range.step, number.lt(range.count))
+        };
+        (0..many).map(one).collect()
+    };
+    // Nothing is visited where one of the ranges is empty: loops over the others would find no place along that one.
+    k.range(depth.count, |at| {
+        let depth = depth.first + at * depth.step;
+        k.range_step(0, height.count, high, |at| {
+            let rows = all(at, height, high);
+            k.range_step(0, width.count, wide, |at| {
+                let columns = all(at, width, wide);
+                let visit = |&(row, in_row): &(Val<'k, u32>, Val<'k, bool>), &(column, in_column): &(Val<'k, u32>, Val<'k, bool>)| Visit {
+                    place: [depth, row, column],
+                    counts: in_row & in_column,
+                };
+                let visits: Vec<Visit<'k>> = rows.iter().flat_map(|row| columns.iter().map(move |column| visit(row, column))).collect();
+                f(&visits);
+            });
+        });
+    });
+}
+
+/// Windows in a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid<'a, 'k> {
+    pub(super) k: Kernel<'k>,
+    pub(super) axes: &'a [Axis<'k>],
+    /// Rows and columns that are visited together.
+    pub(super) block: [u32; 2],
+}
+
+impl<'k> Grid<'_, 'k> {
+    fn ranges(&self, of: impl Fn(usize) -> Range<'k>) -> [Range<'k>; 3] {
+        std::array::from_fn(of)
+    }
+
+    /// Runs `f` for the elements of a window, in row-major order, a block at a time.
+    pub(super) fn elements(&self, out: Place<'k>, f: &dyn Fn(&[Visit<'k>])) {
+        blocks(self.k, self.ranges(|axis| self.axes[axis].elements(out[axis])), self.block, f);
+    }
+
+    /// The first element of a window, and whether there is none.
+    pub(super) fn first(&self, out: Place<'k>) -> (Place<'k>, Val<'k, bool>) {
+        let ranges = self.ranges(|axis| self.axes[axis].elements(out[axis]));
+        let none = ranges.map(|range| range.count.eq(0));
+        (ranges.map(|range| range.first), none[0] | none[1] | none[2])
+    }
+
+    /// Runs `f` for the windows that hold an element, in row-major order, a block at a time.
+    pub(super) fn windows(&self, at: Place<'k>, f: &dyn Fn(&[Visit<'k>])) {
+        blocks(self.k, self.ranges(|axis| self.axes[axis].holders(at[axis])), self.block, &|visits| {
+            let held = |visit: &Visit<'k>| {
+                let holds: [_; 3] = std::array::from_fn(|axis| self.axes[axis].holds(visit.place[axis], at[axis]));
+                Visit { counts: visit.counts & holds[0] & holds[1] & holds[2], ..*visit }
+            };
+            f(&visits.iter().map(held).collect::<Vec<_>>());
+        });
+    }
+
+    /// Taps of a window: all of them if padding counts, else its elements.
+    pub(super) fn size(&self, out: Place<'k>, padded: bool) -> Val<'k, u32> {
+        let along = |axis: usize| if padded { self.axes[axis].taps(out[axis]) } else { self.axes[axis].elements(out[axis]).count };
+        along(0) * along(1) * along(2)
+    }
+
+    /// The place of an element as a number: row-major.
+    pub(super) fn number(&self, [depth, height, width]: Place<'k>) -> Val<'k, u32> {
+        (depth * self.axes[1].extent + height) * self.axes[2].extent + width
+    }
+}

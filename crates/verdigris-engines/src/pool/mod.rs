@@ -1,0 +1,9 @@
+//! Pooling and its gradients ([`verdigris_graph::PoolProblem`] has the formulas).
+
+mod direct;
+
+use crate::algorithm::Listed;
+use crate::engine::Engine;
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<direct::Direct>::new()];

@@ -1,0 +1,9 @@
+//! Softmax, cross-entropy and their gradients ([`verdigris_graph::SoftmaxProblem`] has the formulas).
+
+mod rows;
+
+use crate::algorithm::Listed;
+use crate::engine::Engine;
+
+/// The engines of this family.
+pub static ENGINES: &[&dyn Engine] = &[&Listed::<rows::Rows>::new()];

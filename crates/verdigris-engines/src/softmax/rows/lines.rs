@@ -1,0 +1,251 @@
+//! Rows whose elements lie side by side, by vectors of them.
+//!
+//! A team of threads has a row. Each thread loads all of its vectors before it computes with the first, keeps them as they are stored, and widens them
+//! again for what is written; a thread for which no vector is left takes the last one again and does not count it, so that loads need no condition. Rows that are too long
+//! for that are gone through in a loop, a few vectors at a time: once for maximum and sum, which are carried along together, and once for what is written.
+
+use verdigris_kir::face::{Kernel, Val, Var};
+
+use crate::fuse::compute::Compute;
+use crate::fuse::strided::{Line, Packed, Strided};
+use crate::fuse::{lanes, math};
+
+use super::losses::{Label, Loss, Results};
+use super::peak::{self, Peak};
+use super::spec::{Kind, OfRows, Spec};
+
+/// Vectors of a long row that a thread has on their way at a time.
+const UNROLL: u32 = 4;
+
+/// How threads stand along rows; [`super::spec::Form::Rows`] says what these are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stand {
+    pub(super) vector: u32,
+    pub(super) team: u32,
+    pub(super) held: u32,
+}
+
+pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, stand: Stand) {
+    let OfRows { rows, extent, extents, operands, loss } = OfRows::declare(k, spec);
+    let operands = Strided::all(&spec.types, operands);
+    let number = |value: f64| T::constant(k, value);
+    let Stand { vector, team, held } = stand;
+    let member = k.thread() & (team - 1);
+    let row = k.cta() * (spec.threads() / team) + (k.thread() >> team.ilog2());
+    // All threads stay together; those without a row take the last one and write nothing.
+    let inside = row.lt(rows);
+    let row = row.min(rows - 1);
+    let index = extents.index(row);
+    // Rows are whole vectors, which the assembler does not know.
+    let zero = extent & (vector - 1);
+    let share = Share { k, vectors: extent >> vector.ilog2(), member, team, held, zero };
+    let line = |operand: &Strided<'k>| operand.line(&index, vector);
+    match (spec.kind, operands.as_slice()) {
+        (Kind::Softmax | Kind::LogSoftmax, [x, y]) => {
+            let x = [share.read(line(x))];
+            let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
+            let scale = T::reciprocal(sum);
+            let below = math::log(sum);
+            share.write(inside, &line(y), &x, |_, values| {
+                let shifted = values[0].iter().map(|&x| x - peak);
+                if spec.kind == Kind::LogSoftmax {
+                    shifted.map(|shifted| shifted - below).collect()
+                } else {
+                    shifted.map(|shifted| T::fast_exp(shifted) * scale).collect()
+                }
+            });
+        }
+        (Kind::SoftmaxBackward | Kind::LogSoftmaxBackward, [y, dy, dx]) => {
+            let both = [share.read(line(y)), share.read(line(dy))];
+            let log = spec.kind == Kind::LogSoftmaxBackward;
+            let sum = k.var(number(0.0));
+            share.each(&both, |part| {
+                let [y, dy] = [part.values::<T>(k, 0), part.values::<T>(k, 1)];
+                let pairs = y.into_iter().zip(dy);
+                let terms: Vec<Val<'k, T>> = pairs.map(|(y, dy)| if log { dy } else { y * dy }).collect();
+                sum.set(sum + part.counted(k, terms));
+            });
+            let sum = lanes::over_team(k, team, sum.get(), &|x, y| x + y);
+            share.write(inside, &line(dx), &both, |_, values| {
+                let pairs = values[0].iter().zip(&values[1]);
+                pairs.map(|(&y, &dy)| if log { k.fma(T::fast_exp(y), -sum, dy) } else { y * (dy - sum) }).collect()
+            });
+        }
+        (Kind::CrossEntropy { .. }, [logits, labels, results @ ..]) => {
+            let loss = Loss::new(k, spec, loss);
+            let logits = line(logits);
+            let x = [share.read(logits)];
+            // On its way while the row is added up.
+            let label = Label::load(labels, &index, extent);
+            let target = k.var(number(f64::NAN));
+            k.when(label.known & member.eq(0), || target.set(logits.element(label.class)));
+            let Peak { peak, sum, all } = share.peak::<T>(&x, loss.is_smooth());
+            let whole = peak + math::log(sum);
+            k.when(inside & member.eq(0), || {
+                loss.store(Results::of(spec.kind, results), (row, &index), &label, [target.get(), whole, all]);
+            });
+        }
+        (Kind::CrossEntropyBackward { .. }, [logits, labels, dloss, lse @ .., dlogits]) => {
+            let loss = Loss::new(k, spec, loss);
+            let x = [share.read(line(logits))];
+            let gradient = loss.gradient(dloss.load::<T>(&index), Label::load(labels, &index, extent));
+            let whole = match lse.first() {
+                Some(lse) => lse.load::<T>(&index),
+                None => {
+                    let Peak { peak, sum, .. } = share.peak::<T>(&x, false);
+                    peak + math::log(sum)
+                }
+            };
+            share.write(inside, &line(dlogits), &x, |part, values| {
+                let from_first = gradient.class - part.number * vector;
+                let each = (0..).zip(&values[0]);
+                each.map(|(lane, &x)| gradient.of(T::fast_exp(x - whole), from_first.eq(lane))).collect()
+            });
+        }
+        (kind, operands) => unreachable!("{kind:?} of {} operands", operands.len()),
+    }
+}
+
+/// A row that is read: its line, and its vectors where they are held.
+#[derive(Clone, Debug)]
+struct Reading<'k> {
+    line: Line<'k>,
+    held: Vec<Packed<'k>>,
+}
+
+/// One vector of a thread's share.
+#[derive(Clone, Debug)]
+struct Part<'k> {
+    /// Its number in the row, or that of the last vector.
+    number: Val<'k, u32>,
+    /// It is the thread's own; where nothing is said, it is.
+    inside: Option<Val<'k, bool>>,
+    /// Of each row that is read.
+    loaded: Vec<Packed<'k>>,
+}
+
+impl<'k> Part<'k> {
+    fn values<T: Compute>(&self, k: Kernel<'k>, operand: usize) -> Vec<Val<'k, T>> {
+        self.loaded[operand].values(k)
+    }
+
+    /// The sum of what it gives, or 0 if it is not the thread's own.
+    fn counted<T: Compute>(&self, k: Kernel<'k>, terms: Vec<Val<'k, T>>) -> Val<'k, T> {
+        let total = peak::total(terms);
+        self.inside.map_or(total, |inside| k.select(inside, total, T::constant(k, 0.0)))
+    }
+}
+
+/// A thread's share of a row.
+#[derive(Clone, Copy, Debug)]
+struct Share<'k> {
+    k: Kernel<'k>,
+    /// Of the row.
+    vectors: Val<'k, u32>,
+    member: Val<'k, u32>,
+    team: u32,
+    held: u32,
+    /// 0, but nobody can know: see [`Packed::again`].
+    zero: Val<'k, u32>,
+}
+
+impl<'k> Share<'k> {
+    /// Vectors that are held, or the last one in the place of those that are not there.
+    fn numbers(&self) -> Vec<(Val<'k, u32>, Val<'k, bool>)> {
+        let of = |i: u32| {
+            let number = self.member + i * self.team;
+            (number.min(self.vectors - 1), number.lt(self.vectors))
+        };
+        (0..self.held).map(of).collect()
+    }
+
+    fn read(&self, line: Line<'k>) -> Reading<'k> {
+        let held = self.numbers().into_iter().map(|(number, _)| line.load(number)).collect();
+        Reading { line, held }
+    }
+
+    /// Runs `f` for each group of vectors whose loads overlap: all that are held, or a few of a long row.
+    fn groups(&self, from: &[Reading<'k>], f: impl Fn(&[Part<'k>])) {
+        if self.held > 0 {
+            let part = |(i, (number, inside)): (usize, _)| Part {
+                number,
+                inside: Some(inside),
+                loaded: from.iter().map(|from| from.held[i].clone()).collect(),
+            };
+            return f(&self.numbers().into_iter().enumerate().map(part).collect::<Vec<_>>());
+        }
+        let k = self.k;
+        let load = |number: Val<'k, u32>| Part { number, inside: None, loaded: from.iter().map(|from| from.line.load(number)).collect() };
+        // The vectors of this thread; fewer than there are threads leave some without one.
+        let own = k.select(self.member.lt(self.vectors), (self.vectors - self.member + (self.team - 1)) >> self.team.ilog2(), 0u32);
+        let whole = own & !(UNROLL - 1);
+        k.range_step(0, whole, UNROLL, |turn| {
+            f(&(0..UNROLL).map(|i| load(self.member + (turn + i) * self.team)).collect::<Vec<_>>());
+        });
+        k.when(whole.lt(own), || {
+            let turns: Vec<Val<'k, u32>> = (0..UNROLL - 1).map(|i| whole + i).collect();
+            let parts: Vec<Part<'k>> = turns.iter().map(|turn| load(self.member + turn.min(own - 1) * self.team)).collect();
+            for (turn, part) in turns.iter().zip(&parts) {
+                k.when(turn.lt(own), || f(std::slice::from_ref(part)));
+            }
+        });
+    }
+
+    fn each(&self, from: &[Reading<'k>], f: impl Fn(&Part<'k>)) {
+        self.groups(from, |parts| parts.iter().for_each(&f));
+    }
+
+    /// The same rows, for another step: what is held is widened again.
+    fn again(&self, from: &[Reading<'k>]) -> Vec<Reading<'k>> {
+        let held = |from: &Reading<'k>| from.held.iter().map(|packed| packed.again(self.zero)).collect();
+        from.iter().map(|from| Reading { line: from.line, held: held(from) }).collect()
+    }
+
+    /// Writes what `f` makes of each vector of the rows that are read.
+    fn write<T: Compute>(
+        &self,
+        inside: Val<'k, bool>,
+        to: &Line<'k>,
+        from: &[Reading<'k>],
+        f: impl Fn(&Part<'k>, &[Vec<Val<'k, T>>]) -> Vec<Val<'k, T>>,
+    ) {
+        self.each(&self.again(from), |part| {
+            self.k.when(part.inside.map_or(inside, |own| own & inside), || {
+                let values: Vec<Vec<Val<'k, T>>> = (0..from.len()).map(|i| part.values(self.k, i)).collect();
+                to.store(part.number, &f(part, &values));
+            });
+        });
+    }
+
+    /// Maximum and sum of exponentials of a row, and the sum of its elements if it is wanted.
+    fn peak<T: Compute>(&self, x: &[Reading<'k>; 1], wants_all: bool) -> Peak<'k, T> {
+        let k = self.k;
+        let number = |value: f64| T::constant(k, value);
+        let (peak, sum, all) = (k.var(number(f64::NEG_INFINITY)), k.var(number(0.0)), k.var(number(0.0)));
+        let lanes = self.team.min(32);
+        let greatest = |peak: Val<'k, T>| lanes::over_lanes(k, lanes, peak, &|x, y| T::max_nan(x, y));
+        self.groups(x, |parts| {
+            let own = peak::greatest(parts.iter().map(|part| part.loaded[0].greatest(k)).collect());
+            // What is held is shifted by the maximum of the whole warp, so that sums of its lanes need no factor.
+            let next = if self.held > 0 { greatest(own) } else { T::max_nan(peak.get(), own) };
+            let shift = peak::shift_of(next);
+            if self.held == 0 {
+                sum.set(sum * T::fast_exp(peak.get() - shift));
+            }
+            for part in parts {
+                let values = part.values::<T>(k, 0);
+                let count = |so_far: &Var<'k, T>, terms: Vec<Val<'k, T>>| so_far.set(*so_far + part.counted(k, terms));
+                if wants_all {
+                    count(&all, values.clone());
+                }
+                count(&sum, values.into_iter().map(|x| T::fast_exp(x - shift)).collect());
+            }
+            peak.set(next);
+        });
+        let own = Peak { peak: peak.get(), sum: sum.get(), all: all.get() };
+        let of_lane = if self.held > 0 { own } else { own.shifted(greatest(own.peak)) };
+        let add = |x: Val<'k, T>| lanes::over_lanes(k, lanes, x, &|x, y| x + y);
+        let of_warp = Peak { sum: add(of_lane.sum), all: if wants_all { add(of_lane.all) } else { of_lane.all }, ..of_lane };
+        of_warp.over_warps(k, self.team, wants_all).checked()
+    }
+}

@@ -1,0 +1,645 @@
+//! Attention: softmax of scaled products of queries and keys, times the values, and its gradient.
+//!
+//! `q` is `[b, h, s_q, d]`, `k` is `[b, h_kv, s_kv, d]`, `v` is `[b, h_kv, s_kv, d_v]` and `o` is `[b, h, s_q, d_v]`, each with any strides, so that the order
+//! of heads and positions in memory and queries, keys and values packed into one buffer are layouts. `h` is a multiple of `h_kv`: head `n` of the queries
+//! reads head `n / (h / h_kv)` of keys and values. Of each batch and head, for query `i` and key `j`:
+//!
+//! ```text
+//! score     t[i, j] = scale · Σ q[i] · k[j]          u = soft_cap · tanh(t / soft_cap), or t
+//!           s[i, j] = u + bias[i, j] − slope · |i + shift − j|          −∞ where j is not attended from i
+//! forward   L[i] = ln (Σ e^s[i, j] + e^sink)           p[i, j] = e^(s[i, j] − L[i])           o[i] = Σ p[i, j] · v[j]
+//! backward  r[i] = Σ d_o[i] · o[i]          ds[i, j] = p[i, j] · (Σ d_o[i] · v[j] − r[i])          dt = ds · (1 − (u / soft_cap)²), or ds
+//!           dq[i] = scale · Σ dt[i, j] · k[j]       dk[j] = scale · Σ dt[i, j] · q[i]       dv[j] = Σ p[i, j] · d_o[i]
+//!           dbias = Σ ds over what `bias` was repeated over          dsinks[h] = −Σ e^(sink − L[i]) · r[i]
+//! ```
+//!
+//! Key `j` is attended from query `i` if `mask[i, j]` is not 0, `i < q_lengths`, `j < kv_lengths` (each where it is there), and `j` is in the window around
+//! the diagonal: `i + corner − left ≤ j ≤ i + corner + right`. The diagonal begins in the corner of the first query and the first key (`corner = 0`) for
+//! `top_left`, and ends in that of the last ones (`corner = shift`) for `bottom_right`, as it does for windows where nothing is causal; causal is a `right` of 0.
+//! `shift` is `s_kv − s_q`, or the difference of the lengths where they are given.
+//!
+//! A query from which no key is attended has `o = 0`, and `L = −∞`, or the sink. Queries from `q_lengths` on have `o = 0` and `L = −∞`, and give nothing to
+//! any gradient; nor does a query whose `L` is −∞. A length counts as 0 below 0 and as the extent above it. A key that is not attended may be multiplied by 0:
+//! where it, or what is multiplied with it, is NaN or ∞, a result may be NaN.
+//!
+//! Data are f16, bf16, f32 or f64; `q`, `k` and `v` are alike. Arithmetic is in f32, in f64 if a tensor that is read is f64, and results are rounded once;
+//! `p` and `dt` may be rounded to the type of `q` before they are multiplied, as tensor cores take them; a `dt` beyond 65504 may then be infinite in f16, as
+//! it is in other libraries, and what it goes into with it (a loss scale that adapts steps over that).
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::DType;
+
+use crate::error::Error;
+use crate::gradient::Backward;
+use crate::graph::{Graph, GraphBuilder};
+use crate::op::{HostScalar, Op, Operation, Real, Role};
+use crate::spec::{AttributeSpec, Form, Method, OpSpec, OperandSpec};
+use crate::tensor::{TensorDesc, Uid};
+use crate::validate::{attribute, broadcasts_to, data, factor, of_type, same_dims};
+
+const ATTRIBUTES: &[AttributeSpec] = &[
+    AttributeSpec::new("spec.scale", "`{fixed: number}` or `{bound: uid}` of a host scalar", "finite", r#"{"bound":0}"#),
+    AttributeSpec::new("spec.causal", "`none top_left bottom_right`", "", "\"left\"").or("\"none\""),
+    AttributeSpec::new("spec.left", "number or null", "below 2³²", "-1").or("null"),
+    AttributeSpec::new("spec.right", "number or null", "below 2³²", "-1").or("null"),
+    AttributeSpec::new("spec.soft_cap", "number or null", "finite, above 0", "0.0").or("null"),
+];
+
+const SCORES: &str = "broadcasts to `[b, h, s_q, s_kv]`";
+const SLOPES: &str = "f32, broadcasts to `[b, h, 1, 1]`";
+const SINKS: &str = "`[1, h, 1, 1]`";
+const LENGTHS: &str = "i32, `[b, 1, 1, 1]`";
+
+const FLOAT: &str = "attention is of f16, bf16, f32 and f64";
+
+/// Whether attention takes data of this type.
+pub(crate) fn is_taken(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+}
+
+fn float(op: &str, graph: &Graph, uid: Uid) -> Result<TensorDesc, Error> {
+    let tensor = data(graph, op, uid)?;
+    of_type(op, tensor, is_taken, FLOAT)?;
+    Ok(tensor.clone())
+}
+
+/// Which keys lie behind the diagonal, and where the diagonal lies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Causal {
+    /// No key is behind it.
+    #[default]
+    None,
+    /// From the first query and the first key.
+    TopLeft,
+    /// To the last query and the last key.
+    BottomRight,
+}
+
+/// What the forward and the backward op have in common besides tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionSpec {
+    /// Factor of the products of queries and keys.
+    pub scale: HostScalar<Uid>,
+    /// Whether keys behind the diagonal are left out.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub causal: Causal,
+    /// Keys attended before the diagonal; all of them where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u32>,
+    /// Keys attended behind the diagonal; all of them where it is left out, none where the op is causal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right: Option<u32>,
+    /// Scores are kept between this and its negative, by a hyperbolic tangent; finite, above 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_cap: Option<Real>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if passes a reference")]
+fn is_none(causal: &Causal) -> bool {
+    *causal == Causal::None
+}
+
+impl AttentionSpec {
+    /// Every key attended, no cap.
+    pub fn new(scale: f64) -> AttentionSpec {
+        AttentionSpec { scale: HostScalar::Fixed(Real(scale)), causal: Causal::None, left: None, right: None, soft_cap: None }
+    }
+}
+
+/// Attention; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attention {
+    /// Scale, window, cap.
+    pub spec: AttentionSpec,
+    /// `[b, h, s_q, d]`, read.
+    pub q: Uid,
+    /// `[b, h_kv, s_kv, d]`, read.
+    pub k: Uid,
+    /// `[b, h_kv, s_kv, d_v]`, read.
+    pub v: Uid,
+    /// Read; added to the scores, to whose dims it broadcasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Uid>,
+    /// Read; u8, broadcasts to the dims of the scores. 0 leaves a key out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Uid>,
+    /// Read; f32, broadcasts to `[b, h, 1, 1]`: what a score loses for each position between query and key (ALiBi).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slopes: Option<Uid>,
+    /// Read; `[1, h, 1, 1]`: one more score of each query, with no value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<Uid>,
+    /// Read; i32, `[b, 1, 1, 1]`: queries of each batch that count, the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_lengths: Option<Uid>,
+    /// Read; i32, `[b, 1, 1, 1]`: keys of each batch that count, the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_lengths: Option<Uid>,
+    /// `[b, h, s_q, d_v]`, written.
+    pub o: Uid,
+    /// Written where asked for; `[b, h, s_q, 1]`: `L` of each query, in natural units.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_sum_exp: Option<Uid>,
+}
+
+impl Attention {
+    /// Of these alone; what is written is put in by [`GraphBuilder::attention`].
+    pub fn new(spec: AttentionSpec, q: Uid, k: Uid, v: Uid) -> Attention {
+        Attention {
+            spec,
+            q,
+            k,
+            v,
+            bias: None,
+            mask: None,
+            slopes: None,
+            sinks: None,
+            q_lengths: None,
+            kv_lengths: None,
+            o: Uid(0),
+            log_sum_exp: None,
+        }
+    }
+
+    fn read(&self) -> Read {
+        let &Attention { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = self;
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths }
+    }
+}
+
+/// What both ops read.
+struct Read {
+    spec: AttentionSpec,
+    q: Uid,
+    k: Uid,
+    v: Uid,
+    bias: Option<Uid>,
+    mask: Option<Uid>,
+    slopes: Option<Uid>,
+    sinks: Option<Uid>,
+    q_lengths: Option<Uid>,
+    kv_lengths: Option<Uid>,
+}
+
+impl Read {
+    /// What is computed with.
+    fn floats(&self) -> impl Iterator<Item = Uid> + use<> {
+        [Some(self.q), Some(self.k), Some(self.v), self.bias, self.slopes, self.sinks].into_iter().flatten()
+    }
+
+    /// Checks all that is read, and gives the dims of the result.
+    fn check(&self, op: &str, graph: &Graph) -> Result<[u64; 4], Error> {
+        factor(graph, op, "scale", self.spec.scale)?;
+        if let Some(cap) = self.spec.soft_cap
+            && !(cap.0.is_finite() && cap.0 > 0.0)
+        {
+            return attribute(op, "soft_cap", cap.0, "a soft cap is finite and above 0");
+        }
+        let (q, k, v) = (float(op, graph, self.q)?, float(op, graph, self.k)?, float(op, graph, self.v)?);
+        let [b, h, s_q, d] = four(op, &q)?;
+        let [_, h_kv, s_kv, _] = four(op, &k)?;
+        let [.., d_v] = four(op, &v)?;
+        same_dims(op, &k, &[b, h_kv, s_kv, d], "keys have the batch of the queries and as many elements each: `[b, h_kv, s_kv, d]`")?;
+        same_dims(op, &v, &[b, h_kv, s_kv, d_v], "values have the batch, the heads and the positions of the keys: `[b, h_kv, s_kv, d_v]`")?;
+        for tensor in [&k, &v] {
+            of_type(op, tensor, |dtype| dtype == q.dtype, "queries, keys and values are of one type")?;
+        }
+        let not_zero = |tensor: &TensorDesc, got: u64, quantity: &str, rule| {
+            let (op, tensor, quantity) = (op.to_owned(), tensor.name.clone(), quantity.to_owned());
+            if got > 0 { Ok(()) } else { Err(Error::Mismatch { op, tensor, quantity, got, want: 1, rule }) }
+        };
+        not_zero(&q, d, "dim 3", "a head has at least one element")?;
+        not_zero(&v, d_v, "dim 3", "a head has at least one element")?;
+        not_zero(&k, h_kv, "dim 1", "there is at least one head of keys")?;
+        if !h.is_multiple_of(h_kv) {
+            let (op, tensor, quantity) = (op.to_owned(), q.name.clone(), "the number of heads".to_owned());
+            let rule = "heads of queries are a multiple of those of keys";
+            return Err(Error::Mismatch { op, tensor, quantity, got: h, want: h.next_multiple_of(h_kv), rule });
+        }
+        if let Some(bias) = self.bias {
+            broadcasts_to(op, &float(op, graph, bias)?, &[b, h, s_q, s_kv], "the bias broadcasts to the scores, `[b, h, s_q, s_kv]`")?;
+        }
+        if let Some(mask) = self.mask {
+            let mask = data(graph, op, mask)?;
+            of_type(op, mask, |dtype| dtype == DType::U8, "a mask is of truth values, which are stored in u8")?;
+            broadcasts_to(op, mask, &[b, h, s_q, s_kv], "the mask broadcasts to the scores, `[b, h, s_q, s_kv]`")?;
+        }
+        if let Some(slopes) = self.slopes {
+            let slopes = data(graph, op, slopes)?;
+            of_type(op, slopes, |dtype| dtype == DType::F32, "slopes are f32")?;
+            broadcasts_to(op, slopes, &[b, h, 1, 1], "slopes broadcast to `[b, h, 1, 1]`")?;
+        }
+        if let Some(sinks) = self.sinks {
+            same_dims(op, &float(op, graph, sinks)?, &[1, h, 1, 1], "there is a sink for each head, `[1, h, 1, 1]`")?;
+        }
+        for lengths in [self.q_lengths, self.kv_lengths].into_iter().flatten() {
+            let lengths = data(graph, op, lengths)?;
+            of_type(op, lengths, |dtype| dtype == DType::I32, "lengths are i32")?;
+            same_dims(op, lengths, &[b, 1, 1, 1], "there is a length for each batch, `[b, 1, 1, 1]`")?;
+        }
+        Ok([b, h, s_q, d_v])
+    }
+}
+
+/// Checks what of the result both ops have; `dims` are those of the result.
+fn check_result(op: &str, graph: &Graph, dims: [u64; 4], o: Uid, log_sum_exp: Option<Uid>) -> Result<(), Error> {
+    same_dims(op, &float(op, graph, o)?, &dims, "the result has the dims `[b, h, s_q, d_v]`")?;
+    if let Some(uid) = log_sum_exp {
+        let tensor = data(graph, op, uid)?;
+        of_type(op, tensor, |dtype| matches!(dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64")?;
+        let [b, h, s_q, _] = dims;
+        same_dims(op, tensor, &[b, h, s_q, 1], "there is a log-sum-exp for each query, `[b, h, s_q, 1]`")?;
+    }
+    Ok(())
+}
+
+fn four(op: &str, tensor: &TensorDesc) -> Result<[u64; 4], Error> {
+    tensor.layout.dims().try_into().map_err(|_| Error::Mismatch {
+        op: op.to_owned(),
+        tensor: tensor.name.clone(),
+        quantity: "the number of dims".to_owned(),
+        got: tensor.layout.rank() as u64,
+        want: 4,
+        rule: "queries, keys and values have the dims batch, head, position and element",
+    })
+}
+
+impl Operation for Attention {
+    const SPEC: OpSpec = OpSpec {
+        name: "attention",
+        summary: "Softmax of the scaled products of queries and keys, times the values.",
+        forms: &[Form {
+            name: "",
+            formula: "o[i] = Σ p[i, j] · v[j]          p = e^(s − log_sum_exp)          log_sum_exp = ln (Σ e^s + e^sink)\n\
+                      s[i, j] = soft_cap · tanh(scale · q[i] · k[j] / soft_cap) + bias − slope · |i + s_kv − s_q − j|, −∞ where j is not attended",
+            operands: &[
+                OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
+                OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
+                OperandSpec::read("v", "`[b, h_kv, s_kv, d_v]`, the type of `q`"),
+                OperandSpec::read("bias", SCORES).optional(),
+                OperandSpec::read("mask", "u8, broadcasts to `[b, h, s_q, s_kv]`; 0 leaves a key out").optional(),
+                OperandSpec::read("slopes", SLOPES).optional(),
+                OperandSpec::read("sinks", SINKS).optional(),
+                OperandSpec::read("q_lengths", LENGTHS).optional(),
+                OperandSpec::read("kv_lengths", LENGTHS).optional(),
+                OperandSpec::written("o", "`[b, h, s_q, d_v]`"),
+                OperandSpec::written("log_sum_exp", "f32 or f64, `[b, h, s_q, 1]`").optional(),
+            ],
+            attributes: ATTRIBUTES,
+            shape: "`[b, h, s_q, d_v]`; `left` and `right` count keys from the diagonal, which is that of `bottom_right` where nothing is causal",
+            gradient: "`attention_backward`; of `slopes` and from `log_sum_exp` refused",
+            methods: &[Method::new(
+                "attention",
+                "q: Uid, k: Uid, v: Uid, *, scale: float | Uid | None = None, \
+                 causal: Literal[\"none\", \"top_left\", \"bottom_right\"] = \"none\", left: int | None = None, right: int | None = None, \
+                 soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
+                 sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, name: str = \"attention\"",
+            )
+            .two()],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        for input in [&mut self.q, &mut self.k, &mut self.v] {
+            visit(Role::Input, input);
+        }
+        let options =
+            [&mut self.bias, &mut self.mask, &mut self.slopes, &mut self.sinks, &mut self.q_lengths, &mut self.kv_lengths].into_iter();
+        for input in options.flatten() {
+            visit(Role::Input, input);
+        }
+        if let HostScalar::Bound(uid) = &mut self.spec.scale {
+            visit(Role::Input, uid);
+        }
+        visit(Role::Output, &mut self.o);
+        if let Some(log_sum_exp) = &mut self.log_sum_exp {
+            visit(Role::Output, log_sum_exp);
+        }
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let dims = self.read().check(op, graph)?;
+        check_result(op, graph, dims, self.o, self.log_sum_exp)
+    }
+
+    /// One backward op, from the result and the log-sum-exp; both are formed again where the forward op does not write the latter.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        let read = self.read();
+        let Some(wanted) = read.floats().find(|&uid| at.wants(uid)) else { return Ok(()) };
+        if self.log_sum_exp.is_some_and(|uid| at.of(uid).is_some()) {
+            return at.refuse(wanted, "no gradient goes through the log-sum-exp of attention");
+        }
+        let Some(d_o) = at.of(self.o) else { return Ok(()) };
+        if let Some(slopes) = self.slopes.filter(|&slopes| at.wants(slopes)) {
+            return at.refuse(slopes, "the slopes of attention are no variables");
+        }
+        let (o, log_sum_exp) = match self.log_sum_exp {
+            Some(log_sum_exp) => (self.o, log_sum_exp),
+            None => {
+                let name = at.named("forward");
+                let made = at.graph.attention(&name, self.clone())?;
+                (made.o, made.log_sum_exp)
+            }
+        };
+        // The gradient is an operand of products beside the values.
+        let dtype = at.tensor(self.v)?.dtype;
+        let d_o = at.round(d_o, dtype)?;
+        let Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths } = read;
+        let back = AttentionBackward {
+            bias,
+            mask,
+            slopes,
+            sinks,
+            q_lengths,
+            kv_lengths,
+            ..AttentionBackward::new(spec, [q, k, v], o, log_sum_exp, d_o)
+        };
+        let is_wanted = |uid: Option<Uid>, at: &Backward<'_>| uid.is_some_and(|uid| at.wants(uid));
+        let asked = [Some(q), Some(k), Some(v), bias, sinks].map(|uid| is_wanted(uid, at));
+        let name = at.name.clone();
+        let given = at.graph.attention_backward_of(&name, back, asked)?;
+        for (of, gradient) in [Some(q), Some(k), Some(v), bias, sinks].into_iter().zip(given) {
+            if let (Some(of), Some(gradient)) = (of, gradient) {
+                at.give(of, gradient)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of attention; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionBackward {
+    /// That of the forward op.
+    pub spec: AttentionSpec,
+    /// `[b, h, s_q, d]`, read.
+    pub q: Uid,
+    /// `[b, h_kv, s_kv, d]`, read.
+    pub k: Uid,
+    /// `[b, h_kv, s_kv, d_v]`, read.
+    pub v: Uid,
+    /// Read where the forward op reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Uid>,
+    /// Read where the forward op reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slopes: Option<Uid>,
+    /// Read for `dsinks`; the log-sum-exp holds what the other gradients need of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_lengths: Option<Uid>,
+    /// Read where the forward op reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_lengths: Option<Uid>,
+    /// The forward result, read.
+    pub o: Uid,
+    /// The forward log-sum-exp, read.
+    pub log_sum_exp: Uid,
+    /// The gradient of `o`, read; its dims.
+    pub d_o: Uid,
+    /// Written where asked for; the dims of `q`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dq: Option<Uid>,
+    /// Written where asked for; the dims of `k`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dk: Option<Uid>,
+    /// Written where asked for; the dims of `v`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dv: Option<Uid>,
+    /// Written where asked for; the dims of `bias`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dbias: Option<Uid>,
+    /// Written where asked for; the dims of `sinks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dsinks: Option<Uid>,
+}
+
+impl AttentionBackward {
+    /// Without options; what is written is put in by [`GraphBuilder::attention_backward`].
+    pub fn new(spec: AttentionSpec, [q, k, v]: [Uid; 3], o: Uid, log_sum_exp: Uid, d_o: Uid) -> AttentionBackward {
+        AttentionBackward {
+            spec,
+            q,
+            k,
+            v,
+            bias: None,
+            mask: None,
+            slopes: None,
+            sinks: None,
+            q_lengths: None,
+            kv_lengths: None,
+            o,
+            log_sum_exp,
+            d_o,
+            dq: None,
+            dk: None,
+            dv: None,
+            dbias: None,
+            dsinks: None,
+        }
+    }
+
+    fn read(&self) -> Read {
+        let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = self;
+        Read { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths }
+    }
+
+    fn floats(&self) -> impl Iterator<Item = Uid> {
+        self.read().floats().chain([self.o, self.log_sum_exp, self.d_o])
+    }
+}
+
+impl Operation for AttentionBackward {
+    const SPEC: OpSpec = OpSpec {
+        name: "attention_backward",
+        summary: "The gradient of attention.",
+        forms: &[Form {
+            name: "",
+            formula: "ds = p · (d_o · v − Σ d_o · o)          p = e^(s − log_sum_exp)          dt = ds · (1 − (u / soft_cap)²), or ds\n\
+                      dq = scale · Σ dt · k          dk = scale · Σ dt · q          dv = Σ p · d_o          dbias = Σ ds          \
+                      dsinks = −Σ e^(sink − log_sum_exp) · Σ d_o · o",
+            operands: &[
+                OperandSpec::read("q", "`[b, h, s_q, d]`, f16, bf16, f32 or f64"),
+                OperandSpec::read("k", "`[b, h_kv, s_kv, d]`, the type of `q`; `h` is a multiple of `h_kv`"),
+                OperandSpec::read("v", "`[b, h_kv, s_kv, d_v]`, the type of `q`"),
+                OperandSpec::read("bias", SCORES).optional(),
+                OperandSpec::read("mask", "u8, broadcasts to `[b, h, s_q, s_kv]`; 0 leaves a key out").optional(),
+                OperandSpec::read("slopes", SLOPES).optional(),
+                OperandSpec::read("sinks", SINKS).optional(),
+                OperandSpec::read("q_lengths", LENGTHS).optional(),
+                OperandSpec::read("kv_lengths", LENGTHS).optional(),
+                OperandSpec::read("o", "the forward result, `[b, h, s_q, d_v]`"),
+                OperandSpec::read("log_sum_exp", "that of the forward op, f32 or f64, `[b, h, s_q, 1]`"),
+                OperandSpec::read("d_o", "the dims of `o`"),
+                OperandSpec::written("dq", "the dims of `q`").optional(),
+                OperandSpec::written("dk", "the dims of `k`").optional(),
+                OperandSpec::written("dv", "the dims of `v`").optional(),
+                OperandSpec::written("dbias", "with `bias`; its dims").optional(),
+                OperandSpec::written("dsinks", "with `sinks`; their dims").optional(),
+            ],
+            attributes: ATTRIBUTES,
+            shape: "those of what each is the gradient of",
+            gradient: "refused",
+            methods: &[Method::new(
+                "attention_backward",
+                "q: Uid, k: Uid, v: Uid, o: Uid, log_sum_exp: Uid, d_o: Uid, *, scale: float | Uid | None = None, \
+                 causal: Literal[\"none\", \"top_left\", \"bottom_right\"] = \"none\", left: int | None = None, right: int | None = None, \
+                 soft_cap: float | None = None, bias: Uid | None = None, mask: Uid | None = None, slopes: Uid | None = None, \
+                 sinks: Uid | None = None, q_lengths: Uid | None = None, kv_lengths: Uid | None = None, \
+                 name: str = \"attention_backward\"",
+            )
+            .giving("tuple[Uid, Uid, Uid, Uid | None, Uid | None]")],
+        }],
+    };
+
+    fn visit(&mut self, visit: &mut dyn FnMut(Role, &mut Uid)) {
+        for input in [&mut self.q, &mut self.k, &mut self.v] {
+            visit(Role::Input, input);
+        }
+        let options =
+            [&mut self.bias, &mut self.mask, &mut self.slopes, &mut self.sinks, &mut self.q_lengths, &mut self.kv_lengths].into_iter();
+        for input in options.flatten() {
+            visit(Role::Input, input);
+        }
+        if let HostScalar::Bound(uid) = &mut self.spec.scale {
+            visit(Role::Input, uid);
+        }
+        for input in [&mut self.o, &mut self.log_sum_exp, &mut self.d_o] {
+            visit(Role::Input, input);
+        }
+        for output in [&mut self.dq, &mut self.dk, &mut self.dv, &mut self.dbias, &mut self.dsinks].into_iter().flatten() {
+            visit(Role::Output, output);
+        }
+    }
+
+    fn check(&self, op: &str, graph: &Graph) -> Result<(), Error> {
+        let dims = self.read().check(op, graph)?;
+        check_result(op, graph, dims, self.o, Some(self.log_sum_exp))?;
+        same_dims(op, &float(op, graph, self.d_o)?, &dims, "the gradient of the result has its dims, `[b, h, s_q, d_v]`")?;
+        let gradients =
+            [(self.dq, Some(self.q)), (self.dk, Some(self.k)), (self.dv, Some(self.v)), (self.dbias, self.bias), (self.dsinks, self.sinks)];
+        for (gradient, of) in gradients {
+            let Some(gradient) = gradient else { continue };
+            let gradient = float(op, graph, gradient)?;
+            let Some(of) = of else {
+                let rule = "there is a gradient of what is read";
+                return Err(Error::Structure { op: op.to_owned(), tensor: gradient.name, rule });
+            };
+            let dims = data(graph, op, of)?.layout.dims().to_vec();
+            same_dims(op, &gradient, &dims, "a gradient has the dims of what it is the gradient of")?;
+        }
+        if gradients.iter().all(|(gradient, _)| gradient.is_none()) {
+            let tensor = data(graph, op, self.q)?.name.clone();
+            return Err(Error::Structure { op: op.to_owned(), tensor, rule: "at least one gradient is written" });
+        }
+        Ok(())
+    }
+
+    /// Refused: no op expresses it.
+    fn differentiate(&self, at: &mut Backward<'_>) -> Result<(), Error> {
+        match self.floats().find(|&uid| at.wants(uid)) {
+            Some(uid) => at.refuse(uid, "the gradient of attention has no gradient as an op; compose it from products and softmax"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What [`GraphBuilder::attention`] gives, as virtual tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attended {
+    /// The result.
+    pub o: Uid,
+    /// The log-sum-exp of each query.
+    pub log_sum_exp: Uid,
+}
+
+/// What [`GraphBuilder::attention_backward`] gives, as virtual tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttentionGradients {
+    /// That of the queries.
+    pub dq: Uid,
+    /// That of the keys.
+    pub dk: Uid,
+    /// That of the values.
+    pub dv: Uid,
+    /// That of the bias, if there is one.
+    pub dbias: Option<Uid>,
+    /// That of the sinks, if there are any.
+    pub dsinks: Option<Uid>,
+}
+
+impl GraphBuilder {
+    /// Attention and the log-sum-exp of each query, as virtual tensors. The results of `attention` are replaced; a log-sum-exp that is neither stored nor
+    /// read is not computed.
+    ///
+    /// ```
+    /// use verdigris_graph::{Attention, AttentionSpec, Causal, GraphBuilder};
+    /// use verdigris_tensor::{DType, Layout};
+    ///
+    /// let mut g = GraphBuilder::new("attention");
+    /// let q = g.tensor("q", DType::Bf16, Layout::row_major(&[2, 8, 100, 64])?);
+    /// // Two heads of keys and values, each read by four of the queries.
+    /// let [k, v] = ["k", "v"].map(|name| Layout::row_major(&[2, 2, 300, 64]).map(|layout| g.tensor(name, DType::Bf16, layout)));
+    /// let spec = AttentionSpec { causal: Causal::BottomRight, ..AttentionSpec::new(0.125) };
+    /// let made = g.attention("attention", Attention::new(spec, q, k?, v?))?;
+    /// g.store(made.o, "o", DType::Bf16)?;
+    /// let graph = g.finish()?;
+    /// assert_eq!(graph.tensor(made.o).unwrap().layout.dims(), [2, 8, 100, 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An unknown uid, or queries and values that do not have four dims. That the rest fits is checked by [`GraphBuilder::finish`].
+    pub fn attention(&mut self, name: &str, attention: Attention) -> Result<Attended, Error> {
+        let compute = self.compute_of(name, &attention.read().floats().collect::<Vec<_>>())?;
+        let [b, h, s_q, _] = four(name, self.graph.tensor_of(name, attention.q)?)?;
+        let [.., d_v] = four(name, self.graph.tensor_of(name, attention.v)?)?;
+        let o = self.virtual_tensor(name, compute, &[b, h, s_q, d_v])?;
+        let log_sum_exp = self.virtual_tensor(&format!("{name}.log_sum_exp"), compute, &[b, h, s_q, 1])?;
+        self.push(name, Op::Attention(Attention { o, log_sum_exp: Some(log_sum_exp), ..attention }));
+        Ok(Attended { o, log_sum_exp })
+    }
+
+    /// The gradients of attention with respect to queries, keys, values, bias and sinks, as virtual tensors. The results of `back` are replaced; those
+    /// that are neither stored nor read are not computed.
+    ///
+    /// # Errors
+    /// An unknown uid. That dims fit is checked by [`GraphBuilder::finish`].
+    pub fn attention_backward(&mut self, name: &str, back: AttentionBackward) -> Result<AttentionGradients, Error> {
+        let asked = [true, true, true, back.bias.is_some(), back.sinks.is_some()];
+        match self.attention_backward_of(name, back, asked)? {
+            [Some(dq), Some(dk), Some(dv), dbias, dsinks] => Ok(AttentionGradients { dq, dk, dv, dbias, dsinks }),
+            _ => unreachable!("what is asked for is given"),
+        }
+    }
+
+    /// As [`GraphBuilder::attention_backward`], those asked for alone.
+    pub(crate) fn attention_backward_of(
+        &mut self,
+        name: &str,
+        back: AttentionBackward,
+        asked: [bool; 5],
+    ) -> Result<[Option<Uid>; 5], Error> {
+        let compute = self.compute_of(name, &back.floats().collect::<Vec<_>>())?;
+        let mut given = [None; 5];
+        let of = [("dq", Some(back.q)), ("dk", Some(back.k)), ("dv", Some(back.v)), ("dbias", back.bias), ("dsinks", back.sinks)];
+        for ((given, asked), (what, of)) in given.iter_mut().zip(asked).zip(of) {
+            if let Some(of) = of.filter(|_| asked) {
+                let dims = self.graph.tensor_of(name, of)?.layout.dims().to_vec();
+                *given = Some(self.virtual_tensor(&format!("{name}.{what}"), compute, &dims)?);
+            }
+        }
+        let [dq, dk, dv, dbias, dsinks] = given;
+        self.push(name, Op::AttentionBackward(AttentionBackward { dq, dk, dv, dbias, dsinks, ..back }));
+        Ok(given)
+    }
+}

@@ -1,0 +1,390 @@
+//! Attention and its gradient.
+//!
+//! The formulas are those of [`crate::ops::attention`]. Every operand lies over four dims: batch, head, position of the query (of queries, scores and results)
+//! or of the key (of keys and values), and element (of scores: position of the key). A dim that an operand does not have, or in which it is repeated, has
+//! stride 0. Slots are numbered in the order of the fields.
+
+use serde::{Deserialize, Serialize};
+use verdigris_tensor::{DType, Layout};
+
+use super::chain::View;
+use super::{Access, Determinism, Operand, Slot};
+use crate::error::Error;
+use crate::op::{HostScalar, Real};
+use crate::ops::attention::is_taken;
+
+/// Where the diagonal lies that windows are counted from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Corner {
+    /// It begins at the first query and the first key.
+    TopLeft,
+    /// It ends at the last query and the last key of each batch.
+    BottomRight,
+}
+
+/// What is computed.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[expect(clippy::large_enum_variant, reason = "a problem has one; it is looked at far more often than moved")]
+pub enum AttentionPass {
+    /// The result.
+    Forward {
+        /// Written; `[b, h, s_q, d_v]`.
+        o: View,
+        /// Written; one a query.
+        log_sum_exp: Option<View>,
+    },
+    /// Gradients, at least one.
+    Backward {
+        /// Read; `[b, h, s_q, d_v]`.
+        o: View,
+        /// Read; one a query.
+        log_sum_exp: View,
+        /// Read; `[b, h, s_q, d_v]`.
+        d_o: View,
+        /// Written; `[b, h, s_q, d]`.
+        dq: Option<View>,
+        /// Written; `[b, h_kv, s_kv, d]`.
+        dk: Option<View>,
+        /// Written; `[b, h_kv, s_kv, d_v]`.
+        dv: Option<View>,
+        /// Written; `[b, h, s_q, s_kv]`, or 1 in a dim of stride 0, over which it is summed.
+        dbias: Option<View>,
+        /// Written; one a head.
+        dsinks: Option<View>,
+    },
+}
+
+/// Attention; the module's head has the formulas.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionProblem {
+    /// Batch.
+    pub b: u64,
+    /// Heads of queries.
+    pub h: u64,
+    /// Heads of keys and values; divides `h`.
+    pub h_kv: u64,
+    /// Queries.
+    pub s_q: u64,
+    /// Keys.
+    pub s_kv: u64,
+    /// Elements of a query and of a key.
+    pub d: u64,
+    /// Elements of a value.
+    pub d_v: u64,
+    /// The type that is computed in: f64 if an operand that is read is f64, else f32.
+    pub compute: DType,
+    /// Whether two executions must agree bit for bit.
+    pub determinism: Determinism,
+    /// Where windows are counted from. Canonical: `top_left` where both corners are one, and where there is no window.
+    pub corner: Corner,
+    /// Keys attended before the diagonal. Canonical: `None` where it leaves nothing out.
+    pub left: Option<u32>,
+    /// Keys attended behind the diagonal; 0 for causal. Canonical: `None` where it leaves nothing out.
+    pub right: Option<u32>,
+    /// What scores are kept below.
+    pub soft_cap: Option<Real>,
+    /// Read; `[b, h, s_q, d]`.
+    pub q: View,
+    /// Read; `[b, h_kv, s_kv, d]`.
+    pub k: View,
+    /// Read; `[b, h_kv, s_kv, d_v]`.
+    pub v: View,
+    /// Read; over `[b, h, s_q, s_kv]`.
+    pub bias: Option<View>,
+    /// Read; u8, over `[b, h, s_q, s_kv]`.
+    pub mask: Option<View>,
+    /// Read; f32, one a batch and head.
+    pub slopes: Option<View>,
+    /// Read; one a head.
+    pub sinks: Option<View>,
+    /// Read; i32, one a batch.
+    pub q_lengths: Option<View>,
+    /// Read; i32, one a batch.
+    pub kv_lengths: Option<View>,
+    /// Factor of the products.
+    pub scale: HostScalar<Slot>,
+    /// What is computed.
+    pub pass: AttentionPass,
+}
+
+impl AttentionProblem {
+    /// Heads of queries that read one head of keys.
+    pub fn group(&self) -> u64 {
+        self.h / self.h_kv
+    }
+
+    /// Whether this is the gradient.
+    pub fn is_backward(&self) -> bool {
+        matches!(self.pass, AttentionPass::Backward { .. })
+    }
+
+    /// The operands in the order of slots, with their names and whether they are written.
+    pub fn operands(&self) -> Vec<(&'static str, &View, bool)> {
+        let mut list = vec![("q", Some(&self.q), false), ("k", Some(&self.k), false), ("v", Some(&self.v), false)];
+        list.extend([
+            ("bias", self.bias.as_ref(), false),
+            ("mask", self.mask.as_ref(), false),
+            ("slopes", self.slopes.as_ref(), false),
+            ("sinks", self.sinks.as_ref(), false),
+            ("q_lengths", self.q_lengths.as_ref(), false),
+            ("kv_lengths", self.kv_lengths.as_ref(), false),
+        ]);
+        match &self.pass {
+            AttentionPass::Forward { o, log_sum_exp } => {
+                list.extend([("o", Some(o), true), ("log_sum_exp", log_sum_exp.as_ref(), true)]);
+            }
+            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => list.extend([
+                ("o", Some(o), false),
+                ("log_sum_exp", Some(log_sum_exp), false),
+                ("d_o", Some(d_o), false),
+                ("dq", dq.as_ref(), true),
+                ("dk", dk.as_ref(), true),
+                ("dv", dv.as_ref(), true),
+                ("dbias", dbias.as_ref(), true),
+                ("dsinks", dsinks.as_ref(), true),
+            ]),
+        }
+        list.into_iter().filter_map(|(name, view, written)| Some((name, view?, written))).collect()
+    }
+
+    /// The operand of a name, if it is there.
+    pub fn operand(&self, name: &str) -> Option<&View> {
+        self.operands().into_iter().find(|(known, ..)| *known == name).map(|(_, view, _)| view)
+    }
+
+    fn views_mut(&mut self) -> Vec<&mut View> {
+        let AttentionProblem { q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, pass, .. } = self;
+        let options = [bias, mask, slopes, sinks, q_lengths, kv_lengths].into_iter().flatten();
+        let read = [q, k, v].into_iter().chain(options);
+        match pass {
+            AttentionPass::Forward { o, log_sum_exp } => read.chain([o]).chain(log_sum_exp).collect(),
+            AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
+                read.chain([o, log_sum_exp, d_o]).chain([dq, dk, dv, dbias, dsinks].into_iter().flatten()).collect()
+            }
+        }
+    }
+
+    /// The dims that an operand of this name lies over; those of `dbias` have 1 where `view` repeats it.
+    pub fn dims(&self, name: &str, view: &View) -> [u64; 4] {
+        let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
+        match name {
+            "q" | "dq" => [b, h, s_q, d],
+            "k" | "dk" => [b, h_kv, s_kv, d],
+            "v" | "dv" => [b, h_kv, s_kv, d_v],
+            "o" | "d_o" => [b, h, s_q, d_v],
+            "log_sum_exp" => [b, h, s_q, 1],
+            "slopes" => [b, h, 1, 1],
+            "sinks" | "dsinks" => [1, h, 1, 1],
+            "q_lengths" | "kv_lengths" => [b, 1, 1, 1],
+            // Where it has no elements it is repeated over nothing.
+            "dbias" => {
+                let whole = [b, h, s_q, s_kv];
+                std::array::from_fn(|i| if view.strides.get(i) == Some(&0) { whole[i].min(1) } else { whole[i] })
+            }
+            _ => [b, h, s_q, s_kv],
+        }
+    }
+
+    /// Whether nothing is written.
+    pub fn is_empty(&self) -> bool {
+        self.operands().into_iter().all(|(name, view, written)| !written || self.dims(name, view).contains(&0))
+    }
+
+    /// Pairs of a query and a key that the window lets through in one batch and head, lengths and mask aside.
+    pub fn pairs(&self) -> f64 {
+        let (s_q, s_kv) = (self.s_q as f64, self.s_kv as f64);
+        let corner = if self.corner == Corner::BottomRight { s_kv - s_q } else { 0.0 };
+        // Σ over the queries i of i + from, kept from 0 to s_kv: a difference of sums over all numbers below.
+        let below = |x: f64| {
+            let rising = x.clamp(0.0, s_kv + 1.0);
+            rising * (rising - 1.0) / 2.0 + (x - s_kv - 1.0).max(0.0) * s_kv
+        };
+        let sum = |from: f64| below(s_q + from) - below(from);
+        let ends = self.right.map_or(s_q * s_kv, |right| sum(corner + f64::from(right) + 1.0));
+        ends - self.left.map_or(0.0, |left| sum(corner - f64::from(left)))
+    }
+
+    /// Arithmetic work of the products: two forward, five backward, over the pairs of the window.
+    pub fn flops(&self) -> f64 {
+        let (d, d_v) = (self.d as f64, self.d_v as f64);
+        let elements = if self.is_backward() { 3.0 * d + 2.0 * d_v } else { d + d_v };
+        2.0 * self.b as f64 * self.h as f64 * self.pairs() * elements
+    }
+
+    /// The slots that are bound to host scalars.
+    pub(super) fn scalars(&self) -> Vec<Slot> {
+        if let HostScalar::Bound(slot) = self.scale { vec![slot] } else { Vec::new() }
+    }
+
+    fn visit_slots(&mut self, visit: &mut dyn FnMut(&mut Slot)) {
+        // The scale stands between what both passes read and the operands of the pass.
+        let options = [&self.bias, &self.mask, &self.slopes, &self.sinks, &self.q_lengths, &self.kv_lengths];
+        let read = 3 + options.into_iter().flatten().count();
+        let mut scale = self.scale;
+        for (place, view) in self.views_mut().into_iter().enumerate() {
+            if place == read
+                && let HostScalar::Bound(slot) = &mut scale
+            {
+                visit(slot);
+            }
+            visit(&mut view.slot);
+        }
+        self.scale = scale;
+    }
+
+    /// Every slot, in order, each once.
+    pub fn slots(&self) -> Vec<Slot> {
+        super::slots_of(|visit| self.clone().visit_slots(visit))
+    }
+
+    /// Numbers the slots from 0 in the order of the fields and returns the old slot of each new one.
+    pub fn number_slots(&mut self) -> Vec<Slot> {
+        let old = self.slots();
+        self.visit_slots(&mut |slot| super::renumber(&old, slot));
+        old
+    }
+
+    /// What [`super::Problem::buffers`] says.
+    pub(super) fn buffers(&self) -> Result<Vec<Operand>, Error> {
+        (self.operands().into_iter())
+            .map(|(name, view, written)| {
+                let layout = Layout::new(&self.dims(name, view), &view.strides)
+                    .map_err(|source| Error::Layout { tensor: name.to_owned(), source })?;
+                let access = if written { Access::Written } else { Access::Read };
+                Ok(Operand { name, slot: view.slot, dtype: view.dtype, offset: view.offset, layout, access })
+            })
+            .collect()
+    }
+
+    /// Checks extents and attributes.
+    fn check(&self) -> Result<(), Error> {
+        let op = || "attention".to_owned();
+        let structure = |tensor: &str, rule| Err(Error::Structure { op: op(), tensor: tensor.to_owned(), rule });
+        let &AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = self;
+        super::check_extents("attention", &[b, h, s_q.max(1), s_kv.max(1)])?;
+        super::check_extents("attention", &[b, h, s_q.max(s_kv), d.max(d_v)])?;
+        if d == 0 || d_v == 0 {
+            return structure(if d == 0 { "q" } else { "v" }, "a head has at least one element");
+        }
+        if h_kv == 0 || !h.is_multiple_of(h_kv) {
+            return structure("k", "heads of queries are a multiple of those of keys, of which there is at least one");
+        }
+        if !matches!(self.compute, DType::F32 | DType::F64) {
+            let rule = "attention is computed in f32 or f64";
+            return Err(Error::DType { op: op(), tensor: "compute".to_owned(), got: self.compute, rule });
+        }
+        if let Some(cap) = self.soft_cap
+            && !(cap.0.is_finite() && cap.0 > 0.0)
+        {
+            let rule = "a soft cap is finite and above 0";
+            return Err(Error::Attribute { op: op(), attribute: "soft_cap", value: cap.to_string(), rule });
+        }
+        super::finite("attention", "scale", &self.scale)?;
+        if let AttentionPass::Backward { dq, dk, dv, dbias, dsinks, .. } = &self.pass {
+            if [dq, dk, dv, dbias, dsinks].into_iter().all(Option::is_none) {
+                return structure("dq", "at least one gradient is written");
+            }
+            if (dbias.is_some() && self.bias.is_none()) || (dsinks.is_some() && self.sinks.is_none()) {
+                return structure("dbias", "there is a gradient of what is read");
+            }
+        }
+        Ok(())
+    }
+
+    /// The same problem in canonical form, or the rule that it breaks.
+    ///
+    /// # Errors
+    /// Views of another rank, extents and attributes that do not fit, an output that overlaps itself or shares its buffer, types that the op does not
+    /// take.
+    pub fn canonical(mut self) -> Result<AttentionProblem, Error> {
+        let op = || "attention".to_owned();
+        self.check()?;
+        for (name, view, _) in self.operands() {
+            if view.strides.len() != 4 {
+                return Err(Error::Mismatch {
+                    op: op(),
+                    tensor: name.to_owned(),
+                    quantity: "the number of strides".to_owned(),
+                    got: view.strides.len() as u64,
+                    want: 4,
+                    rule: "a view has one stride for each of batch, head, position and element",
+                });
+            }
+            let (is_right, rule) = match name {
+                "k" | "v" => (view.dtype == self.q.dtype, "queries, keys and values are of one type"),
+                "mask" => (view.dtype == DType::U8, "a mask is of truth values, which are stored in u8"),
+                "slopes" => (view.dtype == DType::F32, "slopes are f32"),
+                "q_lengths" | "kv_lengths" => (view.dtype == DType::I32, "lengths are i32"),
+                "log_sum_exp" => (matches!(view.dtype, DType::F32 | DType::F64), "a log-sum-exp is f32 or f64"),
+                _ => (is_taken(view.dtype), "attention is of f16, bf16, f32 and f64"),
+            };
+            if !is_right {
+                return Err(Error::DType { op: op(), tensor: name.to_owned(), got: view.dtype, rule });
+            }
+        }
+        // Strides of dims without a second element.
+        let dims: Vec<[u64; 4]> = self.operands().into_iter().map(|(name, view, _)| self.dims(name, view)).collect();
+        for (view, dims) in self.views_mut().into_iter().zip(dims) {
+            for (stride, extent) in view.strides.iter_mut().zip(dims) {
+                if extent <= 1 {
+                    *stride = 0;
+                }
+            }
+        }
+        let operands = self.buffers()?;
+        for (i, output) in operands.iter().enumerate().filter(|(_, operand)| operand.access == Access::Written) {
+            let structure = |rule| Err(Error::Structure { op: op(), tensor: output.name.to_owned(), rule });
+            if output.layout.may_overlap() {
+                return structure("what is written has one place for each element");
+            }
+            if operands.iter().enumerate().any(|(j, other)| i != j && other.slot == output.slot) {
+                return structure("an output has a buffer of its own");
+            }
+        }
+        // A bound at least so wide leaves no key out, whichever the corner and the lengths.
+        let all = self.s_q.saturating_add(self.s_kv);
+        for bound in [&mut self.left, &mut self.right] {
+            *bound = bound.filter(|&bound| u64::from(bound) < all);
+        }
+        let is_one_corner = self.s_q == self.s_kv && self.q_lengths.is_none() && self.kv_lengths.is_none();
+        if is_one_corner || (self.left.is_none() && self.right.is_none()) {
+            self.corner = Corner::TopLeft;
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::problem::Problem;
+
+    #[test]
+    fn pairs_are_those_of_the_window() {
+        for (s_q, s_kv) in [(1_u64, 1_u64), (5, 9), (9, 5), (7, 7), (3, 0)] {
+            for corner in ["top_left", "bottom_right"] {
+                for left in [None, Some(0), Some(2), Some(20)] {
+                    for right in [None, Some(0), Some(3)] {
+                        let bound = |name, bound: Option<u32>| bound.map_or(String::new(), |bound| format!(" {name}={bound}"));
+                        let words = format!(
+                            "attention forward f32 b=1 h=1 s_q={s_q} s_kv={s_kv} d=4 corner={corner}{}{} scale=1.0",
+                            bound("left", left),
+                            bound("right", right)
+                        );
+                        let problem = words.parse::<Problem>().and_then(Problem::canonical);
+                        let Ok(Problem::Attention(problem)) = problem else { panic!("{words}: {problem:?}") };
+                        let shift = if corner == "bottom_right" { s_kv as i64 - s_q as i64 } else { 0 };
+                        let is_attended = |&(i, j): &(i64, i64)| {
+                            left.is_none_or(|left| j >= i + shift - i64::from(left))
+                                && right.is_none_or(|right| j <= i + shift + i64::from(right))
+                        };
+                        let pairs = (0..s_q as i64).flat_map(|i| (0..s_kv as i64).map(move |j| (i, j)));
+                        assert_eq!(problem.pairs(), pairs.filter(is_attended).count() as f64, "{words}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Attention and its gradient, in words.
+
+use verdigris_tensor::DType;
+
+use super::chain::packed;
+use super::codec::{Layouts, Text, error};
+use super::gemm::determinism;
+use super::rows::{BACKWARD, FORWARD, nowhere};
+use crate::error::Error;
+use crate::op::{HostScalar, Real};
+use crate::problem::{AttentionPass, AttentionProblem, Corner, Determinism};
+
+/// What reading fills in.
+pub(super) fn blank() -> AttentionProblem {
+    AttentionProblem {
+        b: 0,
+        h: 0,
+        h_kv: 0,
+        s_q: 0,
+        s_kv: 0,
+        d: 0,
+        d_v: 0,
+        compute: DType::F32,
+        determinism: Determinism::Any,
+        corner: Corner::TopLeft,
+        left: None,
+        right: None,
+        soft_cap: None,
+        q: nowhere(),
+        k: nowhere(),
+        v: nowhere(),
+        bias: None,
+        mask: None,
+        slopes: None,
+        sinks: None,
+        q_lengths: None,
+        kv_lengths: None,
+        scale: HostScalar::ONE,
+        pass: blank_forward(),
+    }
+}
+
+fn blank_forward() -> AttentionPass {
+    AttentionPass::Forward { o: nowhere(), log_sum_exp: None }
+}
+
+fn blank_backward() -> AttentionPass {
+    AttentionPass::Backward {
+        o: nowhere(),
+        log_sum_exp: nowhere(),
+        d_o: nowhere(),
+        dq: None,
+        dk: None,
+        dv: None,
+        dbias: None,
+        dsinks: None,
+    }
+}
+
+/// Packed over the dims in their order, as `name`; a dim of 1 has no stride.
+fn of(name: &'static str, dims: [u64; 4]) -> (&'static str, Vec<u64>) {
+    let strides = packed(&dims).into_iter().zip(dims).map(|(stride, extent)| if extent > 1 { stride } else { 0 });
+    (name, strides.collect())
+}
+
+/// Heads outside of positions, the usual order, and inside of them.
+fn elements([b, h, s, d]: [u64; 4]) -> Layouts {
+    let (name, mut inside) = of("bshd", [b, s, h, d]);
+    inside.swap(1, 2);
+    vec![of("bhsd", [b, h, s, d]), (name, inside)]
+}
+
+pub(super) fn describe(text: &mut Text<'_>, problem: &mut AttentionProblem) -> Result<(), Error> {
+    let word = text.word("`forward` or `backward`", || (if problem.is_backward() { BACKWARD } else { FORWARD }).to_owned())?;
+    if text.is_reading() {
+        problem.pass = match word.as_str() {
+            FORWARD => blank_forward(),
+            BACKWARD => blank_backward(),
+            _ => return Err(error("`forward` or `backward`", &word)),
+        };
+    }
+    text.usual_type(|| problem.q.dtype)?;
+    text.field("b", &mut problem.b, None)?;
+    text.field("h", &mut problem.h, None)?;
+    text.field("h_kv", &mut problem.h_kv, Some(problem.h))?;
+    text.field("s_q", &mut problem.s_q, None)?;
+    text.field("s_kv", &mut problem.s_kv, Some(problem.s_q))?;
+    text.field("d", &mut problem.d, None)?;
+    text.field("d_v", &mut problem.d_v, Some(problem.d))?;
+    text.choice("compute", &mut problem.compute, Some(DType::F32))?;
+    determinism(text, &mut problem.determinism);
+    text.choice("corner", &mut problem.corner, Some(Corner::TopLeft))?;
+    bound(text, "left", &mut problem.left)?;
+    bound(text, "right", &mut problem.right)?;
+    soft_cap(text, &mut problem.soft_cap)?;
+    let &mut AttentionProblem { b, h, h_kv, s_q, s_kv, d, d_v, .. } = problem;
+    let (queries, keys, values, results) =
+        (elements([b, h, s_q, d]), elements([b, h_kv, s_kv, d]), elements([b, h_kv, s_kv, d_v]), elements([b, h, s_q, d_v]));
+    let scores: Layouts = vec![
+        of("scores", [b, h, s_q, s_kv]),
+        of("head", [1, h, s_q, s_kv]),
+        of("batch", [b, 1, s_q, s_kv]),
+        of("pair", [1, 1, s_q, s_kv]),
+        of("key", [b, 1, 1, s_kv]),
+    ];
+    let heads: Layouts = vec![of("head", [1, h, 1, 1]), of("both", [b, h, 1, 1])];
+    let batches: Layouts = vec![of("batch", [b, 1, 1, 1])];
+    let rows: Layouts = vec![of("bhs", [b, h, s_q, 1])];
+    text.operand("q", &mut problem.q, &queries)?;
+    text.operand("k", &mut problem.k, &keys)?;
+    text.operand("v", &mut problem.v, &values)?;
+    text.optional("bias", &mut problem.bias, &scores)?;
+    text.optional("mask", &mut problem.mask, &scores)?;
+    text.optional("slopes", &mut problem.slopes, &heads)?;
+    text.optional("sinks", &mut problem.sinks, &heads)?;
+    text.optional("q_lengths", &mut problem.q_lengths, &batches)?;
+    text.optional("kv_lengths", &mut problem.kv_lengths, &batches)?;
+    text.factor("scale", &mut problem.scale, HostScalar::ONE)?;
+    match &mut problem.pass {
+        AttentionPass::Forward { o, log_sum_exp } => {
+            text.operand("o", o, &results)?;
+            text.optional("log_sum_exp", log_sum_exp, &rows)
+        }
+        AttentionPass::Backward { o, log_sum_exp, d_o, dq, dk, dv, dbias, dsinks } => {
+            text.operand("o", o, &results)?;
+            text.operand("log_sum_exp", log_sum_exp, &rows)?;
+            text.operand("d_o", d_o, &results)?;
+            text.optional("dq", dq, &queries)?;
+            text.optional("dk", dk, &keys)?;
+            text.optional("dv", dv, &values)?;
+            text.optional("dbias", dbias, &scores)?;
+            text.optional("dsinks", dsinks, &heads)
+        }
+    }
+}
+
+/// A bound of the window, if there is one.
+fn bound(text: &mut Text<'_>, name: &str, bound: &mut Option<u32>) -> Result<(), Error> {
+    let told = text.value(name, bound.map(|bound| bound.to_string()));
+    if text.is_reading() {
+        *bound = told.map(|word| word.parse().map_err(|_| error(format!("`{name}=` is a number below 2^32"), &word))).transpose()?;
+    }
+    Ok(())
+}
+
+fn soft_cap(text: &mut Text<'_>, soft_cap: &mut Option<Real>) -> Result<(), Error> {
+    let told = text.value("soft_cap", soft_cap.map(|cap| format!("{:?}", cap.0)));
+    if text.is_reading() {
+        *soft_cap = told.map(|word| word.parse().map(Real).map_err(|_| error("`soft_cap=` is a number", &word))).transpose()?;
+    }
+    Ok(())
+}

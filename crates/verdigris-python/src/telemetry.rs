@@ -1,0 +1,122 @@
+//! Exporters, for programs in Python.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use verdigris_telemetry::{Error, Guard, Registry};
+
+use crate::errors::{Kind, raise};
+
+/// Telemetry that runs, until `close()` or the end of a `with` block.
+///
+/// - `address`: where scrapers find `/metrics`, as `host:port`, or `None`.
+/// - `absent`: what was asked for and is not there on this machine, with the reason.
+#[pyclass(frozen, module = "verdigris")]
+pub(crate) struct Telemetry {
+    guard: Mutex<Option<Guard>>,
+    registry: std::sync::Arc<Registry>,
+    address: Option<String>,
+    absent: Vec<String>,
+}
+
+#[pymethods]
+impl Telemetry {
+    #[getter]
+    fn address(&self) -> Option<&str> {
+        self.address.as_deref()
+    }
+
+    #[getter]
+    fn absent(&self) -> Vec<String> {
+        self.absent.clone()
+    }
+
+    /// All series, as a scraper gets them.
+    fn text(&self, py: Python<'_>) -> String {
+        py.detach(|| {
+            verdigris_telemetry::observe::collect();
+            self.registry.text()
+        })
+    }
+
+    /// Ends the endpoint and the files; once more does nothing.
+    fn close(&self, py: Python<'_>) {
+        // Threads are waited for, and none of them may wait for Python.
+        py.detach(|| drop(self.guard.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(&self, py: Python<'_>, _kind: &Bound<'_, PyAny>, _error: &Bound<'_, PyAny>, _trace: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+}
+
+/// Where to listen: a port, or an address as text.
+#[derive(FromPyObject)]
+enum Address {
+    Port(u16),
+    Text(String),
+}
+
+/// Starts what is named, once in a process.
+#[pyfunction]
+#[pyo3(signature = (*, prometheus = None, trace = None, events = None, nvml = None, nvtx = None))]
+fn telemetry(
+    py: Python<'_>,
+    prometheus: Option<Address>,
+    trace: Option<PathBuf>,
+    events: Option<PathBuf>,
+    nvml: Option<f64>,
+    nvtx: Option<PathBuf>,
+) -> PyResult<Telemetry> {
+    let mut telemetry = verdigris_telemetry::Telemetry::builder();
+    if let Some(address) = prometheus {
+        let text = match address {
+            Address::Port(port) => port.to_string(),
+            Address::Text(text) => text,
+        };
+        telemetry = telemetry.prometheus(text.parse().map_err(exception)?);
+    }
+    if let Some(path) = trace {
+        telemetry = telemetry.trace_file(path);
+    }
+    if let Some(path) = events {
+        telemetry = telemetry.json_lines(path);
+    }
+    if let Some(seconds) = nvml {
+        let interval = Duration::try_from_secs_f64(seconds).ok().filter(|interval| !interval.is_zero());
+        let wrong = || PyValueError::new_err(format!("nvml = {seconds}: the seconds between two readings, more than 0"));
+        telemetry = telemetry.nvml(interval.ok_or_else(wrong)?);
+    }
+    if let Some(injection) = nvtx {
+        telemetry = telemetry.nvtx(Some(injection));
+    }
+    let guard = py.detach(|| telemetry.install()).map_err(exception)?;
+    Ok(Telemetry {
+        registry: std::sync::Arc::clone(guard.registry()),
+        address: guard.prometheus_address().map(|address| address.to_string()),
+        absent: guard.absent().to_vec(),
+        guard: Mutex::new(Some(guard)),
+    })
+}
+
+/// Whose fault it is decides the class.
+fn exception(error: Error) -> PyErr {
+    match &error {
+        Error::Address { .. } | Error::Endpoint { .. } | Error::Bound { .. } => raise(Kind::Config, error.to_string()),
+        Error::NotBuilt { .. } => raise(Kind::Unsupported, error.to_string()),
+        Error::Listen { .. } | Error::File { .. } | Error::FileInUse { .. } => PyOSError::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Telemetry>()?;
+    module.add_function(wrap_pyfunction!(telemetry, module)?)
+}

@@ -1,0 +1,250 @@
+//! `attention.toml`.
+
+use serde::Deserialize;
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Graph, HostScalar, Real, Uid};
+use verdigris_tensor::{DType, Layout};
+
+use super::{Cases, Common, Draft, Shape, fault, field, normal};
+use crate::cases::{CaseError, ScalarText};
+use crate::data::Distribution;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Group {
+    id: String,
+    types: Vec<DType>,
+    out: Option<DType>,
+    /// Of the log-sum-exp, and of bias and sinks where `of_options` is not said.
+    #[serde(default = "f32")]
+    of_rows: DType,
+    of_options: Option<DType>,
+    ops: Vec<Kind>,
+    shapes: Vec<String>,
+    #[serde(default = "plain")]
+    options: Vec<String>,
+    #[serde(default = "usual_layout")]
+    layouts: Vec<String>,
+    #[serde(default = "normal")]
+    data: Distribution,
+    #[serde(default)]
+    deterministic: bool,
+    #[serde(default)]
+    device_only: bool,
+}
+
+fn f32() -> DType {
+    DType::F32
+}
+
+fn plain() -> Vec<String> {
+    vec![String::new()]
+}
+
+fn usual_layout() -> Vec<String> {
+    vec!["bhsd".to_owned()]
+}
+
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    /// The result.
+    Forward,
+    /// The result and the log-sum-exp.
+    ForwardRows,
+    /// The gradients of everything, of a result and a log-sum-exp that belong to no forward op.
+    Backward,
+    /// The gradients of queries and of keys, each alone.
+    BackwardQueries,
+    BackwardKeys,
+    /// Both ops.
+    Both,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Kind::Forward => "forward",
+            Kind::ForwardRows => "forward_rows",
+            Kind::Backward => "backward",
+            Kind::BackwardQueries => "backward_queries",
+            Kind::BackwardKeys => "backward_keys",
+            Kind::Both => "both",
+        }
+    }
+}
+
+/// Dims of queries, keys and values.
+#[derive(Clone, Copy)]
+struct Extents {
+    b: u64,
+    h: u64,
+    h_kv: u64,
+    s_q: u64,
+    s_kv: u64,
+    d: u64,
+    d_v: u64,
+}
+
+impl Extents {
+    fn of(shape: &Shape) -> Extents {
+        let (h, s_q, d) = (shape.one('h', 1), shape.one('q', 1), shape.one('d', 64));
+        let h_kv = h / shape.one('g', 1).max(1);
+        Extents { b: shape.one('b', 1), h, h_kv, s_q, s_kv: shape.one('k', s_q), d, d_v: shape.one('v', d) }
+    }
+}
+
+/// The layout that a word names for `[b, h, s, d]`; `packed` is a part of a buffer that holds three such tensors, positions outside of heads.
+fn layout(group: &str, word: &str, dims: &[u64]) -> Result<Layout, CaseError> {
+    let [b, h, s, d] = [dims[0], dims[1], dims[2], dims[3]].map(|dim| dim.max(1));
+    let strides = match word {
+        "bhsd" => [h * s * d, s * d, d, 1],
+        "bshd" => [s * h * d, d, h * d, 1],
+        "packed" => [3 * s * h * d, d, 3 * h * d, 1],
+        "strided" => [s * (h * (2 * d + 2) + 4) + 6, 2 * d + 2, h * (2 * d + 2) + 4, 2],
+        "reversed" => [1, b, b * h, b * h * s],
+        _ => return field(group, "layouts", word, "a layout of attention is bhsd, bshd, packed, strided or reversed"),
+    };
+    Layout::new(dims, &strides).map_err(|source| fault(group, verdigris_graph::Error::Layout { tensor: word.to_owned(), source }))
+}
+
+impl Group {
+    fn tensor(&self, draft: &mut Draft<'_>, what: &str, dtype: DType, word: &str, dims: [u64; 4]) -> Result<Uid, CaseError> {
+        let (layout, name) = (layout(&self.id, word, &dims)?, draft.name(what));
+        Ok(draft.builder.tensor(&name, dtype, layout))
+    }
+
+    fn store(&self, draft: &mut Draft<'_>, uid: Uid, what: &str, dtype: DType, word: &str, dims: [u64; 4]) -> Result<(), CaseError> {
+        let (layout, name) = (layout(&self.id, word, &dims)?, draft.name(what));
+        draft.builder.store_as(uid, &name, dtype, layout).map_err(|source| fault(&self.id, source))
+    }
+
+    /// The op that options ask for, with its inputs.
+    fn attention(&self, draft: &mut Draft<'_>, dtype: DType, word: &str, of: Extents, options: &str) -> Result<Attention, CaseError> {
+        let Extents { b, h, h_kv, s_q, s_kv, d, d_v } = of;
+        let q = self.tensor(draft, "q", dtype, word, [b, h, s_q, d])?;
+        let k = self.tensor(draft, "k", dtype, word, [b, h_kv, s_kv, d])?;
+        let v = self.tensor(draft, "v", dtype, word, [b, h_kv, s_kv, d_v])?;
+        let mut op = Attention::new(AttentionSpec::new(1.0 / (d as f64).sqrt()), q, k, v);
+        let of_options = self.of_options.unwrap_or(self.of_rows);
+        for option in options.split_whitespace() {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            let wrong = || field(&self.id, "options", option, "see `attention.toml` in graph_cases/mod.rs");
+            let spread = match value {
+                "" | "scores" => [b, h, s_q, s_kv],
+                "head" => [1, h, s_q, s_kv],
+                "batch" => [b, 1, s_q, s_kv],
+                "pair" => [1, 1, s_q, s_kv],
+                "key" => [b, 1, 1, s_kv],
+                "query" => [1, h, s_q, 1],
+                "one" => [1; 4],
+                _ => [0; 4],
+            };
+            match (name, value.parse::<f64>()) {
+                ("top_left", _) => op.spec.causal = Causal::TopLeft,
+                ("bottom_right", _) => op.spec.causal = Causal::BottomRight,
+                ("left", Ok(bound)) => op.spec.left = Some(bound as u32),
+                ("right", Ok(bound)) => op.spec.right = Some(bound as u32),
+                ("cap", Ok(cap)) => op.spec.soft_cap = Some(Real(cap)),
+                ("scale", Ok(scale)) => op.spec.scale = HostScalar::Fixed(Real(scale)),
+                ("scale", Err(_)) => op.spec.scale = draft.scalar(&ScalarText::Word(value.to_owned()), q)?,
+                ("bias", _) if spread != [0; 4] || value.is_empty() => {
+                    op.bias = Some(self.tensor(draft, "bias", of_options, "bhsd", spread)?)
+                }
+                ("mask", _) if spread != [0; 4] || value.is_empty() => {
+                    op.mask = Some(self.tensor(draft, "mask", DType::U8, "bhsd", spread)?)
+                }
+                ("slopes", _) => {
+                    let dims = if value == "batch" { [b, h, 1, 1] } else { [1, h, 1, 1] };
+                    op.slopes = Some(self.tensor(draft, "slopes", DType::F32, "bhsd", dims)?);
+                }
+                ("sinks", _) => op.sinks = Some(self.tensor(draft, "sinks", of_options, "bhsd", [1, h, 1, 1])?),
+                ("q_lengths", _) => op.q_lengths = Some(self.tensor(draft, "q lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
+                ("kv_lengths", _) => op.kv_lengths = Some(self.tensor(draft, "kv lengths", DType::I32, "bhsd", [b, 1, 1, 1])?),
+                _ => return wrong(),
+            }
+        }
+        Ok(op)
+    }
+
+    fn graph(&self, kind: Kind, dtype: DType, word: &str, of: Extents, options: &str) -> Result<Graph, CaseError> {
+        let mut draft = Draft::new(&self.id);
+        if self.deterministic {
+            draft.builder.deterministic();
+        }
+        let (out, of_rows) = (self.out.unwrap_or(dtype), self.of_rows);
+        let Extents { b, h, h_kv, s_q, s_kv, d, d_v } = of;
+        let results = [b, h, s_q, d_v];
+        let op = self.attention(&mut draft, dtype, word, of, options)?;
+        let (spec, read) = (op.spec, [op.q, op.k, op.v]);
+        let with = op.clone();
+        let (o, total) = match kind {
+            Kind::Forward | Kind::ForwardRows | Kind::Both => {
+                let made = draft.builder.attention("attention", op);
+                let made = draft.ok(made)?;
+                self.store(&mut draft, made.o, "o", out, word, results)?;
+                if kind != Kind::Forward {
+                    self.store(&mut draft, made.log_sum_exp, "log sum exp", of_rows, "bhsd", [b, h, s_q, 1])?;
+                }
+                if kind != Kind::Both {
+                    return draft.finish();
+                }
+                (made.o, made.log_sum_exp)
+            }
+            Kind::Backward | Kind::BackwardQueries | Kind::BackwardKeys => {
+                let o = self.tensor(&mut draft, "o", dtype, word, results)?;
+                (o, self.tensor(&mut draft, "log sum exp", of_rows, "bhsd", [b, h, s_q, 1])?)
+            }
+        };
+        let d_o = self.tensor(&mut draft, "d o", dtype, word, results)?;
+        let Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = with;
+        let bias_dims = bias.and_then(|bias| draft.builder.dims(bias));
+        let back =
+            AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let made = draft.builder.attention_backward("backward", back);
+        let made = draft.ok(made)?;
+        if kind != Kind::BackwardKeys {
+            self.store(&mut draft, made.dq, "dq", out, word, [b, h, s_q, d])?;
+        }
+        if kind != Kind::BackwardQueries {
+            self.store(&mut draft, made.dk, "dk", out, word, [b, h_kv, s_kv, d])?;
+            self.store(&mut draft, made.dv, "dv", out, word, [b, h_kv, s_kv, d_v])?;
+        }
+        if matches!(kind, Kind::Backward | Kind::Both) {
+            if let (Some(dbias), Some(dims)) = (made.dbias, bias_dims) {
+                self.store(&mut draft, dbias, "dbias", of_rows, "bhsd", [dims[0], dims[1], dims[2], dims[3]])?;
+            }
+            if let Some(dsinks) = made.dsinks {
+                self.store(&mut draft, dsinks, "dsinks", of_rows, "bhsd", [1, h, 1, 1])?;
+            }
+        }
+        draft.finish()
+    }
+}
+
+impl Cases for Group {
+    fn common(&self) -> Common<'_> {
+        Common { id: &self.id, data: self.data, deterministic: self.deterministic, device_only: self.device_only }
+    }
+
+    fn graphs(&self) -> Result<Vec<(String, Graph)>, CaseError> {
+        let mut graphs = Vec::new();
+        for text in &self.shapes {
+            for shape in Shape::all(&self.id, text)? {
+                for &kind in &self.ops {
+                    for &dtype in &self.types {
+                        for word in &self.layouts {
+                            for options in &self.options {
+                                let words: Vec<&str> = options.split_whitespace().collect();
+                                let told = if words.is_empty() { "plain".to_owned() } else { words.join("+") };
+                                let name = format!("{}/{dtype}/{word}/{}/{told}", kind.name(), shape.text);
+                                graphs.push((name, self.graph(kind, dtype, word, Extents::of(&shape), options)?));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(graphs)
+    }
+}

@@ -1,0 +1,685 @@
+//! Attention and its gradient: a query at a time, with its scores kept.
+//!
+//! **What results may be off by.** Let `ε` be the roundoff of the type computed in, `δ` what a score may be off by (its product of `d` terms as any
+//! engine may form it, the cap, bias and slope one rounding each) and `n` the number of keys. An exponential has, beside its score's error, that of its
+//! argument's rounding and of the function, and what a maximum that rises `n` times costs:
+//!
+//! ```text
+//! η = δ + 8 ε · (|s| + |M| + 1) + 2⁻²⁰ + n · ε          M = the greatest score, of the backward op L
+//! p   off by p · (e^η − 1), and by 2⁻¹²⁶
+//! o   Σ p · (e^η − 1) · (|v| + |o|) + roundings of p to the type of v, of n products and of the sum
+//! L   Σ p · (e^η − 1) + n · ε + 4 ε · (|M| + |L|) + 2⁻²⁰
+//! ```
+//!
+//! What is rounded to the type of `q` before a product: `p` and `dt`, half a unit in the last place; of a `dt` beyond that type's range nothing is said. A key that is not attended counts as multiplied by 0
+//! or not at all: where what it would multiply is not finite, nothing is said.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Causal, Error, Graph, HostScalar, Pointwise, Precision, Real, Uid};
+use verdigris_tensor::DType;
+use verdigris_tensor::num::power_of_two;
+
+use crate::fuzz::{Draft, TYPES, Value};
+use crate::operation::{Data, Evaluation, GraphError, Operation};
+use crate::ops::matmul::SumOfBounded;
+use crate::ops::reduction::SumInAnyOrder;
+use crate::source::{Formula, Source};
+use crate::tolerance::{Bounded, Range, half_ulp, roundoff};
+
+/// Something of which nothing is said.
+const UNKNOWN: Bounded = Bounded { value: 0.0, error: f64::INFINITY };
+
+/// The score of a key that is attended.
+#[derive(Clone, Copy, Debug)]
+struct Score {
+    key: u64,
+    /// With bias and slope.
+    s: Bounded,
+    /// The hyperbolic tangent under the cap; 0 without one.
+    tanh: Bounded,
+}
+
+/// The keys that a query attends.
+struct Row {
+    scores: Vec<Score>,
+    /// The greatest score, or the sink.
+    greatest: f64,
+    /// `Σ e^(s − M)`, the sink's part included.
+    sum: f64,
+}
+
+/// What both ops read.
+struct Scores<'a> {
+    spec: AttentionSpec,
+    scale: f64,
+    q: Source<'a>,
+    k: Source<'a>,
+    v: Source<'a>,
+    bias: Option<Source<'a>>,
+    mask: Option<Source<'a>>,
+    slopes: Option<Source<'a>>,
+    sinks: Option<Source<'a>>,
+    q_lengths: Option<Source<'a>>,
+    kv_lengths: Option<Source<'a>>,
+    compute: DType,
+    known: RefCell<HashMap<[u64; 3], Rc<Row>>>,
+}
+
+impl<'a> Scores<'a> {
+    fn new(op: &Attention, compute: DType, at: &mut Evaluation<'a>) -> Result<Scores<'a>, GraphError> {
+        let scale = match op.spec.scale {
+            HostScalar::Fixed(real) => real.0,
+            HostScalar::Bound(uid) => at.scalar(uid)?,
+        };
+        let (q, k, v) = (at.source(op.q)?, at.source(op.k)?, at.source(op.v)?);
+        let (queries, keys) = (q.dims().to_vec(), k.dims().to_vec());
+        let scores = [queries[0], queries[1], queries[2], keys[2]];
+        let mut over = |uid: Option<Uid>, dims: [u64; 4]| uid.map(|uid| Ok::<_, GraphError>(at.source(uid)?.broadcast(&dims))).transpose();
+        let [b, h, ..] = scores;
+        Ok(Scores {
+            spec: op.spec,
+            scale,
+            bias: over(op.bias, scores)?,
+            mask: over(op.mask, scores)?,
+            slopes: over(op.slopes, [b, h, 1, 1])?,
+            sinks: over(op.sinks, [1, h, 1, 1])?,
+            q_lengths: over(op.q_lengths, [b, 1, 1, 1])?,
+            kv_lengths: over(op.kv_lengths, [b, 1, 1, 1])?,
+            q,
+            k,
+            v,
+            compute,
+            known: RefCell::default(),
+        })
+    }
+
+    /// The head of keys that a head of queries reads.
+    fn kv_head(&self, head: u64) -> u64 {
+        head / (self.q.dims()[1] / self.k.dims()[1]).max(1)
+    }
+
+    fn precision(&self) -> Precision {
+        if self.compute == DType::F64 { Precision::F64 } else { Precision::Fp32 }
+    }
+
+    /// Lengths of a batch; `None` if one is not known.
+    fn lengths(&self, b: u64) -> Option<[u64; 2]> {
+        let length = |lengths: &Option<Source<'_>>, extent: u64| match lengths {
+            None => Some(extent),
+            Some(lengths) => {
+                let length = lengths.at(&[b, 0, 0, 0]);
+                (length.error == 0.0).then(|| length.value.clamp(0.0, extent as f64) as u64)
+            }
+        };
+        Some([length(&self.q_lengths, self.q.dims()[2])?, length(&self.kv_lengths, self.k.dims()[2])?])
+    }
+
+    /// Whether the window around the diagonal has key `j` for query `i`.
+    fn in_window(&self, i: u64, j: u64, [s_q, s_kv]: [u64; 2]) -> bool {
+        let shift = s_kv as i64 - s_q as i64;
+        let corner = if self.spec.causal == Causal::TopLeft { 0 } else { shift };
+        let right = if self.spec.causal == Causal::None { self.spec.right } else { Some(0) };
+        let (diagonal, j) = (i as i64 + corner, j as i64);
+        self.spec.left.is_none_or(|left| j >= diagonal - i64::from(left)) && right.is_none_or(|right| j <= diagonal + i64::from(right))
+    }
+
+    /// The score of a pair that is attended.
+    fn score(&self, [b, h, i]: [u64; 3], j: u64, [s_q, s_kv]: [u64; 2]) -> Score {
+        let compute = self.compute;
+        let unit = roundoff(compute);
+        let mut product = SumOfBounded::default();
+        let (q, k) = (self.q.offset(&[b, h, i, 0]), self.k.offset(&[b, self.kv_head(h), j, 0]));
+        let (q_step, k_step) = (self.q.strides()[3], self.k.strides()[3]);
+        let elements = self.q.dims()[3];
+        for e in 0..elements {
+            product.add(self.q.get(q + e * q_step), self.k.get(k + e * k_step));
+        }
+        let t = product.finish(self.precision(), self.q.dtype(), elements, false).scaled(self.scale, compute);
+        let (mut s, mut tanh) = (t, Bounded::exact(0.0));
+        if let Some(Real(cap)) = self.spec.soft_cap {
+            let value = (t.value / cap).tanh();
+            // A tangent of exponentials loses what lies below its roundoff.
+            let own = if compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
+            tanh = if t.value.is_nan() { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };
+            s = if t.value.is_nan() || t.error.is_nan() {
+                t
+            } else {
+                Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute)
+            };
+        }
+        let mut add = |part: Bounded| {
+            let value = s.value + part.value;
+            s = Bounded::new(value, s.error + part.error + 2.0 * unit * (s.value.abs() + part.value.abs()), compute);
+        };
+        if let Some(bias) = &self.bias {
+            add(bias.at(&[b, h, i, j]));
+        }
+        if let Some(slopes) = &self.slopes {
+            let distance = (i as i64 + s_kv as i64 - s_q as i64 - j as i64).abs();
+            add(slopes.at(&[b, h, 0, 0]).scaled(-(distance as f64), compute));
+        }
+        Score { key: j, s, tanh }
+    }
+
+    /// The keys of a query; `None` if it is not known which.
+    fn row(&self, at: [u64; 3]) -> Option<Rc<Row>> {
+        if let Some(row) = self.known.borrow().get(&at) {
+            return Some(Rc::clone(row));
+        }
+        let [b, h, i] = at;
+        let lengths = self.lengths(b)?;
+        let mut scores = Vec::new();
+        if i < lengths[0] {
+            for j in (0..lengths[1]).filter(|&j| self.in_window(i, j, lengths)) {
+                let mask = self.mask.as_ref().map_or(Bounded::exact(1.0), |mask| mask.at(&[b, h, i, j]));
+                if mask.error > 0.0 {
+                    return None;
+                }
+                if mask.value != 0.0 {
+                    scores.push(self.score(at, j, lengths));
+                }
+            }
+        }
+        let sink = self.sink(h).filter(|_| i < lengths[0]).map(|sink| sink.value);
+        let values = || scores.iter().map(|score| score.s.value).chain(sink);
+        let greatest = values().fold(f64::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a });
+        let sum = values().map(|s| if greatest == f64::NEG_INFINITY { 0.0 } else { (s - greatest).exp() }).sum();
+        let row = Rc::new(Row { scores, greatest, sum });
+        self.known.borrow_mut().insert(at, Rc::clone(&row));
+        Some(row)
+    }
+
+    fn sink(&self, h: u64) -> Option<Bounded> {
+        self.sinks.as_ref().map(|sinks| sinks.at(&[0, h, 0, 0]))
+    }
+
+    /// What an exponential may be off by, relative to it, where its argument is `s` less something of size `from`.
+    fn relative(&self, s: Bounded, from: f64) -> f64 {
+        let unit = roundoff(self.compute);
+        let of_function = if self.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
+        let keys = self.k.dims()[2] as f64;
+        (s.error + 8.0 * unit * (s.value.abs() + from.abs() + 1.0) + of_function + keys * unit).exp_m1()
+    }
+
+    /// What is lost of an exponential that is too small.
+    fn vanishing(&self) -> f64 {
+        if self.compute == DType::F64 { power_of_two(-1022) } else { power_of_two(-126) }
+    }
+
+    /// What a factor of a product may lose by being rounded to the type of `q`; anything where that type does not reach so far.
+    fn as_operand(&self, value: f64) -> f64 {
+        match self.q.dtype() {
+            DType::F32 | DType::F64 => 0.0,
+            dtype if value > Range::of(dtype).largest => f64::INFINITY,
+            dtype => half_ulp(dtype, value),
+        }
+    }
+
+    /// A sum of products of which the first factors may be rounded to the type of `q`; `met` are those that what is not attended would multiply.
+    fn products(&self, terms: impl Iterator<Item = (Bounded, Bounded)>, met: impl Iterator<Item = Bounded>) -> Bounded {
+        let mut sum = SumOfBounded::default();
+        let mut count = 0;
+        for (a, b) in terms {
+            sum.add(Bounded { value: a.value, error: a.error + self.as_operand(a.value.abs() + a.error) }, b);
+            count += 1;
+        }
+        met.for_each(|b| sum.meet_padding(b));
+        sum.finish(self.precision(), self.q.dtype(), count, false)
+    }
+}
+
+/// Whether nothing can be said where one of these went in.
+fn is_unknown(values: impl IntoIterator<Item = Bounded>) -> bool {
+    values.into_iter().any(|value| value.error == f64::INFINITY || value.error.is_nan())
+}
+
+/// Attention with what it reads: the result, or the log-sum-exp.
+struct Attended<'a> {
+    of: Rc<Scores<'a>>,
+    wants_log_sum_exp: bool,
+}
+
+impl Attended<'_> {
+    /// The log-sum-exp of a row; `weight` is `Σ p · (e^η − 1)`.
+    fn log_sum_exp(&self, row: &Row, weight: f64) -> Bounded {
+        let unit = roundoff(self.of.compute);
+        let value = row.greatest + row.sum.ln();
+        let own = if self.of.compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
+        let sum = weight / (1.0 - weight) + (row.scores.len() as f64 + 2.0) * unit + own;
+        Bounded::new(value, sum + 4.0 * unit * (row.greatest.abs() + value.abs()), self.of.compute)
+    }
+}
+
+impl Formula for Attended<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let of = &self.of;
+        let &[b, h, i, e] = index else { return UNKNOWN };
+        let Some(row) = of.row([b, h, i]) else { return UNKNOWN };
+        let sink = of.sink(h).filter(|_| of.lengths(b).is_some_and(|[s_q, _]| i < s_q));
+        if is_unknown(row.scores.iter().map(|score| score.s).chain(sink)) {
+            return UNKNOWN;
+        }
+        if row.greatest == f64::NEG_INFINITY {
+            // No key counts: of those that are attended, each has a score of −∞.
+            return Bounded::exact(if self.wants_log_sum_exp { f64::NEG_INFINITY } else { 0.0 });
+        }
+        if row.greatest.is_nan() || row.greatest == f64::INFINITY {
+            return if self.wants_log_sum_exp { UNKNOWN } else { Bounded::exact(f64::NAN) };
+        }
+        let relative = |s: Bounded| if s.value == f64::NEG_INFINITY { 0.0 } else { of.relative(s, row.greatest) };
+        let part = |s: Bounded| (s.value - row.greatest).exp() / row.sum;
+        let of_sink = sink.map_or(0.0, |sink| part(sink) * relative(sink));
+        let weight = of_sink + row.scores.iter().map(|score| part(score.s) * relative(score.s)).sum::<f64>();
+        if weight > 0.25 {
+            return UNKNOWN;
+        }
+        if self.wants_log_sum_exp {
+            return self.log_sum_exp(&row, weight);
+        }
+        let values = |j: u64| of.v.at(&[b, of.kv_head(h), j, e]);
+        let is_nan = row.scores.iter().any(|score| part(score.s) > power_of_two(-60) && values(score.key).value.is_nan());
+        let all = || (0..of.k.dims()[2]).map(values);
+        if all().any(|v| !v.value.is_finite()) {
+            // NaN in a key that counts is the result; ∞ and what counts for nothing may make it one.
+            return if is_nan { Bounded::exact(f64::NAN) } else { UNKNOWN };
+        }
+        if row.scores.is_empty() {
+            return Bounded::exact(0.0);
+        }
+        let (mut value, mut error, mut size) = (0.0, of_sink, 0.0);
+        let vanishing = of.vanishing() / row.sum;
+        let mut terms = Vec::with_capacity(row.scores.len());
+        for score in &row.scores {
+            let (p, v) = (part(score.s), values(score.key));
+            value += p * v.value;
+            size += p * (v.value.abs() + v.error);
+            terms.push((p, relative(score.s), v));
+        }
+        error *= value.abs();
+        for (p, relative, v) in terms {
+            error += (p * relative + vanishing) * (v.value.abs() + value.abs() + v.error) / (1.0 - weight);
+            // Rounded beside the greatest of its row, or of the keys up to it.
+            error += of.as_operand(p * row.sum) / row.sum * (v.value.abs() + v.error) + p * v.error;
+        }
+        let unit = roundoff(of.compute);
+        error += (2.0 * row.scores.len() as f64 + 8.0) * 2.0 * unit * size;
+        let tiny = if of.compute == DType::F64 { power_of_two(-1074) } else { power_of_two(-149) };
+        Bounded::new(value, error + (row.scores.len() as f64 + 2.0) * tiny, of.compute)
+    }
+
+    fn compute(&self) -> DType {
+        self.of.compute
+    }
+}
+
+/// What a query and a key that it attends give to gradients.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    key: u64,
+    p: Bounded,
+    ds: Bounded,
+    dt: Bounded,
+}
+
+/// What the gradients read.
+struct Gradients<'a> {
+    of: Scores<'a>,
+    o: Source<'a>,
+    log_sum_exp: Source<'a>,
+    d_o: Source<'a>,
+    known: RefCell<HashMap<[u64; 3], Rc<Vec<Pair>>>>,
+}
+
+impl Gradients<'_> {
+    /// `Σ d_o · o` of a query.
+    fn row_sum(&self, [b, h, i]: [u64; 3]) -> Bounded {
+        let mut sum = SumOfBounded::default();
+        let elements = self.o.dims()[3];
+        (0..elements).for_each(|e| sum.add(self.d_o.at(&[b, h, i, e]), self.o.at(&[b, h, i, e])));
+        sum.finish(self.of.precision(), DType::F32, elements, false)
+    }
+
+    /// The pairs of a query; `None` where nothing is said of them.
+    fn pairs(&self, at: [u64; 3]) -> Option<Rc<Vec<Pair>>> {
+        if let Some(pairs) = self.known.borrow().get(&at) {
+            return Some(Rc::clone(pairs));
+        }
+        let [b, h, i] = at;
+        let of = &self.of;
+        let row = of.row(at)?;
+        let total = self.log_sum_exp.at(&[b, h, i, 0]);
+        if is_unknown([total]) {
+            return None;
+        }
+        let mut pairs = Vec::new();
+        if !row.scores.is_empty() {
+            let rest = self.row_sum(at);
+            for score in &row.scores {
+                if total.value == f64::NEG_INFINITY {
+                    // It gives nothing; but what is said to have no key is multiplied by 0, which is told of numbers alone.
+                    self.pair(at, score, Bounded::exact(0.0), rest)?;
+                } else {
+                    pairs.push(self.pair(at, score, total, rest)?);
+                }
+            }
+        }
+        let pairs = Rc::new(pairs);
+        self.known.borrow_mut().insert(at, Rc::clone(&pairs));
+        Some(pairs)
+    }
+
+    fn pair(&self, [b, h, i]: [u64; 3], score: &Score, total: Bounded, rest: Bounded) -> Option<Pair> {
+        let of = &self.of;
+        let (compute, unit) = (of.compute, roundoff(of.compute));
+        if is_unknown([score.s, rest, score.tanh]) {
+            return None;
+        }
+        let relative = of.relative(Bounded { error: score.s.error + total.error, ..score.s }, total.value);
+        let value = (score.s.value - total.value).exp();
+        let p = Bounded::new(value, if value == 0.0 { of.vanishing() } else { value * relative + of.vanishing() }, compute);
+        let mut product = SumOfBounded::default();
+        let elements = of.v.dims()[3];
+        (0..elements).for_each(|e| product.add(self.d_o.at(&[b, h, i, e]), of.v.at(&[b, of.kv_head(h), score.key, e])));
+        let product = product.finish(of.precision(), of.q.dtype(), elements, false);
+        let minus = product.value - rest.value;
+        let minus = Bounded::new(minus, product.error + rest.error + 2.0 * unit * (product.value.abs() + rest.value.abs()), compute);
+        let times = |a: Bounded, b: Bounded| {
+            let value = a.value * b.value;
+            let error = a.error * (b.value.abs() + b.error) + a.value.abs() * b.error + 2.0 * unit * value.abs() + power_of_two(-126);
+            Bounded::new(value, error, compute)
+        };
+        let ds = times(p, minus);
+        let dt = if of.spec.soft_cap.is_some() {
+            let slope = 1.0 - score.tanh.value * score.tanh.value;
+            times(ds, Bounded { value: slope, error: 2.0 * score.tanh.error + score.tanh.error * score.tanh.error + 2.0 * unit })
+        } else {
+            ds
+        };
+        if is_unknown([p, ds, dt]) || [p, ds, dt].iter().any(|part| !part.value.is_finite()) {
+            return None;
+        }
+        Some(Pair { key: score.key, p, ds, dt })
+    }
+
+    fn dq(&self, [b, h, i, e]: [u64; 4]) -> Option<Bounded> {
+        let of = &self.of;
+        let pairs = self.pairs([b, h, i])?;
+        let key = |j: u64| of.k.at(&[b, of.kv_head(h), j, e]);
+        let keys = of.k.dims()[2];
+        let met = (0..keys).filter(|_| (pairs.len() as u64) < keys).map(key);
+        Some(of.products(pairs.iter().map(|pair| (pair.dt, key(pair.key))), met).scaled(of.scale, of.compute))
+    }
+
+    /// What the queries of the heads that read a head of keys give to key `j`: `weight` picks of a pair, `other` is what it multiplies.
+    fn over_queries(
+        &self,
+        [b, kv_head, j]: [u64; 3],
+        weight: impl Fn(&Pair) -> Bounded,
+        other: impl Fn(u64, u64) -> Bounded,
+    ) -> Option<Bounded> {
+        let of = &self.of;
+        let (mut terms, mut met) = (Vec::new(), Vec::new());
+        for h in (0..of.q.dims()[1]).filter(|&h| of.kv_head(h) == kv_head) {
+            for i in 0..of.q.dims()[2] {
+                let pairs = self.pairs([b, h, i])?;
+                match pairs.iter().find(|pair| pair.key == j) {
+                    Some(pair) => terms.push((weight(pair), other(h, i))),
+                    None => met.push(other(h, i)),
+                }
+            }
+        }
+        Some(of.products(terms.into_iter(), met.into_iter()))
+    }
+
+    /// The sum of `ds` over what the bias was repeated over.
+    fn dbias(&self, dims: &[u64], index: &[u64]) -> Option<Bounded> {
+        let of = &self.of;
+        let scores = [of.q.dims()[0], of.q.dims()[1], of.q.dims()[2], of.k.dims()[2]];
+        let lead = 4 - dims.len();
+        let range = |axis: usize| match axis.checked_sub(lead) {
+            Some(own) if dims[own] == scores[axis] => index[own]..index[own] + 1,
+            _ => 0..scores[axis],
+        };
+        let mut sum = SumInAnyOrder::default();
+        for b in range(0) {
+            for h in range(1) {
+                for i in range(2) {
+                    for pair in self.pairs([b, h, i])?.iter().filter(|pair| range(3).contains(&pair.key)) {
+                        sum.add(pair.ds);
+                    }
+                }
+            }
+        }
+        Some(sum.finish(of.compute))
+    }
+
+    fn dsinks(&self, h: u64) -> Option<Bounded> {
+        let of = &self.of;
+        let sink = of.sink(h)?;
+        let mut sum = SumInAnyOrder::default();
+        for b in 0..of.q.dims()[0] {
+            let [s_q, _] = of.lengths(b)?;
+            for i in 0..s_q {
+                let total = self.log_sum_exp.at(&[b, h, i, 0]);
+                if is_unknown([total, sink]) {
+                    return None;
+                }
+                if total.value == f64::NEG_INFINITY {
+                    continue;
+                }
+                let value = (sink.value - total.value).exp();
+                let relative = of.relative(Bounded { error: sink.error + total.error, ..sink }, total.value);
+                let rest = self.row_sum([b, h, i]);
+                if is_unknown([rest]) || !rest.value.is_finite() || !value.is_finite() {
+                    return None;
+                }
+                let error = value * relative * (rest.value.abs() + rest.error) + value * rest.error;
+                let own = (2.0 * roundoff(of.compute) * value + of.vanishing()) * rest.value.abs();
+                sum.add(Bounded::new(-value * rest.value, error + own, of.compute));
+            }
+        }
+        Some(sum.finish(of.compute))
+    }
+}
+
+/// Which gradient.
+#[derive(Clone, Debug)]
+enum Part {
+    Queries,
+    Keys,
+    Values,
+    /// With the dims of the bias.
+    Bias(Vec<u64>),
+    Sinks,
+}
+
+/// One gradient of attention.
+struct Backed<'a> {
+    of: Rc<Gradients<'a>>,
+    part: Part,
+}
+
+impl Formula for Backed<'_> {
+    fn at(&self, index: &[u64]) -> Bounded {
+        let of = &self.of;
+        let found = match (&self.part, index) {
+            (Part::Queries, &[b, h, i, e]) => of.dq([b, h, i, e]),
+            (Part::Keys, &[b, h, j, e]) => of
+                .over_queries([b, h, j], |pair| pair.dt, |head, i| of.of.q.at(&[b, head, i, e]))
+                .map(|sum| sum.scaled(of.of.scale, of.of.compute)),
+            (Part::Values, &[b, h, j, e]) => of.over_queries([b, h, j], |pair| pair.p, |head, i| of.d_o.at(&[b, head, i, e])),
+            (Part::Bias(dims), index) => of.dbias(dims, index),
+            (Part::Sinks, &[_, h, ..]) => of.dsinks(h),
+            _ => None,
+        };
+        found.unwrap_or(UNKNOWN)
+    }
+
+    fn compute(&self) -> DType {
+        self.of.of.compute
+    }
+}
+
+/// The type of arithmetic on these tensors.
+fn compute_of(at: &Evaluation<'_>, read: impl Iterator<Item = Uid>) -> Result<DType, GraphError> {
+    Ok(Pointwise::compute_dtype(read.map(|uid| Ok(at.described(uid)?.dtype)).collect::<Result<Vec<_>, GraphError>>()?))
+}
+
+fn floats(op: &Attention) -> impl Iterator<Item = Uid> + use<> {
+    [Some(op.q), Some(op.k), Some(op.v), op.bias, op.slopes, op.sinks].into_iter().flatten()
+}
+
+/// What a tensor of options holds.
+fn data_of<'g>(op: &Attention, graph: &Graph, uid: Uid) -> Data<'g> {
+    let extent = |uid: Uid| graph.tensor(uid).map_or(0, |tensor| tensor.layout.dims()[2]);
+    // One length in five is none: beyond the extent, or below 0.
+    if op.q_lengths == Some(uid) {
+        Data::Labels(extent(op.q) + 1, Some(extent(op.q) as i64 + 3))
+    } else if op.kv_lengths == Some(uid) {
+        Data::Labels(extent(op.k) + 1, Some(-2))
+    } else if op.mask == Some(uid) {
+        Data::Truth
+    } else {
+        Data::Any(op.q == uid)
+    }
+}
+
+/// The forward op of a backward one.
+fn forward_of(op: &AttentionBackward) -> Attention {
+    let &AttentionBackward { spec, q, k, v, bias, mask, slopes, sinks, q_lengths, kv_lengths, .. } = op;
+    Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q, k, v) }
+}
+
+impl Operation for Attention {
+    const DRAWS: u64 = 2;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let compute = compute_of(at, floats(self))?;
+        let of = Rc::new(Scores::new(self, compute, at)?);
+        at.put(self.o, Attended { of: Rc::clone(&of), wants_log_sum_exp: false })?;
+        match self.log_sum_exp {
+            Some(uid) => at.put(uid, Attended { of, wants_log_sum_exp: true }),
+            None => Ok(()),
+        }
+    }
+
+    fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
+        data_of(self, graph, uid)
+    }
+
+    fn draw(draft: &mut Draft, nth: u64) -> Result<(), Error> {
+        draft.attention(nth == 1)
+    }
+}
+
+impl Operation for AttentionBackward {
+    // The forward op's draws make some of these.
+    const DRAWS: u64 = 0;
+
+    fn evaluate<'a>(&'a self, at: &mut Evaluation<'a>) -> Result<(), GraphError> {
+        let forward = forward_of(self);
+        let compute = compute_of(at, floats(&forward).chain([self.o, self.log_sum_exp, self.d_o]))?;
+        let of = Scores::new(&forward, compute, at)?;
+        let (o, log_sum_exp, d_o) = (at.source(self.o)?, at.source(self.log_sum_exp)?, at.source(self.d_o)?);
+        let of = Rc::new(Gradients { of, o, log_sum_exp, d_o, known: RefCell::default() });
+        let bias = self.dbias.map(|uid| at.dims(uid)).transpose()?.unwrap_or_default().to_vec();
+        let parts = [
+            (Part::Queries, self.dq),
+            (Part::Keys, self.dk),
+            (Part::Values, self.dv),
+            (Part::Bias(bias), self.dbias),
+            (Part::Sinks, self.dsinks),
+        ];
+        for (part, uid) in parts {
+            if let Some(uid) = uid {
+                at.put(uid, Backed { of: Rc::clone(&of), part })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn data_of(&self, graph: &Graph, uid: Uid) -> Data<'_> {
+        data_of(&forward_of(self), graph, uid)
+    }
+
+    fn draw(draft: &mut Draft, nth: u64) -> Result<(), Error> {
+        draft.attention(nth == 1)
+    }
+}
+
+impl Draft {
+    fn attention(&mut self, with_backward: bool) -> Result<(), Error> {
+        let dtype = self.pick(&TYPES[..8]);
+        let (b, h_kv, group) = (1 + self.below(2), 1 + self.below(2), 1 + self.below(3));
+        let (s_q, s_kv, d) = (self.below(14), self.below(18), 1 + self.below(9));
+        let d_v = if self.one_in(2) { d } else { 1 + self.below(9) };
+        let h = h_kv * group;
+        let fits = |dims: [u64; 4]| move |value: &Value| value.dims == dims && value.dtype == dtype;
+        let (queries, keys, values) = ([b, h, s_q, d], [b, h_kv, s_kv, d], [b, h_kv, s_kv, d_v]);
+        let (q, k, v) =
+            (self.value(fits(queries), dtype, &queries)?, self.value(fits(keys), dtype, &keys)?, self.value(fits(values), dtype, &values)?);
+        let mut read = vec![q.clone(), k.clone(), v.clone()];
+        let bound = |draft: &mut Draft| draft.one_in(3).then(|| draft.below(6) as u32);
+        let spec = AttentionSpec {
+            causal: self.pick(&[Causal::None, Causal::TopLeft, Causal::BottomRight]),
+            left: bound(self),
+            right: bound(self),
+            soft_cap: self.one_in(4).then_some(Real(2.0)),
+            ..AttentionSpec::new([0.5, 0.25, 1.0][self.below(3) as usize])
+        };
+        let scores = self.narrower(&[b, h, s_q, s_kv]);
+        let mask_dims = self.narrower(&[b, h, s_q, s_kv]);
+        let bias_dtype = self.pick(&TYPES[..8]);
+        let mut option = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
+            if !draft.one_in(4) {
+                return Ok(None);
+            }
+            let value = draft.input(dtype, dims)?;
+            read.push(value.clone());
+            Ok(Some(value.uid))
+        };
+        let bias = option(self, bias_dtype, &scores)?;
+        let slopes = option(self, DType::F32, &[b, h, 1, 1])?;
+        let sinks = option(self, bias_dtype, &[1, h, 1, 1])?;
+        let compute = Pointwise::compute_dtype(read.iter().map(|value| value.dtype));
+        let whole = |draft: &mut Draft, dtype: DType, dims: &[u64]| -> Result<Option<Uid>, Error> {
+            Ok(if draft.one_in(4) { Some(draft.input(dtype, dims)?.uid) } else { None })
+        };
+        let mask = whole(self, DType::U8, &mask_dims)?;
+        let (q_lengths, kv_lengths) = (whole(self, DType::I32, &[b, 1, 1, 1])?, whole(self, DType::I32, &[b, 1, 1, 1])?);
+        let name = self.name("attention");
+        let attention = Attention { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..Attention::new(spec, q.uid, k.uid, v.uid) };
+        let made = self.builder.attention(&name, attention)?;
+        let uids: Vec<Uid> = read.iter().map(|value| value.uid).collect();
+        self.note_read(&uids);
+        let o = self.result(made.o, &[b, h, s_q, d_v], compute, &TYPES[..8])?;
+        let total = self.result(made.log_sum_exp, &[b, h, s_q, 1], compute, &[DType::F32, DType::F64])?;
+        if !with_backward {
+            return Ok(());
+        }
+        let d_o = self.value(fits([b, h, s_q, d_v]), dtype, &[b, h, s_q, d_v])?;
+        let plain = AttentionBackward::new(spec, [q.uid, k.uid, v.uid], o.uid, total.uid, d_o.uid);
+        let back = AttentionBackward { bias, mask, slopes, sinks, q_lengths, kv_lengths, ..plain };
+        let name = self.name("attention_backward");
+        let made = self.builder.attention_backward(&name, back)?;
+        self.note_read(&[o.uid, total.uid, d_o.uid]);
+        let read = [compute, o.dtype, total.dtype, d_o.dtype];
+        let compute = Pointwise::compute_dtype(read);
+        let results = [
+            (Some(made.dq), queries.to_vec()),
+            (Some(made.dk), keys.to_vec()),
+            (Some(made.dv), values.to_vec()),
+            (made.dbias, scores),
+            (made.dsinks, vec![1, h, 1, 1]),
+        ];
+        for (uid, dims) in results {
+            if let Some(uid) = uid {
+                self.result(uid, &dims, compute, &TYPES[..8])?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Bounds of histograms. They are fixed, so that histograms of all processes can be added up.
+
+use crate::observe::{Metric, Unit};
+
+/// Device times: 1 µs to 10 s, three to a power of ten.
+const DEVICE_SECONDS: &[f64] =
+    &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+
+/// Planning: a hit of the caches takes tens of microseconds, tuning of a large graph minutes.
+const PLAN_SECONDS: &[f64] =
+    &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 300.0];
+
+/// One kernel in the driver's compiler: milliseconds to seconds.
+const COMPILE_SECONDS: &[f64] = &[1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
+
+/// What a client waits for: 100 µs to 30 s.
+const WAIT_SECONDS: &[f64] =
+    &[1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 3e-2, 5e-2, 7.5e-2, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0];
+
+/// Powers of four from 1 KiB to 64 GiB; 0 for what needs none.
+const BYTES: &[f64] = &[
+    0.0,
+    1024.0,
+    4096.0,
+    16384.0,
+    65536.0,
+    262144.0,
+    1048576.0,
+    4194304.0,
+    16777216.0,
+    67108864.0,
+    268435456.0,
+    1073741824.0,
+    4294967296.0,
+    17179869184.0,
+    68719476736.0,
+];
+
+/// Rows of a batch, by powers of two.
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0];
+
+/// An error over its bound: beyond 1 is beyond the bound.
+const RATIOS: &[f64] = &[1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0];
+
+/// What is not known to the table, in whatever unit.
+const ANYTHING: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+
+/// The upper bounds of a metric's buckets, rising, without the last one at infinity.
+pub(crate) fn of(metric: &Metric) -> &'static [f64] {
+    match (metric.unit, metric.name) {
+        (Unit::Seconds, "verdigris_device_seconds") => DEVICE_SECONDS,
+        (Unit::Seconds, "verdigris_plan_seconds") => PLAN_SECONDS,
+        (Unit::Seconds, "verdigris_kernel_compile_seconds") => COMPILE_SECONDS,
+        (Unit::Seconds, _) => WAIT_SECONDS,
+        (Unit::Bytes, _) => BYTES,
+        (Unit::Ratio, _) => RATIOS,
+        (Unit::Count, _) => ROWS,
+        (Unit::Hertz | Unit::Celsius | Unit::Watts, _) => ANYTHING,
+    }
+}
+
+/// Bounds for a histogram that the table does not have: by the unit that its name ends in.
+pub(crate) fn of_name(name: &str) -> &'static [f64] {
+    if name.ends_with("_seconds") {
+        DEVICE_SECONDS
+    } else if name.ends_with("_bytes") {
+        BYTES
+    } else if name.ends_with("_ratio") {
+        RATIOS
+    } else {
+        ANYTHING
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::{METRICS, MetricKind};
+
+    #[test]
+    fn bounds_rise_and_hold_what_the_metric_says() {
+        for metric in METRICS.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
+            let bounds = of(metric);
+            assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
+            assert!(bounds.iter().all(|bound| bound.is_finite()) && bounds.len() <= 24, "{}", metric.name);
+        }
+        let device = of(crate::observe::metric_of("verdigris_device_seconds").expect("in the table"));
+        assert_eq!((device.first(), device.last()), (Some(&1e-6), Some(&10.0)));
+        let compile = of(crate::observe::metric_of("verdigris_kernel_compile_seconds").expect("in the table"));
+        assert_ne!(compile.first(), device.first(), "a compilation is no launch");
+    }
+}

@@ -1,0 +1,389 @@
+//! Everything at once, for applications: what is asked for is started, and lives as long as a guard.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::Registry as Spans;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::error::Error;
+use crate::files::{RotatingFile, path_of_process};
+use crate::http::{Exporter, ListenAddress};
+use crate::nvml::{Collector, DeviceNames};
+use crate::nvtx::NvtxLayer;
+use crate::observe::{self, Listen, Listening};
+use crate::registry::{Bounds, Registry};
+use crate::trace::{TRACE_BYTES, TraceFile};
+
+/// Size of a file of events unless told otherwise.
+pub const EVENT_BYTES: u64 = 64 << 20;
+
+/// Older files of events that are kept.
+const OLDER_FILES: u32 = 2;
+
+/// How often OTLP's metrics are pushed unless told otherwise.
+pub const OTLP_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How often samples of devices are read.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What an application asks for. Nothing is on unless it is named.
+///
+/// ```
+/// use verdigris_telemetry::Telemetry;
+///
+/// let folder = tempfile::tempdir()?;
+/// let guard = Telemetry::builder()
+///     .prometheus("127.0.0.1:0".parse()?)
+///     .trace_file(folder.path().join("trace.json"))
+///     .json_lines(folder.path().join("events.jsonl"))
+///     .install()?;
+/// // … the application runs, and a scraper asks `http://…/metrics`:
+/// assert!(guard.prometheus_address().is_some());
+/// metrics::counter!("verdigris_plans_total", "device" => "cpu").increment(1);
+/// assert!(guard.registry().text().contains("verdigris_plans_total{device=\"cpu\"} 1"));
+/// drop(guard); // ends the endpoint and the files
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "nothing is on until it is installed"]
+pub struct Telemetry {
+    prometheus: Option<ListenAddress>,
+    trace: Option<PathBuf>,
+    trace_bytes: Option<u64>,
+    events: Option<PathBuf>,
+    event_bytes: Option<u64>,
+    nvml: Option<Duration>,
+    nvtx: Option<Option<PathBuf>>,
+    otlp: Option<(String, Duration)>,
+    bounds: Bounds,
+    listen: Listen,
+}
+
+/// The same as text, as variables of the environment or a configuration have it; what is none or empty is off.
+///
+/// | field | variable | example |
+/// |---|---|---|
+/// | `metrics` | `VERDIGRIS_METRICS` | `9464`, `127.0.0.1:9464`, `0.0.0.0:9464` |
+/// | `trace` | `VERDIGRIS_TRACE` | `trace-%p.json` |
+/// | `events` | `VERDIGRIS_EVENTS` | `events-%p.jsonl` |
+/// | `otlp` | `OTEL_EXPORTER_OTLP_ENDPOINT` | `http://127.0.0.1:4318` |
+/// | `nvtx_injection` | `NVTX_INJECTION64_PATH` | set by the profiler |
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Settings {
+    /// Where to listen for scrapers; device metrics come with it.
+    pub metrics: Option<String>,
+    /// The file of the trace.
+    pub trace: Option<PathBuf>,
+    /// The file of events.
+    pub events: Option<PathBuf>,
+    /// The collector of OpenTelemetry.
+    pub otlp: Option<String>,
+    /// The profiler's library.
+    pub nvtx_injection: Option<PathBuf>,
+}
+
+impl Telemetry {
+    /// Nothing yet.
+    pub fn builder() -> Telemetry {
+        Telemetry::default()
+    }
+
+    /// What settings say; an address brings device metrics each second too.
+    ///
+    /// ```
+    /// use verdigris_telemetry::{Settings, Telemetry};
+    ///
+    /// let settings = Settings { metrics: Some("here".to_owned()), ..Settings::default() };
+    /// assert!(Telemetry::from_settings(&settings).is_err_and(|error| error.to_string().contains("`here` names no address")));
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Address`].
+    pub fn from_settings(settings: &Settings) -> Result<Telemetry, Error> {
+        let file = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+        let mut telemetry = Telemetry::builder();
+        if let Some(address) = settings.metrics.as_deref().filter(|address| !address.is_empty()) {
+            telemetry.prometheus = Some(address.parse()?);
+            telemetry.nvml = cfg!(feature = "nvml").then_some(Duration::from_secs(1));
+        }
+        (telemetry.trace, telemetry.events) = (file(&settings.trace), file(&settings.events));
+        telemetry.otlp = settings.otlp.clone().filter(|endpoint| !endpoint.is_empty()).map(|endpoint| (endpoint, OTLP_INTERVAL));
+        telemetry.nvtx = file(&settings.nvtx_injection).map(Some);
+        Ok(telemetry)
+    }
+
+    /// Whether nothing is asked for.
+    pub fn is_nothing(&self) -> bool {
+        let no_file = self.trace.is_none() && self.events.is_none();
+        self.prometheus.is_none() && no_file && self.nvml.is_none() && self.nvtx.is_none() && self.otlp.is_none()
+    }
+
+    /// Metrics for scrapers, at `/metrics` of this address.
+    pub fn prometheus(mut self, address: ListenAddress) -> Telemetry {
+        self.prometheus = Some(address);
+        self
+    }
+
+    /// A trace of host and device in this file, for Perfetto; `%p` in the name is the number of the process.
+    pub fn trace_file(mut self, path: impl Into<PathBuf>) -> Telemetry {
+        self.trace = Some(path.into());
+        self
+    }
+
+    /// The most that the trace may take, [`TRACE_BYTES`] unless said.
+    pub fn trace_bytes(mut self, most: u64) -> Telemetry {
+        self.trace_bytes = Some(most);
+        self
+    }
+
+    /// Events as lines of JSON in this file; `%p` in the name is the number of the process.
+    pub fn json_lines(mut self, path: impl Into<PathBuf>) -> Telemetry {
+        self.events = Some(path.into());
+        self
+    }
+
+    /// The most that a file of events may take, [`EVENT_BYTES`] unless said; two older ones are kept beside it.
+    pub fn event_bytes(mut self, most: u64) -> Telemetry {
+        self.event_bytes = Some(most);
+        self
+    }
+
+    /// Device metrics by NVML, read at this interval. On a machine without a driver they are absent, and [`Guard::absent`] says why.
+    pub fn nvml(mut self, interval: Duration) -> Telemetry {
+        self.nvml = Some(interval);
+        self
+    }
+
+    /// Ranges for NVIDIA's profilers, by the library that `NVTX_INJECTION64_PATH` names, or the older one. Without a profiler they are absent, and
+    /// [`Guard::absent`] says why.
+    pub fn nvtx(mut self, injection: Option<PathBuf>) -> Telemetry {
+        self.nvtx = Some(injection);
+        self
+    }
+
+    /// Spans and metrics pushed to a collector of OpenTelemetry, such as `http://127.0.0.1:4318`; metrics at this interval (feature `otlp`).
+    pub fn otlp(mut self, endpoint: impl Into<String>, interval: Duration) -> Telemetry {
+        self.otlp = Some((endpoint.into(), interval));
+        self
+    }
+
+    /// How many series are kept.
+    pub fn bounds(mut self, bounds: Bounds) -> Telemetry {
+        self.bounds = bounds;
+        self
+    }
+
+    /// Which executions have their time taken.
+    pub fn listen(mut self, listen: Listen) -> Telemetry {
+        self.listen = listen;
+        self
+    }
+
+    /// Starts all of it. The recorder of metrics becomes the process's, and so do the layers of `tracing`; both can be done once.
+    ///
+    /// # Errors
+    /// [`Error::RecorderTaken`] and [`Error::SubscriberTaken`] where the process has them already, [`Error::Listen`] where the address is taken,
+    /// [`Error::File`] and [`Error::FileInUse`], [`Error::Endpoint`], [`Error::NotBuilt`]. Nothing is running then.
+    pub fn install(self) -> Result<Guard, Error> {
+        let registry = Arc::new(Registry::new(self.bounds));
+        let mut absent = Vec::new();
+        let mut layers: Vec<Box<dyn Layer<Spans> + Send + Sync>> = Vec::new();
+        // What may fail comes before what cannot be taken back.
+        let trace = match &self.trace {
+            Some(path) => {
+                let (layer, trace) = TraceFile::create(&path_of_process(path), self.trace_bytes.unwrap_or(TRACE_BYTES))?;
+                layers.push(layer.with_filter(interesting()).boxed());
+                Some(trace)
+            }
+            None => None,
+        };
+        let lines = match &self.events {
+            Some(path) => {
+                let file = RotatingFile::open(&path_of_process(path), self.event_bytes.unwrap_or(EVENT_BYTES), OLDER_FILES)?;
+                let (layer, lines) = json_layer(file);
+                layers.push(layer);
+                Some(lines)
+            }
+            None => None,
+        };
+        if let Some(injection) = &self.nvtx {
+            match NvtxLayer::load(injection.as_deref()) {
+                Ok(layer) => layers.push(layer.boxed()),
+                Err(reason) => absent.push(format!("NVTX: {reason}")),
+            }
+        }
+        let otlp = match &self.otlp {
+            Some((endpoint, interval)) => Some(push(endpoint, *interval, &registry, &mut layers)?),
+            None => None,
+        };
+        let exporter = self.prometheus.map(|address| Exporter::start(Arc::clone(&registry), address)).transpose()?;
+        if !layers.is_empty() && tracing::dispatcher::has_been_set() {
+            return Err(Error::SubscriberTaken);
+        }
+        metrics::set_global_recorder(Arc::clone(&registry)).map_err(|_| Error::RecorderTaken)?;
+        if !layers.is_empty() {
+            tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::SubscriberTaken)?;
+        }
+        let nvml = match self.nvml {
+            // By CUDA's numbers where there is CUDA.
+            Some(interval) => {
+                let names = DeviceNames::of_cuda().unwrap_or_default();
+                let collector = Collector::of_library(Arc::clone(&registry), interval, names)?;
+                absent.extend(collector.missing().map(ToString::to_string));
+                Some(collector)
+            }
+            None => None,
+        };
+        let listening = observe::listen(self.listen);
+        let reader = Reader::start()?;
+        Ok(Guard {
+            absent,
+            registry,
+            _reader: reader,
+            _listening: listening,
+            _nvml: nvml,
+            _otlp: otlp,
+            exporter,
+            _lines: lines,
+            _trace: trace,
+        })
+    }
+}
+
+/// What files are told of: all of the library, and of an application what it calls information or worse.
+fn interesting() -> Targets {
+    Targets::new().with_target("verdigris", LevelFilter::TRACE).with_default(LevelFilter::INFO)
+}
+
+/// Events as lines of JSON, and what closes their file.
+fn json_layer(file: RotatingFile) -> (Box<dyn Layer<Spans> + Send + Sync>, Lines) {
+    let lines = Lines(Arc::new(Mutex::new(Some(file))));
+    let writer = lines.0.clone();
+    let layer = tracing_subscriber::fmt::layer().json().with_ansi(false).with_writer(move || LineWriter(Arc::clone(&writer)));
+    (layer.with_filter(interesting()).boxed(), lines)
+}
+
+/// A file of events that its guard closes: the layer stays in the process's subscriber.
+#[derive(Debug)]
+struct Lines(Arc<Mutex<Option<RotatingFile>>>);
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Takes one line.
+struct LineWriter(Arc<Mutex<Option<RotatingFile>>>);
+
+impl io::Write for LineWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(file) => file.write(line),
+            None => Ok(line.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(feature = "otlp")]
+use crate::otlp::Otlp;
+
+#[cfg(feature = "otlp")]
+fn push(
+    endpoint: &str,
+    interval: Duration,
+    registry: &Arc<Registry>,
+    layers: &mut Vec<Box<dyn Layer<Spans> + Send + Sync>>,
+) -> Result<Otlp, Error> {
+    let (layer, otlp) = Otlp::start(endpoint, interval, Arc::clone(registry))?;
+    layers.push(layer.with_filter(interesting()).boxed());
+    Ok(otlp)
+}
+
+/// Stands for what this build does not have.
+#[cfg(not(feature = "otlp"))]
+#[derive(Debug)]
+struct Otlp;
+
+#[cfg(not(feature = "otlp"))]
+fn push(_: &str, _: Duration, _: &Arc<Registry>, _: &mut Vec<Box<dyn Layer<Spans> + Send + Sync>>) -> Result<Otlp, Error> {
+    Err(Error::NotBuilt { exporter: "OTLP", feature: "otlp" })
+}
+
+/// Reads what devices have passed, also where nobody scrapes.
+#[derive(Debug)]
+struct Reader {
+    /// Dropped, it ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start() -> Result<Reader, Error> {
+        let name = "verdigris-observe";
+        let (stop, stopped) = channel();
+        let body = move || {
+            while stopped.recv_timeout(READ_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                observe::collect();
+            }
+            observe::collect();
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|source| Error::Thread { name, source })?;
+        Ok(Reader { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed there; the end is reached all the same.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Telemetry that runs. Dropping it ends the endpoint, the threads and the files; what the process counts is counted on, for nobody.
+#[derive(Debug)]
+#[must_use = "telemetry ends when this is dropped"]
+pub struct Guard {
+    absent: Vec<String>,
+    registry: Arc<Registry>,
+    // In this order they end: the last samples are read, nobody tells any more, then those go who send and write.
+    _reader: Reader,
+    _listening: Listening,
+    _nvml: Option<Collector>,
+    _otlp: Option<Otlp>,
+    exporter: Option<Exporter>,
+    _lines: Option<Lines>,
+    _trace: Option<TraceFile>,
+}
+
+impl Guard {
+    /// The series of this process.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Where scrapers find `/metrics`, if they were asked for.
+    pub fn prometheus_address(&self) -> Option<std::net::SocketAddr> {
+        self.exporter.as_ref().map(Exporter::address)
+    }
+
+    /// What was asked for and is not there on this machine, with the reason: NVML without a driver, NVTX without a profiler.
+    pub fn absent(&self) -> &[String] {
+        &self.absent
+    }
+}

@@ -1,0 +1,128 @@
+//! Attention and its gradient.
+
+use verdigris_graph::{Attention, AttentionBackward, AttentionSpec, Uid};
+use verdigris_tensor::DType;
+
+use super::{Drawing, Function, unfit};
+use crate::error::Error;
+
+/// Which gradients of attention are wanted, and of what.
+///
+/// ```
+/// use verdigris::recipe::{AttentionGradient, Function, Input, draw};
+/// use verdigris::{AttentionSpec, DType, Layout};
+///
+/// let tensor = |dtype, dims: &[u64]| Layout::row_major(dims).map(|layout| Some(Input { dtype, layout, alignment_bytes: None }));
+/// let (q, k) = (tensor(DType::Bf16, &[2, 8, 100, 64])?, tensor(DType::Bf16, &[2, 2, 300, 64])?);
+/// let spec = AttentionSpec::new(0.125);
+/// let recipe = draw(&Function::Attention(spec), &[q, k, k])?;
+/// // o, and the log-sum-exp of each query.
+/// let dims: Vec<_> = recipe.results.iter().map(|result| result.layout.dims().to_vec()).collect();
+/// assert_eq!(dims, [vec![2, 8, 100, 64], vec![2, 8, 100, 1]]);
+///
+/// // d_o, q, k, v, o, log-sum-exp: the gradients of q and v.
+/// let total = tensor(DType::F32, &[2, 8, 100, 1])?;
+/// let gradient = AttentionGradient { spec, wanted: [true, false, true, false] };
+/// let recipe = draw(&Function::AttentionBackward(gradient), &[q, q, k, k, q, total])?;
+/// assert_eq!((recipe.results.len(), recipe.graph.nodes.len()), (2, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AttentionGradient {
+    /// That of the forward call.
+    pub spec: AttentionSpec,
+    /// Of queries, keys, values, and the bias.
+    pub wanted: [bool; 4],
+}
+
+impl Drawing {
+    pub(super) fn attentions(&mut self, function: &Function) -> Result<(), Error> {
+        match *function {
+            Function::Attention(spec) => self.attention(spec),
+            Function::AttentionBackward(gradient) => self.attention_backward(gradient),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is beside the scores: truth values of u8 are a mask, numbers a bias.
+    fn beside_scores(&mut self, place: usize) -> Result<[Option<Uid>; 2], Error> {
+        let Some(given) = self.given[place] else { return Ok([None; 2]) };
+        let uid = self.input(place, "attn_mask")?;
+        Ok(if given.dtype == DType::U8 { [None, Some(uid)] } else { [Some(uid), None] })
+    }
+
+    fn slopes(&mut self, place: usize) -> Result<Option<Uid>, Error> {
+        if self.given[place].is_some() { self.input(place, "slopes").map(Some) } else { Ok(None) }
+    }
+
+    fn attention(&mut self, spec: AttentionSpec) -> Result<(), Error> {
+        let given = self.given(0)?;
+        let (q, k, v) = (self.input(0, "q")?, self.input(1, "k")?, self.input(2, "v")?);
+        let [bias, mask] = self.beside_scores(3)?;
+        let slopes = self.slopes(4)?;
+        let made = self.g.attention("attention", Attention { bias, mask, slopes, ..Attention::new(spec, q, k, v) })?;
+        let wide = self.g.described(made.log_sum_exp).map_or(DType::F32, |tensor| tensor.dtype);
+        self.store_like(made.o, "o", given.dtype, &given.layout)?;
+        self.store_in(made.log_sum_exp, "log_sum_exp", wide, false)
+    }
+
+    fn attention_backward(&mut self, AttentionGradient { spec, wanted }: AttentionGradient) -> Result<(), Error> {
+        let d_o = self.input(0, "d_o")?;
+        let read = [self.input(1, "q")?, self.input(2, "k")?, self.input(3, "v")?];
+        let (o, total) = (self.input(4, "o")?, self.input(5, "log_sum_exp")?);
+        let [bias, mask] = self.beside_scores(6)?;
+        let slopes = self.slopes(7)?;
+        if wanted[3] && bias.is_none() {
+            return Err(unfit("the gradient of a bias that is not given", "a bias is the seventh tensor"));
+        }
+        let back = AttentionBackward { bias, mask, slopes, ..AttentionBackward::new(spec, read, o, total, d_o) };
+        let made = self.g.attention_backward("attention_backward", back)?;
+        let gradients = [Some(made.dq), Some(made.dk), Some(made.dv), made.dbias];
+        for ((gradient, place), (wanted, name)) in
+            gradients.into_iter().zip([1, 2, 3, 6]).zip(wanted.into_iter().zip(["dq", "dk", "dv", "dbias"]))
+        {
+            if let Some(gradient) = gradient.filter(|_| wanted) {
+                let given = self.given(place)?;
+                self.store_like(gradient, name, given.dtype, &given.layout)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verdigris_tensor::Layout;
+
+    use super::super::{Input, draw};
+    use super::*;
+
+    fn input(dtype: DType, layout: Layout) -> Option<Input> {
+        Some(Input { dtype, layout, alignment_bytes: None })
+    }
+
+    #[test]
+    fn results_lie_as_queries_do() {
+        // Positions outside of heads, as they come of one product for all heads.
+        let inside = |s, d| Layout::new(&[2, 4, s, d], &[4 * s * d, d, 4 * d, 1]).unwrap();
+        let given = [input(DType::Bf16, inside(5, 8)), input(DType::Bf16, inside(7, 8)), input(DType::Bf16, inside(7, 16))];
+        let recipe = draw(&Function::Attention(AttentionSpec::new(0.5)), &given).unwrap();
+        assert_eq!(recipe.results[0].layout, inside(5, 16));
+        assert_eq!((recipe.results[1].dtype, recipe.results[1].layout.dims()), (DType::F32, &[2, 4, 5, 1][..]));
+    }
+
+    #[test]
+    fn truth_values_are_a_mask_and_numbers_a_bias() {
+        let rows = |dims: &[u64]| Layout::row_major(dims).unwrap();
+        let x = input(DType::F32, rows(&[1, 1, 3, 4]));
+        for (dtype, is_mask) in [(DType::U8, true), (DType::F32, false)] {
+            let recipe = draw(&Function::Attention(AttentionSpec::new(0.5)), &[x, x, x, input(dtype, rows(&[3, 3]))]).unwrap();
+            let verdigris_graph::Op::Attention(op) = &recipe.graph.nodes[0].op else { panic!("an attention") };
+            assert_eq!((op.mask.is_some(), op.bias.is_some()), (is_mask, !is_mask));
+        }
+        let gradient = AttentionGradient { spec: AttentionSpec::new(0.5), wanted: [false, false, false, true] };
+        let total = input(DType::F32, rows(&[1, 1, 3, 1]));
+        let given = [x, x, x, x, x, total, input(DType::U8, rows(&[3, 3]))];
+        assert!(draw(&Function::AttentionBackward(gradient), &given).unwrap_err().to_string().contains("a bias is the seventh tensor"));
+    }
+}

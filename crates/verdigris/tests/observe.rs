@@ -1,0 +1,439 @@
+//! What those are told who operate the library, on a driver without a device: each metric that an execution, a choice or an error moves, and that
+//! nothing moves where nobody listens. Who listens is known to the whole process, so that these tests take turns.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use verdigris::observe::{self, Limits, Listen, Sampling, read_workload, table};
+use verdigris::plan_cache::Answer;
+use verdigris::{Binding, Config, Device, Error, GraphPlan, Handle, Policy, Tensor};
+use verdigris_cuda::{DeviceBuffer, Pool, PoolOptions, fake};
+use verdigris_graph::{BinaryOp, GemmProblem, Graph, GraphBuilder, Precision, Problem, Uid, UnaryOp};
+use verdigris_tensor::{DType, Layout};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn handle(config: &Config) -> Handle {
+    Handle::on(&fake::context(), config).expect("the fake is always there")
+}
+
+/// A product with a large depth, which is split, and a function of it.
+fn graph() -> Graph {
+    let rows = |dims: &[u64]| Layout::row_major(dims).expect("small");
+    let mut g = GraphBuilder::new("watched");
+    let (a, b) = (g.tensor("a", DType::Bf16, rows(&[64, 4096])), g.tensor("b", DType::Bf16, rows(&[4096, 64])));
+    let product = g.matmul("product", a, b, Precision::Fp32).expect("fits");
+    g.store(product, "d", DType::F32).expect("known");
+    let soft = g.softmax("softmax", product, 1, false).expect("fits");
+    g.store(soft, "p", DType::F32).expect("known");
+    g.finish().expect("valid")
+}
+
+fn buffers(handle: &Handle, plan: &GraphPlan) -> Vec<(Uid, DeviceBuffer)> {
+    plan.tensors().iter().map(|tensor| (tensor.uid, handle.pool().alloc(handle.stream(), tensor.bytes).expect("allocates"))).collect()
+}
+
+fn bound(buffers: &[(Uid, DeviceBuffer)]) -> Vec<(Uid, Binding<'_>)> {
+    buffers.iter().map(|(uid, buffer)| (*uid, Binding::Buffer(buffer.slice()))).collect()
+}
+
+/// What was recorded: series by name and labels, in the order of the table.
+struct Seen(HashMap<String, DebugValue>);
+
+impl Seen {
+    fn of(snapshotter: &Snapshotter) -> Seen {
+        let mut seen = HashMap::new();
+        for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+            let key = key.key();
+            let metric = table::metric_of(key.name()).unwrap_or_else(|| panic!("{} stands in no table", key.name()));
+            let labels: Vec<String> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let names: Vec<&str> = key.labels().map(|label| label.key()).collect();
+            assert_eq!(names, metric.labels, "{}", metric.name);
+            seen.insert(format!("{}{{{}}}", key.name(), labels.join(",")), value);
+        }
+        Seen(seen)
+    }
+
+    /// The sum of the counters, and the number of values of the histograms, of a name whose labels hold all of these.
+    fn count(&self, name: &str, labels: &[&str]) -> u64 {
+        let is_meant = |key: &str| key.starts_with(&format!("{name}{{")) && labels.iter().all(|label| key.contains(label));
+        let of = |value: &DebugValue| match value {
+            DebugValue::Counter(count) => *count,
+            DebugValue::Histogram(values) => values.len() as u64,
+            DebugValue::Gauge(value) => value.into_inner() as u64,
+        };
+        self.0.iter().filter(|(key, _)| is_meant(key)).map(|(_, value)| of(value)).sum()
+    }
+}
+
+/// What `work` moves while somebody listens, from one reading to the next.
+fn seen<R>(listen: Listen, work: impl FnOnce(&dyn Fn() -> Seen) -> R) -> R {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let _listening = observe::listen(listen);
+        work(&|| Seen::of(&snapshotter))
+    })
+}
+
+fn every(every: u32) -> Listen {
+    Listen { sampling: Sampling { every, per_second: 1_000_000 }, ..Listen::default() }
+}
+
+#[test]
+fn nobody_is_told_who_does_not_listen() {
+    let _turn = turn();
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let handle = handle(&Config::default());
+        let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+        let buffers = buffers(&handle, &plan);
+        plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+        assert!(!observe::is_listening());
+    });
+    assert!(snapshotter.snapshot().into_vec().is_empty());
+}
+
+#[test]
+fn plans_choices_kernels_and_executions_are_counted_by_what_they_are() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let handle = handle(&Config::default());
+        let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+        let buffers = buffers(&handle, &plan);
+        for _ in 0..5 {
+            plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+        }
+        observe::collect();
+        let seen = read();
+        assert_eq!(seen.count("verdigris_build_info", &[]), 1);
+        assert_eq!((seen.count("verdigris_plans_total", &["device=cuda:0"]), seen.count("verdigris_plan_seconds", &[])), (1, 1));
+        let engines: Vec<&str> = plan.parts().map(|part| part.engine().name).collect();
+        assert!(engines.len() >= 2, "{engines:?}");
+        assert_eq!(seen.count("verdigris_choices_total", &[]), engines.len() as u64);
+        for engine in engines {
+            let engine = format!("engine={engine},");
+            assert_eq!(seen.count("verdigris_choices_total", &[&engine, "chosen_by=estimate"]), 1, "{engine}");
+            assert_eq!(seen.count("verdigris_executions_total", &[&engine, "device=cuda:0"]), 5, "{engine}");
+        }
+        assert_eq!(seen.count("verdigris_executions_total", &["op=gemm", "dtype=bf16"]), 5);
+        let counts = handle.kernel_counts();
+        assert!(counts.compiled > 0);
+        assert_eq!(seen.count("verdigris_kernels_total", &["origin=compiled"]), counts.compiled);
+        assert_eq!(seen.count("verdigris_kernel_compile_seconds", &[]), counts.compiled);
+        assert_eq!(seen.count("verdigris_workspace_bytes", &[]), if plan.workspace_bytes() > 0 { 5 } else { 0 });
+        // Nothing was sampled, and nothing else has happened.
+        for name in
+            ["device_seconds", "samples_total", "errors_total", "fallbacks_total", "choice_switches_total", "workspace_failures_total"]
+        {
+            assert_eq!(read().count(&format!("verdigris_{name}"), &[]), 0, "{name}");
+        }
+        assert!(seen.count("verdigris_pool_reserved_bytes", &["device=cuda:0"]) > 0);
+    });
+}
+
+#[test]
+fn samples_are_taken_as_often_as_asked_and_never_of_a_capture() {
+    let _turn = turn();
+    let run = |listen: Listen, times: u32| {
+        seen(listen, |read| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            for _ in 0..times {
+                plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            }
+            observe::collect();
+            (read(), plan.parts().count() as u64)
+        })
+    };
+    // The second, and every fourth from the fifth on: 1, 4, 8.
+    let (seen_four, parts) = run(every(4), 10);
+    assert_eq!(seen_four.count("verdigris_samples_total", &["outcome=taken"]), 3);
+    assert_eq!(seen_four.count("verdigris_device_seconds", &[]), 3 * parts);
+    for (key, value) in &seen_four.0 {
+        if let DebugValue::Histogram(values) = value
+            && key.starts_with("verdigris_device_seconds")
+        {
+            // The fake's clock: a microsecond a launch and more.
+            assert!(values.iter().all(|seconds| (1e-6..1.0).contains(&seconds.into_inner())), "{key}: {values:?}");
+        }
+    }
+    // No more than the budget of a second; two seconds may have been touched.
+    let (seen_few, _) = run(Listen { sampling: Sampling { every: 1, per_second: 3 }, ..Listen::default() }, 20);
+    let taken = seen_few.count("verdigris_samples_total", &["outcome=taken"]);
+    assert!((3..=6).contains(&taken), "{taken}");
+    assert_eq!(taken + seen_few.count("verdigris_samples_total", &["outcome=skipped"]), 19);
+    // Events do not belong into what is captured.
+    fake::set_capturing(true);
+    let (seen_captured, _) = run(every(1), 5);
+    fake::set_capturing(false);
+    assert_eq!(seen_captured.count("verdigris_samples_total", &[]), 0);
+    assert!(seen_captured.count("verdigris_executions_total", &[]) > 0);
+}
+
+#[test]
+fn a_single_problem_is_sampled_as_a_graph_is() {
+    let _turn = turn();
+    seen(every(1), |read| {
+        let handle = handle(&Config::default());
+        let problem = Problem::Gemm(GemmProblem::packed(64, 64, 64, DType::F32, DType::F32).expect("a plain product"));
+        let plan = handle.plan(&problem, &verdigris::Limits::default()).expect("plans");
+        let buffer = || handle.pool().alloc(handle.stream(), 64 * 64 * 4).expect("allocates");
+        let (a, b, d) = (buffer(), buffer(), buffer());
+        let workspace = handle.pool().alloc(handle.stream(), plan.workspace_bytes()).expect("allocates");
+        for _ in 0..4 {
+            let bindings = [&a, &b, &d].map(|buffer| Binding::Buffer(buffer.slice()));
+            plan.execute(handle.stream(), &bindings, workspace.slice()).expect("executes");
+        }
+        let seen = read();
+        assert_eq!(seen.count("verdigris_executions_total", &["op=gemm", "dtype=f32"]), 4);
+        assert_eq!(seen.count("verdigris_device_seconds", &["op=gemm"]), 3);
+    });
+}
+
+/// F3: an execution beyond its estimate is counted and told of.
+#[test]
+fn a_slow_execution_is_counted() {
+    let _turn = turn();
+    let run = |slow_factor: f64| {
+        let limits = Limits { slow_factor, slow_least: Duration::ZERO, ..Limits::default() };
+        seen(Listen { limits, ..every(1) }, |read| {
+            let handle = handle(&Config::default());
+            let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+            let buffers = buffers(&handle, &plan);
+            for _ in 0..2 {
+                plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+            }
+            observe::collect();
+            read().count("verdigris_slow_executions_total", &[])
+        })
+    };
+    assert!(run(1e-9) >= 2, "each part is slow beside a limit of nothing");
+    assert_eq!(run(1e9), 0);
+}
+
+/// F4: an execution that does not end is seen while it hangs, and forgotten once it has ended.
+#[test]
+fn a_hang_is_seen_and_nothing_waits_for_it() {
+    let _turn = turn();
+    let limits = Limits { overdue_least: Duration::ZERO, overdue_factor: 0.0, ..Limits::default() };
+    seen(Listen { limits, ..every(1) }, |read| {
+        let handle = handle(&Config::default());
+        let plan = handle.plan_graph(&graph(), &Policy::default()).expect("plans");
+        let buffers = buffers(&handle, &plan);
+        let run = || plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+        run();
+        observe::collect();
+        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+        // The device begins with it, and does not come back.
+        fake::hang_behind(Some(1));
+        run();
+        observe::collect();
+        let hung = read();
+        assert_eq!(hung.count("verdigris_overdue_executions", &["device=cuda:0"]), 1);
+        assert_eq!(hung.count("verdigris_device_seconds", &[]), 0);
+        fake::hang_behind(None);
+        observe::collect();
+        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+        // What waits behind another stream's hang has not begun, and is not what hangs.
+        fake::hang_behind(Some(0));
+        run();
+        observe::collect();
+        assert_eq!(read().count("verdigris_overdue_executions", &[]), 0);
+        fake::hang_behind(None);
+    });
+}
+
+/// F1: workspace that cannot be had is counted, an execution with less too, and who has the memory can be asked.
+#[test]
+fn memory_that_is_lacking_is_accounted_for() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let handle = handle(&Config::default());
+        let graph = graph();
+        let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
+        assert!(plan.workspace_bytes() > plan.least_workspace_bytes(), "{}", plan.explain());
+        let buffers = buffers(&handle, &plan);
+        let small = PoolOptions { limit_bytes: Some(plan.workspace_bytes() - 1), ..PoolOptions::default() };
+        let small = Pool::new(handle.context(), small).expect("makes a pool");
+        plan.execute_from(handle.stream(), &bound(&buffers), &small).expect("executes in less");
+        let seen = read();
+        assert_eq!(seen.count("verdigris_workspace_failures_total", &["device=cuda:0"]), 1);
+        assert_eq!(seen.count("verdigris_fallbacks_total", &["reason=workspace"]), 1);
+        assert_eq!(seen.count("verdigris_errors_total", &[]), 0, "it was computed after all");
+        let none = Pool::new(handle.context(), PoolOptions { limit_bytes: Some(1), ..PoolOptions::default() }).expect("makes a pool");
+        if plan.least_workspace_bytes() > 0 {
+            let error = plan.execute_from(handle.stream(), &bound(&buffers), &none).expect_err("nothing to be had");
+            assert_eq!(error.kind(), "out_of_memory");
+        }
+        let account = handle.memory().expect("asks");
+        assert!(account.pool_used_bytes > 0 && account.total_bytes > account.free_bytes, "{account}");
+        assert!(account.to_string().contains("held by this pool"), "{account}");
+    });
+}
+
+/// F7: a second process fills the device. What we ask for cannot be had, the error and the metric say so, and the account says who holds the memory; when the
+/// neighbour is gone the same plan runs.
+#[test]
+fn a_neighbour_that_fills_the_device_is_seen_and_named() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let device = Device::gpu(handle(&Config::default()), Policy::default());
+        let handle = device.handle().expect("a GPU");
+        let plan = device.plan(&graph()).expect("plans");
+        assert!(plan.workspace_bytes() > 0);
+        let buffers = buffers(handle, plan.on_a_gpu().expect("a GPU's"));
+        let run = || plan.run(&mut bound(&buffers), Some(handle.stream()), verdigris::Workspace::Own);
+        run().expect("alone on the device");
+        fake::refuse_memory(Some((0, u32::MAX)));
+        let ran = run();
+        fake::refuse_memory(None);
+        let seen = read();
+        assert!(seen.count("verdigris_workspace_failures_total", &["device=cuda:0"]) >= 1);
+        match ran {
+            Err(error) => {
+                assert_eq!(error.kind(), "out_of_memory", "{error}");
+                assert_eq!(seen.count("verdigris_errors_total", &["kind=out_of_memory", "device=cuda:0"]), 1);
+            }
+            // A way that needs none.
+            Ok(()) => assert_eq!((plan.least_workspace_bytes(), seen.count("verdigris_fallbacks_total", &["reason=workspace"])), (0, 1)),
+        }
+        let account = handle.memory().expect("asks");
+        assert!(account.others_bytes() > account.total_bytes / 2, "{account}");
+        assert!(account.to_string().contains("held by others"), "{account}");
+        run().expect("the neighbour is gone");
+    });
+}
+
+/// M4, F2: each error that a caller gets is counted by whose fault it is.
+#[test]
+fn errors_are_counted_by_kind() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let device = Device::gpu(handle(&Config::default()), Policy::default());
+        let wrong = Policy { limits: verdigris::Limits { workspace_bytes: Some(0), ..verdigris::Limits::default() }, ..Policy::default() };
+        let mut g = GraphBuilder::new("two products");
+        let rows = |dims: &[u64]| Layout::row_major(dims).expect("small");
+        let x = g.tensor("x", DType::F32, rows(&[64, 64]));
+        let h = g.matmul("first", x, x, Precision::Ieee).expect("fits");
+        let y = g.matmul("second", h, h, Precision::Ieee).expect("fits");
+        g.store(y, "y", DType::F32).expect("known");
+        let error = device.plan_under(&g.finish().expect("valid"), &wrong, &mut |_| {}).err().expect("the product between has no room");
+        assert_eq!(error.kind(), "out_of_memory", "{error}");
+        let plan = Device::cpu().plan(&cpu_graph()).expect("plans");
+        let error = plan.run(&mut [], None, verdigris::Workspace::Own).expect_err("nothing is bound");
+        assert_eq!(error.kind(), "binding");
+        let seen = read();
+        assert_eq!(seen.count("verdigris_errors_total", &["kind=out_of_memory", "device=cuda:0"]), 1);
+        assert_eq!(seen.count("verdigris_errors_total", &["kind=binding", "device=cpu"]), 1);
+        assert_eq!(seen.count("verdigris_errors_total", &[]), 2);
+    });
+}
+
+fn cpu_graph() -> Graph {
+    let rows = |dims: &[u64]| Layout::row_major(dims).expect("small");
+    let mut g = GraphBuilder::new("on the CPU");
+    let x = g.tensor("x", DType::F32, rows(&[4, 4]));
+    let y = g.matmul("product", x, x, Precision::Ieee).expect("fits");
+    let y = g.unary("relu", UnaryOp::Relu, y).expect("fits");
+    let y = g.binary("sum", BinaryOp::Add, y, x).expect("fits");
+    g.store(y, "y", DType::F32).expect("known");
+    g.finish().expect("valid")
+}
+
+#[test]
+fn the_cpu_tells_the_same() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let (device, graph) = (Device::cpu(), cpu_graph());
+        let plan = device.plan(&graph).expect("plans");
+        let x = Tensor::from_values(&device, DType::F32, &[4, 4], &[1.0; 16]).expect("fits");
+        let uid = plan.inputs().next().expect("an input").uid;
+        for _ in 0..3 {
+            device.run(&plan, &[(uid, &x)], &[]).expect("runs");
+        }
+        let seen = read();
+        let parts = plan.engines().len() as u64;
+        assert_eq!(seen.count("verdigris_plans_total", &["device=cpu"]), 1);
+        assert_eq!(seen.count("verdigris_choices_total", &["chosen_by=cpu", "device=cpu"]), parts);
+        assert_eq!(seen.count("verdigris_executions_total", &["device=cpu", "dtype=f32"]), 3 * parts);
+        assert_eq!(seen.count("verdigris_device_seconds", &["device=cpu"]), 3 * parts);
+    });
+}
+
+/// M8, F6: another choice than before is counted, and so is a remembered one that can no longer be had.
+#[test]
+fn switches_are_counted() {
+    let _turn = turn();
+    seen(every(0), |read| {
+        let handle = handle(&Config { shipped: false, ..Config::default() });
+        let problem = Problem::Gemm(GemmProblem::packed(96, 96, 64, DType::F32, DType::F32).expect("a plain product"));
+        let limits = verdigris::Limits::default();
+        let chosen = handle.choose(&problem, &limits).expect("chooses");
+        handle.choose(&problem, &limits).expect("chooses");
+        assert_eq!(read().count("verdigris_choice_switches_total", &[]), 0);
+        let question = handle.question(&problem, &limits);
+        let answer = Answer::of(&chosen.way, 1.0);
+        let of = |version: u32| Answer { version, ..answer.clone() };
+        handle.plan_cache().keep(&question, &of(answer.version + 1)).expect("in memory");
+        handle.choose(&problem, &limits).expect("chooses");
+        assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "the cache's version is passed over");
+        let all = verdigris::Limits { settings: verdigris::Settings::All, ..limits.clone() };
+        let survey = handle.survey(&problem, &all).expect("asks");
+        let is_other = |way: &&verdigris::Ranked| (way.engine.name, &way.knobs) != (chosen.way.engine.name, &chosen.way.knobs);
+        let other = survey.ranked.iter().find(is_other).expect("another way");
+        handle.plan_cache().keep(&question, &Answer::of(other, 0.5)).expect("in memory");
+        handle.load(&problem, other).expect("loads");
+        let now = handle.choose(&problem, &limits).expect("chooses");
+        assert_eq!((now.way.engine.name, &now.way.knobs), (other.engine.name, &other.knobs), "{}", now.explanation);
+        assert_eq!(read().count("verdigris_choice_switches_total", &["op=gemm"]), 1, "another way than before");
+    });
+}
+
+/// Several processes append to one file; what a killed one left of a line is passed over.
+#[test]
+fn a_workload_is_recorded_whether_or_not_anybody_listens() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("workload.txt");
+    let config = Config { record: Some(path.clone()), ..Config::default() };
+    let graph = graph();
+    let run = |times: usize| {
+        let handle = handle(&config);
+        let plan = handle.plan_graph(&graph, &Policy::default()).expect("plans");
+        assert!(path.exists(), "problems are told when they are planned");
+        let buffers = buffers(&handle, &plan);
+        for _ in 0..times {
+            plan.execute_from(handle.stream(), &bound(&buffers), handle.pool()).expect("executes");
+        }
+        assert_eq!(handle.record_trouble(), None);
+        plan.parts().count()
+    };
+    let parts = run(3);
+    run(4);
+    let entries = read_workload(&path).expect("reads");
+    assert_eq!(entries.len(), parts, "each problem once");
+    assert!(entries.iter().all(|entry| entry.executions == 7), "{entries:?}");
+    assert!(entries.iter().any(|entry| matches!(entry.problem, Problem::Gemm(_))));
+    let whole = std::fs::read_to_string(&path).expect("reads");
+    std::fs::write(&path, format!("{whole}5\tgemm bf1")).expect("writes");
+    assert_eq!(read_workload(&path).expect("reads"), entries);
+    std::fs::write(&path, format!("{whole}five\tgemm\n")).expect("writes");
+    let error = read_workload(&path).expect_err("no number").to_string();
+    assert!(error.contains("workload.txt, line") && error.contains("`five` is no number"), "{error}");
+    // A file that cannot be written stops nothing, and is told.
+    let nowhere = Config { record: Some(folder.path().join("missing/workload.txt")), ..Config::default() };
+    let handle = handle(&nowhere);
+    handle.plan_graph(&graph, &Policy::default()).expect("plans all the same");
+    assert!(handle.record_trouble().is_some_and(|trouble| trouble.contains("missing/workload.txt")));
+    assert!(matches!(Device::open("cpu", &nowhere, Policy::default()), Ok(_) | Err(Error::DeviceName { .. })));
+}
