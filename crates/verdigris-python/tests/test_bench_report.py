@@ -200,8 +200,10 @@ def test_the_page_says_what_the_records_say(tmp_path):
     assert "passed once" in line("ResNet-50, images a second") and "**missed**" in line("ResNet-50, worst tensor")
     assert "Where we are behind" in text and wrong["key"] in text
     assert "| square bf16 | 1 | 1.02 | 1.02 | 64x64x64-nt | 1/0 |" in text
-    plots = sorted(path.name for path in (out.parent / "performance").iterdir())
+    written = sorted(path.name for path in (out.parent / "performance").iterdir())
+    plots = [name for name in written if name.endswith(".svg")]
     assert plots == ["ratios-conv.svg", "roofline-conv.svg"]
+    assert written == [*plots, "tested.json"]
     for name in plots:
         xml.parse(out.parent / "performance" / name)
         assert f"performance/{name}" in text
@@ -218,7 +220,8 @@ def test_the_page_of_the_checkout_is_that_of_its_records(tmp_path):
     root = lists.parent.parent
     assert cli.main(["render", "--out", str(tmp_path / "performance.md")]) == 0
     assert (tmp_path / "performance.md").read_text() == (root / "docs" / "performance.md").read_text()
-    for plot in (tmp_path / "performance").glob("*.svg"):
+    assert (tmp_path / "performance" / "tested.json").is_file()
+    for plot in (tmp_path / "performance").glob("*"):
         assert plot.read_text() == (root / "docs" / "performance" / plot.name).read_text()
 
 

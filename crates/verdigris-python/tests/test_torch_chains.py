@@ -397,3 +397,151 @@ class BySuper(ByMethod):
 def test_what_a_forward_calls_is_read_too(kind, chains):
     _, report = agrees(filled(kind()), torch.randn(2, 4, 5, 5))
     assert report.chains.get("") == chains
+
+
+def nodes_of(result):
+    """The names of the nodes of autograd that a result comes from."""
+    names, open_, seen = [], [result.grad_fn], set()
+    while open_:
+        node = open_.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        names.append(node.name())
+        open_ += [behind for behind, _ in node.next_functions]
+    return sorted(names)
+
+
+class Unbiased(nn.Module):
+    """As ResNet's blocks are: no convolution has a bias."""
+
+    def __init__(self, dims=2, groups=1, affine=True):
+        super().__init__()
+        conv, norm = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1], (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1]
+        self.conv1, self.bn1 = conv(4, 6, 3, stride=2, padding=1, groups=groups, bias=False), norm(6, affine=affine)
+        self.conv2, self.bn2 = conv(6, 8, 1, bias=False), norm(8, affine=affine)
+        self.branch = nn.Sequential(conv(4, 8, 1, stride=2, bias=False), norm(8, momentum=0.3))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        y += self.branch(x)
+        return self.relu(y)
+
+
+def trained(net, x, weight, freeze=()):
+    """A step's results: y, the gradients, and the buffers behind it."""
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name not in freeze)
+        parameter.grad = None
+    y = net(x)
+    (y * weight).sum().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in net.parameters()]
+    return [y.detach(), *grads, *([x.grad.clone()] if x.requires_grad else []), *(b.clone() for b in net.buffers())]
+
+
+@pytest.mark.parametrize("dims, groups, affine, last, wants_x", [(2, 1, True, True, True), (2, 2, True, False, False), (1, 1, False, False, True), (3, 2, True, True, True)])
+def test_training_is_one_node_a_layer(dims, groups, affine, last, wants_x):
+    net = filled(Unbiased(dims, groups, affine))
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    if last:
+        net = net.to(memory_format=formats[dims])
+    wide, (ours, report) = copy.deepcopy(net).double(), vt.convert(net)
+    assert report.chains[""] == ["conv1 + bn1 + relu", "conv2 + bn2 + add + relu"]
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(3, 4, *(9, 8, 5)[:dims], generator=generator)
+    x = x.to(memory_format=formats[dims]) if last else x
+    with torch.no_grad():
+        weight = torch.randn(net(x).shape, generator=generator)
+        wide(x.double())
+    for freeze in ((), ("conv1.weight",), ("bn2.weight", "bn2.bias", "conv2.weight")) if affine else ((),):
+        mine = trained(ours, x.clone().requires_grad_(wants_x), weight, freeze)
+        right = trained(wide, x.double().requires_grad_(wants_x), weight.double(), freeze)
+        assert len(mine) == len(right)
+        for got, want in zip(mine, right):
+            assert got.shape == want.shape and (got.double() - want).abs().max() <= 3e-5 * want.abs().max().clamp_min(1.0)
+    names = nodes_of(ours(x.requires_grad_(wants_x)))
+    assert names.count("Verdigris_conv_batch_normBackward") == 3, names
+    assert set(names) <= {"Verdigris_conv_batch_normBackward", "torch::autograd::AccumulateGrad"}, names
+    with torch.no_grad():
+        # What is computed without gradients is computed alike.
+        assert calls_of(lambda: ours(x)) == ["verdigris::batch_norm"] * 3 + ["verdigris::conv_fprop"] * 3
+
+
+def test_training_under_autocast_casts_parameters_inside_the_node():
+    """Gradients of parameters come in the parameters' own type, rounded once, and no node stands for a cast."""
+    net = filled(Unbiased())
+    wide, (ours, _) = copy.deepcopy(net).double(), vt.convert(net)
+    x, weight = torch.randn(4, 4, 9, 8).bfloat16(), torch.randn(4, 8, 5, 4)
+    step = torch.autocast("cpu", torch.bfloat16)(trained)
+    theirs, mine = step(copy.deepcopy(net), x, weight), step(ours, x, weight)
+    right = trained(wide, x.double(), weight.double())
+    for plain, got, want in zip(theirs, mine, right):
+        scale = want.abs().max().clamp_min(1.0)
+        assert got.dtype == plain.dtype and (got.double() - want).abs().max() <= 2.0 * (plain.double() - want).abs().max() + 1e-3 * scale
+    gradient = dict(ours.named_parameters())["conv1.weight"].grad
+    assert gradient.dtype == torch.float32 and not torch.equal(gradient, gradient.bfloat16().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        names = nodes_of(ours(x))
+    assert set(names) == {"Verdigris_conv_batch_normBackward", "torch::autograd::AccumulateGrad"}, names
+
+
+def test_what_cannot_be_one_node_is_computed_all_the_same():
+    block = lambda **words: nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5, **words), nn.ReLU())
+    x = torch.randn(2, 3, 6, 6)
+    # The mean of all batches so far.
+    ours, _ = vt.convert(block(momentum=None))
+    plain = copy.deepcopy(block(momentum=None))
+    plain.load_state_dict(ours.state_dict())
+    for _ in range(2):
+        ours(x), plain(x)
+    assert ours[1].num_batches_tracked == 2
+    close(ours[1].running_mean, plain[1].running_mean.double(), 8.0)
+    # Statistics that stay, with gradients.
+    ours.eval()
+    assert "Verdigris_conv_batch_normBackward" not in nodes_of(ours(x))
+    # One value a channel has no deviation, and counts as no batch.
+    ours, _ = vt.convert(block())
+    with pytest.raises(vd.GraphError, match="one value per channel"):
+        ours(torch.randn(1, 3, 3, 3))
+    assert ours[1].num_batches_tracked == 0
+    # An addend that is broadcast.
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5)
+
+        def forward(self, x, z):
+            return torch.relu(self.bn(self.conv(x)) + z)
+
+    net = Added()
+    wide, (ours, _) = copy.deepcopy(net).double(), vt.convert(net)
+    for z in (torch.randn(1, 5, 1, 1), torch.randn(2, 5, 4, 4)):
+        close(ours(x, z), wide(x.double(), z.double()), 8.0)
+        is_alike = z.shape[0] == 2
+        assert (nodes_of(ours(x, z))[-1] == "torch::autograd::AccumulateGrad") and ("Verdigris_conv_batch_normBackward" in nodes_of(ours(x, z))) == is_alike
+
+
+@pytest.mark.parametrize("layer", ["conv", "linear"])
+def test_gradients_of_gradients_reach_parameters_that_autocast_rounded(layer):
+    plain = nn.Conv2d(3, 4, 3, padding=1) if layer == "conv" else nn.Linear(3, 4)
+    x = torch.randn(2, 3, 5, 5) if layer == "conv" else torch.randn(6, 3)
+    ours, _ = vt.convert(plain)
+
+    def second(module, x, dtype):
+        x = x.clone().to(dtype).requires_grad_()
+        parameters = list(module.parameters())
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            y = module(x).float().square().sum() if dtype == torch.float32 else module(x).square().sum()
+        grads = torch.autograd.grad(y, [x, *parameters], create_graph=True)
+        (sum((grad.square() if dtype == torch.float64 else grad.float().square()).sum() for grad in grads)).backward()
+        return [x.grad, *(parameter.grad for parameter in parameters)]
+
+    right = second(copy.deepcopy(plain).double(), x, torch.float64)
+    theirs, mine = second(copy.deepcopy(plain), x, torch.float32), second(ours, x, torch.float32)
+    for plain_grad, got, want in zip(theirs, mine, right):
+        scale = want.abs().max().clamp_min(1.0)
+        assert got.dtype == plain_grad.dtype
+        assert (got.double() - want).abs().max() <= 2.0 * (plain_grad.double() - want).abs().max() + 1e-2 * scale

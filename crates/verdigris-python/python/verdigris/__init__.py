@@ -14,6 +14,7 @@ Tensors are those of PyTorch, CuPy, JAX or NumPy: whatever speaks DLPack or `__c
 functions, operators and modules for PyTorch.
 """
 
+import atexit as _atexit
 from pathlib import Path as _Path
 
 from . import _native
@@ -29,7 +30,7 @@ from ._errors import (
     OutOfRangeError,
     UnsupportedError,
 )
-from ._native import Device, Graph, Plan, Policy, Uid, __version__, device_count
+from ._native import Device, Graph, Plan, Policy, Telemetry, Uid, __version__, device_count
 
 _native.set_pack_folder(_Path(__file__).parent / "pack")
 
@@ -46,6 +47,20 @@ def tune(graph, device=None, *, candidates=12, budget_ms=500.0, again=False, pol
     return device.plan(graph, measured, progress)
 
 
+def telemetry(*, prometheus=None, trace=None, events=None, nvml=None, nvtx=None):
+    """Starts exporters and returns what ends them: `close()`, a `with` block, or the end of the program. A process can do so once.
+
+    `prometheus` is a port or `"address:port"` for `/metrics`; a port alone is the loopback. `trace` is a file that Perfetto opens, `events` a file of
+    JSON lines; `%p` in a name is the number of the process. `nvml` reads the GPUs every so many seconds. `nvtx` is the library of a profiler, the
+    value of `NVTX_INJECTION64_PATH`. Call it before plans are made: they keep the handles of their metrics.
+
+        verdigris.telemetry(prometheus="127.0.0.1:9464", trace="trace.json")
+    """
+    running = _native.telemetry(prometheus=prometheus, trace=trace, events=events, nvml=nvml, nvtx=nvtx)
+    _atexit.register(running.close)
+    return running
+
+
 __all__ = [
     "BindingError",
     "ConfigError",
@@ -60,9 +75,11 @@ __all__ = [
     "OutOfRangeError",
     "Plan",
     "Policy",
+    "Telemetry",
     "Uid",
     "UnsupportedError",
     "__version__",
     "device_count",
+    "telemetry",
     "tune",
 ]

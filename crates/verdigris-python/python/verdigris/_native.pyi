@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal
 
 __version__: str
@@ -34,6 +35,7 @@ class Policy:
         reduced_sums: bool = True,
         tensor_cores: bool = True,
     ) -> None: ...
+    def made_deterministic(self) -> Policy: ...
 
 class Device:
     def __init__(self, name: str = "cuda") -> None: ...
@@ -209,6 +211,106 @@ class Graph:
         reduction: Literal["none", "sum", "mean"] = "mean",
         name: str = "cross_entropy_backward",
     ) -> Uid: ...
+    def normalize(
+        self,
+        x: Uid,
+        axes: Sequence[int],
+        eps: float,
+        *,
+        kind: Literal["layer", "rms"] = "layer",
+        groups: int = 1,
+        residual: Uid | None = None,
+        scale: Uid | None = None,
+        bias: Uid | None = None,
+        zero_centred: bool = False,
+        name: str = "normalize",
+    ) -> tuple[Uid, Uid | None, Uid | None, Uid]: ...
+    def normalize_backward(
+        self,
+        x: Uid,
+        dy: Uid,
+        axes: Sequence[int],
+        eps: float,
+        *,
+        kind: Literal["layer", "rms"] = "layer",
+        groups: int = 1,
+        scale: Uid | None = None,
+        mean: Uid | None = None,
+        inv: Uid | None = None,
+        dsum: Uid | None = None,
+        bias_dims: Sequence[int] | None = None,
+        zero_centred: bool = False,
+        name: str = "normalize_backward",
+    ) -> tuple[Uid, Uid | None, Uid | None]: ...
+    def batch_norm(
+        self,
+        x: Uid,
+        scale: Uid | None = None,
+        bias: Uid | None = None,
+        *,
+        add: Uid | None = None,
+        running_mean: Uid | None = None,
+        running_var: Uid | None = None,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        relu: bool = False,
+        name: str = "batch_norm",
+    ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
+    def batch_norm_backward(
+        self,
+        dy: Uid,
+        x: Uid,
+        mean: Uid,
+        inv: Uid,
+        *,
+        scale: Uid | None = None,
+        bias: Uid | None = None,
+        y: Uid | None = None,
+        relu: bool = False,
+        name: str = "batch_norm_backward",
+    ) -> tuple[Uid, Uid, Uid, Uid | None]: ...
+    def batch_norm_statistics(self, x: Uid, *, name: str = "batch_norm_statistics") -> tuple[Uid, Uid]: ...
+    def attention(
+        self,
+        q: Uid,
+        k: Uid,
+        v: Uid,
+        *,
+        scale: float | Uid | None = None,
+        causal: Literal["none", "top_left", "bottom_right"] = "none",
+        left: int | None = None,
+        right: int | None = None,
+        soft_cap: float | None = None,
+        bias: Uid | None = None,
+        mask: Uid | None = None,
+        slopes: Uid | None = None,
+        sinks: Uid | None = None,
+        q_lengths: Uid | None = None,
+        kv_lengths: Uid | None = None,
+        name: str = "attention",
+    ) -> tuple[Uid, Uid]: ...
+    def attention_backward(
+        self,
+        q: Uid,
+        k: Uid,
+        v: Uid,
+        o: Uid,
+        log_sum_exp: Uid,
+        d_o: Uid,
+        *,
+        scale: float | Uid | None = None,
+        causal: Literal["none", "top_left", "bottom_right"] = "none",
+        left: int | None = None,
+        right: int | None = None,
+        soft_cap: float | None = None,
+        bias: Uid | None = None,
+        mask: Uid | None = None,
+        slopes: Uid | None = None,
+        sinks: Uid | None = None,
+        q_lengths: Uid | None = None,
+        kv_lengths: Uid | None = None,
+        name: str = "attention_backward",
+    ) -> tuple[Uid, Uid, Uid, Uid | None, Uid | None]: ...
     def reshape(self, x: Uid, dims: Sequence[int], *, name: str = "reshape") -> Uid: ...
     def transpose(self, x: Uid, permutation: Sequence[int], *, name: str = "transpose") -> Uid: ...
     def slice(self, x: Uid, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int], *, name: str = "slice") -> Uid: ...
@@ -222,6 +324,24 @@ class Graph:
     def store(self, uid: Uid, name: str, dtype: str, strides: Sequence[int] | None = None) -> None: ...
     def dims(self, uid: Uid) -> list[int]: ...
 
+class Telemetry:
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def absent(self) -> list[str]: ...
+    def text(self) -> str: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Telemetry: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None: ...
+
+def telemetry(
+    *,
+    prometheus: int | str | None = None,
+    trace: str | PathLike[str] | None = None,
+    events: str | PathLike[str] | None = None,
+    nvml: float | None = None,
+    nvtx: str | PathLike[str] | None = None,
+) -> Telemetry: ...
 def device_count() -> int: ...
 def set_pack_folder(folder: Any) -> None: ...
 
@@ -230,6 +350,7 @@ def hook_torch(objects: dict[str, Any]) -> None: ...
 def functions() -> list[tuple[str, int, list[int], str | None]]: ...
 def eager(function: int, /, *arguments: Any) -> Any: ...
 def eager_past_autocast(function: int, /, *arguments: Any) -> Any: ...
+def differentiated(function: int, /, *arguments: Any) -> tuple[Any, Any, str]: ...
 def plain(function: int, policy: int | None, /, *arguments: Any) -> Any: ...
 def run(function: int, /, *arguments: Any) -> Any: ...
 def explain_call(function: int, /, *arguments: Any) -> str: ...

@@ -16,6 +16,25 @@ def _list(text: str) -> List[str]:
     return [part for part in text.split(",") if part]
 
 
+def _add_rows_options(one: argparse.ArgumentParser, peers: str) -> None:
+    """What all suites of rows ask: which rows, for how long, against whom."""
+    one.add_argument("--filter", default="", help="only rows whose key contains this")
+    one.add_argument("--seed", type=int, help="the seed of the drawn rows; default a new one, or that of the record which goes on")
+    one.add_argument("--no-drawn", action="store_true", help="draws no rows")
+    one.add_argument("--only-drawn", action="store_true", help="leaves out the lists")
+    one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
+    one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
+    one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
+    one.add_argument("--peers", type=_list, default=None, help=peers)
+
+
+def _add_place_options(one: argparse.ArgumentParser) -> None:
+    """What all measuring commands ask: where to run, and where records go."""
+    one.add_argument("--device", default=None, help="cuda:0 or cpu; default the GPU if there is one")
+    one.add_argument("--json", type=Path, help="the file that the record is appended to; a suite of rows measures none again that it has of this machine")
+    one.add_argument("--out", type=Path, help="the folder of records; default bench/record/DEVICE of the checkout, on a GPU")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m verdigris.bench", description="Ours beside PyTorch's, in the same run.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -25,23 +44,14 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--dtype", type=_list, default=[], help="only these types: " + ", ".join(BYTES))
         one.add_argument("--direction", type=_list, default=[], help="only these directions: " + ", ".join(DIRECTIONS))
         one.add_argument("--layout", type=_list, default=[], help="only these layouts")
-        one.add_argument("--filter", default="", help="only rows whose name contains this")
         one.add_argument("--list", action="append", default=[], help="a problem list, instead of the suite's own")
-        one.add_argument("--seed", type=int, help="the seed of the drawn rows; default a new one, or that of the record which goes on")
-        one.add_argument("--no-drawn", action="store_true", help="draws no rows")
-        one.add_argument("--only-drawn", action="store_true", help="leaves out the lists")
-        one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
-        one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
-        one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
-        one.add_argument("--peers", type=_list, default=None, help="pytorch, cublaslt, native, other_format, compile, or none")
+        _add_rows_options(one, "pytorch, cublaslt, native, other_format, compile, or none")
         one.add_argument("--no-instant", action="store_true", help="leaves out the column of plans that are chosen by estimate")
         one.add_argument("--shipped", action="store_true", help="also the column of plans that ship with the library")
         one.add_argument("--tuning", type=float, default=500.0, metavar="MS", help="most time of our measured choice, a part (500 ms)")
         one.add_argument("--graph-below", type=float, default=50.0, metavar="US", help="replays CUDA graphs where a side is shorter (50 µs)")
         one.add_argument("--memory-limit", type=float, default=32.0, metavar="GIB", help="most memory of one row (32 GiB)")
-        one.add_argument("--device", default=None, help="cuda:0 or cpu; default the GPU if there is one")
-        one.add_argument("--json", type=Path, help="the file that the record is appended to; rows that it has of this machine are not measured again")
-        one.add_argument("--out", type=Path, help="the folder of records; default bench/record/DEVICE of the checkout, on a GPU")
+        _add_place_options(one)
         one.add_argument(
             "--check", action="store_true", help="afterwards the regression gate against the records in --out; status 1 if a row became worse"
         )
@@ -49,17 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
     for name in layers.SUITES:
         one = commands.add_parser(name, help=f"measures the suite {name} of layers.toml: what lies between the products")
-        one.add_argument("--filter", default="", help="only rows whose key contains this")
-        one.add_argument("--seed", type=int, help="the seed of the drawn rows; default a new one")
-        one.add_argument("--no-drawn", action="store_true", help="draws no rows")
-        one.add_argument("--only-drawn", action="store_true", help="leaves out the list")
-        one.add_argument("--dry-run", action="store_true", help="names the rows in their order, and measures nothing")
-        one.add_argument("--seconds", type=float, default=0.35, help="time for a row, all sides together (0.35; below 0.3 a row is no evidence)")
-        one.add_argument("--time-limit", type=float, help="stops after so many minutes, with what there is")
-        one.add_argument("--peers", type=_list, default=None, help=f"{', '.join(layers.PEERS)}")
-        one.add_argument("--device", default=None)
-        one.add_argument("--json", type=Path)
-        one.add_argument("--out", type=Path)
+        _add_rows_options(one, ", ".join(layers.PEERS))
+        _add_place_options(one)
 
     train = commands.add_parser("train", help="a network's training: images a second and errors against fp32, converted and not")
     train.add_argument("--model", type=_list, default=["resnet50", "convnext_tiny"])
@@ -81,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     latency.add_argument("--processes", type=int, default=5)
     latency.add_argument("--calls", type=int, default=2000)
     for one in (train, nets, latency):
-        one.add_argument("--device", default=None)
-        one.add_argument("--json", type=Path)
-        one.add_argument("--out", type=Path)
+        _add_place_options(one)
     check = commands.add_parser("check", help="the regression gate: NEW against the best of comparable records")
     check.add_argument("new", type=Path, help="the record to judge: all its runs, suite by suite")
     check.add_argument("old", type=Path, nargs="?", help="a record or a folder of them; default the folder of NEW")

@@ -17,7 +17,7 @@ MOST_DRAWS = 10_000
 DEFAULTS = {"stride": 1, "dilation": 1, "groups": 1, "dims": 2, "batch": 1}
 
 
-def _drawn(field: Union[int, dict], rng: random.Random):
+def value_of(field: Union[int, dict], rng: random.Random):
     """One value of a field. ``random()`` alone is asked, which gives the same numbers in every version of Python."""
     if not isinstance(field, dict):
         return field
@@ -29,7 +29,7 @@ def _drawn(field: Union[int, dict], rng: random.Random):
 
 
 def _conv(table: dict, direction: str, rng: random.Random) -> Conv:
-    get = lambda name: _drawn(table.get(name, DEFAULTS.get(name)), rng)
+    get = lambda name: value_of(table.get(name, DEFAULTS.get(name)), rng)
     dtype, layout, dims = get("dtypes"), get("layouts"), table.get("dims", DEFAULTS["dims"])
     n, per_c, per_k, groups = get("n"), get("c"), get("k"), get("groups")
     extent, filter, stride, dilation = get("input"), get("filter"), get("stride"), get("dilation")
@@ -45,7 +45,7 @@ def _conv(table: dict, direction: str, rng: random.Random) -> Conv:
 
 
 def _gemm(table: dict, _direction: str, rng: random.Random) -> Gemm:
-    get = lambda name: _drawn(table.get(name, DEFAULTS.get(name)), rng)
+    get = lambda name: value_of(table.get(name, DEFAULTS.get(name)), rng)
     dtype, letters = get("dtypes"), get("layouts")
     # Eight-bit operands are multiplied along rows alone.
     letters = "nt" if dtype in ("fp8", "int8") else letters

@@ -162,7 +162,7 @@ def load(path: Path, suite: str, seed: Optional[int]) -> List[Layer]:
 
 
 def _draw(group: dict, direction: str, rng: random.Random) -> Layer:
-    get = lambda value: drawn._drawn(value, rng)
+    get = lambda value: drawn.value_of(value, rng)
     for _ in range(drawn.MOST_DRAWS):
         op, dtype, layout = (get({"any": group[name]}) for name in ("ops", "dtypes", "layouts"))
         shape = tuple(get(extent) for extent in group["shape"])

@@ -117,7 +117,7 @@ class Step:
         self.device = next(network.parameters()).device
         self.call = network
         self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, foreach=True) if self.is_training else None
-        self.outputs = None
+        self.outputs = self.graph = None
 
     def forward(self):
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
@@ -150,10 +150,14 @@ class Step:
         if stream is None:
             return self
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self()
-        return graph.replay
+        return self.replay
+
+    def replay(self) -> None:
+        """The captured step. A method of the step, which owns what the graph writes, such as the optimizer's state: replayed without it, that memory is another's."""
+        self.graph.replay()
 
 
 def calm(network: torch.nn.Module) -> torch.nn.Module:

@@ -380,6 +380,25 @@ def page(runs: Sequence[Run], records: Path, root: Path, plots: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def tested(runs: Sequence[Run]) -> List[dict]:
+    """Which machine, driver and software have been measured together, with how many rows and how many of them wrong; what ``verdigris matrix`` shows."""
+    found: Dict[tuple, dict] = {}
+    for run in runs:
+        machine, software = run.head["machine"], run.head["software"]
+        versions = {name: str(software[name]) for name in ("torch", "cudnn", "cublaslt") if name in software}
+        key = (str(machine.get("name")), str(machine.get("driver") or ""), tuple(versions.items()))
+        entry = found.setdefault(
+            key,
+            {"machine": key[0], "driver": key[1], **versions, "suites": [], "runs": 0, "rows": 0, "wrong": 0, "first": run.date, "last": run.date},
+        )
+        entry["suites"] = sorted({*entry["suites"], run.suite})
+        entry["runs"] += 1
+        entry["rows"] += len(run.rows)
+        entry["wrong"] += sum(1 for row in run.rows.values() if row.get("fault"))
+        entry["first"], entry["last"] = min(entry["first"], run.date), max(entry["last"], run.date)
+    return [found[key] for key in sorted(found)]
+
+
 def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], None]) -> int:
     """Reads all records of a folder and writes the page and its plots."""
     lists = lists_folder()
@@ -394,5 +413,7 @@ def render(records: Optional[Path], out: Optional[Path], say: Callable[[str], No
     base = root if root in records.parents else records
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(runs, records, base, out.parent / "performance"), encoding="utf-8")
+    (out.parent / "performance").mkdir(exist_ok=True)
+    (out.parent / "performance" / "tested.json").write_text(json.dumps(tested(runs), indent=1) + "\n", encoding="utf-8")
     say(f"{out}: {len(runs)} runs, {sum(len(run.rows) for run in runs)} rows")
     return 0

@@ -23,7 +23,13 @@ from .functional import *  # noqa: F403
 from ._policy import get_policy, policy, set_policy
 
 #: What is imported when it is asked for: classes of modules are a good part of the time of an import.
-_LATER = {"nn": "nn", "Report": "_convert", "convert": "_convert"}
+_LATER = {
+    "nn": "nn",
+    "Report": "_convert",
+    "convert": "_convert",
+    "register_transformers": "_sdpa",
+    "sdpa_kernel": "_sdpa",
+}
 
 
 def __getattr__(name):
@@ -70,5 +76,7 @@ __all__ = [
     "nn",
     "plan_count",
     "policy",
+    "register_transformers",
+    "sdpa_kernel",
     "set_policy",
 ]

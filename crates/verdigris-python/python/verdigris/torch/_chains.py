@@ -1,8 +1,9 @@
 """Chains of a network's modules that are computed together: what `convert` finds, and what it makes of them.
 
 A chain is a convolution, the batch normalization behind it, and where they follow, the addition of a residual and an activation. In inference it is one
-call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum in the convolution's epilogue. Where the normalization trains, or a
-gradient is recorded, the modules are called as they stand.
+call (`torch.ops.verdigris.conv_norm`): the normalization is a product and a sum in the convolution's epilogue. Where the normalization trains and
+gradients are recorded, it is one call too (`conv_batch_norm`), with one node of autograd, if what is behind the normalization is a sum of like tensors or
+ReLU and the convolution has no bias. Else the convolution is a call, and the normalization with what is behind it another, or the modules are called as they stand.
 
 A chain is found in the `forward` of the module that holds its parts, which is traced with all modules below it opaque. Only what a trace shows
 exactly is traced: a `forward` whose decisions are about attributes of the module other than `training`. Module tree, parameters and `state_dict` stay
@@ -56,8 +57,9 @@ def _is_watched(module):
     )
 
 
+_OWN_NORMS = tuple(nn.CLASSES[kind] for kind in _PLAIN_NORMS)
 #: Normalizations that compute what PyTorch's do, PyTorch's own and ours.
-_NORMS = (*_PLAIN_NORMS, *(nn.CLASSES[kind] for kind in _PLAIN_NORMS if kind in nn.CLASSES))
+_NORMS = (*_PLAIN_NORMS, *_OWN_NORMS)
 
 
 def _is_alike(conv, x, addend):
@@ -80,7 +82,24 @@ def conv_norm(conv, norm, activation, x, addend=None):
     if is_one_call and (addend is None or _is_alike(conv, x, addend)):
         attributes = _attributes(conv._attributes, norm.eps, activation)
         return _ops.conv_norm(x, conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias, addend, attributes)
-    y = norm(conv(x))
+    is_plain = norm.__class__ in _OWN_NORMS and activation in ("", "f=relu")
+    is_one_node = (
+        is_plain
+        and norm.training
+        and norm.momentum is not None
+        and conv.bias is None
+        and conv.__class__ in _CONVS
+        and x.dim() == conv.weight.dim()
+        and torch.is_grad_enabled()
+        and not (_ops._is_compiling() or _is_watched(conv) or _is_watched(norm))
+    )
+    if is_one_node and (addend is None or _is_alike(conv, x, addend)):
+        return functional.conv_batch_norm_modules(conv, norm, x, addend, "relu" if activation else None)
+    y = conv(x)
+    is_two_calls = is_plain and (_ops._is_compiling() or not _is_watched(norm))
+    if is_two_calls and (addend is None or addend.dtype == y.dtype and addend.shape == y.shape):
+        return functional.batch_norm_module(norm, y, addend, "relu" if activation else None)
+    y = norm(y)
     if addend is not None:
         y = y + addend
     return _ops.activation(y, activation) if activation else y
@@ -250,7 +269,7 @@ def _chain(module, node):
     return nodes, activation, addend
 
 
-def _names(module, nodes):
+def _names(nodes):
     words = [node.target if node.op == "call_module" else getattr(node.target, "__name__", str(node.target)) for node in nodes]
     return " + ".join(words)
 
@@ -335,7 +354,7 @@ def chain(model, skip=()):
             nodes, activation, addend = one
             if _is_disturbed(module, graph, nodes):
                 continue
-            chains.append(_names(module, nodes))
+            chains.append(_names(nodes))
             last = nodes[-1]
             with graph.inserting_before(last):
                 conv, norm = (graph.create_node("get_attr", node.target) for node in nodes[:2])

@@ -33,6 +33,8 @@ def _why_not(module):
         return "its forward is not PyTorch's"
     if getattr(module, "parametrizations", None) is not None:
         return "it is parametrized"
+    if getattr(module, "track_running_stats", False) and not isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return "it keeps running statistics"
     return None
 
 
@@ -41,15 +43,15 @@ def _stock(kind):
 
 
 def convert(model, *, inplace=False, only=None, skip=()):
-    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, softmax and
-    cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
+    """Swaps every module of `model` that this package computes: convolutions, transposed ones, `Linear`, pooling, activations, batch, layer,
+    RMS, group and instance norm, multi-head attention, softmax and cross-entropy. Returns the network and a `Report` of what was swapped, what was not, and why.
 
     With `inplace` the network's own modules change their class: parameters, buffers, hooks and names stay as they are. Without it that happens to a
     copy of the modules that shares parameters and buffers with the original. `state_dict` has the same keys either way.
 
     A convolution with the batch normalization behind it, and with a residual and an activation where they follow, is one call in inference (in eval
-    mode and without gradients), where the forward of the module that holds them can be read exactly; a module with hooks stays by itself. Modules and
-    `state_dict` stay as they are.
+    mode and without gradients), and in training one call and one node of autograd with its residual and ReLU, if the convolution has no bias; where the
+    forward of the module that holds them can be read exactly. A module with hooks stays by itself. Modules and `state_dict` stay as they are.
 
     `only`: classes of PyTorch that are swapped, all others staying. `skip`: names of modules that stay, with everything below them.
     """

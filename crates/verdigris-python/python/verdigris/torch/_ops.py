@@ -16,7 +16,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from .. import _native
-from .._errors import ConstantError
+from .._errors import ConstantError, UnsupportedError
 from . import _hooks  # noqa: F401
 
 _library = torch.library.Library("verdigris", "DEF")
@@ -24,6 +24,7 @@ _namespace = torch.ops.verdigris
 #: By name: the number, the most tensors read, what gradients are computed from, and what autocast casts to.
 _FUNCTIONS = {name: (code, *rest) for code, (name, *rest) in enumerate(_native.functions())}
 _eager, _eager_past_autocast, _plain, _run = _native.eager, _native.eager_past_autocast, _native.plain, _native.run
+_differentiated = _native.differentiated
 _current_policy = _native.current_policy
 _is_compiling = torch.compiler.is_compiling
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -66,54 +67,73 @@ def _gradients(name, places, saves, has_one_result):
     """What an operator keeps of a call, and what it does with the gradient of its first result."""
     # The gradient of a tensor that is not saved needs the tensor's dims, unless a result of the same dims is saved.
     is_told = places not in saves
-    wanted = [(place, f"of={name} wrt={place}|", is_told and place not in saves) for place in range(places)]
-    told = tuple(place for place, _, is_told in wanted if is_told)
-    is_activation = name == "activation"
+    told = tuple(place for place in range(places) if is_told and place not in saves)
+    is_activation, is_gradient = name == "activation", name == "gradient"
 
-    def save_some(ctx, inputs, output):
+    def save_some(ctx, inputs, used, output):
         ctx.attributes, ctx.policy = inputs[places], _current_policy()
         if is_activation:
             # ReLU's derivative follows from its result too, which the next layer saves anyway.
             ctx.save_for_backward(output if inputs[1] == "f=relu" else inputs[0])
-            return
-        every = inputs[:places] + (output if isinstance(output, tuple) else (output,))
+            return output
+        every = (*inputs[:places], *_each_result(output))
         ctx.save_for_backward(*[every[place] for place in saves])
         if told:
             ctx.shapes = {place: every[place].shape for place in told if every[place] is not None}
         if len(every) > places + 1:
             ctx.mark_non_differentiable(*every[places + 1 :])
+        return output
 
     first = len(saves)
-    # Attributes of the gradients that are computed together, by their places.
+    # The attributes of gradients in front of the function's, by the places that are asked for and the types that autocast rounded.
     heads = {}
 
-    def save_first(ctx, inputs, output):
+    def head(asked, types):
+        return heads.get((asked, types)) or heads.setdefault((asked, types), f"of={name} wrt={','.join(map(str, asked))}{types}|")
+
+    def save_first(ctx, inputs, used, output):
         # As `save_some`, of a single result and the first of its operands: each layer of a network comes by here.
-        ctx.save_for_backward(*inputs[:first])
+        if ctx.types:
+            # Parameters as they were given, so that the gradient of a gradient reaches them, and behind them what was computed with.
+            own = [given if given is not None and given.requires_grad else value for given, value in zip(inputs[:first], used)]
+            ctx.save_for_backward(*own, *used[:first])
+        else:
+            ctx.save_for_backward(*inputs[:first])
         ctx.attributes, ctx.policy = inputs[places], _current_policy()
+        return output
 
     is_first = not told and not is_activation and saves == list(range(first)) and first <= places
     setup = save_first if is_first and has_one_result else save_some
 
     def backward(ctx, dy, *_):
-        saved, attributes, policy, needs = ctx.saved_tensors, ctx.attributes, ctx.policy, ctx.needs_input_grad
+        saved, attributes, policy, needs, types = ctx.saved_tensors, ctx.attributes, ctx.policy, ctx.needs_input_grad, ctx.types
         gradients = [None] * len(needs)
-        if not told:
-            asked = tuple(place for place in range(places) if needs[place])
-            if len(asked) > 1:
-                head = heads.get(asked) or heads.setdefault(asked, f"of={name} wrt={','.join(map(str, asked))}|")
-                together = _together(policy, dy, *saved, head + attributes, ())
-                if together is not None:
-                    for place, value in zip(asked, together):
-                        gradients[place] = value
-                    return tuple(gradients)
-        for place, head, is_told in wanted:
-            if needs[place]:
-                dims = ctx.shapes[place] if is_told else ()
-                gradients[place] = gradient.again(policy, dy, *saved, head + attributes, dims)
+        if types:
+            saved = _as_used(saved)
+        if is_gradient and " as" in attributes.split("|", 1)[0]:
+            # The gradient that was taken is one of a tensor before it was rounded; what it came from is of the type behind that.
+            dy = dy.to(saved[0].dtype)
+        asked = tuple(place for place in range(places) if needs[place])
+        if len(asked) > 1 and not told:
+            together = _together(policy, dy, *saved, head(asked, types) + attributes, ())
+            if together is not None:
+                for place, value in zip(asked, together):
+                    gradients[place] = value
+                return tuple(gradients)
+        for place in asked:
+            dims = ctx.shapes[place] if place in told else ()
+            gradients[place] = gradient.again(policy, dy, *saved, head((place,), types) + attributes, dims)
         return tuple(gradients)
 
     return setup, backward
+
+
+def _as_used(saved):
+    """Of tensors as they were given, and as they were computed with: the latter, reached by gradients of gradients where those are recorded."""
+    own, used = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+    if not torch.is_grad_enabled():
+        return used
+    return tuple(value if given is value else given.to(value.dtype) for given, value in zip(own, used))
 
 
 def _together(policy, *inputs):
@@ -128,8 +148,10 @@ def _together(policy, *inputs):
     return None if output is NotImplemented else output
 
 
-def _operator(name, tensors, results, has_dims, fake, decomposed=None):
+def _operator(name, tensors, results, has_dims, fake, decomposed=None, gradients=None):
     """Defines an operator, and returns the function that calls it by whichever way is open.
+
+    `gradients`: what it keeps of a call and what it does with the gradients of its results, where that is not by the operator `gradient`.
 
     Its gradients are one native call, and where the dispatcher is asked, calls of the operator `gradient`, one for each tensor that wants its
     own; from what the native half says that they are computed from. Of `gradient` itself, `again` computes one under the policy of the forward call, and takes the tensors
@@ -138,7 +160,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
     code, places, saves, autocast = _FUNCTIONS[name]
     arguments = ", ".join([*tensors, "str attributes", *(["SymInt[] dims"] if has_dims else [])])
     _library.define(f"{name}({arguments}) -> {results}")
-    setup, backward = _gradients(name, places, saves, results == "Tensor")
+    setup, backward = gradients or _gradients(name, places, saves, results == "Tensor")
 
     def op(*inputs):
         # Looked up when it is wanted: an overload takes a tenth of a millisecond to make, and a process wants few of them.
@@ -152,18 +174,16 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
         if output is NotImplemented:
             with torch._C._AutoDispatchBelowAutograd():
                 output = op(*inputs)
-        return output
+        return output, inputs, ""
 
     def differentiable(compute):
-        class Call(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, *inputs):
-                output = compute(*inputs)
-                setup(ctx, inputs, output)
-                return output
+        def forward(ctx, *inputs):
+            output, used, ctx.types = compute(*inputs)
+            return setup(ctx, inputs, used, output)
 
-        Call.__name__ = Call.__qualname__ = f"Verdigris_{name}"
-        Call.backward = staticmethod(backward)
+        # The class of its node in the graph of autograd is named after it when it is made.
+        body = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+        Call = type(torch.autograd.Function)(f"Verdigris_{name}", (torch.autograd.Function,), body)
         # The method of the base alone: what `Function.apply` adds serves transforms, which do not come here.
         return super(torch.autograd.Function, Call).apply
 
@@ -172,7 +192,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
 
     def make_plain():
         nonlocal apply_plain
-        apply_plain = differentiable(functools.partial(_run, code))
+        apply_plain = differentiable(functools.partial(_differentiated, code))
         return apply_plain
 
     def make_any():
@@ -198,6 +218,8 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
                 output = NotImplemented
             if output is not NotImplemented:
                 return output
+        if not has_dims:
+            return op(*inputs)
         # The dispatcher wants a place for each tensor.
         return op(*inputs[:-2], *[None] * (places + 2 - len(inputs)), *inputs[-2:])
 
@@ -209,7 +231,7 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
 
     def under_autocast(kind, *inputs):
         wanted = torch.float32 if autocast == "float32" else torch.get_autocast_dtype(kind)
-        count = 2 if autocast == "lower operands" else len(inputs)
+        count = {"lower operands": 2, "lower attended": 4}.get(autocast, len(inputs))
         inputs = [*(_cast(value, wanted, kind) for value in inputs[:count]), *inputs[count:]]
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
             output = _eager_past_autocast(code, *inputs)
@@ -224,8 +246,12 @@ def _operator(name, tensors, results, has_dims, fake, decomposed=None):
             # A gradient does not depend on every tensor that it is given; with respect to the others its own gradient is 0.
             return fake(*inputs).zero_()
 
+    def listed(*inputs):
+        return list(_each_result(_run(code, *inputs)))
+
+    own = kernel if name == "gradient" else listed if results == "Tensor[]" else functools.partial(_run, code)
     for key in ("CPU", "CUDA"):
-        _library.impl(name, kernel if name == "gradient" else functools.partial(_run, code), key)
+        _library.impl(name, own, key)
         if autocast is not None:
             _library.impl(name, functools.partial(under_autocast, key.lower()), f"Autocast{key}")
     _library.impl(name, autograd, "Autograd")
@@ -311,6 +337,10 @@ def _elements_fake(x, attributes):
     return torch.empty_like(x)
 
 
+def _norm_fake(x, scale, bias, attributes):
+    return torch.empty_like(x)
+
+
 def _cross_entropy_fake(logits, labels, attributes):
     rows = labels.shape if parse(attributes).get("reduction", "mean") == "none" else ()
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -323,7 +353,16 @@ def _class_loss_fake(logits, targets, weights, attributes):
     return logits.new_empty((*logits.shape[:axis], *logits.shape[axis + 1 :]) if a.get("reduction", "mean") == "none" else ())
 
 
+_WIDTHS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
 def _gradient_fake(dy, a, b, c, d, e, attributes, dims):
+    head = parse(attributes.split("|", 1)[0])
+    like, wide = _gradient_like(dy, a, b, c, d, e, attributes, dims), head.get(f"as{head['wrt']}")
+    return like if wide is None else torch.empty_like(like, dtype=_WIDTHS[wide])
+
+
+def _gradient_like(dy, a, b, c, d, e, attributes, dims):
     heads, kept = attributes.split("|")[:-1], (a, b, c, d, e)
     head = parse(heads[0])
     _, places, saves, _ = _FUNCTIONS[head["of"]]
@@ -392,7 +431,236 @@ max_pool = _operator("max_pool", ["Tensor x"], "(Tensor, Tensor)", False, _max_p
 avg_pool = _operator("avg_pool", ["Tensor x"], "Tensor", False, _avg_pool_fake)
 activation = _operator("activation", ["Tensor x"], "Tensor", False, _elements_fake, _activation_decomposed)
 softmax = _operator("softmax", ["Tensor x"], "Tensor", False, _elements_fake, _softmax_decomposed)
+norm = _operator("norm", ["Tensor x", "Tensor? scale", "Tensor? bias"], "Tensor", False, _norm_fake)
 cross_entropy = _operator("cross_entropy", ["Tensor logits", "Tensor labels"], "(Tensor, Tensor)", False, _cross_entropy_fake)
+
+
+# Batch normalization. Its gradients come of one pass, so they are an operator of their own.
+
+
+def _channels_fake(x):
+    return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def _batch_norm_fake(x, scale, bias, add, running_mean, running_var, attributes):
+    return torch.empty_like(x), _channels_fake(x), _channels_fake(x)
+
+
+def _batch_norm_inference_fake(x, mean, var, scale, bias, add, attributes):
+    return torch.empty_like(x)
+
+
+def _batch_norm_backward_fake(dy, x, scale, mean, inv, last, attributes):
+    of_bias = last if last is not None and last.dim() == 1 else scale
+    likes = (x, x if scale is None else scale, x if of_bias is None else of_bias, x)
+    vector = x.shape[1:2]
+    made = [torch.empty_like(x), likes[1].new_empty(vector), likes[2].new_empty(vector), torch.empty_like(x, dtype=dy.dtype)]
+    return [result for result, wanted in zip(made, parse(attributes)["wanted"]) if wanted == "1"]
+
+
+def _last_of_batch_norm(ctx, y, bias, add, attributes):
+    """What tells what passed ReLU: the result where something was added, and else the bias, which takes no reading of the result."""
+    ctx.relu, ctx.adds, ctx.policy = " relu=1" in attributes, add is not None, _current_policy()
+    return None if not ctx.relu else y if ctx.adds else bias
+
+
+def _keep_of_batch_norm(ctx, inputs, used, output):
+    x, scale, bias, add, _, _, attributes = inputs
+    y, mean, inv = output
+    ctx.save_for_backward(x, scale, mean, inv, _last_of_batch_norm(ctx, y, bias, add, attributes))
+    ctx.mark_non_differentiable(mean, inv)
+    return output
+
+
+def _batch_norm_gradients(ctx, dy, *_):
+    needs = ctx.needs_input_grad
+    of_add = ctx.relu and ctx.adds and needs[3]
+    wanted = (needs[0], needs[1], needs[2], of_add)
+    gradients = [None] * len(needs)
+    if any(wanted):
+        words = f"relu={int(ctx.relu)} result={int(ctx.adds)} wanted={''.join('01'[want] for want in wanted)}"
+        found = iter(_each_result(batch_norm_backward.again(ctx.policy, dy, *ctx.saved_tensors, words)))
+        gradients[:4] = [next(found) if want else None for want in wanted]
+    if needs[3] and not of_add:
+        gradients[3] = dy
+    return tuple(gradients)
+
+
+def _each_result(output):
+    return output if isinstance(output, (tuple, list)) else (output,)
+
+
+def _keep_nothing(ctx, inputs, used, output):
+    return output
+
+
+def _refuse_gradients(ctx, *_):
+    raise UnsupportedError("the gradient of batch normalization has no gradient; compose the normalization from means to have one")
+
+
+batch_norm = _operator(
+    "batch_norm",
+    ["Tensor x", "Tensor? scale", "Tensor? bias", "Tensor? add", "Tensor(a!)? running_mean", "Tensor(b!)? running_var"],
+    "(Tensor, Tensor, Tensor)",
+    False,
+    _batch_norm_fake,
+    gradients=(_keep_of_batch_norm, _batch_norm_gradients),
+)
+batch_norm_backward = _operator(
+    "batch_norm_backward",
+    ["Tensor dy", "Tensor x", "Tensor? scale", "Tensor mean", "Tensor inv", "Tensor? last"],
+    "Tensor[]",
+    False,
+    _batch_norm_backward_fake,
+    gradients=(_keep_nothing, _refuse_gradients),
+)
+batch_norm_inference = _operator(
+    "batch_norm_inference",
+    ["Tensor x", "Tensor mean", "Tensor var", "Tensor? scale", "Tensor? bias", "Tensor? add"],
+    "Tensor",
+    False,
+    _batch_norm_inference_fake,
+)
+
+
+# A convolution and the batch normalization of training behind it: one call and one node, whose gradients are one call too.
+
+
+def _conv_batch_norm_fake(x, w, scale, bias, add, running_mean, running_var, attributes):
+    y = _conv_fprop_fake(x, w, None, attributes)
+    return y, _channels_fake(y), _channels_fake(y), torch.empty_like(y)
+
+
+def _conv_batch_norm_backward_fake(dy, x, w, z, scale, mean, inv, last, attributes):
+    a = parse(attributes)
+    of_bias = last if last is not None and last.dim() == 1 else scale
+    likes = (z if scale is None else scale, z if of_bias is None else of_bias)
+    made = [
+        _in_format(x, x.shape, _is_channels_last(x)),
+        _in_format(w.to(_WIDTHS[a["filter"]]) if "filter" in a else w, w.shape, _is_channels_last(w)),
+        *(like.new_empty(z.shape[1:2]) for like in likes),
+        torch.empty_like(z, dtype=dy.dtype),
+    ]
+    return [result for result, wanted in zip(made, a["wanted"]) if wanted == "1"]
+
+
+def _keep_of_conv_batch_norm(ctx, inputs, used, output):
+    x, w, scale, bias, add, _, _, attributes = used
+    y, mean, inv, z = output
+    ctx.save_for_backward(x, w, z, scale, mean, inv, _last_of_batch_norm(ctx, y, bias, add, attributes))
+    ctx.attributes = attributes
+    ctx.mark_non_differentiable(mean, inv, z)
+    return output
+
+
+@functools.lru_cache(maxsize=4096)
+def _words_of_conv_batch_norm(attributes, types, adds, wanted):
+    """The attributes of the gradients of a call, from those of the call."""
+    filters = [word.split("=")[1] for word in types.split() if word.startswith("as1=")]
+    wide = f" filter={filters[0]}" if filters else ""
+    return f"{attributes} result={int(adds)} wanted={''.join('01'[want] for want in wanted)}{wide}"
+
+
+def _conv_batch_norm_gradients(ctx, dy, *_):
+    needs = ctx.needs_input_grad
+    of_add = needs[4] and ctx.relu
+    wanted = (*needs[:4], of_add)
+    gradients = [None] * len(needs)
+    if any(wanted):
+        words = _words_of_conv_batch_norm(ctx.attributes, ctx.types, ctx.adds, wanted)
+        found = iter(_each_result(conv_batch_norm_backward.again(ctx.policy, dy, *ctx.saved_tensors, words)))
+        gradients[:5] = [next(found) if want else None for want in wanted]
+    if needs[4] and not of_add:
+        gradients[4] = dy
+    return tuple(gradients)
+
+
+conv_batch_norm = _operator(
+    "conv_batch_norm",
+    ["Tensor x", "Tensor w", "Tensor? scale", "Tensor? bias", "Tensor? add", "Tensor(a!)? running_mean", "Tensor(b!)? running_var"],
+    "(Tensor, Tensor, Tensor, Tensor)",
+    False,
+    _conv_batch_norm_fake,
+    gradients=(_keep_of_conv_batch_norm, _conv_batch_norm_gradients),
+)
+conv_batch_norm_backward = _operator(
+    "conv_batch_norm_backward",
+    ["Tensor dy", "Tensor x", "Tensor w", "Tensor z", "Tensor? scale", "Tensor mean", "Tensor inv", "Tensor? last"],
+    "Tensor[]",
+    False,
+    _conv_batch_norm_backward_fake,
+    gradients=(_keep_nothing, _refuse_gradients),
+)
+
+
+# Attention. Its gradients share their scores' sums, so they are an operator of their own.
+
+
+def _in_order_of(x, shape):
+    """An empty tensor of that shape, its dims in memory as those of `x` are."""
+    if x.is_contiguous():
+        return x.new_empty(shape)
+    order = sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+
+
+def _attention_fake(q, k, v, beside, slopes, attributes):
+    wide = torch.float64 if torch.float64 in (q.dtype, beside.dtype if beside is not None else None) else torch.float32
+    return _in_order_of(q, (*q.shape[:3], v.shape[3])), q.new_empty((*q.shape[:3], 1), dtype=wide)
+
+
+def _attention_backward_fake(d_o, q, k, v, o, total, beside, slopes, attributes):
+    return [_in_order_of(of, of.shape) for of, wanted in zip((q, k, v, beside), parse(attributes)["wanted"]) if wanted == "1"]
+
+
+def _keep_of_attention(ctx, inputs, used, output):
+    q, k, v, beside, slopes, attributes = inputs
+    ctx.save_for_backward(q, k, v, *output, beside, slopes)
+    ctx.attributes, ctx.policy = attributes, _current_policy()
+    ctx.mark_non_differentiable(output[1])
+    return output
+
+
+@functools.lru_cache(maxsize=64)
+def _made_deterministic(policy):
+    """The number of the same policy with results that repeat bit for bit."""
+    return _native.policy_number(_native.numbered_policy(policy).made_deterministic())
+
+
+def _attention_gradients(ctx, d_o, *_):
+    needs = ctx.needs_input_grad
+    if needs[4]:
+        raise UnsupportedError("the slopes of attention have no gradient in this package; they are no variables")
+    wanted = needs[:4]
+    gradients = [None] * len(needs)
+    if any(wanted):
+        words = f"{ctx.attributes} wanted={''.join('01'[want] for want in wanted)}"
+        policy = _made_deterministic(ctx.policy) if torch.are_deterministic_algorithms_enabled() else ctx.policy
+        found = iter(_each_result(attention_backward.again(policy, d_o, *ctx.saved_tensors, words)))
+        gradients[:4] = [next(found) if want else None for want in wanted]
+    return tuple(gradients)
+
+
+def _refuse_gradients_of_attention(ctx, *_):
+    raise UnsupportedError("the gradient of attention has no gradient; compose attention from products and softmax to have one")
+
+
+attention = _operator(
+    "attention",
+    ["Tensor q", "Tensor k", "Tensor v", "Tensor? beside", "Tensor? slopes"],
+    "(Tensor, Tensor)",
+    False,
+    _attention_fake,
+    gradients=(_keep_of_attention, _attention_gradients),
+)
+attention_backward = _operator(
+    "attention_backward",
+    ["Tensor d_o", "Tensor q", "Tensor k", "Tensor v", "Tensor o", "Tensor total", "Tensor? beside", "Tensor? slopes"],
+    "Tensor[]",
+    False,
+    _attention_backward_fake,
+    gradients=(_keep_nothing, _refuse_gradients_of_attention),
+)
 class_loss = _operator(
     "class_loss", ["Tensor logits", "Tensor targets", "Tensor? weights"], "Tensor", False, _class_loss_fake
 )

@@ -8,12 +8,13 @@ What PyTorch refuses is refused, by an exception of PyTorch's kind: `GraphError`
 `OutOfRangeError` is an `IndexError`. What PyTorch takes and this package does not raises `UnsupportedError`; nothing falls back to PyTorch.
 """
 
+import contextlib
 import warnings
 
 import torch
 
-from .._errors import GraphError, OutOfRangeError
-from . import _ops
+from .._errors import GraphError, OutOfRangeError, UnsupportedError
+from . import _ops, _policy
 
 
 def _each(value, spatial, name="a value", least=None):
@@ -372,6 +373,201 @@ def softplus(input, beta=1.0, threshold=20.0):
     return _ops.activation(input, f"f=softplus beta={float(beta)!r} threshold={float(threshold)!r}")
 
 
+# Normalization.
+
+
+@_ops.cached
+def norm_attributes(kind, first, rank, groups, eps, channel):
+    """The attributes of a normalization of the dims from `first` on."""
+    words = f"kind={kind} axes={','.join(map(str, range(first, rank)))} eps={float(eps)!r}"
+    return words + (f" groups={groups}" if groups != 1 else "") + (" channel=1" if channel else "")
+
+
+def _over_last(kind, input, normalized_shape, weight, bias, eps):
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(input.shape[-len(shape) :]) != shape or input.dim() < len(shape):
+        raise GraphError(f"normalized_shape is {shape} for an input of {tuple(input.shape)}; it is the input's last dims, at least one")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != shape:
+            raise GraphError(f"{name} has the dims {tuple(vector.shape)}; it has those of normalized_shape, {shape}")
+    if torch.compiler.is_compiling():
+        # In the compiler's own words, so that it fuses what stands around.
+        plain = torch.nn.functional
+        return plain.rms_norm(input, shape, weight, eps) if kind == "rms" else plain.layer_norm(input, shape, weight, bias, eps)
+    return _ops.norm(input, weight, bias, norm_attributes(kind, input.dim() - len(shape), input.dim(), 1, eps, False))
+
+
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dims; see `torch.nn.functional.layer_norm`."""
+    return _over_last("layer", input, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dims. Without an `eps` it is that of the input's type."""
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return _over_last("rms", input, normalized_shape, weight, None, eps)
+
+
+class _Laid(torch.autograd.Function):
+    """A tensor in one memory format, and its gradient in another."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return x.contiguous(memory_format=there)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.contiguous(memory_format=ctx.back), None, None
+
+
+def _of_channels(x, groups, first, weight, bias, eps):
+    channels = x.shape[1]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != (channels,):
+            raise GraphError(f"{name} has the dims {tuple(vector.shape)} for {channels} channels; it has an element for each")
+    attributes = norm_attributes("layer", first, x.dim(), groups, eps, True)
+    if torch.compiler.is_compiling():
+        if first == 1:
+            return torch.nn.functional.group_norm(x, groups, weight, bias, eps)
+        return torch.nn.functional.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    if x.dim() in (4, 5) and x.is_cuda and _ops._is_channels_last(x):
+        # The engine of strided rows goes element by element: two more passes over memory cost far less.
+        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        y = _ops.norm(_Laid.apply(x, torch.contiguous_format, last), weight, bias, attributes)
+        return _Laid.apply(y, last, torch.contiguous_format)
+    return _ops.norm(x, weight, bias, attributes)
+
+
+def group_norm(input, num_groups, weight=None, bias=None, eps=1e-05):
+    """Layer norm of each of `num_groups` equal parts of the channels of `[n, c, ...]`; see `torch.nn.functional.group_norm`."""
+    if input.dim() < 2:
+        raise GraphError(f"group_norm of an input of {tuple(input.shape)}; it is [n, c, ...]")
+    if num_groups < 1 or input.shape[1] % num_groups:
+        raise GraphError(f"num_groups is {num_groups} for {input.shape[1]} channels; it divides them")
+    return _of_channels(input, num_groups, 1, weight, bias, eps)
+
+
+def instance_norm(
+    input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
+):
+    """Layer norm of each channel of each image of `[n, c, ...]`; see `torch.nn.functional.instance_norm`.
+
+    Running statistics are not kept: with them, and without the input's own, it is refused.
+    """
+    if not use_input_stats or running_mean is not None or running_var is not None:
+        raise UnsupportedError("instance_norm with running statistics is not computed by this package; it normalizes by the input's own")
+    if input.dim() < 3:
+        raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; it is [n, c, ...] with spatial dims")
+    if input[0, 0].numel() < 2:
+        raise GraphError(f"instance_norm of an input of {tuple(input.shape)}; a channel has more than one element")
+    # Autocast leaves the input's type alone.
+    if torch.is_autocast_enabled(input.device.type):
+        with torch.autocast(input.device.type, enabled=False):
+            return _of_channels(input, 1, 2, weight, bias, eps)
+    return _of_channels(input, 1, 2, weight, bias, eps)
+
+
+# Batch normalization.
+
+
+@_ops.cached
+def _norm_words(eps, momentum, relu):
+    return f"eps={float(eps)!r} momentum={float(momentum)!r} relu={int(relu)}"
+
+
+def _check_norm(x, statistics, training):
+    if x.dim() < 2:
+        raise GraphError(f"batch normalization of {tuple(x.shape)}; it has the dims [n, c, ...]")
+    if training:
+        # As PyTorch: a channel of one value has no deviation.
+        if x.numel() == x.shape[1] != 0:
+            raise GraphError(f"training on {tuple(x.shape)}, which has one value per channel; there have to be more")
+    elif any(statistic is None for statistic in statistics):
+        raise GraphError("running_mean and running_var are missing; without training they are what is normalized with")
+
+
+def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """`(x - mean) / sqrt(var + eps) * weight + bias` of each channel of `x [n, c, ...]`; see `torch.nn.functional.batch_norm`.
+
+    With `training` by the batch's own statistics, of which `running_mean` and `running_var` take the part `momentum`, in place and without a wait; else by
+    the running ones.
+    """
+    return batch_norm_act(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
+
+
+def batch_norm_act(
+    input, running_mean, running_var, weight=None, bias=None, *, training=False, momentum=0.1, eps=1e-5, add=None, activation=None
+):
+    """Batch normalization with what often stands behind it, in the same pass over memory: `activation(batch_norm(x) + add)`.
+
+    `add`: a tensor of the dims of `x`. `activation`: `"relu"` or `None`. The gradient is one call too, and reads the result only where something
+    was added.
+    """
+    _check_norm(input, (running_mean, running_var), training)
+    if activation not in (None, "relu"):
+        raise GraphError(f"activation is '{activation}'; it is 'relu' or None")
+    if torch.compiler.is_compiling():
+        y = torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        y = y if add is None else y + add
+        return y if activation is None else torch.nn.functional.relu(y)
+    words = _norm_words(eps, momentum, activation is not None)
+    if training:
+        return _ops.batch_norm(input, weight, bias, add, running_mean, running_var, words)[0]
+    tensors = (input, running_mean, running_var, weight, bias, add)
+    if activation is None or add is None or not _wants_gradient(tensors):
+        return _ops.batch_norm_inference(*tensors, words)
+    # Of what was added the gradient needs the result, which that of ReLU by itself keeps.
+    return relu(_ops.batch_norm_inference(*tensors, _norm_words(eps, momentum, False)))
+
+
+def _wants_gradient(tensors):
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def batch_norm_module(module, x, add=None, activation=None):
+    """The forward of `torch.nn.BatchNorm1d` to `BatchNorm3d`, with what `batch_norm_act` puts behind it."""
+    module._check_input_dim(x)
+    training = module.training or module.running_mean is None and module.running_var is None
+    statistics = (module.running_mean, module.running_var) if not module.training or module.track_running_stats else (None, None)
+    momentum, count, is_counted = module.momentum, module.num_batches_tracked, _count_batch(module)
+    if momentum is None and is_counted:
+        # The mean of all batches so far: the new one's part is one in their number, which stays where it is.
+        batch = [torch.zeros_like(statistic) for statistic in statistics]
+        run = dict(training=True, momentum=1.0, eps=module.eps, add=add, activation=activation)
+        y = batch_norm_act(x, *batch, module.weight, module.bias, **run)
+        for statistic, value in zip(statistics, batch):
+            statistic.lerp_(value, count.reciprocal().to(statistic.dtype))
+        return y
+    run = dict(training=training, momentum=momentum or 0.0, eps=module.eps, add=add, activation=activation)
+    return batch_norm_act(x, *statistics, module.weight, module.bias, **run)
+
+
+def _count_batch(module):
+    """Counts the batch where the module does; says whether it does."""
+    is_counted = module.training and module.track_running_stats and module.num_batches_tracked is not None
+    if is_counted:
+        module.num_batches_tracked.add_(1)
+    return is_counted
+
+
+@_ops.cached
+def _chain_words(conv, eps, momentum, relu):
+    return f"{conv} {_norm_words(eps, momentum, relu)}"
+
+
+def conv_batch_norm_modules(conv, norm, x, add=None, activation=None):
+    """The forward of a convolution without a bias and the batch normalization behind it, in training, with what `batch_norm_act` puts behind it: one
+    call, and one node of autograd. The normalization has a momentum."""
+    norm._check_input_dim(x)
+    if x.shape[0] == 1 and x.dim() == conv.weight.dim() and max(dims := _ops.conv_out(x.shape, conv.weight.shape, conv._attributes)[2:]) == 1:
+        raise GraphError(f"training on {(1, conv.weight.shape[0], *dims)}, which has one value per channel; there have to be more")
+    _count_batch(norm)
+    statistics = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
+    words = _chain_words(conv._attributes, norm.eps, norm.momentum, activation is not None)
+    return _ops.conv_batch_norm(x, conv.weight, norm.weight, norm.bias, add, *statistics, words)[0]
+
+
 # Softmax and losses.
 
 
@@ -446,6 +642,111 @@ def cross_entropy(
     if weight.requires_grad and torch.is_grad_enabled():
         raise GraphError("weight requires a gradient; beside labels it has none")
     return _ops.class_loss(input, target, weight, f"{words} targets=labels")
+
+
+# Attention.
+
+
+@_ops.cached
+def _attention_words(scale, causal, left, right, cap):
+    words = f"scale={float(scale)!r}"
+    for name, value in (("causal", causal), ("left", left), ("right", right), ("cap", cap)):
+        words += "" if value is None else f" {name}={value}"
+    return words
+
+
+def _without_dropout(dropout_p, name):
+    if not 0.0 <= dropout_p <= 1.0:
+        raise GraphError(f"dropout_p is {dropout_p}; it is from 0 to 1")
+    if dropout_p > 0.0:
+        raise UnsupportedError(f"{name} with dropout_p {dropout_p} is not computed by this package; dropout_p is 0")
+
+
+def _in_heads(x):
+    """`[..., s, d]` as `[b, h, s, d]`."""
+    if x.dim() < 2:
+        raise GraphError(f"attention of a tensor of {tuple(x.shape)}; it is [..., positions, elements]")
+    if x.dim() > 4:
+        return x.flatten(0, -4)
+    return x.unsqueeze(1) if x.dim() == 3 else x[None, None] if x.dim() == 2 else x
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`softmax(query @ key.mT * scale + mask) @ value`; see `torch.nn.functional.scaled_dot_product_attention`.
+
+    Tensors are `[..., positions, elements]`, with heads in front of positions. `attn_mask` is of bool (False leaves a key out) or added to the scores, and broadcasts
+    to them; a query that attends no key gives 0. With `enable_gqa`, several heads of `query` read one of `key` and `value`. The gradients of all tensors are one
+    call; on a GPU those of `query` repeat bit for bit under a `deterministic` policy and where `torch.use_deterministic_algorithms` is on. `dropout_p` above 0
+    is refused.
+    """
+    _without_dropout(dropout_p, "scaled_dot_product_attention")
+    if attn_mask is not None and is_causal:
+        raise GraphError("attn_mask with is_causal; one of both says which keys are attended")
+    rank = query.dim()
+    if not key.dim() == value.dim() == rank:
+        raise GraphError(f"attention of {rank}, {key.dim()} and {value.dim()} dims; query, key and value have as many")
+    if not enable_gqa and not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))
+    lead = query.shape[:-2]
+    if attn_mask is not None:
+        if attn_mask.dim() > rank:
+            raise GraphError(f"attn_mask of {tuple(attn_mask.shape)} for a query of {tuple(query.shape)}; it has no more dims")
+        if rank > 4 and attn_mask.dim() > 2:
+            attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).flatten(0, -4)
+        elif rank == 3 and attn_mask.dim() == 3:
+            attn_mask = attn_mask.unsqueeze(1)
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise GraphError(f"attn_mask of {attn_mask.dtype}; it is of bool or added to the scores")
+    o = attention_of_heads(_in_heads(query), _in_heads(key), _in_heads(value), attn_mask, is_causal, scale)
+    return o if rank == 4 else o.reshape(*lead, *o.shape[-2:])
+
+
+def attention_of_heads(query, key, value, mask=None, is_causal=False, scale=None, soft_cap=None):
+    """Attention of `[batch, heads, positions, elements]`, heads of `query` being a multiple of the others': with a mask of bool or one that is added to the
+    scores, and scores kept below `soft_cap` before."""
+    if mask is not None and mask.dtype == torch.bool:
+        mask = mask.view(torch.uint8)
+    scale = query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale
+    words = _attention_words(1.0 if scale is None else scale, "top_left" if is_causal else None, None, None, float(soft_cap) if soft_cap else None)
+    return _ops.attention(query, key, value, mask, None, words)[0]
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Attention of `q [batch, positions, heads, elements]`, as the function of this name in the package flash-attn.
+
+    Heads of `q` are a multiple of those of `k` and `v`. `causal` and `window_size` (left, right; -1 for no bound) count from the diagonal that ends at the last
+    query and the last key. `softcap` above 0 keeps scores below it. `alibi_slopes` are f32, `[heads]` or `[batch, heads]`. With `deterministic` the gradients
+    repeat bit for bit, as all else does. With `return_attn_probs`: `(o, log_sum_exp, None)`, the second `[batch, heads, positions]`. `dropout_p` above 0 is refused.
+    """
+    _without_dropout(dropout_p, "flash_attn_func")
+    if any(x.dim() != 4 for x in (q, k, v)):
+        raise GraphError("flash_attn_func of tensors that have not four dims: [batch, positions, heads, elements]")
+    left, right = (None if bound < 0 else int(bound) for bound in window_size)
+    if alibi_slopes is not None:
+        alibi_slopes = alibi_slopes[None] if alibi_slopes.dim() == 1 else alibi_slopes
+        alibi_slopes = alibi_slopes[:, :, None, None]
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] else softmax_scale
+    cap = float(softcap) if softcap else None
+    words = _attention_words(1.0 if scale is None else scale, "bottom_right" if causal else None, left, right, cap)
+    with _policy.policy(_policy.get_policy().made_deterministic()) if deterministic else contextlib.nullcontext():
+        o, total = _ops.attention(*(x.transpose(1, 2) for x in (q, k, v)), None, alibi_slopes, words)
+    o = o.transpose(1, 2)
+    return (o, total.squeeze(-1), None) if return_attn_probs else o
 
 
 __all__ = [name for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", None) == __name__ and name[0] != "_"]

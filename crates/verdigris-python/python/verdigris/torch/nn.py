@@ -2,6 +2,7 @@
 
 import torch
 
+from . import _multihead
 from . import functional as F
 
 
@@ -62,8 +63,8 @@ def _module(base, compute):
         def _prepare(self):
             pass
 
-        def forward(self, *inputs):
-            return compute(self, *inputs)
+        def forward(self, *inputs, **options):
+            return compute(self, *inputs, **options)
 
     return _named(Module, base)
 
@@ -116,6 +117,26 @@ Sigmoid = _module(_nn.Sigmoid, lambda m, x: F.sigmoid(x))
 Tanh = _module(_nn.Tanh, lambda m, x: F.tanh(x))
 ELU = _module(_nn.ELU, lambda m, x: F.elu(x, m.alpha))
 Softplus = _module(_nn.Softplus, lambda m, x: F.softplus(x, m.beta, m.threshold))
+LayerNorm = _module(_nn.LayerNorm, lambda m, x: F.layer_norm(x, m.normalized_shape, m.weight, m.bias, m.eps))
+RMSNorm = _module(_nn.RMSNorm, lambda m, x: F.rms_norm(x, m.normalized_shape, m.weight, m.eps))
+GroupNorm = _module(_nn.GroupNorm, lambda m, x: F.group_norm(x, m.num_groups, m.weight, m.bias, m.eps))
+
+
+def _instance(m, x):
+    m._check_input_dim(x)
+    # One image without the dim of a batch.
+    if x.dim() == m._get_no_batch_dim():
+        return _instance(m, x.unsqueeze(0)).squeeze(0)
+    return F.instance_norm(x, weight=m.weight, bias=m.bias, eps=m.eps)
+
+
+InstanceNorm1d, InstanceNorm2d, InstanceNorm3d = (
+    _module(base, _instance) for base in (_nn.InstanceNorm1d, _nn.InstanceNorm2d, _nn.InstanceNorm3d)
+)
+BatchNorm1d, BatchNorm2d, BatchNorm3d = (
+    _module(base, F.batch_norm_module) for base in (_nn.BatchNorm1d, _nn.BatchNorm2d, _nn.BatchNorm3d)
+)
+MultiheadAttention = _module(_nn.MultiheadAttention, _multihead.multi_head_attention)
 Softmax = _module(_nn.Softmax, lambda m, x: F.softmax(x, m.dim))
 LogSoftmax = _module(_nn.LogSoftmax, lambda m, x: F.log_softmax(x, m.dim))
 CrossEntropyLoss = _module(

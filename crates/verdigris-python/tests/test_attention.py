@@ -1,0 +1,179 @@
+"""Attention for PyTorch on the CPU, with PyTorch as the other opinion (in f64, where rounding is judged)."""
+
+import pytest
+import torch
+from conftest import TOLERANCES, close
+
+import verdigris as vd
+import verdigris.torch as vt
+
+F = torch.nn.functional
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def compare(ours, theirs, inputs, slack=1.0):
+    mine = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    wide = [tensor.detach().double().requires_grad_() if tensor.is_floating_point() else tensor for tensor in inputs]
+    y, truth = ours(*mine), theirs(*wide)
+    close(y, truth, slack)
+    gradient = torch.randn_like(truth).to(y.dtype)
+    y.backward(gradient)
+    truth.backward(gradient.double())
+    for one, other in zip(mine, wide):
+        if one.is_floating_point() and other.grad.abs().max() > 1e-12:
+            close(one.grad, other.grad, slack)
+        elif one.is_floating_point():
+            # Of one key nothing depends on the scores: what the truth has is rounding.
+            assert one.grad.abs().max() <= slack * TOLERANCES[str(one.dtype).removeprefix("torch.")]
+
+
+SHAPES = [
+    [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)],
+    [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)],
+    [(3, 5, 8), (3, 7, 8), (3, 7, 8)],
+    [(5, 8), (7, 8), (7, 3)],
+    [(2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)],
+    [(2, 3, 1, 8), (2, 3, 1, 8), (2, 3, 1, 8)],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_attention(dtype, shapes):
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    for run in ({}, {"is_causal": True}, {"scale": 0.3}):
+        compare(
+            lambda *x: vt.scaled_dot_product_attention(*x, **run), lambda *x: F.scaled_dot_product_attention(*x, **run), inputs, 4.0
+        )
+
+
+@pytest.mark.parametrize("mask", [(5, 7), (1, 7), (2, 1, 5, 7), (2, 3, 5, 7), (3, 1, 7), (1, 1, 1, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks(mask, dtype):
+    inputs = [torch.randn(shape).to(dtype) for shape in SHAPES[0]]
+    truth = torch.rand(mask) < 0.6
+    # A query that attends no key gives 0, which PyTorch's own path in f64 gives too.
+    compare(lambda *x: vt.scaled_dot_product_attention(*x, truth), lambda *x: F.scaled_dot_product_attention(*x, truth), inputs, 4.0)
+    bias = torch.randn(mask).to(dtype)
+    compare(vt.scaled_dot_product_attention, F.scaled_dot_product_attention, [*inputs, bias], 4.0)
+
+
+def test_masks_of_other_ranks():
+    for query, mask in (((3, 5, 8), (3, 5, 7)), ((3, 5, 8), (5, 7)), ((2, 2, 3, 5, 8), (2, 1, 1, 5, 7)), ((5, 8), (5, 7))):
+        q, k = torch.randn(query), torch.randn(*query[:-2], 7, 8)
+        truth = torch.rand(mask) < 0.7
+        close(vt.scaled_dot_product_attention(q, k, k, truth), F.scaled_dot_product_attention(q.double(), k.double(), k.double(), truth), 4.0)
+
+
+def test_grouped_heads():
+    inputs = [torch.randn(2, 6, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)]
+    run = {"enable_gqa": True}
+    compare(lambda *x: vt.scaled_dot_product_attention(*x, **run), lambda *x: F.scaled_dot_product_attention(*x, **run), inputs, 4.0)
+    with pytest.raises(vd.GraphError, match="multiple"):
+        vt.scaled_dot_product_attention(torch.randn(1, 5, 3, 4), *[torch.randn(1, 2, 3, 4)] * 2, enable_gqa=True)
+
+
+def naive(q, k, v, causal=False, window=(-1, -1), cap=0.0, slopes=None):
+    """Attention with positions outside of heads, by its formula."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    s = s if not cap else cap * torch.tanh(s / cap)
+    apart = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - (k.shape[2] - q.shape[2])
+    if slopes is not None:
+        s = s - slopes.double().reshape(-1, q.shape[1], 1, 1) * apart.abs()
+    out = torch.zeros_like(apart, dtype=torch.bool)
+    out |= apart > 0 if causal else out
+    out |= apart < -window[0] if window[0] >= 0 else out
+    out |= apart > window[1] if window[1] >= 0 and not causal else out
+    p = s.masked_fill(out, float("-inf")).softmax(-1).nan_to_num()
+    return (p @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("run", [{}, {"causal": True}, {"window": (2, 1)}, {"window": (3, -1), "causal": True}, {"cap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flash_attn_func(run, dtype):
+    inputs = [torch.randn(2, 5, 6, 8).to(dtype), torch.randn(2, 9, 2, 8).to(dtype), torch.randn(2, 9, 2, 8).to(dtype)]
+    names = {"causal": "causal", "window": "window_size", "cap": "softcap"}
+    told = {names[name]: value for name, value in run.items()}
+    compare(lambda *x: vt.flash_attn_func(*x, **told), lambda *x: naive(*x, **run), inputs, 4.0)
+    for slopes in (torch.rand(6), torch.rand(2, 6)):
+        compare(
+            lambda *x: vt.flash_attn_func(*x, alibi_slopes=slopes, **told), lambda *x: naive(*x, slopes=slopes, **run), inputs, 4.0
+        )
+
+
+def test_flash_attn_func_gives_rows():
+    q, k = torch.randn(2, 5, 4, 8), torch.randn(2, 7, 4, 8)
+    o, total, probabilities = vt.flash_attn_func(q, k, k, return_attn_probs=True)
+    assert probabilities is None and o.is_contiguous()
+    s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * 8**-0.5
+    close(total, s.logsumexp(-1), 4.0)
+
+
+def test_results_lie_as_queries_do():
+    q = torch.randn(2, 5, 3, 8).transpose(1, 2).requires_grad_()
+    o = vt.scaled_dot_product_attention(q, q, q)
+    assert o.shape == q.shape and o.stride() == q.stride()
+    o.sum().backward()
+    assert q.grad.shape == q.shape
+
+
+def test_gradcheck():
+    q, k, v, bias = double(2, 4, 3, 4), double(2, 2, 5, 4), double(2, 2, 5, 3), double(4, 3, 5)
+    attention = lambda *x: vt.scaled_dot_product_attention(*x, enable_gqa=True)
+    assert torch.autograd.gradcheck(attention, (q, k, v, bias))
+    assert torch.autograd.gradcheck(lambda q, k, v: vt.flash_attn_func(q, k, v, causal=True, softcap=1.5), (double(1, 3, 2, 4), *[double(1, 4, 2, 4) for _ in range(2)]))
+    (first,) = torch.autograd.grad(attention(q, k, v, bias).square().sum(), [q], create_graph=True)
+    with pytest.raises(vd.UnsupportedError, match="no gradient"):
+        first.sum().backward()
+
+
+def test_operators_are_what_they_declare():
+    q, k = torch.randn(1, 4, 3, 8, requires_grad=True), torch.randn(1, 2, 5, 8, requires_grad=True)
+    bias, slopes = torch.randn(3, 5), torch.rand(1, 4, 1, 1)
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (q, k, k, bias, slopes, "scale=0.5 causal=bottom_right left=2 cap=3.0"))
+    inside = torch.randn(1, 3, 4, 8).transpose(1, 2).requires_grad_()
+    torch.library.opcheck(torch.ops.verdigris.attention.default, (inside, k, k, None, None, "scale=0.5"))
+    o, total = torch.ops.verdigris.attention(q.detach(), k.detach(), k.detach(), bias, None, "scale=0.5")
+    given = (torch.randn_like(o), q.detach(), k.detach(), k.detach(), o, total, bias, None, "scale=0.5 wanted=1111")
+    torch.library.opcheck(torch.ops.verdigris.attention_backward.default, given)
+
+
+def test_autocast():
+    q, k = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(2, 3, 7, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = vt.scaled_dot_product_attention(q, k, k)
+        biased = vt.scaled_dot_product_attention(q, k, k, torch.randn(5, 7))
+        sloped = vt.flash_attn_func(q, *[torch.randn(2, 7, 5, 8)] * 2, alibi_slopes=torch.rand(5))
+    assert o.dtype == biased.dtype == torch.bfloat16
+    assert sloped.dtype == torch.bfloat16
+    o.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_compiled():
+    q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)
+    compiled = torch.compile(lambda q, k: vt.scaled_dot_product_attention(q * 2, k, k, is_causal=True), backend="aot_eager", fullgraph=True)
+    close(compiled(q, k), F.scaled_dot_product_attention(q.double() * 2, k.double(), k.double(), is_causal=True), 4.0)
+
+
+def test_what_is_not_computed_is_told():
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(vd.UnsupportedError, match="dropout_p"):
+        vt.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    with pytest.raises(vd.UnsupportedError, match="dropout_p"):
+        vt.flash_attn_func(q, q, q, dropout_p=0.1)
+    with pytest.raises(vd.GraphError, match="is_causal"):
+        vt.scaled_dot_product_attention(q, q, q, torch.ones(3, 3, dtype=torch.bool), is_causal=True)
+    with pytest.raises(vd.GraphError, match="bool"):
+        vt.scaled_dot_product_attention(q, q, q, torch.ones(3, 3, dtype=torch.int32))
+    slopes = torch.rand(3, requires_grad=True)
+    with pytest.raises(vd.UnsupportedError, match="slopes"):
+        vt.flash_attn_func(q.transpose(1, 2), q.transpose(1, 2), q.transpose(1, 2), alibi_slopes=slopes[:2]).sum().backward()
+    with pytest.raises(vd.GraphError, match="as many elements"):
+        vt.scaled_dot_product_attention(q, q[..., :3], q)

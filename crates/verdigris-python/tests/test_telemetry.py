@@ -1,0 +1,84 @@
+"""Exporters from Python. A process has them once, so each test is a process of its own."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+
+def run(code, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def done(code, *arguments):
+    process = run(code, *arguments)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_a_program_is_scraped_and_leaves_whole_files(tmp_path):
+    said = done(
+        """
+        import sys, urllib.request
+        import verdigris as vd
+
+        folder = sys.argv[1]
+        running = vd.telemetry(prometheus="127.0.0.1:0", trace=folder + "/trace.json", events=folder + "/events-%p.jsonl", nvml=1)
+        page = urllib.request.urlopen(f"http://{running.address}/metrics").read().decode()
+        assert "verdigris_series_refused_total 0" in page, page
+        assert running.text().splitlines()[-1] == page.splitlines()[-1]
+        assert isinstance(running.absent, list)
+        try:
+            vd.telemetry()
+        except RuntimeError as error:
+            print(error)
+        # The end of the program ends the files.
+        """,
+        tmp_path,
+    )
+    assert "already" in said
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"host", "device"}
+    assert len(list(tmp_path.glob("events-*.jsonl"))) == 1
+
+
+def test_a_block_ends_it():
+    done(
+        """
+        import urllib.error, urllib.request
+        import verdigris as vd
+
+        with vd.telemetry(prometheus="127.0.0.1:0") as running:
+            url = f"http://{running.address}/healthz"
+            assert urllib.request.urlopen(url).read() == b"ok\\n"
+        try:
+            urllib.request.urlopen(url)
+        except urllib.error.URLError:
+            running.close()
+        else:
+            raise AssertionError("it listens still")
+        """
+    )
+
+
+def test_mistakes_are_named(tmp_path):
+    said = done(
+        """
+        import sys
+        import verdigris as vd
+
+        for wrong in ({"prometheus": "here"}, {"prometheus": 70000}, {"trace": sys.argv[1] + "/no/such/folder"}, {"nvml": 0.0}, {"nvml": -1.0}):
+            try:
+                vd.telemetry(**wrong)
+            except (ValueError, OSError, TypeError, OverflowError) as error:
+                print(type(error).__name__, error)
+            else:
+                raise AssertionError(wrong)
+        """,
+        tmp_path,
+    ).splitlines()
+    assert len(said) >= 5
+    assert said[0].startswith("ConfigError `here` names no address")
+    assert any(line.startswith("OSError cannot write") for line in said)
+    assert sum("the seconds between two readings" in line for line in said) == 2

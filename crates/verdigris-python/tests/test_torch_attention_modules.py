@@ -1,0 +1,213 @@
+"""Attention in networks: `nn.MultiheadAttention` under `convert`, programs that call PyTorch's function, and Hugging Face's transformers."""
+
+import copy
+import itertools
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import close
+
+import verdigris as vd
+import verdigris.torch as vt
+from torch import nn
+from torch.nn import functional as F
+
+torch.set_num_threads(1)
+
+
+def calls_of(function):
+    """The operators of this package that a function's calls reach."""
+    with torch.profiler.profile() as profile:
+        function()
+    return sorted(event.key for event in profile.key_averages() if event.key.startswith("verdigris::") for _ in range(event.count))
+
+
+def step(module, inputs, weight, **options):
+    """The result of a module, and the gradients of inputs and parameters."""
+    for parameter in module.parameters():
+        parameter.grad = None
+    leaves = {id(x): x.detach().clone().requires_grad_() for x in inputs}
+    y, weights = module(*(leaves[id(x)] for x in inputs), **options)
+    assert weights is None
+    (y * weight).sum().backward()
+    return [y, *(x.grad for x in leaves.values()), *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+SHAPES = [dict(), dict(kdim=12, vdim=20), dict(bias=False)]
+
+
+@pytest.mark.parametrize("shape, first, batched, shared", itertools.product(SHAPES, [False, True], [False, True], ["all", "keys", "none"]))
+def test_multihead_attention(shape, first, batched, shared):
+    if "kdim" in shape and shared != "none":
+        pytest.skip("keys and values have another size than queries")
+    theirs = nn.MultiheadAttention(16, 4, batch_first=first, **shape)
+    ours, report = vt.convert(theirs)
+    assert report.swapped[""] == "MultiheadAttention" and list(ours.state_dict()) == list(theirs.state_dict())
+    wide = copy.deepcopy(theirs).double()
+
+    def tensor(positions, size):
+        dims = [positions] if not batched else [3, positions] if first else [positions, 3]
+        return torch.randn(*dims, size)
+
+    query = tensor(5, 16)
+    key = query if shared == "all" else tensor(7, shape.get("kdim", 16))
+    value = key if shared != "none" else tensor(7, shape.get("vdim", 16))
+    weight = torch.randn_like(query)
+    got = step(ours, (query, key, value), weight, need_weights=False)
+    same = {id(x): x.double() for x in (query, key, value)}
+    right = step(wide, tuple(same[id(x)] for x in (query, key, value)), weight.double(), need_weights=False)
+    assert len(got) == len(right)
+    for mine, want in zip(got, right):
+        close(mine, want, 20.0)
+    x = [query, key, value]
+    assert "verdigris::attention" in calls_of(lambda: ours(*x, need_weights=False))
+
+
+def masks(queries, keys):
+    left_out = torch.rand(queries, keys) < 0.3
+    left_out[:, 0] = False
+    padding = torch.zeros(3, keys, dtype=torch.bool)
+    padding[1, -2:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(keys)
+    added = lambda mask: torch.zeros(mask.shape).masked_fill(mask, float("-inf"))
+    yield dict(attn_mask=left_out)
+    yield dict(attn_mask=torch.randn(queries, keys))
+    yield dict(attn_mask=torch.randn(12, queries, keys))
+    yield dict(key_padding_mask=padding)
+    yield dict(key_padding_mask=added(padding), attn_mask=added(left_out))
+    yield dict(key_padding_mask=padding, attn_mask=left_out)
+    yield dict(attn_mask=causal, is_causal=True)
+    yield dict(attn_mask=causal, is_causal=True, key_padding_mask=added(padding))
+
+
+def test_multihead_attention_with_masks():
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    ours, _ = vt.convert(theirs)
+    wide = copy.deepcopy(theirs).double()
+    x, weight = torch.randn(3, 6, 16), torch.randn(3, 6, 16)
+    for options in masks(6, 6):
+        widened = {name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value for name, value in options.items()}
+        got = step(ours, (x, x, x), weight, need_weights=False, **options)
+        right = step(wide, (xd := x.double(), xd, xd), weight.double(), need_weights=False, **widened)
+        for mine, want in zip(got, right):
+            close(mine, want, 20.0)
+
+
+def test_what_stays_with_pytorch_gives_what_it_gave():
+    x = torch.randn(3, 6, 16)
+    for words, options in [
+        (dict(), dict(need_weights=True)),
+        (dict(add_bias_kv=True), dict(need_weights=False)),
+        (dict(add_zero_attn=True), dict(need_weights=False)),
+    ]:
+        theirs = nn.MultiheadAttention(16, 4, batch_first=True, **words)
+        ours, _ = vt.convert(theirs)
+        with torch.no_grad():
+            y, weights = ours(x, x, x, **options)
+            want, want_weights = theirs(x, x, x, **options)
+        assert torch.equal(y, want) and (weights is None) == (want_weights is None)
+    dropped = vt.convert(nn.MultiheadAttention(16, 4, dropout=0.5, batch_first=True))[0]
+    assert "verdigris::attention" not in calls_of(lambda: dropped(x, x, x, need_weights=False))
+    dropped.eval()
+    assert "verdigris::attention" in calls_of(lambda: dropped(x, x, x, need_weights=False))
+    with pytest.raises(RuntimeError, match="attn_mask"):
+        vt.convert(nn.MultiheadAttention(16, 4))[0](x, x, x, need_weights=False, is_causal=True)
+
+
+def test_multihead_attention_under_autocast():
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    ours, _ = vt.convert(theirs)
+    x = torch.randn(3, 6, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y, _ = ours(x, x, x, need_weights=False)
+        assert y.dtype == torch.bfloat16
+    close(y, copy.deepcopy(theirs).double()(*[x.double()] * 3, need_weights=False)[0], 3.0)
+
+
+def test_sdpa_kernel_takes_over_and_gives_back():
+    plain = F.scaled_dot_product_attention
+    q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
+    call = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert calls_of(call) == []
+    with vt.sdpa_kernel():
+        assert calls_of(call) == ["verdigris::attention"]
+        with vt.sdpa_kernel():
+            close(call(), plain(q.double(), k.double(), v.double(), is_causal=True), 2.0)
+        assert calls_of(call) == ["verdigris::attention"]
+        # With dropout it stays PyTorch's.
+        assert calls_of(lambda: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)) == []
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(F.scaled_dot_product_attention is plain))
+        thread.start(), thread.join()
+        assert seen == [False]
+    assert F.scaled_dot_product_attention is plain
+    with pytest.raises(KeyError), vt.sdpa_kernel():
+        raise KeyError
+    assert F.scaled_dot_product_attention is plain
+
+
+def test_a_network_that_calls_pytorch():
+    """A decoder layer whose modules call the function."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+            return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    net, x = Block(), torch.randn(2, 9, 16)
+    truth = copy.deepcopy(net).double()(x.double())
+    ours, _ = vt.convert(net)
+    with vt.sdpa_kernel():
+        close(ours(x), truth, 4.0)
+
+
+def llama(transformers, **words):
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **words
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def test_transformers():
+    transformers = pytest.importorskip("transformers")
+    assert vt.register_transformers() == "verdigris"
+    model = llama(transformers).eval()
+    tokens = torch.randint(0, 50, (2, 9))
+    attention_mask = torch.ones_like(tokens)
+    attention_mask[1, :3] = 0
+    wide = copy.deepcopy(model).double()
+    # Its eager one gives NaN where a row is padding alone.
+    wide.set_attn_implementation("sdpa")
+    model.set_attn_implementation("verdigris")
+    kept = attention_mask.bool()
+    for mask in (None, attention_mask):
+        got, want = model(tokens, attention_mask=mask), wide(tokens, attention_mask=mask)
+        rows = kept if mask is not None else torch.ones_like(kept)
+        close(got.logits[rows], want.logits[rows], 20.0)
+    # Tokens one by one, with a cache, are those that come of the whole sequence.
+    with torch.no_grad():
+        assert calls_of(lambda: model(tokens)) == ["verdigris::attention"] * 2
+        made = model.generate(tokens, attention_mask=attention_mask, max_new_tokens=4, do_sample=False)
+        want = wide.generate(tokens, attention_mask=attention_mask, max_new_tokens=4, do_sample=False)
+    assert torch.equal(made, want)
+    # Gradients.
+    loss, wide_loss = model(tokens, labels=tokens).loss, wide(tokens, labels=tokens).loss
+    loss.backward(), wide_loss.backward()
+    for (name, parameter), right in zip(model.named_parameters(), wide.parameters()):
+        assert (parameter.grad.double() - right.grad).abs().max() <= 1e-4 * right.grad.abs().max(), name
+
+
+def test_transformers_are_told_what_is_not_computed():
+    transformers = pytest.importorskip("transformers")
+    vt.register_transformers()
+    model = llama(transformers, attention_dropout=0.1).train()
+    model.set_attn_implementation("verdigris")
+    with pytest.raises(vd.UnsupportedError, match="dropout 0.1"):
+        model(torch.randint(0, 50, (1, 5)))
