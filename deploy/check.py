@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Checks everything under deploy/, and docs/runbook.md: `python3 deploy/check.py`.
+
+What it judges with is installed into target/deploy-venv at the first call (deploy/requirements.txt); promtool, prometheus and
+amtool come from the system (Debian: apt-get install prometheus prometheus-alertmanager). A check that lacks its program is told
+as `skipped` with the reason, and fails nothing unless --strict is given. Exit code: 0 all good, 1 a finding, 2 wrong usage.
+
+    python3 deploy/check.py                                     everything, on an exposition made from docs/metrics.md
+    python3 deploy/check.py --scrape http://127.0.0.1:9464/metrics     on what a running exporter shows
+    python3 deploy/check.py --verdigris target/release/verdigris       commands and options as this program has them
+    python3 deploy/check.py --only alerts-names,dashboards-queries     some checks
+    python3 deploy/check.py --write                             writes what is made from other files: dashboards, PrometheusRule
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from checks import Skipped, Tree, dashboards, documents, kubernetes, live, rules  # noqa: E402
+
+CHECKS = {
+    "promtool-rules": rules.promtool_rules,
+    "promtool-tests": rules.promtool_tests,
+    "alerts-tested": rules.alerts_tested,
+    "alerts-form": rules.alerts_form,
+    "alerts-names": rules.rules_names,
+    "alertmanager": rules.alertmanager,
+    "prometheus-live": live.live,
+    "dashboards-fresh": dashboards.dashboards_fresh,
+    "dashboards-schema": dashboards.dashboards_schema,
+    "dashboards-form": dashboards.dashboards_form,
+    "dashboards-queries": dashboards.dashboards_queries,
+    "kubernetes-build": kubernetes.build,
+    "kubernetes-schema": kubernetes.schema,
+    "kubernetes-references": kubernetes.references,
+    "kubernetes-hardened": kubernetes.hardened,
+    "kubernetes-rules": kubernetes.rules_fresh,
+    "systemd": documents.systemd,
+    "container": documents.container,
+    "commands": documents.commands,
+    "runbook": documents.runbook,
+    "links": documents.links,
+    "supply-chain": documents.supply_chain,
+}
+MARK = "VERDIGRIS_CHECK_ENVIRONMENT"
+
+
+def enter_environment(folder):
+    """Runs this program again in the environment under target/, made or mended first. Returns only where it cannot be made."""
+    wanted = (ROOT / "deploy/requirements.txt").read_bytes()
+    stamp, python = folder / "made-of", folder / "bin/python"
+    digest = hashlib.sha256(wanted).hexdigest()
+    if not (python.is_file() and stamp.is_file() and stamp.read_text() == digest):
+        print(f"making {folder} (some 300 MB)", file=sys.stderr)
+        try:
+            venv.create(folder, with_pip=True, clear=True)
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", ROOT / "deploy/requirements.txt"]
+            subprocess.run(pip, check=True, stdout=sys.stderr)
+            stamp.write_text(digest)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{folder} cannot be made ({error}): checks that need it are skipped", file=sys.stderr)
+            return
+    os.execve(python, [str(python), *sys.argv], {**os.environ, MARK: "1"})
+
+
+def perform(tree, names):
+    """Runs the checks in order: name, status, what was seen, findings, seconds."""
+    results = []
+    for name in names:
+        begin = time.monotonic()
+        try:
+            summary, findings = CHECKS[name](tree)
+            status = "failed" if findings else "passed"
+        except Skipped as reason:
+            status, summary, findings = "skipped", str(reason), []
+        except Exception as error:  # a file that is missing or cannot be read is a finding, and the other checks still run
+            status, summary, findings = "failed", "", [f"{type(error).__name__}: {error}"]
+        results.append({"check": name, "status": status, "summary": summary, "findings": findings, "seconds": round(time.monotonic() - begin, 1)})
+    return results
+
+
+def show(results):
+    width = max(len(result["check"]) for result in results)
+    for result in results:
+        text = f"skipped: {result['summary']}" if result["status"] == "skipped" else f"{result['status']:<8} {result['summary']}"
+        print(f"{result['check']:<{width}}  {result['seconds']:>6.1f} s  {text}".rstrip())
+        for finding in result["findings"]:
+            print(textwrap.indent(finding, "    "))
+    count = {status: sum(result["status"] == status for result in results) for status in ("passed", "failed", "skipped")}
+    print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
+    parser.add_argument("--metrics", type=Path, help="the table of metrics (default: docs/metrics.md)")
+    parser.add_argument("--scrape", metavar="URL", help="a running exporter's address, in place of synthetic series")
+    parser.add_argument("--verdigris", type=Path, metavar="PATH", help="the program whose commands and options are looked up")
+    parser.add_argument("--only", metavar="A,B", help=f"some of: {', '.join(CHECKS)}")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--strict", action="store_true", help="what is skipped fails too")
+    parser.add_argument("--write", action="store_true", help="write dashboards and the PrometheusRule anew, then check")
+    parser.add_argument("--no-environment", action="store_true", help="use this Python as it is, and install nothing")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(CHECKS)
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    if arguments.verdigris and not arguments.verdigris.is_file():
+        parser.error(f"--verdigris {arguments.verdigris} is no file")
+    if not arguments.no_environment and MARK not in os.environ:
+        enter_environment(ROOT / "target/deploy-venv")
+    root = arguments.root.resolve()
+    tree = Tree(root, arguments.metrics or root / "docs/metrics.md", arguments.scrape, arguments.verdigris and arguments.verdigris.resolve())
+    if arguments.write:
+        kubernetes.write_rules(tree)
+        subprocess.run([sys.executable, root / "deploy/grafana/dashboards.py"], check=True)
+    results = perform(tree, names)
+    if arguments.json:
+        print(json.dumps({"results": results}, indent=1))
+    else:
+        show(results)
+    bad = {"failed", "skipped"} if arguments.strict else {"failed"}
+    return 1 if any(result["status"] in bad for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""A real Prometheus on a temporary port: it scrapes, evaluates every rule, and answers every query of the dashboards."""
+
+import http.server
+import json
+import math
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from . import program
+from .dashboards import queries
+from .promql import HISTOGRAM_PARTS, metrics_of
+from .rules import ALERTS, FOLDER, PACKAGE, RULES, rules_of
+
+# Values of labels for which the table lists none; any other label gets a value of its own making.
+VALUES = {"device": ["cuda:0"], "xid": ["79", "31"]}
+BOUNDS = ("0.0001", "0.001", "0.01", "0.1", "1", "+Inf")
+SETTLE_SECONDS = 60
+# Queries that are empty on a minute of data: those that look back by a day, and by an hour.
+LOOKS_BACK = re.compile(r"offset 1d|offset 10m|median1w|ALERTS")
+
+
+def exposition(metrics, seconds):
+    """The text that a process with every metric of the table would show, `seconds` after its start."""
+    lines = []
+    for metric in metrics.values():
+        lines += [f"# HELP {metric.name} Synthetic.", f"# TYPE {metric.name} {metric.kind}"]
+        labels = sorted(metric.labels)
+        sets = [[]]
+        for label in labels:
+            sets = [chosen + [f'{label}="{value}"'] for chosen in sets for value in sorted(metric.values.get(label, ())) or VALUES.get(label, [f"{label}1"])]
+        for chosen in sets:
+            count = 10 + 5 * seconds
+            if metric.kind == "histogram":
+                for place, bound in enumerate(BOUNDS, 1):
+                    lines.append(f"{metric.name}_bucket{{{','.join(chosen + [f'le=%s' % json.dumps(bound)])}}} {math.ceil(count * place / len(BOUNDS))}")
+                braces = f"{{{','.join(chosen)}}}" if chosen else ""
+                lines += [f"{metric.name}_sum{braces} {count * 0.01:.3f}", f"{metric.name}_count{braces} {count}"]
+            else:
+                braces = f"{{{','.join(chosen)}}}" if chosen else ""
+                lines.append(f"{metric.name}{braces} {count if metric.kind == 'counter' else 0.5}")
+    return "\n".join(lines) + "\n"
+
+
+class Exporter(http.server.ThreadingHTTPServer):
+    """Serves `exposition`, whose counters grow."""
+
+    daemon_threads = True
+
+    def __init__(self, metrics):
+        begin = time.monotonic()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = exposition(metrics, int(time.monotonic() - begin)).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def exposition_findings(text, metrics):
+    """What a scraped text says that the table does not: names, types and labels."""
+    findings, types = set(), dict(re.findall(r"^# TYPE (\S+) (\w+)", text, flags=re.M))
+    for line in text.splitlines():
+        found = re.match(r"(verdigris_\w+)(?:\{(.*)\})? ", line)
+        if not found or line.startswith("#"):
+            continue
+        name, labels = found[1], set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', found[2] or ""))
+        base = next((name.removesuffix(part) for part in HISTOGRAM_PARTS if metrics.get(name.removesuffix(part), None) and name.endswith(part)), name)
+        metric = metrics.get(base)
+        if metric is None:
+            findings.add(f"`{name}` is exported and stands in no row of the table")
+            continue
+        if types.get(base) != metric.kind:
+            findings.add(f"`{base}` is exported as {types.get(base)}, and is a {metric.kind} by the table")
+        wanted = metric.labels | ({"le"} if name.endswith("_bucket") and metric.kind == "histogram" else set())
+        if labels != wanted:
+            findings.add(f"`{name}` is exported with the labels {', '.join(sorted(labels)) or 'none'}; the table says {', '.join(sorted(wanted)) or 'none'}")
+    return sorted(findings)
+
+
+class Prometheus:
+    """A server of its own over a temporary folder; ends with the block."""
+
+    def __init__(self, tree, target):
+        self.folder = Path(tempfile.mkdtemp(prefix="verdigris-prometheus-"))
+        source = tree.root / FOLDER
+        for name in (RULES, ALERTS):
+            # Rules are evaluated every second here, so that nobody waits for their clocks.
+            text = re.sub(r"^( *)interval: \w+$", r"\1interval: 1s", (source / name).read_text(encoding="utf-8"), flags=re.M)
+            (self.folder / name).write_text(text, encoding="utf-8")
+        url = urllib.parse.urlsplit(target)
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [RULES, ALERTS],
+            "scrape_configs": [{
+                "job_name": "verdigris-serve", "metrics_path": url.path or "/metrics", "scheme": url.scheme,
+                "static_configs": [{"targets": [url.netloc], "labels": {"node": "here"}}],
+            }],
+        }
+        (self.folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.log = open(self.folder / "log", "w+", encoding="utf-8")
+        self.process = subprocess.Popen(
+            [program("prometheus", package=PACKAGE), "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={self.address}"],
+            cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ask(self, path, **query):
+        """The `data` of an answer; an error of the server is a ValueError with its words."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(json.load(error).get("error", str(error))) from None
+
+    def said(self):
+        self.log.flush()
+        return (self.folder / "log").read_text(encoding="utf-8")[-600:]
+
+
+def scraped(prometheus):
+    """Waits until the target was scraped several times, and rules of recorded series have followed; what went wrong, else None."""
+    until = time.monotonic() + SETTLE_SECONDS
+    error = "it was never scraped"
+    while time.monotonic() < until:
+        if prometheus.process.poll() is not None:
+            return f"Prometheus ended with {prometheus.process.returncode}: {prometheus.said()}"
+        try:
+            targets = prometheus.ask("targets")["activeTargets"]
+            error = targets[0]["lastError"] if targets and targets[0]["lastError"] else error
+            count = prometheus.ask("query", query='count_over_time(up{job="verdigris-serve"}[5m]) > 5')["result"]
+            if count and targets[0]["health"] == "up":
+                return None
+            if count:
+                return f"the target cannot be scraped: {targets[0]['lastError']}"
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.5)
+    return f"within {SETTLE_SECONDS} s: {error}"
+
+
+def live(tree):
+    """Scrapes `--scrape`, or an exposition made from the table; every rule evaluates, every query of the dashboards answers."""
+    program("prometheus", package=PACKAGE)
+    metrics, findings = metrics_of(tree), []
+    exporter = None if tree.scrape else Exporter(metrics)
+    target = tree.scrape or f"http://127.0.0.1:{exporter.server_address[1]}/metrics"
+    try:
+        try:
+            with urllib.request.urlopen(target, timeout=10) as answer:
+                findings += exposition_findings(answer.read().decode(), metrics)
+        except OSError as error:
+            return "", [f"{target}: {error}"]
+        with Prometheus(tree, target) as prometheus:
+            trouble = scraped(prometheus)
+            if trouble:
+                return "", findings + [trouble]
+            # Recorded series that are made of recorded series take another round.
+            time.sleep(3)
+            rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+            findings += [f"rule {rule['name']} is {rule['health']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
+            wanted = len(rules_of(tree, RULES)) + len(rules_of(tree, ALERTS))
+            if len(rules) != wanted:
+                findings.append(f"{len(rules)} rules are loaded, {wanted} stand in the files")
+            answered, empty = 0, []
+            for place, expr in queries(tree, for_server=True):
+                try:
+                    result = prometheus.ask("query", query=expr)["result"]
+                except ValueError as error:
+                    findings.append(f"{place}: {error}")
+                    continue
+                answered += 1
+                if not result and not LOOKS_BACK.search(expr):
+                    empty.append(place)
+            # A process under `--scrape` has what it happened to do; the synthetic one has everything.
+            if exporter:
+                findings += [f"{place}: answers with nothing, though every metric has samples" for place in empty]
+            samples = prometheus.ask("query", query='scrape_samples_scraped{job="verdigris-serve"}')["result"]
+            return f"{samples[0]['value'][1]} samples a scrape, {len(rules)} rules, {answered} queries, {len(empty)} of them empty", findings
+    finally:
+        if exporter:
+            exporter.shutdown()
+            exporter.server_close()

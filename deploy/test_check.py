@@ -1,0 +1,356 @@
+"""Tests of check.py: what is in the tree passes, and each planted mistake is found by the check that is there for it.
+
+    python3 deploy/test_check.py            all
+    python3 deploy/test_check.py Planted    the mistakes alone
+
+Each mistake is planted in a copy of the tree. Tests of a program that is not installed are skipped, with its name.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECK = ROOT / "deploy/check.py"
+# A table for trees in which docs/metrics.md does not stand: what alerts and dashboards were written against.
+METRICS = os.environ.get("VERDIGRIS_CHECK_METRICS")
+
+
+def run(root, *arguments):
+    """Exit code and results of check.py on a tree."""
+    command = [sys.executable, CHECK, "--root", root, "--json", *(["--metrics", METRICS] if METRICS else []), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return done.returncode, {result["check"]: result for result in json.loads(done.stdout)["results"]}
+    except ValueError:
+        raise AssertionError(f"check.py said no JSON: {done.stdout}{done.stderr}") from None
+
+
+class Tree(unittest.TestCase):
+    def test_the_tree_passes(self):
+        code, results = run(ROOT)
+        failed = {name: result["findings"] for name, result in results.items() if result["status"] == "failed"}
+        self.assertEqual((code, failed), (0, {}))
+
+    def test_a_program_that_is_not_there_is_told_and_fails_nothing_unless_asked(self):
+        path = os.environ["PATH"]
+        try:
+            os.environ["PATH"] = "/nonexistent"
+            code, results = run(ROOT, "--only", "promtool-rules")
+            strict, _ = run(ROOT, "--only", "promtool-rules", "--strict")
+        finally:
+            os.environ["PATH"] = path
+        self.assertEqual((code, strict, results["promtool-rules"]["status"]), (0, 1, "skipped"))
+        self.assertIn("apt-get install prometheus", results["promtool-rules"]["summary"])
+
+    def test_wrong_usage(self):
+        for arguments, said in ((["--only", "nothing"], "no check is called nothing"), (["--verdigris", "/nonexistent"], "is no file")):
+            done = subprocess.run([sys.executable, CHECK, *arguments], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(said, done.stderr)
+
+
+class Planted(unittest.TestCase):
+    """Each test plants one mistake. `find` is the check that must find it, `said` a part of what it must say."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="verdigris-check-")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        for name in ("deploy", "docs"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "performance"))
+        for name in ("Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE"):
+            shutil.copy(ROOT / name, self.root / name)
+
+    def plant(self, name, old, new, count=1):
+        path = self.root / name
+        text = path.read_text(encoding="utf-8")
+        self.assertIn(old, text, f"{name} has no longer what the mistake is planted in")
+        path.write_text(text.replace(old, new, count), encoding="utf-8")
+
+    def find(self, check, said, *arguments):
+        code, results = run(self.root, "--only", check, *arguments)
+        result = results[check]
+        if result["status"] == "skipped":
+            self.skipTest(result["summary"])
+        self.assertEqual((code, result["status"]), (1, "failed"), result)
+        self.assertIn(said, "\n".join(result["findings"]))
+
+    ALERTS = "deploy/prometheus/alerts.yml"
+    RULES = "deploy/prometheus/rules.yml"
+    BOARD = "deploy/grafana/oncall.json"
+    DEPLOYMENT = "deploy/kubernetes/base/deployment.yaml"
+
+    # Rules and alerts.
+
+    def test_an_alert_on_a_metric_that_does_not_exist(self):
+        self.plant(self.ALERTS, "(verdigris_overdue_executions)", "(verdigris_overdue_execution)")
+        self.find("alerts-names", "there is no metric `verdigris_overdue_execution`")
+
+    def test_an_alert_by_a_label_that_the_metric_does_not_have(self):
+        self.plant(self.ALERTS, 'verdigris_errors_total{kind="out_of_memory"}', 'verdigris_errors_total{type="out_of_memory"}')
+        self.find("alerts-names", "has no label `type`; it has device, kind")
+
+    def test_a_value_that_the_label_never_has(self):
+        self.plant(self.ALERTS, 'verdigris_errors_total{kind="out_of_memory"}', 'verdigris_errors_total{kind="oom"}')
+        self.find("alerts-names", "has no kind `oom`")
+
+    def test_a_sum_by_a_label_that_is_not_there(self):
+        self.plant(self.RULES, "sum by (job, op, device) (rate(verdigris_executions_total[5m]))", "sum by (job, op, device, model) (rate(verdigris_executions_total[5m]))")
+        self.find("alerts-names", "by or without `model`")
+
+    def test_a_rate_of_a_gauge(self):
+        self.plant(self.RULES, "rate(verdigris_executions_total[5m])", "rate(verdigris_gpu_power_watts[5m])")
+        self.find("alerts-names", "rate() of `verdigris_gpu_power_watts`, which is a gauge")
+
+    def test_a_histogram_without_its_buckets(self):
+        self.plant(self.RULES, "rate(verdigris_device_seconds_bucket[5m])", "rate(verdigris_device_seconds[5m])")
+        self.find("alerts-names", "of which only _bucket, _count and _sum are series")
+
+    def test_sides_that_never_match(self):
+        self.plant(self.ALERTS, "and on (job) job:verdigris_builds:count1d > 1", "and job:verdigris_builds:count1d > 1")
+        self.find("alerts-names", "which never match")
+
+    def test_promql_that_does_not_parse(self):
+        self.plant(self.ALERTS, "max by (job, node, instance, device) (verdigris_overdue_executions) > 0", "max by (job, node (verdigris_overdue_executions) > 0")
+        self.find("promtool-rules", "parse error")
+
+    def test_an_alert_that_does_not_fire_any_more(self):
+        self.plant(self.ALERTS, "verdigris_overdue_executions) > 0", "verdigris_overdue_executions) > 100")
+        self.find("promtool-tests", "VerdigrisExecutionOverdue")
+
+    def test_an_alert_without_hysteresis(self):
+        self.plant(self.ALERTS, "for: 1m\n        keep_firing_for: 5m\n", "for: 1m\n")
+        self.find("alerts-form", "no `keep_firing_for`")
+        self.find("promtool-tests", "VerdigrisExecutionOverdue")
+
+    def test_an_alert_that_one_scrape_fires(self):
+        self.plant(self.ALERTS, "for: 1m\n        keep_firing_for: 5m\n", "keep_firing_for: 5m\n")
+        self.find("alerts-form", "one bad scrape fires it")
+        self.find("promtool-tests", "VerdigrisExecutionOverdue")
+
+    def test_an_alert_without_a_test(self):
+        self.plant(self.ALERTS, "      - alert: VerdigrisDrift\n", "      - alert: VerdigrisDrifting\n")
+        self.find("alerts-tested", "VerdigrisDrifting fires in no test")
+
+    def test_an_alert_without_a_section_of_the_runbook(self):
+        self.plant(self.ALERTS, "runbook.md#f7-noisy-neighbour", "runbook.md#f8-noisy-neighbour")
+        self.find("alerts-form", "leads to no section")
+
+    def test_a_text_that_names_a_label_which_was_summed_away(self):
+        self.plant(self.ALERTS, 'summary: "{{ $value }} executions hang', 'summary: "{{ $labels.op }} executions hang')
+        self.find("alerts-form", "speaks of the label `op`")
+
+    def test_an_unknown_severity(self):
+        self.plant(self.ALERTS, "{severity: page,", "{severity: critical,")
+        self.find("alerts-form", "neither page nor ticket")
+
+    def test_an_alertmanager_that_names_no_alert(self):
+        self.plant("deploy/prometheus/alertmanager.yml", "alertname = VerdigrisSlowP95", "alertname = VerdigrisSlow")
+        self.find("alertmanager", "VerdigrisSlow, which does not exist")
+
+    def test_an_alertmanager_that_does_not_load(self):
+        self.plant("deploy/prometheus/alertmanager.yml", "receiver: pager", "receiver: nobody")
+        self.find("alertmanager", "nobody")
+
+    def test_pages_that_go_to_the_tickets(self):
+        self.plant("deploy/prometheus/alertmanager.yml", "matchers: [severity = page]", "matchers: [severity = pages]")
+        self.find("alertmanager", "severity=page goes to tickets")
+
+    def test_an_inhibition_by_a_label_that_its_source_lacks(self):
+        self.plant("deploy/prometheus/alertmanager.yml", "equal: [job, op, device]", "equal: [job, op, node]")
+        self.find("alertmanager", "is for equal node, which VerdigrisSlowerAfterUpgrade does not have")
+
+    # Dashboards.
+
+    def test_a_dashboard_edited_by_hand(self):
+        self.plant(self.BOARD, '"title": "Queue"', '"title": "The queue"')
+        self.find("dashboards-fresh", "oncall.json")
+
+    def test_a_field_that_grafana_does_not_know(self):
+        self.plant(self.BOARD, '"transparent": true', '"seeThrough": true')
+        self.find("dashboards-schema", "seeThrough is no field")
+
+    def test_a_field_of_the_wrong_type(self):
+        self.plant(self.BOARD, '"w": 8', '"w": "8"')
+        self.find("dashboards-schema", "which is no int")
+
+    def test_panels_over_each_other(self):
+        self.plant(self.BOARD, '"w": 8', '"w": 9')
+        self.find("dashboards-form", "lies over")
+
+    def test_a_query_of_a_metric_that_does_not_exist(self):
+        self.plant(self.BOARD, "verdigris_serve_queue_rows", "verdigris_queue_rows")
+        self.find("dashboards-queries", "there is no metric `verdigris_queue_rows`")
+
+    def test_a_query_that_does_not_parse(self):
+        self.plant(self.BOARD, "sum by (model) (verdigris_serve_queue_rows", "sum by model) (verdigris_serve_queue_rows")
+        self.find("dashboards-queries", "promtool does not read")
+
+    def test_a_legend_of_a_label_that_the_query_does_not_have(self):
+        self.plant(self.BOARD, "rows {{model}}", "rows {{dtype}}")
+        self.find("dashboards-queries", "the legend speaks of `dtype`")
+
+    def test_a_variable_that_is_not_declared(self):
+        self.plant(self.BOARD, 'verdigris_serve_queue_rows{model=~\\"$model\\"}', 'verdigris_serve_queue_rows{model=~\\"$network\\"}')
+        self.find("dashboards-form", "the variable $network is used and not declared")
+
+    # Kubernetes.
+
+    def test_a_field_that_kubernetes_does_not_know(self):
+        self.plant(self.DEPLOYMENT, "periodSeconds: 5", "periodSecond: 5")
+        self.find("kubernetes-schema", "periodSecond")
+
+    def test_a_field_of_the_wrong_type_in_a_manifest(self):
+        self.plant(self.DEPLOYMENT, "replicas: 2", "replicas: two")
+        self.find("kubernetes-schema", "Deployment verdigris-serve")
+
+    def test_a_field_that_the_operator_does_not_know(self):
+        self.plant("deploy/kubernetes/components/monitoring/servicemonitors.yaml", "scrapeTimeout: 10s", "scrapeTimeOut: 10s")
+        self.find("kubernetes-schema", "scrapeTimeOut")
+
+    def test_a_rule_that_the_operator_does_not_take(self):
+        self.plant("deploy/kubernetes/components/monitoring/prometheusrule.yaml", "keep_firing_for: ", "keepFiringFor: ")
+        self.find("kubernetes-schema", "keepFiringFor")
+
+    def test_an_overlay_that_does_not_build(self):
+        self.plant("deploy/kubernetes/overlays/cpu/serve-on-cpu.yaml", "resources/limits/nvidia.com~1gpu", "resources/limits/nvidia.com~1gpus")
+        self.find("kubernetes-build", "cpu")
+
+    def test_a_manifest_that_nothing_lists(self):
+        self.plant("deploy/kubernetes/base/kustomization.yaml", "  - poddisruptionbudget.yaml\n", "")
+        self.find("kubernetes-build", "poddisruptionbudget.yaml is listed in no kustomization")
+
+    def test_a_service_that_selects_nothing(self):
+        self.plant("deploy/kubernetes/base/service.yaml", "selector: {app.kubernetes.io/name: verdigris-serve}", "selector: {app.kubernetes.io/name: verdigris}")
+        self.find("kubernetes-references", "selects no pod")
+
+    def test_a_probe_of_a_port_that_no_container_has(self):
+        self.plant(self.DEPLOYMENT, "{path: /healthz, port: http}", "{path: /healthz, port: web}")
+        self.find("kubernetes-references", "the livenessProbe of serve asks for the port web")
+
+    def test_a_config_map_that_is_not_there(self):
+        self.plant("deploy/kubernetes/base/kustomization.yaml", "  - name: verdigris-plans\n", "  - name: verdigris-plan\n")
+        self.find("kubernetes-references", "mounts the config map verdigris-plans, which is not there")
+
+    def test_a_cache_where_nothing_is_mounted(self):
+        self.plant(self.DEPLOYMENT, "value: /var/cache/verdigris/kernels", "value: /var/lib/verdigris/kernels")
+        self.find("kubernetes-references", "VERDIGRIS_CACHE of doctor is /var/lib/verdigris/kernels, and nothing is mounted there")
+
+    def test_a_container_that_may_gain_privileges(self):
+        self.plant(self.DEPLOYMENT, "allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true")
+        self.find("kubernetes-hardened", "lacks doctor: allowPrivilegeEscalation: false")
+
+    def test_a_root_that_may_be_written(self):
+        self.plant("deploy/kubernetes/components/exporter/daemonset.yaml", "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false")
+        self.find("kubernetes-hardened", "lacks exporter: readOnlyRootFilesystem")
+
+    def test_rules_that_were_changed_for_one_prometheus_alone(self):
+        self.plant(self.RULES, "vector(0.5)", "vector(0.25)")
+        self.find("kubernetes-rules", "run deploy/check.py --write")
+
+    # Units, images, texts.
+
+    def test_a_key_that_systemd_does_not_know(self):
+        self.plant("deploy/systemd/verdigris-exporter.service", "ProtectHome=yes", "ProtectHomes=yes")
+        self.find("systemd", "ProtectHomes")
+
+    def test_a_unit_that_is_open(self):
+        self.plant("deploy/systemd/verdigris-exporter.service", "DynamicUser=yes", "User=root")
+        self.find("systemd", "the exposure")
+
+    def test_an_image_that_runs_as_root(self):
+        self.plant("deploy/container/Containerfile", "USER 65532:65532", "USER 0:0")
+        self.find("container", "USER by number, not 0")
+
+    def test_an_instruction_that_does_not_exist(self):
+        self.plant("deploy/container/Containerfile", "WORKDIR /source", "WORKFOLDER /source")
+        self.find("container", "unexpected")
+
+    def test_a_pipe_that_hides_a_failure(self):
+        self.plant("deploy/container/Containerfile", "-o /tmp/rustup.sh https://sh.rustup.rs \\\n && sh /tmp/rustup.sh", "https://sh.rustup.rs \\\n | sh -s --")
+        self.find("container", "DL4006")
+
+    def test_an_image_with_the_toolkit(self):
+        self.plant("deploy/container/Containerfile", "FROM debian:${DEBIAN}\n", "FROM nvidia/cuda:13.0.0-runtime-ubuntu24.04\n")
+        self.find("container", "no image or package of NVIDIA's")
+
+    def test_a_command_that_does_not_exist(self):
+        self.plant("docs/runbook.md", "verdigris canary", "verdigris canaries")
+        self.find("commands", "`verdigris canaries` does not exist")
+
+    def test_an_argument_of_a_container_that_does_not_exist(self):
+        self.plant(self.DEPLOYMENT, "args: [doctor, --json,", "args: [doctors, --json,")
+        self.find("commands", "`verdigris doctors` does not exist")
+
+    def test_options_are_looked_up_in_the_program(self):
+        program = self.root / "verdigris"
+        program.write_text('#!/bin/sh\nprintf "Commands:\\n  doctor  x\\n  serve  x\\n  serve-metrics  x\\n  matrix  x\\n  canary  x\\n  gate  x\\n  tune  x\\n  inspect  x\\n  run  x\\n"\n[ "$1" = doctor ] || printf -- "--device --listen --demo --help --deterministic"\n')
+        program.chmod(0o755)
+        self.find("commands", "`verdigris doctor` has no option --json", "--verdigris", program)
+
+    def test_a_failure_without_a_part_of_its_section(self):
+        self.plant("docs/runbook.md", "**Mend.**", "**Cure.**")
+        self.find("runbook", "the part **Mend.** is missing")
+
+    def test_a_query_of_the_runbook_that_names_nothing(self):
+        self.plant("docs/runbook.md", "verdigris_pool_reserved_bytes / 1e9", "verdigris_pool_reserved / 1e9")
+        self.find("runbook", "there is no metric `verdigris_pool_reserved`")
+
+    def test_an_alert_that_the_runbook_does_not_know(self):
+        self.plant("docs/runbook.md", "VerdigrisNoisyNeighbour", "the noisy neighbour's")
+        self.find("runbook", "VerdigrisNoisyNeighbour is not named in the runbook")
+
+    def test_a_link_to_nothing(self):
+        self.plant("docs/runbook.md", "](../deploy/README.md)", "](../deploy/READYOU.md)")
+        self.find("links", "READYOU.md leads to nothing")
+
+    def test_a_licence_that_nobody_allowed(self):
+        for name in ("crates", "xtask"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "target", "tests", "python"))
+        for name in ("Cargo.lock", "deny.toml"):
+            shutil.copy(ROOT / name, self.root / name)
+        self.plant("deny.toml", '    "ISC",', '    # "ISC",')
+        self.find("supply-chain", "failed to satisfy license requirements")
+
+    # The exporter.
+
+    def test_an_exporter_that_shows_what_the_table_does_not_say(self):
+        import http.server
+        import threading
+
+        text = (
+            b"# TYPE verdigris_errors_total gauge\nverdigris_errors_total{kind=\"cpu\",device=\"cpu\",shape=\"8x8\"} 1\n"
+            b"# TYPE verdigris_unheard_of gauge\nverdigris_unheard_of 1\n"
+        )
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        for said in ("exported as gauge, and is a counter", "with the labels device, kind, shape", "`verdigris_unheard_of` is exported and stands in no row"):
+            with self.subTest(said):
+                self.find("prometheus-live", said, "--scrape", address)
+
+    def test_an_exporter_that_does_not_answer(self):
+        self.find("prometheus-live", "Connection refused", "--scrape", "http://127.0.0.1:9/metrics")
+
+
+if __name__ == "__main__":
+    unittest.main()
