@@ -16,7 +16,7 @@ use verdigris_kir::tile::ring::{Ring, RingScope};
 use verdigris_kir::tile::staging::{STAGE_BYTES, Staging};
 
 use super::super::order::{OrderArgs, Place};
-use super::super::score_mod::{HeadMods, KeyRows, ScoreModArgs, elements};
+use super::super::score_mod::{KeyRows, ScoreModArgs, elements};
 use super::super::tile::{HeadTile, PANEL, descriptor};
 use super::spec::{BOTH, CONSUMERS, KEYS, Mask, NUMBERS_BYTES, OWN_KEYS, QUERIES, ROOM, STAGING, Spec, WRITTEN, own_elements, piece_bytes};
 use crate::hopper::{WARPGROUP, roles};
@@ -25,9 +25,6 @@ use crate::hopper::{WARPGROUP, roles};
 const SENDER_AND_CONSUMER: u32 = WARPGROUP + 32;
 /// A number of a query from which no key is attended.
 const NEVER: i32 = 1 << 30;
-
-/// In the place of a probability: of a key that the mask leaves out, whose product with the gradient may be no number.
-const HIDDEN: f32 = -1.0;
 
 verdigris_kir::parameters! {
     /// Maps are `{elements, rows, heads, batch}`.
@@ -109,6 +106,10 @@ struct Tile<'k> {
 }
 
 pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
+    if spec.score_mod && spec.head == 128 {
+        // Both gradients fill 128 registers of each thread; what a turn holds across its products goes to local memory, once a turn.
+        k.allow_spills(64);
+    }
     let params = Params::declare(k, spec);
     let (scale, scale_log2, query_blocks) = (params.scale, params.scale_log2, params.query_blocks);
     let (key_tile, query_tile) = (spec.key_tile(), spec.query_tile());
@@ -329,7 +330,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
 
         let bends: Vec<Var<'k, f32>> = if spec.score_mod { (0..4).map(|_| k.var_unset(Some("bend"))).collect() } else { vec![] };
 
-        let turn = |block: Val<'k, u32>, masked: bool, mods: Option<&(&Mod<'k>, HeadMods<'k>)>| {
+        let turn = |block: Val<'k, u32>, masked: bool, mods: Option<(&Mod<'k>, Val<'k, u32>)>| {
             q_cursor.wait();
             let q_stage = q_cursor.stage();
             multiply_transposed(&s, k_low, q_low + query_tile.slots(q_stage));
@@ -360,7 +361,9 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     (0..QUERIES / 8).for_each(|part| exponentiate(part, scale_log2));
                     packed(&s)
                 }
-                Some((score_mod, of_head)) => {
+                Some((score_mod, head)) => {
+                    // Anew in each turn: registers are short, and what these hold is made with a few instructions.
+                    let of_head = &score_mod.of.of_head(k, place.batch, head);
                     let own_key = tile.first_key + warpgroup * OWN_KEYS + Fragment::<f32>::row(thread);
                     let places = KeyRows {
                         keys: [0, 8].map(|below| (own_key + below).min(score_mod.last_key)),
@@ -372,11 +375,10 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     let of_part = |part: u32| {
                         let own = elements(&s, part..part + 1);
                         score_mod.of.apply(k, spec.ty, of_head, &own, &places, &bends);
-                        let is_hidden: Vec<Val<'k, bool>> = own.iter().map(|(score, ..)| score.eq(f32::NEG_INFINITY)).collect();
                         exponentiate(part, k.constant(LOG2_E));
                         let packed = [0, 2].map(|pair: usize| k.pack::<u32>(spec.ty.packed(), own[pair].0.get(), own[pair + 1].0.get()));
-                        for (((element, ..), bend), is_hidden) in own.iter().zip(&bends).zip(is_hidden) {
-                            element.set(k.select(is_hidden, HIDDEN, *element * *bend));
+                        for ((element, ..), bend) in own.iter().zip(&bends) {
+                            element.set(*element * *bend);
                         }
                         packed
                     };
@@ -394,7 +396,8 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
                     let element = dp.element(part, half, odd);
                     let factor = s.element(part, half, odd);
                     let ds = (element - delta[odd as usize]) * factor;
-                    let ds = if mods.is_some() { k.select(factor.lt(0.0), 0.0, ds) } else { ds };
+                    // Of a key that the mask leaves out, the product may be no number.
+                    let ds = if mods.is_some() { k.select(factor.eq(0.0), 0.0, ds) } else { ds };
                     // What is not attended to may be no number.
                     element.set(if masked { k.select(is_outside(part, half, odd), 0.0, ds) } else { ds });
                 }
@@ -441,8 +444,7 @@ pub(super) fn backward<'k>(k: Kernel<'k>, spec: &Spec) {
         k.range(params.group, |member| {
             if let Some(score_mod) = &params.score_mod {
                 // Beside what makes the scores, a mask costs little, and a second loop much room for instructions.
-                let mods = (score_mod, score_mod.of.of_head(k, place.batch, first_head + member));
-                k.range_step(tile.first, tile.end, 1, |block| turn(block, true, Some(&mods)));
+                k.range_step(tile.first, tile.end, 1, |block| turn(block, true, Some((score_mod, first_head + member))));
                 return;
             }
             k.range_step(tile.first, tile.first_whole, 1, |block| turn(block, true, None));
