@@ -206,9 +206,14 @@ impl<'k> ScoreMod<'k> {
             let [_, _, mask_of_query] = self.mask_strides;
             k.when(self.has_mask.ne(0), || {
                 let at = places.addresses(head.mask, mask_of_query, 1);
-                for &(score, half, column) in elements {
+                for (i, &(score, half, column)) in elements.iter().enumerate() {
                     let (base, offset) = at(half, column);
-                    score.set(k.select(k.ld_global_byte(base, offset, false).eq(0), f32::NEG_INFINITY, score));
+                    let hidden = k.ld_global_byte(base, offset, false).eq(0);
+                    score.set(k.select(hidden, f32::NEG_INFINITY, score));
+                    // Of a score that is no number, neither is the slope, and a probability of 0 would not hide it.
+                    if let Some(&bend) = bends.get(i) {
+                        bend.set(k.select(hidden, 0.0, bend));
+                    }
                 }
             });
         });
