@@ -59,7 +59,10 @@ pub(super) fn rows<'k, T: Compute>(spec: &Spec, k: Kernel<'k>, vector: u32, team
                 }
             });
             let own: Vec<Val<'k, T>> = sums.iter().map(|sum| sum.get()).collect();
-            let sums = share.over_team(&own, |x, y| x.iter().zip(y).map(|(&x, &y)| x + y).collect());
+            let sums = match share.of_members(&own) {
+                None => own,
+                Some(members) => (0..own.len()).map(|i| peak::total(members.iter().map(|sums| sums[i]).collect())).collect(),
+            };
             share.write(inside, dx, &[y, dy], |_, lane, values| {
                 let [y, dy] = [values[0], values[1]];
                 if log { k.fma(T::fast_exp(y), -sums[lane], dy) } else { y * (dy - sums[lane]) }
@@ -198,22 +201,23 @@ impl<'k> Share<'k> {
         });
         let own: Vec<Val<'k, T>> = rows.iter().flatten().map(|value| value.get()).collect();
         let peak_of = |values: &[Val<'k, T>]| Peak { peak: values[0], sum: values[1], all: values[2] };
-        let whole = self.over_team(&own, |x, y| {
-            let rows = x.chunks(3).zip(y.chunks(3)).map(|(x, y)| peak_of(x).with(peak_of(y)));
-            rows.flat_map(|Peak { peak, sum, all }| [peak, sum, all]).collect()
-        });
-        whole.chunks(3).map(|values| peak_of(values).checked()).collect()
+        let peaks_of = |values: &[Val<'k, T>]| -> Vec<Peak<'k, T>> { values.chunks(3).map(peak_of).collect() };
+        let whole = match self.of_members(&own) {
+            None => peaks_of(&own),
+            Some(members) => {
+                let members: Vec<Vec<Peak<'k, T>>> = members.iter().map(|values| peaks_of(values)).collect();
+                (0..rows.len()).map(|row| Peak::of_all(members.iter().map(|peaks| peaks[row]).collect())).collect()
+            }
+        };
+        whole.into_iter().map(Peak::checked).collect()
     }
 
-    /// Values of a thread combined over the warps of its team, in their order. By all threads of the CTA, each call in shared memory of its own.
-    fn over_team<T: Compute>(
-        &self,
-        values: &[Val<'k, T>],
-        combine: impl Fn(&[Val<'k, T>], &[Val<'k, T>]) -> Vec<Val<'k, T>>,
-    ) -> Vec<Val<'k, T>> {
+    /// Values of the thread's lane in each warp of its team, in their order; nothing where a row is one thread's. By all threads of the CTA, each call
+    /// in shared memory of its own.
+    fn of_members<T: Compute>(&self, values: &[Val<'k, T>]) -> Option<Vec<Vec<Val<'k, T>>>> {
         let k = self.k;
         if self.team == 1 {
-            return values.to_vec();
+            return None;
         }
         let bytes = T::TY.bytes();
         let line = 32 * bytes;
@@ -225,8 +229,7 @@ impl<'k> Share<'k> {
             k.st_shared(place + self.member * (count * line), i64::from(i * line), value);
         }
         k.bar_sync();
-        let of =
-            |warp: u32| -> Vec<Val<'k, T>> { (0..count).map(|i| k.ld_shared::<T>(place, i64::from((warp * count + i) * line))).collect() };
-        (1..self.team).fold(of(0), |so_far, warp| combine(&so_far, &of(warp)))
+        let of = |warp: u32| (0..count).map(|i| k.ld_shared::<T>(place, i64::from((warp * count + i) * line))).collect();
+        Some((0..self.team).map(of).collect())
     }
 }

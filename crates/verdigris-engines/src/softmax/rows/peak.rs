@@ -36,6 +36,13 @@ impl<'k, T: Compute> Peak<'k, T> {
         Peak { peak, sum: one.sum + two.sum, all: self.all + other.all }
     }
 
+    /// Of the elements of all. Under their common maximum at once: each exponential loses a little, and one behind the other would lose it as often.
+    pub(super) fn of_all(parts: Vec<Self>) -> Self {
+        let peak = greatest(parts.iter().map(|part| part.peak).collect());
+        let sums = parts.iter().map(|part| part.shifted(peak).sum).collect();
+        Peak { peak, sum: total(sums), all: total(parts.iter().map(|part| part.all).collect()) }
+    }
+
     /// Of the warps of a team, each of which has the same in all lanes.
     pub(super) fn over_warps(self, k: Kernel<'k>, team: u32, wants_all: bool) -> Self {
         let Peak { peak, sum, all } = self;
