@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::tree::{self, Tree};
+use crate::tree::Tree;
 
 /// Something small of a kind that is added often.
 struct Toy {
@@ -124,7 +124,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
 
     let target = root.join("target").join("count");
     let copy = target.join("sources");
-    tree::write_folder(&files, &copy)?;
+    tree.write_copy(&files, &[LEFT_OUT], &copy)?;
     commands.push(CHECKED.to_owned());
     for command in &commands {
         cargo(command, &copy, &target.join("build"))?;

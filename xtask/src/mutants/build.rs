@@ -64,7 +64,7 @@ fn write(tree: &Tree, list: &List, copy: &Path) -> Result<()> {
     let kept = tree.files().filter(|(path, _)| !LEFT_OUT.iter().any(|out| path.starts_with(out)));
     let mut files: BTreeMap<String, String> = kept.map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
     files.extend(plant::all(tree, list)?);
-    tree::write_folder(&files, copy)
+    tree.write_copy(&files, &LEFT_OUT, copy)
 }
 
 /// Runs one command of cargo in the copy; the programs that it made, by package and target. Unit tests are of target `lib`.

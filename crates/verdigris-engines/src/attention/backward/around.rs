@@ -79,7 +79,9 @@ pub(super) fn before(k: Kernel<'_>, ty: Half) {
         let number = k.var(f32::INFINITY);
         k.when(row.lt(queries), || {
             let logarithm = k.ld_global::<f32>(log_sum_exp.row([batch, head, row]), 0);
-            number.set(k.select(logarithm.eq(f32::NEG_INFINITY), f32::INFINITY, logarithm * LOG2_E));
+            // Finite logarithms next to −∞ may become it.
+            let scaled = logarithm * LOG2_E;
+            number.set(k.select(scaled.eq(f32::NEG_INFINITY), f32::INFINITY, scaled));
         });
         let at = k.cta() * ROWS + (k.thread() >> 4);
         k.st_global(lse_log2.at(at, 4), 0, number.get());
