@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::list::{List, Mutant};
 use super::plant;
-use crate::tree::{self, Tree};
+use crate::tree::Tree;
 
 /// What nothing in the copy reads, and is large.
 const LEFT_OUT: [&str; 2] = ["bench/record/", "mutants/"];

@@ -143,12 +143,10 @@ impl<'a> Scores<'a> {
             let value = (t.value / cap).tanh();
             // A tangent of exponentials loses what lies below its roundoff.
             let own = if compute == DType::F64 { power_of_two(-46) } else { power_of_two(-20) };
-            tanh = if t.value.is_nan() { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };
-            s = if t.value.is_nan() || t.error.is_nan() {
-                t
-            } else {
-                Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute)
-            };
+            // A product whose partial sums leave the range may be no number.
+            let is_known = !t.value.is_nan() && t.error.is_finite();
+            tanh = if !is_known { t } else { Bounded { value, error: (t.error / cap).min(2.0) + own } };
+            s = if !is_known { t } else { Bounded::new(cap * value, t.error.min(2.0 * cap) + cap * own, compute) };
         }
         let mut add = |part: Bounded| {
             let value = s.value + part.value;
