@@ -125,7 +125,7 @@ pub(super) fn head_map(decl: MapDecl, dims: [u64; 4], strides_bytes: [u64; 3]) -
         lower_corner: vec![],
         upper_corner: vec![],
         fill: Default::default(),
-        l2: L2Promotion::B256,
+        l2: L2Promotion::of_lines(&strides_bytes),
     }
 }
 
