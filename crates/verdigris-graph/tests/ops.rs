@@ -790,6 +790,14 @@ fn norms_that_break_a_rule() {
 }
 
 #[test]
+fn ragged_attention_that_breaks_a_rule() {
+    let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
+    has(with!("attention", Attention, a => a.kv_offsets = None), "offsets of queries and of keys come together");
+    has(with!("attention", Attention, a => (a.q_offsets, a.kv_offsets) = (None, None)), "longest_q = 5; the longest sequence");
+    has(fault(&|g| tensor(g, "kv offsets").layout = rows(&[4, 1, 1, 1])), "dim 0 is 4, expected 3; there is one offset more");
+}
+
+#[test]
 fn movements_that_break_a_rule() {
     let has = |text: String, part: &str| assert!(text.contains(part), "{text}\nlacks {part}");
     let set = |name: &'static str, to: &dyn Fn(Uid, Uid) -> Movement| {

@@ -79,24 +79,25 @@ impl<'k> Offsets<'k> {
 }
 
 impl<'k> RowsOut<'k> {
-    /// Stores the first `count` rows of a warpgroup's stage, which has the elements of `panel`, to rows from `first` on: 16 bytes of each thread. All
+    /// Stores the first `count` rows of the stage `panel` of a warpgroup, which has the elements of that panel, to rows from `first` on: 16 bytes of each thread. All
     /// threads of the warpgroup call it, after what they have written to the stage is seen by all.
     #[track_caller]
     pub(super) fn store(
         &self,
         k: Kernel<'k>,
-        stage: Val<'k, u32>,
-        thread: Val<'k, u32>,
+        staging: &Staging<'k>,
+        [warpgroup, thread]: [Val<'k, u32>; 2],
         panel: u32,
         [head, first, count]: [Val<'k, u32>; 3],
     ) {
+        let stage = staging.stage(warpgroup, panel);
         let [of_head, of_row] = self.strides_bytes;
         let head = self.at.moved(head.widen() * of_head);
         k.range_step(thread, (count << 3).min(STAGE_ROWS * 8), WARPGROUP, |number| {
             let (row, chunk) = (number >> 3, number & 7);
             let column = (chunk << 3) + panel * PANEL;
             k.when(column.lt(self.elements), || {
-                let values = k.ld_shared_vector::<u32>(Staging::chunk(stage, row, chunk), 0, 4);
+                let values = k.ld_shared_vector::<u32>(staging.place(stage, row, chunk), 0, 4);
                 let to = head.moved((first + row).widen() * of_row).at(column, 2);
                 k.st_global_vector(to, 0, &values, verdigris_kir::inst::Cache::Default);
             });

@@ -55,13 +55,8 @@ impl<'k> Staging<'k> {
         Staging { kernel: k, piece, stages, barrier, row_bytes: 128 }
     }
 
-    /// The address of 16-byte chunk `chunk` of row `row` in a stage with rows of 128 bytes, for those who read one back.
-    pub fn chunk(stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
-        stage + row * 128 + ((chunk ^ (row & 7)) << 4)
-    }
-
     /// The address of 16-byte chunk `chunk` of row `row`, both as the swizzle has them.
-    fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
+    pub fn place(&self, stage: Val<'k, u32>, row: Val<'k, u32>, chunk: Val<'k, u32>) -> Val<'k, u32> {
         let pattern = if self.row_bytes == 64 { (row >> 1) & 3 } else { row & 7 };
         stage + row * self.row_bytes + ((chunk ^ pattern) << 4)
     }

@@ -329,7 +329,8 @@ pub(super) fn forward<'k>(k: Kernel<'k>, spec: &Spec) {
                     k.when(!is_whole, || {
                         let count = (own.count.signed() - own_row.signed()).max(0).unsigned();
                         for panel in 0..v_tile.panels() {
-                            rows_out.store(k, staging.stage(warpgroup, panel), thread, panel, [tile.head, tile.query_row(own_row), count]);
+                            let rows = [tile.head, tile.query_row(own_row), count];
+                            rows_out.store(k, &staging, [warpgroup, thread], panel, rows);
                         }
                         // Queries of the next tile come to where these rows were read.
                         k.barrier_sync(warpgroup + own_barrier, WARPGROUP);
